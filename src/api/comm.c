@@ -76,8 +76,8 @@ static dc_status check_tcp_options(const char *fn, const dc_comm_options *option
 }
 
 /* Shared by the creators of one rank. */
-static dc_status begin(const char *fn, int32_t rank, int32_t world, int32_t most, const dc_comm_options *options,
-                       dc_comm_options *known, dc_comm **comm) {
+static dc_status comm_begin_create(const char *fn, int32_t rank, int32_t world, int32_t most,
+                                   const dc_comm_options *options, dc_comm_options *known, dc_comm **comm) {
   if (comm == NULL) {
     return dc__fail(DC_E_INVALID, "%s: comm is NULL", fn);
   }
@@ -108,7 +108,7 @@ dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world
   DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_create_processes";
   dc_comm_options known;
-  DC__TRY(begin(fn, rank, world_size, DC__COMM_MAX_LOCAL, options, &known, comm));
+  DC__TRY(comm_begin_create(fn, rank, world_size, DC__COMM_MAX_LOCAL, options, &known, comm));
   DC__TRY(check_name(fn, name));
   if (known.heap_bytes > SIZE_MAX / 4) {
     return dc__fail(DC_E_INVALID, "%s: options.heap_bytes = %zu, must be at most %zu", fn, known.heap_bytes,
@@ -122,7 +122,7 @@ dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank
   DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_create_tcp";
   dc_comm_options known;
-  DC__TRY(begin(fn, rank, world_size, DC__COMM_MAX_WORLD, options, &known, comm));
+  DC__TRY(comm_begin_create(fn, rank, world_size, DC__COMM_MAX_WORLD, options, &known, comm));
   DC__TRY(check_name(fn, name));
   DC__TRY(check_tcp_options(fn, &known));
   return dc__comm_create_tcp(address, name, rank, world_size, &known, comm);
@@ -133,7 +133,7 @@ dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t ra
   DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_create_external";
   dc_comm_options known;
-  DC__TRY(begin(fn, rank, world_size, DC__COMM_MAX_WORLD, options, &known, comm));
+  DC__TRY(comm_begin_create(fn, rank, world_size, DC__COMM_MAX_WORLD, options, &known, comm));
   if (callbacks == NULL) {
     return dc__fail(DC_E_INVALID, "%s: callbacks is NULL", fn);
   }

@@ -153,7 +153,7 @@ dc_status dc_step_abort(dc_context *context) {
   DC__IN_CONTEXT(context, abort_step(context));
 }
 
-static dc_status set_stream(dc_context *ctx, const char *fn, dc_stream *stream) {
+static dc_status context_set_stream(dc_context *ctx, const char *fn, dc_stream *stream) {
   DC__TRY(dc__handle_check_optional(fn, "stream", stream, DC__HANDLE_STREAM));
   if (stream != NULL) {
     DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
@@ -176,7 +176,7 @@ static dc_status set_stream(dc_context *ctx, const char *fn, dc_stream *stream) 
 
 dc_status dc_set_stream(dc_context *context, dc_stream *stream) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, set_stream(context, __func__, stream));
+  DC__IN_CONTEXT(context, context_set_stream(context, __func__, stream));
 }
 
 dc_status dc_async_error(dc_context *context) {
@@ -184,7 +184,7 @@ dc_status dc_async_error(dc_context *context) {
   DC__IN_CONTEXT(context, DC_OK); /* entering looks for a failure */
 }
 
-static dc_status alloc(dc_context *ctx, const char *fn, size_t bytes, int32_t kind, dc_buffer **buffer) {
+static dc_status context_alloc(dc_context *ctx, const char *fn, size_t bytes, int32_t kind, dc_buffer **buffer) {
   const dc__arenas *arenas =
       ctx->capturing ? &ctx->saved_arenas : &ctx->arenas; /* what the caller keeps no graph may take */
   dc__arena *arena = kind == DC_MEMORY_DEVICE   ? arenas->working
@@ -212,5 +212,5 @@ dc_status dc_memory_alloc(dc_context *context, size_t bytes, int32_t kind, dc_bu
     return dc__fail(DC_E_INVALID, "%s: buffer is NULL", __func__);
   }
   *buffer = NULL;
-  DC__IN_CONTEXT(context, alloc(context, __func__, bytes, kind, buffer));
+  DC__IN_CONTEXT(context, context_alloc(context, __func__, bytes, kind, buffer));
 }

@@ -19,7 +19,7 @@ _Static_assert(sizeof(void *) != 8 || sizeof(dc_allocator) >= DC__ALLOCATOR_SIZE
   } while (0)
 
 /* Puts the function's name before what the device said. */
-static dc_status named(const char *function, dc_status status) {
+static dc_status device_name_error(const char *function, dc_status status) {
   return status == DC_OK ? DC_OK : dc__fail(status, "%s: %s", function, dc_last_error());
 }
 
@@ -56,10 +56,10 @@ dc_status dc_device_open(const char *name, const dc_device_options *options, dc_
   }
   if (strcmp(name, "cpu") == 0) {
     DC__TRY(dc__kernels_check(__func__));
-    return named(__func__, dc__cpu_device_open(&allocator, device));
+    return device_name_error(__func__, dc__cpu_device_open(&allocator, device));
   }
   if (dc__cuda_is_name(name)) {
-    return named(__func__, dc__cuda_device_open(name, &allocator, device));
+    return device_name_error(__func__, dc__cuda_device_open(name, &allocator, device));
   }
   return dc__fail(DC_E_NO_DEVICE, "%s: name = \"%.64s\", must be \"cpu\", \"cuda\" or \"cuda:N\"", __func__, name);
 }
@@ -84,7 +84,7 @@ dc_status dc_stream_wrap(dc_device *device, void *native, dc_stream **stream) {
   if (device->ops->stream_wrap == NULL) {
     return dc__fail(DC_E_UNSUPPORTED, "%s: device \"%s\" has no streams of others", __func__, device->name);
   }
-  return named(__func__, device->ops->stream_wrap(device, native, stream));
+  return device_name_error(__func__, device->ops->stream_wrap(device, native, stream));
 }
 
 dc_status dc_stream_create(dc_device *device, dc_stream **stream) {
@@ -93,7 +93,7 @@ dc_status dc_stream_create(dc_device *device, dc_stream **stream) {
   *stream = NULL;
   DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
-  return named(__func__, device->ops->stream_create(device, stream));
+  return device_name_error(__func__, device->ops->stream_create(device, stream));
 }
 
 void dc_stream_destroy(dc_stream *stream) {
@@ -109,7 +109,7 @@ dc_status dc_stream_synchronize(dc_stream *stream, int64_t timeout_ns) {
   DC__TRY(dc__handle_check(__func__, "stream", stream, DC__HANDLE_STREAM));
   DC__TRY(check_timeout(__func__, timeout_ns));
   DC__TRY(dc__owner_check(__func__, "stream", &stream->device->owner));
-  return named(__func__, dc__stream_sync(stream, timeout_ns));
+  return device_name_error(__func__, dc__stream_sync(stream, timeout_ns));
 }
 
 typedef struct user_call {
@@ -132,7 +132,7 @@ dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user) {
   DC__TRY(dc__handle_check(__func__, "stream", stream, DC__HANDLE_STREAM));
   DC__TRY(dc__owner_check(__func__, "stream", &stream->device->owner));
   user_call call = {fn, user};
-  return named(__func__, stream->device->ops->stream_call(stream, run_user_call, &call, sizeof(call)));
+  return device_name_error(__func__, stream->device->ops->stream_call(stream, run_user_call, &call, sizeof(call)));
 }
 
 dc_status dc_event_create(dc_device *device, dc_event **event) {
@@ -141,7 +141,7 @@ dc_status dc_event_create(dc_device *device, dc_event **event) {
   *event = NULL;
   DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
-  return named(__func__, device->ops->event_create(device, event));
+  return device_name_error(__func__, device->ops->event_create(device, event));
 }
 
 void dc_event_destroy(dc_event *event) {
@@ -167,10 +167,10 @@ dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns) 
   DC__TRY(dc__handle_check_optional(__func__, "stream", stream, DC__HANDLE_STREAM));
   DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
   if (stream != NULL) {
-    return named(__func__, event->device->ops->event_wait(event, stream));
+    return device_name_error(__func__, event->device->ops->event_wait(event, stream));
   }
   DC__TRY(check_timeout(__func__, timeout_ns));
-  return named(__func__, event->device->ops->event_sync(event, timeout_ns));
+  return device_name_error(__func__, event->device->ops->event_sync(event, timeout_ns));
 }
 
 dc_status dc_event_query(dc_event *event, int32_t *passed) {
@@ -179,5 +179,5 @@ dc_status dc_event_query(dc_event *event, int32_t *passed) {
   REQUIRE(passed);
   DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
   *passed = dc__event_passed(event) ? 1 : 0;
-  return *passed != 0 ? DC_OK : named(__func__, dc__device_check(event->device));
+  return *passed != 0 ? DC_OK : device_name_error(__func__, dc__device_check(event->device));
 }

@@ -83,7 +83,7 @@ dc_status dc_get_device_memory(dc_device *device, dc_device_memory *memory) {
 }
 
 /* Zeroed memory in an arena of its own, which goes with the buffer. */
-static dc_status create(dc_device *device, size_t bytes, dc_buffer **buffer) {
+static dc_status devices_create_buffer(dc_device *device, size_t bytes, dc_buffer **buffer) {
   dc__arena *arena;
   void *ptr;
   DC__TRY(dc__arena_create(device, NULL, &arena));
@@ -108,7 +108,7 @@ dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32_t ndim
   if (dc_dtype_size(dtype) == 0) {
     return dc__fail(DC_E_DTYPE, "%s: dtype = %d is no element type", __func__, (int)dtype);
   }
-  dc_status status = create(device, (size_t)count * dc_dtype_size(dtype), &buffer);
+  dc_status status = devices_create_buffer(device, (size_t)count * dc_dtype_size(dtype), &buffer);
   if (status != DC_OK) {
     return dc__fail(status, "%s: %s", __func__, dc_last_error());
   }

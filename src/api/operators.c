@@ -10,8 +10,8 @@ static dc_status write_copy(const char *fn, const dc__param *param, const dc__ga
                           copy->buffer);
 }
 
-static dc_status allgather(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int32_t dtype,
-                           dc_tensor *out) {
+static dc_status op_allgather(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int32_t dtype,
+                              dc_tensor *out) {
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
@@ -24,11 +24,11 @@ dc_status dc_allgather_param(dc_context *context, const dc_tensor *a, int64_t gr
                              dc_tensor *out) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, allgather(context, __func__, graph_id, id, dtype, out));
+  DC__OPERATOR(context, op_allgather(context, __func__, graph_id, id, dtype, out));
 }
 
-static dc_status prefetch(dc_context *ctx, const char *fn, int64_t graph_id, const int64_t *ids, const int32_t *dtypes,
-                          int64_t count) {
+static dc_status op_prefetch(dc_context *ctx, const char *fn, int64_t graph_id, const int64_t *ids,
+                             const int32_t *dtypes, int64_t count) {
   dc__graph *graph;
   DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
   DC__TRY(dc__check_ids(fn, ids, count));
@@ -50,10 +50,10 @@ static dc_status prefetch(dc_context *ctx, const char *fn, int64_t graph_id, con
 dc_status dc_prefetch_params_fused(dc_context *context, int64_t graph_id, const int64_t *ids, const int32_t *dtypes,
                                    int64_t count) {
   DC__WITHOUT_TRAPS;
-  DC__OPERATOR(context, prefetch(context, __func__, graph_id, ids, dtypes, count));
+  DC__OPERATOR(context, op_prefetch(context, __func__, graph_id, ids, dtypes, count));
 }
 
-static dc_status wait_allgather(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
+static dc_status op_wait_allgather(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
@@ -65,10 +65,10 @@ static dc_status wait_allgather(dc_context *ctx, const char *fn, int64_t graph_i
 dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, wait_allgather(context, __func__, graph_id, id));
+  DC__OPERATOR(context, op_wait_allgather(context, __func__, graph_id, id));
 }
 
-static dc_status release(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int64_t n_users) {
+static dc_status op_release(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int64_t n_users) {
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
@@ -80,11 +80,11 @@ static dc_status release(dc_context *ctx, const char *fn, int64_t graph_id, int6
 dc_status dc_release_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, int64_t n_users) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, release(context, __func__, graph_id, id, n_users));
+  DC__OPERATOR(context, op_release(context, __func__, graph_id, id, n_users));
 }
 
-static dc_status take(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int32_t dtype,
-                      dc_buffer **buffer) {
+static dc_status op_take(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int32_t dtype,
+                         dc_buffer **buffer) {
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
@@ -99,7 +99,7 @@ dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32
     return dc__fail(DC_E_INVALID, "%s: buffer is NULL", __func__);
   }
   *buffer = NULL;
-  DC__OPERATOR(context, take(context, __func__, graph_id, id, dtype, buffer));
+  DC__OPERATOR(context, op_take(context, __func__, graph_id, id, dtype, buffer));
 }
 
 /* ---- gradients ---- */
@@ -116,7 +116,7 @@ static dc_status check_grad(const char *fn, const dc_tensor *a, const dc__param 
                         count, DC__PLURAL_S(count), param->id, param->numel);
 }
 
-static dc_status reduce_grad(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id) {
+static dc_status op_reduce_grad(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id) {
   dc__graph *graph;
   dc__param *param;
   dc_tensor grad;
@@ -135,7 +135,7 @@ static dc_status reduce_grad(dc_context *ctx, const char *fn, const dc_tensor *a
 
 dc_status dc_reduce_grad(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
   DC__WITHOUT_TRAPS;
-  DC__OPERATOR(context, reduce_grad(context, __func__, a, graph_id, id));
+  DC__OPERATOR(context, op_reduce_grad(context, __func__, a, graph_id, id));
 }
 
 /* After the last backward before the optimizer: its gradients are whole, so the next ones replace them. A parameter of
@@ -149,7 +149,7 @@ static void end_boundary(dc_context *ctx, dc__graph *graph) {
   ctx->finite_known = true;
 }
 
-static dc_status end_backward(dc_context *ctx, const char *fn, int64_t graph_id, int32_t release_buckets) {
+static dc_status op_end_backward(dc_context *ctx, const char *fn, int64_t graph_id, int32_t release_buckets) {
   dc__graph *graph;
   DC__TRY(dc__check_flag(fn, "release_buckets", release_buckets));
   DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
@@ -172,18 +172,18 @@ static dc_status end_backward(dc_context *ctx, const char *fn, int64_t graph_id,
 
 dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release_buckets) {
   DC__WITHOUT_TRAPS;
-  DC__OPERATOR(context, end_backward(context, __func__, graph_id, release_buckets));
+  DC__OPERATOR(context, op_end_backward(context, __func__, graph_id, release_buckets));
 }
 
 /* ---- activations ---- */
 
 /* The caller's tensors may be of another version's size. */
-static const dc_tensor *tensor_at(const char *tensors, size_t tensor_size, int64_t i) {
+static const dc_tensor *op_tensor_at(const char *tensors, size_t tensor_size, int64_t i) {
   return (const dc_tensor *)(const void *)(tensors + (size_t)i * tensor_size);
 }
 
-static dc_status free_tensors(dc_context *ctx, const char *fn, const char *tensors, size_t tensor_size, int64_t count,
-                              int32_t *freed) {
+static dc_status op_free_tensors(dc_context *ctx, const char *fn, const char *tensors, size_t tensor_size,
+                                 int64_t count, int32_t *freed) {
   if (count < 0) {
     return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 ", must be >= 0", fn, count);
   }
@@ -200,12 +200,12 @@ static dc_status free_tensors(dc_context *ctx, const char *fn, const char *tenso
   dc_tensor t;
   int64_t numel;
   for (int64_t i = 0; i < count; i++) { /* all are checked before any is freed */
-    DC__TRY(dc__tensor_read(fn, "tensors", tensor_at(tensors, tensor_size, i), false, &t, &numel));
+    DC__TRY(dc__tensor_read(fn, "tensors", op_tensor_at(tensors, tensor_size, i), false, &t, &numel));
   }
   dc__tag tag = {-1, -1, DC_OP_FREE_TENSORS, NULL};
   dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
   for (int64_t i = 0; i < count; i++) {
-    (void)dc__tensor_read(fn, "tensors", tensor_at(tensors, tensor_size, i), false, &t, &numel);
+    (void)dc__tensor_read(fn, "tensors", op_tensor_at(tensors, tensor_size, i), false, &t, &numel);
     bool frees = !ctx->profiling && numel > threshold;
     freed[i] = frees && (t.buffer == NULL || dc__free_buffer(ctx, t.buffer));
   }
@@ -216,12 +216,12 @@ dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t 
                           int32_t *freed) {
   DC__WITHOUT_TRAPS;
   DC__OPERATOR(context,
-               free_tensors(context, __func__, (const char *)(const void *)tensors, tensor_size, count, freed));
+               op_free_tensors(context, __func__, (const char *)(const void *)tensors, tensor_size, count, freed));
 }
 
 /* Offloading, as gathering, belongs to stage 3. */
-static dc_status offload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
-                         dc_tensor *out) {
+static dc_status op_offload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
+                            dc_tensor *out) {
   dc__graph *graph;
   DC__TRY(dc__graph_find_stage3(ctx, fn, graph_id, &graph));
   return dc__offload_tensor(ctx, fn, graph, id, a, out);
@@ -229,10 +229,10 @@ static dc_status offload(dc_context *ctx, const char *fn, const dc_tensor *a, in
 
 dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__OPERATOR(context, offload(context, __func__, a, graph_id, id, out));
+  DC__OPERATOR(context, op_offload(context, __func__, a, graph_id, id, out));
 }
 
-static dc_status wait_offload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
+static dc_status op_wait_offload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
   dc__graph *graph;
   DC__TRY(dc__graph_find_stage3(ctx, fn, graph_id, &graph));
   dc__tag tag = {graph->ordinal, id, DC_OP_WAIT_OFFLOAD, NULL};
@@ -243,10 +243,10 @@ static dc_status wait_offload(dc_context *ctx, const char *fn, int64_t graph_id,
 dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, wait_offload(context, __func__, graph_id, id, out));
+  DC__OPERATOR(context, op_wait_offload(context, __func__, graph_id, id, out));
 }
 
-static dc_status reload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
+static dc_status op_reload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
   dc__graph *graph;
   DC__TRY(dc__graph_find_stage3(ctx, fn, graph_id, &graph));
   return dc__reload_tensor(ctx, fn, graph, id, out);
@@ -255,11 +255,11 @@ static dc_status reload(dc_context *ctx, const char *fn, int64_t graph_id, int64
 dc_status dc_reload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, reload(context, __func__, graph_id, id, out));
+  DC__OPERATOR(context, op_reload(context, __func__, graph_id, id, out));
 }
 
-static dc_status wait_reload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
-                             dc_tensor *out) {
+static dc_status op_wait_reload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
+                                dc_tensor *out) {
   dc__graph *graph;
   DC__TRY(dc__graph_find_stage3(ctx, fn, graph_id, &graph));
   dc__tag tag = {graph->ordinal, id, DC_OP_WAIT_RELOAD, NULL};
@@ -269,12 +269,12 @@ static dc_status wait_reload(dc_context *ctx, const char *fn, const dc_tensor *a
 
 dc_status dc_wait_reload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__OPERATOR(context, wait_reload(context, __func__, a, graph_id, id, out));
+  DC__OPERATOR(context, op_wait_reload(context, __func__, a, graph_id, id, out));
 }
 
 /* ---- shards ---- */
 
-static dc_status offload_parameter(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
+static dc_status op_offload_parameter(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
@@ -287,10 +287,10 @@ static dc_status offload_parameter(dc_context *ctx, const char *fn, int64_t grap
 dc_status dc_offload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, offload_parameter(context, __func__, graph_id, id));
+  DC__OPERATOR(context, op_offload_parameter(context, __func__, graph_id, id));
 }
 
-static dc_status reload_parameter(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
+static dc_status op_reload_parameter(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
@@ -300,5 +300,5 @@ static dc_status reload_parameter(dc_context *ctx, const char *fn, int64_t graph
 dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, reload_parameter(context, __func__, graph_id, id));
+  DC__OPERATOR(context, op_reload_parameter(context, __func__, graph_id, id));
 }

@@ -75,7 +75,7 @@ static dc__graph *graph_of(dc_context *ctx, const dc__param *param) {
   return NULL;
 }
 
-static dc_status set_persistent(dc_context *ctx, const char *fn, int64_t id) {
+static dc_status params_set_persistent(dc_context *ctx, const char *fn, int64_t id) {
   dc__param *param;
   DC__TRY(find_sharded(ctx, fn, id, &param));
   dc__graph none = {.ordinal = -1};
@@ -87,10 +87,10 @@ static dc_status set_persistent(dc_context *ctx, const char *fn, int64_t id) {
 
 dc_status dc_set_persistent(dc_context *context, int64_t id) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, set_persistent(context, __func__, id));
+  DC__IN_CONTEXT(context, params_set_persistent(context, __func__, id));
 }
 
-static dc_status clear_persistent(dc_context *ctx, const char *fn, int64_t id) {
+static dc_status params_clear_persistent(dc_context *ctx, const char *fn, int64_t id) {
   dc__param *param;
   DC__TRY(find_sharded(ctx, fn, id, &param));
   param->persistent = false;
@@ -102,10 +102,10 @@ static dc_status clear_persistent(dc_context *ctx, const char *fn, int64_t id) {
 
 dc_status dc_clear_persistent(dc_context *context, int64_t id) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, clear_persistent(context, __func__, id));
+  DC__IN_CONTEXT(context, params_clear_persistent(context, __func__, id));
 }
 
-static dc_status invalidate(dc_context *ctx, const char *fn, int64_t id) {
+static dc_status params_invalidate(dc_context *ctx, const char *fn, int64_t id) {
   dc__param *param;
   DC__TRY(find_sharded(ctx, fn, id, &param));
   if (!param->persistent) {
@@ -116,10 +116,10 @@ static dc_status invalidate(dc_context *ctx, const char *fn, int64_t id) {
 
 dc_status dc_invalidate_gathered_param(dc_context *context, int64_t id) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, invalidate(context, __func__, id));
+  DC__IN_CONTEXT(context, params_invalidate(context, __func__, id));
 }
 
-static dc_status clear_all(dc_context *ctx) {
+static dc_status params_clear_all(dc_context *ctx) {
   DC__MAP_EACH (&ctx->params, i) {
     dc__param *param = ctx->params.values[i];
     if (!param->persistent) {
@@ -131,12 +131,12 @@ static dc_status clear_all(dc_context *ctx) {
 
 dc_status dc_clear_all_gathered_params(dc_context *context) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, clear_all(context));
+  DC__IN_CONTEXT(context, params_clear_all(context));
 }
 
 /* Applies fn_each to listed parameters, all being found first; to every one when the list is empty and NULL. */
-static dc_status for_params(dc_context *ctx, const char *fn, const int64_t *ids, int64_t count,
-                            void (*each)(dc__param *param)) {
+static dc_status params_for_each(dc_context *ctx, const char *fn, const int64_t *ids, int64_t count,
+                                 void (*each)(dc__param *param)) {
   DC__TRY(dc__check_ids(fn, ids, count));
   dc__param *param;
   for (int64_t i = 0; i < count; i++) {
@@ -159,7 +159,7 @@ static void raise_version(dc__param *param) {
 
 dc_status dc_params_updated(dc_context *context, const int64_t *ids, int64_t count) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, for_params(context, __func__, ids, count, raise_version));
+  DC__IN_CONTEXT(context, params_for_each(context, __func__, ids, count, raise_version));
 }
 
 static void keep_grad(dc__param *param) {
@@ -168,7 +168,7 @@ static void keep_grad(dc__param *param) {
 
 dc_status dc_accumulate_grads(dc_context *context, const int64_t *ids, int64_t count) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, for_params(context, __func__, ids, count, keep_grad));
+  DC__IN_CONTEXT(context, params_for_each(context, __func__, ids, count, keep_grad));
 }
 
 dc_status dc_register_graph_z0(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {

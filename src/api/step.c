@@ -99,7 +99,7 @@ void dc_op_info_init(dc_op_info *info, size_t struct_size) {
   dc__init_sized(info, struct_size, sizeof *info);
 }
 
-static dc_status get_stats(dc_context *ctx, const char *fn, dc_memory_stats *stats) {
+static dc_status step_get_stats(dc_context *ctx, const char *fn, dc_memory_stats *stats) {
   dc_memory_stats s;
   dc__stats(ctx, &s);
   return dc__write_sized(fn, "stats", stats, &s, sizeof s, DC__MEMORY_STATS_SIZE_0_1);
@@ -107,7 +107,7 @@ static dc_status get_stats(dc_context *ctx, const char *fn, dc_memory_stats *sta
 
 dc_status dc_get_memory_stats(dc_context *context, dc_memory_stats *stats) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, get_stats(context, __func__, stats));
+  DC__IN_CONTEXT(context, step_get_stats(context, __func__, stats));
 }
 
 static dc_status reset_stats(dc_context *ctx) {

@@ -50,7 +50,7 @@ void dc_layer_destroy(dc_layer *layer) {
 
 /* ---- a call ---- */
 
-static dc_status check_layer(const char *fn, const dc_layer *layer) {
+static dc_status layer_check_handle(const char *fn, const dc_layer *layer) {
   return dc__handle_check(fn, "layer", layer, DC__HANDLE_LAYER);
 }
 
@@ -93,7 +93,7 @@ static dc_status read_size(const char *fn, const dc_layer *layer, const dc_layer
 
 dc_status dc_layer_get_cost(const dc_layer *layer, const dc_layer_call *call, dc_layer_cost *cost) {
   DC__WITHOUT_TRAPS;
-  DC__TRY(check_layer(__func__, layer));
+  DC__TRY(layer_check_handle(__func__, layer));
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_size size;
   DC__TRY(read_size(__func__, layer, call, &c, &size));
@@ -104,7 +104,7 @@ dc_status dc_layer_get_cost(const dc_layer *layer, const dc_layer_call *call, dc
 
 dc_status dc_layer_weight_shape(const dc_layer *layer, int32_t index, int64_t *shape, int32_t *ndim) {
   DC__WITHOUT_TRAPS;
-  DC__TRY(check_layer(__func__, layer));
+  DC__TRY(layer_check_handle(__func__, layer));
   DC__TRY(dc__check_range(__func__, "index", index, 0, DC_LAYER_WEIGHTS - 1));
   if (shape == NULL || ndim == NULL) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, shape == NULL ? "shape" : "ndim");
@@ -131,7 +131,7 @@ typedef struct reader {
   int32_t count;
 } reader;
 
-static void note(reader *r, const char *name, const void *data, int64_t bytes, bool written) {
+static void reader_add_span(reader *r, const char *name, const void *data, int64_t bytes, bool written) {
   if (data != NULL && bytes > 0) {
     r->spans[r->count++] = (span){name, data, (const char *)data + bytes, written};
   }
@@ -172,11 +172,12 @@ static dc_status read_tensor(reader *r, const char *name, const dc_tensor *tenso
                     dc_dtype_size(dtype));
   }
   *data = t.data;
-  note(r, name, t.data, numel * (int64_t)dc_dtype_size(dtype), written);
+  reader_add_span(r, name, t.data, numel * (int64_t)dc_dtype_size(dtype), written);
   return DC_OK;
 }
 
-static dc_status read_block(reader *r, const char *name, void *data, size_t bytes, int64_t needed, bool written) {
+static dc_status reader_read_block(reader *r, const char *name, void *data, size_t bytes, int64_t needed,
+                                   bool written) {
   if (needed > 0 && data == NULL) {
     return dc__fail(DC_E_INVALID, "%s: call.%s is NULL, must have %" PRId64 " bytes", r->fn, name, needed);
   }
@@ -187,7 +188,7 @@ static dc_status read_block(reader *r, const char *name, void *data, size_t byte
   if ((uintptr_t)data % DC__LAYER_ALIGN != 0) {
     return dc__fail(DC_E_INVALID, "%s: call.%s is not aligned to %d bytes", r->fn, name, (int)DC__LAYER_ALIGN);
   }
-  note(r, name, data, needed, written);
+  reader_add_span(r, name, data, needed, written);
   return DC_OK;
 }
 
@@ -235,7 +236,7 @@ static dc_status read_weights(reader *r, const char *argument, const dc_tensor *
 /* The parts that all three calls share. */
 static dc_status read_call(reader *r, const dc_layer_call *call, const dc_tensor *const *weights,
                            const dc_tensor *input, dc_layer_call *read, dc__layer_job *job) {
-  DC__TRY(check_layer(r->fn, r->layer));
+  DC__TRY(layer_check_handle(r->fn, r->layer));
   DC__TRY(read_size(r->fn, r->layer, call, read, &job->size));
   DC__TRY(dc__handle_check_optional(r->fn, "call.stream", read->stream, DC__HANDLE_STREAM));
   if (read->stream != NULL && read->stream->device != r->layer->device) {
@@ -257,8 +258,8 @@ static dc_status read_call(reader *r, const dc_layer_call *call, const dc_tensor
 
 /* ---- running ---- */
 
-static dc_status start(const reader *r, dc_layer *layer, const dc_layer_call *call, dc__layer_job *job,
-                       void (*run)(const dc__layer_job *job)) {
+static dc_status layer_submit_job(const reader *r, dc_layer *layer, const dc_layer_call *call, dc__layer_job *job,
+                                  void (*run)(const dc__layer_job *job)) {
   DC__TRY(check_overlaps(r));
   job->layer = layer;
   job->workspace = call->workspace;
@@ -266,8 +267,8 @@ static dc_status start(const reader *r, dc_layer *layer, const dc_layer_call *ca
   return dc__layer_submit(r->fn, job, call->stream, run);
 }
 
-static dc_status infer(const char *fn, dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
-                       const dc_tensor *input, const dc_tensor *output) {
+static dc_status layer_infer(const char *fn, dc_layer *layer, const dc_layer_call *call,
+                             const dc_tensor *const *weights, const dc_tensor *input, const dc_tensor *output) {
   reader r = {.fn = fn, .layer = layer};
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
@@ -276,21 +277,21 @@ static dc_status infer(const char *fn, dc_layer *layer, const dc_layer_call *cal
   int64_t numel = job.size.tokens * layer->config.hidden_size;
   DC__TRY(read_tensor(&r, "output", output, false, numel, layer->config.dtype, true, &job.output));
   job.at = dc__layer_inference_workspace(layer, &job.size);
-  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
-  return start(&r, layer, &c, &job, dc__layer_inference);
+  DC__TRY(reader_read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
+  return layer_submit_job(&r, layer, &c, &job, dc__layer_inference);
 }
 
 dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
                              const dc_tensor *input, const dc_tensor *output) {
   DC__WITHOUT_TRAPS;
-  return infer(__func__, layer, call, weights, input, output);
+  return layer_infer(__func__, layer, call, weights, input, output);
 }
 
 dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
                            const dc_tensor *input, const dc_tensor *output) {
   DC__WITHOUT_TRAPS;
   if (dc__handle_is(layer, DC__HANDLE_LAYER) && !layer->config.training) {
-    return infer(__func__, layer, call, weights, input, output);
+    return layer_infer(__func__, layer, call, weights, input, output);
   }
   reader r = {.fn = __func__, .layer = layer};
   dc_layer_call c = DC_LAYER_CALL_INIT;
@@ -299,9 +300,10 @@ dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_
   int64_t numel = job.size.tokens * layer->config.hidden_size;
   DC__TRY(read_tensor(&r, "output", output, false, numel, layer->config.dtype, true, &job.output));
   job.at = dc__layer_forward_workspace(layer, &job.size);
-  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
-  DC__TRY(read_block(&r, "reserve", c.reserve, c.reserve_bytes, dc__layer_reserve(layer, &job.size).bytes, true));
-  return start(&r, layer, &c, &job, dc__layer_forward);
+  DC__TRY(reader_read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
+  DC__TRY(
+      reader_read_block(&r, "reserve", c.reserve, c.reserve_bytes, dc__layer_reserve(layer, &job.size).bytes, true));
+  return layer_submit_job(&r, layer, &c, &job, dc__layer_forward);
 }
 
 dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
@@ -325,16 +327,17 @@ dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc
   DC__TRY(read_weights(&r, "grad_weights", grad_weights, true, config->grad_dtype, job.grad_weight));
   job.grad_output = grad_output_data;
   job.at = dc__layer_backward_workspace(layer, &job.size);
-  DC__TRY(read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
-  DC__TRY(read_block(&r, "reserve", c.reserve, c.reserve_bytes, dc__layer_reserve(layer, &job.size).bytes, false));
-  return start(&r, layer, &c, &job, dc__layer_backward);
+  DC__TRY(reader_read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
+  DC__TRY(
+      reader_read_block(&r, "reserve", c.reserve, c.reserve_bytes, dc__layer_reserve(layer, &job.size).bytes, false));
+  return layer_submit_job(&r, layer, &c, &job, dc__layer_backward);
 }
 
 /* ---- weights and masks ---- */
 
 dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *weights) {
   DC__WITHOUT_TRAPS;
-  DC__TRY(check_layer(__func__, layer));
+  DC__TRY(layer_check_handle(__func__, layer));
   reader r = {.fn = __func__, .layer = layer};
   int32_t dtype = layer->config.dtype;
   if (weights != NULL && weights[0] != NULL && weights[0]->dtype == DC_FLOAT32) {
@@ -360,7 +363,7 @@ dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *w
 dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site, const dc_tensor *mask,
                                 double *scale) {
   DC__WITHOUT_TRAPS;
-  DC__TRY(check_layer(__func__, layer));
+  DC__TRY(layer_check_handle(__func__, layer));
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_size size;
   DC__TRY(read_size(__func__, layer, call, &c, &size));

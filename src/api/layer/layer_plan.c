@@ -9,7 +9,7 @@ void dc_layer_plan_init(dc_layer_plan *plan, size_t struct_size) {
   dc__init_sized(plan, struct_size, sizeof *plan);
 }
 
-static dc_status check_options(const char *fn, const dc_layer_config *config, dc_layer_plan_options *o) {
+static dc_status layer_plan_check_options(const char *fn, const dc_layer_config *config, dc_layer_plan_options *o) {
   int64_t longest = config->max_seq_length > 0 ? config->max_seq_length : INT32_MAX;
   DC__TRY(dc__check_range(fn, "options.seq_length", o->seq_length, 1, longest));
   DC__TRY(dc__check_range(fn, "options.micro_batch", o->micro_batch, 0,
@@ -38,7 +38,7 @@ dc_status dc_layer_get_plan(const dc_layer_config *config, const dc_layer_plan_o
   }
   dc_layer_plan_options o = DC_LAYER_PLAN_OPTIONS_INIT;
   DC__TRY(dc__read_options(__func__, "options", &o, sizeof o, options, DC__LAYER_PLAN_OPTIONS_SIZE_0_1));
-  DC__TRY(check_options(__func__, &c, &o));
+  DC__TRY(layer_plan_check_options(__func__, &c, &o));
   dc_layer_plan out = DC_LAYER_PLAN_INIT;
   DC__TRY(dc__layer_plan(__func__, &c, &o, &out));
   return dc__write_sized(__func__, "plan", plan, &out, sizeof out, DC__LAYER_PLAN_SIZE_0_1);

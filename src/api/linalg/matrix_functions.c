@@ -45,7 +45,7 @@ static dc_status check_reading(const char *fn, int32_t symmetry, int32_t precisi
   return DC_OK;
 }
 
-static dc_status check_options(const char *fn, const dc_spectral_options *o) {
+static dc_status spectral_check_options(const char *fn, const dc_spectral_options *o) {
   DC__TRY(check_number(fn, "eps_abs", o->eps_abs));
   DC__TRY(check_number(fn, "eps_rel", o->eps_rel));
   if (!((o->rank_rtol >= 0 && o->rank_rtol < 1) || o->rank_rtol == -1)) {
@@ -89,19 +89,20 @@ static dc_status read_matrices(const char *fn, const dc_linalg *l, const dc_tens
   return DC_OK;
 }
 
-static dc_status begin(const char *fn, const dc_linalg *l, const dc_tensor *a, const dc_spectral_options *options,
-                       dc_spectral_info *info, size_t info_size, dc__spectral_request *r) {
+static dc_status spectral_read_request(const char *fn, const dc_linalg *l, const dc_tensor *a,
+                                       const dc_spectral_options *options, dc_spectral_info *info, size_t info_size,
+                                       dc__spectral_request *r) {
   memset(r, 0, sizeof *r);
   r->options.struct_size = sizeof r->options;
   DC__TRY(dc__read_options(fn, "options", &r->options, sizeof r->options, options, SPECTRAL_OPTIONS_SIZE_0_1));
-  DC__TRY(check_options(fn, &r->options));
+  DC__TRY(spectral_check_options(fn, &r->options));
   return read_matrices(fn, l, a, info, info_size, SPECTRAL_INFO_SIZE_0_1, r);
 }
 
-static dc_status eigh(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_spectral_options *options,
-                      dc_tensor *values, dc_tensor *vectors, dc_spectral_info *info, size_t info_size) {
+static dc_status matrix_eigh(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_spectral_options *options,
+                             dc_tensor *values, dc_tensor *vectors, dc_spectral_info *info, size_t info_size) {
   dc__spectral_request r;
-  DC__TRY(begin(fn, l, a, options, info, info_size, &r));
+  DC__TRY(spectral_read_request(fn, l, a, options, info, info_size, &r));
   r.op = DC__SPECTRAL_EIGH;
   const int64_t shape[2] = {r.a.batch, r.a.rows};
   DC__TRY(dc__read_vector(l, fn, "values", values, r.a.dtype, r.a.batched ? shape : shape + 1, r.a.batched ? 2 : 1,
@@ -116,13 +117,14 @@ static dc_status eigh(const char *fn, dc_linalg *l, const dc_tensor *a, const dc
 dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectral_options *options, dc_tensor *values,
                   dc_tensor *vectors, dc_spectral_info *info, size_t info_size) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, eigh(__func__, linalg, a, options, values, vectors, info, info_size));
+  DC__WITH_LINALG(linalg, matrix_eigh(__func__, linalg, a, options, values, vectors, info, info_size));
 }
 
-static dc_status power(const char *fn, dc_linalg *l, const dc_tensor *a, double exponent,
-                       const dc_spectral_options *options, dc_tensor *out, dc_spectral_info *info, size_t info_size) {
+static dc_status matrix_power(const char *fn, dc_linalg *l, const dc_tensor *a, double exponent,
+                              const dc_spectral_options *options, dc_tensor *out, dc_spectral_info *info,
+                              size_t info_size) {
   dc__spectral_request r;
-  DC__TRY(begin(fn, l, a, options, info, info_size, &r));
+  DC__TRY(spectral_read_request(fn, l, a, options, info, info_size, &r));
   if (!isfinite(exponent)) {
     return dc__fail(DC_E_INVALID, "%s: power = %g, must be finite", fn, exponent);
   }
@@ -135,7 +137,7 @@ static dc_status power(const char *fn, dc_linalg *l, const dc_tensor *a, double 
 dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double power_, const dc_spectral_options *options,
                           dc_tensor *out, dc_spectral_info *info, size_t info_size) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, power(__func__, linalg, a, power_, options, out, info, info_size));
+  DC__WITH_LINALG(linalg, matrix_power(__func__, linalg, a, power_, options, out, info, info_size));
 }
 
 static dc_status read_basis(const char *fn, const dc_linalg *l, const dc_tensor *basis, dc__spectral_request *r) {
@@ -155,11 +157,11 @@ static dc_status check_root(const char *fn, int32_t root) {
              : dc__fail(DC_E_INVALID, "%s: root = %" PRId32 ", must be 1 to %d", fn, root, (int)MOST_ROOT);
 }
 
-static dc_status inverse_root(const char *fn, dc_linalg *l, const dc_tensor *a, int32_t root,
-                              const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
-                              dc_spectral_info *info, size_t info_size) {
+static dc_status matrix_inverse_root(const char *fn, dc_linalg *l, const dc_tensor *a, int32_t root,
+                                     const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
+                                     dc_spectral_info *info, size_t info_size) {
   dc__spectral_request r;
-  DC__TRY(begin(fn, l, a, options, info, info_size, &r));
+  DC__TRY(spectral_read_request(fn, l, a, options, info, info_size, &r));
   DC__TRY(check_root(fn, root));
   r.op = DC__SPECTRAL_ROOT;
   r.root = root;
@@ -181,12 +183,12 @@ dc_status dc_matrix_inverse_root(dc_linalg *linalg, const dc_tensor *a, int32_t 
                                  const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
                                  dc_spectral_info *info, size_t info_size) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, inverse_root(__func__, linalg, a, root, options, basis, out, info, info_size));
+  DC__WITH_LINALG(linalg, matrix_inverse_root(__func__, linalg, a, root, options, basis, out, info, info_size));
 }
 
-static dc_status newton(const char *fn, dc_linalg *l, const dc_tensor *a, int32_t root,
-                        const dc_iteration_options *options, dc_tensor *out, dc_iteration_info *info,
-                        size_t info_size) {
+static dc_status matrix_inverse_root_newton(const char *fn, dc_linalg *l, const dc_tensor *a, int32_t root,
+                                            const dc_iteration_options *options, dc_tensor *out,
+                                            dc_iteration_info *info, size_t info_size) {
   enum { MOST_ITERATIONS = 100 };
   dc__spectral_request r = {.op = DC__SPECTRAL_NEWTON, .root = root, .power = -1 / (double)root};
   dc_iteration_options o = DC_ITERATION_OPTIONS_INIT;
@@ -218,11 +220,11 @@ dc_status dc_matrix_inverse_root_newton(dc_linalg *linalg, const dc_tensor *a, i
                                         const dc_iteration_options *options, dc_tensor *out, dc_iteration_info *info,
                                         size_t info_size) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, newton(__func__, linalg, a, root, options, out, info, info_size));
+  DC__WITH_LINALG(linalg, matrix_inverse_root_newton(__func__, linalg, a, root, options, out, info, info_size));
 }
 
-static dc_status orthogonalize(const char *fn, dc_linalg *l, const dc_tensor *a, int32_t polynomial, int32_t steps,
-                               dc_tensor *out) {
+static dc_status matrix_orthogonalize(const char *fn, dc_linalg *l, const dc_tensor *a, int32_t polynomial,
+                                      int32_t steps, dc_tensor *out) {
   enum { MOST_STEPS = 64, EXPRESS_STEPS = 8, MUON_STEPS = 5 };
   dc__mat from, to;
   bool express = polynomial == DC_ORTHOGONAL_EXPRESS;
@@ -240,5 +242,5 @@ static dc_status orthogonalize(const char *fn, dc_linalg *l, const dc_tensor *a,
 
 dc_status dc_orthogonalize(dc_linalg *linalg, const dc_tensor *a, int32_t polynomial, int32_t steps, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, orthogonalize(__func__, linalg, a, polynomial, steps, out));
+  DC__WITH_LINALG(linalg, matrix_orthogonalize(__func__, linalg, a, polynomial, steps, out));
 }

@@ -44,7 +44,7 @@ static dc_status check_product(const char *fn, const char *arg, const dc__mat *x
                         fn, arg, x->rows, x->cols, a->rows, b->rows, a->cols, b->cols);
 }
 
-static dc_status kron(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_tensor *b, dc_tensor *out) {
+static dc_status matrix_kron(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_tensor *b, dc_tensor *out) {
   dc__mat ma, mb, mo;
   DC__TRY(read_real(fn, l, "a", a, DC__MAT_ANY, DC_DTYPE_NONE, &ma));
   DC__TRY(read_real(fn, l, "b", b, DC__MAT_ANY, ma.dtype, &mb));
@@ -55,11 +55,11 @@ static dc_status kron(const char *fn, dc_linalg *l, const dc_tensor *a, const dc
 
 dc_status dc_kron(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, kron(__func__, linalg, a, b, out));
+  DC__WITH_LINALG(linalg, matrix_kron(__func__, linalg, a, b, out));
 }
 
-static dc_status kron_apply(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_tensor *b, const dc_tensor *x,
-                            dc_tensor *out) {
+static dc_status matrix_kron_apply(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_tensor *b,
+                                   const dc_tensor *x, dc_tensor *out) {
   dc__mat ma, mb, mx, mo;
   DC__TRY(read_real(fn, l, "a", a, DC__MAT_GEMM, DC_DTYPE_NONE, &ma));
   DC__TRY(read_real(fn, l, "b", b, DC__MAT_GEMM, ma.dtype, &mb));
@@ -76,12 +76,12 @@ static dc_status kron_apply(const char *fn, dc_linalg *l, const dc_tensor *a, co
 
 dc_status dc_kron_apply(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, const dc_tensor *x, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, kron_apply(__func__, linalg, a, b, x, out));
+  DC__WITH_LINALG(linalg, matrix_kron_apply(__func__, linalg, a, b, x, out));
 }
 
-static dc_status kron_solve(const char *fn, dc_linalg *l, const dc_tensor *a_vectors, const dc_tensor *a_values,
-                            const dc_tensor *b_vectors, const dc_tensor *b_values, double damping, const dc_tensor *x,
-                            dc_tensor *out) {
+static dc_status matrix_kron_solve(const char *fn, dc_linalg *l, const dc_tensor *a_vectors, const dc_tensor *a_values,
+                                   const dc_tensor *b_vectors, const dc_tensor *b_values, double damping,
+                                   const dc_tensor *x, dc_tensor *out) {
   dc__mat qa, qb, mx, mo;
   void *va, *vb;
   if (!(damping >= 0) || isinf(damping)) {
@@ -103,11 +103,12 @@ dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, const dc_
                         const dc_tensor *b_vectors, const dc_tensor *b_values, double damping, const dc_tensor *x,
                         dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, kron_solve(__func__, linalg, a_vectors, a_values, b_vectors, b_values, damping, x, out));
+  DC__WITH_LINALG(linalg,
+                  matrix_kron_solve(__func__, linalg, a_vectors, a_values, b_vectors, b_values, damping, x, out));
 }
 
-static dc_status kron_nearest(const char *fn, dc_linalg *l, const dc_tensor *x, dc_tensor *a, dc_tensor *b,
-                              double *residual) {
+static dc_status matrix_kron_nearest(const char *fn, dc_linalg *l, const dc_tensor *x, dc_tensor *a, dc_tensor *b,
+                                     double *residual) {
   dc__mat mx, ma, mb;
   DC__TRY(read_real(fn, l, "x", x, DC__MAT_ANY, DC_DTYPE_NONE, &mx));
   DC__TRY(read_real(fn, l, "a", a, DC__MAT_OUT, DC_DTYPE_NONE, &ma));
@@ -119,7 +120,7 @@ static dc_status kron_nearest(const char *fn, dc_linalg *l, const dc_tensor *x, 
 
 dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tensor *a, dc_tensor *b, double *residual) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, kron_nearest(__func__, linalg, x, a, b, residual));
+  DC__WITH_LINALG(linalg, matrix_kron_nearest(__func__, linalg, x, a, b, residual));
 }
 
 /* ---- products ---- */
@@ -137,8 +138,8 @@ static dc_status check_batch(const char *fn, const char *arg, const dc__mat *mat
   return mat->batched ? dc__check_length(fn, arg, "matrices", mat->batch, batch) : DC_OK;
 }
 
-static dc_status batch_matmul(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_tensor *b, double alpha,
-                              double beta, dc_tensor *out) {
+static dc_status matrix_batch_matmul(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_tensor *b, double alpha,
+                                     double beta, dc_tensor *out) {
   dc__mat ma, mb, mo;
   DC__TRY(dc__read_matrix(l, fn, "a", a, DC__MAT_GEMM, &ma));
   DC__TRY(dc__read_matrix(l, fn, "b", b, DC__MAT_GEMM, &mb));
@@ -159,7 +160,7 @@ static dc_status batch_matmul(const char *fn, dc_linalg *l, const dc_tensor *a, 
 dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, double alpha, double beta,
                           dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, batch_matmul(__func__, linalg, a, b, alpha, beta, out));
+  DC__WITH_LINALG(linalg, matrix_batch_matmul(__func__, linalg, a, b, alpha, beta, out));
 }
 
 /* A source's tensor with data NULL is a matrix in a file; the reader of tensors would call that a mistake. */

@@ -8,8 +8,8 @@ void dc_sample_layer_init(dc_sample_layer *layer, size_t struct_size) {
 }
 
 /* The output for a weight or a bias; NULL: not wanted. */
-static dc_status read_part(const char *fn, const dc_linalg *l, const char *arg, const dc__per_sample *s,
-                           const dc_tensor *tensor, bool bias, bool per_sample, void **data) {
+static dc_status per_sample_read_part(const char *fn, const dc_linalg *l, const char *arg, const dc__per_sample *s,
+                                      const dc_tensor *tensor, bool bias, bool per_sample, void **data) {
   *data = NULL;
   if (tensor == NULL) {
     return DC_OK;
@@ -22,34 +22,34 @@ static dc_status read_part(const char *fn, const dc_linalg *l, const char *arg, 
   return dc__read_vector(l, fn, arg, tensor, s->dtype, shape, ndim, data);
 }
 
-static dc_status flag(const char *fn, const char *arg, int32_t value) {
+static dc_status per_sample_check_flag(const char *fn, const char *arg, int32_t value) {
   return value == 0 || value == 1 ? DC_OK
                                   : dc__fail(DC_E_INVALID, "%s: %s = %" PRId32 ", must be 0 or 1", fn, arg, value);
 }
 
-static dc_status grads(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
-                       const dc_tensor *delta, dc_tensor *weight, dc_tensor *bias) {
+static dc_status per_sample_grads(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
+                                  const dc_tensor *delta, dc_tensor *weight, dc_tensor *bias) {
   dc__per_sample s;
   void *w;
   void *b;
   DC__TRY(dc__per_sample_read(l, fn, layer, x, delta, &s));
-  DC__TRY(read_part(fn, l, "weight", &s, weight, false, true, &w));
-  DC__TRY(read_part(fn, l, "bias", &s, bias, true, true, &b));
+  DC__TRY(per_sample_read_part(fn, l, "weight", &s, weight, false, true, &w));
+  DC__TRY(per_sample_read_part(fn, l, "bias", &s, bias, true, true, &b));
   return dc__per_sample_grads(l, &s, w, b);
 }
 
 dc_status dc_per_sample_grads(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
                               const dc_tensor *delta, dc_tensor *weight, dc_tensor *bias) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, grads(__func__, linalg, layer, x, delta, weight, bias));
+  DC__WITH_LINALG(linalg, per_sample_grads(__func__, linalg, layer, x, delta, weight, bias));
 }
 
-static dc_status norms(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
-                       const dc_tensor *delta, int32_t parts, int32_t accumulate, dc_tensor *squares) {
+static dc_status per_sample_norms(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
+                                  const dc_tensor *delta, int32_t parts, int32_t accumulate, dc_tensor *squares) {
   dc__per_sample s;
   void *data;
   DC__TRY(dc__per_sample_read(l, fn, layer, x, delta, &s));
-  DC__TRY(flag(fn, "accumulate", accumulate));
+  DC__TRY(per_sample_check_flag(fn, "accumulate", accumulate));
   int32_t all = dc__per_sample_has_bias(&s) ? DC_PART_WEIGHT | DC_PART_BIAS : DC_PART_WEIGHT;
   if (parts < 1 || (parts & ~all) != 0) {
     return dc__fail(DC_E_INVALID, "%s: parts = %" PRId32 ", must be 1 to %" PRId32 " for this kind of layer", fn, parts,
@@ -62,10 +62,11 @@ static dc_status norms(const char *fn, dc_linalg *l, const dc_sample_layer *laye
 dc_status dc_per_sample_norms(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
                               const dc_tensor *delta, int32_t parts, int32_t accumulate, dc_tensor *squares) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, norms(__func__, linalg, layer, x, delta, parts, accumulate, squares));
+  DC__WITH_LINALG(linalg, per_sample_norms(__func__, linalg, layer, x, delta, parts, accumulate, squares));
 }
 
-static dc_status clip(const char *fn, dc_linalg *l, const dc_tensor *squares, double max_norm, dc_tensor *factors) {
+static dc_status per_sample_clip(const char *fn, dc_linalg *l, const dc_tensor *squares, double max_norm,
+                                 dc_tensor *factors) {
   dc_tensor from;
   void *to;
   int64_t count;
@@ -81,20 +82,20 @@ static dc_status clip(const char *fn, dc_linalg *l, const dc_tensor *squares, do
 
 dc_status dc_clip_factors(dc_linalg *linalg, const dc_tensor *squares, double max_norm, dc_tensor *factors) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, clip(__func__, linalg, squares, max_norm, factors));
+  DC__WITH_LINALG(linalg, per_sample_clip(__func__, linalg, squares, max_norm, factors));
 }
 
-static dc_status sum(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
-                     const dc_tensor *delta, const dc_tensor *factors, int32_t accumulate, dc_tensor *weight,
-                     dc_tensor *bias) {
+static dc_status per_sample_sum(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
+                                const dc_tensor *delta, const dc_tensor *factors, int32_t accumulate, dc_tensor *weight,
+                                dc_tensor *bias) {
   dc__per_sample s;
   void *w;
   void *b;
   void *f = NULL;
   DC__TRY(dc__per_sample_read(l, fn, layer, x, delta, &s));
-  DC__TRY(flag(fn, "accumulate", accumulate));
-  DC__TRY(read_part(fn, l, "weight", &s, weight, false, false, &w));
-  DC__TRY(read_part(fn, l, "bias", &s, bias, true, false, &b));
+  DC__TRY(per_sample_check_flag(fn, "accumulate", accumulate));
+  DC__TRY(per_sample_read_part(fn, l, "weight", &s, weight, false, false, &w));
+  DC__TRY(per_sample_read_part(fn, l, "bias", &s, bias, true, false, &b));
   if (factors != NULL) {
     DC__TRY(dc__read_vector(l, fn, "factors", factors, s.dtype, &s.samples, 1, &f));
   }
@@ -105,5 +106,5 @@ dc_status dc_clipped_grad_sum(dc_linalg *linalg, const dc_sample_layer *layer, c
                               const dc_tensor *delta, const dc_tensor *factors, int32_t accumulate, dc_tensor *weight,
                               dc_tensor *bias) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, sum(__func__, linalg, layer, x, delta, factors, accumulate, weight, bias));
+  DC__WITH_LINALG(linalg, per_sample_sum(__func__, linalg, layer, x, delta, factors, accumulate, weight, bias));
 }

@@ -48,8 +48,8 @@ dc_status dc_kfac_set_group(dc_optimizer *optimizer, int32_t group, const dc_kfa
   return dc__set_optimizer_group(__func__, &dc__kfac_kind, read_kfac, optimizer, group, options);
 }
 
-static dc_status add_layer(const char *fn, dc_optimizer *o, const dc_sample_layer *layer, int32_t approximation,
-                           int64_t weight, int64_t bias, int64_t *index) {
+static dc_status kfac_add_layer(const char *fn, dc_optimizer *o, const dc_sample_layer *layer, int32_t approximation,
+                                int64_t weight, int64_t bias, int64_t *index) {
   DC__TRY(dc__optim_check_kind(o, fn, &dc__kfac_kind));
   DC__TRY(dc__check_range(fn, "approximation", approximation, DC_KFAC_EXPAND, DC_KFAC_REDUCE));
   return dc__kfac_add_layer(o, fn, layer, approximation, weight, bias, index);
@@ -58,11 +58,11 @@ static dc_status add_layer(const char *fn, dc_optimizer *o, const dc_sample_laye
 dc_status dc_kfac_add_layer(dc_optimizer *optimizer, const dc_sample_layer *layer, int32_t approximation,
                             int64_t weight, int64_t bias, int64_t *index) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_OPTIMIZER(optimizer, add_layer(__func__, optimizer, layer, approximation, weight, bias, index));
+  DC__WITH_OPTIMIZER(optimizer, kfac_add_layer(__func__, optimizer, layer, approximation, weight, bias, index));
 }
 
-static dc_status accumulate(const char *fn, dc_optimizer *o, int64_t index, const dc_tensor *x, const dc_tensor *delta,
-                            double loss_scale) {
+static dc_status kfac_accumulate(const char *fn, dc_optimizer *o, int64_t index, const dc_tensor *x,
+                                 const dc_tensor *delta, double loss_scale) {
   DC__TRY(dc__optim_check_kind(o, fn, &dc__kfac_kind));
   return dc__kfac_add_batch(o, fn, index, x, delta, loss_scale);
 }
@@ -70,5 +70,5 @@ static dc_status accumulate(const char *fn, dc_optimizer *o, int64_t index, cons
 dc_status dc_kfac_accumulate(dc_optimizer *optimizer, int64_t index, const dc_tensor *x, const dc_tensor *delta,
                              double loss_scale) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_OPTIMIZER(optimizer, accumulate(__func__, optimizer, index, x, delta, loss_scale));
+  DC__WITH_OPTIMIZER(optimizer, kfac_accumulate(__func__, optimizer, index, x, delta, loss_scale));
 }

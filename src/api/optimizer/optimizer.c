@@ -133,8 +133,8 @@ dc_status dc__make_optimizer(const char *fn, const dc__optim_kind *kind, dc__rea
   return dc__optim_create(kind, fn, linalg, comm, &own, finite, optimizer);
 }
 
-static dc_status set_group(const char *fn, const dc__optim_kind *kind, dc_optimizer *o, int32_t group,
-                           const any_options *options, bool finite) {
+static dc_status optimizer_set_group(const char *fn, const dc__optim_kind *kind, dc_optimizer *o, int32_t group,
+                                     const any_options *options, bool finite) {
   DC__TRY(dc__optim_check_kind(o, fn, kind));
   return dc__optim_set_group(o, fn, group, options, finite);
 }
@@ -144,7 +144,7 @@ dc_status dc__set_optimizer_group(const char *fn, const dc__optim_kind *kind, dc
   any_options own;
   bool finite = false;
   DC__TRY(read(fn, options, &own, &finite));
-  DC__WITH_OPTIMIZER_OF(fn, optimizer, set_group(fn, kind, optimizer, group, &own, finite));
+  DC__WITH_OPTIMIZER_OF(fn, optimizer, optimizer_set_group(fn, kind, optimizer, group, &own, finite));
 }
 
 dc_status dc_adamw_create(dc_linalg *linalg, const dc_adamw_options *options, dc_optimizer **optimizer) {
@@ -188,13 +188,13 @@ dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, const i
 
 /* ---- a step ---- */
 
-static const dc_tensor *tensor_at(const dc_tensor *tensors, size_t size, int64_t i) {
+static const dc_tensor *optimizer_tensor_at(const dc_tensor *tensors, size_t size, int64_t i) {
   return (const dc_tensor *)(const void *)((const char *)tensors + (size_t)i * size);
 }
 
 /* One tensor of a step; the index in the text costs a moment, so it is only looked for when there is a fault. */
-static dc_status read_part(const char *fn, const char *arg, const dc_tensor *tensor, int64_t index,
-                           const dc__optim_param *p, dc_tensor *read) {
+static dc_status optimizer_read_part(const char *fn, const char *arg, const dc_tensor *tensor, int64_t index,
+                                     const dc__optim_param *p, dc_tensor *read) {
   char name[32];
   int64_t numel;
   if (dc__tensor_read(fn, arg, tensor, false, read, &numel) != DC_OK) {
@@ -212,10 +212,10 @@ static dc_status read_pair(const char *fn, const dc_tensor *weight, const dc_ten
                            const dc__optim_param *p, dc__optim_io *io) {
   dc_tensor w;
   dc_tensor g = DC_TENSOR_INIT;
-  DC__TRY(read_part(fn, "weights", weight, i, p, &w));
+  DC__TRY(optimizer_read_part(fn, "weights", weight, i, p, &w));
   DC__TRY(dc__read_options(fn, "grads", &g, sizeof g, grad, DC__TENSOR_SIZE_0_1));
   if (g.dtype != DC_DTYPE_NONE) {
-    DC__TRY(read_part(fn, "grads", grad, i, p, &g));
+    DC__TRY(optimizer_read_part(fn, "grads", grad, i, p, &g));
   }
   if (w.dtype != p->dtype) {
     return dc__fail(DC_E_DTYPE, "%s: weights[%" PRId64 "] is %s, the parameter was added as %s", fn, i,
@@ -248,8 +248,8 @@ static dc_status read_step(dc_optimizer *o, const char *fn, const dc_tensor *wei
     return dc__fail(DC_E_INVALID, "%s: grad_scale = %g, must be finite", fn, grad_scale);
   }
   for (int64_t i = 0; i < count; i++) {
-    DC__TRY(read_pair(fn, tensor_at(weights, tensor_size, i), tensor_at(grads, tensor_size, i), i, &o->params[i],
-                      &o->io[i]));
+    DC__TRY(read_pair(fn, optimizer_tensor_at(weights, tensor_size, i), optimizer_tensor_at(grads, tensor_size, i), i,
+                      &o->params[i], &o->io[i]));
   }
   return DC_OK;
 }
@@ -285,7 +285,7 @@ static dc_status read_number(const char *fn, const char *arg, const dc_tensor *t
   return DC_OK;
 }
 
-static dc_status set_loss_scale(dc_optimizer *o, const float *loss_scale, const float *found_inf) {
+static dc_status optimizer_set_loss_scale(dc_optimizer *o, const float *loss_scale, const float *found_inf) {
   dc__optim_set_loss_scale(o, loss_scale, found_inf);
   return DC_OK;
 }
@@ -297,10 +297,10 @@ dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_tensor *
   const float *found;
   DC__TRY(read_number(__func__, "loss_scale", loss_scale, &scale));
   DC__TRY(read_number(__func__, "found_inf", found_inf, &found));
-  DC__WITH_OPTIMIZER(optimizer, set_loss_scale(optimizer, scale, found));
+  DC__WITH_OPTIMIZER(optimizer, optimizer_set_loss_scale(optimizer, scale, found));
 }
 
-static dc_status set_stream(dc_optimizer *o, const char *fn, dc_stream *stream) {
+static dc_status optimizer_set_stream(dc_optimizer *o, const char *fn, dc_stream *stream) {
   DC__TRY(dc__handle_check_optional(fn, "stream", stream, DC__HANDLE_STREAM));
   if (stream != NULL) {
     DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
@@ -310,7 +310,7 @@ static dc_status set_stream(dc_optimizer *o, const char *fn, dc_stream *stream) 
 
 dc_status dc_optimizer_set_stream(dc_optimizer *optimizer, dc_stream *stream) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_OPTIMIZER(optimizer, set_stream(optimizer, __func__, stream));
+  DC__WITH_OPTIMIZER(optimizer, optimizer_set_stream(optimizer, __func__, stream));
 }
 
 int64_t dc_optimizer_steps(const dc_optimizer *optimizer) {
@@ -371,7 +371,7 @@ dc_status dc_optimizer_load(dc_optimizer *optimizer, const void *memory, size_t 
   DC__WITH_OPTIMIZER(optimizer, dc__optim_load(optimizer, __func__, memory, bytes));
 }
 
-static dc_status get_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats) {
+static dc_status optimizer_get_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats) {
   dc_optimizer_stats read;
   DC__TRY(dc__optim_stats(o, fn, &read));
   return dc__write_sized(fn, "stats", stats, &read, sizeof read, OPTIMIZER_STATS_SIZE_0_1);
@@ -379,5 +379,5 @@ static dc_status get_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *
 
 dc_status dc_get_optimizer_stats(dc_optimizer *optimizer, dc_optimizer_stats *stats) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_OPTIMIZER(optimizer, get_stats(optimizer, __func__, stats));
+  DC__WITH_OPTIMIZER(optimizer, optimizer_get_stats(optimizer, __func__, stats));
 }
