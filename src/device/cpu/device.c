@@ -9,7 +9,7 @@
 
 static const size_t HUGE_PAGE = (size_t)2 << 20;
 
-static size_t round_up(size_t bytes, size_t unit) {
+static size_t cpu_round_up(size_t bytes, size_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 
@@ -19,7 +19,7 @@ static void *map_huge(size_t bytes) {
   if (map == MAP_FAILED) {
     return NULL;
   }
-  size_t before = round_up((uintptr_t)map, HUGE_PAGE) - (uintptr_t)map;
+  size_t before = cpu_round_up((uintptr_t)map, HUGE_PAGE) - (uintptr_t)map;
   if (before > 0) {
     munmap(map, before);
   }
@@ -30,8 +30,8 @@ static void *map_huge(size_t bytes) {
 }
 
 /* Both kinds of memory are the same here. The size is rounded so that alloc and free agree on what was taken. */
-static size_t true_size(size_t bytes) {
-  return bytes >= HUGE_PAGE ? round_up(bytes, HUGE_PAGE) : round_up(bytes == 0 ? 1 : bytes, DC__ALIGNMENT);
+static size_t cpu_alloc_size(size_t bytes) {
+  return bytes >= HUGE_PAGE ? cpu_round_up(bytes, HUGE_PAGE) : cpu_round_up(bytes == 0 ? 1 : bytes, DC__ALIGNMENT);
 }
 
 static dc_status cpu_alloc(dc_device *device, size_t bytes, int32_t kind, void **ptr) {
@@ -40,7 +40,7 @@ static dc_status cpu_alloc(dc_device *device, size_t bytes, int32_t kind, void *
     return dc__fail(DC_E_NO_MEMORY, "device \"cpu\": no block can have %zu bytes", bytes);
   }
   atomic_fetch_add_explicit(&device->allocations, 1, memory_order_relaxed);
-  size_t size = true_size(bytes);
+  size_t size = cpu_alloc_size(bytes);
   if (device->allocator.alloc != NULL) {
     DC__TRY(dc__device_alloc_user(device, size, ptr));
     dc__device_count_bytes(device, (int64_t)size);
@@ -61,7 +61,7 @@ static void cpu_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
   if (ptr == NULL) {
     return;
   }
-  size_t size = true_size(bytes);
+  size_t size = cpu_alloc_size(bytes);
   dc__device_count_bytes(device, -(int64_t)size);
   if (device->allocator.alloc != NULL) {
     device->allocator.free(ptr, size, DC__ALIGNMENT, device->allocator.user);

@@ -60,7 +60,7 @@ dc_status dc__cuda_check(dc_device *device) {
 /* ---- closing ---- */
 
 /* Releases what open() acquired; the rest is NULL. */
-static void destroy(dc_device *device) {
+static void device_destroy(dc_device *device) {
   dc__cuda_device *self = (dc__cuda_device *)device;
   const dc__cuda_driver *driver = &self->driver;
   if (self->context != NULL) {
@@ -131,11 +131,11 @@ static const dc__device_ops ops = {
     .enable_peer_access = dc__cuda_enable_peer_access,
     .check = dc__cuda_check,
     .can_free = dc__cuda_can_free,
-    .destroy = destroy,
+    .destroy = device_destroy,
 };
 
 /* Checks that the device exists and supports what libdc needs. */
-static dc_status identify(dc__cuda_device *self, int32_t number) {
+static dc_status device_identify(dc__cuda_device *self, int32_t number) {
   int count = 0, minor = 0, pools = 0;
   DC__CUDA_CALL(self, cuDeviceGetCount, &count);
   if (number >= count) {
@@ -165,7 +165,7 @@ static dc_status open_inside(dc__cuda_device *self) {
 
 static dc_status open_context(dc__cuda_device *self, int32_t number) {
   DC__TRY(dc__cuda_driver_open(&self->driver));
-  DC__TRY(identify(self, number));
+  DC__TRY(device_identify(self, number));
   DC__CUDA_CALL(self, cuDevicePrimaryCtxRetain, &self->context, self->number);
   dc__cuda_context_guard entry = dc__cuda_context_enter(self);
   dc_status status = open_inside(self);
@@ -189,7 +189,7 @@ static dc_status open_device(int32_t number, const char *name, const dc_allocato
   self->cpu = dc__cuda_cpu_device();
   dc_status status = self->cpu == NULL ? DC_E_NO_MEMORY : open_context(self, number);
   if (status != DC_OK) {
-    destroy(&self->head);
+    device_destroy(&self->head);
     return status;
   }
   if (allocator != NULL) {

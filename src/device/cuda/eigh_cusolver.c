@@ -103,7 +103,7 @@ void dc__cuda_cusolver_close(dc__cuda_device *device) {
 
 /* ---- decompositions ---- */
 
-static int type_of(const dc__eigh *e) {
+static int cusolver_type_of(const dc__eigh *e) {
   return e->dtype == DC_FLOAT64 ? DC__CUSOLVER_R_64F : DC__CUSOLVER_R_32F;
 }
 
@@ -115,7 +115,7 @@ static bool in_batches(const struct dc__cuda_cusolver *s, const dc__eigh *e, int
  * device entered. Returns the library's status. */
 static int eigh_workspace_of(const struct dc__cuda_cusolver *s, const dc__eigh *e, int64_t count,
                              workspace_size *bytes) {
-  const int type = type_of(e);
+  const int type = cusolver_type_of(e);
   return in_batches(s, e, count)
              ? s->api.cusolverDnXsyevBatched_bufferSize(s->handle, s->params, e->vectors, DC__CUSOLVER_LOWER, e->n,
                                                         type, e->a, e->n, type, e->values, type, &bytes->device,
@@ -125,7 +125,7 @@ static int eigh_workspace_of(const struct dc__cuda_cusolver *s, const dc__eigh *
 }
 
 static int eigh_call(const struct dc__cuda_cusolver *s, const dc__eigh *e, int64_t count, const workspace_size *bytes) {
-  const int type = type_of(e);
+  const int type = cusolver_type_of(e);
   return in_batches(s, e, count)
              ? s->api.cusolverDnXsyevBatched(s->handle, s->params, e->vectors, DC__CUSOLVER_LOWER, e->n, type, e->a,
                                              e->n, type, e->values, type, e->workspace, bytes->device, e->host,

@@ -19,13 +19,13 @@ dc_status dc__cuda_event_create(dc_device *device, dc_event **event) {
   return DC_OK;
 }
 
-static dc__cuda_device *device_of(const dc_event *event) {
+static dc__cuda_device *event_device(const dc_event *event) {
   return (dc__cuda_device *)event->device;
 }
 
 void dc__cuda_event_destroy(dc_event *event) {
   cuda_event *self = (cuda_event *)event;
-  dc__cuda_pool_event_release(device_of(event), self->latest);
+  dc__cuda_pool_event_release(event_device(event), self->latest);
   pthread_mutex_destroy(&self->mutex);
   dc__device_release(event->device);
   dc__free(self);
@@ -37,7 +37,7 @@ static void set_mark(dc_event *event, dc__cuda_pool_event *next) {
   dc__cuda_pool_event *before = self->latest;
   self->latest = next;
   pthread_mutex_unlock(&self->mutex);
-  dc__cuda_pool_event_release(device_of(event), before);
+  dc__cuda_pool_event_release(event_device(event), before);
 }
 
 /* With a reference for the caller; NULL if it has passed. */
@@ -57,7 +57,7 @@ void dc__cuda_event_record(dc_event *event, dc_stream *stream) {
   dc__cuda_stream *on = (dc__cuda_stream *)stream;
   dc__cuda_pool_event *mark = NULL;
   if (dc__cuda_pool_event_record(on, &mark) != DC_OK && dc__cuda_stream_drain(on) != DC_OK) {
-    dc__cuda_keep_status(device_of(event), DC_E_NO_MEMORY);
+    dc__cuda_keep_status(event_device(event), DC_E_NO_MEMORY);
   }
   set_mark(event, mark);
 }
@@ -68,15 +68,15 @@ void dc__cuda_event_set(dc_event *event) {
 
 bool dc__cuda_event_passed(dc_event *event) {
   dc__cuda_pool_event *mark = get_mark(event);
-  bool passed = mark == NULL || dc__cuda_pool_event_query(device_of(event), mark);
-  dc__cuda_pool_event_release(device_of(event), mark);
+  bool passed = mark == NULL || dc__cuda_pool_event_query(event_device(event), mark);
+  dc__cuda_pool_event_release(event_device(event), mark);
   return passed;
 }
 
 dc_status dc__cuda_event_sync(dc_event *event, int64_t timeout_ns) {
   dc__cuda_pool_event *mark = get_mark(event);
-  dc_status status = mark == NULL ? DC_OK : dc__cuda_pool_event_sync(device_of(event), mark, timeout_ns);
-  dc__cuda_pool_event_release(device_of(event), mark);
+  dc_status status = mark == NULL ? DC_OK : dc__cuda_pool_event_sync(event_device(event), mark, timeout_ns);
+  dc__cuda_pool_event_release(event_device(event), mark);
   return status;
 }
 

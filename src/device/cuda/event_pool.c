@@ -6,7 +6,7 @@
 
 #include "device/cuda/cuda.h"
 
-static dc__cuda_device *device_of(const dc__cuda_stream *stream) {
+static dc__cuda_device *pool_event_device(const dc__cuda_stream *stream) {
   return (dc__cuda_device *)stream->head.device;
 }
 
@@ -63,7 +63,7 @@ void dc__cuda_event_pool_destroy(dc__cuda_device *device) {
 
 static void issue_record(dc__cuda_stream *stream, void *args) {
   dc__cuda_pool_event *mark = *(dc__cuda_pool_event **)args;
-  dc__cuda_device *device = device_of(stream);
+  dc__cuda_device *device = pool_event_device(stream);
   mark->captured = dc__cuda_is_capturing(stream);
   bool recorded = mark->native != NULL && DC__CUDA_KEEP(device, cuEventRecord, mark->native, stream->native) == DC_OK;
   pthread_mutex_lock(&device->mutex);
@@ -74,7 +74,7 @@ static void issue_record(dc__cuda_stream *stream, void *args) {
 }
 
 dc_status dc__cuda_pool_event_record(dc__cuda_stream *stream, dc__cuda_pool_event **mark) {
-  dc__cuda_device *device = device_of(stream);
+  dc__cuda_device *device = pool_event_device(stream);
   dc__cuda_pool_event *m;
   DC__TRY(pool_event_alloc(device, &m));
   atomic_store(&m->refs, 2); /* references of the caller and of the record */
@@ -126,7 +126,7 @@ static void wait_until_passed(dc__cuda_device *device, dc__cuda_pool_event *mark
  * driver refuses to let a stream wait. */
 static void issue_wait(dc__cuda_stream *stream, void *args) {
   dc__cuda_pool_event *mark = *(dc__cuda_pool_event **)args;
-  dc__cuda_device *device = device_of(stream);
+  dc__cuda_device *device = pool_event_device(stream);
   (void)wait_until_issued(device, mark, 0);
   int state = atomic_load(&mark->state);
   bool by_host = state == DC__EVENT_LOST || (!mark->captured && dc__cuda_is_capturing(stream));
@@ -145,7 +145,7 @@ static dc_status own_stream_error(void) {
 }
 
 dc_status dc__cuda_pool_event_wait(dc__cuda_pool_event *mark, dc__cuda_stream *stream) {
-  dc__cuda_device *device = device_of(stream);
+  dc__cuda_device *device = pool_event_device(stream);
   int state = atomic_load(&mark->state);
   dc_status status = DC_OK;
   if (state == DC__EVENT_PASSED || mark->stream == stream->serial) { /* a stream is in order with its own marks */
@@ -241,7 +241,7 @@ dc_status dc__cuda_stream_sync(dc_stream *stream, int64_t timeout_ns) {
   if (status != DC_OK) {
     return timeout_ns == 0 ? dc__cuda_stream_drain(self) : status;
   }
-  status = dc__cuda_pool_event_sync(device_of(self), mark, timeout_ns);
-  dc__cuda_pool_event_release(device_of(self), mark);
+  status = dc__cuda_pool_event_sync(pool_event_device(self), mark, timeout_ns);
+  dc__cuda_pool_event_release(pool_event_device(self), mark);
   return status;
 }

@@ -122,7 +122,7 @@ void dc__cuda_cublaslt_close(dc__cuda_device *device) {
 
 /* ---- plans ---- */
 
-static int type_of(int32_t dtype) {
+static int cublaslt_type_of(int32_t dtype) {
   return dtype == DC_FLOAT64    ? DC__LT_R_64F
          : dtype == DC_FLOAT16  ? DC__LT_R_16F
          : dtype == DC_BFLOAT16 ? DC__LT_R_16BF
@@ -191,7 +191,7 @@ static int cublaslt_describe(const dc__lt *lt, matmul_plan *p, const dc__matmul 
                                   DC__LT_EPILOGUE_BGRADB};
   const matmul_shape *of = &p->of;
   const bool wide = of->dtype == DC_FLOAT64;
-  const int type = type_of(of->dtype);
+  const int type = cublaslt_type_of(of->dtype);
   const int transposed[] = {of->trans_a, of->trans_b};
   int error = lt->cublasLtMatmulDescCreate(&p->desc, wide ? DC__LT_COMPUTE_64F : DC__LT_COMPUTE_32F,
                                            wide ? DC__LT_R_64F : DC__LT_R_32F);
@@ -210,9 +210,9 @@ static int cublaslt_describe(const dc__lt *lt, matmul_plan *p, const dc__matmul 
   const int64_t batch = of->heuristic_batch > 0 ? of->heuristic_batch : of->batch;
   error = error != 0 ? error : cublaslt_create_layout(lt, &p->a, type, a[0], a[1], of->lda, batch, of->stride_a);
   error = error != 0 ? error : cublaslt_create_layout(lt, &p->b, type, b[0], b[1], of->ldb, batch, of->stride_b);
-  return error != 0
-             ? error
-             : cublaslt_create_layout(lt, &p->d, type_of(of->out_dtype), of->m, of->n, of->ldd, batch, of->stride_d);
+  return error != 0 ? error
+                    : cublaslt_create_layout(lt, &p->d, cublaslt_type_of(of->out_dtype), of->m, of->n, of->ldd, batch,
+                                             of->stride_d);
 }
 
 /* Sets the real batch, after the search with the nominal one. Returns the library's status. */

@@ -23,11 +23,11 @@ dc_status dc__cuda_pool_open(dc__cuda_device *device) {
   return DC_OK;
 }
 
-static size_t true_size(size_t bytes) {
+static size_t cuda_alloc_size(size_t bytes) {
   return bytes == 0 ? DC__ALIGNMENT : (bytes + DC__ALIGNMENT - 1) / DC__ALIGNMENT * DC__ALIGNMENT;
 }
 
-static dc_status alloc_device(dc__cuda_device *device, size_t bytes, void **ptr) {
+static dc_status cuda_alloc_device(dc__cuda_device *device, size_t bytes, void **ptr) {
   dc__cu_ptr block = 0;
   dc__cuda_context_guard entry = dc__cuda_context_enter(device);
   const char *call = "cuMemAllocFromPoolAsync";
@@ -70,11 +70,12 @@ dc_status dc__cuda_alloc(dc_device *device, size_t bytes, int32_t kind, void **p
   dc__cuda_device *self = (dc__cuda_device *)device;
   DC__TRY(dc__cuda_check(device));
   atomic_fetch_add_explicit(&device->allocations, 1, memory_order_relaxed);
-  size_t size = true_size(bytes);
+  size_t size = cuda_alloc_size(bytes);
   if (kind == DC_MEMORY_HOST) {
     return alloc_pinned(self, size, ptr);
   }
-  DC__TRY(device->allocator.alloc != NULL ? dc__device_alloc_user(device, size, ptr) : alloc_device(self, size, ptr));
+  DC__TRY(device->allocator.alloc != NULL ? dc__device_alloc_user(device, size, ptr)
+                                          : cuda_alloc_device(self, size, ptr));
   dc__device_count_bytes(device, (int64_t)size);
   return DC_OK;
 }
@@ -86,7 +87,7 @@ bool dc__cuda_can_free(dc_device *device) {
 
 void dc__cuda_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
   dc__cuda_device *self = (dc__cuda_device *)device;
-  size_t size = true_size(bytes);
+  size_t size = cuda_alloc_size(bytes);
   if (ptr == NULL || !dc__cuda_can_free(device)) {
     return;
   }

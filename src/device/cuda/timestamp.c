@@ -4,7 +4,7 @@
 
 enum { EPOCH_MS = 8000 }; /* a float of so many milliseconds still resolves half a microsecond */
 
-static dc__cuda_device *device_of(const dc__timestamp *stamp) {
+static dc__cuda_device *timestamp_device(const dc__timestamp *stamp) {
   return (dc__cuda_device *)stamp->device;
 }
 
@@ -41,7 +41,7 @@ void dc__cuda_timestamp_release(dc__timestamp *stamp) {
   if (s == NULL || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) {
     return;
   }
-  dc__cuda_device *device = device_of(stamp);
+  dc__cuda_device *device = timestamp_device(stamp);
   pthread_mutex_lock(&device->mutex);
   s->next = device->free_timestamps;
   device->free_timestamps = s;
@@ -84,7 +84,7 @@ static dc__cu_result ensure_epoch(dc__cuda_device *device, int64_t now) {
 /* A graph would record it at each run. There, and if the driver refuses, the host's time is taken. */
 static void issue_timestamp(dc__cuda_stream *stream, void *args) {
   dc__cuda_timestamp *s = *(dc__cuda_timestamp **)args;
-  dc__cuda_device *device = device_of(&s->head);
+  dc__cuda_device *device = timestamp_device(&s->head);
   bool captures = dc__cuda_is_capturing(stream);
   int64_t now = dc__now_ns();
   pthread_mutex_lock(&device->mutex);
@@ -130,7 +130,7 @@ static int64_t timestamp_read(dc__cuda_device *device, dc__cuda_timestamp *s) {
 
 int64_t dc__cuda_timestamp_ns(dc__timestamp *stamp) {
   dc__cuda_timestamp *s = (dc__cuda_timestamp *)stamp;
-  dc__cuda_device *device = device_of(stamp);
+  dc__cuda_device *device = timestamp_device(stamp);
   dc__cuda_context_guard entry = dc__cuda_context_enter(device);
   pthread_mutex_lock(&device->mutex);
   int state = atomic_load(&s->state);
