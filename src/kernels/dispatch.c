@@ -24,7 +24,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char unknown[32]; /* DC_CPU's value, if it is no level's name */
 
 /* The highest level that DC_CPU allows. */
-static int32_t allowed(void) {
+static int32_t dispatch_max_level(void) {
   const char *value = secure_getenv("DC_CPU");
   if (value == NULL || value[0] == '\0') {
     return DC__KERNELS_LEVELS - 1;
@@ -48,8 +48,8 @@ static bool has_amx(void) {
 }
 #endif
 
-static void fill(void) {
-  const int32_t max_level = allowed();
+static void dispatch_fill_tables(void) {
+  const int32_t max_level = dispatch_max_level();
 #ifdef __x86_64__
   unsigned int a = 0;
   unsigned int b = 0;
@@ -104,19 +104,19 @@ const dc__kernel_table *dc__active_kernels(void) {
 }
 
 int32_t dc__kernels_limit(int32_t limit) {
-  pthread_once(&once, fill);
+  pthread_once(&once, dispatch_fill_tables);
   int32_t use = limit < 0 ? 0 : limit > highest ? highest : limit;
   atomic_store_explicit(&level, use, memory_order_release);
   return use;
 }
 
 int32_t dc__kernels_level(void) {
-  pthread_once(&once, fill);
+  pthread_once(&once, dispatch_fill_tables);
   return (int32_t)atomic_load_explicit(&level, memory_order_acquire);
 }
 
 dc_status dc__kernels_check(const char *fn) {
-  pthread_once(&once, fill);
+  pthread_once(&once, dispatch_fill_tables);
   return unknown[0] == '\0' ? DC_OK
                             : dc__fail(DC_E_INVALID,
                                        "%s: the environment's DC_CPU = \"%s\", must be generic, avx2, avx512, "

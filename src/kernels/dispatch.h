@@ -95,12 +95,12 @@ extern const dc__update dc__update_avx512;
 
 /* tridiagonal.h, for one instruction set. */
 typedef struct dc__tridiagonal {
-  void (*times)(double *y, const double *a, int64_t ld, const double *x, int64_t n);
-  void (*dots)(double *sums, const double *rows, int64_t ld, int64_t count, const double *x, int64_t n);
-  void (*combine)(double *y, const double *rows, int64_t ld, int64_t count, const double *factors, int64_t n);
-  void (*ends)(const double *d, const double *off, int64_t n, double *min, double *max);
-  void (*inverses)(double *f, const double *d, const double *off, int64_t n, const double *shifts,
-                   const double *weights, double *scratch);
+  void (*symv)(double *y, const double *a, int64_t ld, const double *x, int64_t n);
+  void (*gemv)(double *sums, const double *rows, int64_t ld, int64_t count, const double *x, int64_t n);
+  void (*gemv_t)(double *y, const double *rows, int64_t ld, int64_t count, const double *factors, int64_t n);
+  void (*eigenvalue_bounds)(const double *d, const double *off, int64_t n, double *min, double *max);
+  void (*shifted_inverses)(double *f, const double *d, const double *off, int64_t n, const double *shifts,
+                           const double *weights, double *scratch);
 } dc__tridiagonal;
 extern const dc__tridiagonal dc__tridiagonal_plain;
 extern const dc__tridiagonal dc__tridiagonal_avx2;

@@ -66,7 +66,7 @@ struct dc__threadpool {
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
 static dc__threadpool *open_pools;
 
-static int32_t affinity(void) {
+static int32_t threadpool_count_cpus(void) {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) != 0) {
     return 1;
@@ -130,7 +130,7 @@ dc_status dc__threadpool_open(int32_t threads, dc__threadpool **pool) {
   if (threads < 0 || threads > DC__THREADS_MAX) {
     return dc__fail(DC_E_INVALID, "threads = %" PRId32 ", must be 0 to %d", threads, (int)DC__THREADS_MAX);
   }
-  int32_t count = threads > 0 ? threads : affinity();
+  int32_t count = threads > 0 ? threads : threadpool_count_cpus();
   count = count < DC__THREADS_MAX ? count : DC__THREADS_MAX;
   pthread_mutex_lock(&registry);
   dc__threadpool *found = open_pools;
@@ -242,7 +242,7 @@ static void spin_for_helpers(job *j) {
   }
 }
 
-static void *worker(void *arg) {
+static void *worker_main(void *arg) {
   dc__threadpool *pool = arg;
   scratch *block = scratch_acquire(pool);
   pthread_mutex_lock(&pool->mutex);
@@ -281,7 +281,7 @@ static void start_workers(dc__threadpool *pool) {
   sigfillset(&all);
   sched_getaffinity(0, sizeof pool->processors, &pool->processors);
   pthread_sigmask(SIG_BLOCK, &all, &before);
-  while (pool->workers < pool->threads - 1 && pthread_create(&pool->ids[pool->workers], NULL, worker, pool) == 0) {
+  while (pool->workers < pool->threads - 1 && pthread_create(&pool->ids[pool->workers], NULL, worker_main, pool) == 0) {
     pool->workers++;
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -46,7 +46,7 @@ static void test_products(void **state) {
           want[i] += (j <= i ? a[i * LD + j] : a[j * LD + i]) * x[j];
         }
       }
-      dc__tridiagonal_times(y, a, LD, x, n);
+      dc__tridiagonal_symv(y, a, LD, x, n);
       assert_near(y, want, n, 1e-14);
     }
   }
@@ -72,8 +72,8 @@ static void test_rows(void **state) {
             want[i] += factors[k] * rows[k * LD + i];
           }
         }
-        dc__tridiagonal_dots(sums, rows, LD, count, x, n);
-        dc__tridiagonal_combine(y, rows, LD, count, factors, n);
+        dc__tridiagonal_gemv(sums, rows, LD, count, x, n);
+        dc__tridiagonal_gemv_t(y, rows, LD, count, factors, n);
         assert_near(sums, dots, count, 1e-14);
         assert_near(y, want, MOST, 1e-14);
       }
@@ -96,12 +96,12 @@ static void test_ends(void **state) {
       }
       double got[2];
       const double want[2] = {2 - 2 * cos(pi / (double)(n + 1)), 2 - 2 * cos(pi * (double)n / (double)(n + 1))};
-      dc__tridiagonal_ends(d, off, n, &got[0], &got[1]);
+      dc__tridiagonal_eigenvalue_bounds(d, off, n, &got[0], &got[1]);
       assert_near(got, want, 2, 1e-15);
       memset(off, 0, sizeof off); /* a diagonal matrix falls apart */
       d[n / 2] = 1;
       d[0] = -3;
-      dc__tridiagonal_ends(d, off, n, &got[0], &got[1]);
+      dc__tridiagonal_eigenvalue_bounds(d, off, n, &got[0], &got[1]);
       const double apart[2] = {-3, n == 1 ? -3 : n == 2 ? 1 : 2};
       assert_near(got, apart, 2, 1e-15);
     }
@@ -129,7 +129,7 @@ static void test_inverses(void **state) {
       for (int64_t k = 0; k < SHIFTS; k++) {
         memset(weights, 0, sizeof weights);
         weights[k] = 1;
-        dc__tridiagonal_inverses(f, d, off, n, shifts, weights, scratch);
+        dc__tridiagonal_shifted_inverses(f, d, off, n, shifts, weights, scratch);
         for (int64_t i = 0; i < n; i++) {
           for (int64_t j = 0; j <= i; j++) {
             sum[i * n + j] += (double)(k + 1) * f[i * n + j];
@@ -147,7 +147,7 @@ static void test_inverses(void **state) {
       for (int64_t k = 0; k < SHIFTS; k++) {
         weights[k] = (double)(k + 1);
       }
-      dc__tridiagonal_inverses(f, d, off, n, shifts, weights, scratch);
+      dc__tridiagonal_shifted_inverses(f, d, off, n, shifts, weights, scratch);
       for (int64_t i = 0; i < n; i++) {
         assert_near(f + i * n, sum + i * n, i + 1, 1e-13);
       }

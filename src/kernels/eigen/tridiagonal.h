@@ -9,24 +9,23 @@
 /* y = A x. A [n, n] is given by its rows' lower triangle, `ld` apart; above the diagonal, the blocks along it of
  * DC__TRIDIAGONAL_BLOCK rows must be filled in as well. */
 enum { DC__TRIDIAGONAL_BLOCK = 8 };
-void dc__tridiagonal_times(double *y, const double *a, int64_t ld, const double *x, int64_t n);
+void dc__tridiagonal_symv(double *y, const double *a, int64_t ld, const double *x, int64_t n);
 /* sums[k] = row k times x, for `count` rows of n elements. */
-void dc__tridiagonal_dots(double *sums, const double *rows, int64_t ld, int64_t count, const double *x, int64_t n);
+void dc__tridiagonal_gemv(double *sums, const double *rows, int64_t ld, int64_t count, const double *x, int64_t n);
 /* y += sum over k of factors[k] times row k. */
-void dc__tridiagonal_combine(double *y, const double *rows, int64_t ld, int64_t count, const double *factors,
-                             int64_t n);
+void dc__tridiagonal_gemv_t(double *y, const double *rows, int64_t ld, int64_t count, const double *factors, int64_t n);
 
 /* The least and the largest eigenvalue of the tridiagonal matrix T, to the last digits of the larger one. T has the
  * diagonal d [n] and off[i] between i - 1 and i; off[0] is not used. */
-void dc__tridiagonal_ends(const double *d, const double *off, int64_t n, double *min, double *max);
+void dc__tridiagonal_eigenvalue_bounds(const double *d, const double *off, int64_t n, double *min, double *max);
 
 /* The lower triangle of f [n, n] = sum over k of weights[k] (T + shifts[k] I)^-1. T is positive definite, and shifts
  * are at least 0. Above the diagonal, the same blocks of DC__TRIDIAGONAL_BLOCK columns become zero, and the rest is not
  * touched. scratch: DC__TRIDIAGONAL_SCRATCH(n) elements. */
 enum { DC__TRIDIAGONAL_SHIFTS = 64 };
 #define DC__TRIDIAGONAL_SCRATCH(n) (DC__TRIDIAGONAL_SHIFTS * (2 * (n) + DC__TRIDIAGONAL_BLOCK) + (n))
-void dc__tridiagonal_inverses(double *f, const double *d, const double *off, int64_t n,
-                              const double shifts[DC__TRIDIAGONAL_SHIFTS], const double weights[DC__TRIDIAGONAL_SHIFTS],
-                              double *scratch);
+void dc__tridiagonal_shifted_inverses(double *f, const double *d, const double *off, int64_t n,
+                                      const double shifts[DC__TRIDIAGONAL_SHIFTS],
+                                      const double weights[DC__TRIDIAGONAL_SHIFTS], double *scratch);
 
 #endif

@@ -18,7 +18,7 @@ enum { BLOCK = DC__TRIDIAGONAL_BLOCK, SHIFTS = DC__TRIDIAGONAL_SHIFTS };
 typedef double lanes __attribute__((vector_size(LANES * 8), aligned(8), may_alias));
 
 /* c + a b */
-static inline lanes fused(lanes a, lanes b, lanes c) {
+static inline lanes lanes_fma(lanes a, lanes b, lanes c) {
 #if defined __AVX512F__
   return (lanes)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
 #elif defined __AVX2__
@@ -28,11 +28,11 @@ static inline lanes fused(lanes a, lanes b, lanes c) {
 #endif
 }
 
-static inline lanes spread(double x) {
+static inline lanes lanes_set1(double x) {
   return x - (lanes){0};
 }
 
-static inline double total(lanes v) {
+static inline double lanes_sum(lanes v) {
 #if defined __AVX512F__
   return _mm512_reduce_add_pd((__m512d)v);
 #elif defined __AVX2__
@@ -44,40 +44,41 @@ static inline double total(lanes v) {
 }
 
 /* `rows` of them at a time: each element of the triangle is read once, for its row's sum and for its column's. */
-static inline void times_rows(double *restrict y, const double *restrict a, int64_t ld, const double *restrict x,
-                              int64_t first, int rows, int64_t across) {
+static inline void tridiagonal_symv_rows(double *restrict y, const double *restrict a, int64_t ld,
+                                         const double *restrict x, int64_t first, int rows, int64_t across) {
   lanes sum[LANES];
   lanes factor[LANES];
   for (int r = 0; r < rows; r++) {
-    sum[r] = spread(0);
-    factor[r] = spread(x[first + r]);
+    sum[r] = lanes_set1(0);
+    factor[r] = lanes_set1(x[first + r]);
   }
   for (int64_t j = 0; j < across; j += LANES) {
     const lanes at = *(const lanes *)(x + j);
     lanes column = *(lanes *)(y + j);
     for (int r = 0; r < rows; r++) {
       const lanes entry = *(const lanes *)(a + (first + r) * ld + j);
-      sum[r] = fused(entry, at, sum[r]);
-      column = fused(entry, factor[r], column);
+      sum[r] = lanes_fma(entry, at, sum[r]);
+      column = lanes_fma(entry, factor[r], column);
     }
     *(lanes *)(y + j) = column;
   }
   for (int r = 0; r < rows; r++) {
-    y[first + r] = total(sum[r]);
+    y[first + r] = lanes_sum(sum[r]);
   }
 }
 
-static void times(double *restrict y, const double *restrict a, int64_t ld, const double *restrict x, int64_t n) {
+static void tridiagonal_symv(double *restrict y, const double *restrict a, int64_t ld, const double *restrict x,
+                             int64_t n) {
   int64_t i = 0;
   for (; i + LANES <= n; i += LANES) { /* the block on the diagonal is whole */
-    times_rows(y, a, ld, x, i, LANES, i);
+    tridiagonal_symv_rows(y, a, ld, x, i, LANES, i);
     const lanes at = *(const lanes *)(x + i);
     for (int r = 0; r < LANES; r++) {
-      y[i + r] += total(*(const lanes *)(a + (i + r) * ld + i) * at);
+      y[i + r] += lanes_sum(*(const lanes *)(a + (i + r) * ld + i) * at);
     }
   }
   for (const int64_t across = i; i < n; i++) {
-    times_rows(y, a, ld, x, i, 1, across);
+    tridiagonal_symv_rows(y, a, ld, x, i, 1, across);
     for (int64_t j = across; j < i; j++) {
       y[i] += a[i * ld + j] * x[j];
       y[j] += a[i * ld + j] * x[i];
@@ -88,28 +89,28 @@ static void times(double *restrict y, const double *restrict a, int64_t ld, cons
 
 enum { ROWS = 4 };
 
-static void dots(double *restrict sums, const double *restrict rows, int64_t ld, int64_t count,
-                 const double *restrict x, int64_t n) {
+static void tridiagonal_gemv(double *restrict sums, const double *restrict rows, int64_t ld, int64_t count,
+                             const double *restrict x, int64_t n) {
   const int64_t whole = n - n % LANES;
   for (int64_t k = 0; k < count; k += ROWS) {
     const int some = count - k < ROWS ? (int)(count - k) : ROWS;
-    lanes sum[ROWS] = {spread(0), spread(0), spread(0), spread(0)};
+    lanes sum[ROWS] = {lanes_set1(0), lanes_set1(0), lanes_set1(0), lanes_set1(0)};
     if (some == ROWS) {
       for (int64_t j = 0; j < whole; j += LANES) {
         const lanes at = *(const lanes *)(x + j);
         for (int r = 0; r < ROWS; r++) {
-          sum[r] = fused(*(const lanes *)(rows + (k + r) * ld + j), at, sum[r]);
+          sum[r] = lanes_fma(*(const lanes *)(rows + (k + r) * ld + j), at, sum[r]);
         }
       }
     } else {
       for (int r = 0; r < some; r++) {
         for (int64_t j = 0; j < whole; j += LANES) {
-          sum[r] = fused(*(const lanes *)(rows + (k + r) * ld + j), *(const lanes *)(x + j), sum[r]);
+          sum[r] = lanes_fma(*(const lanes *)(rows + (k + r) * ld + j), *(const lanes *)(x + j), sum[r]);
         }
       }
     }
     for (int r = 0; r < some; r++) {
-      sums[k + r] = total(sum[r]);
+      sums[k + r] = lanes_sum(sum[r]);
       for (int64_t j = whole; j < n; j++) {
         sums[k + r] += rows[(k + r) * ld + j] * x[j];
       }
@@ -117,22 +118,22 @@ static void dots(double *restrict sums, const double *restrict rows, int64_t ld,
   }
 }
 
-static void combine(double *restrict y, const double *restrict rows, int64_t ld, int64_t count,
-                    const double *restrict factors, int64_t n) {
+static void tridiagonal_gemv_t(double *restrict y, const double *restrict rows, int64_t ld, int64_t count,
+                               const double *restrict factors, int64_t n) {
   const int64_t whole = n - n % LANES;
   int64_t k = 0;
   for (; k + ROWS <= count; k += ROWS) {
     for (int64_t j = 0; j < whole; j += LANES) {
       lanes sum = *(lanes *)(y + j);
       for (int r = 0; r < ROWS; r++) {
-        sum = fused(*(const lanes *)(rows + (k + r) * ld + j), spread(factors[k + r]), sum);
+        sum = lanes_fma(*(const lanes *)(rows + (k + r) * ld + j), lanes_set1(factors[k + r]), sum);
       }
       *(lanes *)(y + j) = sum;
     }
   }
   for (; k < count; k++) {
     for (int64_t j = 0; j < whole; j += LANES) {
-      *(lanes *)(y + j) = fused(*(const lanes *)(rows + k * ld + j), spread(factors[k]), *(lanes *)(y + j));
+      *(lanes *)(y + j) = lanes_fma(*(const lanes *)(rows + k * ld + j), lanes_set1(factors[k]), *(lanes *)(y + j));
     }
   }
   for (int64_t j = whole; j < n; j++) {
@@ -153,15 +154,15 @@ static inline void count_below(const double *d, const double *off, int64_t n, co
   enum { VECTORS = 2 * POINTS / LANES };
   lanes pivot[VECTORS], count[VECTORS];
   for (int v = 0; v < VECTORS; v++) {
-    pivot[v] = spread(1);
-    count[v] = spread(0);
+    pivot[v] = lanes_set1(1);
+    count[v] = lanes_set1(0);
   }
   for (int64_t i = 0; i < n; i++) {
-    const lanes square = spread(i > 0 ? off[i] * off[i] + 1e-300 : 0);
-    const lanes entry = spread(d[i]);
+    const lanes square = lanes_set1(i > 0 ? off[i] * off[i] + 1e-300 : 0);
+    const lanes entry = lanes_set1(d[i]);
     for (int v = 0; v < VECTORS; v++) {
       pivot[v] = entry - *(const lanes *)(points + v * LANES) - square / pivot[v];
-      count[v] += (lanes)((__typeof__(pivot[v] < 0))spread(1) & (pivot[v] < 0));
+      count[v] += (lanes)((__typeof__(pivot[v] < 0))lanes_set1(1) & (pivot[v] < 0));
     }
   }
   for (int v = 0; v < VECTORS; v++) {
@@ -169,7 +170,7 @@ static inline void count_below(const double *d, const double *off, int64_t n, co
   }
 }
 
-static void ends(const double *d, const double *off, int64_t n, double *min, double *max) {
+static void tridiagonal_eigenvalue_bounds(const double *d, const double *off, int64_t n, double *min, double *max) {
   double low[2], high[2]; /* of the least and of the largest eigenvalue */
   double from = d[0];
   double to = d[0];
@@ -206,8 +207,8 @@ static void ends(const double *d, const double *off, int64_t n, double *min, dou
  * base + m, with m[i] = shift + off[i + 1]^2 / base[i + 1] * m[i + 1] / p[i + 1]. Below its diagonal an inverse has the
  * entry above times r[i] = -off[i] / p[i]. On it, it has 1 / p[i] + r[i]^2 times the one before, so nothing cancels
  * except in `base`. Row i of `diagonal`, weighted, and of `ratio`: those of all the shifts. */
-static void pivots(const double *d, const double *off, int64_t n, const double *shifts, const double *weights,
-                   double *base, double *diagonal, double *ratio) {
+static void shifted_pivots(const double *d, const double *off, int64_t n, const double *shifts, const double *weights,
+                           double *base, double *diagonal, double *ratio) {
   for (int64_t i = n - 1; i >= 0; i--) {
     base[i] = d[i] - (i + 1 < n ? off[i + 1] * off[i + 1] / base[i + 1] : 0);
   }
@@ -216,16 +217,16 @@ static void pivots(const double *d, const double *off, int64_t n, const double *
     lanes more = shift;
     for (int64_t i = n - 1; i >= 0; i--) {
       const double link = i > 0 ? off[i] : 0;
-      const lanes inverse = spread(1) / (spread(base[i]) + more);
+      const lanes inverse = lanes_set1(1) / (lanes_set1(base[i]) + more);
       *(lanes *)(diagonal + i * SHIFTS + k) = *(const lanes *)(weights + k) * inverse;
-      *(lanes *)(ratio + i * SHIFTS + k) = spread(-link) * inverse;
-      more = fused(spread(link * link / base[i]) * more, inverse, shift);
+      *(lanes *)(ratio + i * SHIFTS + k) = lanes_set1(-link) * inverse;
+      more = lanes_fma(lanes_set1(link * link / base[i]) * more, inverse, shift);
     }
-    lanes before = spread(0);
+    lanes before = lanes_set1(0);
     for (int64_t i = 0; i < n; i++) {
       const lanes r = *(const lanes *)(ratio + i * SHIFTS + k);
       lanes *entry = (lanes *)(diagonal + i * SHIFTS + k);
-      before = fused(r * r, before, *entry);
+      before = lanes_fma(r * r, before, *entry);
       *entry = before;
     }
   }
@@ -236,23 +237,23 @@ static void pivots(const double *d, const double *off, int64_t n, const double *
 enum { GROUP = LANES == 8 ? 16 : 8, SOME = 8 };
 
 static inline lanes without_tiny(lanes x) {
-  const lanes tiny = spread(1e-200);
+  const lanes tiny = lanes_set1(1e-200);
   typedef __typeof__(x > tiny) mask;
   return (lanes)((mask)x & ((x > tiny) | (x < -tiny)));
 }
 
 /* The first rows of LANES columns, one in each lane, from each column's diagonal entry on. `column` ends with the last
  * row's entries for all the shifts. */
-static void head(double *restrict f, int64_t n, int64_t j, const double *restrict diagonal,
-                 const double *restrict ratio, lanes *restrict column) {
+static void inverse_head(double *restrict f, int64_t n, int64_t j, const double *restrict diagonal,
+                         const double *restrict ratio, lanes *restrict column) {
   const int64_t across = n - j < LANES ? n - j : LANES;
   memset(column, 0, SHIFTS * sizeof *column);
   for (int64_t i = 0; i < across; i++) {
-    lanes own = spread(0); /* this row's own column begins */
-    lanes sum[4] = {spread(0), spread(0), spread(0), spread(0)};
+    lanes own = lanes_set1(0); /* this row's own column begins */
+    lanes sum[4] = {lanes_set1(0), lanes_set1(0), lanes_set1(0), lanes_set1(0)};
     own[i] = 1;
     for (int k = 0; k < SHIFTS; k++) {
-      column[k] = fused(own, spread(diagonal[i * SHIFTS + k]), column[k] * spread(ratio[i * SHIFTS + k]));
+      column[k] = lanes_fma(own, lanes_set1(diagonal[i * SHIFTS + k]), column[k] * lanes_set1(ratio[i * SHIFTS + k]));
       sum[k % 4] += column[k];
     }
     sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
@@ -262,17 +263,17 @@ static void head(double *restrict f, int64_t n, int64_t j, const double *restric
 
 /* The parts of GROUP shifts in the `rows` rows after those of `column`; from the second group on, added to the
  * result. */
-static inline void tail(double *restrict f, int64_t n, int64_t rows, const double *restrict ratio,
-                        const lanes *restrict column, bool first) {
+static inline void inverse_tail(double *restrict f, int64_t n, int64_t rows, const double *restrict ratio,
+                                const lanes *restrict column, bool first) {
   lanes entry[GROUP];
   _Pragma("GCC unroll 16") for (int k = 0; k < GROUP; k++) {
     entry[k] = column[k];
   }
   for (int64_t i = 0; i < rows; i++) {
     lanes *const row = (lanes *)(f + i * n);
-    lanes sum[2] = {first ? spread(0) : *row, spread(0)};
+    lanes sum[2] = {first ? lanes_set1(0) : *row, lanes_set1(0)};
     _Pragma("GCC unroll 16") for (int k = 0; k < GROUP; k++) {
-      entry[k] *= spread(ratio[i * SHIFTS + k]);
+      entry[k] *= lanes_set1(ratio[i * SHIFTS + k]);
       sum[k % 2] += entry[k];
     }
     *row = sum[0] + sum[1];
@@ -284,20 +285,23 @@ static inline void tail(double *restrict f, int64_t n, int64_t rows, const doubl
   }
 }
 
-static void inverses(double *f, const double *d, const double *off, int64_t n, const double *shifts,
-                     const double *weights, double *scratch) {
+static void tridiagonal_shifted_inverses(double *f, const double *d, const double *off, int64_t n, const double *shifts,
+                                         const double *weights, double *scratch) {
   double *diagonal = scratch;
   double *ratio = diagonal + SHIFTS * n;
   lanes *column = (lanes *)(ratio + SHIFTS * n);
-  pivots(d, off, n, shifts, weights, ratio + SHIFTS * (n + BLOCK), diagonal, ratio);
+  shifted_pivots(d, off, n, shifts, weights, ratio + SHIFTS * (n + BLOCK), diagonal, ratio);
   for (int64_t j = 0; j < n; j += LANES) {
-    head(f + j * n + j, n, j, diagonal + j * SHIFTS, ratio + j * SHIFTS, column);
+    inverse_head(f + j * n + j, n, j, diagonal + j * SHIFTS, ratio + j * SHIFTS, column);
     const int64_t below = j + LANES;
     for (int k = 0; k < SHIFTS && below < n; k += GROUP) {
-      tail(f + below * n + j, n, n - below, ratio + below * SHIFTS + k, column + k, k == 0);
+      inverse_tail(f + below * n + j, n, n - below, ratio + below * SHIFTS + k, column + k, k == 0);
     }
   }
 }
 
-const dc__tridiagonal TRIDIAGONAL = {
-    .times = times, .dots = dots, .combine = combine, .ends = ends, .inverses = inverses};
+const dc__tridiagonal TRIDIAGONAL = {.symv = tridiagonal_symv,
+                                     .gemv = tridiagonal_gemv,
+                                     .gemv_t = tridiagonal_gemv_t,
+                                     .eigenvalue_bounds = tridiagonal_eigenvalue_bounds,
+                                     .shifted_inverses = tridiagonal_shifted_inverses};

@@ -26,7 +26,7 @@ static void add_i64(void *dst, const void *src, int64_t count) {
   }
 }
 
-static void add(void *dst, const void *src, int32_t dtype, int64_t count) {
+static void accumulate_same_dtype(void *dst, const void *src, int32_t dtype, int64_t count) {
   if (dtype == DC_FLOAT32) {
     add_f32(dst, src, count);
   } else if (dtype == DC_FLOAT64) {
@@ -49,10 +49,10 @@ static void accumulate_plain(void *dst, int32_t dst_dtype, const void *src, int3
       s = src_tile;
     }
     if (dst_dtype == middle) {
-      add(d, s, middle, part);
+      accumulate_same_dtype(d, s, middle, part);
     } else {
       dc__cast(dst_tile, middle, d, dst_dtype, part);
-      add(dst_tile, s, middle, part);
+      accumulate_same_dtype(dst_tile, s, middle, part);
       dc__cast(d, dst_dtype, dst_tile, middle, part);
     }
   }

@@ -8,46 +8,46 @@ enum { TILE = 4 * DC__KERNELS_TILE };
 /* The elements in 8 bytes: the bits of their magnitudes, and one in each exponent. An exponent of all ones plus one
  * carries into the sign's place, and no further. */
 typedef uint64_t word DC__ANYWHERE;
-typedef struct look {
+typedef struct exponent_masks {
   uint64_t magnitude, one;
-} look;
+} exponent_masks;
 
-static look look_at(int32_t dtype) {
+static exponent_masks exponent_masks_of(int32_t dtype) {
   switch (dtype) {
     case DC_FLOAT16:
-      return (look){UINT64_C(0x7fff7fff7fff7fff), UINT64_C(0x0400040004000400)};
+      return (exponent_masks){UINT64_C(0x7fff7fff7fff7fff), UINT64_C(0x0400040004000400)};
     case DC_BFLOAT16:
-      return (look){UINT64_C(0x7fff7fff7fff7fff), UINT64_C(0x0080008000800080)};
+      return (exponent_masks){UINT64_C(0x7fff7fff7fff7fff), UINT64_C(0x0080008000800080)};
     case DC_FLOAT32:
-      return (look){UINT64_C(0x7fffffff7fffffff), UINT64_C(0x0080000000800000)};
+      return (exponent_masks){UINT64_C(0x7fffffff7fffffff), UINT64_C(0x0080000000800000)};
     default:
-      return (look){UINT64_C(0x7fffffffffffffff), UINT64_C(0x0010000000000000)};
+      return (exponent_masks){UINT64_C(0x7fffffffffffffff), UINT64_C(0x0010000000000000)};
   }
 }
 
-static uint64_t carry(look l, uint64_t x) {
+static uint64_t exponent_carry(exponent_masks l, uint64_t x) {
   return (x & l.magnitude) + l.one;
 }
 
 /* Sums and "or"s, which every compiler vectorizes; four runs side by side, since an "or" waits for the one before
  * it. */
 static bool is_finite(const void *x, int32_t dtype, int64_t count) {
-  const look l = look_at(dtype);
+  const exponent_masks l = exponent_masks_of(dtype);
   const size_t bytes = (size_t)count * dc_dtype_size(dtype);
   const size_t words = bytes / sizeof(word), run = words / 4;
   const word *s = x;
   uint64_t a = 0, b = 0, c = 0, d = 0, rest = 0;
   for (size_t i = 0; i < run; i++) {
-    a |= carry(l, s[i]);
-    b |= carry(l, s[run + i]);
-    c |= carry(l, s[2 * run + i]);
-    d |= carry(l, s[3 * run + i]);
+    a |= exponent_carry(l, s[i]);
+    b |= exponent_carry(l, s[run + i]);
+    c |= exponent_carry(l, s[2 * run + i]);
+    d |= exponent_carry(l, s[3 * run + i]);
   }
   for (size_t i = 4 * run; i < words; i++) {
-    a |= carry(l, s[i]);
+    a |= exponent_carry(l, s[i]);
   }
   memcpy(&rest, s + words, bytes % sizeof(word));
-  return ((a | b | c | d | carry(l, rest)) & ~l.magnitude) == 0;
+  return ((a | b | c | d | exponent_carry(l, rest)) & ~l.magnitude) == 0;
 }
 
 /* A tile is checked while it is in the first-level cache. Before a cast to more bytes the source is checked, which is

@@ -5,13 +5,13 @@
 #include "kernels/dispatch.h"
 #include "kernels/elementwise/convert.h"
 
-typedef struct sources {
+typedef struct reduce_sources {
   const void *const *src;
   int32_t dtype;
   int32_t middle; /* the type in which they are added */
-} sources;
+} reduce_sources;
 
-static void divide(void *values, int32_t dtype, int64_t count, int32_t n) {
+static void reduce_divide(void *values, int32_t dtype, int64_t count, int32_t n) {
   if (dtype == DC_FLOAT32) {
     dc__f32 *v = values;
     for (int64_t i = 0; i < count; i++) {
@@ -26,7 +26,8 @@ static void divide(void *values, int32_t dtype, int64_t count, int32_t n) {
 }
 
 /* out = the tree over sources [first, first + n), divided by n if mean. */
-static void tree(void *out, const sources *in, int32_t first, int32_t n, int64_t begin, int64_t count, bool mean) {
+static void reduce_tree(void *out, const reduce_sources *in, int32_t first, int32_t n, int64_t begin, int64_t count,
+                        bool mean) {
   dc__reduce_fn fast = dc__active_kernels()->reduce[in->middle][in->dtype];
   if (fast != NULL && n > 1 && n <= DC__KERNELS_FAN_IN && count % DC__KERNELS_STEP == 0) {
     fast(out, in->src + first, n, begin, count, mean, false);
@@ -44,20 +45,20 @@ static void tree(void *out, const sources *in, int32_t first, int32_t n, int64_t
       left *= 2;
     }
     double right[DC__KERNELS_TILE];
-    tree(out, in, first, left, begin, count, false);
-    tree(right, in, first + left, n - left, begin, count, false);
+    reduce_tree(out, in, first, left, begin, count, false);
+    reduce_tree(right, in, first + left, n - left, begin, count, false);
     dc__accumulate(out, in->middle, right, in->middle, count);
   }
   if (mean) {
-    divide(out, in->middle, count, n);
+    reduce_divide(out, in->middle, count, n);
   }
 }
 
-static void reduce_tile(void *dst, int32_t dst_dtype, const sources *in, int32_t n, int64_t begin, int64_t count,
+static void reduce_tile(void *dst, int32_t dst_dtype, const reduce_sources *in, int32_t n, int64_t begin, int64_t count,
                         bool mean, bool accumulate) {
   double sum[DC__KERNELS_TILE]; /* of the middle type, which has at most 8 bytes */
   double converted[DC__KERNELS_TILE];
-  tree(sum, in, 0, n, begin, count, mean);
+  reduce_tree(sum, in, 0, n, begin, count, mean);
   if (in->middle == DC_INT64 && in->dtype != DC_INT64) { /* integers wrap in their own type */
     dc__cast(converted, in->dtype, sum, DC_INT64, count);
     dc__cast(sum, DC_INT64, converted, in->dtype, count);
@@ -86,7 +87,7 @@ void dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
     done = count - count % DC__KERNELS_STEP;
     fast(dst, src, n, 0, done, mean, accumulate);
   }
-  sources in = {src, src_dtype, dc__compute_dtype(src_dtype, src_dtype)};
+  reduce_sources in = {src, src_dtype, dc__compute_dtype(src_dtype, src_dtype)};
   for (int64_t i = done; i < count; i += DC__KERNELS_TILE) {
     int64_t part = count - i < DC__KERNELS_TILE ? count - i : DC__KERNELS_TILE;
     reduce_tile(dc__at(dst, dst_dtype, i), dst_dtype, &in, n, i, part, mean, accumulate);

@@ -66,7 +66,7 @@ typedef struct gemm_plan {
   dc__operand a, b;
 } gemm_plan;
 
-static int64_t round_up(int64_t x, int64_t to) {
+static int64_t gemm_round_up(int64_t x, int64_t to) {
   return (x + to - 1) / to * to;
 }
 static int64_t div_up(int64_t x, int64_t max) {
@@ -203,7 +203,7 @@ static void gemm_epilogue_strip(const gemm_plan *p, const block *at, int64_t fir
 static const char *b_slice(const gemm_plan *p, const block *at, int64_t begin, int64_t k, int64_t part, int64_t steps) {
   const size_t word = dc__tile_word(p->kind);
   if (at->packed_b == NULL) {
-    return (const char *)p->g->packed + (size_t)(begin * round_up(p->g->n, p->tile.nr) + at->j * steps) * word;
+    return (const char *)p->g->packed + (size_t)(begin * gemm_round_up(p->g->n, p->tile.nr) + at->j * steps) * word;
   }
   char *b = at->packed_b + (p->whole ? (size_t)(begin * at->across) * word : 0);
   if (*at->kept != at->number) {
@@ -250,10 +250,10 @@ static void gemm_run_block(const gemm_plan *p, int64_t index, char *scratch) {
   const int64_t strip = whole_tiles(p->whole ? STRIP : MAX_M, &p->tile);
   const int64_t slice = p->steps < STEPS ? p->steps : STEPS;
   const int64_t widest = longest_of(g->n, p->tile.nr, p->blocks_n);
-  at.across = round_up(at.n, p->tile.nr);
-  at.ld = round_up(at.across, ALIGN / word) + ALIGN / word;
+  at.across = gemm_round_up(at.n, p->tile.nr);
+  at.ld = gemm_round_up(at.across, ALIGN / word) + ALIGN / word;
   at.packed_a = scratch + DC__SCRATCH_HEADER;
-  at.acc = at.packed_a + round_up(strip * slice * word, ALIGN);
+  at.acc = at.packed_a + gemm_round_up(strip * slice * word, ALIGN);
   at.a.data = dc__const_at(at.a.data, at.a.dtype, at.matrix * g->stride_a);
   if (g->packed == NULL) {
     at.packed_b = at.acc + strip * (widest + 2 * ALIGN / word) * word;
@@ -386,7 +386,7 @@ size_t dc__gemm_packed_bytes(int32_t dtype, int64_t n, int64_t k) {
   const dc__tile tile = tile_of(dtype, &kind);
   const int64_t steps = k / dc__tile_depth(kind) + k % dc__tile_depth(kind);
   size_t bytes;
-  return __builtin_mul_overflow((size_t)round_up(n, tile.nr), (size_t)steps, &bytes) ||
+  return __builtin_mul_overflow((size_t)gemm_round_up(n, tile.nr), (size_t)steps, &bytes) ||
                  __builtin_mul_overflow(bytes, dc__tile_word(kind), &bytes)
              ? SIZE_MAX
              : bytes;

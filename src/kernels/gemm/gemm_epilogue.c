@@ -7,7 +7,7 @@
 #include "kernels/kernels.h"
 
 /* Elements from i on in float32: in place, or converted into `row`. */
-static const float *row_of(float *row, const void *src, int32_t dtype, int64_t i, int64_t count) {
+static const float *epilogue_row(float *row, const void *src, int32_t dtype, int64_t i, int64_t count) {
   const void *at = dc__const_at(src, dtype, i);
   if (dtype == DC_FLOAT32) {
     return at;
@@ -24,7 +24,7 @@ void dc__gemm_epilogue_f32(const dc__gemm *g, void *c, void *aux, float *t, int6
     dc__row_scale(t, count, (float)g->alpha);
   }
   if (g->beta != 0) {
-    const float *old = row_of(row, c, g->out_dtype, at, count);
+    const float *old = epilogue_row(row, c, g->out_dtype, at, count);
     if (g->beta != 1) {
       memmove(row, old, (size_t)count * sizeof(float));
       dc__row_scale(row, count, (float)g->beta);
@@ -33,15 +33,15 @@ void dc__gemm_epilogue_f32(const dc__gemm *g, void *c, void *aux, float *t, int6
     dc__row_add(t, old, count);
   }
   if (g->bias != NULL && (g->epilogue == DC__EPILOGUE_BIAS || g->epilogue == DC__EPILOGUE_GELU)) {
-    dc__row_add(t, row_of(row, g->bias, g->dtype, j, count), count);
+    dc__row_add(t, epilogue_row(row, g->bias, g->dtype, j, count), count);
   }
   if (g->epilogue == DC__EPILOGUE_GELU) {
     char rounded[DC__GEMM_EPILOGUE_COLUMNS * sizeof(float)];
     void *kept = aux != NULL ? dc__at(aux, g->out_dtype, at) : rounded;
     dc__cast(kept, g->out_dtype, t, DC_FLOAT32, count);
-    dc__gelu(t, row_of(row, kept, g->out_dtype, 0, count), count, g->gelu);
+    dc__gelu(t, epilogue_row(row, kept, g->out_dtype, 0, count), count, g->gelu);
   } else if (g->epilogue == DC__EPILOGUE_GELU_BACK) {
-    dc__gelu_back(t, row_of(row, aux, g->out_dtype, at, count), count, g->gelu);
+    dc__gelu_back(t, epilogue_row(row, aux, g->out_dtype, at, count), count, g->gelu);
   }
   dc__cast(dc__at(c, g->out_dtype, at), g->out_dtype, t, DC_FLOAT32, count);
 }

@@ -7,7 +7,7 @@
 
 #define DC__INLINE static inline __attribute__((always_inline))
 
-static void gelu(float *y, const float *x, int64_t count, int32_t form) {
+static void row_gelu(float *y, const float *x, int64_t count, int32_t form) {
   if (form == DC__GELU_ERF) {
     for (int64_t i = 0; i < count; i++) {
       y[i] = gelu_erf(x[i]);
@@ -19,7 +19,7 @@ static void gelu(float *y, const float *x, int64_t count, int32_t form) {
   }
 }
 
-static void gelu_back(float *g, const float *x, int64_t count, int32_t form) {
+static void row_gelu_backward(float *g, const float *x, int64_t count, int32_t form) {
   if (form == DC__GELU_ERF) {
     for (int64_t i = 0; i < count; i++) {
       g[i] *= gelu_erf_slope(x[i]);
@@ -34,7 +34,7 @@ static void gelu_back(float *g, const float *x, int64_t count, int32_t form) {
 /* Sums run in LANES lanes, which are added as a tree. */
 enum { LANES = 16 };
 
-DC__INLINE float tree(float *lane) {
+DC__INLINE float row_tree_sum(float *lane) {
   for (int32_t width = LANES / 2; width > 0; width /= 2) {
     for (int32_t j = 0; j < width; j++) {
       lane[j] += lane[j + width];
@@ -57,11 +57,11 @@ DC__INLINE float tree(float *lane) {
     for (int64_t i = at; i < (count); i++) {     \
       lane[i - at] += (expression);              \
     }                                            \
-    (result) = tree(lane);                       \
+    (result) = row_tree_sum(lane);               \
   } while (0)
 
 /* The second pass removes the first mean's rounding: a row of one value has that mean, and variance 0. */
-static void moments(const float *x, int64_t count, float eps, float *mean, float *rstd) {
+static void row_moments(const float *x, int64_t count, float eps, float *mean, float *rstd) {
   float sum;
   float squares;
   SUM(sum, count, x[i]);
@@ -74,8 +74,8 @@ static void moments(const float *x, int64_t count, float eps, float *mean, float
   *rstd = 1.0f / __builtin_sqrtf((variance > 0.0f ? variance : 0.0f) + eps);
 }
 
-static void normalize(float *y, const float *x, const float *gamma, const float *beta, int64_t count, float mean,
-                      float rstd) {
+static void row_normalize(float *y, const float *x, const float *gamma, const float *beta, int64_t count, float mean,
+                          float rstd) {
   if (gamma == NULL) {
     for (int64_t i = 0; i < count; i++) {
       y[i] = (x[i] - mean) * rstd;
@@ -87,8 +87,8 @@ static void normalize(float *y, const float *x, const float *gamma, const float 
   }
 }
 
-static void normalize_back(float *dx, const float *dy, const float *xhat, const float *gamma, int64_t count,
-                           float rstd) {
+static void row_normalize_backward(float *dx, const float *dy, const float *xhat, const float *gamma, int64_t count,
+                                   float rstd) {
   float sum;
   float dot;
   SUM(sum, count, dy[i] * gamma[i]);
@@ -133,7 +133,7 @@ static void row_exp_scaled(float *x, int64_t count, float shift, float scale) {
   }
 }
 
-static void softmax_back(float *dp, float *p, const float *m, int64_t count, float delta) {
+static void row_softmax_backward(float *dp, float *p, const float *m, int64_t count, float delta) {
   if (m == NULL) {
     for (int64_t i = 0; i < count; i++) {
       dp[i] = p[i] * (dp[i] - delta);
@@ -186,7 +186,7 @@ static void philox_lanes(uint16_t *draws, uint32_t block, uint32_t row, uint32_t
 }
 #endif
 
-static void dropout_row(float *m, int64_t count, int64_t first, uint32_t row, uint32_t plane,
+static void row_dropout(float *m, int64_t count, int64_t first, uint32_t row, uint32_t plane,
                         const dc__dropout *dropout) {
   const uint32_t threshold = dropout->threshold;
   const float scale = dropout->scale;
@@ -201,18 +201,18 @@ static void dropout_row(float *m, int64_t count, int64_t first, uint32_t row, ui
 }
 
 const dc__rowops ROWOPS = {
-    .gelu = gelu,
-    .gelu_back = gelu_back,
-    .moments = moments,
-    .normalize = normalize,
-    .normalize_back = normalize_back,
+    .gelu = row_gelu,
+    .gelu_back = row_gelu_backward,
+    .moments = row_moments,
+    .normalize = row_normalize,
+    .normalize_back = row_normalize_backward,
     .max = row_max,
     .exp = row_exp,
     .exp_scaled = row_exp_scaled,
-    .softmax_back = softmax_back,
+    .softmax_back = row_softmax_backward,
     .dot = row_dot,
     .scale = row_scale,
     .add = row_add,
     .multiply = row_multiply,
-    .dropout = dropout_row,
+    .dropout = row_dropout,
 };

@@ -138,7 +138,7 @@ INLINE void amsgrad_block(dc__f32 *restrict w, float *restrict m, float *restric
   }
 }
 
-static void adamw(const dc__update_span *s, int64_t from, int64_t count, float scale) {
+static void update_adamw(const dc__update_span *s, int64_t from, int64_t count, float scale) {
   const dc__adamw_factors *f = &s->factors.adamw;
   update_block b;
   for (int64_t i = from; i < from + count; i += b.count) {
@@ -170,7 +170,7 @@ INLINE void momentum_block(dc__f32 *restrict w, float *restrict b, const dc__f32
   }
 }
 
-static void sgd(const dc__update_span *s, int64_t from, int64_t count, float scale) {
+static void update_sgd(const dc__update_span *s, int64_t from, int64_t count, float scale) {
   const dc__sgd_factors *f = &s->factors.sgd;
   update_block b;
   for (int64_t i = from; i < from + count; i += b.count) {
@@ -196,4 +196,4 @@ static bool all_below(const float *x, int64_t count, int32_t exponent) {
 }
 
 const dc__update UPDATE = {
-    .adamw = adamw, .sgd = sgd, .read = read_to, .is_below = all_below, .sync_master = sync_master};
+    .adamw = update_adamw, .sgd = update_sgd, .read = read_to, .is_below = all_below, .sync_master = sync_master};

@@ -9,7 +9,7 @@ enum {
 }; /* elements of the small matrices; their rows are DC__REFLECTOR_BLOCK apart */
 
 /* Element i of a matrix of the job's type. */
-static void *at(const dc__tridiagonal_form *w, const void *data, int64_t i) {
+static void *form_element(const dc__tridiagonal_form *w, const void *data, int64_t i) {
   return dc__element_ptr(data, w->dtype, i);
 }
 
@@ -62,7 +62,7 @@ static void triangular_factor(const double *gram_v, int64_t count, const double 
     int64_t later = count - i - 1;
     double *below = t + (i + 1) * DC__REFLECTOR_BLOCK + i;
     t[i * DC__REFLECTOR_BLOCK + i] = tau[i];
-    dc__tridiagonal_dots(sums, below + 1, DC__REFLECTOR_BLOCK, later, gram_v + i * DC__REFLECTOR_BLOCK + i + 1, later);
+    dc__tridiagonal_gemv(sums, below + 1, DC__REFLECTOR_BLOCK, later, gram_v + i * DC__REFLECTOR_BLOCK + i + 1, later);
     for (int64_t j = 0; j < later; j++) {
       below[j * DC__REFLECTOR_BLOCK] = -tau[i] * sums[j];
     }
@@ -73,9 +73,9 @@ static void triangular_factor(const double *gram_v, int64_t count, const double 
 static void half_tmt(const double *m, int64_t count, const double *t, double *tm, double *s) {
   memset(tm, 0, SMALL_NUMEL * sizeof *tm);
   for (int64_t i = 0; i < count; i++) {
-    dc__tridiagonal_combine(tm + i * DC__REFLECTOR_BLOCK, m, DC__REFLECTOR_BLOCK, i + 1, t + i * DC__REFLECTOR_BLOCK,
-                            count);
-    dc__tridiagonal_dots(s + i * DC__REFLECTOR_BLOCK, t, DC__REFLECTOR_BLOCK, count, tm + i * DC__REFLECTOR_BLOCK,
+    dc__tridiagonal_gemv_t(tm + i * DC__REFLECTOR_BLOCK, m, DC__REFLECTOR_BLOCK, i + 1, t + i * DC__REFLECTOR_BLOCK,
+                           count);
+    dc__tridiagonal_gemv(s + i * DC__REFLECTOR_BLOCK, t, DC__REFLECTOR_BLOCK, count, tm + i * DC__REFLECTOR_BLOCK,
                          count);
     for (int64_t j = 0; j < count; j++) {
       s[i * DC__REFLECTOR_BLOCK + j] /= 2;
@@ -87,8 +87,8 @@ static void half_tmt(const double *m, int64_t count, const double *t, double *tm
 static void read_panel(const dc__tridiagonal_form *w, int64_t begin, int64_t count, int64_t across, void *v) {
   for (int64_t k = 0; k < count; k++) { /* entries beyond a row's end, left by a narrower panel, are not part of it */
     int64_t end = begin + k;
-    dc__cast(at(w, v, k * w->n), w->dtype, w->a + end * w->n, DC_FLOAT64, end);
-    memset(at(w, v, k * w->n + end), 0, (size_t)(across - end) * dc_dtype_size(w->dtype));
+    dc__cast(form_element(w, v, k * w->n), w->dtype, w->a + end * w->n, DC_FLOAT64, end);
+    memset(form_element(w, v, k * w->n + end), 0, (size_t)(across - end) * dc_dtype_size(w->dtype));
   }
 }
 
@@ -98,14 +98,15 @@ static void times_result(const dc__tridiagonal_form *w, const void *v, int64_t c
   int64_t n = w->n;
   for (int64_t i = 0; i < across; i += BLOCK) {
     int64_t rows = across - i < BLOCK ? across - i : BLOCK;
-    const void *f = at(w, w->f, i * n);
-    panel_gemm(w, count, rows, i + rows, 1, v, n, f, true, 0, at(w, z, i), n);
+    const void *f = form_element(w, w->f, i * n);
+    panel_gemm(w, count, rows, i + rows, 1, v, n, f, true, 0, form_element(w, z, i), n);
     if (i > 0) {
-      panel_gemm(w, count, i, rows, 1, at(w, v, i), n, f, false, 1, z, n);
+      panel_gemm(w, count, i, rows, 1, form_element(w, v, i), n, f, false, 1, z, n);
     }
   }
   if (across < n) {
-    panel_gemm(w, count, n - across, across, 1, v, n, at(w, w->f, across * n), true, 0, at(w, z, across), n);
+    panel_gemm(w, count, n - across, across, 1, v, n, form_element(w, w->f, across * n), true, 0,
+               form_element(w, z, across), n);
   }
 }
 
@@ -130,9 +131,9 @@ static void below_leading(const dc__tridiagonal_form *w, int64_t count, int64_t 
                 .m = n - across,
                 .n = across,
                 .k = count,
-                .a = at(w, y, across),
+                .a = form_element(w, y, across),
                 .b = v,
-                .c = at(w, w->f, across * n),
+                .c = form_element(w, w->f, across * n),
                 .lda = n,
                 .ldb = n,
                 .ldc = n,
@@ -153,7 +154,7 @@ static void apply_panel_both_sides(const dc__tridiagonal_form *w, int64_t begin,
   double *s = t + SMALL_NUMEL;
   double *m = s + SMALL_NUMEL;
   void *y = w->p;
-  void *v = at(w, y, count * n);
+  void *v = form_element(w, y, count * n);
   void *z = w->q;
   read_panel(w, begin, count, across, v);
   panel_gram(w, count, across, v, v, m);
@@ -168,7 +169,7 @@ static void apply_panel_both_sides(const dc__tridiagonal_form *w, int64_t begin,
   small_gemm(w, count, across, -1, s, v, 1, y);
   size_t bytes = (size_t)(count * n) * dc_dtype_size(w->dtype);
   memcpy(w->q, v, bytes);
-  memcpy(at(w, w->q, count * n), y, bytes);
+  memcpy(form_element(w, w->q, count * n), y, bytes);
   dc__tridiagonal_syr2k(w, across, 2 * count, w->f);
 }
 
@@ -189,7 +190,7 @@ static void apply_panel_right(const dc__tridiagonal_form *w, int64_t begin, int6
   double *t = w->rest;
   double *m = t + SMALL_NUMEL;
   void *v = w->p;
-  void *tv = at(w, v, DC__REFLECTOR_BLOCK * n);
+  void *tv = form_element(w, v, DC__REFLECTOR_BLOCK * n);
   read_panel(w, begin, count, across, v);
   panel_gram(w, count, across, v, v, m);
   triangular_factor(m, count, w->tau + begin, t);

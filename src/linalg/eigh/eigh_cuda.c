@@ -193,7 +193,7 @@ static dc_status eigh_run(dc__eigh_cuda *w) {
 /* A slice's arrays on the device, in the order of eigh_alloc(): bytes of each per matrix. */
 enum { ARRAYS = 9, ALWAYS = 5, NORMS = DC__WARM_POWER_STEPS * DC__PROBES };
 
-static size_t align_up(size_t bytes) {
+static size_t eigh_align_up(size_t bytes) {
   return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
@@ -212,7 +212,7 @@ static size_t array_bytes(const dc__spectral_request *r, size_t arrays[ARRAYS]) 
   size_t total = 0;
   memset(arrays, 0, ARRAYS * sizeof *arrays);
   for (int32_t i = 0; i < (dc__wants_warm_start(r) ? ARRAYS : ALWAYS); i++) {
-    arrays[i] = align_up(wanted[i]);
+    arrays[i] = eigh_align_up(wanted[i]);
     total += arrays[i];
   }
   return total;
@@ -259,7 +259,7 @@ static dc_status query_workspace(dc__eigh_cuda *w) {
 }
 
 /* Host memory, which the caller frees. tables: on the device. */
-static dc_status alloc_host(dc__eigh_cuda *w, dc__spectral_request *r, void *tables, void **host) {
+static dc_status eigh_alloc_host(dc__eigh_cuda *w, dc__spectral_request *r, void *tables, void **host) {
   const int64_t max_count = w->slice.max_count, n = w->job.n;
   const int64_t row = n > NORMS ? n : NORMS;
   size_t bytes = 0, offset = 0;
@@ -293,7 +293,7 @@ static dc_status eigh_alloc(dc__eigh_cuda *w, dc__spectral_request *r, int64_t b
   w->eigen.count = dc__batch_slice_max_count(batch, bytes);
   DC__TRY(query_workspace(w));
   DC__TRY(dc__batch_slice_init(&w->slice, w->job.l, r->fn, batch, w->job.n, bytes,
-                               align_up(table_bytes(r)) + w->eigen.workspace_bytes));
+                               eigh_align_up(table_bytes(r)) + w->eigen.workspace_bytes));
   if (w->slice.max_count == 0) {
     return DC_OK;
   }
@@ -311,11 +311,11 @@ static dc_status eigh_alloc(dc__eigh_cuda *w, dc__spectral_request *r, int64_t b
     *to[i] = at;
     at += (size_t)w->slice.max_count * arrays[i];
   }
-  w->eigen.workspace = at + align_up(table_bytes(r));
+  w->eigen.workspace = at + eigh_align_up(table_bytes(r));
   w->eigen.a = w->s;
   w->eigen.values = w->values;
   w->eigen.info = w->found;
-  return alloc_host(w, r, at, host);
+  return eigh_alloc_host(w, r, at, host);
 }
 
 dc_status dc__spectral_cuda(dc_linalg *l, const dc__spectral_request *request) {

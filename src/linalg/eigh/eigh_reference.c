@@ -59,7 +59,7 @@ static void apply_householder(double *a, int64_t n, int64_t row, double h, doubl
 }
 
 /* A becomes the transposed product of the reflections, so that row j will be eigenvector j; d the diagonal. */
-static void accumulate(double *a, int64_t n, double *d, const double *h, double *p) {
+static void accumulate_householder(double *a, int64_t n, double *d, const double *h, double *p) {
   for (int64_t row = 0; row < n; row++) {
     double *v = a + row * n;
     if (h[row] != 0) {
@@ -171,7 +171,7 @@ bool dc__eigh_reference(int64_t n, double *a, double *values, double *work) {
       apply_householder(a, n, row, h[row], p);
     }
   }
-  accumulate(a, n, values, h, p);
+  accumulate_householder(a, n, values, h, p);
   memmove(off, off + 1, (size_t)(n > 0 ? n - 1 : 0) * sizeof *off); /* off[i] joins i and i + 1 */
   if (n > 0) {
     off[n - 1] = 0;

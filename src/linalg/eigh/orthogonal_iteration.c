@@ -8,7 +8,7 @@
 #include "linalg/eigh/eigh.h"
 
 /* q's rows are the columns of the caller's basis. */
-static void load_basis(const dc__spectral_job *job, int64_t index, const dc__spectral_task *t, void *q) {
+static void iteration_load_basis(const dc__spectral_job *job, int64_t index, const dc__spectral_task *t, void *q) {
   const dc__mat *basis = &job->r->basis;
   bool wide = t->dtype == DC_FLOAT64;
   bool source = basis->dtype == DC_FLOAT64;
@@ -129,7 +129,7 @@ void dc__orthogonal_iteration_step(const dc__spectral_job *job, int64_t index, d
   char *q = t->work;
   char *p = q + (size_t)n * row;
   char *s = t->s;
-  load_basis(job, index, t, q);
+  iteration_load_basis(job, index, t, q);
   dc__spectral_gemm(job, t->dtype, false, q, t->s, n, p, scratch);
   if (!sort_columns(job, t, q, p)) {
     t->status = DC_E_NOT_CONVERGED;

@@ -13,22 +13,22 @@ typedef struct iteration_slice {
   float *s, *q, *p; /* [max_count, n, n]: the matrices, then the orthonormal result; the vectors; their images */
 } iteration_slice;
 
-static size_t align_up(size_t bytes) {
+static size_t iteration_align_up(size_t bytes) {
   return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
 static dc_status iteration_alloc(iteration_slice *w, const dc__orthogonal_iteration_batch *b) {
   dc_device *device = w->job.l->device;
   const int64_t n = w->job.n;
-  const size_t row = (size_t)n * sizeof(float), square = align_up((size_t)n * row);
-  const size_t found = align_up(2 * sizeof(int32_t));
+  const size_t row = (size_t)n * sizeof(float), square = iteration_align_up((size_t)n * row);
+  const size_t found = iteration_align_up(2 * sizeof(int32_t));
   w->qr.n = n;
   const dc_status status = device->ops->qr_workspace_size(device, &w->qr);
   if (status != DC_OK) {
     return dc__fail(status, "%s: %s", b->fn, dc_last_error());
   }
   DC__TRY(dc__batch_slice_init(&w->slice, w->job.l, b->fn, b->a.batch, n, 3 * square + found,
-                               align_up(row) + w->qr.workspace_bytes));
+                               iteration_align_up(row) + w->qr.workspace_bytes));
   if (w->slice.max_count == 0) {
     return DC_OK;
   }
@@ -39,7 +39,7 @@ static dc_status iteration_alloc(iteration_slice *w, const dc__orthogonal_iterat
   w->p = (float *)(void *)(at += max_count * square);
   w->args.found = (int32_t *)(void *)(at += max_count * square);
   w->qr.tau = (float *)(void *)(at += max_count * found);
-  w->qr.workspace = at + align_up(row);
+  w->qr.workspace = at + iteration_align_up(row);
   return DC_OK;
 }
 

@@ -7,7 +7,8 @@
 #include "linalg/eigh/eigh.h"
 
 /* Finds the position of an invalid entry in a copy on the host. Without memory the text says [0, 0]. */
-static void locate(dc__batch_slice *f, const dc__spectral_job *job, int32_t i, void *staging, dc__spectral_task *t) {
+static void symmetric_locate_one(dc__batch_slice *f, const dc__spectral_job *job, int32_t i, void *staging,
+                                 dc__spectral_task *t) {
   dc__spectral_request r = *job->r;
   const dc__spectral_job host_job = {.l = job->l, .r = &r, .n = job->n};
   if (dc__batch_slice_copy_to_host(f, &job->r->a, i, staging, &r.a)) {
@@ -23,7 +24,7 @@ void dc__symmetric_check_slice(dc__batch_slice *f, const dc__spectral_job *job, 
     const double max_abs = dc__double_from_bits(f->host_reports[i].most);
     memset(t, 0, sizeof *t);
     if (!dc__symmetric_check(job, t, isfinite(max_abs), max_abs, dc__double_from_bits(f->host_reports[i].apart))) {
-      locate(f, job, i, staging, t);
+      symmetric_locate_one(f, job, i, staging, t);
     }
   }
 }

@@ -17,14 +17,14 @@ static int64_t panel_rows(int64_t n) {
 }
 
 /* LAPACK's workspace for eigenvectors of T. */
-static int64_t stedc_work(int64_t n) {
+static int64_t solve_stedc_work(int64_t n) {
   return n * n + 4 * n + 1;
 }
 
 int64_t dc__tridiagonal_work(int64_t n) {
   int64_t panels =
       4 * DC__REFLECTOR_BLOCK * n + 5 * DC__REFLECTOR_BLOCK * DC__REFLECTOR_BLOCK + DC__TRIDIAGONAL_SCRATCH(n);
-  return n * n + 3 * n + (panels > stedc_work(n) ? panels : stedc_work(n));
+  return n * n + 3 * n + (panels > solve_stedc_work(n) ? panels : solve_stedc_work(n));
 }
 
 /* Its type is the task's. */
@@ -43,9 +43,9 @@ static dc__tridiagonal_form make_form(const dc__spectral_job *job, dc__spectral_
 
 /* v [0, row] becomes the reflection that leaves its last but one element alone, v[row - 1] = 1, and zero from there up
  * to `end`. Returns its factor. */
-static double reflection(double *v, int64_t row, int64_t end, double *d, double *off) {
+static double make_householder(double *v, int64_t row, int64_t end, double *d, double *off) {
   double square = 0;
-  dc__tridiagonal_dots(&square, v, 0, 1, v, row - 1);
+  dc__tridiagonal_gemv(&square, v, 0, 1, v, row - 1);
   double last = v[row - 1];
   *d = v[row];
   *off = last;
@@ -68,11 +68,11 @@ static double reflection(double *v, int64_t row, int64_t end, double *d, double 
 static void subtract_panel(double *y, const double *x_rows, const double *z_rows, int64_t count, const double *x,
                            int64_t n, int64_t across) {
   double factors[MAX_PANEL];
-  dc__tridiagonal_dots(factors, z_rows, n, count, x, across);
+  dc__tridiagonal_gemv(factors, z_rows, n, count, x, across);
   for (int64_t k = 0; k < count; k++) {
     factors[k] = -factors[k];
   }
-  dc__tridiagonal_combine(y, x_rows, n, count, factors, across);
+  dc__tridiagonal_gemv_t(y, x_rows, n, count, factors, across);
 }
 
 /* Row `row`, updated by the panel's rows below it, up to `end`. w: theirs, beside the reflections. */
@@ -85,8 +85,8 @@ static void update_row(const dc__tridiagonal_form *w, int64_t row, int64_t end, 
     of_v[k] = -w->a[(row + 1 + k) * n + row];
     of_w[k] = -rows[(k + 1) * n + row];
   }
-  dc__tridiagonal_combine(v, rows + n, n, count, of_v, row + 1);
-  dc__tridiagonal_combine(v, v + n, n, count, of_w, row + 1);
+  dc__tridiagonal_gemv_t(v, rows + n, n, count, of_v, row + 1);
+  dc__tridiagonal_gemv_t(v, v + n, n, count, of_w, row + 1);
 }
 
 /* Row `row`: its reflection v, and the w with which the matrix becomes A - v w^T - w v^T. */
@@ -95,16 +95,16 @@ static void reduce_row(const dc__tridiagonal_form *w, int64_t row, int64_t end, 
   int64_t count = end - row - 1;
   double *v = w->a + row * n;
   update_row(w, row, end, rows);
-  double factor = w->tau[row] = reflection(v, row, end, &w->d[row], &w->off[row]);
+  double factor = w->tau[row] = make_householder(v, row, end, &w->d[row], &w->off[row]);
   if (factor == 0) {
     memset(rows, 0, (size_t)row * sizeof *rows);
     return;
   }
-  dc__tridiagonal_times(rows, w->a, n, v, row);
+  dc__tridiagonal_symv(rows, w->a, n, v, row);
   subtract_panel(rows, v + n, rows + n, count, v, n, row);
   subtract_panel(rows, rows + n, v + n, count, v, n, row);
   double along;
-  dc__tridiagonal_dots(&along, rows, 0, 1, v, row);
+  dc__tridiagonal_gemv(&along, rows, 0, 1, v, row);
   for (int64_t j = 0; j < row; j++) {
     rows[j] = factor * (rows[j] - factor * along / 2 * v[j]);
   }
@@ -187,7 +187,7 @@ static bool rational_root(const dc__tridiagonal_form *w, int32_t root) {
   dc__spectral_task *t = w->t;
   int64_t n = w->n;
   double min_eig, max_eig;
-  dc__tridiagonal_ends(w->d, w->off, n, &min_eig, &max_eig);
+  dc__tridiagonal_eigenvalue_bounds(w->d, w->off, n, &min_eig, &max_eig);
   double unit = ldexp(1, -t->exponent);
   double epsilon = fmax(job->r->options.eps_abs * unit, job->r->options.eps_rel * fmax(max_eig, 0));
   double low = fmax(min_eig, 0) + epsilon;
@@ -210,7 +210,7 @@ static bool rational_root(const dc__tridiagonal_form *w, int32_t root) {
   for (int64_t i = 0; i < n; i++) {
     w->d[i] += epsilon;
   }
-  dc__tridiagonal_inverses(w->f, w->d, w->off, n, shifts, weights, w->rest);
+  dc__tridiagonal_shifted_inverses(w->f, w->d, w->off, n, shifts, weights, w->rest);
   if (pow(high / low, 1 / (double)root) <= NEAR && allows_float32(job)) {
     cast_result(w);
   }
@@ -242,13 +242,13 @@ static bool finite_values(const dc__spectral_task *t, int64_t n) {
 
 /* T's eigenvalues in the task's, and its eigenvectors in the rows of F, of a type. LAPACK's info is not enough:
  * OpenBLAS can return 0 with values that are not finite. */
-static bool stedc(const dc__tridiagonal_form *w, int32_t dtype, bool vectors) {
+static bool solve_stedc(const dc__tridiagonal_form *w, int32_t dtype, bool vectors) {
   dc__spectral_task *t = w->t;
   const dc__blas *blas = w->job->l->blas;
   int64_t n = w->n;
   const char *what = vectors ? "I" : "N";
   int32_t order = (int32_t)n;
-  int32_t size = (int32_t)stedc_work(n);
+  int32_t size = (int32_t)solve_stedc_work(n);
   int32_t isize = (int32_t)(3 + 5 * n);
   int32_t info = 0;
   void *off = t->values + n;
@@ -271,11 +271,11 @@ static bool solve_tridiagonal(dc__tridiagonal_form *w, int32_t dtype) {
   dc__spectral_task *t = w->t;
   bool vectors = w->job->r->op != DC__SPECTRAL_EIGH || w->job->r->vectors;
   t->path = DC_PATH_FRESH;
-  bool done = stedc(w, dtype, vectors);
+  bool done = solve_stedc(w, dtype, vectors);
   if (!done && dtype == DC_FLOAT32) {
     t->path = DC_PATH_RETRIED;
     dtype = DC_FLOAT64;
-    done = stedc(w, dtype, vectors);
+    done = solve_stedc(w, dtype, vectors);
   }
   if (done && vectors) {
     w->dtype = t->dtype = dtype;

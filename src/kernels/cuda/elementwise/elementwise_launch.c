@@ -21,7 +21,7 @@ static void elementwise_launch(dc_stream *stream, int32_t kernel, int64_t count,
   }
 }
 
-static size_t wider(int32_t a, int32_t b) {
+static size_t max_element_size(int32_t a, int32_t b) {
   return dc_dtype_size(a) > dc_dtype_size(b) ? dc_dtype_size(a) : dc_dtype_size(b);
 }
 
@@ -30,7 +30,7 @@ void dc__cuda_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const voi
   const dc__cuda_binary_args args = {
       .dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype, .note = note, .key = key};
   elementwise_launch(stream, add ? DC__KERNEL_ACCUMULATE : DC__KERNEL_CAST, count, dst_dtype, src_dtype,
-                     wider(dst_dtype, src_dtype), &args, sizeof args);
+                     max_element_size(dst_dtype, src_dtype), &args, sizeof args);
 }
 
 void dc__cuda_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
@@ -54,6 +54,6 @@ void dc__cuda_reduce(dc_stream *stream, void *dst, int32_t dst_dtype, const void
   for (int32_t i = 0; i < n; i++) {
     args.src[i] = src[i];
   }
-  const size_t sums = wider(dst_dtype, src_dtype) > 4 ? 8 : 4;
+  const size_t sums = max_element_size(dst_dtype, src_dtype) > 4 ? 8 : 4;
   elementwise_launch(stream, DC__KERNEL_REDUCE, count, dst_dtype, src_dtype, sums, &args, sizeof args);
 }

@@ -51,20 +51,20 @@ void dc__cuda_dropout_rows(dc_stream *stream, const dc__cuda_dropout_args *args)
   dc__cuda_launch_row_pieces(stream, DC__KERNEL_DROPOUT, args->rows, args->columns, args, sizeof *args);
 }
 
-static int64_t chunks_of(int64_t rows) {
+static int64_t column_sum_chunks(int64_t rows) {
   return (rows + DC__CUDA_CHUNK - 1) / DC__CUDA_CHUNK;
 }
 
 int64_t dc__cuda_sum_parts(int64_t rows, int64_t normal, int64_t widest) {
   const int64_t back = 2 * normal * back_blocks(rows, normal);
-  const int64_t plain = widest * chunks_of(rows);
+  const int64_t plain = widest * column_sum_chunks(rows);
   return (back > plain ? back : plain) * (int64_t)sizeof(float);
 }
 
 void dc__cuda_column_sums(dc_stream *stream, const dc__cuda_sum_args *args) {
   enum { WIDE = 8 * DC__CUDA_SUM_THREADS };
   dc__cuda_sum_args a = *args;
-  a.sums.chunks = chunks_of(a.rows);
+  a.sums.chunks = column_sum_chunks(a.rows);
   a.sums.columns = a.columns;
   rowops_launch(stream, DC__KERNEL_SUM_CHUNKS, a.sums.chunks, (a.columns + WIDE - 1) / WIDE, DC__CUDA_SUM_THREADS, &a,
                 sizeof a);

@@ -120,7 +120,7 @@ DC__INLINE void copy_line(char *d, const char *s, integers most[CHAINS], look l,
 }
 
 /* Whole lines of d; the first and the last may overlap others, which are written again with the same bits. */
-DC__INLINE bool copy(void *dst, const void *src, int64_t count, int32_t dtype) {
+DC__INLINE bool combine_copy(void *dst, const void *src, int64_t count, int32_t dtype) {
   const look l = look_at(dtype);
   const size_t size = l.halves ? 2 : dtype == DC_FLOAT32 ? 4 : 8;
   const size_t bytes = (size_t)count * size;
@@ -165,7 +165,7 @@ DC__INLINE bool convert(void *dst, int32_t to, const void *src, int32_t from, in
 
 #define COPY(name, dtype)                                       \
   static bool name(void *dst, const void *src, int64_t count) { \
-    return copy(dst, src, count, dtype);                        \
+    return combine_copy(dst, src, count, dtype);                \
   }
 #define CONVERT(name, to, from, adds)                           \
   static bool name(void *dst, const void *src, int64_t count) { \

@@ -3,7 +3,7 @@
 
 #include "kernels/x86/vector.h"
 
-static void copy(void *dst, const void *src, size_t bytes) {
+static void copy_stream(void *dst, const void *src, size_t bytes) {
   char *d = dst;
   const char *s = src;
   size_t head = (size_t)(-(uintptr_t)d & 63u);
@@ -20,5 +20,5 @@ static void copy(void *dst, const void *src, size_t bytes) {
 }
 
 void INIT(dc__kernel_table *table) {
-  table->copy = copy;
+  table->copy = copy_stream;
 }

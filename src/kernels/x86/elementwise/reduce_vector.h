@@ -10,7 +10,7 @@ typedef struct finish {
 } finish;
 
 /* ((0+1)+(2+3))+((4+5)+(6+7)); n is a constant. */
-DC__INLINE vector tree(const void *const *src, int32_t n, int32_t dtype, int64_t i) {
+DC__INLINE vector reduce_tree(const void *const *src, int32_t n, int32_t dtype, int64_t i) {
   vector a = add(load(src[0], dtype, i), load(src[1], dtype, i));
   if (n == 2) {
     return a;
@@ -42,7 +42,7 @@ DC__INLINE void loop(void *dst, int32_t dst_dtype, const void *const *src, int32
     in[k] = dc__const_at(src[k], src_dtype, begin);
   }
   for (int64_t i = 0; i < count; i += WIDTH) {
-    vector v = tree(in, n, src_dtype, i);
+    vector v = reduce_tree(in, n, src_dtype, i);
     v = end->divides ? divide(v, end->n) : multiply(v, end->factor);
     if (end->accumulate) {
       v = add(load(dst, dst_dtype, i), as(v, dst_dtype));

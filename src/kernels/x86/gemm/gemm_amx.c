@@ -13,7 +13,7 @@ enum { AHEAD = 2 }; /* pieces that A is fetched ahead: it comes from the second-
 #include "kernels/x86/gemm/pack_vector.h"
 
 /* 16 rows of 64 bytes, of each of the eight tiles. */
-static void begin(void) {
+static void amx_begin(void) {
   static const struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t bytes[16];
@@ -22,7 +22,7 @@ static void begin(void) {
   _tile_loadconfig(&shape);
 }
 
-static void end(void) {
+static void amx_end(void) {
   _tile_release();
 }
 
@@ -126,6 +126,6 @@ void dc__gemm_amx(dc__kernel_table *table) {
                                           .mr = MR,
                                           .nr = NR,
                                           .pack_a = pack_a,
-                                          .begin = begin,
-                                          .end = end};
+                                          .begin = amx_begin,
+                                          .end = amx_end};
 }
