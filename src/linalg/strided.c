@@ -37,11 +37,11 @@ static void normalise_strides(dc__mat *m) {
   }
 }
 
-static bool dense(const dc__mat *m) {
+static bool mat_is_dense(const dc__mat *m) {
   return (m->col_stride == 1 && m->row_stride >= m->cols) || (m->row_stride == 1 && m->col_stride >= m->rows);
 }
 
-static bool contiguous(const dc__mat *m) {
+static bool mat_is_contiguous(const dc__mat *m) {
   return m->rows * m->cols == 0 ||
          (m->col_stride == 1 && m->row_stride == m->cols && (m->batch <= 1 || m->batch_stride == m->rows * m->cols));
 }
@@ -82,10 +82,10 @@ dc_status dc__mat_read(const char *fn, const char *arg, const dc_tensor *tensor,
     m.col_stride = t.strides[t.ndim - 1];
   }
   normalise_strides(&m);
-  if (layout == DC__MAT_OUT && !contiguous(&m)) {
+  if (layout == DC__MAT_OUT && !mat_is_contiguous(&m)) {
     return dc__fail(DC_E_SHAPE, "%s: %s is not contiguous; row-major strides are needed", fn, arg);
   }
-  if (layout == DC__MAT_GEMM && !dense(&m) && count > 0) {
+  if (layout == DC__MAT_GEMM && !mat_is_dense(&m) && count > 0) {
     return dc__fail(DC_E_SHAPE,
                     "%s: %s has strides %" PRId64 " and %" PRId64
                     "; one must be 1, and the other at least "
@@ -114,7 +114,7 @@ dc_status dc__mat_read_as(const char *fn, const char *arg, const dc_tensor *tens
   return DC_OK;
 }
 
-static void operand(const dc__mat *m, bool *transposed, int64_t *stride) {
+static void mat_gemm_operand(const dc__mat *m, bool *transposed, int64_t *stride) {
   *transposed = m->col_stride != 1;
   *stride = *transposed ? m->col_stride : m->row_stride;
 }
@@ -135,8 +135,8 @@ dc__gemm dc__mat_gemm(const dc__mat *a, const dc__mat *b, double alpha, double b
                 .stride_c = out->batch_stride,
                 .alpha = alpha,
                 .beta = beta};
-  operand(a, &g.trans_a, &g.lda);
-  operand(b, &g.trans_b, &g.ldb);
+  mat_gemm_operand(a, &g.trans_a, &g.lda);
+  mat_gemm_operand(b, &g.trans_b, &g.ldb);
   g.a = g.a != NULL ? g.a : out->data; /* empty, so never read; but offsets into it are computed */
   g.b = g.b != NULL ? g.b : out->data;
   return g;

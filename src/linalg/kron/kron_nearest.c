@@ -14,7 +14,7 @@ typedef struct nearest {
   double *u, *v, *old, *rows;
 } nearest;
 
-static double entry(const nearest *s, int64_t row, int64_t col) {
+static double nearest_entry(const nearest *s, int64_t row, int64_t col) {
   return dc__pow2_scaled(dc__load_element(s->x->data, s->wide, row * s->x->row_stride + col * s->x->col_stride),
                          s->scale);
 }
@@ -29,7 +29,7 @@ static void left_factor_rows(void *arg, int64_t i, void *scratch) {
     double sum = 0;
     for (int64_t k = 0; k < p; k++) {
       for (int64_t l = 0; l < q; l++) {
-        sum += entry(s, i * p + k, j * q + l) * s->v[k * q + l];
+        sum += nearest_entry(s, i * p + k, j * q + l) * s->v[k * q + l];
       }
     }
     s->u[i * s->a->cols + j] = sum;
@@ -48,7 +48,7 @@ static void right_factor_rows(void *arg, int64_t k, void *scratch) {
     for (int64_t j = 0; j < s->a->cols; j++) {
       double factor = s->u[i * s->a->cols + j];
       for (int64_t l = 0; l < q; l++) {
-        s->v[k * q + l] += factor * entry(s, i * p + k, j * q + l);
+        s->v[k * q + l] += factor * nearest_entry(s, i * p + k, j * q + l);
       }
     }
   }
@@ -62,7 +62,7 @@ static void residual_row(void *arg, int64_t row, void *scratch) {
   double squared_error = 0;
   double squared_norm = 0;
   for (int64_t col = 0; col < s->x->cols; col++) {
-    double x = entry(s, row, col);
+    double x = nearest_entry(s, row, col);
     double product = s->u[row / p * s->a->cols + col / q] * s->v[row % p * q + col % q];
     squared_error += (x - product) * (x - product);
     squared_norm += x * x;
@@ -71,7 +71,7 @@ static void residual_row(void *arg, int64_t row, void *scratch) {
   s->rows[2 * row + 1] = squared_norm;
 }
 
-static double normalise(double *x, int64_t count) {
+static double nearest_normalise(double *x, int64_t count) {
   double sum = 0;
   for (int64_t i = 0; i < count; i++) {
     sum += x[i] * x[i];
@@ -99,9 +99,9 @@ static bool nearest_iterate(dc_linalg *l, nearest *s) {
       s->old[i] = s->v[i];
     }
     dc__parallel_for(l->pool, s->b->rows, right_factor_rows, s);
-    (void)normalise(s->v, inner);
+    (void)nearest_normalise(s->v, inner);
     dc__parallel_for(l->pool, s->a->rows, left_factor_rows, s);
-    double now = normalise(s->u, outer);
+    double now = nearest_normalise(s->u, outer);
     double moved = 0;
     for (int64_t i = 0; i < inner; i++) {
       moved = fmax(moved, fabs(s->v[i] - s->old[i]));

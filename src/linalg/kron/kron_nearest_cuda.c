@@ -17,7 +17,7 @@ typedef struct nearest_cuda {
 } nearest_cuda;
 
 /* Chunks of rows that a vector of `count` elements is computed in, each by that many threads. */
-static int32_t chunks_of(int64_t count, int64_t threads, int64_t rows) {
+static int32_t nearest_chunks(int64_t count, int64_t threads, int64_t rows) {
   const int64_t wanted = THREADS / (count < THREADS ? count * threads : THREADS) + 1;
   return (int32_t)(wanted < rows ? wanted : rows);
 }
@@ -120,8 +120,8 @@ dc_status dc__kron_nearest_cuda(dc_linalg *l, const char *fn, const dc__mat *x, 
   int exponent;
   const int64_t batch = x->rows * x->cols > 0 ? 1 : 0;
   w.args.enough = dc__nearest_tolerance(x->dtype);
-  w.args.chunks[0] = batch > 0 ? chunks_of(w.args.p * w.args.q, 1, w.args.m) : 0;
-  w.args.chunks[1] = batch > 0 ? chunks_of(w.args.m * w.args.n, 32, w.args.p) : 0;
+  w.args.chunks[0] = batch > 0 ? nearest_chunks(w.args.p * w.args.q, 1, w.args.m) : 0;
+  w.args.chunks[1] = batch > 0 ? nearest_chunks(w.args.m * w.args.n, 32, w.args.p) : 0;
   if (!nearest_layout(&w, &bytes)) {
     return dc__kron_too_large(fn);
   }

@@ -104,7 +104,7 @@ static dc_status staging_create(dc_linalg *l, const char *fn) {
 
 /* ---- plans ---- */
 
-static bool fits(const dc__out_of_core *w, dc__out_of_core_plan *p) {
+static bool pipeline_fits(const dc__out_of_core *w, dc__out_of_core_plan *p) {
   (void)w;
   (void)p;
   return true;
@@ -130,7 +130,7 @@ static size_t gemm_workspace_share(size_t bytes) {
   return share < DC__CUDA_GEMM_WORKSPACE_BYTES ? share : DC__CUDA_GEMM_WORKSPACE_BYTES;
 }
 
-static size_t bytes_of(const dc__out_of_core *w, const dc__out_of_core_plan *p) {
+static size_t pipeline_bytes(const dc__out_of_core *w, const dc__out_of_core_plan *p) {
   const size_t blocks = blocks_of(w, p);
   return blocks == SIZE_MAX
              ? SIZE_MAX
@@ -156,7 +156,7 @@ static double cost_of(const dc__out_of_core *w, const dc__out_of_core_plan *p) {
          dc__out_of_core_io_cost(w->b, false, 1, kb, nb) + dc__out_of_core_io_cost(w->out, true, j, m, nb);
 }
 
-static const dc__out_of_core_model cuda_model = {.fits = fits, .bytes = bytes_of, .cost = cost_of};
+static const dc__out_of_core_model cuda_model = {.fits = pipeline_fits, .bytes = pipeline_bytes, .cost = cost_of};
 
 /* ---- blocks ---- */
 
@@ -219,7 +219,7 @@ static int32_t next_stage(pipeline *x) {
   return x->current;
 }
 
-static void read_block(pipeline *x, const block *b) {
+static void pipeline_read_block(pipeline *x, const block *b) {
   block part;
   for (size_t done = 0; done < block_bytes(b) && is_ok(x); done += block_bytes(&part)) {
     const int32_t stage = next_stage(x);
@@ -244,7 +244,7 @@ static void write_block(pipeline *x, const block *b) {
 }
 
 /* A block of A or B for the next product: in place, or its buffer. */
-static dc__mat fetch(pipeline *x, operand *o, int64_t row, int64_t rows, int64_t col, int64_t cols) {
+static dc__mat operand_fetch(pipeline *x, operand *o, int64_t row, int64_t rows, int64_t col, int64_t cols) {
   const dc__matrix_source *s = o->present.source;
   if (dc__in_file(s) && (o->present.rows == 0 || o->present.row != row || o->present.col != col)) {
     o->current = (o->current + 1) % NUM_BUFFERS;
@@ -257,7 +257,7 @@ static dc__mat fetch(pipeline *x, operand *o, int64_t row, int64_t rows, int64_t
                         .cols = cols};
     o->present = next;
     dc__event_wait(o->used[o->current], x->staging->copies);
-    read_block(x, &next);
+    pipeline_read_block(x, &next);
     dc__event_record(o->used[o->current], x->staging->copies);
     dc__event_wait(o->used[o->current], x->l->device->internal_stream);
   }
@@ -281,8 +281,8 @@ static void multiply_block(pipeline *x, const block *c, int64_t p) {
     dc__stream_zero(stream, c->memory, block_bytes(c));
     return;
   }
-  const dc__mat a = fetch(x, &x->a, c->row, c->rows, p, depth);
-  const dc__mat b = fetch(x, &x->b, p, depth, c->col, c->cols);
+  const dc__mat a = operand_fetch(x, &x->a, c->row, c->rows, p, depth);
+  const dc__mat b = operand_fetch(x, &x->b, p, depth, c->col, c->cols);
   const dc__mat sums = dc__matrix_source_block(w->out, c->memory, c->row, c->rows, c->col, c->cols);
   const dc__gemm g = dc__mat_gemm(&a, &b, 1, p == 0 ? 0 : 1, &sums);
   dc__cuda_gemm(stream, &g, x->gemm_workspace, x->gemm_workspace_bytes);
@@ -320,16 +320,16 @@ static void multiply_tiles(pipeline *x) {
 }
 
 /* Memory gets PLACE bytes more than the minimum. */
-static char *aligned(void *memory) {
+static char *staging_align(void *memory) {
   return (char *)(((uintptr_t)memory + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
 }
 
-/* Parts of the memory, as bytes_of() counts them. */
+/* Parts of the memory, as pipeline_bytes() counts them. */
 static void pipeline_layout(pipeline *x, void *memory) {
   const dc__out_of_core *w = x->w;
   const dc__out_of_core_plan *s = &w->plan;
   size_t offset = 0;
-  x->gemm_workspace = aligned(memory);
+  x->gemm_workspace = staging_align(memory);
   x->gemm_workspace_bytes = gemm_workspace_share(blocks_of(w, s));
   char *blocks = x->gemm_workspace + x->gemm_workspace_bytes;
   if (dc__in_file(w->out)) {
@@ -372,7 +372,7 @@ static dc_status run_in_place(dc_linalg *l, const dc__out_of_core *w, int64_t bu
     return DC_OK;
   }
   if (w->k > 0) {
-    dc__cuda_gemm(l->device->internal_stream, &g, aligned(memory), memory != NULL ? bytes - ALIGNMENT : 0);
+    dc__cuda_gemm(l->device->internal_stream, &g, staging_align(memory), memory != NULL ? bytes - ALIGNMENT : 0);
   } else {
     dc__stream_zero(l->device->internal_stream, w->out->mat.data, (size_t)(w->m * w->n) * w->out_size);
   }
@@ -387,7 +387,7 @@ dc_status dc__out_of_core_cuda(dc_linalg *l, dc__out_of_core *w, int64_t budget,
   w->model = &cuda_model;
   w->shape = (dc__gemm_shape){.rows = TILE, .columns = TILE, .slice = TILE};
   DC__TRY(dc__out_of_core_choose_plan(w, budget, needed));
-  DC__TRY(dc__linalg_scratch(l, w->fn, bytes_of(w, &w->plan), &memory));
+  DC__TRY(dc__linalg_scratch(l, w->fn, pipeline_bytes(w, &w->plan), &memory));
   if (memory == NULL) {
     return DC_OK;
   }

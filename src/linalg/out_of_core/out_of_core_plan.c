@@ -44,7 +44,7 @@ static int64_t strip_of(const dc__out_of_core *w, const plan *p) {
 }
 
 /* If all of k is summed at once C has no tile, and its rows are processed in strips. */
-static bool fits(const dc__out_of_core *w, plan *p) {
+static bool plan_fits(const dc__out_of_core *w, plan *p) {
   p->strip = strip_of(w, p);
   p->coalesces = w->can_read_back && p->nb < w->n &&
                  (double)(p->strip + DC__OUT_OF_CORE_ROWS) * (double)w->n * (double)w->out_size <= STRIP_BYTES;
@@ -82,7 +82,7 @@ static double cpu_cost(const dc__out_of_core *w, const plan *p) {
   return sum + output_io_cost(w, p, j);
 }
 
-const dc__out_of_core_model dc__out_of_core_cpu = {.fits = fits, .bytes = packed_bytes, .cost = cpu_cost};
+const dc__out_of_core_model dc__out_of_core_cpu = {.fits = plan_fits, .bytes = packed_bytes, .cost = cpu_cost};
 
 /* ---- the choice ---- */
 

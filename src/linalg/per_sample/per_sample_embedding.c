@@ -15,7 +15,7 @@ static bool is_not_padding(const dc__per_sample *s, int64_t id) {
 }
 
 /* delta's row for a position; all positions of a bag share one. */
-static int64_t row_of(const dc__per_sample *s, int64_t place) {
+static int64_t embedding_row(const dc__per_sample *s, int64_t place) {
   return dc__is_embedding_bag(s->layer.kind) ? place / s->positions : place;
 }
 
@@ -60,7 +60,7 @@ dc_status dc__per_sample_embedding_check(dc_linalg *l, const dc__per_sample *s) 
 static void add_delta_row(const dc__per_sample *s, void *table, int64_t row, int64_t place, double factor,
                           int64_t begin, int64_t end) {
   bool wide = s->dtype == DC_FLOAT64;
-  int64_t from = row_of(s, place) * s->out;
+  int64_t from = embedding_row(s, place) * s->out;
   for (int64_t i = begin; i < end; i++) {
     double sum = dc__load_element(table, wide, row * s->out + i) + factor * dc__load_element(s->delta, wide, from + i);
     dc__store_element(table, wide, row * s->out + i, sum);
@@ -105,7 +105,7 @@ static bool id_less(const dc__per_sample *s, int64_t a, int64_t b) {
   return id_a != id_b ? id_a < id_b : a < b;
 }
 
-static void sift(const dc__per_sample *s, int64_t *heap, int64_t root, int64_t count) {
+static void sift_positions(const dc__per_sample *s, int64_t *heap, int64_t root, int64_t count) {
   for (int64_t child; (child = 2 * root + 1) < count; root = child) {
     child += child + 1 < count && id_less(s, heap[child], heap[child + 1]);
     if (!id_less(s, heap[root], heap[child])) {
@@ -119,13 +119,13 @@ static void sift(const dc__per_sample *s, int64_t *heap, int64_t root, int64_t c
 
 static void sort_positions(const dc__per_sample *s, int64_t *places, int64_t count) {
   for (int64_t i = count / 2 - 1; i >= 0; i--) {
-    sift(s, places, i, count);
+    sift_positions(s, places, i, count);
   }
   for (int64_t end = count - 1; end > 0; end--) {
     int64_t swap = places[0];
     places[0] = places[end];
     places[end] = swap;
-    sift(s, places, 0, end);
+    sift_positions(s, places, 0, end);
   }
 }
 
@@ -150,7 +150,7 @@ static void embedding_norm_of(void *arg, int64_t sample, void *scratch) {
     for (int64_t i = 0; i < s->out && is_not_padding(s, id); i++) {
       double sum = 0;
       for (int64_t t = begin; t < end; t++) {
-        sum += share * dc__load_element(s->delta, wide, row_of(s, places[t]) * s->out + i);
+        sum += share * dc__load_element(s->delta, wide, embedding_row(s, places[t]) * s->out + i);
       }
       square += sum * sum;
     }

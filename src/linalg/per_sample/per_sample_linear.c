@@ -29,7 +29,7 @@ static linear_job make_linear_job(dc_linalg *l, const dc__per_sample *s) {
 }
 
 /* patches: buffer for a convolution's. A linear layer's factors are used in place. */
-static dc__grad_factors factors_of(const linear_job *job, int64_t sample, int32_t group, void *patches) {
+static dc__grad_factors linear_factors(const linear_job *job, int64_t sample, int32_t group, void *patches) {
   const dc__per_sample *s = job->s;
   dc__grad_factors p = {.by_rows = job->conv, .in = job->in, .out = job->out, .positions = s->positions, .a = patches};
   p.d = dc__element_ptr(s->delta, s->dtype, (sample * s->out + group * job->out) * s->positions);
@@ -88,7 +88,7 @@ static void linear_grads_of(void *arg, int64_t index, void *scratch) {
   int64_t sample = index / job->groups;
   int32_t group = (int32_t)(index % job->groups);
   int64_t slot = job->conv ? dc__slots_acquire(&job->slots) : 0;
-  dc__grad_factors p = factors_of(job, sample, group, job->conv ? dc__slots_memory(&job->slots, slot) : NULL);
+  dc__grad_factors p = linear_factors(job, sample, group, job->conv ? dc__slots_memory(&job->slots, slot) : NULL);
   if (job->weight != NULL && p.in > 0 && p.out > 0) {
     write_gradient(&p, s->dtype, dc__element_ptr(job->weight, s->dtype, index * p.out * p.in), scratch);
   }
@@ -133,7 +133,7 @@ dc_status dc__per_sample_linear_grads(dc_linalg *l, const dc__per_sample *s, voi
 
 /* ---- norms ---- */
 
-static double dot(const void *x, const void *y, bool wide, int64_t count) {
+static double linear_dot(const void *x, const void *y, bool wide, int64_t count) {
   double sum = 0;
   for (int64_t i = 0; i < count; i++) {
     sum += dc__load_element(x, wide, i) * dc__load_element(y, wide, i);
@@ -142,8 +142,8 @@ static double dot(const void *x, const void *y, bool wide, int64_t count) {
 }
 
 /* Gram block [rows, cols] of positions t and u of one factor, `width` values a position. */
-static void gram(const void *factor, bool by_rows, int32_t dtype, int64_t width, int64_t positions, int64_t t,
-                 int64_t rows, int64_t u, int64_t cols, void *c, void *scratch) {
+static void linear_gram(const void *factor, bool by_rows, int32_t dtype, int64_t width, int64_t positions, int64_t t,
+                        int64_t rows, int64_t u, int64_t cols, void *c, void *scratch) {
   const void *a = dc__element_ptr(factor, dtype, by_rows ? t : t * width);
   const void *b = dc__element_ptr(factor, dtype, by_rows ? u : u * width);
   dc__gemm g = dc__gemm_dense(dtype, by_rows, !by_rows, rows, cols, width, a, b, c);
@@ -160,9 +160,9 @@ static double ghost_square(const dc__grad_factors *p, int32_t dtype, void *tiles
     int64_t rows = p->positions - t < TILE ? p->positions - t : TILE;
     for (int64_t u = 0; u <= t; u += TILE) {
       int64_t cols = p->positions - u < TILE ? p->positions - u : TILE;
-      gram(p->a, p->by_rows, dtype, p->in, p->positions, t, rows, u, cols, tiles, scratch);
-      gram(p->d, p->by_rows, dtype, p->out, p->positions, t, rows, u, cols, other, scratch);
-      sum += (u < t ? 2 : 1) * dot(tiles, other, wide, rows * cols);
+      linear_gram(p->a, p->by_rows, dtype, p->in, p->positions, t, rows, u, cols, tiles, scratch);
+      linear_gram(p->d, p->by_rows, dtype, p->out, p->positions, t, rows, u, cols, other, scratch);
+      sum += (u < t ? 2 : 1) * linear_dot(tiles, other, wide, rows * cols);
     }
   }
   return sum;
@@ -175,7 +175,7 @@ static double direct_square(const dc__grad_factors *p, int32_t dtype, void *rows
     int64_t count = p->out - row < ROWS ? p->out - row : ROWS;
     dc__gemm g = gradient_gemm(p, dtype, row, count, rows);
     dc__gemm_serial(&g, scratch);
-    sum += dot(rows, rows, dtype == DC_FLOAT64, count * p->in);
+    sum += linear_dot(rows, rows, dtype == DC_FLOAT64, count * p->in);
   }
   return sum;
 }
@@ -186,7 +186,7 @@ static double weight_square(const linear_job *job, const dc__grad_factors *p, vo
     return 0;
   }
   if (p->positions == 1) {
-    return dot(p->a, p->a, wide, p->in) * dot(p->d, p->d, wide, p->out);
+    return linear_dot(p->a, p->a, wide, p->in) * linear_dot(p->d, p->d, wide, p->out);
   }
   return job->ghost ? ghost_square(p, job->s->dtype, memory, scratch)
                     : direct_square(p, job->s->dtype, memory, scratch);
@@ -202,7 +202,7 @@ static void linear_norm_of(void *arg, int64_t sample, void *scratch) {
       job->conv ? dc__linalg_suballoc(memory, &offset, dc__im2col_numel(job->s), dc_dtype_size(job->s->dtype)) : NULL;
   double square = 0;
   for (int32_t group = 0; group < job->groups; group++) {
-    dc__grad_factors p = factors_of(job, sample, group, patches);
+    dc__grad_factors p = linear_factors(job, sample, group, patches);
     if ((job->parts & DC_PART_WEIGHT) != 0) {
       square += weight_square(job, &p, memory + offset, scratch);
     }
@@ -258,7 +258,7 @@ static void scale_sample(void *arg, int64_t index, void *scratch) {
 }
 
 /* weight += D A over all positions of p; the pool works on one product. */
-static void add_product(linear_sum_job *job, const dc__grad_factors *p, int32_t group, double alpha) {
+static void linear_add_product(linear_sum_job *job, const dc__grad_factors *p, int32_t group, double alpha) {
   const dc__per_sample *s = job->pair.s;
   void *to = dc__element_ptr(job->pair.weight, s->dtype, group * p->out * p->in);
   dc__gemm g = gradient_gemm(p, s->dtype, 0, p->out, to);
@@ -278,7 +278,7 @@ static void add_linear(linear_sum_job *job, int64_t begin, int64_t end) {
     dc__parallel_for(job->pair.l->pool, end - begin, scale_sample, job);
     p.d = job->scaled;
   }
-  add_product(job, &p, 0, 1);
+  linear_add_product(job, &p, 0, 1);
   job->added = true;
 }
 
@@ -301,8 +301,8 @@ static void sum_conv(linear_sum_job *job) {
   for (int64_t sample = 0; sample < s->samples; sample++) {
     double factor = dc__per_sample_factor(s, job->pair.factors, sample);
     for (int32_t group = 0; group < job->pair.groups && factor != 0; group++) {
-      dc__grad_factors p = factors_of(&job->pair, sample, group, job->scaled);
-      add_product(job, &p, group, factor);
+      dc__grad_factors p = linear_factors(&job->pair, sample, group, job->scaled);
+      linear_add_product(job, &p, group, factor);
     }
     job->added = job->added || factor != 0;
   }

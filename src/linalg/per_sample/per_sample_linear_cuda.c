@@ -122,8 +122,8 @@ static void add_totals(const sample_slice *f, double factor, int64_t rows) {
 }
 
 /* Gram tile [pairs, rows, columns] of positions t and u of one factor, `width` values a position. */
-static void gram(const sample_slice *f, const void *factor, int64_t width, int64_t t, int64_t rows, int64_t u,
-                 int64_t columns, void *c) {
+static void linear_gram_cuda(const sample_slice *f, const void *factor, int64_t width, int64_t t, int64_t rows,
+                             int64_t u, int64_t columns, void *c) {
   const per_sample_cuda *w = f->w;
   const int32_t dtype = w->s->dtype;
   const void *a = dc__element_ptr(factor, dtype, is_conv(w) ? t : t * width);
@@ -145,8 +145,8 @@ static void ghost_squares(const sample_slice *f) {
     for (int64_t u = 0; u <= t; u += TILE) {
       const int64_t columns = min_int64(TILE, positions - u);
       void *other = dc__element_ptr(w->own, w->s->dtype, f->count * w->groups * rows * columns);
-      gram(f, f->a, w->in, t, rows, u, columns, w->own);
-      gram(f, f->d, w->out, t, rows, u, columns, other);
+      linear_gram_cuda(f, f->a, w->in, t, rows, u, columns, w->own);
+      linear_gram_cuda(f, f->d, w->out, t, rows, u, columns, other);
       row_dots(f, w->own, other, rows, columns, w->sums);
       add_totals(f, u < t ? 2 : 1, rows);
     }
@@ -191,7 +191,8 @@ void dc__per_sample_linear_norms_cuda(const per_sample_cuda *w) {
 /* ---- sums ---- */
 
 /* weights (+)= D A over `positions` of all groups' factors, in the slice's layout. */
-static void add_product(const per_sample_cuda *w, const void *d, const void *a, int64_t positions, bool adds) {
+static void linear_add_product_cuda(const per_sample_cuda *w, const void *d, const void *a, int64_t positions,
+                                    bool adds) {
   dc__gemm g = dc__gemm_dense(w->s->dtype, !is_conv(w), is_conv(w), w->out, w->in, positions, d, a, w->call->to_weight);
   g.batch = w->groups;
   g.stride_a = positions * w->out;
@@ -231,19 +232,19 @@ static void add_sample_slice(const sample_slice *f, bool adds) {
     p.pitch = f->count * positions;
     dc__cuda_im2col(w->stream, &p);
     gather_samples(f, d, s->out, positions, true, w->own);
-    add_product(w, w->own, w->patches, f->count * positions, adds);
+    linear_add_product_cuda(w, w->own, w->patches, f->count * positions, adds);
   } else {
     void *x = dc__element_ptr(w->own, s->dtype, f->count * positions * s->out);
     gather_samples(f, d, 1, positions * s->out, true, w->own);
     gather_samples(f, dc__element_ptr(s->x, s->dtype, f->first * positions * s->in), 1, positions * s->in, false, x);
-    add_product(w, w->own, x, f->count * positions, adds);
+    linear_add_product_cuda(w, w->own, x, f->count * positions, adds);
   }
 }
 
 void dc__per_sample_linear_sum_cuda(const per_sample_cuda *w) {
   const dc__per_sample *s = w->s;
   if (s->samples == 0 || is_empty(w) || (!is_conv(w) && w->call->factors == NULL)) {
-    add_product(w, s->delta, s->x, is_conv(w) ? 0 : s->samples * s->positions, w->call->accumulate);
+    linear_add_product_cuda(w, s->delta, s->x, is_conv(w) ? 0 : s->samples * s->positions, w->call->accumulate);
     return;
   }
   for (int64_t first = 0; first < s->samples; first += w->max_samples) {

@@ -9,7 +9,7 @@ static dc_status invalid_field(const dc__per_sample *s, const char *field, int64
   return dc__fail(DC_E_INVALID, "%s: layer.%s = %" PRId64 ", must be %s", s->fn, field, value, allowed);
 }
 
-static dc_status check_length(const dc__per_sample *s, const dc_tensor *delta, int32_t dim, int64_t wanted) {
+static dc_status check_positions_length(const dc__per_sample *s, const dc_tensor *delta, int32_t dim, int64_t wanted) {
   return delta->shape[dim] == wanted
              ? DC_OK
              : dc__fail(DC_E_SHAPE, "%s: delta has length %" PRId64 " in dimension %" PRId32 ", x wants %" PRId64,
@@ -26,7 +26,7 @@ static dc_status check_ndim(const dc__per_sample *s, const dc_tensor *x, const d
     return dc__fail(DC_E_SHAPE, "%s: delta has %" PRId32 " dimension%s, must have %" PRId32, s->fn, delta->ndim,
                     DC__PLURAL_S(delta->ndim), x->ndim + extra_ndim);
   }
-  return check_length(s, delta, 0, x->shape[0]);
+  return check_positions_length(s, delta, 0, x->shape[0]);
 }
 
 /* Positions are the dimensions between the samples and the last `last` ones. */
@@ -34,7 +34,7 @@ static dc_status read_positions(dc__per_sample *s, const dc_tensor *x, const dc_
   s->samples = x->shape[0];
   s->positions = 1;
   for (int32_t i = 1; i < end; i++) {
-    DC__TRY(check_length(s, delta, i, x->shape[i]));
+    DC__TRY(check_positions_length(s, delta, i, x->shape[i]));
     s->positions *= x->shape[i];
   }
   return DC_OK;
@@ -91,7 +91,7 @@ static dc_status read_norm(dc__per_sample *s, const dc_tensor *x, const dc_tenso
   end = wanted == 0 ? x->ndim - 1 : end == x->ndim ? x->ndim - 1 : end; /* features = 1 is the last length of 1 */
   s->in = s->out = wanted;
   for (int32_t i = end; i < x->ndim; i++) {
-    DC__TRY(check_length(s, delta, i, x->shape[i]));
+    DC__TRY(check_positions_length(s, delta, i, x->shape[i]));
   }
   DC__TRY(check_eps(s));
   return read_positions(s, x, delta, end);
@@ -105,12 +105,12 @@ static dc_status check_groups(dc__per_sample *s) {
 
 static dc_status read_group_norm(dc__per_sample *s, const dc_tensor *x, const dc_tensor *delta) {
   DC__TRY(check_ndim(s, x, delta, 2, 0));
-  DC__TRY(check_length(s, delta, 1, x->shape[1]));
+  DC__TRY(check_positions_length(s, delta, 1, x->shape[1]));
   s->in = s->out = x->shape[1];
   s->samples = x->shape[0];
   s->positions = 1;
   for (int32_t i = 2; i < x->ndim; i++) {
-    DC__TRY(check_length(s, delta, i, x->shape[i]));
+    DC__TRY(check_positions_length(s, delta, i, x->shape[i]));
     s->positions *= x->shape[i];
   }
   DC__TRY(check_groups(s));

@@ -5,7 +5,7 @@
 
 #include "linalg/eigh/eigh_cuda.h"
 
-static char *probe(const dc__eigh_cuda *w, int32_t step) {
+static char *warm_start_probe(const dc__eigh_cuda *w, int32_t step) {
   return w->probes + (size_t)step * (size_t)w->slice.max_count * (size_t)w->job.n * DC__PROBES * sizeof(double);
 }
 
@@ -29,16 +29,16 @@ static void warm_start_gemm(const dc__eigh_cuda *w, dc__batch_slice *f, int32_t 
 static void rotate_to_basis(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, const void *q) {
   const int64_t n = w->job.n;
   const size_t bytes = (size_t)(n * DC__PROBES) * dc_dtype_size(dtype);
-  const dc__cuda_matrices back = dc__batch_slice_dense_view(f, probe(w, 2), dtype, n, DC__PROBES);
+  const dc__cuda_matrices back = dc__batch_slice_dense_view(f, warm_start_probe(w, 2), dtype, n, DC__PROBES);
   dc__cuda_matrices diagonal = dc__batch_slice_dense_view(f, w->rotated, dtype, 1, n);
   diagonal.batch_stride = n * n;
   diagonal.col_stride = n + 1;
   for (int32_t i = 0; i < f->count; i++) {
-    dc__stream_copy(f->stream, probe(w, 0) + (size_t)i * bytes, w->host_probes, bytes);
+    dc__stream_copy(f->stream, warm_start_probe(w, 0) + (size_t)i * bytes, w->host_probes, bytes);
   }
-  dc__stream_copy(f->stream, probe(w, 2), probe(w, 0), (size_t)f->count * bytes);
-  warm_start_gemm(w, f, dtype, false, q, false, probe(w, 0), DC__PROBES, 0, probe(w, 1));
-  warm_start_gemm(w, f, dtype, true, q, false, probe(w, 1), DC__PROBES, -1, probe(w, 2));
+  dc__stream_copy(f->stream, warm_start_probe(w, 2), warm_start_probe(w, 0), (size_t)f->count * bytes);
+  warm_start_gemm(w, f, dtype, false, q, false, warm_start_probe(w, 0), DC__PROBES, 0, warm_start_probe(w, 1));
+  warm_start_gemm(w, f, dtype, true, q, false, warm_start_probe(w, 1), DC__PROBES, -1, warm_start_probe(w, 2));
   dc__batch_slice_clear_reports(f);
   dc__symmetric_load_slice(f, &w->job, dtype, w->s);
   warm_start_gemm(w, f, dtype, false, w->s, false, q, n, 0, w->result);
@@ -94,10 +94,11 @@ static uint32_t check_rest(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, 
   dc__cuda_warm_start_residual(f->stream, &rest);
   for (int32_t step = 0; step < DC__WARM_POWER_STEPS; step++) {
     if (step > 0) {
-      warm_start_gemm(w, f, dtype, false, w->result, false, probe(w, step - 1), DC__PROBES, 0, probe(w, step));
+      warm_start_gemm(w, f, dtype, false, w->result, false, warm_start_probe(w, step - 1), DC__PROBES, 0,
+                      warm_start_probe(w, step));
     }
     dc__cuda_matrix_norm_args columns = {.sums = w->norms + step * norms, .reports = f->reports, .squares = 1};
-    columns.from = dc__batch_slice_dense_view(f, probe(w, step), dtype, DC__PROBES, n);
+    columns.from = dc__batch_slice_dense_view(f, warm_start_probe(w, step), dtype, DC__PROBES, n);
     columns.from.row_stride = 1;
     columns.from.col_stride = DC__PROBES;
     dc__cuda_matrix_norm(f->stream, &columns);
@@ -120,7 +121,7 @@ static uint32_t check_rest(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, 
 }
 
 /* Converts the basis to a type. */
-static void load_basis(const dc__eigh_cuda *w, const dc__batch_slice *f, int32_t dtype, void *to) {
+static void warm_start_load_basis(const dc__eigh_cuda *w, const dc__batch_slice *f, int32_t dtype, void *to) {
   const int64_t n = w->job.n;
   dc__cuda_load_uniform(f->stream, dc__batch_slice_view(f, &w->job.r->basis),
                         dc__batch_slice_dense_view(f, to, dtype, n, n), UINT32_MAX, 1);
@@ -141,7 +142,7 @@ static void warm_start_store(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype
   dc__stream_copy(f->stream, w->factors, w->host_values, (size_t)(f->count * n) * sizeof *w->factors);
   dc__cuda_warm_start_root(f->stream, &args);
   if (finishing != dtype) {
-    load_basis(w, f, finishing, w->s);
+    warm_start_load_basis(w, f, finishing, w->s);
     q = w->s;
   }
   warm_start_gemm(w, f, finishing, false, q, false, w->result, n, 0, w->rotated);
@@ -161,7 +162,7 @@ dc_status dc__root_warm_start_cuda(dc__eigh_cuda *w, dc__batch_slice *f, dc__spe
   const void *q =
       basis->pointers != NULL ? w->basis : dc__element_ptr(basis->data, basis->dtype, f->first * w->job.n * w->job.n);
   if (basis->pointers != NULL) { /* products need it contiguous */
-    load_basis(w, f, basis->dtype, w->basis);
+    warm_start_load_basis(w, f, basis->dtype, w->basis);
   }
   rotate_to_basis(w, f, basis->dtype, q);
   uint32_t mask = check_diagonal(w, f, basis->dtype, tasks);
