@@ -1,17 +1,17 @@
-/* Element-wise work on parameters: cut into chunks, on the threads, and for converted values into tiles that fit the
- * first-level cache. */
+/* Element-wise work on parameters: cut into chunks, on the threads, and for converted values into tiles that fit
+ * the first-level cache. */
 #include <stdatomic.h>
 
 #include "optim/optim_internal.h"
 
 enum { CHUNK = 16 * DC__OPTIM_TILE }; /* elements per task */
 
-typedef struct job {
+typedef struct param_update_job {
   dc_optimizer *o;
   dc__optim_part_fn fn;
   void *arg;
   const dc__optim_param *param; /* for one parameter; NULL for all */
-} job;
+} param_update_job;
 
 static int64_t chunk_count(const dc_optimizer *o, int64_t i) {
   return o->io[i].grad_dtype == DC_DTYPE_NONE ? 0 : (o->params[i].count + CHUNK - 1) / CHUNK;
@@ -32,14 +32,14 @@ static int64_t param_of(const dc_optimizer *o, int64_t chunk) {
   return low;
 }
 
-static void run_param_part(const job *j, const dc__optim_param *p, int64_t chunk) {
+static void run_param_part(const param_update_job *j, const dc__optim_param *p, int64_t chunk) {
   int64_t begin = chunk * CHUNK;
   j->fn(j->o, p, begin, p->count - begin < CHUNK ? p->count - begin : CHUNK, j->arg);
 }
 
 static void run_chunk(void *arg, int64_t index, void *scratch) {
   (void)scratch;
-  const job *j = arg;
+  const param_update_job *j = arg;
   int64_t i = param_of(j->o, index);
   run_param_part(j, &j->o->params[i], index - j->o->io[i].first);
 }
@@ -51,7 +51,7 @@ void dc__optim_each_part(dc_optimizer *o, dc__optim_part_fn fn, void *arg) {
     total += chunk_count(o, i);
   }
   if (total > 0) {
-    job j = {o, fn, arg, NULL};
+    param_update_job j = {o, fn, arg, NULL};
     dc__parallel_for_cost(o->linalg->pool, total, CHUNK, run_chunk, &j);
   }
 }
@@ -72,12 +72,12 @@ const float *dc__optim_grad(const dc_optimizer *o, const dc__optim_param *p, int
   return tile;
 }
 
-typedef struct tiles {
+typedef struct tile_list {
   dc__optim_tile_fn fn;
   void *arg;
-} tiles;
+} tile_list;
 
-static void run_tile(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, const tiles *t) {
+static void run_tile(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, const tile_list *t) {
   float grad[DC__OPTIM_TILE];
   float weight[DC__OPTIM_TILE];
   char *data = (char *)o->io[p - o->params].weight + (size_t)from * dc_dtype_size(p->dtype);
@@ -105,12 +105,12 @@ static void run_tiles(dc_optimizer *o, const dc__optim_param *p, int64_t from, i
 
 static void run_param_chunk(void *arg, int64_t index, void *scratch) {
   (void)scratch;
-  const job *j = arg;
+  const param_update_job *j = arg;
   run_param_part(j, j->param, index);
 }
 
 void dc__optim_param_tiles(dc_optimizer *o, const dc__optim_param *p, dc__optim_tile_fn fn, void *arg) {
-  tiles t = {fn, arg};
-  job j = {o, run_tiles, &t, p};
+  tile_list t = {fn, arg};
+  param_update_job j = {o, run_tiles, &t, p};
   dc__parallel_for_cost(o->linalg->pool, chunk_count(o, p - o->params), CHUNK, run_param_chunk, &j);
 }

@@ -23,7 +23,7 @@ dc_status dc__optim_check_alignment(const dc_optimizer *o, const char *fn) {
   return DC_OK;
 }
 
-static void launch_batch(dc_stream *on, int32_t kind, dc__update_batch *batch) {
+static void update_launch_batch(dc_stream *on, int32_t kind, dc__update_batch *batch) {
   if (batch->spans_used > 0) {
     dc__update_cuda(on, kind, batch);
     batch->spans_used = 0;
@@ -45,7 +45,7 @@ void dc__optim_launch_param(const dc_optimizer *o, int32_t kind, const dc__optim
   batch->spans_used = 1;
   batch->grad_scale = (float)o->grad_scale;
   dc__optim_fill_span(o, p, &batch->spans[0]);
-  launch_batch(o->linalg->stream, kind, batch);
+  update_launch_batch(o->linalg->stream, kind, batch);
 }
 
 void dc__optim_launch_spans(const dc_optimizer *o, dc_stream *on, int32_t kind, dc__update_batch *batch,
@@ -60,10 +60,10 @@ void dc__optim_launch_spans(const dc_optimizer *o, dc_stream *on, int32_t kind, 
       batch->spans[batch->spans_used++] = span;
     }
     if (batch->spans_used == DC__UPDATE_SPANS) {
-      launch_batch(on, kind, batch);
+      update_launch_batch(on, kind, batch);
     }
   }
-  launch_batch(on, kind, batch);
+  update_launch_batch(on, kind, batch);
 }
 
 static bool span_is_checked(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span) {

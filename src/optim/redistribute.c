@@ -151,7 +151,7 @@ static int64_t window_end(const dc__redistribute *x, int64_t first, int64_t *ele
 }
 
 /* Sets offsets. Only the parts need the other ranks. */
-static dc_status allocate(dc__redistribute *x) {
+static dc_status redistribute_alloc(dc__redistribute *x) {
   int64_t blocks = 0;
   int64_t owned = 0;
   int64_t window = 0;
@@ -248,7 +248,7 @@ dc_status dc__redistribute_create(const char *fn, dc_device *device, dc_comm *co
   dc__redistribute *x = new_redistribute(fn, device, comm, entries, count);
   int64_t *mine = dc__calloc(words, sizeof *mine);
   int64_t *table = dc__calloc(words * (size_t)(comm != NULL ? comm->world : 1), sizeof *table);
-  dc_status status = x != NULL && mine != NULL && table != NULL ? allocate(x) : DC_E_NO_MEMORY;
+  dc_status status = x != NULL && mine != NULL && table != NULL ? redistribute_alloc(x) : DC_E_NO_MEMORY;
   status = dc__optim_agree_status(fn, comm, status);
   if (status == DC_OK) {
     status = gather_parts(x, mine, table);

@@ -46,7 +46,7 @@ static bool alloc_piece(dc_optimizer *o, dc__optim_piece *piece) {
   return true;
 }
 
-static void append(dc__optim_param *p, dc__optim_piece *piece) {
+static void state_append_piece(dc__optim_param *p, dc__optim_piece *piece) {
   dc__optim_piece **end = &p->pieces;
   while (*end != NULL) {
     end = &(*end)->next;
@@ -68,7 +68,7 @@ void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name,
     dc__free(piece);
     return NULL;
   }
-  append(p, piece);
+  state_append_piece(p, piece);
   return piece->data;
 }
 
@@ -80,7 +80,7 @@ void *dc__optim_add_borrowed_piece(dc__optim_param *p, const char *name, int32_t
   }
   piece->borrowed = true;
   piece->data = memory;
-  append(p, piece);
+  state_append_piece(p, piece);
   return memory;
 }
 

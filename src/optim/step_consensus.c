@@ -48,7 +48,7 @@ const float *dc__optim_read_grad_scaler_cuda(const dc_optimizer *o, dc_stream *o
 /* ---- ranks ---- */
 
 /* A hash of a rank's parameters and which of them have gradients. */
-static int64_t fingerprint(const dc_optimizer *o) {
+static int64_t consensus_fingerprint(const dc_optimizer *o) {
   uint64_t hash = dc__checksum(DC__CHECKSUM, o->kind->name, strlen(o->kind->name));
   for (int64_t i = 0; i < o->count; i++) {
     const dc__optim_param *p = &o->params[i];
@@ -92,7 +92,7 @@ dc_status dc__optim_step_consensus(dc_optimizer *o, const char *fn, dc_status st
     return status;
   }
   const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
-  const int64_t mine[MESSAGE_WORDS] = {status, bad, o->found_nonfinite, fingerprint(o)};
+  const int64_t mine[MESSAGE_WORDS] = {status, bad, o->found_nonfinite, consensus_fingerprint(o)};
   int64_t table[DC__COMM_MAX_WORLD * MESSAGE_WORDS];
   dc_status sent = dc__comm_all_gather_int64(o->comm, &tag, mine, MESSAGE_WORDS, table);
   if (status != DC_OK) {

@@ -116,7 +116,7 @@ static void begin_step(dc__blockwise *self) {
 }
 
 /* Memory of the contexts: slots, or the single one on a device. */
-static bool plan_scratch(dc__blockwise *self) {
+static bool blockwise_plan_scratch(dc__blockwise *self) {
   const dc_linalg *l = self->head.linalg;
   self->slots_bytes = 0;
   self->temps = 0;
@@ -138,10 +138,10 @@ static bool plan_scratch(dc__blockwise *self) {
 }
 
 /* Grows the handle's scratch memory to what any step may need. */
-static dc_status reserve(dc__blockwise *self, const char *fn) {
+static dc_status blockwise_reserve(dc__blockwise *self, const char *fn) {
   dc_linalg *l = self->head.linalg;
   void *memory;
-  if (!plan_scratch(self)) {
+  if (!blockwise_plan_scratch(self)) {
     return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold a block of %" PRId64 " elements", fn, self->max_elements);
   }
   const int64_t count = list_requests(self, fn, true);
@@ -186,7 +186,7 @@ static dc_status set_up_local(dc__blockwise *self, const char *fn) {
   }
   sort_sides(self);
   begin_step(self);
-  return reserve(self, fn);
+  return blockwise_reserve(self, fn);
 }
 
 static bool is_set_up(const dc__blockwise *self) {
@@ -260,7 +260,7 @@ static dc_status each_block(dc__blockwise *self, const char *fn, dc__block_fn wo
 }
 
 /* Refreshes the matrices that are due. One that fails stays as it was. */
-static dc_status refresh(dc__blockwise *self, const char *fn) {
+static dc_status blockwise_refresh(dc__blockwise *self, const char *fn) {
   int64_t started = dc__now_ns();
   const int64_t count = list_requests(self, fn, false);
   DC__TRY(has_bases(self) ? dc__soap_basis_refresh(&self->bases, self->head.linalg, self->requests, count)
@@ -294,7 +294,7 @@ static dc_status run_phases(dc__blockwise *self, const char *fn) {
   const dc__block_rules *rules = dc__block_rules_of(&self->head);
   DC__TRY(dc__redistribute_to_owners(self->redistribute, self->skip, dc__blockwise_fill, self));
   DC__TRY(each_block(self, fn, rules->before_refresh));
-  DC__TRY(refresh(self, fn));
+  DC__TRY(blockwise_refresh(self, fn));
   if (rules->after_refresh != NULL) {
     DC__TRY(each_block(self, fn, rules->after_refresh));
   }

@@ -89,7 +89,7 @@ static void reduce_squares(const dc__block_context *ctx, const dc__graft *g, con
   dc__cuda_matrix_norm(context_stream(ctx), &args);
 }
 
-static void graft_measure_normcuda(dc__block_context *ctx, const dc__graft *g) {
+static void graft_measure_norm_cuda(dc__block_context *ctx, const dc__graft *g) {
   dc__cuda_graft_args args = graft_args(ctx, g);
   args.to = ctx->temp;
   dc__cuda_graft_direction(context_stream(ctx), &args);
@@ -158,7 +158,7 @@ const dc__block_work dc__block_work_cuda = {.syrk = blockwise_syrk_cuda,
                                             .scale = blockwise_scale_cuda,
                                             .graft_accumulate = graft_accumulate_cuda,
                                             .graft_direction = graft_direction_cuda,
-                                            .graft_measure_norm = graft_measure_normcuda,
+                                            .graft_measure_norm = graft_measure_norm_cuda,
                                             .graft_finish = graft_finish_cuda,
                                             .adam = blockwise_adam_cuda,
                                             .permute = blockwise_permute_cuda,

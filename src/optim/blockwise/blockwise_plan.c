@@ -109,7 +109,7 @@ static bool add_side(dc_optimizer *o, dc__optim_param *p, dc__optim_block *b, in
          (rules->add_side == NULL || rules->add_side(o, p, b, d));
 }
 
-static bool add_pieces(dc_optimizer *o, const dc__partition *partition, const dc__box *box, dc__optim_block *b) {
+static bool block_add_pieces(dc_optimizer *o, const dc__partition *partition, const dc__box *box, dc__optim_block *b) {
   dc__optim_param *p = &o->params[b->param];
   const dc__block_options options = dc__block_options_of(o, p);
   const int64_t shape[2] = {box->size[0], box->count / box->size[0]};
@@ -133,7 +133,7 @@ static dc_status add_block(dc__blockwise *self, int64_t param, int64_t index) {
   if (dc__optim_is_cuda(&self->head)) {
     dc__block_group_add(self, &b, partition, &box);
   }
-  if (b.sides == NULL || !add_pieces(&self->head, partition, &box, &b)) {
+  if (b.sides == NULL || !block_add_pieces(&self->head, partition, &box, &b)) {
     dc__free(b.sides);
     return DC_E_NO_MEMORY;
   }

@@ -3,13 +3,13 @@
 #include "optim/blockwise/blockwise.h"
 
 /* Reads a part of the gradient, or applies the direction to the weight. */
-typedef struct update_job {
+typedef struct block_update_job {
   float *part;
   dc__block_factors factors;
-} update_job;
+} block_update_job;
 
 static void run_update(dc__blockwise *self, const dc__optim_param *p, int32_t kind, dc__optim_tile_fn fn,
-                       update_job *job) {
+                       block_update_job *job) {
   if (dc__optim_is_cuda(&self->head)) {
     const bool recorded = kind == DC__UPDATE_STORE_BLOCK && dc__optim_counts_on_device(&self->head);
     dc__update_batch batch = {.recorded = recorded, .found = self->found, .scale = self->scale};
@@ -25,7 +25,7 @@ static void run_update(dc__blockwise *self, const dc__optim_param *p, int32_t ki
 
 static void fill_tile(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
   (void)o;
-  const update_job *job = arg;
+  const block_update_job *job = arg;
   const dc__block_factors f = job->factors;
   float *to = job->part + tile->from;
   for (int64_t i = 0; i < tile->count; i++) {
@@ -37,13 +37,13 @@ void dc__blockwise_fill(void *user, int64_t entry, float *part) {
   dc__blockwise *self = user;
   const dc__optim_param *p = &self->head.params[entry];
   const dc__block_options options = dc__block_options_of(&self->head, p);
-  update_job job = {.part = part, .factors = {.add = options.l2 ? (float)options.weight_decay : 0}};
+  block_update_job job = {.part = part, .factors = {.add = options.l2 ? (float)options.weight_decay : 0}};
   run_update(self, p, DC__UPDATE_LOAD_BLOCK, fill_tile, &job);
 }
 
 static void apply_tile(dc_optimizer *o, const dc__optim_tile *tile, void *arg) {
   (void)o;
-  const update_job *job = arg;
+  const block_update_job *job = arg;
   const dc__block_factors f = job->factors;
   const float *direction = job->part + tile->from;
   for (int64_t i = 0; i < tile->count; i++) {
@@ -56,7 +56,7 @@ void dc__blockwise_apply(void *user, int64_t entry, const float *part) {
   const dc__optim_param *p = &self->head.params[entry];
   const dc__block_options options = dc__block_options_of(&self->head, p);
   double lr = self->head.groups[p->group].lr;
-  update_job job = {.part = (float *)(uintptr_t)part, /* is only read */
-                    .factors = dc__block_factors_of(options.l2 ? 0 : options.weight_decay, lr)};
+  block_update_job job = {.part = (float *)(uintptr_t)part, /* is only read */
+                          .factors = dc__block_factors_of(options.l2 ? 0 : options.weight_decay, lr)};
   run_update(self, p, DC__UPDATE_STORE_BLOCK, apply_tile, &job);
 }

@@ -6,7 +6,7 @@
 
 enum { LANES = 8 };
 
-static double norm(const float *x, int64_t count) {
+static double graft_norm(const float *x, int64_t count) {
   double lanes[LANES] = {0};
   int64_t i = 0;
   for (; i + LANES <= count; i += LANES) {
@@ -75,8 +75,8 @@ void dc__grafting_norm_cpu(dc__block_context *ctx, const dc__graft *g) {
   for (int64_t from = 0; from < g->count; from += PART) {
     int64_t count = g->count - from < PART ? g->count - from : PART;
     direction_part(g, from, count, part);
-    double graft_norm = norm(part, count);
-    squares += graft_norm * graft_norm;
+    double norm = graft_norm(part, count);
+    squares += norm * norm;
   }
   ctx->graft_norm = sqrt(squares);
 }
@@ -84,7 +84,7 @@ void dc__grafting_norm_cpu(dc__block_context *ctx, const dc__graft *g) {
 void dc__grafting_finish_cpu(const dc__block_context *ctx, const dc__graft *g, bool scaled) {
   const dc__graft_factors f = g->factors;
   if (scaled) {
-    double own = norm(g->data, g->count);
+    double own = graft_norm(g->data, g->count);
     dc__update_read(g->data, g->data, DC_FLOAT32, g->count, own > 0 ? (float)(ctx->graft_norm / own) : 0);
   }
   for (int64_t i = 0; i < g->count && g->momentum != NULL; i++) {

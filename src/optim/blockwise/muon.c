@@ -58,7 +58,7 @@ static bool muon_add_elements(dc_optimizer *o, dc__optim_param *p, dc__optim_blo
 
 /* ---- a step ---- */
 
-static double adjustment(int32_t adjust, int64_t rows, int64_t cols) {
+static double muon_adjustment(int32_t adjust, int64_t rows, int64_t cols) {
   const double r = (double)rows, c = (double)cols;
   return adjust == DC_MUON_ORIGINAL ? sqrt(fmax(1, r / c)) : adjust == DC_MUON_MATCH_RMS ? 0.2 * sqrt(fmax(r, c)) : 1;
 }
@@ -70,7 +70,7 @@ static void muon_direction(const dc__optim_block *b, const dc__block_step *s, dc
   g.factors.momentum = (float)o->momentum;
   g.factors.nesterov = o->nesterov;
   p.polar_express = o->polynomial == DC_ORTHOGONAL_EXPRESS;
-  p.factor = adjustment(o->adjust, p.rows, p.cols);
+  p.factor = muon_adjustment(o->adjust, p.rows, p.cols);
   if (b->momentum != NULL) {
     ctx->work->graft_finish(ctx, &g, false);
   }

@@ -42,7 +42,7 @@ static void soap_begin_step(dc__block_step *s) {
 }
 
 /* Replaces data by Adam's direction: the change of a zero weight at a learning rate of -1. */
-static void adam(const dc__optim_block *b, const dc__block_step *s, const dc__block_context *ctx) {
+static void soap_adam(const dc__optim_block *b, const dc__block_step *s, const dc__block_context *ctx) {
   const dc_soap_options *o = s->options;
   const dc__adamw_rule rule = {.beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps};
   const dc__adamw_factors factors = dc__adamw_factors_of(&rule, -1, s->t - 1);
@@ -57,7 +57,7 @@ static void soap_before_refresh(const dc__optim_block *b, const dc__block_step *
     return;
   }
   dc__block_multiply_sides(b, b->data, false, ctx);
-  adam(b, s, ctx);
+  soap_adam(b, s, ctx);
   dc__block_multiply_sides(b, b->data, true, ctx);
   if (s->due) {
     dc__block_multiply_sides(b, b->exp_avg, true, ctx);

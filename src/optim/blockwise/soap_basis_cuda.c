@@ -3,7 +3,7 @@
  * device has no QR. A step's matrices go to the host together to share its threads. */
 #include "optim/blockwise/blockwise.h"
 
-static size_t bytes_of(const dc__spectral_request *r) {
+static size_t request_bytes(const dc__spectral_request *r) {
   return (size_t)(r->a.rows * r->a.rows) * sizeof(float);
 }
 static size_t order_bytes_of(const dc__spectral_request *r) {
@@ -30,7 +30,7 @@ void dc__soap_basis_destroy(dc__soap_basis *b) {
   *b = (dc__soap_basis){.host = NULL};
 }
 
-static dc_status alloc_device(dc__soap_basis *b, const dc_linalg *l, int64_t sides, int64_t rows) {
+static dc_status soap_basis_alloc_device(dc__soap_basis *b, const dc_linalg *l, int64_t sides, int64_t rows) {
   const size_t orders = (size_t)rows * sizeof(int64_t), tables = TABLES * (size_t)sides * sizeof(void *);
   const size_t bytes = orders + tables + (size_t)sides * sizeof(int32_t) + 1;
   b->device = l->device;
@@ -54,7 +54,7 @@ dc_status dc__soap_basis_create(dc__soap_basis *b, const dc_linalg *l, int64_t s
   b->host_failed = dc__calloc(count, sizeof *b->host_failed);
   return b->requests == NULL || b->pending == NULL || b->tables == NULL || b->host_failed == NULL
              ? DC_E_NO_MEMORY
-             : alloc_device(b, l, sides, rows);
+             : soap_basis_alloc_device(b, l, sides, rows);
 }
 
 static dc_status create_host_linalg(const dc_linalg *l, dc_linalg **host) {
@@ -142,7 +142,7 @@ static int64_t copy_to_host(dc__soap_basis *b, dc_stream *stream, const dc__spec
     if (runs_on_device(b, &requests[i])) {
       continue;
     }
-    const size_t bytes = bytes_of(&requests[i]);
+    const size_t bytes = request_bytes(&requests[i]);
     dc__spectral_request *r = &b->requests[host_count++];
     *r = requests[i];
     r->order = (int64_t *)(void *)at;
@@ -169,7 +169,7 @@ static void copy_to_device(const dc__soap_basis *b, dc_stream *stream, const dc_
     const dc__spectral_request *r = &b->requests[host_count++];
     const bool good = ((const dc_spectral_info *)r->info)->status == DC_OK;
     if (good) {
-      dc__stream_copy(stream, requests[i].out.data, r->out.data, bytes_of(r));
+      dc__stream_copy(stream, requests[i].out.data, r->out.data, request_bytes(r));
     }
     for (int64_t k = 0; k < r->a.rows && !good; k++) {
       r->order[k] = k;
@@ -186,7 +186,7 @@ dc_status dc__soap_basis_reserve(dc__soap_basis *b, dc_linalg *l, const char *fn
                                  int64_t count) {
   b->bytes = 0;
   for (int64_t i = 0; i < count; i++) {
-    b->bytes += order_bytes_of(&requests[i]) + 2 * bytes_of(&requests[i]); /* a multiple of 8 */
+    b->bytes += order_bytes_of(&requests[i]) + 2 * request_bytes(&requests[i]); /* a multiple of 8 */
   }
   b->memory = dc__calloc(1, b->bytes + 1);
   DC__TRY(b->memory == NULL ? DC_E_NO_MEMORY : create_host_linalg(l, &b->host));

@@ -183,7 +183,7 @@ static dc_status assign_owners(dc__kfac *k) {
 enum { COUNT_UPDATES, COUNT_GOOD, COUNT_FAILED, COUNTS = COUNT_FAILED + 1 + DC__FACTORS };
 
 /* The pieces of an owned layer belong to its weight. */
-static bool add_pieces(dc_optimizer *o, dc__kfac_layer *layer) {
+static bool kfac_add_pieces(dc_optimizer *o, dc__kfac_layer *layer) {
   static const char *const names[DC__FACTORS][3] = {{"factor_a", "vectors_a", "values_a"},
                                                     {"factor_g", "vectors_g", "values_g"}};
   const int64_t counts = COUNTS;
@@ -227,7 +227,7 @@ static dc_status kfac_prepare(dc_optimizer *o, const char *fn, int64_t first) {
   DC__TRY(assign_owners(k));
   int32_t rank = o->comm == NULL ? 0 : o->comm->rank;
   for (int64_t i = 0; i < k->layer_count; i++) {
-    if (k->layers[i].owner == rank && !add_pieces(o, &k->layers[i])) {
+    if (k->layers[i].owner == rank && !kfac_add_pieces(o, &k->layers[i])) {
       return DC_E_NO_MEMORY;
     }
   }

@@ -115,8 +115,8 @@ static bool kfac_direction_size_cpu(const dc_linalg *l, const dc__kfac_layer *la
 }
 
 /* Martens and Grosse 2015, section 6.3: sqrt(damping), shared out so that both terms it adds have one trace. */
-static void shift(const float *values_a, int64_t a, const float *values_g, int64_t g, double damping, float *to_a,
-                  float *to_g) {
+static void kfac_damp_eigenvalues_cpu(const float *values_a, int64_t a, const float *values_g, int64_t g,
+                                      double damping, float *to_a, float *to_g) {
   double mean_a = 0;
   double mean_g = 0;
   for (int64_t i = 0; i < a; i++) {
@@ -135,8 +135,8 @@ static void shift(const float *values_a, int64_t a, const float *values_g, int64
 }
 
 /* A group's gradient with the bias's as its last column; NULL for zeros. */
-static void load_gradient(const dc__kfac_layer *layer, int32_t group, const float *weight, const float *bias,
-                          float *x) {
+static void kfac_load_gradient_cpu(const dc__kfac_layer *layer, int32_t group, const float *weight, const float *bias,
+                                   float *x) {
   int64_t a = layer->factors[DC__FACTOR_A].order;
   int64_t g = layer->factors[DC__FACTOR_G].order;
   int64_t in = a - (layer->bias >= 0 ? 1 : 0);
@@ -161,7 +161,7 @@ static double store_direction(const float *x, float *to, int64_t count) {
   return product;
 }
 
-static dc__mat dense(const float *data, int64_t rows, int64_t cols) {
+static dc__mat kfac_dense_cpu(const float *data, int64_t rows, int64_t cols) {
   return (dc__mat){.data = (float *)(uintptr_t)data, /* is only read, but for the gradient */
                    .dtype = DC_FLOAT32,
                    .batch = 1,
@@ -178,14 +178,14 @@ static dc_status direct_group(dc_linalg *l, const dc__kfac_direction *d, int64_t
   float *shifted = memory + a * g;
   int64_t in = a - (d->layer->bias >= 0 ? 1 : 0);
   if (d->factored) {
-    shift(values_a, a, values_g, g, d->damping, shifted, shifted + a);
+    kfac_damp_eigenvalues_cpu(values_a, a, values_g, g, d->damping, shifted, shifted + a);
     values_a = shifted;
     values_g = shifted + a;
   }
-  const dc__mat qa = dense(d->vectors[DC__FACTOR_A] + group * a * a, a, a);
-  const dc__mat qg = dense(d->vectors[DC__FACTOR_G] + group * g * g, g, g);
-  const dc__mat x = dense(memory, g, a);
-  load_gradient(d->layer, group, d->weight, d->bias, memory);
+  const dc__mat qa = kfac_dense_cpu(d->vectors[DC__FACTOR_A] + group * a * a, a, a);
+  const dc__mat qg = kfac_dense_cpu(d->vectors[DC__FACTOR_G] + group * g * g, g, g);
+  const dc__mat x = kfac_dense_cpu(memory, g, a);
+  kfac_load_gradient_cpu(d->layer, group, d->weight, d->bias, memory);
   DC__TRY(dc__kron_solve(l, d->fn, &qg, values_g, &qa, values_a, d->factored ? 0 : d->damping, &x, &x));
   for (int64_t i = 0; i < g; i++) {
     int64_t row = group * g + i;

@@ -101,7 +101,7 @@ typedef struct direction_plan {
   void *place;
 } direction_plan;
 
-static dc__mat dense(const float *data, int64_t batch, int64_t rows, int64_t cols) {
+static dc__mat kfac_dense_cuda(const float *data, int64_t batch, int64_t rows, int64_t cols) {
   return (dc__mat){.data = (float *)(uintptr_t)data, /* is only read, but for the gradient */
                    .dtype = DC_FLOAT32,
                    .batch = batch,
@@ -123,7 +123,7 @@ static bool plan_direction(const dc_linalg *l, const dc__kfac_layer *layer, void
   s->g = layer->factors[DC__FACTOR_G].order;
   s->in = s->a - (layer->bias >= 0 ? 1 : 0);
   s->rows = layer->groups * s->g;
-  s->x = dense(memory, layer->groups, s->g, s->a);
+  s->x = kfac_dense_cuda(memory, layer->groups, s->g, s->a);
   const size_t begin = *bytes;
   bool fits = dc__linalg_add_bytes(bytes, s->rows, (size_t)s->a * sizeof(float));
   for (int32_t which = 0; which < DC__FACTORS; which++) {
@@ -142,8 +142,8 @@ static bool kfac_direction_size_cuda(const dc_linalg *l, const dc__kfac_layer *l
 }
 
 /* The eigenvalues that divide, and what is added to their products. */
-static double damp(dc_linalg *l, const dc__kfac_direction *d, const direction_plan *s,
-                   const float *values[DC__FACTORS]) {
+static double kfac_damp_eigenvalues_cuda(dc_linalg *l, const dc__kfac_direction *d, const direction_plan *s,
+                                         const float *values[DC__FACTORS]) {
   const dc__cuda_damp_eigenvalues_args args = {.values_a = d->values[DC__FACTOR_A],
                                                .values_g = d->values[DC__FACTOR_G],
                                                .to_a = s->shifted[DC__FACTOR_A],
@@ -161,7 +161,7 @@ static double damp(dc_linalg *l, const dc__kfac_direction *d, const direction_pl
   return d->factored ? 0 : d->damping;
 }
 
-static void load_gradient(const dc_linalg *l, const dc__kfac_direction *d, const direction_plan *s) {
+static void kfac_load_gradient_cuda(const dc_linalg *l, const dc__kfac_direction *d, const direction_plan *s) {
   float *x = s->x.data;
   if (d->weight == NULL || (d->bias == NULL && s->in < s->a)) {
     dc__stream_zero(stream_of(l), x, (size_t)(s->rows * s->a) * sizeof *x);
@@ -179,12 +179,12 @@ static dc_status kfac_precondition_cuda(dc_linalg *l, const dc__kfac_direction *
   direction_plan s;
   size_t bytes = 0;
   (void)plan_direction(l, d->layer, d->memory, &s, &bytes);
-  const dc__mat qa = dense(d->vectors[DC__FACTOR_A], d->layer->groups, s.a, s.a);
-  const dc__mat qg = dense(d->vectors[DC__FACTOR_G], d->layer->groups, s.g, s.g);
+  const dc__mat qa = kfac_dense_cuda(d->vectors[DC__FACTOR_A], d->layer->groups, s.a, s.a);
+  const dc__mat qg = kfac_dense_cuda(d->vectors[DC__FACTOR_G], d->layer->groups, s.g, s.g);
   const dc__cuda_store_direction_args out = {s.x.data, d->weight, d->bias, s.sums, s.rows, s.a, s.in};
   const dc__cuda_totals_args total = {s.sums, &d->found->product, 1, s.rows, 1, 1, 1};
-  const double damping = damp(l, d, &s, values);
-  load_gradient(l, d, &s);
+  const double damping = kfac_damp_eigenvalues_cuda(l, d, &s, values);
+  kfac_load_gradient_cuda(l, d, &s);
   dc__kron_apply_inverse(l, &qg, values[DC__FACTOR_G], &qa, values[DC__FACTOR_A], damping, &s.x, &s.x, s.place,
                          &d->found->not_positive);
   dc__cuda_store_direction(stream_of(l), &out);
@@ -198,7 +198,7 @@ static dc_status kfac_report_not_positive_cuda(dc_linalg *l, const dc__kfac_dire
   direction_plan s;
   size_t bytes = 0;
   (void)plan_direction(l, d->layer, d->memory, &s, &bytes);
-  const double damping = damp(l, d, &s, values);
+  const double damping = kfac_damp_eigenvalues_cuda(l, d, &s, values);
   for (int64_t i = 0; i < d->layer->groups && status == DC_OK; i++) {
     status =
         dc__kron_check_damped(l, d->fn, values[DC__FACTOR_G] + i * s.g, values[DC__FACTOR_A] + i * s.a, damping, &s.x);

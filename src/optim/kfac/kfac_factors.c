@@ -6,20 +6,20 @@
 
 #include "optim/kfac/kfac.h"
 
-static dc_status check_length(const dc__per_sample *s, const char *arg, const char *what, int64_t length,
-                              int64_t wanted) {
+static dc_status factor_check_length(const dc__per_sample *s, const char *arg, const char *what, int64_t length,
+                                     int64_t wanted) {
   return length == wanted ? DC_OK
                           : dc__fail(DC_E_SHAPE, "%s: %s has %" PRId64 " %s, the layer has %" PRId64, s->fn, arg,
                                      length, what, wanted);
 }
 
-static dc_status check_layer(const dc__kfac_layer *layer, const dc__per_sample *s) {
+static dc_status factor_check_layer(const dc__kfac_layer *layer, const dc__per_sample *s) {
   bool conv = s->layer.kind == DC_SAMPLE_CONV;
   if (conv && s->spatial != layer->ndim - 2) {
-    return check_length(s, "x", "spatial dimensions", s->spatial, layer->ndim - 2);
+    return factor_check_length(s, "x", "spatial dimensions", s->spatial, layer->ndim - 2);
   }
-  DC__TRY(check_length(s, "x", conv ? "channels" : "features", s->in, layer->shape[1] * layer->groups));
-  return check_length(s, "delta", conv ? "channels" : "features", s->out, layer->shape[0]);
+  DC__TRY(factor_check_length(s, "x", conv ? "channels" : "features", s->in, layer->shape[1] * layer->groups));
+  return factor_check_length(s, "delta", conv ? "channels" : "features", s->out, layer->shape[0]);
 }
 
 /* Bounds on sums of products, so that they are finite. */
@@ -58,7 +58,7 @@ dc_status dc__kfac_accumulate(dc_linalg *l, dc__kfac_layer *layer, const dc__per
   bool reduce = layer->approximation == DC_KFAC_REDUCE;
   int64_t places = s->samples * (reduce ? 1 : s->positions);
   double largest[DC__FACTORS];
-  DC__TRY(check_layer(layer, s));
+  DC__TRY(factor_check_layer(layer, s));
   DC__TRY(work->scan(l, s, largest));
   largest[DC__FACTOR_G] *= fabs(scale) * (reduce ? (double)s->positions : 1);
   double bound_a = a->bound + largest[DC__FACTOR_A] * largest[DC__FACTOR_A] * (double)places;

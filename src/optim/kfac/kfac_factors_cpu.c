@@ -58,7 +58,7 @@ static void gram_rows(void *arg, int64_t index, void *scratch) {
   dc__gemm_serial(&g, scratch);
 }
 
-static void add_products(dc_linalg *l, gram_job *job) {
+static void factor_add_products_cpu(dc_linalg *l, gram_job *job) {
   int64_t blocks = (job->v.order + ROWS - 1) / ROWS;
   dc__parallel_for_cost(l->pool, blocks + (job->ones != NULL ? 1 : 0), ROWS * job->v.order * job->v.count, gram_rows,
                         job);
@@ -68,7 +68,7 @@ static void add_products(dc_linalg *l, gram_job *job) {
 /* ---- computed vectors ---- */
 
 /* One factor of one call. */
-typedef struct factor_job {
+typedef struct factor_job_cpu {
   const dc__per_sample *s;
   bool inputs, reduce;
   int32_t group;
@@ -76,7 +76,7 @@ typedef struct factor_job {
   void *panel;
   dc__slots slots; /* patches of a sample, if only their means are kept */
   gram_job gram;
-} factor_job;
+} factor_job_cpu;
 
 static double sum_of(const void *from, int32_t dtype, int64_t count) {
   float tile[TILE];
@@ -94,7 +94,7 @@ static double sum_of(const void *from, int32_t dtype, int64_t count) {
 /* The group's rows of a sample of delta, or of its patches: [order][positions]. */
 static void fill_columns(void *arg, int64_t index, void *scratch) {
   (void)scratch;
-  const factor_job *w = arg;
+  const factor_job_cpu *w = arg;
   const dc__per_sample *s = w->s;
   int64_t order = w->gram.v.order;
   void *to = dc__element_ptr(w->panel, w->gram.v.dtype, index * s->positions);
@@ -112,7 +112,7 @@ static void fill_columns(void *arg, int64_t index, void *scratch) {
 /* The mean of a sample's inputs over its positions, or the sum of its gradients, as float32. */
 static void fill_reduced(void *arg, int64_t index, void *scratch) {
   (void)scratch;
-  factor_job *w = arg;
+  factor_job_cpu *w = arg;
   const dc__per_sample *s = w->s;
   int64_t order = w->gram.v.order;
   int64_t sample = w->begin + index;
@@ -143,12 +143,12 @@ static void fill_reduced(void *arg, int64_t index, void *scratch) {
 
 /* ---- a factor ---- */
 
-static bool in_place(const factor_job *w) {
+static bool factor_in_place_cpu(const factor_job_cpu *w) {
   return w->s->layer.kind == DC_SAMPLE_LINEAR && (!w->reduce || w->s->positions == 1);
 }
 
 /* Sets up the vectors of a panel, and counts the bytes of all scratch memory. */
-static bool plan_scratch(factor_job *w, const dc_linalg *l, const dc__kfac_layer *layer, size_t *bytes) {
+static bool factor_plan_scratch(factor_job_cpu *w, const dc_linalg *l, const dc__kfac_layer *layer, size_t *bytes) {
   const dc__per_sample *s = w->s;
   vectors *v = &w->gram.v;
   bool bias = w->inputs && layer->bias >= 0;
@@ -156,7 +156,7 @@ static bool plan_scratch(factor_job *w, const dc_linalg *l, const dc__kfac_layer
   *v = (vectors){.dtype = w->inputs ? s->x_dtype : s->dtype, .order = order, .row = order};
   w->tile = s->samples;
   v->count = s->samples * s->positions;
-  if (!in_place(w)) {
+  if (!factor_in_place_cpu(w)) {
     v->by_rows = !w->reduce;
     v->dtype = w->reduce ? DC_FLOAT32 : v->dtype;
     int64_t positions = w->reduce ? 1 : s->positions;
@@ -178,11 +178,11 @@ static bool plan_scratch(factor_job *w, const dc_linalg *l, const dc__kfac_layer
   return !bias || dc__linalg_add_bytes(bytes, v->count, dc_dtype_size(v->dtype));
 }
 
-/* Assigns what plan_scratch() counted, in its order. */
-static void place_scratch(factor_job *w, const dc__kfac_layer *layer, void *memory) {
+/* Assigns what factor_plan_scratch() counted, in its order. */
+static void place_scratch(factor_job_cpu *w, const dc__kfac_layer *layer, void *memory) {
   const vectors *v = &w->gram.v;
   size_t offset = 0;
-  if (!in_place(w)) {
+  if (!factor_in_place_cpu(w)) {
     w->panel = dc__linalg_suballoc(memory, &offset, v->count * v->order, dc_dtype_size(v->dtype));
     if (w->reduce && w->s->layer.kind == DC_SAMPLE_CONV && w->inputs) {
       dc__slots_init(&w->slots, memory, &offset);
@@ -199,12 +199,12 @@ static void place_scratch(factor_job *w, const dc__kfac_layer *layer, void *memo
 }
 
 /* The products of all samples, of one group. */
-static void add_group(dc_linalg *l, factor_job *w) {
+static void add_group(dc_linalg *l, factor_job_cpu *w) {
   const dc__per_sample *s = w->s;
   vectors *v = &w->gram.v;
-  if (in_place(w)) {
+  if (factor_in_place_cpu(w)) {
     v->data = w->inputs ? s->x : s->delta;
-    add_products(l, &w->gram);
+    factor_add_products_cpu(l, &w->gram);
     return;
   }
   int64_t each = v->count / w->tile;
@@ -213,12 +213,12 @@ static void add_group(dc_linalg *l, factor_job *w) {
     int64_t samples = s->samples - w->begin < w->tile ? s->samples - w->begin : w->tile;
     dc__parallel_for(l->pool, samples, w->reduce ? fill_reduced : fill_columns, w);
     v->count = samples * each; /* rows keep their stride */
-    add_products(l, &w->gram);
+    factor_add_products_cpu(l, &w->gram);
   }
   v->count = w->tile * each;
 }
 
-static void add_factor(dc_linalg *l, dc__kfac_layer *layer, factor_job *w, double alpha, void *memory) {
+static void factor_add_group_cpu(dc_linalg *l, dc__kfac_layer *layer, factor_job_cpu *w, double alpha, void *memory) {
   const dc__factor *to = &layer->factors[w->inputs ? DC__FACTOR_A : DC__FACTOR_G];
   place_scratch(w, layer, memory);
   w->gram.width = to->order;
@@ -232,17 +232,17 @@ static void add_factor(dc_linalg *l, dc__kfac_layer *layer, factor_job *w, doubl
 
 dc_status dc__kfac_accumulate_cpu(dc_linalg *l, dc__kfac_layer *layer, const dc__per_sample *s, double scale) {
   const bool reduce = layer->approximation == DC_KFAC_REDUCE;
-  factor_job of_a = {.s = s, .inputs = true, .reduce = reduce};
-  factor_job of_g = {.s = s, .inputs = false, .reduce = reduce};
+  factor_job_cpu of_a = {.s = s, .inputs = true, .reduce = reduce};
+  factor_job_cpu of_g = {.s = s, .inputs = false, .reduce = reduce};
   size_t bytes_a = 1; /* one memory, reused */
   size_t bytes_g = 1;
   void *memory;
-  if (!plan_scratch(&of_a, l, layer, &bytes_a) || !plan_scratch(&of_g, l, layer, &bytes_g)) {
+  if (!factor_plan_scratch(&of_a, l, layer, &bytes_a) || !factor_plan_scratch(&of_g, l, layer, &bytes_g)) {
     return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold the patches of a sample", s->fn);
   }
   DC__TRY(dc__linalg_scratch(l, s->fn, bytes_a > bytes_g ? bytes_a : bytes_g, &memory));
-  add_factor(l, layer, &of_a, 1, memory);
-  add_factor(l, layer, &of_g, scale * scale, memory);
+  factor_add_group_cpu(l, layer, &of_a, 1, memory);
+  factor_add_group_cpu(l, layer, &of_g, scale * scale, memory);
   return DC_OK;
 }
 
@@ -283,7 +283,7 @@ static void scan_chunk(void *arg, int64_t index, void *scratch) {
 }
 
 /* The largest absolute value. */
-static dc_status scan(dc_linalg *l, const dc__per_sample *s, int32_t which, double *max_abs) {
+static dc_status factor_scan_cpu(dc_linalg *l, const dc__per_sample *s, int32_t which, double *max_abs) {
   const bool inputs = which == DC__FACTOR_A;
   const uint32_t infinity = UINT32_C(0x7f800000);
   scan_job job = {.data = inputs ? s->x : s->delta, .dtype = inputs ? s->x_dtype : s->dtype};
@@ -301,6 +301,6 @@ static dc_status scan(dc_linalg *l, const dc__per_sample *s, int32_t which, doub
 }
 
 dc_status dc__kfac_scan_cpu(dc_linalg *l, const dc__per_sample *s, double max_abs[DC__FACTORS]) {
-  DC__TRY(scan(l, s, DC__FACTOR_A, &max_abs[DC__FACTOR_A]));
-  return scan(l, s, DC__FACTOR_G, &max_abs[DC__FACTOR_G]);
+  DC__TRY(factor_scan_cpu(l, s, DC__FACTOR_A, &max_abs[DC__FACTOR_A]));
+  return factor_scan_cpu(l, s, DC__FACTOR_G, &max_abs[DC__FACTOR_G]);
 }

@@ -10,7 +10,7 @@
 enum { MAX_VECTORS = 1 << 15, PANEL_BYTES = 256 << 20 };
 
 /* One factor of one call. */
-typedef struct factor_job {
+typedef struct factor_job_cuda {
   dc_linalg *l;
   dc_stream *stream;
   const dc__kfac_layer *layer;
@@ -27,16 +27,16 @@ typedef struct factor_job {
   void *product, *ones, *panel;
   float *as_float32, *patches, *means; /* of the tile's samples: float32 of data, patches, vectors */
   double *sums;
-} factor_job;
+} factor_job_cuda;
 
-static bool in_place(const factor_job *w) {
+static bool factor_in_place_cuda(const factor_job_cuda *w) {
   return !w->conv && (!w->reduce || w->s->positions == 1);
 }
 
-static factor_job make_job(dc_linalg *l, const dc__kfac_layer *layer, const dc__per_sample *s, int32_t which,
-                           double alpha) {
+static factor_job_cuda make_job(dc_linalg *l, const dc__kfac_layer *layer, const dc__per_sample *s, int32_t which,
+                                double alpha) {
   const bool inputs = which == DC__FACTOR_A;
-  factor_job w = {
+  factor_job_cuda w = {
       .l = l, .stream = l->device->internal_stream, .layer = layer, .factor = &layer->factors[which], .s = s};
   w.inputs = inputs;
   w.reduce = layer->approximation == DC_KFAC_REDUCE;
@@ -49,7 +49,7 @@ static factor_job make_job(dc_linalg *l, const dc__kfac_layer *layer, const dc__
   w.order = w.factor->order - (w.bias ? 1 : 0);
   w.columns = w.order * layer->groups;
   w.tile = s->samples;
-  if (!in_place(&w)) {
+  if (!factor_in_place_cuda(&w)) {
     const double fits = PANEL_BYTES / ((double)w.columns * ((double)s->positions + 1) * sizeof(double));
     const double max_samples = fmin(fits, MAX_VECTORS / (w.reduce ? 1 : (double)s->positions));
     w.tile = max_samples < 1 ? 1 : max_samples < (double)s->samples ? (int64_t)max_samples : s->samples;
@@ -59,8 +59,8 @@ static factor_job make_job(dc_linalg *l, const dc__kfac_layer *layer, const dc__
 
 /* ---- memory: laid out twice, to count it and to assign it ---- */
 
-static void lay_out(factor_job *w, dc__scratch_layout *to) {
-  const bool made = !in_place(w), means = made && w->reduce;
+static void factor_layout_cuda(factor_job_cuda *w, dc__scratch_layout *to) {
+  const bool made = !factor_in_place_cuda(w), means = made && w->reduce;
   const int64_t positions = w->s->positions, vectors = w->reduce && made ? 1 : positions;
   const size_t size = dc_dtype_size(means ? DC_FLOAT32 : w->dtype);
   int64_t unfolded = 0; /* elements of a sample */
@@ -82,8 +82,8 @@ static void lay_out(factor_job *w, dc__scratch_layout *to) {
 /* ---- sums of outer products ---- */
 
 /* Vectors are [count][row], or by rows [columns][row]. With beta 0 old values are ignored. */
-static void add_products(const factor_job *w, const void *data, int32_t dtype, bool by_rows, int64_t count, int64_t row,
-                         bool adds) {
+static void factor_add_products_cuda(const factor_job_cuda *w, const void *data, int32_t dtype, bool by_rows,
+                                     int64_t count, int64_t row, bool adds) {
   const int64_t width = w->factor->order;
   dc__gemm g = {.dtype = dtype, .out_dtype = DC_FLOAT32, .trans_a = !by_rows, .trans_b = by_rows, .alpha = w->alpha};
   g.m = g.n = w->order;
@@ -111,8 +111,8 @@ static void add_products(const factor_job *w, const void *data, int32_t dtype, b
 
 /* `rows` rows of positions for each of `count` samples of `from`, its patches or, of kernels of 1, its channels: row r
  * of sample n begins at n * step + r * pitch. */
-static void unfold(const factor_job *w, const void *from, int32_t dtype, int64_t count, int64_t step, int64_t pitch,
-                   void *to) {
+static void factor_im2col_cuda(const factor_job_cuda *w, const void *from, int32_t dtype, int64_t count, int64_t step,
+                               int64_t pitch, void *to) {
   const dc__per_sample *s = w->s;
   dc__cuda_im2col_args p = {.from = from, .to = to, .samples = count, .step = step, .pitch = pitch};
   p.channels = w->inputs ? s->in : s->out;
@@ -129,7 +129,7 @@ static void unfold(const factor_job *w, const void *from, int32_t dtype, int64_t
 }
 
 /* The means of a few samples' inputs over their positions, or the sums of their gradients. */
-static void make_means(const factor_job *w, const void *from, int64_t count) {
+static void make_means(const factor_job_cuda *w, const void *from, int64_t count) {
   dc__cuda_columns_args sums = {.delta = from, .sums = w->sums, .samples = count, .columns = w->columns};
   dc__cuda_load_args load = {.mask = 1, .factor = {w->inputs ? 1 / (double)w->s->positions : 1}};
   if (w->dtype != DC_FLOAT32) {
@@ -137,7 +137,7 @@ static void make_means(const factor_job *w, const void *from, int64_t count) {
     sums.delta = w->as_float32;
   }
   if (w->conv && w->inputs) {
-    unfold(w, sums.delta, DC_FLOAT32, count, w->columns * w->s->positions, w->s->positions, w->patches);
+    factor_im2col_cuda(w, sums.delta, DC_FLOAT32, count, w->columns * w->s->positions, w->s->positions, w->patches);
     sums.delta = w->patches;
   }
   sums.positions = w->s->positions;
@@ -155,21 +155,21 @@ static void make_means(const factor_job *w, const void *from, int64_t count) {
 
 /* ---- a factor ---- */
 
-static void make_ones(const factor_job *w) {
+static void make_ones(const factor_job_cuda *w) {
   const bool means = w->means != NULL;
   const dc__cuda_fill_ones_args args = {w->ones, w->tile * (means ? 1 : w->s->positions),
                                         means ? DC_FLOAT32 : w->dtype};
   dc__cuda_fill_ones(w->stream, &args);
 }
 
-static void add_factor(const factor_job *w) {
+static void factor_add_cuda(const factor_job_cuda *w) {
   const int64_t positions = w->s->positions;
   bool adds = w->factor->count > 0;
   if (w->bias) {
     make_ones(w);
   }
-  if (in_place(w)) {
-    add_products(w, w->data, w->dtype, false, w->s->samples * positions, w->columns, adds);
+  if (factor_in_place_cuda(w)) {
+    factor_add_products_cuda(w, w->data, w->dtype, false, w->s->samples * positions, w->columns, adds);
     return;
   }
   for (int64_t first = 0; first < w->s->samples; first += w->tile, adds = true) {
@@ -177,22 +177,22 @@ static void add_factor(const factor_job *w) {
     const void *from = dc__element_ptr(w->data, w->dtype, first * w->each);
     if (w->reduce) {
       make_means(w, from, count);
-      add_products(w, w->means, DC_FLOAT32, false, count, w->columns, adds);
+      factor_add_products_cuda(w, w->means, DC_FLOAT32, false, count, w->columns, adds);
     } else {
-      unfold(w, from, w->dtype, count, positions, count * positions, w->panel);
-      add_products(w, w->panel, w->dtype, true, count * positions, count * positions, adds);
+      factor_im2col_cuda(w, from, w->dtype, count, positions, count * positions, w->panel);
+      factor_add_products_cuda(w, w->panel, w->dtype, true, count * positions, count * positions, adds);
     }
   }
 }
 
 dc_status dc__kfac_accumulate_cuda(dc_linalg *l, dc__kfac_layer *layer, const dc__per_sample *s, double scale) {
-  factor_job ways[DC__FACTORS] = {make_job(l, layer, s, DC__FACTOR_A, 1),
-                                  make_job(l, layer, s, DC__FACTOR_G, scale * scale)};
+  factor_job_cuda ways[DC__FACTORS] = {make_job(l, layer, s, DC__FACTOR_A, 1),
+                                       make_job(l, layer, s, DC__FACTOR_G, scale * scale)};
   size_t bytes = 0; /* one memory, reused */
   void *memory;
   for (int32_t which = 0; which < DC__FACTORS; which++) {
     dc__scratch_layout to = {.fits = true};
-    lay_out(&ways[which], &to);
+    factor_layout_cuda(&ways[which], &to);
     if (!to.fits) {
       return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold the patches of a sample", s->fn);
     }
@@ -201,8 +201,8 @@ dc_status dc__kfac_accumulate_cuda(dc_linalg *l, dc__kfac_layer *layer, const dc
   DC__TRY(dc__linalg_scratch(l, s->fn, bytes, &memory));
   for (int32_t which = 0; which < DC__FACTORS; which++) {
     dc__scratch_layout to = {.memory = memory, .fits = true};
-    lay_out(&ways[which], &to);
-    add_factor(&ways[which]);
+    factor_layout_cuda(&ways[which], &to);
+    factor_add_cuda(&ways[which]);
   }
   return dc__linalg_synchronize(l);
 }

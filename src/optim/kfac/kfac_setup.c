@@ -23,7 +23,7 @@ void dc__kfac_release(dc__kfac *k) {
   k->entry_count = k->host_bytes = 0;
 }
 
-static void *alloc_host(dc__kfac *k, int64_t count, size_t size) {
+static void *kfac_alloc_host(dc__kfac *k, int64_t count, size_t size) {
   k->host_bytes += count * (int64_t)size;
   return dc__calloc((size_t)count + 1, size);
 }
@@ -33,7 +33,7 @@ static size_t max_size(size_t a, size_t b) {
 }
 
 /* The next part of k->memory; without memory, adds its size. */
-static void *carve(dc__kfac *k, int64_t count, size_t size, bool *fits) {
+static void *kfac_suballoc(dc__kfac *k, int64_t count, size_t size, bool *fits) {
   const size_t at = k->bytes;
   *fits = *fits && dc__linalg_add_bytes(&k->bytes, count, size);
   return k->memory == NULL ? NULL : (char *)k->memory + at;
@@ -45,13 +45,13 @@ static void lay_out_fresh(dc__kfac *k, bool *fits) {
     dc__kfac_layer *layer = &k->layers[i / DC__FACTORS];
     dc__factor *f = &layer->factors[i % DC__FACTORS];
     if (layer->updates != NULL) {
-      f->fresh_vectors = carve(k, layer->groups * f->order, (size_t)f->order * sizeof *f->fresh_vectors, fits);
-      f->fresh_values = carve(k, layer->groups * f->order, sizeof *f->fresh_values, fits);
+      f->fresh_vectors = kfac_suballoc(k, layer->groups * f->order, (size_t)f->order * sizeof *f->fresh_vectors, fits);
+      f->fresh_values = kfac_suballoc(k, layer->groups * f->order, sizeof *f->fresh_values, fits);
     }
   }
 }
 
-static bool lay_out(dc__kfac *k) {
+static bool kfac_layout(dc__kfac *k) {
   bool fits = true;
   size_t packed = 0;
   size_t work = 0;
@@ -65,31 +65,31 @@ static bool lay_out(dc__kfac *k) {
     parts += k->head.params[layer->weight].count + (layer->bias < 0 ? 0 : k->head.params[layer->bias].count);
   }
   k->bytes = 0;
-  k->packed = carve(k, (dc__kfac_world(k) > 1 ? 2 : 1) * (int64_t)packed, sizeof *k->packed, &fits);
-  k->found = carve(k, k->layer_count, sizeof *k->found, &fits);
-  k->directions = carve(k, parts, sizeof *k->directions, &fits);
-  k->work = carve(k, (int64_t)work, 1, &fits);
+  k->packed = kfac_suballoc(k, (dc__kfac_world(k) > 1 ? 2 : 1) * (int64_t)packed, sizeof *k->packed, &fits);
+  k->found = kfac_suballoc(k, k->layer_count, sizeof *k->found, &fits);
+  k->directions = kfac_suballoc(k, parts, sizeof *k->directions, &fits);
+  k->work = kfac_suballoc(k, (int64_t)work, 1, &fits);
   lay_out_fresh(k, &fits);
   return fits;
 }
 
-static dc_status allocate(dc__kfac *k, const char *fn) {
-  k->entries = alloc_host(k, 2 * k->layer_count, sizeof *k->entries);
-  k->partitions = alloc_host(k, 2 * k->layer_count, sizeof *k->partitions);
-  k->skipped = alloc_host(k, 2 * k->layer_count, sizeof *k->skipped);
-  k->counts = alloc_host(k, DC__FACTORS * k->layer_count, sizeof *k->counts);
-  k->host_found = alloc_host(k, k->layer_count, sizeof *k->host_found);
-  k->products = alloc_host(k, k->layer_count, sizeof *k->products);
-  k->table = alloc_host(k, DC__FACTORS * dc__kfac_world(k) * k->layer_count, sizeof *k->table);
+static dc_status kfac_alloc_buffers(dc__kfac *k, const char *fn) {
+  k->entries = kfac_alloc_host(k, 2 * k->layer_count, sizeof *k->entries);
+  k->partitions = kfac_alloc_host(k, 2 * k->layer_count, sizeof *k->partitions);
+  k->skipped = kfac_alloc_host(k, 2 * k->layer_count, sizeof *k->skipped);
+  k->counts = kfac_alloc_host(k, DC__FACTORS * k->layer_count, sizeof *k->counts);
+  k->host_found = kfac_alloc_host(k, k->layer_count, sizeof *k->host_found);
+  k->products = kfac_alloc_host(k, k->layer_count, sizeof *k->products);
+  k->table = kfac_alloc_host(k, DC__FACTORS * dc__kfac_world(k) * k->layer_count, sizeof *k->table);
   if (k->entries == NULL || k->partitions == NULL || k->skipped == NULL || k->counts == NULL || k->host_found == NULL ||
       k->products == NULL || k->table == NULL) {
     return DC_E_NO_MEMORY;
   }
-  if (!lay_out(k)) {
+  if (!kfac_layout(k)) {
     return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold what the layers need", fn);
   }
   DC__TRY(dc__kfac_alloc(k->head.linalg, k->bytes, &k->memory));
-  (void)lay_out(k);
+  (void)kfac_layout(k);
   DC__TRY(dc__kfac_matrices_create(k->layers, k->layer_count, &k->matrices));
   return dc__kfac_reserve(k->head.linalg, fn, &k->matrices);
 }
@@ -135,7 +135,7 @@ static dc_status compare_layers(const dc__kfac *k, const char *fn) {
 
 dc_status dc__kfac_set_up_steps(dc__kfac *k, const char *fn) {
   dc__kfac_release(k);
-  DC__TRY(dc__optim_agree_status(fn, k->head.comm, allocate(k, fn)));
+  DC__TRY(dc__optim_agree_status(fn, k->head.comm, kfac_alloc_buffers(k, fn)));
   if (k->head.comm != NULL) {
     DC__TRY(compare_layers(k, fn));
   }

@@ -67,7 +67,7 @@ static bool is_due(const dc__kfac *k, const dc__kfac_layer *layer) {
          dc__kfac_steps(&k->head, layer) % dc__kfac_options(&k->head, layer)->refresh_frequency == 0;
 }
 
-static dc_status decompose(dc__kfac *k, const char *fn) {
+static dc_status kfac_decompose_due(dc__kfac *k, const char *fn) {
   for (int64_t i = 0; i < k->layer_count; i++) {
     k->layers[i].due = is_due(k, &k->layers[i]);
     k->layers[i].tolerated = dc__kfac_options(&k->head, &k->layers[i])->tolerated_failures;
@@ -138,7 +138,7 @@ static dc_status compute_directions(dc__kfac *k, const char *fn) {
 }
 
 /* A group's clipping factor for its layers' directions. Sums go over layers in order, alike on every rank. */
-static dc_status clip(dc__kfac *k) {
+static dc_status kfac_clip(dc__kfac *k) {
   const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
   memcpy(k->table, k->products, (size_t)k->layer_count * sizeof *k->table);
   if (k->head.comm != NULL) {
@@ -175,10 +175,10 @@ static dc_status precondition_all(dc__kfac *k, const char *fn) {
     k->skipped[i] = !has_grad(k, k->entries[i].id);
   }
   DC__TRY(update_factors(k));
-  DC__TRY(decompose(k, fn));
+  DC__TRY(kfac_decompose_due(k, fn));
   DC__TRY(dc__redistribute_to_owners(k->redistribute, k->skipped, dc__kfac_fill_gradient, k));
   DC__TRY(dc__optim_agree_status(fn, k->head.comm, compute_directions(k, fn)));
-  DC__TRY(clip(k));
+  DC__TRY(kfac_clip(k));
   DC__TRY(dc__redistribute_from_owners(k->redistribute, k->skipped, copy_direction, k));
   return DC_OK;
 }

@@ -33,7 +33,7 @@ void dc__kfac_fill_gradient(void *user, int64_t entry, float *part) {
 
 /* ---- weights ---- */
 
-static dc__sgd_factors factors_of(const dc_kfac_options *options, double lr, bool first) {
+static dc__sgd_factors kfac_sgd_factors(const dc_kfac_options *options, double lr, bool first) {
   dc__sgd_factors f = {
       .lr = (float)lr, .weight_decay = (float)options->weight_decay, .sign = 1, .one_minus_dampening = 1};
   f.momentum = first ? 0 : (float)options->momentum;
@@ -62,7 +62,7 @@ static void update_chunk(dc_optimizer *o, const dc__optim_param *p, int64_t from
   dc__update_cpu(DC__UPDATE_SGD, &span, from, count, scale);
 }
 
-static void launch_batch(const dc__kfac *k, dc__update_batch *batch) {
+static void kfac_launch_batch(const dc__kfac *k, dc__update_batch *batch) {
   if (batch->spans_used > 0) {
     dc__update_cuda(k->head.linalg->device->internal_stream, DC__UPDATE_SGD, batch);
     batch->spans_used = 0;
@@ -80,19 +80,19 @@ static void update_weights_cuda(const dc__kfac *k) {
       continue;
     }
     if (batch.spans_used == DC__UPDATE_SPANS || batch.grad_scale != scale) {
-      launch_batch(k, &batch);
+      kfac_launch_batch(k, &batch);
     }
     batch.grad_scale = scale;
     batch.spans[batch.spans_used++] = span;
   }
-  launch_batch(k, &batch);
+  kfac_launch_batch(k, &batch);
 }
 
 dc_status dc__kfac_update_weights(dc__kfac *k) {
   dc_optimizer *o = &k->head;
   for (int64_t i = 0; i < o->count; i++) {
     const dc__optim_param *p = &o->params[i];
-    k->params[i].factors = factors_of(dc__optim_options(o, p), o->groups[p->group].lr, *p->step == 0);
+    k->params[i].factors = kfac_sgd_factors(dc__optim_options(o, p), o->groups[p->group].lr, *p->step == 0);
   }
   if (dc__optim_is_cuda(o)) {
     update_weights_cuda(k);
