@@ -12,12 +12,12 @@ static int64_t add_or_max(int64_t a, int64_t b) {
   return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
 }
 
-static int64_t largest(int64_t a, int64_t b) {
+static int64_t max_int64(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
 
 /* A rank's part. */
-static int64_t part(int64_t whole, int64_t ranks) {
+static int64_t ceil_div(int64_t whole, int64_t ranks) {
   return whole / ranks + (whole % ranks != 0);
 }
 
@@ -39,7 +39,7 @@ static void count_states(const dc_layer *layer, const dc_layer_plan_options *opt
   int64_t ranks = options->ranks;
   int64_t floats = options->moments + (element < (int64_t)sizeof(float));
   plan->parameters = add_or_max(mul_or_max(own, c->num_hidden_layers), options->other_parameters);
-  int64_t sharded = part(plan->parameters, ranks);
+  int64_t sharded = ceil_div(plan->parameters, ranks);
   plan->weight_bytes = mul_or_max(options->stage >= 3 ? sharded : plan->parameters, element);
   plan->grad_bytes = mul_or_max(options->stage >= 2 ? sharded : plan->parameters, gradient);
   plan->optimizer_bytes = mul_or_max(options->stage >= 1 ? sharded : plan->parameters, floats * (int64_t)sizeof(float));
@@ -58,7 +58,7 @@ static void count_libdc(const dc_layer *layer, const dc__layer_size *size, dc_la
   dc__layer_cost(layer, size, &cost);
   int64_t row = cost.kept_bytes - cost.reserve_bytes; /* an activation of [N, H] */
   plan->kept_bytes = add_or_max(mul_or_max(layer->config.num_hidden_layers, cost.kept_bytes), row);
-  plan->workspace_bytes = largest(cost.forward_workspace_bytes, cost.backward_workspace_bytes) + 2 * row;
+  plan->workspace_bytes = max_int64(cost.forward_workspace_bytes, cost.backward_workspace_bytes) + 2 * row;
 }
 
 static void count_deepspeed(const dc_layer *layer, const dc__layer_size *size, dc_layer_plan *plan) {
@@ -75,13 +75,14 @@ static void count_deepspeed(const dc_layer *layer, const dc__layer_size *size, d
   kept = add_or_max(kept, mul_or_max(square, 2 * e + 1 - (c->attn_dropout_checkpoint ? e : 0)));
   kept = add_or_max(kept, mul_or_max(n, 4 * e));
   plan->kept_bytes = mul_or_max(c->num_hidden_layers, kept);
-  int64_t elements = add_or_max(mul_or_max(row, 6), largest(wide, mul_or_max(square, 2)));
+  int64_t elements = add_or_max(mul_or_max(row, 6), max_int64(wide, mul_or_max(square, 2)));
   elements = add_or_max(elements, gelu ? mul_or_max(wide, 2) : 0);
   plan->workspace_bytes = mul_or_max(add_or_max(elements, mul_or_max(row, 2)), e);
 }
 
 /* Everything for a number of samples. */
-static void count(const dc_layer *layer, const dc_layer_plan_options *options, int64_t batch, dc_layer_plan *plan) {
+static void plan_count(const dc_layer *layer, const dc_layer_plan_options *options, int64_t batch,
+                       dc_layer_plan *plan) {
   const dc__layer_size size = {batch, options->seq_length, mul_or_max(batch, options->seq_length), NULL};
   count_states(layer, options, plan);
   if (batch == 0) {
@@ -106,7 +107,7 @@ static int64_t max_micro_batch(const dc_layer *layer, const dc_layer_plan_option
   int64_t end = (layer->config.batch_size > 0 ? layer->config.batch_size : INT32_MAX) + INT64_C(1);
   while (end - fits > 1) {
     int64_t middle = fits + (end - fits) / 2;
-    count(layer, options, middle, plan);
+    plan_count(layer, options, middle, plan);
     if (plan->total_bytes < INT64_MAX && plan->total_bytes <= options->memory_bytes) {
       fits = middle;
     } else {
@@ -120,7 +121,7 @@ dc_status dc__layer_plan(const char *fn, const dc_layer_config *config, const dc
                          dc_layer_plan *plan) {
   const dc_layer layer = {.config = *config}; /* only its sizes are asked for */
   int64_t batch = options->micro_batch > 0 ? options->micro_batch : max_micro_batch(&layer, options, plan);
-  count(&layer, options, batch, plan);
+  plan_count(&layer, options, batch, plan);
   if (plan->total_bytes == INT64_MAX) {
     return dc__fail(DC_E_SHAPE, "%s: the bytes of options.micro_batch = %lld sample%s pass 2^63", fn,
                     (long long)options->micro_batch, DC__PLURAL_S(options->micro_batch));

@@ -288,7 +288,7 @@ static void free_resources(dc_context *ctx) {
   ctx->reduce_comm = ctx->gather_comm = NULL;
 }
 
-static dc_status start(dc_context *ctx, const char *fn, dc_comm *comm) {
+static dc_status context_start(dc_context *ctx, const char *fn, dc_comm *comm) {
   DC__TRY(make_comms(ctx, fn, comm));
   DC__TRY(dc__comm_check_device(fn, ctx->gather_comm, ctx->device));
   DC__TRY(dc__arenas_create(ctx, &ctx->arenas));
@@ -309,7 +309,7 @@ dc_status dc__context_start(dc_context *ctx, const char *fn, dc_comm *comm, cons
                             int64_t bucket_elements) {
   ctx->config = *config;
   ctx->bucket_elements = bucket_elements;
-  dc_status status = start(ctx, fn, comm);
+  dc_status status = context_start(ctx, fn, comm);
   if (status != DC_OK) {
     free_resources(ctx);
     return status;

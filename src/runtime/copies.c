@@ -99,12 +99,12 @@ static dc_status check_gathered(const char *fn, const dc__param *param) {
 }
 
 /* A profiler that times operators one by one forgets a gather's result before it comes to the wait. */
-static bool forgotten(const dc_context *ctx, const dc__param *param) {
+static bool is_forgotten(const dc_context *ctx, const dc__param *param) {
   return ctx->profiling && !has_copy(param);
 }
 
 dc_status dc__gather_wait(dc_context *ctx, const char *fn, dc__param *param) {
-  if (forgotten(ctx, param)) {
+  if (is_forgotten(ctx, param)) {
     return dc__context_check(ctx);
   }
   DC__TRY(check_gathered(fn, param));
@@ -124,7 +124,7 @@ dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, 
     return dc__fail(DC_E_INVALID, "%s: n_users = %" PRId64 " for parameter %" PRId64 ", must be >= 1", fn, n_users,
                     param->id);
   }
-  if (forgotten(ctx, param)) {
+  if (is_forgotten(ctx, param)) {
     return DC_OK;
   }
   if (!has_copy(param)) {

@@ -125,11 +125,11 @@ dc__recorder_entry *dc__ring_entry(dc__ring *ring, int64_t serial) {
   return &ring->entries[(serial - 1) % ring->capacity];
 }
 
-static void store64(atomic_llong *word, int64_t value) {
+static void store_release_int64(atomic_llong *word, int64_t value) {
   atomic_store_explicit(word, value, memory_order_release);
 }
 
-static void store32(atomic_int *word, int32_t value) {
+static void store_release_int32(atomic_int *word, int32_t value) {
   atomic_store_explicit(word, value, memory_order_release);
 }
 
@@ -151,19 +151,19 @@ dc__op_timing *dc__recorder_begin(dc_context *ctx, const dc__recorded_op *note) 
   }
   int64_t now = dc__ticks();
   atomic_store_explicit(&e->serial, 0, memory_order_relaxed); /* readers: not whole */
-  store64(&e->queued, now);
-  store64(&e->span.begun, note->lane == DC__LANE_CALLER && group == DC__GROUP_NONE ? now : 0);
-  store64(&e->span.ended, 0);
-  store32(&e->span.failed, 0);
-  store64(&e->id, note->tag->id);
-  store64(&e->bytes, note->bytes);
-  store64(&e->moved, note->moved);
-  store32(&e->graph, (int32_t)note->tag->graph_id);
-  store32(&e->seq, seq);
-  store32(&e->op, note->tag->op);
-  store32(&e->kind, note->lane | group << 8 | note->dtype << 16);
-  store32(&e->count, note->count);
-  store64(&e->serial, serial);
+  store_release_int64(&e->queued, now);
+  store_release_int64(&e->span.begun, note->lane == DC__LANE_CALLER && group == DC__GROUP_NONE ? now : 0);
+  store_release_int64(&e->span.ended, 0);
+  store_release_int32(&e->span.failed, 0);
+  store_release_int64(&e->id, note->tag->id);
+  store_release_int64(&e->bytes, note->bytes);
+  store_release_int64(&e->moved, note->moved);
+  store_release_int32(&e->graph, (int32_t)note->tag->graph_id);
+  store_release_int32(&e->seq, seq);
+  store_release_int32(&e->op, note->tag->op);
+  store_release_int32(&e->kind, note->lane | group << 8 | note->dtype << 16);
+  store_release_int32(&e->count, note->count);
+  store_release_int64(&e->serial, serial);
   atomic_store_explicit(&r->recorded, serial, memory_order_release);
   return &e->span;
 }

@@ -137,7 +137,7 @@ static dc__op_timing *record_gather(dc_context *ctx, const dc__tag *tag, const p
   return dc__recorder_begin(ctx, &note);
 }
 
-static void start(dc_context *ctx, dc_stream *stream, const dc__tag *named, plan *plans, int64_t count) {
+static void gather_start(dc_context *ctx, dc_stream *stream, const dc__tag *named, plan *plans, int64_t count) {
   int64_t items = 0;
   dc__wait_for_caller(ctx, stream);
   dc__tag tag = *named;
@@ -188,7 +188,7 @@ static dc_status gather_missing(dc_context *ctx, const char *fn, const dc__tag *
     status = plan_all(ctx, fn, stream, plans, params, dtypes, count);
   }
   DC__TRY(status);
-  start(ctx, stream, tag, plans, count);
+  gather_start(ctx, stream, tag, plans, count);
   return ctx->config.sync_after_allgather == 1 ? dc__context_synchronize(ctx) : DC_OK;
 }
 

@@ -86,7 +86,7 @@ static void gather_whole(dc_context *ctx, dc_stream *stream, const dc__tag *tag,
   dc__comm_all_gather(ctx->reduce_comm, stream, tag, buckets->items, count);
 }
 
-static dc_status flush(dc_context *ctx, dc__buckets *buckets) {
+static dc_status bucket_flush(dc_context *ctx, dc__buckets *buckets) {
   if (buckets->item_count == 0) {
     return DC_OK;
   }
@@ -123,7 +123,7 @@ dc_status dc__reduce_flush(dc_context *ctx) {
   for (int32_t dtype = DC_FLOAT32; dtype <= DC_BFLOAT16; dtype++) { /* an order that does not depend on first use */
     for (int32_t i = 0; i < DC__BUCKET_TYPES; i++) {
       if (ctx->buckets[i].dtype == dtype) {
-        DC__TRY(flush(ctx, &ctx->buckets[i]));
+        DC__TRY(bucket_flush(ctx, &ctx->buckets[i]));
       }
     }
   }
@@ -206,7 +206,7 @@ static dc_status open_slot(dc_context *ctx, dc__buckets *buckets, int64_t elemen
   }
   dc__bucket *bucket = &buckets->half[buckets->filling];
   if (bucket->used > 0 && bucket->used + elements > bucket->capacity) {
-    DC__TRY(flush(ctx, buckets));
+    DC__TRY(bucket_flush(ctx, buckets));
     bucket = &buckets->half[buckets->filling];
   }
   if (bucket->used == 0) {
@@ -222,8 +222,8 @@ static dc_status open_slot(dc_context *ctx, dc__buckets *buckets, int64_t elemen
 }
 
 /* Where this rank's part of a reduced gradient goes. */
-static dc__coll_item reduction(const dc_context *ctx, const dc__graph *graph, dc__param *param, const void *slot,
-                               int32_t dtype) {
+static dc__coll_item reduce_coll_item(const dc_context *ctx, const dc__graph *graph, dc__param *param, const void *slot,
+                                      int32_t dtype) {
   dc__coll_item item = {.send = slot,
                         .recv = param->grad,
                         .ranges = param->owned,
@@ -280,7 +280,7 @@ static dc_status put_whole(dc_context *ctx, dc__buckets *buckets, const contribu
   void *slot;
   DC__TRY(open_slot(ctx, buckets, c->param->numel, &slot));
   fill_slot(ctx, c, slot, 0, c->param->numel);
-  dc__coll_item item = reduction(ctx, c->graph, c->param, slot, c->dtype);
+  dc__coll_item item = reduce_coll_item(ctx, c->graph, c->param, slot, c->dtype);
   add_item(buckets, c, &item);
   return DC_OK;
 }
@@ -291,7 +291,7 @@ static dc_status put_pieces(dc_context *ctx, dc__buckets *buckets, const contrib
   const int64_t width = dc__piece_width(ctx);
   dc_stream *stream;
   DC__TRY(dc__lane(ctx, DC__LANE_REDUCE, &stream));
-  DC__TRY(flush(ctx, buckets));
+  DC__TRY(bucket_flush(ctx, buckets));
   for (int32_t h = 0; h < (ctx->config.double_buffer == -1 ? 1 : 2); h++) {
     DC__TRY(size_bucket(ctx, &buckets->half[h], buckets->dtype, width * ctx->world));
   }
@@ -306,14 +306,14 @@ static dc_status put_pieces(dc_context *ctx, dc__buckets *buckets, const contrib
         fill_slot(ctx, c, slice, param->chunks[rank].begin + k * width, slices[rank].count);
       }
     }
-    dc__coll_item item = reduction(ctx, c->graph, c->param, slot, c->dtype);
+    dc__coll_item item = reduce_coll_item(ctx, c->graph, c->param, slot, c->dtype);
     item.ranges = slices;
     item.total = elements;
     if (slices[ctx->rank].count > 0 && param->grad != NULL) {
       item.recv = (char *)param->grad + (size_t)(k * width) * dc_dtype_size(param->grad_dtype);
     }
     add_item(buckets, c, &item);
-    DC__TRY(flush(ctx, buckets));
+    DC__TRY(bucket_flush(ctx, buckets));
   }
   return DC_OK;
 }
@@ -323,7 +323,7 @@ static dc_status put_in_bucket(dc_context *ctx, const char *fn, const dc__graph 
   DC__TRY(dc__param_check_buffer(ctx, fn, param));
   dc__buckets *buckets = find_buckets(ctx, dtype);
   if (param->waits_in != NULL && param->waits_in != buckets) { /* of another type, but earlier: it must arrive first */
-    DC__TRY(flush(ctx, param->waits_in));
+    DC__TRY(bucket_flush(ctx, param->waits_in));
   }
   DC__TRY(prepare_drop(ctx, param));
   const contribution c = {.graph = graph, .param = param, .grad = grad, .dtype = dtype};

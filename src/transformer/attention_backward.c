@@ -18,7 +18,7 @@ typedef struct head_gradients {
   float *delta;
 } head_gradients;
 
-static const char *row_of(const char *base, int64_t token, int64_t stride, int32_t dtype) {
+static const char *attention_row(const char *base, int64_t token, int64_t stride, int32_t dtype) {
   return base + (size_t)(token * stride) * dc_dtype_size(dtype);
 }
 
@@ -28,14 +28,14 @@ enum { PREFETCH_ROWS = 8 };
 /* delta = rowsum(dout out), which is rowsum(dP P) (Dao et al.). */
 static void row_sum_delta(const dc__attention_head *head, const head_gradients *g, const void *c, float *a, float *b) {
   const size_t bytes = (size_t)head->d * dc_dtype_size(head->dtype);
-  const char *first = row_of(c, head->out, 1, head->dtype);
+  const char *first = attention_row(c, head->out, 1, head->dtype);
   for (int64_t i = 0; i < head->length; i++) {
-    const char *out = row_of(first, i, g->hidden, head->dtype);
+    const char *out = attention_row(first, i, g->hidden, head->dtype);
     if (i + PREFETCH_ROWS < head->length) {
-      dc__prefetch(row_of(g->dc, i + PREFETCH_ROWS, g->hidden, head->dtype), bytes);
-      dc__prefetch(row_of(first, i + PREFETCH_ROWS, g->hidden, head->dtype), bytes);
+      dc__prefetch(attention_row(g->dc, i + PREFETCH_ROWS, g->hidden, head->dtype), bytes);
+      dc__prefetch(attention_row(first, i + PREFETCH_ROWS, g->hidden, head->dtype), bytes);
     }
-    dc__cast(a, DC_FLOAT32, row_of(g->dc, i, g->hidden, head->dtype), head->dtype, head->d);
+    dc__cast(a, DC_FLOAT32, attention_row(g->dc, i, g->hidden, head->dtype), head->dtype, head->d);
     dc__cast(b, DC_FLOAT32, out, head->dtype, head->d);
     g->delta[i] = dc__row_dot(a, b, head->d);
   }
@@ -103,7 +103,7 @@ static void softmax_backward_tile(const dc__attention_head *head, const dc__atte
 static void backward_tile(const dc__attention_head *head, const dc__attention_tile *tile, const dc__attention_args *a,
                           const head_gradients *to, float *wide, const dc__attention_scratch *at) {
   dc__attention_scores(head, tile, at->s, at->gemm);
-  const char *dout = row_of(to->dc, tile->first_query, to->hidden, head->dtype);
+  const char *dout = attention_row(to->dc, tile->first_query, to->hidden, head->dtype);
   dc__gemm g = {.dtype = head->dtype, .out_dtype = DC_FLOAT32, .batch = 1, .trans_b = true, .alpha = 1};
   g.m = tile->queries;
   g.n = tile->keys;

@@ -81,7 +81,7 @@ static void forward_run(const dc__layer_job *job, const layer_tensors *p) {
   forward_ffn(job, p);
 }
 
-static void *at(char *base, int64_t offset, char *other_base, int64_t other) {
+static void *forward_ptr(char *base, int64_t offset, char *other_base, int64_t other) {
   return offset >= 0 ? base + offset : other >= 0 ? other_base + other : NULL;
 }
 
@@ -91,15 +91,15 @@ void dc__layer_forward(const dc__layer_job *job) {
   char *in = job->reserve;
   char *ws = job->workspace;
   layer_tensors p = {
-      .y0 = at(in, r.y0, ws, w.b),
+      .y0 = forward_ptr(in, r.y0, ws, w.b),
       .qkv = in + r.qkv,
       .c = in + r.c,
       .u = ws + w.a,
       .z = in + r.z,
-      .y1 = at(in, r.y1, ws, w.b),
+      .y1 = forward_ptr(in, r.y1, ws, w.b),
       .h = in + r.h,
-      .f = at(in, r.f, ws, w.wide),
-      .t = at(in, r.t, NULL, -1),
+      .f = forward_ptr(in, r.f, ws, w.wide),
+      .t = forward_ptr(in, r.t, NULL, -1),
       .softmax = (float *)(void *)(in + r.softmax),
       .stats = {(float *)(void *)(in + r.stats[0]), (float *)(void *)(in + r.stats[1])},
   };

@@ -20,12 +20,12 @@ void dc__layer_upload_offsets(const dc__layer_job *job) {
   }
 }
 
-static const int32_t *offsets(const dc__layer_job *job) {
+static const int32_t *layer_offsets(const dc__layer_job *job) {
   return job->size.cu_seqlens != NULL ? (const int32_t *)(const void *)(job->workspace + job->at.offsets) : NULL;
 }
 
 static dc__cuda_dropout dropout_args(const dc__layer_job *job, const dc__dropout *dropout) {
-  dc__cuda_dropout d = {.offsets = offsets(job), .longest = job->size.max_seqlen, .batch = job->size.batch};
+  dc__cuda_dropout d = {.offsets = layer_offsets(job), .longest = job->size.max_seqlen, .batch = job->size.batch};
   memcpy(d.key, dropout->key, sizeof d.key);
   d.threshold = dropout->threshold;
   d.scale = dropout->scale;
@@ -133,7 +133,7 @@ static dc__cuda_attention_args attention_args(const dc__layer_job *job, const dc
   a.dqkv = attention->dqkv;
   a.delta = attention->delta;
   a.mask = job->mask;
-  a.offsets = offsets(job);
+  a.offsets = layer_offsets(job);
   a.tokens = job->size.tokens;
   a.longest = job->size.max_seqlen;
   a.batch = job->size.batch;
