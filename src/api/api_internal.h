@@ -29,20 +29,6 @@ _Static_assert(sizeof(dc_layer_cost) >= DC__LAYER_COST_SIZE_0_1, "0.1");
 _Static_assert(sizeof(dc_layer_plan_options) >= DC__LAYER_PLAN_OPTIONS_SIZE_0_1, "0.1");
 _Static_assert(sizeof(dc_layer_plan) >= DC__LAYER_PLAN_SIZE_0_1, "0.1");
 
-/* Runs `call` in an entered context. */
-#define DC__IN_CONTEXT(context, call)                \
-  do {                                               \
-    DC__TRY(dc__context_enter((context), __func__)); \
-    return dc__context_leave((context), (call));     \
-  } while (0)
-
-/* The same for an operator. */
-#define DC__OPERATOR(context, call)                   \
-  do {                                                \
-    DC__TRY(dc__operator_enter((context), __func__)); \
-    return dc__operator_leave((context), (call));     \
-  } while (0)
-
 /* low <= value <= high. */
 dc_status dc__check_range(const char *fn, const char *argument, int64_t value, int64_t low, int64_t high);
 /* A flag that must be 0 or 1. */

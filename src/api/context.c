@@ -126,7 +126,8 @@ dc_status dc_cleanup(dc_context *context) {
 
 dc_status dc_reset(dc_context *context) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, dc__graphs_reset(context, __func__));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, dc__graphs_reset(context, __func__));
 }
 
 static dc_status abort_step(dc_context *ctx) {
@@ -150,7 +151,8 @@ static dc_status abort_step(dc_context *ctx) {
 
 dc_status dc_step_abort(dc_context *context) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, abort_step(context));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, abort_step(context));
 }
 
 static dc_status context_set_stream(dc_context *ctx, const char *fn, dc_stream *stream) {
@@ -176,12 +178,14 @@ static dc_status context_set_stream(dc_context *ctx, const char *fn, dc_stream *
 
 dc_status dc_set_stream(dc_context *context, dc_stream *stream) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, context_set_stream(context, __func__, stream));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, context_set_stream(context, __func__, stream));
 }
 
 dc_status dc_async_error(dc_context *context) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, DC_OK); /* entering looks for a failure */
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, DC_OK); /* entering looks for a failure */
 }
 
 static dc_status context_alloc(dc_context *ctx, const char *fn, size_t bytes, int32_t kind, dc_buffer **buffer) {
@@ -212,5 +216,6 @@ dc_status dc_memory_alloc(dc_context *context, size_t bytes, int32_t kind, dc_bu
     return dc__fail(DC_E_INVALID, "%s: buffer is NULL", __func__);
   }
   *buffer = NULL;
-  DC__IN_CONTEXT(context, context_alloc(context, __func__, bytes, kind, buffer));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, context_alloc(context, __func__, bytes, kind, buffer));
 }

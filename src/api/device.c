@@ -11,12 +11,9 @@ enum { DC__DEVICE_OPTIONS_SIZE_0_1 = 16, DC__ALLOCATOR_SIZE_0_1 = 40 };
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_device_options) >= DC__DEVICE_OPTIONS_SIZE_0_1, "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_allocator) >= DC__ALLOCATOR_SIZE_0_1, "0.1");
 
-#define REQUIRE(argument)                                                   \
-  do {                                                                      \
-    if ((argument) == NULL) {                                               \
-      return dc__fail(DC_E_INVALID, "%s: " #argument " is NULL", __func__); \
-    }                                                                       \
-  } while (0)
+static dc_status device_check_pointer(const char *function, const char *argument, bool is_null) {
+  return is_null ? dc__fail(DC_E_INVALID, "%s: %s is NULL", function, argument) : DC_OK;
+}
 
 /* Puts the function's name before what the device said. */
 static dc_status device_name_error(const char *function, dc_status status) {
@@ -40,9 +37,9 @@ void dc_device_options_init(dc_device_options *options, size_t struct_size) {
 
 dc_status dc_device_open(const char *name, const dc_device_options *options, dc_device **device) {
   DC__WITHOUT_TRAPS;
-  REQUIRE(device);
+  DC__TRY(device_check_pointer(__func__, "device", device == NULL));
   *device = NULL;
-  REQUIRE(name);
+  DC__TRY(device_check_pointer(__func__, "name", name == NULL));
   dc_device_options read = DC_DEVICE_OPTIONS_INIT;
   DC__TRY(dc__read_options(__func__, "options", &read, sizeof(read), options, DC__DEVICE_OPTIONS_SIZE_0_1));
   dc_allocator allocator = DC_ALLOCATOR_INIT;
@@ -77,7 +74,7 @@ const char *dc_device_name(const dc_device *device) {
 
 dc_status dc_stream_wrap(dc_device *device, void *native, dc_stream **stream) {
   DC__WITHOUT_TRAPS;
-  REQUIRE(stream);
+  DC__TRY(device_check_pointer(__func__, "stream", stream == NULL));
   *stream = NULL;
   DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
@@ -89,7 +86,7 @@ dc_status dc_stream_wrap(dc_device *device, void *native, dc_stream **stream) {
 
 dc_status dc_stream_create(dc_device *device, dc_stream **stream) {
   DC__WITHOUT_TRAPS;
-  REQUIRE(stream);
+  DC__TRY(device_check_pointer(__func__, "stream", stream == NULL));
   *stream = NULL;
   DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
@@ -124,7 +121,7 @@ static void run_user_call(void *args) {
 
 dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user) {
   DC__WITHOUT_TRAPS;
-  REQUIRE(fn);
+  DC__TRY(device_check_pointer(__func__, "fn", fn == NULL));
   if (stream == NULL) { /* here and now */
     fn(user);
     return DC_OK;
@@ -137,7 +134,7 @@ dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user) {
 
 dc_status dc_event_create(dc_device *device, dc_event **event) {
   DC__WITHOUT_TRAPS;
-  REQUIRE(event);
+  DC__TRY(device_check_pointer(__func__, "event", event == NULL));
   *event = NULL;
   DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
   DC__TRY(dc__owner_check(__func__, "device", &device->owner));
@@ -176,7 +173,7 @@ dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns) 
 dc_status dc_event_query(dc_event *event, int32_t *passed) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__handle_check(__func__, "event", event, DC__HANDLE_EVENT));
-  REQUIRE(passed);
+  DC__TRY(device_check_pointer(__func__, "passed", passed == NULL));
   DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
   *passed = dc__event_passed(event) ? 1 : 0;
   return *passed != 0 ? DC_OK : device_name_error(__func__, dc__device_check(event->device));

@@ -24,7 +24,8 @@ dc_status dc_allgather_param(dc_context *context, const dc_tensor *a, int64_t gr
                              dc_tensor *out) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, op_allgather(context, __func__, graph_id, id, dtype, out));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(context, op_allgather(context, __func__, graph_id, id, dtype, out));
 }
 
 static dc_status op_prefetch(dc_context *ctx, const char *fn, int64_t graph_id, const int64_t *ids,
@@ -50,7 +51,8 @@ static dc_status op_prefetch(dc_context *ctx, const char *fn, int64_t graph_id, 
 dc_status dc_prefetch_params_fused(dc_context *context, int64_t graph_id, const int64_t *ids, const int32_t *dtypes,
                                    int64_t count) {
   DC__WITHOUT_TRAPS;
-  DC__OPERATOR(context, op_prefetch(context, __func__, graph_id, ids, dtypes, count));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(context, op_prefetch(context, __func__, graph_id, ids, dtypes, count));
 }
 
 static dc_status op_wait_allgather(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
@@ -65,7 +67,8 @@ static dc_status op_wait_allgather(dc_context *ctx, const char *fn, int64_t grap
 dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, op_wait_allgather(context, __func__, graph_id, id));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(context, op_wait_allgather(context, __func__, graph_id, id));
 }
 
 static dc_status op_release(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int64_t n_users) {
@@ -80,7 +83,8 @@ static dc_status op_release(dc_context *ctx, const char *fn, int64_t graph_id, i
 dc_status dc_release_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, int64_t n_users) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, op_release(context, __func__, graph_id, id, n_users));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(context, op_release(context, __func__, graph_id, id, n_users));
 }
 
 static dc_status op_take(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, int32_t dtype,
@@ -99,7 +103,8 @@ dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32
     return dc__fail(DC_E_INVALID, "%s: buffer is NULL", __func__);
   }
   *buffer = NULL;
-  DC__OPERATOR(context, op_take(context, __func__, graph_id, id, dtype, buffer));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(context, op_take(context, __func__, graph_id, id, dtype, buffer));
 }
 
 /* ---- gradients ---- */
@@ -135,7 +140,8 @@ static dc_status op_reduce_grad(dc_context *ctx, const char *fn, const dc_tensor
 
 dc_status dc_reduce_grad(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
   DC__WITHOUT_TRAPS;
-  DC__OPERATOR(context, op_reduce_grad(context, __func__, a, graph_id, id));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(context, op_reduce_grad(context, __func__, a, graph_id, id));
 }
 
 /* After the last backward before the optimizer: its gradients are whole, so the next ones replace them. A parameter of
@@ -172,7 +178,8 @@ static dc_status op_end_backward(dc_context *ctx, const char *fn, int64_t graph_
 
 dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release_buckets) {
   DC__WITHOUT_TRAPS;
-  DC__OPERATOR(context, op_end_backward(context, __func__, graph_id, release_buckets));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(context, op_end_backward(context, __func__, graph_id, release_buckets));
 }
 
 /* ---- activations ---- */
@@ -215,8 +222,9 @@ static dc_status op_free_tensors(dc_context *ctx, const char *fn, const char *te
 dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t tensor_size, int64_t count,
                           int32_t *freed) {
   DC__WITHOUT_TRAPS;
-  DC__OPERATOR(context,
-               op_free_tensors(context, __func__, (const char *)(const void *)tensors, tensor_size, count, freed));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(
+      context, op_free_tensors(context, __func__, (const char *)(const void *)tensors, tensor_size, count, freed));
 }
 
 /* Offloading, as gathering, belongs to stage 3. */
@@ -229,7 +237,8 @@ static dc_status op_offload(dc_context *ctx, const char *fn, const dc_tensor *a,
 
 dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__OPERATOR(context, op_offload(context, __func__, a, graph_id, id, out));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(context, op_offload(context, __func__, a, graph_id, id, out));
 }
 
 static dc_status op_wait_offload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
@@ -243,7 +252,8 @@ static dc_status op_wait_offload(dc_context *ctx, const char *fn, int64_t graph_
 dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, op_wait_offload(context, __func__, graph_id, id, out));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(context, op_wait_offload(context, __func__, graph_id, id, out));
 }
 
 static dc_status op_reload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
@@ -255,7 +265,8 @@ static dc_status op_reload(dc_context *ctx, const char *fn, int64_t graph_id, in
 dc_status dc_reload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, op_reload(context, __func__, graph_id, id, out));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(context, op_reload(context, __func__, graph_id, id, out));
 }
 
 static dc_status op_wait_reload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
@@ -269,7 +280,8 @@ static dc_status op_wait_reload(dc_context *ctx, const char *fn, const dc_tensor
 
 dc_status dc_wait_reload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__OPERATOR(context, op_wait_reload(context, __func__, a, graph_id, id, out));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(context, op_wait_reload(context, __func__, a, graph_id, id, out));
 }
 
 /* ---- shards ---- */
@@ -287,7 +299,8 @@ static dc_status op_offload_parameter(dc_context *ctx, const char *fn, int64_t g
 dc_status dc_offload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, op_offload_parameter(context, __func__, graph_id, id));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(context, op_offload_parameter(context, __func__, graph_id, id));
 }
 
 static dc_status op_reload_parameter(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id) {
@@ -300,5 +313,6 @@ static dc_status op_reload_parameter(dc_context *ctx, const char *fn, int64_t gr
 dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
   DC__WITHOUT_TRAPS;
   (void)a;
-  DC__OPERATOR(context, op_reload_parameter(context, __func__, graph_id, id));
+  DC__TRY(dc__operator_enter(context, __func__));
+  return dc__operator_leave(context, op_reload_parameter(context, __func__, graph_id, id));
 }

@@ -6,7 +6,8 @@ dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shap
   DC__WITHOUT_TRAPS;
   dc__param_spec spec = {
       .id = id, .shape = shape, .ndim = ndim, .offset = offset, .tensor = tensor, .grad = grad_buffer};
-  DC__IN_CONTEXT(context, dc__param_register(context, __func__, &spec));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, dc__param_register(context, __func__, &spec));
 }
 
 dc_status dc_shard_range(int64_t numel, int32_t world_size, int32_t rank, int64_t *offset, int64_t *count) {
@@ -36,22 +37,26 @@ dc_status dc_register_z3_param(dc_context *context, int64_t id, const int64_t *s
                          .tensor = shard,
                          .grad = grad_buffer};
   DC__TRY(dc__check_flag(__func__, "persistent", persistent));
-  DC__IN_CONTEXT(context, dc__param_register(context, __func__, &spec));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, dc__param_register(context, __func__, &spec));
 }
 
 dc_status dc_set_param_name(dc_context *context, int64_t id, const char *name) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, dc__name_set(context, __func__, id, name));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, dc__name_set(context, __func__, id, name));
 }
 
 dc_status dc_update_param_grad_buffer(dc_context *context, int64_t id, const dc_tensor *grad_buffer, int64_t offset) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, dc__param_set_grad(context, __func__, id, grad_buffer, offset));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, dc__param_set_grad(context, __func__, id, grad_buffer, offset));
 }
 
 dc_status dc_unregister_param(dc_context *context, int64_t id) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, dc__param_unregister(context, __func__, id));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, dc__param_unregister(context, __func__, id));
 }
 
 static dc_status find_sharded(dc_context *ctx, const char *fn, int64_t id, dc__param **param) {
@@ -87,7 +92,8 @@ static dc_status params_set_persistent(dc_context *ctx, const char *fn, int64_t 
 
 dc_status dc_set_persistent(dc_context *context, int64_t id) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, params_set_persistent(context, __func__, id));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, params_set_persistent(context, __func__, id));
 }
 
 static dc_status params_clear_persistent(dc_context *ctx, const char *fn, int64_t id) {
@@ -102,7 +108,8 @@ static dc_status params_clear_persistent(dc_context *ctx, const char *fn, int64_
 
 dc_status dc_clear_persistent(dc_context *context, int64_t id) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, params_clear_persistent(context, __func__, id));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, params_clear_persistent(context, __func__, id));
 }
 
 static dc_status params_invalidate(dc_context *ctx, const char *fn, int64_t id) {
@@ -116,7 +123,8 @@ static dc_status params_invalidate(dc_context *ctx, const char *fn, int64_t id) 
 
 dc_status dc_invalidate_gathered_param(dc_context *context, int64_t id) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, params_invalidate(context, __func__, id));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, params_invalidate(context, __func__, id));
 }
 
 static dc_status params_clear_all(dc_context *ctx) {
@@ -131,7 +139,8 @@ static dc_status params_clear_all(dc_context *ctx) {
 
 dc_status dc_clear_all_gathered_params(dc_context *context) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, params_clear_all(context));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, params_clear_all(context));
 }
 
 /* Applies fn_each to listed parameters, all being found first; to every one when the list is empty and NULL. */
@@ -159,7 +168,8 @@ static void raise_version(dc__param *param) {
 
 dc_status dc_params_updated(dc_context *context, const int64_t *ids, int64_t count) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, params_for_each(context, __func__, ids, count, raise_version));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, params_for_each(context, __func__, ids, count, raise_version));
 }
 
 static void keep_grad(dc__param *param) {
@@ -168,30 +178,36 @@ static void keep_grad(dc__param *param) {
 
 dc_status dc_accumulate_grads(dc_context *context, const int64_t *ids, int64_t count) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, params_for_each(context, __func__, ids, count, keep_grad));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, params_for_each(context, __func__, ids, count, keep_grad));
 }
 
 dc_status dc_register_graph_z0(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, dc__graph_register(context, __func__, graph_id, 0, ids, count));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, dc__graph_register(context, __func__, graph_id, 0, ids, count));
 }
 
 dc_status dc_register_graph_z1(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, dc__graph_register(context, __func__, graph_id, 1, ids, count));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, dc__graph_register(context, __func__, graph_id, 1, ids, count));
 }
 
 dc_status dc_register_graph_z2(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, dc__graph_register(context, __func__, graph_id, 2, ids, count));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, dc__graph_register(context, __func__, graph_id, 2, ids, count));
 }
 
 dc_status dc_register_graph_z3(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, dc__graph_register(context, __func__, graph_id, 3, ids, count));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, dc__graph_register(context, __func__, graph_id, 3, ids, count));
 }
 
 dc_status dc_unregister_graph(dc_context *context, int64_t graph_id) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, dc__graph_unregister(context, __func__, graph_id));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, dc__graph_unregister(context, __func__, graph_id));
 }

@@ -13,7 +13,8 @@ static dc_status start_forward(dc_context *ctx, const char *fn) {
 
 dc_status dc_start_forward(dc_context *context) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, start_forward(context, __func__));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, start_forward(context, __func__));
 }
 
 static dc_status end_forward(dc_context *ctx, const char *fn) {
@@ -34,7 +35,8 @@ static dc_status end_forward(dc_context *ctx, const char *fn) {
 
 dc_status dc_end_forward(dc_context *context) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, end_forward(context, __func__));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, end_forward(context, __func__));
 }
 
 static dc_status start_backward(dc_context *ctx, const char *fn, int32_t update) {
@@ -52,7 +54,8 @@ static dc_status start_backward(dc_context *ctx, const char *fn, int32_t update)
 
 dc_status dc_start_backward(dc_context *context, int32_t update) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, start_backward(context, __func__, update));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, start_backward(context, __func__, update));
 }
 
 static dc_status grads_finite(dc_context *ctx, const char *fn, int32_t *finite, int64_t *id) {
@@ -64,7 +67,8 @@ static dc_status grads_finite(dc_context *ctx, const char *fn, int32_t *finite, 
 
 dc_status dc_grads_finite(dc_context *context, int32_t *finite, int64_t *id) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, grads_finite(context, __func__, finite, id));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, grads_finite(context, __func__, finite, id));
 }
 
 static dc_status enable_profiling(dc_context *ctx, const char *fn, int32_t enable) {
@@ -75,7 +79,8 @@ static dc_status enable_profiling(dc_context *ctx, const char *fn, int32_t enabl
 
 dc_status dc_enable_profiling(dc_context *context, int32_t enable) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, enable_profiling(context, __func__, enable));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, enable_profiling(context, __func__, enable));
 }
 
 int32_t dc_is_profiling(const dc_context *context) {
@@ -107,7 +112,8 @@ static dc_status step_get_stats(dc_context *ctx, const char *fn, dc_memory_stats
 
 dc_status dc_get_memory_stats(dc_context *context, dc_memory_stats *stats) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, step_get_stats(context, __func__, stats));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, step_get_stats(context, __func__, stats));
 }
 
 static dc_status reset_stats(dc_context *ctx) {
@@ -117,7 +123,8 @@ static dc_status reset_stats(dc_context *ctx) {
 
 dc_status dc_reset_stats(dc_context *context) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, reset_stats(context));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, reset_stats(context));
 }
 
 static dc_status dry_run(dc_context *ctx, const char *fn, int32_t op, int64_t graph_id, int64_t id, int32_t dtype,
@@ -132,7 +139,8 @@ static dc_status dry_run(dc_context *ctx, const char *fn, int32_t op, int64_t gr
 
 dc_status dc_dry_run(dc_context *context, int32_t op, int64_t graph_id, int64_t id, int32_t dtype, dc_op_info *info) {
   DC__WITHOUT_TRAPS;
-  DC__IN_CONTEXT(context, dry_run(context, __func__, op, graph_id, id, dtype, info));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, dry_run(context, __func__, op, graph_id, id, dtype, info));
 }
 
 dc_status dc_trace_start(dc_context *context, int64_t capacity) {
@@ -140,7 +148,8 @@ dc_status dc_trace_start(dc_context *context, int64_t capacity) {
   if (capacity < 0 || capacity > 16777216) {
     return dc__fail(DC_E_INVALID, "%s: capacity = %" PRId64 ", must be 0 to 16777216", __func__, capacity);
   }
-  DC__IN_CONTEXT(context, dc__trace_start(context, capacity));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, dc__trace_start(context, capacity));
 }
 
 static dc_status trace_read(dc_context *ctx, dc_trace_event *events, size_t event_size, int64_t cap, int64_t *count) {
@@ -160,7 +169,8 @@ dc_status dc_trace_read(dc_context *context, dc_trace_event *events, size_t even
   if (count == NULL || (cap > 0 && events == NULL)) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, count == NULL ? "count" : "events");
   }
-  DC__IN_CONTEXT(context, trace_read(context, events, event_size, cap, count));
+  DC__TRY(dc__context_enter(context, __func__));
+  return dc__context_leave(context, trace_read(context, events, event_size, cap, count));
 }
 
 static dc_status check_folder(const char *fn, const dc_context *context, const char *folder) {

@@ -12,6 +12,37 @@ void dc_linalg_options_init(dc_linalg_options *options, size_t struct_size) {
   dc__init_sized(options, struct_size, sizeof *options);
 }
 
+/* ---- entering ---- */
+
+static void linalg_lock(dc_linalg *l) {
+  pthread_mutex_lock(&l->mutex);
+  dc__device_begin(l->device);
+}
+
+static dc_status linalg_check_handle(const dc_linalg *l, const char *fn) {
+  DC__TRY(dc__handle_check(fn, "linalg", l, DC__HANDLE_LINALG));
+  return dc__owner_check(fn, "handle", &l->device->owner);
+}
+
+dc_status dc__linalg_enter(dc_linalg *linalg, const char *fn) {
+  DC__TRY(linalg_check_handle(linalg, fn));
+  linalg_lock(linalg);
+  return DC_OK;
+}
+
+dc_status dc__linalg_enter_compute(dc_linalg *linalg, const char *fn) {
+  DC__TRY(linalg_check_handle(linalg, fn));
+  DC__TRY(dc__linalg_check_gemm(linalg, fn));
+  linalg_lock(linalg);
+  return DC_OK;
+}
+
+dc_status dc__linalg_leave(dc_linalg *linalg, dc_status status) {
+  dc__device_end(linalg->device);
+  pthread_mutex_unlock(&linalg->mutex);
+  return status;
+}
+
 /* ---- handles ---- */
 
 dc_status dc_linalg_create(dc_device *device, const dc_linalg_options *options, dc_linalg **linalg) {
@@ -53,7 +84,8 @@ static dc_status begin_query(const char *fn, dc_linalg *l) {
 
 dc_status dc_linalg_begin_query(dc_linalg *linalg) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_READY_LINALG(linalg, DC_OK, begin_query(__func__, linalg));
+  DC__TRY(dc__linalg_enter(linalg, __func__));
+  return dc__linalg_leave(linalg, begin_query(__func__, linalg));
 }
 
 static dc_status end_query(const char *fn, dc_linalg *l, size_t *bytes) {
@@ -70,7 +102,8 @@ static dc_status end_query(const char *fn, dc_linalg *l, size_t *bytes) {
 
 dc_status dc_linalg_end_query(dc_linalg *linalg, size_t *bytes) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_READY_LINALG(linalg, DC_OK, end_query(__func__, linalg, bytes));
+  DC__TRY(dc__linalg_enter(linalg, __func__));
+  return dc__linalg_leave(linalg, end_query(__func__, linalg, bytes));
 }
 
 static dc_status set_workspace(const char *fn, dc_linalg *l, void *memory, size_t bytes) {
@@ -85,7 +118,8 @@ static dc_status set_workspace(const char *fn, dc_linalg *l, void *memory, size_
 
 dc_status dc_linalg_set_workspace(dc_linalg *linalg, void *memory, size_t bytes) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_READY_LINALG(linalg, DC_OK, set_workspace(__func__, linalg, memory, bytes));
+  DC__TRY(dc__linalg_enter(linalg, __func__));
+  return dc__linalg_leave(linalg, set_workspace(__func__, linalg, memory, bytes));
 }
 
 /* ---- what all entry points of the chapter check ---- */

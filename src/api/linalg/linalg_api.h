@@ -4,22 +4,12 @@
 
 #include "linalg/linalg.h"
 
-/* Locks the handle, runs `call` and unlocks, if `ready` is DC_OK; the device becomes current once. */
-#define DC__WITH_READY_LINALG(linalg, ready, call)                            \
-  do {                                                                        \
-    DC__TRY(dc__handle_check(__func__, "linalg", linalg, DC__HANDLE_LINALG)); \
-    DC__TRY(dc__owner_check(__func__, "handle", &(linalg)->device->owner));   \
-    DC__TRY(ready);                                                           \
-    pthread_mutex_lock(&(linalg)->mutex);                                     \
-    dc__device_begin((linalg)->device);                                       \
-    dc_status dc__linalg_status = (call);                                     \
-    dc__device_end((linalg)->device);                                         \
-    pthread_mutex_unlock(&(linalg)->mutex);                                   \
-    return dc__linalg_status;                                                 \
-  } while (0)
-
-/* The same for what is computed, by the host or by a device that can. */
-#define DC__WITH_LINALG(linalg, call) DC__WITH_READY_LINALG(linalg, dc__linalg_check_gemm(linalg, __func__), call)
+/* Locks the handle and makes its device current, until dc__linalg_leave(), which returns `status`. If entering fails,
+ * there is nothing to leave. */
+dc_status dc__linalg_enter(dc_linalg *linalg, const char *fn);
+/* The same before a computation, which the host or the device must be able to do. */
+dc_status dc__linalg_enter_compute(dc_linalg *linalg, const char *fn);
+dc_status dc__linalg_leave(dc_linalg *linalg, dc_status status);
 
 /* DC_E_SHAPE unless the length is what it must be. */
 dc_status dc__check_length(const char *fn, const char *arg, const char *what, int64_t length, int64_t wanted);

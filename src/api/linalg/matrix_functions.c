@@ -117,7 +117,8 @@ static dc_status matrix_eigh(const char *fn, dc_linalg *l, const dc_tensor *a, c
 dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectral_options *options, dc_tensor *values,
                   dc_tensor *vectors, dc_spectral_info *info, size_t info_size) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, matrix_eigh(__func__, linalg, a, options, values, vectors, info, info_size));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, matrix_eigh(__func__, linalg, a, options, values, vectors, info, info_size));
 }
 
 static dc_status matrix_power(const char *fn, dc_linalg *l, const dc_tensor *a, double exponent,
@@ -137,7 +138,8 @@ static dc_status matrix_power(const char *fn, dc_linalg *l, const dc_tensor *a, 
 dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double power_, const dc_spectral_options *options,
                           dc_tensor *out, dc_spectral_info *info, size_t info_size) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, matrix_power(__func__, linalg, a, power_, options, out, info, info_size));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, matrix_power(__func__, linalg, a, power_, options, out, info, info_size));
 }
 
 static dc_status read_basis(const char *fn, const dc_linalg *l, const dc_tensor *basis, dc__spectral_request *r) {
@@ -183,7 +185,8 @@ dc_status dc_matrix_inverse_root(dc_linalg *linalg, const dc_tensor *a, int32_t 
                                  const dc_spectral_options *options, dc_tensor *basis, dc_tensor *out,
                                  dc_spectral_info *info, size_t info_size) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, matrix_inverse_root(__func__, linalg, a, root, options, basis, out, info, info_size));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, matrix_inverse_root(__func__, linalg, a, root, options, basis, out, info, info_size));
 }
 
 static dc_status matrix_inverse_root_newton(const char *fn, dc_linalg *l, const dc_tensor *a, int32_t root,
@@ -220,7 +223,8 @@ dc_status dc_matrix_inverse_root_newton(dc_linalg *linalg, const dc_tensor *a, i
                                         const dc_iteration_options *options, dc_tensor *out, dc_iteration_info *info,
                                         size_t info_size) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, matrix_inverse_root_newton(__func__, linalg, a, root, options, out, info, info_size));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, matrix_inverse_root_newton(__func__, linalg, a, root, options, out, info, info_size));
 }
 
 static dc_status matrix_orthogonalize(const char *fn, dc_linalg *l, const dc_tensor *a, int32_t polynomial,
@@ -242,5 +246,6 @@ static dc_status matrix_orthogonalize(const char *fn, dc_linalg *l, const dc_ten
 
 dc_status dc_orthogonalize(dc_linalg *linalg, const dc_tensor *a, int32_t polynomial, int32_t steps, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, matrix_orthogonalize(__func__, linalg, a, polynomial, steps, out));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, matrix_orthogonalize(__func__, linalg, a, polynomial, steps, out));
 }

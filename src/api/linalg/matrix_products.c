@@ -55,7 +55,8 @@ static dc_status matrix_kron(const char *fn, dc_linalg *l, const dc_tensor *a, c
 
 dc_status dc_kron(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, matrix_kron(__func__, linalg, a, b, out));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, matrix_kron(__func__, linalg, a, b, out));
 }
 
 static dc_status matrix_kron_apply(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_tensor *b,
@@ -76,7 +77,8 @@ static dc_status matrix_kron_apply(const char *fn, dc_linalg *l, const dc_tensor
 
 dc_status dc_kron_apply(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, const dc_tensor *x, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, matrix_kron_apply(__func__, linalg, a, b, x, out));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, matrix_kron_apply(__func__, linalg, a, b, x, out));
 }
 
 static dc_status matrix_kron_solve(const char *fn, dc_linalg *l, const dc_tensor *a_vectors, const dc_tensor *a_values,
@@ -103,8 +105,9 @@ dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, const dc_
                         const dc_tensor *b_vectors, const dc_tensor *b_values, double damping, const dc_tensor *x,
                         dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg,
-                  matrix_kron_solve(__func__, linalg, a_vectors, a_values, b_vectors, b_values, damping, x, out));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(
+      linalg, matrix_kron_solve(__func__, linalg, a_vectors, a_values, b_vectors, b_values, damping, x, out));
 }
 
 static dc_status matrix_kron_nearest(const char *fn, dc_linalg *l, const dc_tensor *x, dc_tensor *a, dc_tensor *b,
@@ -120,7 +123,8 @@ static dc_status matrix_kron_nearest(const char *fn, dc_linalg *l, const dc_tens
 
 dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tensor *a, dc_tensor *b, double *residual) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, matrix_kron_nearest(__func__, linalg, x, a, b, residual));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, matrix_kron_nearest(__func__, linalg, x, a, b, residual));
 }
 
 /* ---- products ---- */
@@ -160,7 +164,8 @@ static dc_status matrix_batch_matmul(const char *fn, dc_linalg *l, const dc_tens
 dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, double alpha, double beta,
                           dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, matrix_batch_matmul(__func__, linalg, a, b, alpha, beta, out));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, matrix_batch_matmul(__func__, linalg, a, b, alpha, beta, out));
 }
 
 /* A source's tensor with data NULL is a matrix in a file; the reader of tensors would call that a mistake. */
@@ -215,5 +220,6 @@ static dc_status matmul_bounded(const char *fn, dc_linalg *l, const dc_matrix_so
 dc_status dc_matmul_bounded(dc_linalg *linalg, const dc_matrix_source *a, const dc_matrix_source *b,
                             const dc_matrix_source *out, int64_t budget_bytes, int64_t *needed) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, matmul_bounded(__func__, linalg, a, b, out, budget_bytes, needed));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, matmul_bounded(__func__, linalg, a, b, out, budget_bytes, needed));
 }

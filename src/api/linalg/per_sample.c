@@ -41,7 +41,8 @@ static dc_status per_sample_grads(const char *fn, dc_linalg *l, const dc_sample_
 dc_status dc_per_sample_grads(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
                               const dc_tensor *delta, dc_tensor *weight, dc_tensor *bias) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, per_sample_grads(__func__, linalg, layer, x, delta, weight, bias));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, per_sample_grads(__func__, linalg, layer, x, delta, weight, bias));
 }
 
 static dc_status per_sample_norms(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
@@ -62,7 +63,8 @@ static dc_status per_sample_norms(const char *fn, dc_linalg *l, const dc_sample_
 dc_status dc_per_sample_norms(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
                               const dc_tensor *delta, int32_t parts, int32_t accumulate, dc_tensor *squares) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, per_sample_norms(__func__, linalg, layer, x, delta, parts, accumulate, squares));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, per_sample_norms(__func__, linalg, layer, x, delta, parts, accumulate, squares));
 }
 
 static dc_status per_sample_clip(const char *fn, dc_linalg *l, const dc_tensor *squares, double max_norm,
@@ -82,7 +84,8 @@ static dc_status per_sample_clip(const char *fn, dc_linalg *l, const dc_tensor *
 
 dc_status dc_clip_factors(dc_linalg *linalg, const dc_tensor *squares, double max_norm, dc_tensor *factors) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, per_sample_clip(__func__, linalg, squares, max_norm, factors));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, per_sample_clip(__func__, linalg, squares, max_norm, factors));
 }
 
 static dc_status per_sample_sum(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
@@ -106,5 +109,6 @@ dc_status dc_clipped_grad_sum(dc_linalg *linalg, const dc_sample_layer *layer, c
                               const dc_tensor *delta, const dc_tensor *factors, int32_t accumulate, dc_tensor *weight,
                               dc_tensor *bias) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_LINALG(linalg, per_sample_sum(__func__, linalg, layer, x, delta, factors, accumulate, weight, bias));
+  DC__TRY(dc__linalg_enter_compute(linalg, __func__));
+  return dc__linalg_leave(linalg, per_sample_sum(__func__, linalg, layer, x, delta, factors, accumulate, weight, bias));
 }

@@ -58,7 +58,8 @@ static dc_status kfac_add_layer(const char *fn, dc_optimizer *o, const dc_sample
 dc_status dc_kfac_add_layer(dc_optimizer *optimizer, const dc_sample_layer *layer, int32_t approximation,
                             int64_t weight, int64_t bias, int64_t *index) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_OPTIMIZER(optimizer, kfac_add_layer(__func__, optimizer, layer, approximation, weight, bias, index));
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(optimizer, kfac_add_layer(__func__, optimizer, layer, approximation, weight, bias, index));
 }
 
 static dc_status kfac_accumulate(const char *fn, dc_optimizer *o, int64_t index, const dc_tensor *x,
@@ -70,5 +71,6 @@ static dc_status kfac_accumulate(const char *fn, dc_optimizer *o, int64_t index,
 dc_status dc_kfac_accumulate(dc_optimizer *optimizer, int64_t index, const dc_tensor *x, const dc_tensor *delta,
                              double loss_scale) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_OPTIMIZER(optimizer, kfac_accumulate(__func__, optimizer, index, x, delta, loss_scale));
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(optimizer, kfac_accumulate(__func__, optimizer, index, x, delta, loss_scale));
 }

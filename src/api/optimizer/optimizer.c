@@ -1,27 +1,34 @@
-/* Chapter 14: AdamW and SGD, and what all optimizers have. */
+/* Chapter 14: what all optimizers have. */
 #include "api/optimizer/optimizer_api.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 
-/* Sizes of the structs in the version that introduced them; frozen from then on. */
-enum { ADAMW_OPTIONS_SIZE_0_1 = 56, SGD_OPTIONS_SIZE_0_1 = 48, OPTIMIZER_STATS_SIZE_0_1 = 104 };
+/* The size of the struct in the version that introduced it; frozen from then on. */
+enum { OPTIMIZER_STATS_SIZE_0_1 = 104 };
 
-_Static_assert(sizeof(void *) != 8 || sizeof(dc_adamw_options) >= ADAMW_OPTIONS_SIZE_0_1, "0.1");
-_Static_assert(sizeof(void *) != 8 || sizeof(dc_sgd_options) >= SGD_OPTIONS_SIZE_0_1, "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_optimizer_stats) >= OPTIMIZER_STATS_SIZE_0_1, "0.1");
-
-void dc_adamw_options_init(dc_adamw_options *options, size_t struct_size) {
-  dc__init_sized(options, struct_size, sizeof *options);
-}
-
-void dc_sgd_options_init(dc_sgd_options *options, size_t struct_size) {
-  dc__init_sized(options, struct_size, sizeof *options);
-}
 
 void dc_optimizer_stats_init(dc_optimizer_stats *stats, size_t struct_size) {
   dc__init_sized(stats, struct_size, sizeof *stats);
+}
+
+/* ---- entering ---- */
+
+dc_status dc__optimizer_enter(dc_optimizer *optimizer, const char *fn) {
+  DC__TRY(dc__handle_check(fn, "optimizer", optimizer, DC__HANDLE_OPTIMIZER));
+  DC__TRY(dc__owner_check(fn, "handle", &optimizer->linalg->device->owner));
+  pthread_mutex_lock(&optimizer->linalg->mutex);
+  dc__device_begin(optimizer->linalg->device);
+  dc_status status = dc__optim_wait_task(optimizer);
+  return status == DC_OK ? DC_OK : dc__optimizer_leave(optimizer, status);
+}
+
+dc_status dc__optimizer_leave(dc_optimizer *optimizer, dc_status status) {
+  dc__device_end(optimizer->linalg->device);
+  pthread_mutex_unlock(&optimizer->linalg->mutex);
+  return status;
 }
 
 /* ---- options ---- */
@@ -62,45 +69,6 @@ dc_status dc__check_failures(const char *fn, int32_t *value) {
   DC__TRY(dc__check_count(fn, "tolerated_failures", &failures, 3, -1, INT32_MAX));
   *value = failures > 0 ? (int32_t)failures : 0;
   return DC_OK;
-}
-
-static dc_status read_adamw(const char *fn, const void *options, void *to, bool *finite) {
-  static const dc__number_rule beta1 = {.fallback = 0.9, .high = 1, .none = true};
-  static const dc__number_rule beta2 = {.fallback = 0.999, .high = 1, .none = true};
-  static const dc__number_rule eps = {.fallback = 1e-8, .high = INFINITY, .none = true};
-  static const dc__number_rule decay = {.fallback = 0, .high = INFINITY};
-  dc_adamw_options *read = to;
-  *read = (dc_adamw_options)DC_ADAMW_OPTIONS_INIT;
-  DC__TRY(dc__read_options(fn, "options", read, sizeof *read, options, ADAMW_OPTIONS_SIZE_0_1));
-  DC__TRY(dc__check_number(fn, "beta1", &read->beta1, &beta1));
-  DC__TRY(dc__check_number(fn, "beta2", &read->beta2, &beta2));
-  DC__TRY(dc__check_number(fn, "eps", &read->eps, &eps));
-  DC__TRY(dc__check_number(fn, "weight_decay", &read->weight_decay, &decay));
-  DC__TRY(dc__check_flag(fn, "options.amsgrad", read->amsgrad));
-  DC__TRY(dc__check_flag(fn, "options.maximize", read->maximize));
-  DC__TRY(dc__check_flag(fn, "options.check_finite", read->check_finite));
-  *finite = read->check_finite == 1;
-  return dc__check_range(fn, "options.reserved0", read->reserved0, 0, 0);
-}
-
-static dc_status read_sgd(const char *fn, const void *options, void *to, bool *finite) {
-  static const dc__number_rule below_one = {.fallback = 0, .high = 1};
-  static const dc__number_rule dampening = {.fallback = 0, .high = 1, .closed = true};
-  static const dc__number_rule decay = {.fallback = 0, .high = INFINITY};
-  dc_sgd_options *read = to;
-  *read = (dc_sgd_options)DC_SGD_OPTIONS_INIT;
-  DC__TRY(dc__read_options(fn, "options", read, sizeof *read, options, SGD_OPTIONS_SIZE_0_1));
-  DC__TRY(dc__check_number(fn, "momentum", &read->momentum, &below_one));
-  DC__TRY(dc__check_number(fn, "dampening", &read->dampening, &dampening));
-  DC__TRY(dc__check_number(fn, "weight_decay", &read->weight_decay, &decay));
-  DC__TRY(dc__check_flag(fn, "options.nesterov", read->nesterov));
-  DC__TRY(dc__check_flag(fn, "options.maximize", read->maximize));
-  DC__TRY(dc__check_flag(fn, "options.check_finite", read->check_finite));
-  *finite = read->check_finite == 1;
-  if (read->nesterov == 1 && (read->momentum == 0 || read->dampening != 0)) {
-    return dc__fail(DC_E_INVALID, "%s: options.nesterov = 1 needs momentum > 0 and dampening = 0", fn);
-  }
-  return dc__check_range(fn, "options.reserved0", read->reserved0, 0, 0);
 }
 
 /* ---- handles and groups ---- */
@@ -144,27 +112,8 @@ dc_status dc__set_optimizer_group(const char *fn, const dc__optim_kind *kind, dc
   any_options own;
   bool finite = false;
   DC__TRY(read(fn, options, &own, &finite));
-  DC__WITH_OPTIMIZER_OF(fn, optimizer, optimizer_set_group(fn, kind, optimizer, group, &own, finite));
-}
-
-dc_status dc_adamw_create(dc_linalg *linalg, const dc_adamw_options *options, dc_optimizer **optimizer) {
-  DC__WITHOUT_TRAPS;
-  return dc__make_optimizer(__func__, &dc__adamw_kind, read_adamw, linalg, NULL, options, optimizer);
-}
-
-dc_status dc_adamw_set_group(dc_optimizer *optimizer, int32_t group, const dc_adamw_options *options) {
-  DC__WITHOUT_TRAPS;
-  return dc__set_optimizer_group(__func__, &dc__adamw_kind, read_adamw, optimizer, group, options);
-}
-
-dc_status dc_sgd_create(dc_linalg *linalg, const dc_sgd_options *options, dc_optimizer **optimizer) {
-  DC__WITHOUT_TRAPS;
-  return dc__make_optimizer(__func__, &dc__sgd_kind, read_sgd, linalg, NULL, options, optimizer);
-}
-
-dc_status dc_sgd_set_group(dc_optimizer *optimizer, int32_t group, const dc_sgd_options *options) {
-  DC__WITHOUT_TRAPS;
-  return dc__set_optimizer_group(__func__, &dc__sgd_kind, read_sgd, optimizer, group, options);
+  DC__TRY(dc__optimizer_enter(optimizer, fn));
+  return dc__optimizer_leave(optimizer, optimizer_set_group(fn, kind, optimizer, group, &own, finite));
 }
 
 void dc_optimizer_destroy(dc_optimizer *optimizer) {
@@ -176,14 +125,16 @@ void dc_optimizer_destroy(dc_optimizer *optimizer) {
 
 dc_status dc_optimizer_set_lr(dc_optimizer *optimizer, int32_t group, double lr) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_OPTIMIZER(optimizer, dc__optim_set_lr(optimizer, __func__, group, lr));
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(optimizer, dc__optim_set_lr(optimizer, __func__, group, lr));
 }
 
 dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, const int64_t *shape, int32_t ndim,
                                  int64_t offset, int64_t count, int32_t dtype, int64_t *index) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_OPTIMIZER(optimizer,
-                     dc__optim_add_param(optimizer, __func__, group, shape, ndim, offset, count, dtype, index));
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(optimizer,
+                             dc__optim_add_param(optimizer, __func__, group, shape, ndim, offset, count, dtype, index));
 }
 
 /* ---- a step ---- */
@@ -257,7 +208,8 @@ static dc_status read_step(dc_optimizer *o, const char *fn, const dc_tensor *wei
 dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads,
                             size_t tensor_size, int64_t count, double grad_scale) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_OPTIMIZER(
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(
       optimizer,
       dc__optim_step(optimizer, __func__,
                      read_step(optimizer, __func__, weights, grads, tensor_size, count, grad_scale), grad_scale));
@@ -297,7 +249,8 @@ dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_tensor *
   const float *found;
   DC__TRY(read_number(__func__, "loss_scale", loss_scale, &scale));
   DC__TRY(read_number(__func__, "found_inf", found_inf, &found));
-  DC__WITH_OPTIMIZER(optimizer, optimizer_set_loss_scale(optimizer, scale, found));
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(optimizer, optimizer_set_loss_scale(optimizer, scale, found));
 }
 
 static dc_status optimizer_set_stream(dc_optimizer *o, const char *fn, dc_stream *stream) {
@@ -310,7 +263,8 @@ static dc_status optimizer_set_stream(dc_optimizer *o, const char *fn, dc_stream
 
 dc_status dc_optimizer_set_stream(dc_optimizer *optimizer, dc_stream *stream) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_OPTIMIZER(optimizer, optimizer_set_stream(optimizer, __func__, stream));
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(optimizer, optimizer_set_stream(optimizer, __func__, stream));
 }
 
 int64_t dc_optimizer_steps(const dc_optimizer *optimizer) {
@@ -335,7 +289,8 @@ dc_status dc_optimizer_state_name(dc_optimizer *optimizer, int64_t index, int64_
   if (name == NULL) {
     return dc__fail(DC_E_INVALID, "%s: name is NULL", __func__);
   }
-  DC__WITH_OPTIMIZER(optimizer, dc__optim_state_name(optimizer, __func__, index, piece, name));
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(optimizer, dc__optim_state_name(optimizer, __func__, index, piece, name));
 }
 
 dc_status dc_optimizer_state(dc_optimizer *optimizer, int64_t index, const char *name, dc_tensor *view) {
@@ -344,7 +299,8 @@ dc_status dc_optimizer_state(dc_optimizer *optimizer, int64_t index, const char 
     return dc__fail(DC_E_INVALID, "%s: name is NULL", __func__);
   }
   DC__TRY(dc__tensor_check_output(__func__, "view", view));
-  DC__WITH_OPTIMIZER(optimizer, dc__optim_state(optimizer, __func__, index, name, view));
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(optimizer, dc__optim_state(optimizer, __func__, index, name, view));
 }
 
 dc_status dc_optimizer_save_size(dc_optimizer *optimizer, size_t *bytes) {
@@ -352,7 +308,8 @@ dc_status dc_optimizer_save_size(dc_optimizer *optimizer, size_t *bytes) {
   if (bytes == NULL) {
     return dc__fail(DC_E_INVALID, "%s: bytes is NULL", __func__);
   }
-  DC__WITH_OPTIMIZER(optimizer, dc__optim_save_size(optimizer, __func__, bytes));
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(optimizer, dc__optim_save_size(optimizer, __func__, bytes));
 }
 
 dc_status dc_optimizer_save(dc_optimizer *optimizer, void *memory, size_t bytes) {
@@ -360,7 +317,8 @@ dc_status dc_optimizer_save(dc_optimizer *optimizer, void *memory, size_t bytes)
   if (memory == NULL) {
     return dc__fail(DC_E_INVALID, "%s: memory is NULL", __func__);
   }
-  DC__WITH_OPTIMIZER(optimizer, dc__optim_save(optimizer, __func__, memory, bytes));
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(optimizer, dc__optim_save(optimizer, __func__, memory, bytes));
 }
 
 dc_status dc_optimizer_load(dc_optimizer *optimizer, const void *memory, size_t bytes) {
@@ -368,7 +326,8 @@ dc_status dc_optimizer_load(dc_optimizer *optimizer, const void *memory, size_t 
   if (memory == NULL) {
     return dc__fail(DC_E_INVALID, "%s: memory is NULL", __func__);
   }
-  DC__WITH_OPTIMIZER(optimizer, dc__optim_load(optimizer, __func__, memory, bytes));
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(optimizer, dc__optim_load(optimizer, __func__, memory, bytes));
 }
 
 static dc_status optimizer_get_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats) {
@@ -379,5 +338,6 @@ static dc_status optimizer_get_stats(dc_optimizer *o, const char *fn, dc_optimiz
 
 dc_status dc_get_optimizer_stats(dc_optimizer *optimizer, dc_optimizer_stats *stats) {
   DC__WITHOUT_TRAPS;
-  DC__WITH_OPTIMIZER(optimizer, optimizer_get_stats(optimizer, __func__, stats));
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(optimizer, optimizer_get_stats(optimizer, __func__, stats));
 }

@@ -5,22 +5,10 @@
 #include "api/api_internal.h"
 #include "optim/optim.h"
 
-/* Locks the optimizer, runs `call` and unlocks; the device becomes current once. */
-#define DC__WITH_OPTIMIZER(optimizer, call) DC__WITH_OPTIMIZER_OF(__func__, optimizer, call)
-#define DC__WITH_OPTIMIZER_OF(fn, optimizer, call)                               \
-  do {                                                                           \
-    DC__TRY(dc__handle_check(fn, "optimizer", optimizer, DC__HANDLE_OPTIMIZER)); \
-    DC__TRY(dc__owner_check(fn, "handle", &(optimizer)->linalg->device->owner)); \
-    pthread_mutex_lock(&(optimizer)->linalg->mutex);                             \
-    dc__device_begin((optimizer)->linalg->device);                               \
-    dc_status dc__optimizer_status = dc__optim_wait_task(optimizer);             \
-    if (dc__optimizer_status == DC_OK) {                                         \
-      dc__optimizer_status = (call);                                             \
-    }                                                                            \
-    dc__device_end((optimizer)->linalg->device);                                 \
-    pthread_mutex_unlock(&(optimizer)->linalg->mutex);                           \
-    return dc__optimizer_status;                                                 \
-  } while (0)
+/* Locks the optimizer, makes its device current and waits for its last step, until dc__optimizer_leave(), which returns
+ * `status`. If entering fails, there is nothing to leave. */
+dc_status dc__optimizer_enter(dc_optimizer *optimizer, const char *fn);
+dc_status dc__optimizer_leave(dc_optimizer *optimizer, dc_status status);
 
 /* A number that is above 0: 0 stands for its default, and -1, where it may, for 0. */
 typedef struct dc__number_rule {

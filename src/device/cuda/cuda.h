@@ -132,14 +132,11 @@ dc_status dc__cuda_check(dc_device *device);
 #define DC__CUDA_KEEP(device, function, ...) \
   dc__cuda_keep_error((device), #function, (device)->driver.function(__VA_ARGS__))
 
-/* Calls of the driver during opening: the caller gets the failure, and nothing is kept. */
-#define DC__CUDA_CALL(self, function, ...)                                                                          \
-  do {                                                                                                              \
-    dc__cu_result error_ = (self)->driver.function(__VA_ARGS__);                                                    \
-    if (error_ != 0) {                                                                                              \
-      return dc__cuda_error(&(self)->driver, (self)->model[0] != '\0' ? (self)->model : "CUDA", #function, error_); \
-    }                                                                                                               \
-  } while (0)
+/* For a call while the device opens: the caller gets the failure, and nothing is kept. DC_OK if there is no error. */
+dc_status dc__cuda_open_error(const dc__cuda_device *device, const char *call, dc__cu_result error);
+
+#define DC__CUDA_OPEN(device, function, ...) \
+  dc__cuda_open_error((device), #function, (device)->driver.function(__VA_ARGS__))
 
 /* modules.c: after the context */
 dc_status dc__cuda_kernels_load(dc__cuda_device *device);

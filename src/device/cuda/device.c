@@ -38,6 +38,11 @@ dc_status dc__cuda_return_error(dc__cuda_device *device, const char *call, dc__c
   return status;
 }
 
+dc_status dc__cuda_open_error(const dc__cuda_device *device, const char *call, dc__cu_result error) {
+  const char *name = device->model[0] != '\0' ? device->model : "CUDA";
+  return error == 0 ? DC_OK : dc__cuda_error(&device->driver, name, call, error);
+}
+
 bool dc__cuda_synchronize(dc__cuda_device *device) {
   dc__cuda_context_guard entry = dc__cuda_context_enter(device);
   dc__cu_result error = device->driver.cuCtxSynchronize();
@@ -137,16 +142,16 @@ static const dc__device_ops ops = {
 /* Checks that the device exists and supports what libdc needs. */
 static dc_status device_identify(dc__cuda_device *self, int32_t number) {
   int count = 0, minor = 0, pools = 0;
-  DC__CUDA_CALL(self, cuDeviceGetCount, &count);
+  DC__TRY(DC__CUDA_OPEN(self, cuDeviceGetCount, &count));
   if (number >= count) {
     return dc__fail(DC_E_NO_DEVICE, "CUDA: name = \"%s\", but the machine has %d device%s", self->head.name, count,
                     count == 1 ? "" : "s");
   }
-  DC__CUDA_CALL(self, cuDeviceGet, &self->number, number);
-  DC__CUDA_CALL(self, cuDeviceGetName, self->model, (int)sizeof self->model, self->number);
-  DC__CUDA_CALL(self, cuDeviceGetAttribute, &self->major, DC__CU_ATTRIBUTE_MAJOR, self->number);
-  DC__CUDA_CALL(self, cuDeviceGetAttribute, &minor, DC__CU_ATTRIBUTE_MINOR, self->number);
-  DC__CUDA_CALL(self, cuDeviceGetAttribute, &pools, DC__CU_ATTRIBUTE_POOLS, self->number);
+  DC__TRY(DC__CUDA_OPEN(self, cuDeviceGet, &self->number, number));
+  DC__TRY(DC__CUDA_OPEN(self, cuDeviceGetName, self->model, (int)sizeof self->model, self->number));
+  DC__TRY(DC__CUDA_OPEN(self, cuDeviceGetAttribute, &self->major, DC__CU_ATTRIBUTE_MAJOR, self->number));
+  DC__TRY(DC__CUDA_OPEN(self, cuDeviceGetAttribute, &minor, DC__CU_ATTRIBUTE_MINOR, self->number));
+  DC__TRY(DC__CUDA_OPEN(self, cuDeviceGetAttribute, &pools, DC__CU_ATTRIBUTE_POOLS, self->number));
   if (self->major < 8) {
     return dc__fail(DC_E_NO_DEVICE, "CUDA: %s has compute capability %d.%d, must be 8.0 or more", self->model,
                     self->major, minor);
@@ -155,7 +160,7 @@ static dc_status device_identify(dc__cuda_device *self, int32_t number) {
 }
 
 static dc_status open_inside(dc__cuda_device *self) {
-  DC__CUDA_CALL(self, cuStreamCreate, &self->alloc_stream, DC__CU_STREAM_NON_BLOCKING);
+  DC__TRY(DC__CUDA_OPEN(self, cuStreamCreate, &self->alloc_stream, DC__CU_STREAM_NON_BLOCKING));
   DC__TRY(dc__cuda_pool_open(self));
   DC__TRY(dc__cuda_peers_join(self));
   DC__TRY(dc__cuda_kernels_load(self));
@@ -166,7 +171,7 @@ static dc_status open_inside(dc__cuda_device *self) {
 static dc_status open_context(dc__cuda_device *self, int32_t number) {
   DC__TRY(dc__cuda_driver_open(&self->driver));
   DC__TRY(device_identify(self, number));
-  DC__CUDA_CALL(self, cuDevicePrimaryCtxRetain, &self->context, self->number);
+  DC__TRY(DC__CUDA_OPEN(self, cuDevicePrimaryCtxRetain, &self->context, self->number));
   dc__cuda_context_guard entry = dc__cuda_context_enter(self);
   dc_status status = open_inside(self);
   dc__cuda_context_leave(entry);

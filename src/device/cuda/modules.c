@@ -15,7 +15,7 @@ static dc_status load_code(dc__cuda_device *device, const dc__kernel_image *imag
       return error == 0 ? DC_OK : dc__cuda_error(&device->driver, device->model, "cuModuleLoadData", error);
     }
   }
-  DC__CUDA_CALL(device, cuModuleLoadData, module, image->code[DC__CODE_PTX]);
+  DC__TRY(DC__CUDA_OPEN(device, cuModuleLoadData, module, image->code[DC__CODE_PTX]));
   return DC_OK;
 }
 
@@ -23,10 +23,10 @@ static dc_status load_image(dc__cuda_device *device, const dc__kernel_image *ima
                             dc__cu_function *to) {
   DC__TRY(load_code(device, image, module));
   for (int32_t i = 0; i < image->count; i++) {
-    DC__CUDA_CALL(device, cuModuleGetFunction, &to[i], *module, image->kernels[i].name);
+    DC__TRY(DC__CUDA_OPEN(device, cuModuleGetFunction, &to[i], *module, image->kernels[i].name));
     if (image->kernels[i].shared_bytes > SHARED_BYTES) {
-      DC__CUDA_CALL(device, cuFuncSetAttribute, to[i], DC__CU_FUNCTION_SHARED_BYTES,
-                    (int)image->kernels[i].shared_bytes);
+      DC__TRY(DC__CUDA_OPEN(device, cuFuncSetAttribute, to[i], DC__CU_FUNCTION_SHARED_BYTES,
+                            (int)image->kernels[i].shared_bytes));
     }
   }
   return DC_OK;
