@@ -59,7 +59,7 @@ static dc_status op_wait_allgather(dc_context *ctx, const char *fn, int64_t grap
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
-  dc__tag tag = {graph->ordinal, id, DC_OP_WAIT_ALLGATHER, NULL};
+  dc__tag tag = {.graph_id = graph->ordinal, .id = id, .op = DC_OP_WAIT_ALLGATHER};
   dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
   return dc__recorder_end_call(span, dc__gather_wait(ctx, fn, param));
 }
@@ -75,7 +75,7 @@ static dc_status op_release(dc_context *ctx, const char *fn, int64_t graph_id, i
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
-  dc__tag tag = {graph->ordinal, id, DC_OP_RELEASE_PARAM, NULL};
+  dc__tag tag = {.graph_id = graph->ordinal, .id = id, .op = DC_OP_RELEASE_PARAM};
   dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
   return dc__recorder_end_call(span, dc__gather_release(ctx, fn, param, n_users));
 }
@@ -92,7 +92,7 @@ static dc_status op_take(dc_context *ctx, const char *fn, int64_t graph_id, int6
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
-  dc__tag tag = {graph->ordinal, id, DC_OP_TAKE_PARAM, NULL};
+  dc__tag tag = {.graph_id = graph->ordinal, .id = id, .op = DC_OP_TAKE_PARAM};
   dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
   return dc__recorder_end_call(span, dc__gather_take(ctx, fn, param, dtype, buffer));
 }
@@ -131,7 +131,7 @@ static dc_status op_reduce_grad(dc_context *ctx, const char *fn, const dc_tensor
     DC__TRY(dc__context_synchronize(ctx));
   }
   if (!ctx->profiling && !param->frozen) {
-    dc__tag tag = {graph->ordinal, id, DC_OP_REDUCE_GRAD, NULL};
+    dc__tag tag = {.graph_id = graph->ordinal, .id = id, .op = DC_OP_REDUCE_GRAD};
     dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, param->numel * (int64_t)dc_dtype_size(grad.dtype));
     DC__TRY(dc__recorder_end_call(span, dc__reduce_grad(ctx, fn, graph, param, &grad)));
   }
@@ -162,7 +162,7 @@ static dc_status op_end_backward(dc_context *ctx, const char *fn, int64_t graph_
   if (release_buckets == 1 && ctx->capturing) {
     return dc__fail(DC_E_STATE, "%s: release_buckets = 1, but the CUDA graph that is captured needs the buckets", fn);
   }
-  dc__tag tag = {graph->ordinal, -1, DC_OP_END_BACKWARD, NULL};
+  dc__tag tag = {.graph_id = graph->ordinal, .id = -1, .op = DC_OP_END_BACKWARD};
   dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
   DC__TRY(dc__recorder_end_call(span, dc__reduce_finish(ctx, fn)));
   dc__offloaded_drop_device(ctx, graph);
@@ -209,7 +209,7 @@ static dc_status op_free_tensors(dc_context *ctx, const char *fn, const char *te
   for (int64_t i = 0; i < count; i++) { /* all are checked before any is freed */
     DC__TRY(dc__tensor_read(fn, "tensors", op_tensor_at(tensors, tensor_size, i), false, &t, &numel));
   }
-  dc__tag tag = {-1, -1, DC_OP_FREE_TENSORS, NULL};
+  dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_FREE_TENSORS};
   dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
   for (int64_t i = 0; i < count; i++) {
     (void)dc__tensor_read(fn, "tensors", op_tensor_at(tensors, tensor_size, i), false, &t, &numel);
@@ -244,7 +244,7 @@ dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t gra
 static dc_status op_wait_offload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
   dc__graph *graph;
   DC__TRY(dc__graph_find_stage3(ctx, fn, graph_id, &graph));
-  dc__tag tag = {graph->ordinal, id, DC_OP_WAIT_OFFLOAD, NULL};
+  dc__tag tag = {.graph_id = graph->ordinal, .id = id, .op = DC_OP_WAIT_OFFLOAD};
   dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
   return dc__recorder_end_call(span, dc__wait_offload(ctx, fn, graph, id, out));
 }
@@ -273,7 +273,7 @@ static dc_status op_wait_reload(dc_context *ctx, const char *fn, const dc_tensor
                                 dc_tensor *out) {
   dc__graph *graph;
   DC__TRY(dc__graph_find_stage3(ctx, fn, graph_id, &graph));
-  dc__tag tag = {graph->ordinal, id, DC_OP_WAIT_RELOAD, NULL};
+  dc__tag tag = {.graph_id = graph->ordinal, .id = id, .op = DC_OP_WAIT_RELOAD};
   dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
   return dc__recorder_end_call(span, dc__wait_reload(ctx, fn, graph, id, a, out));
 }
@@ -290,7 +290,7 @@ static dc_status op_offload_parameter(dc_context *ctx, const char *fn, int64_t g
   dc__graph *graph;
   dc__param *param;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
-  dc__tag tag = {graph->ordinal, id, DC_OP_OFFLOAD_PARAMETER, NULL};
+  dc__tag tag = {.graph_id = graph->ordinal, .id = id, .op = DC_OP_OFFLOAD_PARAMETER};
   dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
   dc__free_device_shard(ctx, param);
   return dc__recorder_end_call(span, DC_OK);

@@ -120,6 +120,11 @@ dc_status dc__tensor_check_output(const char *function, const char *argument, co
 
 dc_status dc__tensor_write(const char *function, const char *argument, dc_tensor *dst, void *data, const int64_t *shape,
                            int32_t ndim, int32_t dtype, dc_buffer *buffer) {
-  dc_tensor t = {sizeof t, data, ndim > 0 ? shape : NULL, NULL, ndim, dtype, buffer};
+  dc_tensor t = {.struct_size = sizeof t,
+                 .data = data,
+                 .shape = ndim > 0 ? shape : NULL,
+                 .ndim = ndim,
+                 .dtype = dtype,
+                 .buffer = buffer};
   return dc__write_sized(function, argument, dst, &t, sizeof t, DC__TENSOR_SIZE_0_1);
 }

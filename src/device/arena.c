@@ -253,7 +253,10 @@ void dc__arena_trim(dc__arena *arena) {
 void dc__arena_get_stats(dc__arena *arena, dc__arena_stats *stats) {
   pthread_mutex_lock(&arena->mutex);
   dc__block_list_poll(&arena->blocks, true); /* what could be used again is not in use */
-  *stats = (dc__arena_stats){arena->chunk_bytes, arena->blocks.used_bytes, arena->peak_bytes, arena->chunk_allocations};
+  *stats = (dc__arena_stats){.chunk_bytes = arena->chunk_bytes,
+                             .used_bytes = arena->blocks.used_bytes,
+                             .peak_bytes = arena->peak_bytes,
+                             .chunk_allocations = arena->chunk_allocations};
   pthread_mutex_unlock(&arena->mutex);
 }
 

@@ -51,7 +51,7 @@ void dc__optim_each_part(dc_optimizer *o, dc__optim_part_fn fn, void *arg) {
     total += chunk_count(o, i);
   }
   if (total > 0) {
-    param_update_job j = {o, fn, arg, NULL};
+    param_update_job j = {.o = o, .fn = fn, .arg = arg};
     dc__parallel_for_cost(o->linalg->pool, total, CHUNK, run_chunk, &j);
   }
 }
@@ -81,7 +81,11 @@ static void run_tile(dc_optimizer *o, const dc__optim_param *p, int64_t from, in
   float grad[DC__OPTIM_TILE];
   float weight[DC__OPTIM_TILE];
   char *data = (char *)o->io[p - o->params].weight + (size_t)from * dc_dtype_size(p->dtype);
-  dc__optim_tile tile = {p, from, count, (float *)(void *)data, dc__optim_grad(o, p, from, count, grad)};
+  dc__optim_tile tile = {.param = p,
+                         .from = from,
+                         .count = count,
+                         .weight = (float *)(void *)data,
+                         .grad = dc__optim_grad(o, p, from, count, grad)};
   if (is_aligned_f32(data, p->dtype)) {
     t->fn(o, &tile, t->arg);
     return;
@@ -111,6 +115,6 @@ static void run_param_chunk(void *arg, int64_t index, void *scratch) {
 
 void dc__optim_param_tiles(dc_optimizer *o, const dc__optim_param *p, dc__optim_tile_fn fn, void *arg) {
   tile_list t = {fn, arg};
-  param_update_job j = {o, run_tiles, &t, p};
+  param_update_job j = {.o = o, .fn = run_tiles, .arg = &t, .param = p};
   dc__parallel_for_cost(o->linalg->pool, chunk_count(o, p - o->params), CHUNK, run_param_chunk, &j);
 }

@@ -50,7 +50,7 @@ struct dc__redistribute {
   float *part;  /* this rank's part of one of them */
 };
 
-static const dc__tag gather_tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
+static const dc__tag gather_tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_GATHER};
 
 /* ---- agreement ---- */
 

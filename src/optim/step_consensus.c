@@ -37,11 +37,12 @@ dc_status dc__optim_read_grad_scaler(dc_optimizer *o) {
 }
 
 const float *dc__optim_read_grad_scaler_cuda(const dc_optimizer *o, dc_stream *on) {
-  const dc__update_read_scaler heed = {o->device_state, o->loss_scale, o->found_inf, o->grad_scale};
+  const dc__update_read_scaler scaler = {
+      .look = o->device_state, .loss_scale = o->loss_scale, .found_inf = o->found_inf, .grad_scale = o->grad_scale};
   if (!has_grad_scaler(o)) {
     return NULL;
   }
-  dc__update_read_scaler_cuda(on, &heed);
+  dc__update_read_scaler_cuda(on, &scaler);
   return &o->device_state->scale;
 }
 
@@ -91,7 +92,7 @@ dc_status dc__optim_step_consensus(dc_optimizer *o, const char *fn, dc_status st
   if (o->comm == NULL) {
     return status;
   }
-  const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
+  const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_GATHER};
   const int64_t mine[MESSAGE_WORDS] = {status, bad, o->found_nonfinite, consensus_fingerprint(o)};
   int64_t table[DC__COMM_MAX_WORLD * MESSAGE_WORDS];
   dc_status sent = dc__comm_all_gather_int64(o->comm, &tag, mine, MESSAGE_WORDS, table);

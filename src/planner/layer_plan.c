@@ -83,7 +83,8 @@ static void count_deepspeed(const dc_layer *layer, const dc__layer_size *size, d
 /* Everything for a number of samples. */
 static void plan_count(const dc_layer *layer, const dc_layer_plan_options *options, int64_t batch,
                        dc_layer_plan *plan) {
-  const dc__layer_size size = {batch, options->seq_length, mul_or_max(batch, options->seq_length), NULL};
+  const dc__layer_size size = {
+      .batch = batch, .max_seqlen = options->seq_length, .tokens = mul_or_max(batch, options->seq_length)};
   count_states(layer, options, plan);
   if (batch == 0) {
     plan->kept_bytes = plan->workspace_bytes = 0;

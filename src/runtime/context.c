@@ -162,7 +162,8 @@ static void host_done(void *device) {
 /* Memory of the communicator's. */
 static dc_status make_heap_arena(dc_context *ctx, bool stream_ordered, dc__arena **arena) {
   dc_comm *comm = ctx->gather_comm;
-  dc__arena_source heap = {heap_alloc, heap_free, heap_done, comm, stream_ordered};
+  dc__arena_source heap = {
+      .alloc = heap_alloc, .free = heap_free, .done = heap_done, .user = comm, .stream_ordered = stream_ordered};
   DC__TRY(dc__arena_create(ctx->device, &heap, arena));
   dc__comm_retain(comm); /* until heap_done */
   return DC_OK;
@@ -242,7 +243,7 @@ static dc_status agree_on_config(dc_context *ctx, const char *fn) {
       DC_API_VERSION,        ctx->world,           ctx->bucket_elements,     c->symmetric_memory,     c->double_buffer,
       c->sync_before_reduce, c->sync_after_reduce, c->sync_before_allgather, c->sync_after_allgather, c->check_finite};
   int64_t table[DC__COMM_MAX_WORLD * FIELDS];
-  dc__tag tag = {-1, -1, DC_OP_INIT, NULL};
+  dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_INIT};
   DC__TRY(dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, mine, FIELDS, table));
   for (int32_t rank = 0; rank < ctx->world; rank++) {
     for (size_t i = 0; i < FIELDS; i++) {

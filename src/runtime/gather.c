@@ -236,7 +236,7 @@ dc_status dc__gather(dc_context *ctx, const char *fn, int32_t op, dc__graph *gra
     }
   }
   if (status == DC_OK && misses > 0) {
-    dc__tag tag = {graph->ordinal, missing[0]->id, op, NULL};
+    dc__tag tag = {.graph_id = graph->ordinal, .id = missing[0]->id, .op = op};
     status = gather_missing(ctx, fn, &tag, plans, missing, types, misses);
   }
   dc__free(block);

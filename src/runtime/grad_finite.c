@@ -75,7 +75,7 @@ dc_status dc__grad_finite_query(dc_context *ctx, const char *fn, int32_t *finite
   DC__TRY(dc__stream_sync(stream, 0)); /* gathers may be under way where there is one communicator for all */
   const int64_t mine[2] = {note.found != 0, id_of(note.key)};
   int64_t table[2 * DC__COMM_MAX_WORLD];
-  dc__tag tag = {-1, -1, DC_OP_GRADS_FINITE, NULL};
+  dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_GRADS_FINITE};
   DC__TRY(dc__context_exchange(ctx, DC__GROUP_REDUCE, &tag, mine, 2, table));
   bool found = false;
   int64_t lowest = INT64_MAX;

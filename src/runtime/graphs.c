@@ -151,7 +151,8 @@ static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *grap
     for (int64_t i = 0; i < count; i++) {
       write_row(graph, graph->params.values[i], mine + i * ROW);
     }
-    dc__tag tag = {graph->ordinal, count > 0 ? graph->params.keys[0] : -1, DC_OP_REGISTER_GRAPH, NULL};
+    dc__tag tag = {
+        .graph_id = graph->ordinal, .id = count > 0 ? graph->params.keys[0] : -1, .op = DC_OP_REGISTER_GRAPH};
     mine[count * ROW + ROW_STAGE] = graph->stage;
     status = dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, mine, rows * ROW, table);
   }

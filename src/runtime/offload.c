@@ -141,7 +141,7 @@ dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, 
   }
   dc__event_wait(value->reloaded, stream);  /* the host copy may still be read by the last step's reload */
   dc__event_wait(value->offloaded, stream); /* or written by an offload from another stream */
-  const dc__tag tag = {graph->ordinal, id, DC_OP_OFFLOAD_TENSOR, NULL};
+  const dc__tag tag = {.graph_id = graph->ordinal, .id = id, .op = DC_OP_OFFLOAD_TENSOR};
   dc__recorded_copy(ctx, &tag, stream == NULL ? DC__LANE_CALLER : DC__LANE_OFFLOAD, dc_buffer_data(value->host), t.data,
                     value->bytes);
   dc__context_record_event(ctx, value->offloaded, stream);
@@ -183,7 +183,7 @@ dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, i
     }
     dc__wait_for_caller(ctx, stream);
     dc__event_wait(value->offloaded, stream);
-    const dc__tag tag = {graph->ordinal, id, DC_OP_RELOAD_TENSOR, NULL};
+    const dc__tag tag = {.graph_id = graph->ordinal, .id = id, .op = DC_OP_RELOAD_TENSOR};
     dc__recorded_copy(ctx, &tag, DC__LANE_RELOAD, data, dc_buffer_data(value->host), value->bytes);
     dc__context_record_event(ctx, value->reloaded, stream);
     ctx->reload_bytes += (int64_t)value->bytes;
@@ -269,7 +269,7 @@ dc_status dc__reload_shard(dc_context *ctx, const dc__graph *graph, dc__param *p
   dc__free_device_shard(ctx, param); /* the weights changed since */
   DC__TRY(dc__arena_alloc(ctx->arenas.reloaded, stream, bytes, &param->device_shard));
   dc__wait_for_caller(ctx, stream);
-  const dc__tag tag = {graph->ordinal, param->id, DC_OP_RELOAD_PARAMETER, NULL};
+  const dc__tag tag = {.graph_id = graph->ordinal, .id = param->id, .op = DC_OP_RELOAD_PARAMETER};
   dc__recorded_copy(ctx, &tag, DC__LANE_RELOAD, param->device_shard, param->shard, bytes);
   dc__context_record_event(ctx, param->reloaded, stream);
   param->device_shard_version = param->version;

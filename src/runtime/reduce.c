@@ -93,7 +93,7 @@ static dc_status bucket_flush(dc_context *ctx, dc__buckets *buckets) {
   dc_stream *stream;
   DC__TRY(dc__lane(ctx, DC__LANE_REDUCE, &stream));
   dc__bucket *bucket = &buckets->half[buckets->filling];
-  dc__tag tag = {buckets->graph_ordinal, buckets->items[0].id, DC_OP_REDUCE_GRAD, NULL};
+  dc__tag tag = {.graph_id = buckets->graph_ordinal, .id = buckets->items[0].id, .op = DC_OP_REDUCE_GRAD};
   dc__wait_for_caller(ctx, stream);
   int64_t bytes = bucket->used * (int64_t)dc_dtype_size(buckets->dtype);
   tag.span = dc__recorder_begin(ctx, &(dc__recorded_op){.tag = &tag,

@@ -44,7 +44,11 @@ static void export_row(void *arg, int64_t index, void *scratch) {
 
 void dc__layer_export_mask(const dc_layer *layer, const dc__layer_size *size, int64_t offset, int32_t site,
                            uint8_t *mask) {
-  export_task e = {layer, size, dc__layer_dropout(layer, offset, site, true), site, mask};
+  export_task e = {.layer = layer,
+                   .size = size,
+                   .dropout = dc__layer_dropout(layer, offset, site, true),
+                   .site = site,
+                   .mask = mask};
   int64_t planes = site == DC_DROPOUT_ATTENTION ? layer->config.heads : 1;
   dc__parallel_for(layer->pool, size->batch * planes * size->max_seqlen, export_row, &e);
 }

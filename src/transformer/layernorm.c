@@ -128,7 +128,7 @@ static void recompute_rows(void *arg, int64_t index, void *scratch) {
 
 void dc__layernorm_recompute(const dc__layer_job *job, void *y, const void *x, const void *gamma, const void *beta,
                              const float *stats) {
-  recompute_task task = {job, y, x, gamma, beta, stats};
+  recompute_task task = {.job = job, .y = y, .x = x, .gamma = gamma, .beta = beta, .stats = stats};
   dc__parallel_for_cost(job->layer->pool, ceil_div(job->size.tokens, DC__ROWS_PER_TASK), row_cost(job), recompute_rows,
                         &task);
 }
@@ -290,7 +290,7 @@ static void dropout_rows(void *arg, int64_t index, void *scratch) {
 }
 
 void dc__dropout_apply(const dc__layer_job *job, void *out, const void *x, const dc__dropout *dropout) {
-  dropout_task task = {job, out, x, dropout};
+  dropout_task task = {.job = job, .out = out, .x = x, .dropout = dropout};
   dc__parallel_for_cost(job->layer->pool, ceil_div(job->size.tokens, DC__ROWS_PER_TASK), row_cost(job), dropout_rows,
                         &task);
 }
@@ -323,7 +323,7 @@ static void sum_columns(void *arg, int64_t index, void *scratch) {
 }
 
 void dc__column_sums(const dc__layer_job *job, const void *x, int64_t columns, int32_t index) {
-  sum_task task = {job, x, columns, columns_per_task(job, columns), index};
+  sum_task task = {.job = job, .x = x, .columns = columns, .width = columns_per_task(job, columns), .index = index};
   dc__parallel_for_cost(job->layer->pool, ceil_div(columns, task.width), job->size.tokens * task.width, sum_columns,
                         &task);
 }

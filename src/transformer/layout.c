@@ -50,10 +50,14 @@ dc__layer_reserve_space dc__layer_reserve(const dc_layer *layer, const dc__layer
   return r;
 }
 
+/* Without any buffer. */
+static const dc__layer_workspace unused_workspace = {
+    .wide = -1, .a = -1, .b = -1, .c = -1, .d = -1, .delta = -1, .dq = -1, .product = -1, .offsets = -1, .sums = -1};
+
 dc__layer_workspace dc__layer_forward_workspace(const dc_layer *layer, const dc__layer_size *size) {
   const dc_layer_config *c = &layer->config;
   int64_t row = size->tokens * c->hidden_size * element_bytes(layer);
-  dc__layer_workspace w = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0};
+  dc__layer_workspace w = unused_workspace;
   w.a = layout_alloc(&w.bytes, row);
   w.b = c->normalize_invertible ? layout_alloc(&w.bytes, row) : -1; /* y0, then y1 */
   w.wide = c->gelu_checkpoint ? layout_alloc(&w.bytes, size->tokens * c->intermediate_size * element_bytes(layer))
@@ -66,7 +70,7 @@ dc__layer_workspace dc__layer_inference_workspace(const dc_layer *layer, const d
   const dc_layer_config *c = &layer->config;
   int64_t row = size->tokens * c->hidden_size * element_bytes(layer);
   int64_t wide = size->tokens * c->intermediate_size * element_bytes(layer);
-  dc__layer_workspace w = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0};
+  dc__layer_workspace w = unused_workspace;
   w.wide = layout_alloc(&w.bytes, wide > 3 * row ? wide : 3 * row);
   w.a = layout_alloc(&w.bytes, row);
   w.b = layout_alloc(&w.bytes, row);

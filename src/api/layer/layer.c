@@ -83,7 +83,8 @@ static dc_status read_size(const char *fn, const dc_layer *layer, const dc_layer
     DC__TRY(check_offsets(fn, c));
     tokens = c->cu_seqlens[c->batch];
   }
-  *size = (dc__layer_size){c->batch, c->seq_length, tokens, c->cu_seqlens};
+  *size =
+      (dc__layer_size){.batch = c->batch, .max_seqlen = c->seq_length, .tokens = tokens, .cu_seqlens = c->cu_seqlens};
   if (!dc__layer_fits_int64(layer, size)) {
     return dc__fail(DC_E_SHAPE, "%s: call.batch = %" PRId64 " times seq_length = %" PRId64 " is too large", fn,
                     c->batch, c->seq_length);
@@ -133,7 +134,7 @@ typedef struct reader {
 
 static void reader_add_span(reader *r, const char *name, const void *data, int64_t bytes, bool written) {
   if (data != NULL && bytes > 0) {
-    r->spans[r->count++] = (span){name, data, (const char *)data + bytes, written};
+    r->spans[r->count++] = (span){.name = name, .begin = data, .end = (const char *)data + bytes, .written = written};
   }
 }
 

@@ -124,18 +124,15 @@ static void gemm_choose_blocks(gemm_plan *p, int64_t threads) {
 }
 
 static dc__tile tile_of(int32_t dtype, int32_t *kind) {
-  const dc__kernel_table *table = dc__active_kernels();
-  *kind = dtype == DC_FLOAT64 ? DC__TILE_F64 : DC__TILE_F32;
-  if (dtype == DC_BFLOAT16 && table->tile[DC__TILE_BF16].fn != NULL) {
-    *kind = DC__TILE_BF16;
-  }
-  dc__tile tile = table->tile[*kind];
-  if (tile.fn == NULL) {
-    tile = *kind == DC__TILE_F64
-               ? (dc__tile){tile_f64, dc__pack_rows_f64, dc__pack_columns_f64, MR_PLAIN, NR_PLAIN, NULL, NULL, NULL}
-               : (dc__tile){tile_f32, dc__pack_rows_f32, dc__pack_columns_f32, MR_PLAIN, NR_PLAIN, NULL, NULL, NULL};
-  }
-  return tile;
+  const dc__tile *tiles = dc__active_kernels()->tile;
+  const bool wide = dtype == DC_FLOAT64, pairs = dtype == DC_BFLOAT16 && tiles[DC__TILE_BF16].fn != NULL;
+  const dc__tile plain = {.fn = wide ? tile_f64 : tile_f32,
+                          .pack_rows = wide ? dc__pack_rows_f64 : dc__pack_rows_f32,
+                          .pack_columns = wide ? dc__pack_columns_f64 : dc__pack_columns_f32,
+                          .mr = MR_PLAIN,
+                          .nr = NR_PLAIN};
+  *kind = pairs ? DC__TILE_BF16 : wide ? DC__TILE_F64 : DC__TILE_F32;
+  return tiles[*kind].fn != NULL ? tiles[*kind] : plain;
 }
 
 static gemm_plan gemm_make_plan(const dc__gemm *g, int32_t threads) {

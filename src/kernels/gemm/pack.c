@@ -93,7 +93,10 @@ static void columns_converted(const task *t, float *dst, int64_t first, int64_t 
 
 void dc__pack(void *dst, const dc__tile *tile, int32_t kind, int64_t panel, const dc__operand *operand, int64_t first,
               int64_t width, int64_t k0, int64_t depth) {
-  const task t = {tile, panel, operand, kind == DC__TILE_F32 && operand->dtype != DC_FLOAT32};
+  const task t = {.tile = tile,
+                  .panel = panel,
+                  .operand = operand,
+                  .converted = kind == DC__TILE_F32 && operand->dtype != DC_FLOAT32};
   const int64_t step = dc__tile_depth(kind);
   const int64_t steps = (depth + step - 1) / step;
   if (operand->k_runs) {

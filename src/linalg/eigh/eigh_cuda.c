@@ -95,7 +95,8 @@ static void store_eigh(const dc__eigh_cuda *w, const dc__batch_slice *f, int32_t
 static void store_power(const dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, dc__spectral_task *tasks) {
   const dc__spectral_request *r = w->job.r;
   const int64_t n = w->job.n;
-  const dc__cuda_scale_args scale = {w->s, w->factors, n, n, f->count, dtype == DC_FLOAT64};
+  const dc__cuda_scale_args scale = {
+      .x = w->s, .factors = w->factors, .rows = n, .cols = n, .count = f->count, .wide = dtype == DC_FLOAT64};
   dc__gemm square = dc__square_gemm(dtype, n, w->s, w->s, w->result);
   for (int32_t i = 0; i < f->count; i++) {
     dc__spectral_task *t = &tasks[i];

@@ -190,13 +190,28 @@ static dc_status check_damped_cuda(dc_linalg *l, const damped *d) {
 
 dc_status dc__kron_check_damped(dc_linalg *l, const char *fn, const void *va, const void *vb, double damping,
                                 const dc__mat *x) {
-  const damped d = {fn, va, vb, x->rows, x->cols, damping, x->dtype == DC_FLOAT64, 1, NULL};
+  const damped d = {.fn = fn,
+                    .a = va,
+                    .b = vb,
+                    .rows = x->rows,
+                    .cols = x->cols,
+                    .damping = damping,
+                    .wide = x->dtype == DC_FLOAT64,
+                    .count = 1};
   return dc__linalg_is_cuda(l) ? check_damped_cuda(l, &d) : check_damped(&d);
 }
 
 static void kron_divide_damped(dc_linalg *l, const damped *d, void *x) {
   if (dc__linalg_is_cuda(l)) {
-    const dc__cuda_damp_args args = {x, d->a, d->b, d->count, d->rows, d->cols, d->damping, d->not_positive, d->wide};
+    const dc__cuda_damp_args args = {.x = x,
+                                     .a = d->a,
+                                     .b = d->b,
+                                     .count = d->count,
+                                     .rows = d->rows,
+                                     .cols = d->cols,
+                                     .damping = d->damping,
+                                     .refused = d->not_positive,
+                                     .wide = d->wide};
     dc__cuda_damp(l->device->internal_stream, &args);
     return;
   }
@@ -218,7 +233,14 @@ bool dc__kron_add_scratch(const dc_linalg *l, const dc__mat *x, size_t *bytes) {
 void dc__kron_apply_inverse(dc_linalg *l, const dc__mat *qa, const void *va, const dc__mat *qb, const void *vb,
                             double damping, const dc__mat *x, const dc__mat *out, void *scratch,
                             uint64_t *not_positive) {
-  const damped d = {NULL, va, vb, out->rows, out->cols, damping, out->dtype == DC_FLOAT64, out->batch, not_positive};
+  const damped d = {.a = va,
+                    .b = vb,
+                    .rows = out->rows,
+                    .cols = out->cols,
+                    .damping = damping,
+                    .wide = out->dtype == DC_FLOAT64,
+                    .count = out->batch,
+                    .not_positive = not_positive};
   const int64_t count = out->batch * out->rows * out->cols;
   size_t offset = 0;
   kron_scratch k = {.l = l, .product = dc__linalg_gemm_workspace(l, scratch, &offset)};

@@ -132,7 +132,8 @@ dc_status dc__kron_nearest_cuda(dc_linalg *l, const char *fn, const dc__mat *x, 
   (void)nearest_layout(&w, &bytes);
   DC__TRY(nearest_scale_cuda(&w, fn, x, &exponent));
   DC__TRY(nearest_iterate_cuda(&w, fn, &found));
-  const dc__cuda_totals_args add = {w.args.apart, w.totals, 2, x->rows, 2, 2, 1};
+  const dc__cuda_totals_args add = {
+      .sums = w.args.apart, .to = w.totals, .count = 2, .rows = x->rows, .group = 2, .step = 2, .factor = 1};
   dc__stream_zero(w.f.stream, w.totals, sizeof totals);
   dc__cuda_nearest_residual(w.f.stream, &w.args);
   dc__cuda_totals(w.f.stream, &add);

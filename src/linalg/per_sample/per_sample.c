@@ -83,7 +83,8 @@ dc_status dc__clip_factors(dc_linalg *l, int32_t dtype, int64_t count, const voi
     return DC_OK;
   }
   if (dc__linalg_is_cuda(l)) {
-    const dc__cuda_clip_args args = {squares, factors, count, max_norm, wide};
+    const dc__cuda_clip_args args = {
+        .squares = squares, .factors = factors, .count = count, .max_norm = max_norm, .wide = wide};
     dc__cuda_clip(l->device->internal_stream, &args);
     return dc__linalg_synchronize(l);
   }

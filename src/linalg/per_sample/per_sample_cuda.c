@@ -96,11 +96,22 @@ static void store_columns(const per_sample_cuda *w, double *columns, int64_t at,
   const dc__per_sample *s = w->s;
   const bool wide = s->dtype == DC_FLOAT64;
   if (w->call->op == DC__PER_SAMPLE_NORMS) {
-    const dc__cuda_dots_args args = {columns, columns, w->parts + at, s->samples, s->out, w->width, true};
+    const dc__cuda_dots_args args = {.a = columns,
+                                     .b = columns,
+                                     .sums = w->parts + at,
+                                     .rows = s->samples,
+                                     .columns = s->out,
+                                     .step = w->width,
+                                     .wide = true};
     dc__cuda_dots(w->stream, &args);
   } else if (w->call->op == DC__PER_SAMPLE_SUM) {
-    const dc__cuda_weighted_sum_args args = {columns, w->call->factors,    out, s->samples,
-                                             s->out,  w->call->accumulate, wide};
+    const dc__cuda_weighted_sum_args args = {.columns = columns,
+                                             .factors = w->call->factors,
+                                             .out = out,
+                                             .samples = s->samples,
+                                             .count = s->out,
+                                             .adds = w->call->accumulate,
+                                             .wide = wide};
     dc__cuda_weighted_sum(w->stream, &args);
   } else {
     dc__cuda_cast(w->stream, out, s->dtype, columns, DC_FLOAT64, s->samples * s->out);
@@ -169,7 +180,12 @@ static void run_call(const per_sample_cuda *w) {
   }
   if (w->call->op == DC__PER_SAMPLE_NORMS) {
     const bool wide = s->dtype == DC_FLOAT64;
-    const dc__cuda_squares_args args = {w->parts, w->call->squares, s->samples, w->width, w->call->accumulate, wide};
+    const dc__cuda_squares_args args = {.parts = w->parts,
+                                        .squares = w->call->squares,
+                                        .samples = s->samples,
+                                        .width = w->width,
+                                        .adds = w->call->accumulate,
+                                        .wide = wide};
     dc__cuda_squares(w->stream, &args);
   }
 }

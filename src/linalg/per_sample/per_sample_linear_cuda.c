@@ -170,7 +170,8 @@ static void outer_squares(const sample_slice *f) {
   const int64_t pairs = f->count * w->groups;
   row_dots(f, f->a, f->a, 1, w->in, w->sums);
   row_dots(f, f->d, f->d, 1, w->out, w->sums + pairs);
-  const dc__cuda_dots_args both = {w->sums, w->sums + pairs, w->sums, pairs, 1, 1, true};
+  const dc__cuda_dots_args both = {
+      .a = w->sums, .b = w->sums + pairs, .sums = w->sums, .rows = pairs, .columns = 1, .step = 1, .wide = true};
   dc__cuda_dots(w->stream, &both);
   add_totals(f, 1, 1);
 }

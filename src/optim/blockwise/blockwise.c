@@ -178,7 +178,11 @@ static dc_status set_up_local(dc__blockwise *self, const char *fn) {
   }
   for (int64_t i = 0; i < self->head.count; i++) {
     const dc__optim_param *p = &self->head.params[i];
-    self->entries[i] = (dc__redist_entry){i, &self->plans[i].partition, self->plans[i].owners, p->offset, p->count};
+    self->entries[i] = (dc__redist_entry){.id = i,
+                                          .partition = &self->plans[i].partition,
+                                          .owners = self->plans[i].owners,
+                                          .offset = p->offset,
+                                          .count = p->count};
   }
   DC__TRY(sort_blocks(self));
   if (has_bases(self)) {

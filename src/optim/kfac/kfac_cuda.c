@@ -181,8 +181,10 @@ static dc_status kfac_precondition_cuda(dc_linalg *l, const dc__kfac_direction *
   (void)plan_direction(l, d->layer, d->memory, &s, &bytes);
   const dc__mat qa = kfac_dense_cuda(d->vectors[DC__FACTOR_A], d->layer->groups, s.a, s.a);
   const dc__mat qg = kfac_dense_cuda(d->vectors[DC__FACTOR_G], d->layer->groups, s.g, s.g);
-  const dc__cuda_store_direction_args out = {s.x.data, d->weight, d->bias, s.sums, s.rows, s.a, s.in};
-  const dc__cuda_totals_args total = {s.sums, &d->found->product, 1, s.rows, 1, 1, 1};
+  const dc__cuda_store_direction_args out = {
+      .x = s.x.data, .weight = d->weight, .bias = d->bias, .sums = s.sums, .rows = s.rows, .columns = s.a, .in = s.in};
+  const dc__cuda_totals_args total = {
+      .sums = s.sums, .to = &d->found->product, .count = 1, .rows = s.rows, .group = 1, .step = 1, .factor = 1};
   const double damping = kfac_damp_eigenvalues_cuda(l, d, &s, values);
   kfac_load_gradient_cuda(l, d, &s);
   dc__kron_apply_inverse(l, &qg, values[DC__FACTOR_G], &qa, values[DC__FACTOR_A], damping, &s.x, &s.x, s.place,

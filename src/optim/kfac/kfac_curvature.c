@@ -38,7 +38,7 @@ static int64_t packed_at(const dc__kfac_layer *layer, int32_t which) {
 
 static dc_status reduce_to_owner(dc_linalg *l, dc_comm *comm, dc_stream *comm_stream, const dc__kfac_layer *layer,
                                  const double *from, double *to) {
-  const dc__tag tag = {-1, -1, DC_OP_COMM_REDUCE_SCATTER, NULL};
+  const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_REDUCE_SCATTER};
   int64_t total = dc__kfac_packed_count(layer);
   dc__range ranges[DC__COMM_MAX_WORLD] = {{0, 0}};
   for (int32_t r = 0; r < comm->world; r++) {

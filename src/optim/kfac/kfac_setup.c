@@ -116,7 +116,7 @@ static uint64_t hash_of(const dc__kfac_layer *layer, uint64_t hash) {
 
 /* Checks that the ranks have the same layers. */
 static dc_status compare_layers(const dc__kfac *k, const char *fn) {
-  const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
+  const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_GATHER};
   const dc_comm *comm = k->head.comm;
   int64_t table[DC__COMM_MAX_WORLD];
   uint64_t hash = DC__CHECKSUM;

@@ -18,7 +18,7 @@ static bool updates_factors(const dc__kfac *k, const dc__kfac_layer *layer) {
 
 /* Vectors seen by all ranks together. */
 static dc_status sum_counts(dc__kfac *k) {
-  const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
+  const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_GATHER};
   const int64_t all = DC__FACTORS * k->layer_count;
   for (int64_t i = 0; i < all; i++) {
     k->counts[i] = k->layers[i / DC__FACTORS].factors[i % DC__FACTORS].count;
@@ -139,7 +139,7 @@ static dc_status compute_directions(dc__kfac *k, const char *fn) {
 
 /* A group's clipping factor for its layers' directions. Sums go over layers in order, alike on every rank. */
 static dc_status kfac_clip(dc__kfac *k) {
-  const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
+  const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_GATHER};
   memcpy(k->table, k->products, (size_t)k->layer_count * sizeof *k->table);
   if (k->head.comm != NULL) {
     DC__TRY(dc__comm_all_gather_int64(k->head.comm, &tag, k->products, k->layer_count, k->table));

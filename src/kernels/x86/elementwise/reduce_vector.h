@@ -56,20 +56,23 @@ DC__INLINE void loop(void *dst, int32_t dst_dtype, const void *const *src, int32
     loop(dst, to, src, k, from, begin, count, &end); \
     break;
 
-#define REDUCE(name, to, from)                                                                             \
-  static void name(void *dst, const void *const *src, int32_t n, int64_t begin, int64_t count, bool mean,  \
-                   bool accumulate) {                                                                      \
-    bool exact = (n & (n - 1)) == 0;                                                                       \
-    finish end = {set(mean && exact ? 1.0f / (float)n : 1.0f), set((float)n), mean && !exact, accumulate}; \
-    switch (n) {                                                                                           \
-      FAN_IN(2, to, from)                                                                                  \
-      FAN_IN(3, to, from)                                                                                  \
-      FAN_IN(4, to, from)                                                                                  \
-      FAN_IN(5, to, from)                                                                                  \
-      FAN_IN(6, to, from)                                                                                  \
-      FAN_IN(7, to, from)                                                                                  \
-      FAN_IN(8, to, from)                                                                                  \
-    }                                                                                                      \
+#define REDUCE(name, to, from)                                                                            \
+  static void name(void *dst, const void *const *src, int32_t n, int64_t begin, int64_t count, bool mean, \
+                   bool accumulate) {                                                                     \
+    bool exact = (n & (n - 1)) == 0;                                                                      \
+    finish end = {.factor = set(mean && exact ? 1.0f / (float)n : 1.0f),                                  \
+                  .n = set((float)n),                                                                     \
+                  .divides = mean && !exact,                                                              \
+                  .accumulate = accumulate};                                                              \
+    switch (n) {                                                                                          \
+      FAN_IN(2, to, from)                                                                                 \
+      FAN_IN(3, to, from)                                                                                 \
+      FAN_IN(4, to, from)                                                                                 \
+      FAN_IN(5, to, from)                                                                                 \
+      FAN_IN(6, to, from)                                                                                 \
+      FAN_IN(7, to, from)                                                                                 \
+      FAN_IN(8, to, from)                                                                                 \
+    }                                                                                                     \
   }
 
 REDUCE(f32_f32, DC_FLOAT32, DC_FLOAT32)
