@@ -77,7 +77,7 @@ dc__cuda_matrices dc__mat_cuda_view(const dc__mat *mat) {
 dc__cuda_matrices dc__batch_slice_view(const dc__batch_slice *f, const dc__mat *mat) {
   dc__cuda_matrices m = dc__mat_cuda_view(mat);
   m.data = mat->pointers != NULL ? NULL : dc__element_ptr(mat->data, mat->dtype, f->first * mat->batch_stride);
-  m.places = mat->pointers != NULL ? mat->pointers + f->first : NULL;
+  m.pointers = mat->pointers != NULL ? mat->pointers + f->first : NULL;
   m.batch_stride = mat->pointers != NULL ? 0 : mat->batch_stride;
   m.count = f->count;
   return m;

@@ -45,7 +45,7 @@ struct dc__optim_kind {
    * which parameters have gradients. On failure weights and state are as before. */
   dc_status (*step)(dc_optimizer *o, const char *fn);
   /* Queues a whole step of one rank on o->linalg->stream, of a device with memory of its own. The step is the scan of
-   * the gradients (o->look), the counts, and the work of step(). Fails before anything is queued. NULL: steps take
+   * the gradients, the counts, and the work of step(). Fails before anything is queued. NULL: steps take
    * place within calls. */
   dc_status (*enqueue)(dc_optimizer *o, const char *fn);
   /* Adds the kind's statistics. NULL for none. */

@@ -38,7 +38,7 @@ dc_status dc__optim_read_grad_scaler(dc_optimizer *o) {
 
 const float *dc__optim_read_grad_scaler_cuda(const dc_optimizer *o, dc_stream *on) {
   const dc__update_read_scaler scaler = {
-      .look = o->device_state, .loss_scale = o->loss_scale, .found_inf = o->found_inf, .grad_scale = o->grad_scale};
+      .status = o->device_state, .loss_scale = o->loss_scale, .found_inf = o->found_inf, .grad_scale = o->grad_scale};
   if (!has_grad_scaler(o)) {
     return NULL;
   }

@@ -67,7 +67,7 @@ static dc_status record_done(const dc_optimizer *o) {
 static void launch_counts(dc_stream *on, dc__update_begin *begin) {
   dc__update_begin_cuda(on, begin);
   begin->records_used = 0;
-  begin->tally = NULL; /* count each step once */
+  begin->status = NULL; /* count each step once */
 }
 
 dc__update_step_state *dc__optim_step_record(const dc__optim_param *p) {
@@ -80,7 +80,7 @@ void dc__optim_begin_step_cuda(dc_optimizer *o, int32_t kernel, dc__optim_rule_f
   const bool checks_finite = dc__optim_checks_finite(o);
   batch->found = checks_finite || o->found_inf != NULL ? &o->device_state->found : NULL;
   batch->scale = dc__optim_read_grad_scaler_cuda(o, on);
-  dc__update_begin begin = {.kind = kernel, .found = batch->found, .tally = o->device_state};
+  dc__update_begin begin = {.kind = kernel, .found = batch->found, .status = o->device_state};
   int32_t group = -1;
   if (checks_finite) {
     dc__optim_scan_nonfinite_cuda(o, on, batch->scale);
@@ -100,7 +100,7 @@ void dc__optim_begin_step_cuda(dc_optimizer *o, int32_t kernel, dc__optim_rule_f
     }
     begin.records[begin.records_used++] = dc__optim_step_record(p);
   }
-  if (begin.records_used > 0 || begin.tally != NULL) {
+  if (begin.records_used > 0 || begin.status != NULL) {
     launch_counts(on, &begin);
   }
 }

@@ -6,10 +6,10 @@
 
 namespace {
 
-enum { EIGHT = 8 };
+enum { VEC8 = 8 };
 
-struct eight {
-  float at[EIGHT];
+struct vec8 {
+  float at[VEC8];
 };
 struct alignas(16) halves {
   uint32_t word[4];
@@ -43,8 +43,8 @@ DC_DEVICE int64_t size_of() {
 
 /* Whether all eight exist and are aligned to 16 bytes; otherwise they are moved one by one. */
 template <int DTYPE>
-DC_DEVICE bool at_once(const void *array, int64_t i, int64_t left) {
-  return left >= EIGHT && (reinterpret_cast<uintptr_t>(array) + static_cast<uintptr_t>(i * size_of<DTYPE>())) % 16 == 0;
+DC_DEVICE bool is_vectorizable(const void *array, int64_t i, int64_t left) {
+  return left >= VEC8 && (reinterpret_cast<uintptr_t>(array) + static_cast<uintptr_t>(i * size_of<DTYPE>())) % 16 == 0;
 }
 
 /* Eight in their stored form: a load requested long before its use takes no more registers than that. */
@@ -58,8 +58,8 @@ struct stored<DC_FLOAT32> {
 };
 
 template <int DTYPE>
-DC_DEVICE eight eight_of(const stored<DTYPE> &s) {
-  eight x;
+DC_DEVICE vec8 unpack_vec8(const stored<DTYPE> &s) {
+  vec8 x;
   DC_UNROLL
   for (int j = 0; j < 4; j++) {
     if constexpr (DTYPE == DC_FLOAT32) {
@@ -75,7 +75,7 @@ DC_DEVICE eight eight_of(const stored<DTYPE> &s) {
 
 /* Elements i to i + 7, at once. */
 template <int DTYPE>
-DC_DEVICE stored<DTYPE> ask_whole(const void *array, int64_t i) {
+DC_DEVICE stored<DTYPE> load_stored_aligned(const void *array, int64_t i) {
   if constexpr (DTYPE == DC_FLOAT32) {
     const quarter *from = reinterpret_cast<const quarter *>(static_cast<const float *>(array) + i);
     return {from[0], from[1]};
@@ -86,9 +86,9 @@ DC_DEVICE stored<DTYPE> ask_whole(const void *array, int64_t i) {
 
 /* Elements i to i + 7, of which `left` exist; zeros for the others. */
 template <int DTYPE>
-DC_DEVICE stored<DTYPE> ask(const void *array, int64_t i, int64_t left) {
-  if (at_once<DTYPE>(array, i, left)) {
-    return ask_whole<DTYPE>(array, i);
+DC_DEVICE stored<DTYPE> load_stored(const void *array, int64_t i, int64_t left) {
+  if (is_vectorizable<DTYPE>(array, i, left)) {
+    return load_stored_aligned<DTYPE>(array, i);
   }
   stored<DTYPE> s;
   if constexpr (DTYPE == DC_FLOAT32) {
@@ -109,19 +109,19 @@ DC_DEVICE stored<DTYPE> ask(const void *array, int64_t i, int64_t left) {
 }
 
 template <int DTYPE>
-DC_DEVICE eight load_whole(const void *array, int64_t i) {
-  return eight_of(ask_whole<DTYPE>(array, i));
+DC_DEVICE vec8 load_aligned(const void *array, int64_t i) {
+  return unpack_vec8(load_stored_aligned<DTYPE>(array, i));
 }
 template <int DTYPE>
-DC_DEVICE eight load(const void *array, int64_t i, int64_t left) {
-  return eight_of(ask<DTYPE>(array, i, left));
+DC_DEVICE vec8 load(const void *array, int64_t i, int64_t left) {
+  return unpack_vec8(load_stored<DTYPE>(array, i, left));
 }
 
 template <int DTYPE>
-DC_DEVICE void store(void *array, int64_t i, int64_t left, const eight &x) {
-  if (!at_once<DTYPE>(array, i, left)) {
+DC_DEVICE void store(void *array, int64_t i, int64_t left, const vec8 &x) {
+  if (!is_vectorizable<DTYPE>(array, i, left)) {
     DC_UNROLL
-    for (int j = 0; j < EIGHT; j++) {
+    for (int j = 0; j < VEC8; j++) {
       if (j < left) {
         put<DTYPE>(array, i + j, x.at[j]);
       }
@@ -140,20 +140,20 @@ DC_DEVICE void store(void *array, int64_t i, int64_t left, const eight &x) {
   }
 }
 
-DC_DEVICE void add(eight &x, const eight &y) {
+DC_DEVICE void add(vec8 &x, const vec8 &y) {
   DC_UNROLL
-  for (int i = 0; i < EIGHT; i++) {
+  for (int i = 0; i < VEC8; i++) {
     x.at[i] += y.at[i];
   }
 }
 
 /* Rounded as by a store and a load. */
 template <int DTYPE>
-DC_DEVICE eight rounded(const eight &x) {
-  eight r = x;
+DC_DEVICE vec8 rounded(const vec8 &x) {
+  vec8 r = x;
   if constexpr (DTYPE != DC_FLOAT32) {
     DC_UNROLL
-    for (int j = 0; j < EIGHT; j += 2) {
+    for (int j = 0; j < VEC8; j += 2) {
       const uint32_t both = halves_of<DTYPE>(x.at[j], x.at[j + 1]);
       r.at[j] = f32_of<DTYPE>(static_cast<uint16_t>(both));
       r.at[j + 1] = f32_of<DTYPE>(static_cast<uint16_t>(both >> 16));
@@ -173,10 +173,10 @@ DC_DEVICE T *device_array(T *array, int64_t count) {
 
 /* A thread's first piece of a row, and how far the next one is. */
 DC_DEVICE int64_t own_piece() {
-  return static_cast<int64_t>(dc_thread()) * EIGHT;
+  return static_cast<int64_t>(dc_thread()) * VEC8;
 }
 DC_DEVICE int64_t next_piece() {
-  return static_cast<int64_t>(dc_threads()) * EIGHT;
+  return static_cast<int64_t>(dc_threads()) * VEC8;
 }
 
 }  // namespace

@@ -10,11 +10,11 @@ enum { DC__NEAREST_MAX_STEPS = 2000, DC__NEAREST_STALLED_STEPS = 30 };
 typedef struct dc__nearest_state {
   double sigma; /* the largest singular value */
   int32_t steps;
-  int32_t still; /* steps in a row that did not change it; converged at DC__NEAREST_STALLED_STEPS */
+  int32_t stalled_steps; /* steps in a row that did not change it; converged at DC__NEAREST_STALLED_STEPS */
 } dc__nearest_state;
 
 DC__CONVERT int32_t dc__nearest_continues(const dc__nearest_state *s) {
-  return s->steps < DC__NEAREST_MAX_STEPS && s->still < DC__NEAREST_STALLED_STEPS;
+  return s->steps < DC__NEAREST_MAX_STEPS && s->stalled_steps < DC__NEAREST_STALLED_STEPS;
 }
 
 /* Element (i, j) of the first u [m, n], which is orthogonal to no leading vector but by chance. For a symmetric
@@ -27,13 +27,13 @@ DC__CONVERT double dc__nearest_guess(int64_t i, int64_t j, int64_t m, int64_t n)
 }
 
 /* After a step: the norm of u is `now`, and no element of v moved by more than `moved`. */
-DC__CONVERT void dc__nearest_check_convergence(dc__nearest_state *s, double now, double moved, double enough) {
+DC__CONVERT void dc__nearest_check_convergence(dc__nearest_state *s, double now, double moved, double tolerance) {
   /* With two equal singular values v may wander, but the distance stays the same. */
   const double change = now > s->sigma ? now - s->sigma : s->sigma - now;
-  s->still = change <= 0x1p-50 * now ? s->still + 1 : 0; /* a few last digits */
+  s->stalled_steps = change <= 0x1p-50 * now ? s->stalled_steps + 1 : 0; /* a few last digits */
   s->sigma = now;
-  if (s->steps++ > 0 && moved <= enough) {
-    s->still = DC__NEAREST_STALLED_STEPS;
+  if (s->steps++ > 0 && moved <= tolerance) {
+    s->stalled_steps = DC__NEAREST_STALLED_STEPS;
   }
 }
 

@@ -46,7 +46,7 @@ void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, cons
 
 typedef struct combination {
   pair p;
-  dc__nonfinite *note;
+  dc__nonfinite *nonfinite;
   uint64_t key;
   bool add;
 } combination;
@@ -54,18 +54,18 @@ typedef struct combination {
 static void combine_task(void *args) {
   const combination *c = args;
   if (!dc__combine(c->p.dst, c->p.dst_dtype, c->p.src, c->p.src_dtype, c->p.count, c->add)) {
-    c->note->found = 1;
-    c->note->key = c->key > c->note->key ? c->key : c->note->key;
+    c->nonfinite->found = 1;
+    c->nonfinite->key = c->key > c->nonfinite->key ? c->key : c->nonfinite->key;
   }
 }
 
 void dc__stream_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
-                        int64_t count, bool add, dc__nonfinite *note, uint64_t key) {
-  if (note != NULL && has_kernels(stream)) {
-    dc__cuda_combine(stream, dst, dst_dtype, src, src_dtype, count, add, note, key);
-  } else if (note != NULL) {
+                        int64_t count, bool add, dc__nonfinite *nonfinite, uint64_t key) {
+  if (nonfinite != NULL && has_kernels(stream)) {
+    dc__cuda_combine(stream, dst, dst_dtype, src, src_dtype, count, add, nonfinite, key);
+  } else if (nonfinite != NULL) {
     const pair p = {.dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype};
-    const combination c = {.p = p, .note = note, .key = key, .add = add};
+    const combination c = {.p = p, .nonfinite = nonfinite, .key = key, .add = add};
     dc__stream_call(stream, combine_task, &c, sizeof c);
   } else if (add) {
     dc__stream_accumulate(stream, dst, dst_dtype, src, src_dtype, count);

@@ -129,15 +129,15 @@ DC__CONVERT float dc__graft_step(float b, float u, const dc__graft_factors *f) {
   return f->nesterov ? u + f->momentum * b : b;
 }
 
-/* Loads into blocks and stores back: x = g + add w; w = keep w + add x. */
+/* Loads into blocks and stores back: x = g + add w; w = decay w + add x. */
 typedef struct dc__block_factors {
-  float keep, add;
+  float decay, add;
 } dc__block_factors;
 
 /* Those of the store to the weight, whose decay is its own. */
 DC__CONVERT dc__block_factors dc__block_factors_of(double weight_decay, double lr) {
   dc__block_factors f;
-  f.keep = (float)(1 - lr * weight_decay);
+  f.decay = (float)(1 - lr * weight_decay);
   f.add = (float)-lr;
   return f;
 }
@@ -146,7 +146,7 @@ DC__CONVERT float dc__block_from_gradient(float g, float w, const dc__block_fact
   return f->add != 0.0f ? g + f->add * w : g;
 }
 DC__CONVERT float dc__block_to_weight(float w, float x, const dc__block_factors *f) {
-  return f->keep * w + f->add * x;
+  return f->decay * w + f->add * x;
 }
 
 /* An element's magnitude by its exponent's bits: all ones for NaN and infinity. The element is below 2^exponent if they
@@ -173,10 +173,10 @@ typedef union dc__update_factors {
 typedef union dc__update_rule {
   dc__adamw_rule adamw;
   dc__sgd_rule sgd;
-  double weight_decay; /* GIVE */
+  double weight_decay; /* STORE_BLOCK */
 } dc__update_rule;
 
-/* TAKE: of the gradient, and GIVE: to the weight, by way of blocks. */
+/* LOAD_BLOCK: from the gradient, and STORE_BLOCK: to the weight. */
 enum dc__update_kind {
   DC__UPDATE_ADAMW,
   DC__UPDATE_SGD,
@@ -185,7 +185,7 @@ enum dc__update_kind {
   DC__UPDATE_STORE_BLOCK
 };
 
-/* AdamW's, SGD's or GIVE's. */
+/* AdamW's, SGD's or STORE_BLOCK's. */
 DC__CONVERT dc__update_factors dc__update_factors_of(int32_t kind, const dc__update_rule *rule, double lr, int64_t t) {
   dc__update_factors f;
   memset(&f, 0, sizeof f);
@@ -224,7 +224,7 @@ typedef struct dc__update_span {
   void *weight;
   const void *grad;
   float *master;   /* NULL: float32 weights */
-  float *state[3]; /* AdamW: m, v, the largest v or NULL; SGD: b or NULL; TAKE: set; GIVE: read */
+  float *state[3]; /* AdamW: m, v, the largest v or NULL; SGD: b or NULL; LOAD_BLOCK: set; STORE_BLOCK: read */
   int64_t count;
   int64_t index; /* of the parameter */
   int32_t dtype, grad_dtype;
@@ -256,13 +256,13 @@ typedef struct dc__update_begin {
   dc__update_rule rule;
   const double *lr;
   const uint64_t *found;
-  dc__update_status *tally; /* counts the step; NULL if another launch does */
+  dc__update_status *status; /* counts the step; NULL if another launch does */
 } dc__update_begin;
 
-/* Reads the caller's gradient scaler before a step: look->scale = grad_scale / *loss_scale, and look->found =
+/* Reads the caller's gradient scaler before a step: status->scale = grad_scale / *loss_scale, and status->found =
  * DC__UPDATE_FOUND_INF if *found_inf is not 0, else 0. Either pointer may be NULL. */
 typedef struct dc__update_read_scaler {
-  dc__update_status *look;
+  dc__update_status *status;
   const float *loss_scale, *found_inf;
   double grad_scale;
 } dc__update_read_scaler;

@@ -19,7 +19,7 @@ static void measure_slice(dc__eigh_cuda *w) {
   dc__batch_slice_sync_reports(f);
   dc__symmetric_check_slice(f, &w->job, w->s, w->tasks);
   for (int32_t i = 0; i < f->count; i++) {
-    w->tasks[i].dtype = dc__spectral_compute_dtype(w->job.r, f->host_reports[i].fold);
+    w->tasks[i].dtype = dc__spectral_compute_dtype(w->job.r, f->host_reports[i].norm);
     w->tasks[i].values = w->eigenvalues + i * w->job.n;
   }
 }

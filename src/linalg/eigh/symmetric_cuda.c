@@ -21,9 +21,9 @@ void dc__symmetric_check_slice(dc__batch_slice *f, const dc__spectral_job *job, 
                                dc__spectral_task *tasks) {
   for (int32_t i = 0; i < f->count; i++) {
     dc__spectral_task *t = &tasks[i];
-    const double max_abs = dc__double_from_bits(f->host_reports[i].most);
+    const double max_abs = dc__double_from_bits(f->host_reports[i].max_abs);
     memset(t, 0, sizeof *t);
-    if (!dc__symmetric_check(job, t, isfinite(max_abs), max_abs, dc__double_from_bits(f->host_reports[i].apart))) {
+    if (!dc__symmetric_check(job, t, isfinite(max_abs), max_abs, dc__double_from_bits(f->host_reports[i].asymmetry))) {
       symmetric_locate_one(f, job, i, staging, t);
     }
   }
@@ -49,7 +49,7 @@ void dc__symmetric_store_slice(dc__batch_slice *f, const dc__spectral_job *job, 
   dc__batch_slice_measure(f, &args.from, false);
   dc__batch_slice_sync_reports(f);
   for (int32_t i = 0; i < f->count; i++) {
-    const bool fits = dc__double_from_bits(f->host_reports[i].most) <= limit; /* false for NaN */
+    const bool fits = dc__double_from_bits(f->host_reports[i].max_abs) <= limit; /* false for NaN */
     const bool wanted = (mask >> i & 1u) != 0;
     tasks[i].status = wanted && !fits ? DC_E_NOT_FINITE : tasks[i].status;
     args.mask |= (uint32_t)(wanted && fits) << i;

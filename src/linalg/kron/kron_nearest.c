@@ -119,7 +119,7 @@ static bool nearest_iterate(dc_linalg *l, nearest *s) {
   for (int64_t i = 0; i < outer; i++) {
     s->u[i] *= scale;
   }
-  return state.still >= DC__NEAREST_STALLED_STEPS;
+  return state.stalled_steps >= DC__NEAREST_STALLED_STEPS;
 }
 
 dc_status dc__nearest_check_finite(const char *fn, const dc__mat *x, int64_t first, double *max_abs) {

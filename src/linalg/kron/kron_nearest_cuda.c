@@ -34,10 +34,10 @@ static bool nearest_layout(nearest_cuda *w, size_t *bytes) {
   } const all[] = {{(void **)&a->u, outer},
                    {(void **)&a->v, inner},
                    {(void **)&a->parts, parts},
-                   {(void **)&a->fresh, outer > inner ? outer : inner},
+                   {(void **)&a->next, outer > inner ? outer : inner},
                    {(void **)&a->squares, DC__CUDA_NEAREST_BLOCKS},
                    {(void **)&a->traces, DC__CUDA_NEAREST_BLOCKS},
-                   {(void **)&a->apart, 2 * a->x.rows},
+                   {(void **)&a->residual_sums, 2 * a->x.rows},
                    {(void **)&w->totals, 2},
                    {(void **)&a->found, sizeof *a->found / sizeof(double) + 1},
                    {&w->staging, a->x.cols}};
@@ -57,7 +57,7 @@ static dc_status nearest_scale_cuda(nearest_cuda *w, const char *fn, const dc__m
   dc__batch_slice_measure(&w->f, &w->args.x, false);
   dc__batch_slice_sync_reports(&w->f);
   DC__TRY(dc__device_check(w->f.l->device));
-  max_abs = dc__double_from_bits(w->f.host_reports[0].most);
+  max_abs = dc__double_from_bits(w->f.host_reports[0].max_abs);
   for (int64_t row = 0; row < x->rows && !isfinite(max_abs); row++) {
     dc__mat line = *x;
     dc__mat host;
@@ -89,7 +89,7 @@ static dc_status nearest_iterate_cuda(nearest_cuda *w, const char *fn, dc__cuda_
     }
     DC__TRY(dc__linalg_copy_to_host(l, found, w->args.found, sizeof *found));
   } while (dc__nearest_continues(&found->state));
-  return found->state.still >= DC__NEAREST_STALLED_STEPS ? DC_OK : dc__nearest_not_converged(fn);
+  return found->state.stalled_steps >= DC__NEAREST_STALLED_STEPS ? DC_OK : dc__nearest_not_converged(fn);
 }
 
 static void nearest_store_cuda(const nearest_cuda *w, const double *from, double factor, const dc__mat *to) {
@@ -119,7 +119,7 @@ dc_status dc__kron_nearest_cuda(dc_linalg *l, const char *fn, const dc__mat *x, 
   size_t bytes;
   int exponent;
   const int64_t batch = x->rows * x->cols > 0 ? 1 : 0;
-  w.args.enough = dc__nearest_tolerance(x->dtype);
+  w.args.tolerance = dc__nearest_tolerance(x->dtype);
   w.args.chunks[0] = batch > 0 ? nearest_chunks(w.args.p * w.args.q, 1, w.args.m) : 0;
   w.args.chunks[1] = batch > 0 ? nearest_chunks(w.args.m * w.args.n, 32, w.args.p) : 0;
   if (!nearest_layout(&w, &bytes)) {
@@ -133,7 +133,7 @@ dc_status dc__kron_nearest_cuda(dc_linalg *l, const char *fn, const dc__mat *x, 
   DC__TRY(nearest_scale_cuda(&w, fn, x, &exponent));
   DC__TRY(nearest_iterate_cuda(&w, fn, &found));
   const dc__cuda_totals_args add = {
-      .sums = w.args.apart, .to = w.totals, .count = 2, .rows = x->rows, .group = 2, .step = 2, .factor = 1};
+      .sums = w.args.residual_sums, .to = w.totals, .count = 2, .rows = x->rows, .group = 2, .step = 2, .factor = 1};
   dc__stream_zero(w.f.stream, w.totals, sizeof totals);
   dc__cuda_nearest_residual(w.f.stream, &w.args);
   dc__cuda_totals(w.f.stream, &add);

@@ -5,11 +5,11 @@
 
 int64_t dc__im2col_numel(const dc__per_sample *s) {
   const int64_t *k = s->layer.kernel;
-  int64_t places;
+  int64_t kernel_size;
   int64_t rows;
   int64_t all;
-  bool fits = !__builtin_mul_overflow(k[0] * k[1], k[2], &places) &&
-              !__builtin_mul_overflow(places, s->in / s->layer.groups, &rows) &&
+  bool fits = !__builtin_mul_overflow(k[0] * k[1], k[2], &kernel_size) &&
+              !__builtin_mul_overflow(kernel_size, s->in / s->layer.groups, &rows) &&
               !__builtin_mul_overflow(rows, s->positions, &all) && all <= INT64_C(1) << 56;
   return fits ? all : INT64_MAX;
 }

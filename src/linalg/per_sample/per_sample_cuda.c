@@ -54,8 +54,8 @@ static void layout_call(per_sample_cuda *w, dc__scratch_layout *to) {
   w->biases = dc__scratch_layout_alloc(to, w->call->bias, s->samples, s->out, sizeof(double));
   w->width = (weight ? w->groups : 0) + (w->call->bias ? 1 : 0);
   w->parts = dc__scratch_layout_alloc(to, squares, s->samples, w->width, sizeof(double));
-  w->shares = dc__scratch_layout_alloc(to, embedding, s->samples, 1, sizeof(double));
-  w->places = dc__scratch_layout_alloc(to, embedding && squares, s->samples, s->positions, sizeof(int64_t));
+  w->sample_weights = dc__scratch_layout_alloc(to, embedding, s->samples, 1, sizeof(double));
+  w->sorted = dc__scratch_layout_alloc(to, embedding && squares, s->samples, s->positions, sizeof(int64_t));
 }
 
 /* ---- sums over positions ---- */
@@ -63,7 +63,7 @@ static void layout_call(per_sample_cuda *w, dc__scratch_layout *to) {
 static void queue_statistics(const per_sample_cuda *w) {
   const dc__per_sample *s = w->s;
   const bool channels = s->layer.kind == DC_SAMPLE_GROUP_NORM;
-  dc__cuda_statistics_args args = {.x = s->x, .mean = w->mean, .rate = w->rstd, .eps = s->layer.eps};
+  dc__cuda_statistics_args args = {.x = s->x, .mean = w->mean, .rstd = w->rstd, .eps = s->layer.eps};
   args.rows = s->samples * (channels ? s->layer.groups : s->positions);
   args.width = channels ? s->in / s->layer.groups * s->positions : s->in;
   args.centred = s->layer.kind != DC_SAMPLE_RMS_NORM;
@@ -79,7 +79,7 @@ static void queue_columns(const per_sample_cuda *w, bool weight) {
   if (weight) {
     args.x = s->x;
     args.mean = w->mean;
-    args.rate = w->rstd;
+    args.rstd = w->rstd;
   }
   args.by_rows = s->layer.kind == DC_SAMPLE_GROUP_NORM || s->layer.kind == DC_SAMPLE_CONV;
   args.group = s->layer.kind == DC_SAMPLE_GROUP_NORM ? s->in / s->layer.groups : 1;
@@ -110,7 +110,7 @@ static void store_columns(const per_sample_cuda *w, double *columns, int64_t at,
                                              .out = out,
                                              .samples = s->samples,
                                              .count = s->out,
-                                             .adds = w->call->accumulate,
+                                             .accumulate = w->call->accumulate,
                                              .wide = wide};
     dc__cuda_weighted_sum(w->stream, &args);
   } else {
@@ -127,17 +127,18 @@ static void run_embedding(const per_sample_cuda *w) {
   of.rows = s->in;
   of.columns = s->out;
   of.padding = s->layer.padding_row - 1;
-  of.long_ids = s->x_dtype == DC_INT64;
+  of.wide_ids = s->x_dtype == DC_INT64;
   of.bag = dc__is_embedding_bag(s->layer.kind);
   of.wide = s->dtype == DC_FLOAT64;
-  dc__cuda_sample_weights_args shares = {.of = of, .factors = w->call->factors, .shares = w->shares};
+  dc__cuda_sample_weights_args shares = {
+      .indices = of, .factors = w->call->factors, .sample_weights = w->sample_weights};
   shares.mean = s->layer.kind == DC_SAMPLE_BAG_MEAN;
   if (s->positions > 0) {
     dc__cuda_sample_weights(w->stream, &shares);
   }
-  of.shares = w->shares;
+  of.sample_weights = w->sample_weights;
   if (w->call->op == DC__PER_SAMPLE_NORMS) {
-    const dc__cuda_rows_squared_args args = {of, w->places, w->parts};
+    const dc__cuda_rows_squared_args args = {of, w->sorted, w->parts};
     dc__cuda_rows_squared(w->stream, &args);
     return;
   }
@@ -184,7 +185,7 @@ static void run_call(const per_sample_cuda *w) {
                                         .squares = w->call->squares,
                                         .samples = s->samples,
                                         .width = w->width,
-                                        .adds = w->call->accumulate,
+                                        .accumulate = w->call->accumulate,
                                         .wide = wide};
     dc__cuda_squares(w->stream, &args);
   }

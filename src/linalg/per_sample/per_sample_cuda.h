@@ -28,9 +28,9 @@ typedef struct dc__per_sample_cuda {
   double *weights, *biases; /* [N, out]: a norm's and any bias' gradients */
   double *parts;            /* [N, width]: partial sums of a sample's squares */
   int64_t width;
-  double *shares;  /* embeddings: [N], weight of each row */
-  int64_t *places; /* embeddings: [N, T] */
-  int64_t groups;  /* pairs per sample, with weights [out, in] each: */
+  double *sample_weights; /* embeddings: [N], weight of each row */
+  int64_t *sorted;        /* embeddings: [N, T], positions by index */
+  int64_t groups;         /* pairs per sample, with weights [out, in] each: */
   int64_t in, out;
   int64_t max_samples; /* samples in a slice */
   void *patches, *own; /* a slice's patches and other matrices */

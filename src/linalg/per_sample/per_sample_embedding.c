@@ -117,15 +117,15 @@ static void sift_positions(const dc__per_sample *s, int64_t *heap, int64_t root,
   }
 }
 
-static void sort_positions(const dc__per_sample *s, int64_t *places, int64_t count) {
+static void sort_positions(const dc__per_sample *s, int64_t *sorted, int64_t count) {
   for (int64_t i = count / 2 - 1; i >= 0; i--) {
-    sift_positions(s, places, i, count);
+    sift_positions(s, sorted, i, count);
   }
   for (int64_t end = count - 1; end > 0; end--) {
-    int64_t swap = places[0];
-    places[0] = places[end];
-    places[end] = swap;
-    sift_positions(s, places, 0, end);
+    int64_t swap = sorted[0];
+    sorted[0] = sorted[end];
+    sorted[end] = swap;
+    sift_positions(s, sorted, 0, end);
   }
 }
 
@@ -135,22 +135,22 @@ static void embedding_norm_of(void *arg, int64_t sample, void *scratch) {
   const dc__per_sample *s = job->s;
   bool wide = s->dtype == DC_FLOAT64;
   int64_t slot = dc__slots_acquire(&job->slots);
-  int64_t *places = dc__slots_memory(&job->slots, slot);
+  int64_t *sorted = dc__slots_memory(&job->slots, slot);
   for (int64_t t = 0; t < s->positions; t++) {
-    places[t] = sample * s->positions + t;
+    sorted[t] = sample * s->positions + t;
   }
-  sort_positions(s, places, s->positions);
+  sort_positions(s, sorted, s->positions);
   double share = mean_weight(s, sample);
   double square = 0;
   for (int64_t begin = 0, end; begin < s->positions; begin = end) {
-    int64_t id = index_at(s, places[begin]);
-    for (end = begin + 1; end < s->positions && index_at(s, places[end]) == id;) {
+    int64_t id = index_at(s, sorted[begin]);
+    for (end = begin + 1; end < s->positions && index_at(s, sorted[end]) == id;) {
       end++;
     }
     for (int64_t i = 0; i < s->out && is_not_padding(s, id); i++) {
       double sum = 0;
       for (int64_t t = begin; t < end; t++) {
-        sum += share * dc__load_element(s->delta, wide, embedding_row(s, places[t]) * s->out + i);
+        sum += share * dc__load_element(s->delta, wide, embedding_row(s, sorted[t]) * s->out + i);
       }
       square += sum * sum;
     }

@@ -32,7 +32,7 @@ static dc_status check_finite_cuda(dc__batch_slice *f, const char *fn, const dc_
   dc__batch_slice_measure(f, &from, false);
   dc__batch_slice_sync_reports(f);
   for (int32_t i = 0; i < f->count; i++) {
-    if (!isfinite(dc__double_from_bits(f->host_reports[i].most))) {
+    if (!isfinite(dc__double_from_bits(f->host_reports[i].max_abs))) {
       if (!dc__batch_slice_copy_to_host(f, a, i, staging, &host)) {
         return DC_E_NO_MEMORY;
       }
@@ -57,7 +57,7 @@ static void load_normalised_cuda(dc__newton_schulz *o, const dc__mat *a) {
   dc__batch_slice_reduce(f, &next, true);
   dc__batch_slice_sync_reports(f);
   for (int32_t i = 0; i < f->count; i++) {
-    norm.factor[i] = f->host_reports[i].fold > 0 ? 1 / sqrt(f->host_reports[i].fold) : 0;
+    norm.factor[i] = f->host_reports[i].norm > 0 ? 1 / sqrt(f->host_reports[i].norm) : 0;
   }
   dc__cuda_affine(f->stream, &norm);
 }

@@ -88,7 +88,7 @@ static void newton_load_cuda(dc__newton_iteration *w, double *bounds) {
   dc__symmetric_check_slice(f, w->job, w->x, w->tasks); /* temporary memory behind x is larger than a matrix */
   for (int32_t i = 0; i < f->count; i++) {
     w->tasks[i].dtype = w->dtype;
-    bounds[i] = f->host_reports[i].fold;
+    bounds[i] = f->host_reports[i].norm;
   }
 }
 

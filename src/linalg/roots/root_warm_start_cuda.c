@@ -59,7 +59,7 @@ static uint32_t check_diagonal(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dty
     for (int64_t j = 0; j < n; j++) {
       t->values[j] = ldexp(dc__load_element(w->host_values, dtype == DC_FLOAT64, i * n + j), t->exponent);
     }
-    const bool orthonormal = dc__double_from_bits(f->host_reports[i].most) <= dc__orthonormal_tolerance(dtype);
+    const bool orthonormal = dc__double_from_bits(f->host_reports[i].max_abs) <= dc__orthonormal_tolerance(dtype);
     mask |= (uint32_t)(orthonormal && dc__regularise_eigenvalues(&w->job, t)) << i;
     t->status = DC_OK; /* an approximate eigenvalue may be negative although the matrix's are not */
   }

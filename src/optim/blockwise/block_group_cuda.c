@@ -148,8 +148,8 @@ static int32_t batch_count(const dc__blockwise *self, int64_t first) {
 /* Gathers the blocks' gradients into a stack, or with `give` scatters the results back. */
 static void stack_blocks(const dc__block_context *ctx, const dc__optim_block *lead, bool give) {
   dc__cuda_stack_args args = {.stack = lead->data, .count = lead->count, .stride = dc__block_group_stride(lead->count)};
-  args.together = ctx->count;
-  args.give = give;
+  args.batch = ctx->count;
+  args.unpack = give;
   for (int32_t i = 0; i < ctx->count; i++) {
     args.blocks[i] = ctx->blocks[i]->data;
   }

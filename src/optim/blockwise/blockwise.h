@@ -143,7 +143,7 @@ typedef struct dc__soap_basis {
   void *device_memory; /* all of it */
   size_t device_bytes;
   int64_t *orders; /* the sides' */
-  void **places;
+  void **pointers;
   int32_t *failed;
   /* On the host: */
   dc__spectral_request *pending; /* requests whose status has not been read yet: */

@@ -66,7 +66,7 @@ static dc__cuda_graft_args graft_args(const dc__block_context *ctx, const dc__gr
                                .found = ctx->found,
                                .count = g->count,
                                .stride = dc__block_group_stride(g->count),
-                               .together = ctx->count,
+                               .batch = ctx->count,
                                .factors = g->factors};
 }
 
@@ -133,7 +133,7 @@ static void blockwise_permute_cuda(const dc__block_context *ctx, const dc__optim
   dc__cuda_permute_args args = {
       .x = b->squares, .to = ctx->temp, .n = b->sides[d].n, .inner = inner, .count = b->count};
   args.stride = dc__block_group_stride(b->count);
-  args.together = ctx->count;
+  args.batch = ctx->count;
   for (int32_t i = 0; i < ctx->count; i++) {
     args.orders[i] = ctx->blocks[i]->sides[d].order;
   }

@@ -138,7 +138,7 @@ static void copy_box_cuda(dc_stream *stream, const dc__partition *partition, con
   args.part = (float *)(uintptr_t)part;
   int64_t stride = 1;
   args.dims = partition->order;
-  args.give = give;
+  args.unpack = give;
   for (int32_t d = partition->order - 1; d >= 0; d--) {
     args.begin += box->begin[d] * stride;
     args.size[d] = box->size[d];

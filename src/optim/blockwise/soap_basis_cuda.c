@@ -37,7 +37,7 @@ static dc_status soap_basis_alloc_device(dc__soap_basis *b, const dc_linalg *l, 
   DC__TRY(l->device->ops->alloc(l->device, bytes, DC_MEMORY_DEVICE, &b->device_memory));
   b->device_bytes = bytes;
   b->orders = b->device_memory;
-  b->places = (void **)(void *)((char *)b->device_memory + orders);
+  b->pointers = (void **)(void *)((char *)b->device_memory + orders);
   b->failed = (int32_t *)(void *)((char *)b->device_memory + orders + tables);
   dc__stream_zero(l->device->internal_stream, b->device_memory,
                   bytes); /* orders are valid indices even after a failure */
@@ -82,12 +82,12 @@ static dc_status reserve_host(dc__soap_basis *b, const char *fn, const dc__spect
 /* `count` neighbours of one size. */
 static dc_status enqueue_batch(const dc__soap_basis *b, dc_linalg *l, const dc__spectral_request *requests,
                                int64_t first, int64_t count) {
-  void **places = b->places + first;
+  void **pointers = b->pointers + first;
   dc__orthogonal_iteration_batch steps = {.fn = requests[0].fn, .a = requests[0].a, .basis = requests[0].out};
   steps.a.batch = steps.basis.batch = count;
-  steps.a.pointers = places + TABLE_A * b->sides;
-  steps.basis.pointers = places + TABLE_BASIS * b->sides;
-  steps.orders = (int64_t *const *)(void *)(places + TABLE_ORDER * b->sides);
+  steps.a.pointers = pointers + TABLE_A * b->sides;
+  steps.basis.pointers = pointers + TABLE_BASIS * b->sides;
+  steps.orders = (int64_t *const *)(void *)(pointers + TABLE_ORDER * b->sides);
   steps.failed = b->failed + first;
   return dc__orthogonal_iteration_cuda(l, &steps);
 }
@@ -108,7 +108,7 @@ static dc_status enqueue_pending(dc__soap_basis *b, dc_linalg *l) {
     b->tables[TABLE_BASIS * b->sides + i] = b->pending[i].out.data;
     b->tables[TABLE_ORDER * b->sides + i] = b->pending[i].order;
   }
-  dc__stream_copy(l->device->internal_stream, b->places, b->tables, TABLES * (size_t)b->sides * sizeof *b->tables);
+  dc__stream_copy(l->device->internal_stream, b->pointers, b->tables, TABLES * (size_t)b->sides * sizeof *b->tables);
   return enqueue_all(b, l, b->pending, b->pending_count);
 }
 

@@ -196,8 +196,8 @@ static bool kfac_add_pieces(dc_optimizer *o, dc__kfac_layer *layer) {
     f->mean = dc__optim_add_piece(o, p, names[which][0], DC_FLOAT32, shape, 2);
     f->vectors = dc__optim_add_piece(o, p, names[which][1], DC_FLOAT32, shape, 2);
     f->values = dc__optim_add_piece(o, p, names[which][2], DC_FLOAT32, shape, 1);
-    f->good = &count[COUNT_GOOD + 2 * which];
-    f->failed = &count[COUNT_FAILED + 2 * which];
+    f->successes = &count[COUNT_GOOD + 2 * which];
+    f->failures = &count[COUNT_FAILED + 2 * which];
     fits = f->mean != NULL && f->vectors != NULL && f->values != NULL;
   }
   layer->updates = count;

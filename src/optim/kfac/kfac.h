@@ -20,13 +20,13 @@ typedef struct dc__factor {
   int64_t count; /* the sum's divisor; 0 if nothing was added, with sum uninitialised */
   double bound;  /* bounds the sum's elements */
   /* The state, on the rank that owns the layer. */
-  float *mean;             /* [groups][order][order] */
-  float *vectors, *values; /* of the latest successful decomposition: columns, and eigenvalues >= 0 */
-  int64_t *good, *failed;  /* successful decompositions; failures since the last of them */
+  float *mean;                   /* [groups][order][order] */
+  float *vectors, *values;       /* of the latest successful decomposition: columns, and eigenvalues >= 0 */
+  int64_t *successes, *failures; /* successful decompositions; failures since the last of them */
   /* Within a step: */
   bool changed;                        /* mean has a new value, stored when the step succeeds */
-  bool tried, bad;                     /* decomposition attempted; and failed */
-  float *fresh_vectors, *fresh_values; /* new values unless bad */
+  bool attempted, rejected;            /* decomposition attempted; and failed */
+  float *fresh_vectors, *fresh_values; /* new values unless rejected */
 } dc__factor;
 
 typedef struct dc__kfac_layer {

@@ -88,14 +88,14 @@ dc_status dc__kfac_update(dc_linalg *l, dc_comm *comm, dc_stream *comm_stream, d
 static void commit_vectors(dc_linalg *l, dc__factor *f, int32_t groups, dc_optimizer_stats *stats) {
   dc_stream *stream = l->device->internal_stream;
   int64_t rows = groups * f->order;
-  if (f->bad) {
-    ++*f->failed;
+  if (f->rejected) {
+    ++*f->failures;
     stats->failed_refreshes++;
-  } else if (f->tried) {
+  } else if (f->attempted) {
     dc__stream_copy(stream, f->vectors, f->fresh_vectors, (size_t)(rows * f->order) * sizeof *f->vectors);
     dc__stream_copy(stream, f->values, f->fresh_values, (size_t)rows * sizeof *f->values);
-    ++*f->good;
-    *f->failed = 0;
+    ++*f->successes;
+    *f->failures = 0;
     stats->refreshes++;
   }
 }
@@ -109,7 +109,7 @@ void dc__kfac_commit(dc_linalg *l, dc__kfac_layer *layer, dc_optimizer_stats *st
     }
     commit_vectors(l, f, layer->groups, stats);
     changed = changed || f->changed;
-    f->changed = f->tried = f->bad = false;
+    f->changed = f->attempted = f->rejected = false;
     f->count = 0;
     f->bound = 0;
   }
@@ -124,7 +124,7 @@ void dc__kfac_undo(dc_linalg *l, dc__kfac_layer *layer) {
     if (f->changed) {
       dc__kfac_work_of(l)->undo(l, layer, which);
     }
-    f->changed = f->tried = f->bad = false;
+    f->changed = f->attempted = f->rejected = false;
   }
 }
 
@@ -208,7 +208,7 @@ dc_status dc__kfac_reserve(dc_linalg *l, const char *fn, dc__kfac_matrices *m) {
 }
 
 static bool failures_exhausted(const dc__kfac_matrix *x) {
-  return *x->layer->factors[x->which].failed >= x->layer->tolerated;
+  return *x->layer->factors[x->which].failures >= x->layer->tolerated;
 }
 
 static dc_status fail_not_converged(const char *fn, const dc__kfac_matrix *x, dc_status status) {
@@ -233,12 +233,12 @@ dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *m,
   for (int64_t i = 0; i < count; i++) {
     const dc__kfac_matrix *x = &m->list[m->list_index[i]];
     dc__factor *f = &x->layer->factors[x->which];
-    f->tried = true;
-    f->bad = f->bad || m->infos[i].status != DC_OK;
-    if (f->bad && failures_exhausted(x)) {
+    f->attempted = true;
+    f->rejected = f->rejected || m->infos[i].status != DC_OK;
+    if (f->rejected && failures_exhausted(x)) {
       return fail_not_converged(fn, x, m->infos[i].status);
     }
-    if (!f->bad && !(m->infos[i].smallest > 0)) {
+    if (!f->rejected && !(m->infos[i].smallest > 0)) {
       dc__kfac_work_of(l)->clamp_negative(l, f->fresh_values + x->group * f->order, f->order);
     }
   }
@@ -248,10 +248,10 @@ dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *m,
 
 /* A factor's latest decomposition, this step's if there is one. Returns false if there is none yet. */
 static bool latest_decomposition(const dc__factor *f, const float **vectors, const float **values) {
-  bool fresh = f->tried && !f->bad;
+  bool fresh = f->attempted && !f->rejected;
   *vectors = fresh ? f->fresh_vectors : f->vectors;
   *values = fresh ? f->fresh_values : f->values;
-  return fresh || *f->good > 0;
+  return fresh || *f->successes > 0;
 }
 
 bool dc__kfac_latest(const dc__kfac_layer *layer, dc__kfac_direction *d) {

@@ -63,7 +63,7 @@ static bool is_due(const dc__kfac *k, const dc__kfac_layer *layer) {
   if (layer->updates == NULL || !takes_part(k, layer) || (*layer->updates == 0 && !a->changed)) {
     return false;
   }
-  return *a->good == 0 || *g->good == 0 ||
+  return *a->successes == 0 || *g->successes == 0 ||
          dc__kfac_steps(&k->head, layer) % dc__kfac_options(&k->head, layer)->refresh_frequency == 0;
 }
 

@@ -57,7 +57,7 @@ DC_DEVICE void drop(float (&first)[4], float (&second)[4], draws &drawn, const a
                     uint32_t plane) {
   bool kept[8] = {};
   draw(drawn, args, row, key, plane);
-  find_kept(kept, drawn, args);
+  dropout_keep(kept, drawn, args);
   DC_UNROLL
   for (int i = 0; i < 4; i++) {
     first[i] = kept[i] ? first[i] : 0.0f;

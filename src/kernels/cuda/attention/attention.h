@@ -316,7 +316,7 @@ DC_DEVICE void draw(draws &d, const arguments &args, int first_query, int first_
 
 /* Whether a lane's 8 elements of 16 x 16 are kept. Rows are queries, and two neighbours share a word; transposed,
  * columns are queries. */
-DC_DEVICE void find_kept(bool (&kept)[8], const draws &d, const arguments &args) {
+DC_DEVICE void dropout_keep(bool (&kept)[8], const draws &d, const arguments &args) {
   const uint32_t least = args.threshold << 16; /* threshold is below 2^16: bits of the word's other half do not count */
   DC_UNROLL
   for (int i = 0; i < 8; i += 2) {
@@ -325,7 +325,7 @@ DC_DEVICE void find_kept(bool (&kept)[8], const draws &d, const arguments &args)
     kept[i + 1] = word >= least;
   }
 }
-DC_DEVICE void find_kept_turned(bool (&kept)[8], const draws &d, const arguments &args) {
+DC_DEVICE void dropout_keep_transposed(bool (&kept)[8], const draws &d, const arguments &args) {
   const uint32_t least = args.threshold << 16;
   const int shift = lane_row() % 2 == 0 ? 16 : 0;
   DC_UNROLL

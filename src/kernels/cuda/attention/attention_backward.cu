@@ -128,7 +128,7 @@ DC_DEVICE void sum_queries(const arguments &args, queries_memory<DTYPE, D, WIDE>
         bool kept[8] = {};
         if (args.threshold != 0) {
           draw(drawn[warp], args, row + t * OWN, key + k16, h.plane);
-          find_kept(kept, drawn[warp], args);
+          dropout_keep(kept, drawn[warp], args);
         }
         DC_UNROLL
         for (int i = 0; i < 8; i++) {
@@ -255,7 +255,7 @@ DC_DEVICE void sum_keys(const arguments &args, keys_memory<DTYPE, D, WIDE> &shar
         bool kept[8] = {};
         if (args.threshold != 0) {
           draw(drawn[warp], args, query + q16, row + t * OWN, h.plane);
-          find_kept_turned(kept, drawn[warp], args);
+          dropout_keep_transposed(kept, drawn[warp], args);
         }
         DC_UNROLL
         for (int i = 0; i < 8; i++) {

@@ -155,7 +155,7 @@ DC_DEVICE bool binary_at(void *dst, const void *src, int64_t i) {
 }
 
 DC_DEVICE void note_not_finite(const dc__cuda_binary_args &args) {
-  dc__nonfinite *note = DC_MEMORY(args.note, sizeof *args.note, alignof(dc__nonfinite));
+  dc__nonfinite *note = DC_MEMORY(args.nonfinite, sizeof *args.nonfinite, alignof(dc__nonfinite));
   dc_atomic_max(&note->found, 1);
   dc_atomic_max(&note->key, args.key);
 }
@@ -175,7 +175,7 @@ DC_DEVICE void binary(const dc__cuda_binary_args &args) {
   for (int64_t i = whole + dc_first(); i < args.count; i += dc_step()) {
     finite = binary_at<D, S, ADD, 1>(dst, src, i) && finite;
   }
-  if (!finite && args.note != nullptr) {
+  if (!finite && args.nonfinite != nullptr) {
     note_not_finite(args);
   }
 }

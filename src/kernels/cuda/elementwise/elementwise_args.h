@@ -16,7 +16,7 @@ typedef struct dc__cuda_binary_args {
   int64_t count;
   int32_t dst_dtype;
   int32_t src_dtype;
-  dc__nonfinite *note; /* NULL: the result is not checked */
+  dc__nonfinite *nonfinite; /* NULL: the result is not checked */
   uint64_t key;
 } dc__cuda_binary_args;
 

@@ -27,8 +27,13 @@ static size_t max_element_size(int32_t a, int32_t b) {
 
 void dc__cuda_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                       int64_t count, bool add, dc__nonfinite *note, uint64_t key) {
-  const dc__cuda_binary_args args = {
-      .dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype, .note = note, .key = key};
+  const dc__cuda_binary_args args = {.dst = dst,
+                                     .src = src,
+                                     .count = count,
+                                     .dst_dtype = dst_dtype,
+                                     .src_dtype = src_dtype,
+                                     .nonfinite = note,
+                                     .key = key};
   elementwise_launch(stream, add ? DC__KERNEL_ACCUMULATE : DC__KERNEL_CAST, count, dst_dtype, src_dtype,
                      max_element_size(dst_dtype, src_dtype), &args, sizeof args);
 }

@@ -18,11 +18,11 @@ DC_DEVICE void finish(const dc__cuda_epilogue_args &args) {
   for (int64_t row = dc_block(); row < args.rows; row += dc_blocks()) {
     for (int64_t j = own_piece(); j < columns; j += next_piece()) {
       const int64_t at = row * columns + j, left = columns - j;
-      eight x = load<DTYPE>(from, at, left);
+      vec8 x = load<DTYPE>(from, at, left);
       if (args.epilogue == EPILOGUE_GELU_BACK) {
-        const eight input = load<DTYPE>(aux, at, left);
+        const vec8 input = load<DTYPE>(aux, at, left);
         DC_UNROLL
-        for (int i = 0; i < EIGHT; i++) {
+        for (int i = 0; i < VEC8; i++) {
           x.at[i] *= gelu_slope(input.at[i], erf);
         }
       } else if (bias != nullptr) {
@@ -34,7 +34,7 @@ DC_DEVICE void finish(const dc__cuda_epilogue_args &args) {
           store<DTYPE>(aux, at, left, x);
         }
         DC_UNROLL
-        for (int i = 0; i < EIGHT; i++) {
+        for (int i = 0; i < VEC8; i++) {
           x.at[i] = gelu(x.at[i], erf);
         }
       }

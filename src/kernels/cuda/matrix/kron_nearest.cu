@@ -21,7 +21,7 @@ DC_DEVICE side side_of(const dc__cuda_nearest_args &args) {
 DC_DEVICE dc__cuda_nearest_result *found_of(const dc__cuda_nearest_args &args) {
   return DC_MEMORY(args.found, sizeof *args.found, alignof(dc__cuda_nearest_result));
 }
-DC_DEVICE bool goes_on(const dc__cuda_nearest_args &args) {
+DC_DEVICE bool continues(const dc__cuda_nearest_args &args) {
   return dc__nearest_continues(&found_of(args)->state);
 }
 
@@ -56,7 +56,7 @@ DC_KERNEL(dc__nearest_guess_kernel, dc__cuda_nearest_args, THREADS) {
 
 /* v from u: an element by a thread; the grid's second axis is the chunk of u's rows. */
 DC_KERNEL(dc__nearest_inner_kernel, dc__cuda_nearest_args, THREADS) {
-  if (!goes_on(args)) {
+  if (!continues(args)) {
     return;
   }
   const view x = view_of(args.x, 0);
@@ -77,7 +77,7 @@ DC_KERNEL(dc__nearest_inner_kernel, dc__cuda_nearest_args, THREADS) {
 
 /* u from v: an element by a warp. */
 DC_BLOCK_KERNEL(dc__nearest_outer_kernel, dc__cuda_nearest_args, THREADS) {
-  if (!goes_on(args)) {
+  if (!continues(args)) {
     return;
   }
   const view x = view_of(args.x, 0);
@@ -102,12 +102,12 @@ DC_BLOCK_KERNEL(dc__nearest_outer_kernel, dc__cuda_nearest_args, THREADS) {
 /* The chunks' sum, and each block's squares. */
 DC_BLOCK_KERNEL(dc__nearest_reduce_kernel, dc__cuda_nearest_args, THREADS) {
   DC_SHARED(double, sums, [THREADS / DC_WARP]);
-  if (!goes_on(args)) {
+  if (!continues(args)) {
     return;
   }
   const side s = side_of(args);
   const double *parts = device_array(args.parts, 1, s.chunks * s.count);
-  double *fresh = device_array(args.fresh, 1, s.count), *squares = device_array(args.squares, 1, BLOCKS);
+  double *fresh = device_array(args.next, 1, s.count), *squares = device_array(args.squares, 1, BLOCKS);
   double square = 0;
   for (int64_t i = dc_first(); i < s.count; i += dc_step()) {
     double sum = 0;
@@ -126,11 +126,11 @@ DC_BLOCK_KERNEL(dc__nearest_reduce_kernel, dc__cuda_nearest_args, THREADS) {
 /* Each block adds up the squares of all, in one order. */
 DC_BLOCK_KERNEL(dc__nearest_normalise_kernel, dc__cuda_nearest_args, THREADS) {
   DC_SHARED(double, sums, [THREADS / DC_WARP]);
-  if (!goes_on(args)) {
+  if (!continues(args)) {
     return;
   }
   const side s = side_of(args);
-  const double *fresh = device_array(args.fresh, 1, s.count), *squares = device_array(args.squares, 1, BLOCKS);
+  const double *fresh = device_array(args.next, 1, s.count), *squares = device_array(args.squares, 1, BLOCKS);
   const double norm = sqrt(sum_of_block(dc_thread() < dc_blocks() ? squares[dc_thread()] : 0, sums));
   double trace = 0;
   uint64_t moved = 0;
@@ -161,8 +161,8 @@ DC_BLOCK_KERNEL(dc__nearest_check_kernel, dc__cuda_nearest_args, DC_WARP) {
   }
   square = sum_of_warp(square);
   trace = sum_of_warp(trace);
-  if (dc_thread() == 0 && goes_on(args)) {
-    dc__nearest_check_convergence(&found->state, sqrt(square), of_bits(found->moved), args.enough);
+  if (dc_thread() == 0 && continues(args)) {
+    dc__nearest_check_convergence(&found->state, sqrt(square), of_bits(found->moved), args.tolerance);
     found->trace = trace;
     found->moved = 0;
   }
@@ -173,7 +173,7 @@ DC_BLOCK_KERNEL(dc__nearest_residual_kernel, dc__cuda_nearest_args, THREADS) {
   const view x = view_of(args.x, 0);
   const double *u = device_array(args.u, 1, args.m * args.n), *v = device_array(args.v, 1, args.p * args.q);
   const double sigma = found_of(args)->state.sigma;
-  double *apart = device_array(args.apart, 1, 2 * args.x.rows);
+  double *apart = device_array(args.residual_sums, 1, 2 * args.x.rows);
   for (int64_t i = dc_first() / DC_WARP; i < args.x.rows; i += dc_step() / DC_WARP) {
     double off = 0, whole = 0;
     for (int64_t j = dc_thread() % DC_WARP; j < args.x.cols; j += DC_WARP) {

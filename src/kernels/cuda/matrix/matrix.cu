@@ -20,8 +20,8 @@ DC_BLOCK_KERNEL(dc__measure_kernel, dc__cuda_measure_args, DC__CUDA_MATRIX_THREA
       }
     }
   }
-  raise(&r->most, most);
-  raise(&r->apart, apart);
+  raise(&r->max_abs, most);
+  raise(&r->asymmetry, apart);
 }
 
 DC_KERNEL(dc__load_kernel, dc__cuda_load_args, DC__CUDA_MATRIX_THREADS) {
@@ -32,10 +32,10 @@ DC_KERNEL(dc__load_kernel, dc__cuda_load_args, DC__CUDA_MATRIX_THREADS) {
   const view a = view_of(args.from, matrix), to = view_of(args.to, matrix);
   double first = 1, second = args.factor[matrix];
   if (args.unit > 0) {
-    const double length = sqrt(report(args.reports, matrix)->fold);
+    const double length = sqrt(report(args.reports, matrix)->norm);
     second = 1 / (length > args.unit ? length : args.unit);
   } else if (args.reports != nullptr) {
-    const double most = of_bits(report(args.reports, matrix)->most);
+    const double most = of_bits(report(args.reports, matrix)->max_abs);
     const int exponent = most > 0 && most <= 1.7976931348623157e308 ? -ilogb(most) : 0;
     first = ldexp(1.0, exponent / 2);
     second = ldexp(1.0, exponent - exponent / 2);
@@ -88,7 +88,7 @@ DC_BLOCK_KERNEL(dc__matrix_norm_kernel, dc__cuda_matrix_norm_args, DC_WARP) {
     all = args.squares ? all + other : fmax(all, other);
   }
   if (dc_thread() == 0) {
-    report(args.reports, matrix)->fold = all;
+    report(args.reports, matrix)->norm = all;
   }
 }
 

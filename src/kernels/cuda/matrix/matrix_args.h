@@ -11,7 +11,7 @@ enum { DC__CUDA_MATRIX_THREADS = 256, DC__CUDA_TILE_THREADS = 128, DC__CUDA_MATR
 /* A batch of matrices as strides in elements, float32 or float64. */
 typedef struct dc__cuda_matrices {
   void *data;
-  void *const *places; /* of the device: each matrix's address, in place of data and batch_stride; may be NULL */
+  void *const *pointers; /* of the device: each matrix's address, in place of data and batch_stride; may be NULL */
   int64_t batch_stride, row_stride, col_stride;
   int64_t rows, cols;
   int32_t count, wide; /* wide: float64 */
@@ -20,16 +20,16 @@ typedef struct dc__cuda_matrices {
 /* The device's report on a matrix. Magnitudes are the bits of a double. They have the order of the numbers, with NaN
  * last, so the largest does not depend on the order of threads. */
 typedef struct dc__cuda_matrix_stats {
-  uint64_t most;     /* the largest entry */
-  uint64_t apart;    /* half the largest difference of two entries that mirror each other */
-  uint64_t distance; /* from I */
-  double fold;       /* the norm */
-  int32_t refused;   /* 1: the last step was refused */
+  uint64_t max_abs;   /* the largest entry */
+  uint64_t asymmetry; /* half the largest difference of two entries that mirror each other */
+  uint64_t distance;  /* from I */
+  double norm;
+  int32_t refused; /* 1: the last step was refused */
   int32_t reserved;
   dc__newton_state newton;
 } dc__cuda_matrix_stats;
 
-/* `most` of each matrix and, where `mirrored`, which needs square ones, `apart`. */
+/* `max_abs` of each matrix and, where `mirrored`, which needs square ones, `asymmetry`. */
 typedef struct dc__cuda_measure_args {
   dc__cuda_matrices from;
   dc__cuda_matrix_stats *reports;
@@ -37,9 +37,9 @@ typedef struct dc__cuda_measure_args {
 } dc__cuda_measure_args;
 
 /* to = from times factor. If low + high is not 0, `to` is symmetric: low times the lower triangle plus high times the
- * upper one of a square `from`. With reports, the factor is the power of two that brings `most` near 1. With `unit` it
- * is 1 over the larger of unit and the length, which is the root of `fold`. Only matrices with their bit in `mask` are
- * written. */
+ * upper one of a square `from`. With reports, the factor is the power of two that brings `max_abs` near 1. With `unit`
+ * it is 1 over the larger of unit and the length, which is the root of `norm`. Only matrices with their bit in `mask`
+ * are written. */
 typedef struct dc__cuda_load_args {
   dc__cuda_matrices from, to;
   const dc__cuda_matrix_stats *reports; /* NULL: factors */
@@ -49,7 +49,7 @@ typedef struct dc__cuda_load_args {
   double factor[DC__CUDA_BATCH_SLICE];
 } dc__cuda_load_args;
 
-/* `fold`: the largest sum of a row's magnitudes, or with `squares` the sum of all squares. sums [count, rows]. */
+/* `norm`: the largest sum of a row's magnitudes, or with `squares` the sum of all squares. sums [count, rows]. */
 typedef struct dc__cuda_matrix_norm_args {
   dc__cuda_matrices from;
   double *sums;

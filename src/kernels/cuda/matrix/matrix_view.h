@@ -24,8 +24,8 @@ DC_DEVICE view view_of(const dc__cuda_matrices &m, int32_t matrix) {
   const int64_t above = (down > 0 ? down : 0) + (right > 0 ? right : 0);
   (void)above;
   char *first = static_cast<char *>(m.data) + matrix * m.batch_stride * size;
-  if (m.places != nullptr) {
-    first = static_cast<char *>(*DC_MEMORY(m.places + matrix, sizeof(void *), alignof(void *)));
+  if (m.pointers != nullptr) {
+    first = static_cast<char *>(*DC_MEMORY(m.pointers + matrix, sizeof(void *), alignof(void *)));
   }
   char *lowest = first + below * size;
   lowest = DC_MEMORY(lowest, (above - below + 1) * size, static_cast<size_t>(size));

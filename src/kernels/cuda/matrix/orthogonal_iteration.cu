@@ -73,7 +73,8 @@ DC_KERNEL(dc__basis_store_kernel, dc__cuda_basis_args, DC__CUDA_MATRIX_THREADS) 
   float *to =
       device_array(static_cast<float *>(*DC_MEMORY(args.to + matrix, sizeof(void *), alignof(void *))), 0, n * n);
   const int32_t *found = found_of(args, matrix);
-  const bool good = (found[0] | found[1]) == 0 && of_bits(report(args.reports, matrix)->most) <= 3.4028234663852886e38;
+  const bool good =
+      (found[0] | found[1]) == 0 && of_bits(report(args.reports, matrix)->max_abs) <= 3.4028234663852886e38;
   int64_t *order = order_of(args, matrix);
   for (int64_t i = first_row(); i < n; i += next_row()) {
     for (int64_t j = dc_thread(); j < n; j += dc_threads()) {

@@ -26,8 +26,8 @@ DC_KERNEL(dc__stack_kernel, dc__cuda_stack_args, DC__CUDA_THREADS) {
   const uint32_t which = dc_block(1);
   float *block = floats(args.blocks[which], args.count);
   float *place = floats(args.stack + static_cast<int64_t>(which) * args.stride, args.count);
-  const float *from = args.give ? place : block;
-  float *to = args.give ? block : place;
+  const float *from = args.unpack ? place : block;
+  float *to = args.unpack ? block : place;
   for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
     to[i] = from[i];
   }
@@ -43,7 +43,7 @@ DC_KERNEL(dc__box_copy_kernel, dc__cuda_box_copy_args, DC__CUDA_THREADS) {
       rest = above;
     }
     at += rest * args.stride[0];
-    if (!args.give) {
+    if (!args.unpack) {
       block[i] = part[at];
     } else if (at >= 0 && at < args.length) {
       part[at] = block[i];
@@ -85,9 +85,9 @@ DC_KERNEL(dc__graft_finish_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
   float ratio = 1;
   if (args.lengths != nullptr) {
     const dc__cuda_matrix_stats *lengths =
-        DC_MEMORY(args.lengths, 2 * args.together * sizeof *lengths, alignof(dc__cuda_matrix_stats)) + dc_block(1);
-    const double own = sqrt(lengths[args.together].fold);
-    ratio = own > 0 ? static_cast<float>(sqrt(lengths[0].fold) / own) : 0;
+        DC_MEMORY(args.lengths, 2 * args.batch * sizeof *lengths, alignof(dc__cuda_matrix_stats)) + dc_block(1);
+    const double own = sqrt(lengths[args.batch].norm);
+    ratio = own > 0 ? static_cast<float>(sqrt(lengths[0].norm) / own) : 0;
   }
   for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
     float u = data[i] * ratio;

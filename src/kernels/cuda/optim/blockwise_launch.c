@@ -12,21 +12,21 @@ void dc__cuda_box_copy(dc_stream *stream, const dc__cuda_box_copy_args *args) {
 }
 
 void dc__cuda_stack(dc_stream *stream, const dc__cuda_stack_args *args) {
-  dc__cuda_launch_batch(stream, DC__KERNEL_STACK, args->count, args->together, args, sizeof *args);
+  dc__cuda_launch_batch(stream, DC__KERNEL_STACK, args->count, args->batch, args, sizeof *args);
 }
 
 void dc__cuda_graft_update(dc_stream *stream, const dc__cuda_graft_args *args) {
-  dc__cuda_launch_batch(stream, DC__KERNEL_GRAFT_UPDATE, args->count, args->together, args, sizeof *args);
+  dc__cuda_launch_batch(stream, DC__KERNEL_GRAFT_UPDATE, args->count, args->batch, args, sizeof *args);
 }
 
 void dc__cuda_graft_direction(dc_stream *stream, const dc__cuda_graft_args *args) {
-  dc__cuda_launch_batch(stream, DC__KERNEL_GRAFT_DIRECTION, args->count, args->together, args, sizeof *args);
+  dc__cuda_launch_batch(stream, DC__KERNEL_GRAFT_DIRECTION, args->count, args->batch, args, sizeof *args);
 }
 
 void dc__cuda_graft_finish(dc_stream *stream, const dc__cuda_graft_args *args) {
-  dc__cuda_launch_batch(stream, DC__KERNEL_GRAFT_FINISH, args->count, args->together, args, sizeof *args);
+  dc__cuda_launch_batch(stream, DC__KERNEL_GRAFT_FINISH, args->count, args->batch, args, sizeof *args);
 }
 
 void dc__cuda_permute(dc_stream *stream, const dc__cuda_permute_args *args) {
-  dc__cuda_launch_batch(stream, DC__KERNEL_PERMUTE, args->count, args->together, args, sizeof *args);
+  dc__cuda_launch_batch(stream, DC__KERNEL_PERMUTE, args->count, args->batch, args, sizeof *args);
 }

@@ -142,7 +142,7 @@ struct below {
   }
 };
 
-struct take {
+struct load_block_rule {
   static constexpr bool has_gradient = true;
   static constexpr bool only_looks = false;
   template <int64_t N>
@@ -161,7 +161,7 @@ struct take {
   }
 };
 
-struct give {
+struct store_block_rule {
   static constexpr bool has_gradient = false;
   static constexpr bool only_looks = false;
   template <int64_t N>
@@ -252,18 +252,18 @@ DC_KERNEL(dc__scan_overflow_kernel, dc__update_batch, DC__CUDA_THREADS) {
 }
 
 DC_KERNEL(dc__load_block_kernel, dc__update_batch, DC__CUDA_THREADS) {
-  run<take>(args);
+  run<load_block_rule>(args);
 }
 
 DC_KERNEL(dc__store_block_kernel, dc__update_batch, DC__CUDA_THREADS) {
-  run<give>(args);
+  run<store_block_rule>(args);
 }
 
 DC_KERNEL(dc__update_begin_kernel, dc__update_begin, DC__CUDA_THREADS) {
   const bool stopped = is_stopped(args.found);
   const int64_t i = dc_first();
-  if (i == 0 && args.tally != nullptr) {
-    dc__update_status *tally = DC_MEMORY(args.tally, sizeof(dc__update_status), 8);
+  if (i == 0 && args.status != nullptr) {
+    dc__update_status *tally = DC_MEMORY(args.status, sizeof(dc__update_status), 8);
     tally->steps += stopped ? 0 : 1;
     tally->skipped += stopped ? 1 : 0;
   }
@@ -276,7 +276,7 @@ DC_KERNEL(dc__update_begin_kernel, dc__update_begin, DC__CUDA_THREADS) {
 
 DC_KERNEL(dc__update_read_scaler_kernel, dc__update_read_scaler, DC__CUDA_THREADS) {
   if (dc_first() == 0) {
-    dc__update_status *look = DC_MEMORY(args.look, sizeof(dc__update_status), 8);
+    dc__update_status *look = DC_MEMORY(args.status, sizeof(dc__update_status), 8);
     const float loss_scale = args.loss_scale != nullptr ? *DC_MEMORY(args.loss_scale, 4, 4) : 1.0f;
     const float found_inf = args.found_inf != nullptr ? *DC_MEMORY(args.found_inf, 4, 4) : 0.0f;
     look->scale = dc__update_scale(args.grad_scale, loss_scale);

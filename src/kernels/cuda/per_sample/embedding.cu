@@ -11,9 +11,9 @@ enum { THREADS = DC__CUDA_THREADS, WARPS = THREADS / DC_WARP };
 struct indices {
   const dc__cuda_indices &of;
   const void *ids, *delta;
-  const double *shares;
+  const double *sample_weights;
   DC_MEMBER int64_t id(int64_t place) const {
-    return of.long_ids ? static_cast<const int64_t *>(ids)[place] : static_cast<const int32_t *>(ids)[place];
+    return of.wide_ids ? static_cast<const int64_t *>(ids)[place] : static_cast<const int32_t *>(ids)[place];
   }
   DC_MEMBER bool counts(int64_t place) const {
     return id(place) != of.padding;
@@ -25,20 +25,20 @@ struct indices {
 };
 
 DC_DEVICE indices read(const dc__cuda_indices &of) {
-  const int64_t places = of.samples * of.positions;
-  return {of, device_array(of.ids, of.long_ids, places),
-          device_array(of.delta, of.wide, (of.bag ? of.samples : places) * of.columns),
-          of.shares == nullptr ? of.shares : device_array(of.shares, 1, of.samples)};
+  const int64_t num_positions = of.samples * of.positions;
+  return {of, device_array(of.ids, of.wide_ids, num_positions),
+          device_array(of.delta, of.wide, (of.bag ? of.samples : num_positions) * of.columns),
+          of.sample_weights == nullptr ? of.sample_weights : device_array(of.sample_weights, 1, of.samples)};
 }
 
 }  // namespace
 
 /* A warp has a sample. */
 DC_BLOCK_KERNEL(dc__sample_weights_kernel, dc__cuda_sample_weights_args, THREADS) {
-  const indices in = read(args.of);
-  const int64_t samples = args.of.samples, positions = args.of.positions;
-  const void *factors = args.factors == nullptr ? args.factors : device_array(args.factors, args.of.wide, samples);
-  double *shares = device_array(args.shares, 1, samples);
+  const indices in = read(args.indices);
+  const int64_t samples = args.indices.samples, positions = args.indices.positions;
+  const void *factors = args.factors == nullptr ? args.factors : device_array(args.factors, args.indices.wide, samples);
+  double *weights = device_array(args.sample_weights, 1, samples);
   for (int64_t n = dc_first() / DC_WARP; n < samples; n += dc_step() / DC_WARP) {
     double count = 0;
     for (int64_t t = dc_thread() % DC_WARP; t < positions && args.mean; t += DC_WARP) {
@@ -46,8 +46,8 @@ DC_BLOCK_KERNEL(dc__sample_weights_kernel, dc__cuda_sample_weights_args, THREADS
     }
     count = sum_of_warp(count);
     if (dc_thread() % DC_WARP == 0) {
-      const double factor = factors == nullptr ? 1 : get(factors, args.of.wide, n);
-      shares[n] = factor * (count > 0 ? 1 / count : 1);
+      const double factor = factors == nullptr ? 1 : get(factors, args.indices.wide, n);
+      weights[n] = factor * (count > 0 ? 1 / count : 1);
     }
   }
 }
@@ -57,16 +57,16 @@ DC_BLOCK_KERNEL(dc__sample_weights_kernel, dc__cuda_sample_weights_args, THREADS
 DC_BLOCK_KERNEL(dc__scatter_kernel, dc__cuda_scatter_args, THREADS) {
   DC_SHARED(int64_t, own, [THREADS]);
   DC_SHARED(uint32_t, found, [WARPS]);
-  const indices in = read(args.of);
-  const dc__cuda_indices &of = args.of;
-  const int64_t tables = args.each ? of.samples : 1, places = of.samples * of.positions / tables;
+  const indices in = read(args.indices);
+  const dc__cuda_indices &of = args.indices;
+  const int64_t tables = args.per_sample ? of.samples : 1, num_positions = of.samples * of.positions / tables;
   const int64_t column = dc_first();
   void *table = device_array(args.table, of.wide, tables * of.rows * of.columns);
   for (int64_t n = dc_block(2); n < tables; n += dc_blocks(2)) {
-    for (int64_t begin = n * places; begin < (n + 1) * places; begin += THREADS) {
+    for (int64_t begin = n * num_positions; begin < (n + 1) * num_positions; begin += THREADS) {
       const int64_t place = begin + dc_thread();
-      const bool mine = place < (n + 1) * places && in.counts(place) && in.shares[place / of.positions] != 0 &&
-                        in.id(place) % dc_blocks(1) == dc_block(1);
+      const bool mine = place < (n + 1) * num_positions && in.counts(place) &&
+                        in.sample_weights[place / of.positions] != 0 && in.id(place) % dc_blocks(1) == dc_block(1);
       const uint32_t warp = dc_thread() / DC_WARP, ballot = dc_ballot(mine);
       if (dc_thread() % DC_WARP == 0) {
         found[warp] = dc_ones(ballot);
@@ -83,7 +83,7 @@ DC_BLOCK_KERNEL(dc__scatter_kernel, dc__cuda_scatter_args, THREADS) {
       dc_sync(); /* a thread rewrites `own` only after the next barrier, when all have read it */
       for (uint32_t i = 0; i < all && column < of.columns; i++) {
         const int64_t to = (n * of.rows + in.id(own[i])) * of.columns + column;
-        const double more = in.shares[own[i] / of.positions] * in.at(own[i], column);
+        const double more = in.sample_weights[own[i] / of.positions] * in.at(own[i], column);
         put(table, of.wide, to, get(table, of.wide, to) + more);
       }
     }
@@ -94,14 +94,14 @@ DC_BLOCK_KERNEL(dc__scatter_kernel, dc__cuda_scatter_args, THREADS) {
  * bitonic network go upwards, so places past the end count as larger than all. */
 DC_BLOCK_KERNEL(dc__rows_squared_kernel, dc__cuda_rows_squared_args, THREADS) {
   DC_SHARED(double, sums, [WARPS]);
-  const indices in = read(args.of);
-  const dc__cuda_indices &of = args.of;
-  int64_t *all = device_array(args.places, 1, of.samples * of.positions);
+  const indices in = read(args.indices);
+  const dc__cuda_indices &of = args.indices;
+  int64_t *all = device_array(args.sorted, 1, of.samples * of.positions);
   double *parts = device_array(args.parts, 1, of.samples);
   for (int64_t n = dc_block(); n < of.samples; n += dc_blocks()) {
-    int64_t *places = all + n * of.positions;
+    int64_t *sorted = all + n * of.positions;
     for (int64_t t = dc_thread(); t < of.positions; t += THREADS) {
-      places[t] = n * of.positions + t;
+      sorted[t] = n * of.positions + t;
     }
     dc_sync();
     for (int64_t run = 2; run < 2 * of.positions; run *= 2) {
@@ -109,10 +109,10 @@ DC_BLOCK_KERNEL(dc__rows_squared_kernel, dc__cuda_rows_squared_args, THREADS) {
         for (int64_t t = dc_thread(); t < of.positions; t += THREADS) {
           const int64_t u = t ^ step;
           if (u > t && u < of.positions) {
-            const int64_t a = places[t], b = places[u];
+            const int64_t a = sorted[t], b = sorted[u];
             if (in.id(a) > in.id(b) || (in.id(a) == in.id(b) && a > b)) {
-              places[t] = b;
-              places[u] = a;
+              sorted[t] = b;
+              sorted[u] = a;
             }
           }
         }
@@ -123,8 +123,8 @@ DC_BLOCK_KERNEL(dc__rows_squared_kernel, dc__cuda_rows_squared_args, THREADS) {
     for (int64_t column = dc_thread(); column < of.columns; column += THREADS) {
       double sum = 0;
       for (int64_t t = 0; t < of.positions; t++) {
-        sum += in.counts(places[t]) ? in.shares[n] * in.at(places[t], column) : 0;
-        if (t + 1 == of.positions || in.id(places[t]) != in.id(places[t + 1])) {
+        sum += in.counts(sorted[t]) ? in.sample_weights[n] * in.at(sorted[t], column) : 0;
+        if (t + 1 == of.positions || in.id(sorted[t]) != in.id(sorted[t + 1])) {
           square += sum * sum;
           sum = 0;
         }

@@ -7,15 +7,15 @@
 enum { MAX_BLOCKS = 1 << 16 };
 
 void dc__cuda_sample_weights(dc_stream *stream, const dc__cuda_sample_weights_args *args) {
-  dc__cuda_launch_elements(stream, DC__KERNEL_SAMPLE_WEIGHTS, args->of.samples * DC__CUDA_WARP, MAX_BLOCKS, args,
+  dc__cuda_launch_elements(stream, DC__KERNEL_SAMPLE_WEIGHTS, args->indices.samples * DC__CUDA_WARP, MAX_BLOCKS, args,
                            sizeof *args);
 }
 
 /* Each block scans all positions of its table, so there are no more blocks than fill a device. */
 void dc__cuda_scatter(dc_stream *stream, const dc__cuda_scatter_args *args) {
   enum { ENOUGH = 1024, MAX_PARTS = 256 };
-  const dc__cuda_indices *of = &args->of;
-  const int64_t tables = args->each ? of->samples : 1;
+  const dc__cuda_indices *of = &args->indices;
+  const int64_t tables = args->per_sample ? of->samples : 1;
   const int64_t parts = of->rows < MAX_PARTS ? of->rows : MAX_PARTS;
   if (of->samples > 0 && of->positions > 0 && of->columns > 0) {
     const uint32_t across = (uint32_t)((of->columns + DC__CUDA_THREADS - 1) / DC__CUDA_THREADS);
@@ -32,6 +32,6 @@ void dc__cuda_scatter(dc_stream *stream, const dc__cuda_scatter_args *args) {
 
 /* A block a sample. */
 void dc__cuda_rows_squared(dc_stream *stream, const dc__cuda_rows_squared_args *args) {
-  dc__cuda_launch_elements(stream, DC__KERNEL_ROWS_SQUARED, args->of.samples * DC__CUDA_THREADS, MAX_BLOCKS, args,
+  dc__cuda_launch_elements(stream, DC__KERNEL_ROWS_SQUARED, args->indices.samples * DC__CUDA_THREADS, MAX_BLOCKS, args,
                            sizeof *args);
 }

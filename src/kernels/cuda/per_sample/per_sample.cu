@@ -39,7 +39,7 @@ DC_DEVICE double before(bool adds, const void *data, int32_t wide, int64_t i) {
 
 DC_BLOCK_KERNEL(dc__statistics_kernel, dc__cuda_statistics_args, DC__CUDA_THREADS) {
   const void *x = device_array(args.x, args.wide, args.rows * args.width);
-  double *means = doubles(args.mean, args.rows), *rates = doubles(args.rate, args.rows);
+  double *means = doubles(args.mean, args.rows), *rates = doubles(args.rstd, args.rows);
   const double width = static_cast<double>(args.width);
   for (int64_t row = first_of_warp(); row < args.rows; row += warps()) {
     double sum = 0, square = 0;
@@ -61,17 +61,17 @@ DC_BLOCK_KERNEL(dc__statistics_kernel, dc__cuda_statistics_args, DC__CUDA_THREAD
 
 /* A column by a thread: neighbouring threads read neighbouring elements. */
 DC_KERNEL(dc__columns_kernel, dc__cuda_columns_args, DC__CUDA_THREADS) {
-  const int64_t count = args.samples * args.columns, places = args.samples * args.positions;
+  const int64_t count = args.samples * args.columns, num_positions = args.samples * args.positions;
   const void *delta = device_array(args.delta, args.wide, count * args.positions);
   const void *x = args.x == nullptr ? args.x : device_array(args.x, args.wide, count * args.positions);
-  const double *mean = doubles(args.mean, places), *rate = doubles(args.rate, places);
+  const double *mean = doubles(args.mean, num_positions), *rstd = doubles(args.rstd, num_positions);
   double *sums = doubles(args.sums, count);
   for (int64_t at = dc_first(); at < count; at += dc_step()) {
     const int64_t first = at / args.columns * args.positions;
     double sum = 0;
     for (int64_t t = 0; t < args.positions; t++) {
       const int64_t i = (first + t) * args.columns + at % args.columns;
-      const double hat = x == nullptr ? 1 : (get(x, args.wide, i) - mean[first + t]) * rate[first + t];
+      const double hat = x == nullptr ? 1 : (get(x, args.wide, i) - mean[first + t]) * rstd[first + t];
       sum += get(delta, args.wide, i) * hat;
     }
     sums[at] = sum;
@@ -83,13 +83,13 @@ DC_BLOCK_KERNEL(dc__channels_kernel, dc__cuda_columns_args, DC__CUDA_THREADS) {
   const int64_t count = args.samples * args.columns, groups = args.x == nullptr ? 0 : count / args.group;
   const void *delta = device_array(args.delta, args.wide, count * args.positions);
   const void *x = args.x == nullptr ? args.x : device_array(args.x, args.wide, count * args.positions);
-  const double *mean = doubles(args.mean, groups), *rate = doubles(args.rate, groups);
+  const double *mean = doubles(args.mean, groups), *rstd = doubles(args.rstd, groups);
   double *sums = doubles(args.sums, count);
   for (int64_t at = first_of_warp(); at < count; at += warps()) {
     double sum = 0;
     for (int64_t t = lane(); t < args.positions; t += DC_WARP) {
       const int64_t i = at * args.positions + t;
-      const double hat = x == nullptr ? 1 : (get(x, args.wide, i) - mean[at / args.group]) * rate[at / args.group];
+      const double hat = x == nullptr ? 1 : (get(x, args.wide, i) - mean[at / args.group]) * rstd[at / args.group];
       sum += get(delta, args.wide, i) * hat;
     }
     sum = sum_of_warp(sum);
@@ -139,7 +139,7 @@ DC_KERNEL(dc__squares_kernel, dc__cuda_squares_args, DC__CUDA_THREADS) {
       sum += parts[n * args.width + i];
     }
     /* Rounding may make it negative; NaN stays. */
-    put(squares, args.wide, n, before(args.adds, squares, args.wide, n) + (sum < 0 ? 0 : sum));
+    put(squares, args.wide, n, before(args.accumulate, squares, args.wide, n) + (sum < 0 ? 0 : sum));
   }
 }
 
@@ -153,7 +153,7 @@ DC_KERNEL(dc__weighted_sum_kernel, dc__cuda_weighted_sum_args, DC__CUDA_THREADS)
       const double factor = factors == nullptr ? 1 : get(factors, args.wide, n);
       sum += factor != 0 ? factor * columns[n * args.count + i] : 0;
     }
-    put(out, args.wide, i, sum + before(args.adds, out, args.wide, i));
+    put(out, args.wide, i, sum + before(args.accumulate, out, args.wide, i));
   }
 }
 
@@ -169,7 +169,7 @@ DC_KERNEL(dc__clip_kernel, dc__cuda_clip_args, DC__CUDA_THREADS) {
 
 /* The grid's axes are positions, a row, and a sample. */
 DC_KERNEL(dc__im2col_kernel, dc__cuda_im2col_args, DC__CUDA_THREADS) {
-  const int64_t places = args.kernel[0] * args.kernel[1] * args.kernel[2], rows = args.channels * places;
+  const int64_t kernel_size = args.kernel[0] * args.kernel[1] * args.kernel[2], rows = args.channels * kernel_size;
   const int64_t pixels = args.size[0] * args.size[1] * args.size[2];
   const int64_t positions = args.size_out[0] * args.size_out[1] * args.size_out[2];
   const void *from = pixels == 0 ? args.from : elements(args.from, args.wide, args.samples * args.channels * pixels);
@@ -178,7 +178,7 @@ DC_KERNEL(dc__im2col_kernel, dc__cuda_im2col_args, DC__CUDA_THREADS) {
   for (int64_t n = dc_block(2); n < args.samples; n += dc_blocks(2)) {
     const double factor = factors == nullptr ? 1 : get(factors, args.wide, n);
     for (int64_t row = dc_block(1); row < rows; row += dc_blocks(1)) {
-      const int64_t channel = n * args.channels + row / places, place = row % places;
+      const int64_t channel = n * args.channels + row / kernel_size, place = row % kernel_size;
       const int64_t k[3] = {place / (args.kernel[1] * args.kernel[2]), place / args.kernel[2] % args.kernel[1],
                             place % args.kernel[2]};
       for (int64_t p = dc_first(); p < positions; p += dc_step()) {

@@ -8,10 +8,10 @@
 
 #include "kernels/cuda/threads.h"
 
-/* x-hat of a norm's rows is (x - mean) rate. */
+/* x-hat of a norm's rows is (x - mean) rstd. */
 typedef struct dc__cuda_statistics_args {
   const void *x; /* [rows, width] */
-  double *mean, *rate;
+  double *mean, *rstd;
   int64_t rows, width;
   double eps;
   int32_t centred; /* 0: the mean is 0 */
@@ -21,7 +21,7 @@ typedef struct dc__cuda_statistics_args {
 /* sums[n][i] of delta over sample n's positions, times x-hat if x is not NULL. */
 typedef struct dc__cuda_columns_args {
   const void *delta, *x; /* [samples, positions, columns], or by_rows [samples, columns, positions]; x may be NULL */
-  const double *mean, *rate;
+  const double *mean, *rstd;
   double *sums;
   int64_t samples, positions, columns;
   int64_t group; /* by_rows: columns that share their statistics; else each position has its own */
@@ -44,21 +44,22 @@ typedef struct dc__cuda_totals_args {
   double factor;
 } dc__cuda_totals_args;
 
-/* squares[n] = the sum of parts[n][..], at least 0, plus the old value if it adds. */
+/* squares[n] = the sum of parts[n][..], at least 0, plus the old value with `accumulate`. */
 typedef struct dc__cuda_squares_args {
   const double *parts; /* [samples, width] */
   void *squares;
   int64_t samples, width;
-  int32_t adds, wide;
+  int32_t accumulate, wide;
 } dc__cuda_squares_args;
 
-/* out[i] = the sum of factors[n] columns[n][i], plus the old value if it adds. A sample with factor 0 is skipped. */
+/* out[i] = the sum of factors[n] columns[n][i], plus the old value with `accumulate`. A sample with factor 0 is
+ * skipped. */
 typedef struct dc__cuda_weighted_sum_args {
   const double *columns; /* [samples, count] */
   const void *factors;   /* NULL: all 1 */
   void *out;
   int64_t samples, count;
-  int32_t adds, wide;
+  int32_t accumulate, wide;
 } dc__cuda_weighted_sum_args;
 
 /* factors[i] = min(1, max_norm / (sqrt(squares[i]) + 1e-6)), 0 if that is not finite. */

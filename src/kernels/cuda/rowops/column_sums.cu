@@ -10,14 +10,14 @@ enum { WARPS = DC__CUDA_PART_THREADS / DC_WARP };
 
 /* A thread's sums over a chunk of rows of 8 columns. WHOLE: all rows are aligned to 16 bytes there. */
 template <int DTYPE, bool WHOLE>
-DC_DEVICE eight sum_rows(const dc__cuda_sum_args &args, int64_t chunk, int64_t j) {
+DC_DEVICE vec8 sum_rows(const dc__cuda_sum_args &args, int64_t chunk, int64_t j) {
   const int64_t columns = args.columns, left = columns - j;
   const int64_t first = chunk * DC__CUDA_CHUNK, end = first + DC__CUDA_CHUNK, last = end < args.rows ? end : args.rows;
   const void *x = device_array<DTYPE>(args.x, args.rows * columns);
-  eight sum = {};
+  vec8 sum = {};
   DC_UNROLL_8
   for (int64_t row = first; row < last; row++) {
-    add(sum, WHOLE ? load_whole<DTYPE>(x, row * columns + j) : load<DTYPE>(x, row * columns + j, left));
+    add(sum, WHOLE ? load_aligned<DTYPE>(x, row * columns + j) : load<DTYPE>(x, row * columns + j, left));
   }
   return sum;
 }
@@ -26,17 +26,17 @@ DC_DEVICE eight sum_rows(const dc__cuda_sum_args &args, int64_t chunk, int64_t j
 template <int DTYPE>
 DC_DEVICE void sum_chunks(const dc__cuda_sum_args &args) {
   const int64_t columns = args.columns, chunks = args.sums.chunks;
-  const int64_t j = (static_cast<int64_t>(dc_block(1)) * dc_threads() + dc_thread()) * EIGHT, left = columns - j;
+  const int64_t j = (static_cast<int64_t>(dc_block(1)) * dc_threads() + dc_thread()) * VEC8, left = columns - j;
   float *parts = device_array<DC_FLOAT32>(args.sums.parts, chunks * columns);
-  const bool whole = columns % EIGHT == 0 && at_once<DTYPE>(args.x, j, left);
+  const bool whole = columns % VEC8 == 0 && is_vectorizable<DTYPE>(args.x, j, left);
   for (int64_t chunk = dc_block(); chunk < chunks && left > 0; chunk += dc_blocks()) {
-    const eight sum = whole ? sum_rows<DTYPE, true>(args, chunk, j) : sum_rows<DTYPE, false>(args, chunk, j);
+    const vec8 sum = whole ? sum_rows<DTYPE, true>(args, chunk, j) : sum_rows<DTYPE, false>(args, chunk, j);
     store<DC_FLOAT32>(parts, chunk * columns + j, left, sum);
   }
 }
 
 template <int DTYPE>
-DC_DEVICE void give(const dc__cuda_sums &args, void *array, int64_t column, float sum) {
+DC_DEVICE void store_sum(const dc__cuda_sums &args, void *array, int64_t column, float sum) {
   void *to = device_array<DTYPE>(array, args.columns);
   put<DTYPE>(to, column, args.accumulate != 0 ? sum + get<DTYPE>(to, column) : sum);
 }
@@ -77,5 +77,5 @@ DC_BLOCK_KERNEL(dc__sum_parts_kernel, dc__cuda_sums, DC__CUDA_PART_THREADS) {
   for (int w = 0; w < WARPS; w++) {
     sum += sums[w][lane];
   }
-  DC_BY_TYPE(args.dtype, give, args, to, column, sum);
+  DC_BY_TYPE(args.dtype, store_sum, args, to, column, sum);
 }

@@ -34,12 +34,12 @@ DC_DEVICE place place_of(const dc__cuda_dropout &drop, int64_t row) {
 }
 
 /* Multiplies by the mask of columns [first, first + 8). */
-DC_DEVICE void apply(eight &x, const dc__cuda_dropout &drop, const place &p, int64_t first) {
-  const uint32_t counter[4] = {static_cast<uint32_t>(first / EIGHT), p.row, p.sample, 0};
+DC_DEVICE void apply(vec8 &x, const dc__cuda_dropout &drop, const place &p, int64_t first) {
+  const uint32_t counter[4] = {static_cast<uint32_t>(first / VEC8), p.row, p.sample, 0};
   uint32_t words[4];
   dc__philox_words(words, counter, drop.key);
   DC_UNROLL
-  for (int j = 0; j < EIGHT; j++) {
+  for (int j = 0; j < VEC8; j++) {
     const uint32_t bits = words[j / 2] >> (j % 2 * 16) & 0xffffu;
     x.at[j] *= bits < drop.threshold ? 0.0f : drop.scale;
   }
@@ -72,22 +72,22 @@ DC_DEVICE pair sums_of_block(pair sum, pair (&parts)[WARPS]) {
 
 /* dc__row_moments() of a row as it is stored; `own` is this thread's first piece. */
 template <int DTYPE>
-DC_DEVICE void moments(const eight &own, const void *x, int64_t row, int64_t columns, float eps,
-                       pair (&parts)[2][WARPS], float &mean, float &rstd) {
+DC_DEVICE void moments(const vec8 &own, const void *x, int64_t row, int64_t columns, float eps, pair (&parts)[2][WARPS],
+                       float &mean, float &rstd) {
   const float count = static_cast<float>(columns);
   pair sum = {0, 0}, off = {0, 0};
   for (int64_t j = own_piece(); j < columns; j += next_piece()) {
-    const eight e = j == own_piece() ? own : load<DTYPE>(x, row * columns + j, columns - j);
+    const vec8 e = j == own_piece() ? own : load<DTYPE>(x, row * columns + j, columns - j);
     DC_UNROLL
-    for (int i = 0; i < EIGHT; i++) {
+    for (int i = 0; i < VEC8; i++) {
       sum.x += e.at[i];
     }
   }
   const float m = sums_of_block(sum, parts[0]).x / count;
   for (int64_t j = own_piece(); j < columns; j += next_piece()) {
-    const eight e = j == own_piece() ? own : load<DTYPE>(x, row * columns + j, columns - j);
+    const vec8 e = j == own_piece() ? own : load<DTYPE>(x, row * columns + j, columns - j);
     DC_UNROLL
-    for (int i = 0; i < EIGHT; i++) {
+    for (int i = 0; i < VEC8; i++) {
       const float d = j + i < columns ? e.at[i] - m : 0.0f;
       off.x += d;
       off.y += d * d;
@@ -107,12 +107,12 @@ struct norm {
 
 /* y's piece at column j. */
 template <int DTYPE>
-DC_DEVICE void normalize(const norm &n, const eight &x, int64_t row, int64_t columns, int64_t j, float mean,
+DC_DEVICE void normalize(const norm &n, const vec8 &x, int64_t row, int64_t columns, int64_t j, float mean,
                          float rstd) {
-  const eight g = load<DTYPE>(n.gamma, j, columns - j), b = load<DTYPE>(n.beta, j, columns - j);
-  eight e;
+  const vec8 g = load<DTYPE>(n.gamma, j, columns - j), b = load<DTYPE>(n.beta, j, columns - j);
+  vec8 e;
   DC_UNROLL
-  for (int i = 0; i < EIGHT; i++) {
+  for (int i = 0; i < VEC8; i++) {
     e.at[i] = (x.at[i] - mean) * rstd * g.at[i] + b.at[i];
   }
   store<DTYPE>(n.y, row * columns + j, columns - j, e);
@@ -130,10 +130,10 @@ DC_DEVICE void add_residual(const dc__cuda_residual_args &args, pair (&parts)[2]
   void *out = args.out != nullptr ? device_array<DTYPE>(args.out, count) : n.y;
   for (int64_t row = dc_block(); row < args.rows; row += dc_blocks()) {
     const place p = args.drop.threshold != 0 ? place_of(args.drop, row) : place{0, 0};
-    eight own = {};
+    vec8 own = {};
     for (int64_t j = own_piece(); j < columns; j += next_piece()) {
       const int64_t at = row * columns + j, left = columns - j;
-      eight x = load<DTYPE>(u, at, left);
+      vec8 x = load<DTYPE>(u, at, left);
       if (bias != nullptr) {
         add(x, load<DTYPE>(bias, j, left));
       }
@@ -159,7 +159,7 @@ DC_DEVICE void add_residual(const dc__cuda_residual_args &args, pair (&parts)[2]
       stats[args.rows + row] = rstd;
     }
     for (int64_t j = own_piece(); j < columns; j += next_piece()) {
-      const eight x = j == own_piece() ? own : load<DTYPE>(out, row * columns + j, columns - j);
+      const vec8 x = j == own_piece() ? own : load<DTYPE>(out, row * columns + j, columns - j);
       normalize<DTYPE>(n, x, row, columns, j, mean, rstd);
     }
   }
@@ -184,36 +184,36 @@ DC_DEVICE void normalize_again(const dc__cuda_layernorm_args &args) {
 
 /* A thread's input of a row's first piece, requested early. WHOLE: rows are aligned to 16 bytes there. */
 template <int DTYPE>
-struct asked {
+struct stored_row {
   stored<DTYPE> dy, x;
   float mean, rstd;
 };
 
 template <int DTYPE>
-DC_DEVICE asked<DTYPE> ask_row(const dc__cuda_layernorm_backward_args &args, int64_t row, bool whole) {
+DC_DEVICE stored_row<DTYPE> load_stored_row(const dc__cuda_layernorm_backward_args &args, int64_t row, bool whole) {
   const int64_t columns = args.columns, count = args.rows * columns, at = row * columns + own_piece();
   const void *dy = device_array<DTYPE>(args.dy, count), *x = device_array<DTYPE>(args.x, count);
   const float *stats = device_array<DC_FLOAT32>(args.stats, 2 * args.rows);
   const float mean = stats[row], rstd = stats[args.rows + row];
   if (whole) {
-    return {ask_whole<DTYPE>(dy, at), ask_whole<DTYPE>(x, at), mean, rstd};
+    return {load_stored_aligned<DTYPE>(dy, at), load_stored_aligned<DTYPE>(x, at), mean, rstd};
   }
   const int64_t left = columns - own_piece();
-  return {ask<DTYPE>(dy, at, left), ask<DTYPE>(x, at, left), mean, rstd};
+  return {load_stored<DTYPE>(dy, at, left), load_stored<DTYPE>(x, at, left), mean, rstd};
 }
 
 /* A piece of dy gamma, and of the normalised x. */
 struct slope {
-  eight scaled, normal;
+  vec8 scaled, normal;
 };
 
 /* Adds a piece to the sums over rows, of dy and of dy times the normalised x. Along the row it adds the slope and the
  * slope times the normalised x. Elements beyond the row contribute 0. */
-DC_DEVICE slope add_piece(const eight &dy, const eight &x, const eight &gamma, float mean, float rstd, eight &sum,
-                          eight &dot, pair &along) {
+DC_DEVICE slope add_piece(const vec8 &dy, const vec8 &x, const vec8 &gamma, float mean, float rstd, vec8 &sum,
+                          vec8 &dot, pair &along) {
   slope s;
   DC_UNROLL
-  for (int i = 0; i < EIGHT; i++) {
+  for (int i = 0; i < VEC8; i++) {
     s.scaled.at[i] = dy.at[i] * gamma.at[i];
     s.normal.at[i] = (x.at[i] - mean) * rstd;
     sum.at[i] += dy.at[i];
@@ -231,10 +231,10 @@ struct partial {
   DC_MEMBER float *row(int which) const {
     return parts + (which * dc_blocks() + dc_block()) * columns;
   }
-  DC_MEMBER eight take(int which, int64_t j) const {
+  DC_MEMBER vec8 take(int which, int64_t j) const {
     return load<DC_FLOAT32>(row(which), j, columns - j);
   }
-  DC_MEMBER void give(int64_t j, const eight &sum, const eight &dot) const {
+  DC_MEMBER void give(int64_t j, const vec8 &sum, const vec8 &dot) const {
     store<DC_FLOAT32>(row(0), j, columns - j, sum);
     store<DC_FLOAT32>(row(1), j, columns - j, dot);
   }
@@ -242,13 +242,13 @@ struct partial {
 
 /* Stores a piece of dx, and of dropped. along: the means along the row. */
 template <int DTYPE>
-DC_DEVICE void give_piece(const dc__cuda_layernorm_backward_args &args, const slope &s, const place &p, int64_t row,
-                          int64_t j, float rstd, const pair &along) {
+DC_DEVICE void store_piece(const dc__cuda_layernorm_backward_args &args, const slope &s, const place &p, int64_t row,
+                           int64_t j, float rstd, const pair &along) {
   const int64_t columns = args.columns, count = args.rows * columns, at = row * columns + j, left = columns - j;
   void *dropped = device_array<DTYPE>(args.dropped, count);
-  eight d;
+  vec8 d;
   DC_UNROLL
-  for (int i = 0; i < EIGHT; i++) {
+  for (int i = 0; i < VEC8; i++) {
     d.at[i] = rstd * fmaf(-s.normal.at[i], along.y, s.scaled.at[i] - along.x);
   }
   if (args.add != nullptr) {
@@ -267,33 +267,33 @@ DC_DEVICE void give_piece(const dc__cuda_layernorm_backward_args &args, const sl
  * them. A thread's first piece and its sums stay in registers; other pieces are read again, and their sums are in
  * `parts`. */
 template <int DTYPE>
-DC_DEVICE void normal_back(const dc__cuda_layernorm_backward_args &args, pair (&parts)[2][WARPS]) {
+DC_DEVICE void normalize_backward(const dc__cuda_layernorm_backward_args &args, pair (&parts)[2][WARPS]) {
   const int64_t columns = args.columns, count = args.rows * columns, left = columns - own_piece();
   const int64_t later = own_piece() + next_piece();
   const void *dy = device_array<DTYPE>(args.dy, count), *x = device_array<DTYPE>(args.x, count);
   const void *gammas = device_array<DTYPE>(args.gamma, columns);
   const partial sums = {device_array<DC_FLOAT32>(args.sums.parts, 2 * dc_blocks() * columns), columns};
-  const bool whole =
-      columns % EIGHT == 0 && at_once<DTYPE>(dy, own_piece(), left) && at_once<DTYPE>(x, own_piece(), left);
+  const bool whole = columns % VEC8 == 0 && is_vectorizable<DTYPE>(dy, own_piece(), left) &&
+                     is_vectorizable<DTYPE>(x, own_piece(), left);
   const float share = 1.0f / static_cast<float>(columns);
-  const eight gamma = load<DTYPE>(gammas, own_piece(), left);
-  const auto further = [&](int64_t row, int64_t j, float mean, float rstd, eight &sum, eight &dot, pair &along) {
+  const vec8 gamma = load<DTYPE>(gammas, own_piece(), left);
+  const auto further = [&](int64_t row, int64_t j, float mean, float rstd, vec8 &sum, vec8 &dot, pair &along) {
     const int64_t at = row * columns + j;
     return add_piece(load<DTYPE>(dy, at, columns - j), load<DTYPE>(x, at, columns - j),
                      load<DTYPE>(gammas, j, columns - j), mean, rstd, sum, dot, along);
   };
-  eight sum = {}, dot = {};
-  asked<DTYPE> next = ask_row<DTYPE>(args, dc_block(), whole);
+  vec8 sum = {}, dot = {};
+  stored_row<DTYPE> next = load_stored_row<DTYPE>(args, dc_block(), whole);
   int turn = 0;
   for (int64_t row = dc_block(); row < args.rows; row += dc_blocks(), turn ^= 1) {
     const float mean = next.mean, rstd = next.rstd;
     pair along = {0, 0};
-    const slope own = add_piece(eight_of(next.dy), eight_of(next.x), gamma, mean, rstd, sum, dot, along);
+    const slope own = add_piece(unpack_vec8(next.dy), unpack_vec8(next.x), gamma, mean, rstd, sum, dot, along);
     if (row + dc_blocks() < args.rows) {
-      next = ask_row<DTYPE>(args, row + dc_blocks(), whole);
+      next = load_stored_row<DTYPE>(args, row + dc_blocks(), whole);
     }
     for (int64_t j = later; j < columns; j += next_piece()) {
-      eight above = {}, beside = {};
+      vec8 above = {}, beside = {};
       (void)further(row, j, mean, rstd, above, beside, along);
       if (sums.parts != nullptr && row != dc_block()) {
         add(above, sums.take(0, j));
@@ -309,11 +309,11 @@ DC_DEVICE void normal_back(const dc__cuda_layernorm_backward_args &args, pair (&
     along = sums_of_block(along, parts[turn]);
     along = {along.x * share, along.y * share};
     const place p = args.dropped != nullptr ? place_of(args.drop, row) : place{0, 0};
-    give_piece<DTYPE>(args, own, p, row, own_piece(), rstd, along);
+    store_piece<DTYPE>(args, own, p, row, own_piece(), rstd, along);
     for (int64_t j = later; j < columns; j += next_piece()) {
-      eight unused[2] = {};
+      vec8 unused[2] = {};
       pair none = {0, 0};
-      give_piece<DTYPE>(args, further(row, j, mean, rstd, unused[0], unused[1], none), p, row, j, rstd, along);
+      store_piece<DTYPE>(args, further(row, j, mean, rstd, unused[0], unused[1], none), p, row, j, rstd, along);
     }
   }
   if (sums.parts != nullptr) {
@@ -331,7 +331,7 @@ DC_DEVICE void drop(const dc__cuda_dropout_args &args) {
   for (int64_t row = dc_block(); row < args.rows; row += dc_blocks()) {
     const place p = place_of(args.drop, row);
     for (int64_t j = own_piece(); j < columns; j += next_piece()) {
-      eight x = load<DTYPE>(from, row * columns + j, columns - j);
+      vec8 x = load<DTYPE>(from, row * columns + j, columns - j);
       apply(x, args.drop, p, j);
       store<DTYPE>(to, row * columns + j, columns - j, x);
     }
@@ -351,7 +351,7 @@ DC_KERNEL(dc__layernorm_kernel, dc__cuda_layernorm_args, DC__CUDA_ROW_THREADS) {
 
 DC_BLOCK_KERNEL(dc__layernorm_backward_kernel, dc__cuda_layernorm_backward_args, DC__CUDA_ROW_THREADS) {
   DC_SHARED(pair, parts, [2][WARPS]);
-  DC_BY_TYPE(args.dtype, normal_back, args, parts);
+  DC_BY_TYPE(args.dtype, normalize_backward, args, parts);
 }
 
 DC_KERNEL(dc__dropout_kernel, dc__cuda_dropout_args, DC__CUDA_ROW_THREADS) {

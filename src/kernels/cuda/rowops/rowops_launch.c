@@ -32,14 +32,14 @@ static void launch_parts(dc_stream *stream, const dc__cuda_sums *sums, int64_t c
 
 /* The blocks of LN's backward, which run at the same time. Their number, and so the order of the sums, is the same on
  * every device. */
-static int64_t back_blocks(int64_t rows, int64_t columns) {
+static int64_t backward_blocks(int64_t rows, int64_t columns) {
   const int64_t max = DC__CUDA_MIN_SMS * (DC__CUDA_BACKWARD_WARPS / dc__cuda_row_warps(columns));
   return rows < max ? rows : max;
 }
 
 void dc__cuda_layernorm_backward(dc_stream *stream, const dc__cuda_layernorm_backward_args *args) {
   dc__cuda_layernorm_backward_args a = *args;
-  a.sums.chunks = back_blocks(a.rows, a.columns);
+  a.sums.chunks = backward_blocks(a.rows, a.columns);
   a.sums.columns = a.columns;
   dc__cuda_launch_row_pieces(stream, DC__KERNEL_LAYERNORM_BACKWARD, a.sums.chunks, a.columns, &a, sizeof a);
   if (a.sums.parts != NULL) {
@@ -56,7 +56,7 @@ static int64_t column_sum_chunks(int64_t rows) {
 }
 
 int64_t dc__cuda_sum_parts(int64_t rows, int64_t normal, int64_t widest) {
-  const int64_t back = 2 * normal * back_blocks(rows, normal);
+  const int64_t back = 2 * normal * backward_blocks(rows, normal);
   const int64_t plain = widest * column_sum_chunks(rows);
   return (back > plain ? back : plain) * (int64_t)sizeof(float);
 }
