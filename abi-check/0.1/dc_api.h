@@ -23,7 +23,8 @@
  *     nothing. Handles may be destroyed in any order: children keep what they need alive.
  *     A handle that was destroyed, or one of another kind, is DC_E_INVALID, what the call returns for NULL, or no effect.
  *     That does not hold once other memory lies there: do not rely on it.
- *   - The library never prints, aborts, installs signal handlers or keeps global state. Of the environment it reads
+ *   - The library never prints, aborts, installs signal handlers or keeps global state. Its one fork handler, installed
+ *     by the first socket, closes the copies of sockets in a child. Of the environment it reads
  *     DC_CPU, which bounds the instructions it uses (dc_device_open()), and libdc_cuda.so DC_CUDA_LIB_DIR, a folder of
  *     NVIDIA's libraries. It never frees the caller's memory, and the caller never calls free() on the library's.
  *   - Thread classes: [any] from any thread at any time; [handle] one thread at a time for one handle (calls on
@@ -405,7 +406,7 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  own, at the address from which they reach rank 0, and tell rank 0 so; every rank connects to every other one.
  *  options.network and the range of ports bound that. Every connection begins with a proof, by HMAC-SHA-256 and in both
  *  directions, that its ends have options.secret. Without a secret all addresses must be loopback, where every user of
- *  the machine can join. What ranks send afterwards is neither encrypted nor signed (docs/security.md).
+ *  the machine can join. Later data are neither encrypted nor signed (docs/security.md).
  *  Ranks send heartbeats. A machine that answers none for three is DC_E_PEER_DEAD on all others, whatever the deadline.
  *  Bits are those of every other transport. A collective's deadline runs while nothing moves. symmetric_memory needs
  *  shared memory, which these ranks do not have. All machines must have one byte order.

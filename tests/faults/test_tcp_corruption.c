@@ -92,7 +92,7 @@ static int transfer_once(const transfer *t, dc_comm *comm) {
 
 static void *transfer_rank(void *arg) {
   const transfer *t = arg;
-  const dc_comm_options options = {sizeof options, LIMIT_S * INT64_C(1000000000), 0};
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = LIMIT_S * INT64_C(1000000000)};
   dc_comm *comm = NULL;
   intptr_t result = 1;
   if (dc_comm_create_tcp(t->address, t->name, t->rank, WORLD, &options, &comm) == DC_OK) {

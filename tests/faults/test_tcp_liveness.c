@@ -1,5 +1,5 @@
-/* Ranks over TCP of which one dies with its sockets held by a child, is stopped, or loses the network: each survivor
- * gets an error that names it, long before the deadline of its collective where the rank is dead. */
+/* Ranks over TCP of which one dies with its sockets held by a child, is stopped, or loses the network. Each survivor
+ * gets an error that names it. If the rank is dead, that is long before the collective's deadline. */
 #define _GNU_SOURCE
 #include "comm/tcp/tcp.h"
 #include "comm_ranks.h"

@@ -1,5 +1,6 @@
-/* Strangers at the ranks' listeners: with and without the group's name, with another secret or none, with a recorded
- * handshake, with garbage at each byte, silent, or half-open by the hundred. The group forms and sums right. */
+/* Other processes at the ranks' listeners: with and without the group's name, with another secret or none. They send a
+ * recorded handshake, garbage at each byte, nothing, or half-open connections by the hundred. The group forms and sums
+ * right. */
 #include "comm/tcp/auth.h"
 #include "comm_ranks.h"
 

@@ -83,21 +83,22 @@ static void send_bytes(bytes *b, int peer, const void *message, size_t size) {
  * proof; the code in it is then right unless the input changes it. */
 static void connect_as(bytes *b, dc__tcp_group *group, int32_t rank, int32_t mesh, int *peer) {
   dc__tcp_group theirs = {.rank = rank, .world = WORLD, .sealed = group->sealed};
-  dc__tcp_guest *guest = &group->pending.guests[group->pending.count++];
+  dc__tcp_candidate *candidate = &group->pending.candidates[group->pending.count++];
   memcpy(theirs.name, group->name, sizeof theirs.name);
   memcpy(theirs.run, group->run, sizeof theirs.run);
   memcpy(theirs.key, group->key, sizeof theirs.key);
   theirs.endpoints[rank].port = 4000 + rank;
-  *guest = (dc__tcp_guest){.fd = connect_pair(peer), .since_ns = dc__now_ns(), .challenged = (take_u8(b) & 1) != 0};
-  PROMISE(dc__tcp_opening_make(&theirs, &guest->theirs) && dc__tcp_opening_make(group, &guest->own));
-  if (!guest->challenged) {
-    const dc__tcp_opening opening = guest->theirs;
-    memset(&guest->theirs, 0, sizeof guest->theirs);
+  *candidate =
+      (dc__tcp_candidate){.fd = connect_pair(peer), .since_ns = dc__now_ns(), .challenged = (take_u8(b) & 1) != 0};
+  PROMISE(dc__tcp_opening_make(&theirs, &candidate->theirs) && dc__tcp_opening_make(group, &candidate->own));
+  if (!candidate->challenged) {
+    const dc__tcp_opening opening = candidate->theirs;
+    memset(&candidate->theirs, 0, sizeof candidate->theirs);
     send_bytes(b, *peer, &opening, sizeof opening);
     return;
   }
   dc__tcp_proof proof = {.hello = dc__tcp_hello_make(&theirs, mesh)};
-  dc__tcp_mac(&theirs, &guest->theirs, &guest->own, &proof.hello, NULL, proof.mac);
+  dc__tcp_mac(&theirs, &candidate->theirs, &candidate->own, &proof.hello, NULL, proof.mac);
   send_bytes(b, *peer, &proof, sizeof proof);
 }
 
@@ -131,11 +132,11 @@ static void check_error_text(dc_status status) {
 
 static void as_rank_0(bytes *b) {
   tcp_root h = {.group = new_group(0)};
-  int peers[GUESTS], guests = take_u8(b) % (GUESTS + 1);
+  int peers[GUESTS], candidates = take_u8(b) % (GUESTS + 1);
   for (int32_t r = 0; r < DC__COMM_MAX_WORLD; r++) {
     h.peers[r] = -1;
   }
-  for (int32_t i = 0; i < guests; i++) {
+  for (int32_t i = 0; i < candidates; i++) {
     connect_as(b, h.group, 1 + i % 2, DC__TCP_RENDEZVOUS, &peers[i]);
   }
   dc_status status = collect_peers(&h, dc__now_ns() + patience);
@@ -148,7 +149,7 @@ static void as_rank_0(bytes *b) {
   for (int32_t r = WORLD; r < DC__COMM_MAX_WORLD; r++) {
     PROMISE(h.peers[r] < 0);
   }
-  for (int32_t i = 0; i < guests; i++) {
+  for (int32_t i = 0; i < candidates; i++) {
     close(peers[i]);
   }
   dc__tcp_group_release(h.group);

@@ -140,7 +140,7 @@ enum dc__tcp_call_result dc__tcp_call_finish(const dc__tcp_group *group, dc__tcp
   if (!dc__mac_equal(mac, answer.mac)) {
     return call_failed(call, dc__fail(DC_E_EXISTS,
                                       "dc_comm_create_tcp: rank %" PRId32 " and rank 0's group at %s have different "
-                                      "secrets: another run is there, or a stranger",
+                                      "secrets: another run is there, or a process of none",
                                       group->rank, where));
   }
   if (answer.status == DC_OK) {

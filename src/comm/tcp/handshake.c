@@ -60,102 +60,103 @@ void dc__tcp_note_rejected(dc__tcp_pending *p, int fd, const char *what) {
 
 /* ---- pending connections ---- */
 
-static void guest_remove(dc__tcp_pending *p, int32_t i) {
+static void candidate_remove(dc__tcp_pending *p, int32_t i) {
   p->count--;
-  memmove(&p->guests[i], &p->guests[i + 1], (size_t)(p->count - i) * sizeof p->guests[0]);
+  memmove(&p->candidates[i], &p->candidates[i + 1], (size_t)(p->count - i) * sizeof p->candidates[0]);
 }
 
-static void guest_reject(dc__tcp_pending *p, int32_t i, const char *what) {
-  dc__tcp_note_rejected(p, p->guests[i].fd, what);
-  dc__tcp_close(&p->guests[i].fd);
-  guest_remove(p, i);
+static void candidate_reject(dc__tcp_pending *p, int32_t i, const char *what) {
+  dc__tcp_note_rejected(p, p->candidates[i].fd, what);
+  dc__tcp_close(&p->candidates[i].fd);
+  candidate_remove(p, i);
 }
 
 /* Notes what a rejected connection sent. */
-static void guest_reject_garbage(dc__tcp_pending *p, int32_t i) {
+static void candidate_reject_garbage(dc__tcp_pending *p, int32_t i) {
   char quoted[64], what[96];
-  size_t bytes = p->guests[i].received;
-  dc__escape(quoted, sizeof quoted, (const char *)&p->guests[i].theirs, bytes < 32 ? bytes : 32);
+  size_t bytes = p->candidates[i].received;
+  dc__escape(quoted, sizeof quoted, (const char *)&p->candidates[i].theirs, bytes < 32 ? bytes : 32);
   snprintf(what, sizeof what, "which sent \"%s\"", quoted);
-  guest_reject(p, i, what);
+  candidate_reject(p, i, what);
 }
 
 void dc__tcp_pending_close(dc__tcp_pending *p) {
   while (p->count > 0) {
-    dc__tcp_close(&p->guests[p->count - 1].fd);
+    dc__tcp_close(&p->candidates[p->count - 1].fd);
     p->count--;
   }
 }
 
 int64_t dc__tcp_pending_expiry(const dc__tcp_pending *p) {
-  return p->count == 0 ? INT64_MAX : p->guests[0].since_ns + handshake_ns;
+  return p->count == 0 ? INT64_MAX : p->candidates[0].since_ns + handshake_ns;
 }
 
 /* ---- the accepting side of a handshake ---- */
 
 /* Sends at once or not at all: the messages are smaller than an empty socket's buffer. */
-static bool guest_send(int fd, const void *message, size_t bytes) {
+static bool candidate_send(int fd, const void *message, size_t bytes) {
   return send(fd, message, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;
 }
 
 /* Reads on. False if the connection ended. */
-static bool guest_receive(dc__tcp_guest *guest, void *message, size_t bytes) {
-  ssize_t got = recv(guest->fd, (char *)message + guest->received, bytes - guest->received, MSG_DONTWAIT);
-  guest->received += got > 0 ? (size_t)got : 0;
+static bool candidate_receive(dc__tcp_candidate *candidate, void *message, size_t bytes) {
+  ssize_t got = recv(candidate->fd, (char *)message + candidate->received, bytes - candidate->received, MSG_DONTWAIT);
+  candidate->received += got > 0 ? (size_t)got : 0;
   return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
-/* Reads the opening and answers it. False if the guest was rejected. */
-static bool guest_challenge(dc__tcp_group *group, int32_t i) {
+/* Reads the opening and answers it. False if the candidate was rejected. */
+static bool candidate_challenge(dc__tcp_group *group, int32_t i) {
   static const char magic[8] = DC__TCP_MAGIC;
   dc__tcp_pending *p = &group->pending;
-  dc__tcp_guest *guest = &p->guests[i];
-  bool alive = guest_receive(guest, &guest->theirs, sizeof guest->theirs);
-  size_t known = guest->received < sizeof magic ? guest->received : sizeof magic;
-  if (!alive || memcmp(guest->theirs.magic, magic, known) != 0) {
-    guest_reject_garbage(p, i);
+  dc__tcp_candidate *candidate = &p->candidates[i];
+  bool alive = candidate_receive(candidate, &candidate->theirs, sizeof candidate->theirs);
+  size_t known = candidate->received < sizeof magic ? candidate->received : sizeof magic;
+  if (!alive || memcmp(candidate->theirs.magic, magic, known) != 0) {
+    candidate_reject_garbage(p, i);
     return false;
   }
-  if (guest->received >= offsetof(dc__tcp_opening, sealed) && !dc__tcp_opening_is_known(&guest->theirs)) {
-    dc__tcp_reject(guest->fd, dc__fail(DC_E_MISMATCH,
-                                       "dc_comm_create_tcp: the ranks have different versions of libdc, "
-                                       "or machine types"));
-    guest_reject(p, i, "a rank of another version of libdc");
+  if (candidate->received >= offsetof(dc__tcp_opening, sealed) && !dc__tcp_opening_is_known(&candidate->theirs)) {
+    dc__tcp_reject(candidate->fd, dc__fail(DC_E_MISMATCH,
+                                           "dc_comm_create_tcp: the ranks have different versions of libdc, "
+                                           "or machine types"));
+    candidate_reject(p, i, "a rank of another version of libdc");
     return false;
   }
-  if (guest->received < sizeof guest->theirs) {
+  if (candidate->received < sizeof candidate->theirs) {
     return true;
   }
-  if (!dc__tcp_opening_make(group, &guest->own) || !guest_send(guest->fd, &guest->own, sizeof guest->own)) {
-    guest_reject(p, i, "which did not read");
+  if (!dc__tcp_opening_make(group, &candidate->own) ||
+      !candidate_send(candidate->fd, &candidate->own, sizeof candidate->own)) {
+    candidate_reject(p, i, "which did not read");
     return false;
   }
-  guest->challenged = true;
-  guest->received = 0;
+  candidate->challenged = true;
+  candidate->received = 0;
   return true;
 }
 
-/* Answers a complete proof. False if the guest was rejected. */
-static bool guest_answer(dc__tcp_group *group, int32_t i) {
+/* Answers a complete proof. False if the candidate was rejected. */
+static bool candidate_answer(dc__tcp_group *group, int32_t i) {
   dc__tcp_pending *p = &group->pending;
-  dc__tcp_guest *guest = &p->guests[i];
-  const dc__tcp_hello *hello = &guest->proof.hello;
+  dc__tcp_candidate *candidate = &p->candidates[i];
+  const dc__tcp_hello *hello = &candidate->proof.hello;
   dc__tcp_answer answer = {.status = DC__TCP_DENIED};
   unsigned char mac[DC__MAC_BYTES];
-  dc__tcp_mac(group, &guest->theirs, &guest->own, hello, NULL, mac);
-  if ((guest->theirs.sealed != 0) != group->sealed || !dc__mac_equal(mac, guest->proof.mac)) {
-    (void)guest_send(guest->fd, &answer, sizeof answer);
-    guest_reject(p, i, "which does not have the group's secret");
+  dc__tcp_mac(group, &candidate->theirs, &candidate->own, hello, NULL, mac);
+  if ((candidate->theirs.sealed != 0) != group->sealed || !dc__mac_equal(mac, candidate->proof.mac)) {
+    (void)candidate_send(candidate->fd, &answer, sizeof answer);
+    candidate_reject(p, i, "which does not have the group's secret");
     return false;
   }
   answer.status = hello->mesh == DC__TCP_RENDEZVOUS ? DC_OK : handshake_check_member(group, hello);
   if (answer.status != DC_OK) {
     snprintf(answer.text, sizeof answer.text, "%s", dc_last_error());
   }
-  dc__tcp_mac(group, &guest->theirs, &guest->own, hello, &answer, answer.mac);
-  bool sent = guest_send(guest->fd, &answer, sizeof answer);
+  dc__tcp_mac(group, &candidate->theirs, &candidate->own, hello, &answer, answer.mac);
+  bool sent = candidate_send(candidate->fd, &answer, sizeof answer);
   if (!sent || answer.status != DC_OK) {
-    guest_reject(p, i, sent ? "a rank of another run" : "which did not read");
+    candidate_reject(p, i, sent ? "a rank of another run" : "which did not read");
     return false;
   }
   return true;
@@ -163,23 +164,23 @@ static bool guest_answer(dc__tcp_group *group, int32_t i) {
 
 /* ---- room for new connections ---- */
 
-/* What a silent one has sent meanwhile is read first, so that of two connections the one that said something stays. */
+/* Reads the unread bytes of silent connections first, so that of two connections the one that sent something stays. */
 bool dc__tcp_drop_pending(dc__tcp_group *group) {
   dc__tcp_pending *p = &group->pending;
   for (int32_t i = 0; i < p->count; i++) {
-    if (p->guests[i].challenged) {
+    if (p->candidates[i].challenged) {
       continue;
     }
-    if (!guest_challenge(group, i)) {
+    if (!candidate_challenge(group, i)) {
       return true;
     }
-    if (!p->guests[i].challenged) {
-      guest_reject(p, i, "which said nothing");
+    if (!p->candidates[i].challenged) {
+      candidate_reject(p, i, "which said nothing");
       return true;
     }
   }
   if (p->count > 0) {
-    guest_reject(p, 0, "which did not prove itself");
+    candidate_reject(p, 0, "which did not prove itself");
     return true;
   }
   return false;
@@ -206,7 +207,7 @@ static dc_status accept_pending(dc__tcp_group *group) {
       if (p->count >= pending_capacity(p)) {
         (void)dc__tcp_drop_pending(group);
       }
-      p->guests[p->count++] = (dc__tcp_guest){.fd = fd, .since_ns = dc__now_ns()};
+      p->candidates[p->count++] = (dc__tcp_candidate){.fd = fd, .since_ns = dc__now_ns()};
       continue;
     }
     if (!dc__tcp_is_resource_error(errno)) {
@@ -222,30 +223,30 @@ static dc_status accept_pending(dc__tcp_group *group) {
 }
 
 /* True once the handshake is complete. */
-static bool guest_step(dc__tcp_group *group, int32_t i) {
-  dc__tcp_guest *guest = &group->pending.guests[i];
-  if (!guest->challenged && (!guest_challenge(group, i) || !guest->challenged)) {
+static bool candidate_step(dc__tcp_group *group, int32_t i) {
+  dc__tcp_candidate *candidate = &group->pending.candidates[i];
+  if (!candidate->challenged && (!candidate_challenge(group, i) || !candidate->challenged)) {
     return false;
   }
-  if (!guest_receive(guest, &guest->proof, sizeof guest->proof)) {
-    guest_reject(&group->pending, i, "which did not prove itself");
+  if (!candidate_receive(candidate, &candidate->proof, sizeof candidate->proof)) {
+    candidate_reject(&group->pending, i, "which did not prove itself");
     return false;
   }
-  return guest->received == sizeof guest->proof && guest_answer(group, i);
+  return candidate->received == sizeof candidate->proof && candidate_answer(group, i);
 }
 
-static bool step_guests(dc__tcp_group *group, dc__tcp_hello *hello, int *fd) {
+static bool step_candidates(dc__tcp_group *group, dc__tcp_hello *hello, int *fd) {
   dc__tcp_pending *p = &group->pending;
   for (int32_t i = p->count - 1; i >= 0; i--) {
-    if (guest_step(group, i)) {
-      *hello = p->guests[i].proof.hello;
-      *fd = p->guests[i].fd;
-      guest_remove(p, i);
+    if (candidate_step(group, i)) {
+      *hello = p->candidates[i].proof.hello;
+      *fd = p->candidates[i].fd;
+      candidate_remove(p, i);
       return true;
     }
   }
   while (dc__now_ns() >= dc__tcp_pending_expiry(p)) {
-    guest_reject(p, 0, "which took too long");
+    candidate_reject(p, 0, "which took too long");
   }
   return false;
 }
@@ -253,11 +254,11 @@ static bool step_guests(dc__tcp_group *group, dc__tcp_hello *hello, int *fd) {
 /* Serves pending connections before it accepts new ones, which may evict them. */
 bool dc__tcp_poll_hello(dc__tcp_group *group, bool can_accept, dc__tcp_hello *hello, int *fd, dc_status *status) {
   *status = DC_OK;
-  if (step_guests(group, hello, fd)) {
+  if (step_candidates(group, hello, fd)) {
     return true;
   }
   *status = can_accept ? accept_pending(group) : DC_OK;
-  if (step_guests(group, hello, fd)) {
+  if (step_candidates(group, hello, fd)) {
     *status = DC_OK;
     return true;
   }
@@ -277,7 +278,7 @@ bool dc__tcp_wait_hello(dc__tcp_group *group, const int *extra, int32_t extra_co
       polls[count++] = (struct pollfd){.fd = extra[i], .events = POLLIN};
     }
     for (int32_t i = 0; i < p->count; i++) {
-      polls[count++] = (struct pollfd){.fd = p->guests[i].fd, .events = POLLIN};
+      polls[count++] = (struct pollfd){.fd = p->candidates[i].fd, .events = POLLIN};
     }
     int64_t expiry = dc__tcp_pending_expiry(p);
     if (poll(polls, (nfds_t)count, dc__poll_timeout_ms(expiry < deadline ? expiry : deadline)) < 0) {

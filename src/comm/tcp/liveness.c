@@ -1,6 +1,6 @@
 /* Heartbeats. Each watcher sends one to every rank. A rank without them is judged by its machine, whose kernel
- * acknowledges what it receives: while it does, the process is stopped or starved, and the deadline of the collective
- * decides. If it does not, the machine vanished or the network is cut, and the group fails. */
+ * acknowledges received bytes. While it does, the process is stopped or starved, and the collective's deadline decides.
+ * If it does not, the machine vanished or the network is cut, and the group fails. */
 #include <errno.h>
 #include <inttypes.h>
 #include <netinet/tcp.h>

@@ -16,7 +16,7 @@
 
 #include "comm/rank_set.h"
 #include "comm/signature.h"
-#include "comm/tcp/hmac.h"
+#include "comm/tcp/hmac/hmac.h"
 #include "comm/tcp/socket.h"
 
 enum {
@@ -142,17 +142,17 @@ typedef struct dc__tcp_early {
 } dc__tcp_early;
 
 /* An accepted connection whose handshake is not complete. */
-typedef struct dc__tcp_guest {
+typedef struct dc__tcp_candidate {
   int fd;
   bool challenged; /* it sent its opening, and got this rank's */
   size_t received; /* of the message that is due */
   int64_t since_ns;
   dc__tcp_opening theirs, own;
   dc__tcp_proof proof;
-} dc__tcp_guest;
+} dc__tcp_candidate;
 
 typedef struct dc__tcp_pending {
-  dc__tcp_guest guests[DC__TCP_MAX_PENDING]; /* oldest first */
+  dc__tcp_candidate candidates[DC__TCP_MAX_PENDING]; /* oldest first */
   int32_t count;
   int32_t capacity; /* 0: not known yet */
   int64_t rejected;
@@ -285,7 +285,7 @@ void dc__tcp_note_rejected(dc__tcp_pending *pending, int fd, const char *what);
  * is pending. */
 bool dc__tcp_drop_pending(dc__tcp_group *group);
 /* Waits for a handshake until the deadline. True if one is complete; the caller owns the connection. False with *status
- * DC_OK if none is. Rejects strangers. A readable descriptor of extra ends the wait. */
+ * DC_OK if none is. Rejects connections of other processes. A readable descriptor of extra ends the wait. */
 bool dc__tcp_wait_hello(dc__tcp_group *group, const int *extra, int32_t extra_count, int64_t deadline,
                         dc__tcp_hello *hello, int *fd, dc_status *status);
 /* As dc__tcp_wait_hello(), without waiting. can_accept: the listener is readable. */

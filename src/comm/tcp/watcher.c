@@ -77,7 +77,7 @@ static nfds_t list_polls(tcp_watcher *w) {
     w->polls[count++] = (struct pollfd){.fd = group->listener, .events = POLLIN};
     w->pending_expiry = dc__tcp_pending_expiry(&group->pending);
     for (int32_t i = 0; i < group->pending.count; i++) {
-      w->polls[count++] = (struct pollfd){.fd = group->pending.guests[i].fd, .events = POLLIN};
+      w->polls[count++] = (struct pollfd){.fd = group->pending.candidates[i].fd, .events = POLLIN};
     }
     pthread_mutex_unlock(&group->mesh_mutex);
   }

@@ -6,7 +6,7 @@
 /* cmocka wants some of the above first */
 #include <cmocka.h>
 
-#include "comm/tcp/hmac.h"
+#include "comm/tcp/hmac/hmac.h"
 
 static void assert_hex(const unsigned char bytes[32], const char *hex) {
   char text[65];

@@ -1,6 +1,6 @@
 /* Chooses the library for HMAC-SHA-256, once in a process. */
 #define _GNU_SOURCE
-#include "comm/tcp/hmac.h"
+#include "comm/tcp/hmac/hmac.h"
 
 #include <dlfcn.h>
 #include <errno.h>

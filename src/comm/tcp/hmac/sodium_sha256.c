@@ -51,7 +51,7 @@
 /* clang-format on */
 #include <string.h>
 
-#include "comm/tcp/hmac.h"
+#include "comm/tcp/hmac/hmac.h"
 
 typedef struct crypto_hash_sha256_state {
   uint32_t state[8];
