@@ -23,7 +23,7 @@ FORBIDDEN = {
     "fputs", "fputc", "fwrite", "stdout", "stderr", "__printf_chk", "__fprintf_chk", "__vfprintf_chk", "setlocale",
     "fesetround", "system", "popen", "fork", "atexit", "__cxa_atexit",
 }  # fmt: skip
-# __register_atfork is called once, by src/comm/tcp/socket.c: a child that kept copies of a rank's sockets would hide the
+# __register_atfork is called once, by src/comm/tcp/socket.c: a child with copies of a rank's sockets would hide the
 # rank's death from its peers.
 
 
