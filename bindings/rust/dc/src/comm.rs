@@ -5,7 +5,8 @@ use crate::error::{c_name, check, counted, Error, Result, Status};
 use crate::sys;
 use crate::tensor::{view_of, Element};
 use std::cell::Cell;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
+use std::fmt;
 use std::marker::PhantomData;
 use std::mem::size_of;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
@@ -13,13 +14,35 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Limits of a communicator.
-#[derive(Clone, Copy, Debug, Default)]
+/// Limits of a communicator; over TCP also its secret and addresses.
+#[derive(Clone, Default)]
 pub struct CommOptions {
     /// The longest wait for another rank; `None`: 300 s.
     pub timeout: Option<Duration>,
     /// The most shared memory that a rank may allocate; 0: the machine's memory.
     pub heap_bytes: usize,
+    /// TCP: 16 to 1024 bytes that the ranks alone have; `None`: loopback addresses only.
+    pub secret: Option<String>,
+    /// TCP: where to listen, an interface's name or a CIDR; `None`: all the machine's addresses.
+    pub network: Option<String>,
+    /// TCP: the ports of the listeners of other ranks than 0, from the first to the last; `None`: any.
+    pub ports: Option<(u16, u16)>,
+    /// TCP: the pause between heartbeats; `None`: 1 s.
+    pub heartbeat: Option<Duration>,
+}
+
+impl fmt::Debug for CommOptions {
+    /// Without the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CommOptions")
+            .field("timeout", &self.timeout)
+            .field("heap_bytes", &self.heap_bytes)
+            .field("secret", &self.secret.as_ref().map(|_| "..."))
+            .field("network", &self.network)
+            .field("ports", &self.ports)
+            .field("heartbeat", &self.heartbeat)
+            .finish()
+    }
 }
 
 impl CommOptions {
@@ -106,12 +129,25 @@ impl Comm {
     }
 
     /// One rank of a group on any machines, over TCP. Waits until all have come. `address`: "HOST:PORT" of rank 0.
+    /// On other addresses than loopback `options.secret` is needed.
     pub fn tcp(address: &str, name: &str, rank: i32, world_size: i32, options: &CommOptions) -> Result<Comm> {
         crate::check_version()?;
         let (address, name) = (c_name("address", address)?, c_name("name", name)?);
+        let network = options.network.as_deref().map(|text| c_name("options.network", text)).transpose()?;
+        let secret = options.secret.as_deref().map(CString::new).transpose();
+        let secret = secret.map_err(|_| Error::new(Status::INVALID, "options.secret must not contain NUL"))?;
+        let (first_port, last_port) = options.ports.unwrap_or((0, 0));
+        let table = sys::dc_comm_options {
+            secret: secret.as_deref().map_or(ptr::null(), CStr::as_ptr),
+            network: network.as_deref().map_or(ptr::null(), CStr::as_ptr),
+            heartbeat_ns: nanoseconds(options.heartbeat),
+            first_port: i32::from(first_port),
+            last_port: i32::from(last_port),
+            ..options.table()
+        };
         let mut comm = ptr::null_mut();
-        let (address, name, options) = (address.as_ptr(), name.as_ptr(), options.table());
-        check(unsafe { sys::dc_comm_create_tcp(address, name, rank, world_size, &options, &mut comm) })?;
+        let (address, name) = (address.as_ptr(), name.as_ptr());
+        check(unsafe { sys::dc_comm_create_tcp(address, name, rank, world_size, &table, &mut comm) })?;
         Ok(unsafe { Comm::from_raw(comm) })
     }
 
