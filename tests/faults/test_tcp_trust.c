@@ -5,6 +5,7 @@
 #include "comm_ranks.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 static const int64_t limit = INT64_C(60000000000);
@@ -221,18 +222,24 @@ static void test_stale_rank(void **state) {
   assert_int_equal(on_tcp(2, limit, stale, NULL), 0);
 }
 
-/* Half-open connections, more than the process may have files. */
+/* Half-open connections, more than the process may have files. Both ranks are of this process, so the bound on pending
+ * connections must leave files for rank 1. */
 static void flood(size_t count, rlim_t files) {
   char address[64];
   member root;
   struct rlimit before, lower;
   int *fds = calloc(count, sizeof *fds);
   assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+  lower = before;
+  lower.rlim_cur = files;
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &lower), 0); /* a group reads it when it is made */
   pthread_t thread = start(&root, fresh_address(address), 0, secret);
   int first = connect_to(address); /* rank 0 listens */
   fflush(NULL);
-  pid_t stranger = fork(); /* has files of its own */
+  pid_t stranger = fork();
   if (stranger == 0) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    (void)setrlimit(RLIMIT_NOFILE, &before);
     dc__tcp_opening opening;
     const dc__tcp_group none = {.sealed = true};
     for (size_t i = 0; i < count; i++) {
@@ -242,9 +249,6 @@ static void flood(size_t count, rlim_t files) {
     }
     pause();
   }
-  lower = before;
-  lower.rlim_cur = files;
-  assert_int_equal(setrlimit(RLIMIT_NOFILE, &lower), 0);
   complete(address, thread, &root);
   assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
   kill(stranger, SIGKILL);
