@@ -112,10 +112,11 @@ def installed(python: Path, wheel: Path, folder: Path) -> None:
             "dc.dc_version_string.restype = ctypes.c_char_p; print(dc.dc_version_string().decode())")
     require(re.fullmatch(r"\d+\.\d+\.\d+", run(own, "-c", code, folder=folder, **clean).strip()), "ctypes")
     require(run(folder / "bin" / "dc", "--version", folder=folder, **clean).startswith("dc "), "dc does not run")
-    for name in ("torch", "optim", "torchium"):
-        code = f"try:\n  import libdc.{name}\nexcept ImportError as error:\n  print(error)"
+    run(own, "-c", "import libdc.optim, libdc.optim.arrays", folder=folder, **clean)
+    for statement in ("import libdc.torch", "from libdc.optim import AdamW", "import libdc.torchium"):
+        code = f"try:\n  {statement}\nexcept ImportError as error:\n  print(error)"
         require("pip install 'torch" in run(own, "-c", code, folder=folder, **clean),
-                f"libdc.{name} does not say that it needs PyTorch")
+                f"{statement} does not say that it needs PyTorch")
     program = folder / "gather"
     flags = run(own, "-m", "libdc.config", "--cflags", "--libs", folder=folder).split()
     run("cc", ROOT / "examples" / "01_gather.c", *flags, "-pthread", "-o", program)
