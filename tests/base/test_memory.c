@@ -40,6 +40,16 @@ static void test_arrays_grow(void **state) {
   dc__free(values);
 }
 
+/* The sanitizers end a program that asks for this much, unless told to return NULL. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) {
+  return "allocator_may_return_null=1";
+}
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) {
+  return "allocator_may_return_null=1";
+}
+
 static void test_too_much_is_refused(void **state) {
   (void)state;
   void *array = dc__calloc(8, 1), *before = array;
