@@ -227,12 +227,23 @@ static dc_status mesh_fail_timeout(const dc__tcp_group *group, const dc__rank_se
                   missing_list.text, group->world);
 }
 
+/* Takes heartbeats, which would hide the message behind them, and looks at what comes next. */
+static ssize_t peek_control(int fd, dc__tcp_control_msg *message) {
+  for (;;) {
+    const ssize_t got = recv(fd, message, sizeof *message, MSG_PEEK | MSG_DONTWAIT);
+    if (got != (ssize_t)sizeof *message || message->kind != DC__TCP_HEARTBEAT) {
+      return got;
+    }
+    (void)!recv(fd, message, sizeof *message, MSG_DONTWAIT);
+  }
+}
+
 /* While the control mesh forms there is no watcher. So this rank peeks for failures itself and leaves the messages for
  * the watcher. A peer that leaves or ends has connected already, so this rank does not wait for it. */
 static dc_status check_control(const dc__tcp_group *group, const int *fds, dc__rank_set *ended) {
   for (int32_t r = 0; r < group->world; r++) {
     dc__tcp_control_msg message;
-    ssize_t got = fds[r] < 0 ? -1 : recv(fds[r], &message, sizeof message, MSG_PEEK | MSG_DONTWAIT);
+    ssize_t got = fds[r] < 0 ? -1 : peek_control(fds[r], &message);
     if (got == (ssize_t)sizeof message && message.kind == DC__TCP_FAILURE &&
         dc__tcp_is_failure(message.status, message.text)) {
       return dc__fail(message.status, "%s", message.text);
