@@ -58,10 +58,10 @@ void dc__stream_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void
 void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                            int64_t count);
 
-/* dc__combine in stream order. If an element is not finite, *note, in memory of the device, gets that and the largest
- * such key. A NULL note is not written. */
+/* dc__combine in stream order. If an element is not finite, *nonfinite, in memory of the device, gets that and the
+ * largest such key. A NULL pointer is not written to. */
 void dc__stream_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
-                        int64_t count, bool add, dc__nonfinite *note, uint64_t key);
+                        int64_t count, bool add, dc__nonfinite *nonfinite, uint64_t key);
 
 /* dc__reduce and dc__copy on the calling thread, or on the data's device in its internal stream (dc__stream_or_internal
  * with a NULL stream). The caller ends with dc__device_sync_internal. */
