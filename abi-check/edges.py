@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import List, Set
 
+import contract
 from header import ROOT, must, read, run
 
 NUMBERS = ["0", "1", "-1", "INT32_MIN", "INT32_MAX", "NAN", "-INFINITY"]  # the last two for double
@@ -87,8 +88,7 @@ CALLS
 
 
 def _parameters(prototype: str) -> List[str]:
-    inside = prototype[prototype.index("(") + 1 : prototype.rindex(")")]
-    return [] if inside == "void" else [re.sub(r"\w+$", "", part).strip() for part in inside.split(", ")]
+    return [kind for kind, _ in contract.parameters(prototype)]
 
 
 def _of_kind(number: str, kind: str) -> str:

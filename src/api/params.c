@@ -18,9 +18,9 @@ dc_status dc_shard_range(int64_t numel, int32_t world_size, int32_t rank, int64_
   if (offset == NULL || count == NULL) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, offset == NULL ? "offset" : "count");
   }
-  const int64_t chunk = numel / world_size + (numel % world_size != 0);
-  *offset = rank > 0 && chunk > numel / rank ? numel : rank * chunk; /* the product may be too large */
-  *count = numel - *offset < chunk ? numel - *offset : chunk;
+  const dc__range part = dc__chunk_range(numel, world_size, rank);
+  *offset = part.begin;
+  *count = part.count;
   return DC_OK;
 }
 

@@ -19,14 +19,13 @@ dc_status dc__check_ids(const char *fn, const int64_t *ids, int64_t count) {
 }
 
 int64_t dc__chunk(int64_t numel, int32_t world) {
-  return (numel + world - 1) / world;
+  return numel / world + (numel % world != 0);
 }
 
 dc__range dc__chunk_range(int64_t numel, int32_t world, int32_t rank) {
   int64_t chunk = dc__chunk(numel, world);
-  int64_t begin = rank * chunk < numel ? rank * chunk : numel;
-  int64_t end = begin + chunk < numel ? begin + chunk : numel;
-  return (dc__range){begin, end - begin};
+  int64_t begin = rank > 0 && chunk > numel / rank ? numel : rank * chunk; /* the product may be too large */
+  return (dc__range){begin, numel - begin < chunk ? numel - begin : chunk};
 }
 
 static void param_free(dc_context *ctx, dc__param *param) {
