@@ -16,7 +16,7 @@ from typing import List
 from check_header import ROOT, initialisers, read
 
 NEEDED = re.compile(r"(libc|libm|libpthread|libdl|ld-linux.*)\.so\.\d+")
-READ = ['"DC_CPU"', '"DC_CUDA_LIB_DIR"']  # the second by libdc_cuda.so
+READ = ['"LIBDC_CPU"', '"LIBDC_CUDA_LIB_DIR"']  # the second by libdc_cuda.so
 FORBIDDEN = {
     "abort", "exit", "_exit", "_Exit", "quick_exit", "__assert_fail", "getenv", "setenv", "putenv",
     "signal", "sigaction", "raise", "printf", "vprintf", "puts", "putchar", "perror", "fprintf", "vfprintf", "dprintf",

@@ -32,7 +32,7 @@ their results; `make test` fails if a check has no test, or one that does not pa
 The C tests touch memory by the copies of the device under test alone, and run on three: `cpu`, with ranks as threads;
 the CUDA device on a simulated driver (`gpu-status.md`), likewise, and counted with `cpu`; and `sim`, where every order
 of streams is drawn from seeds and a checker reports what nothing orders (`simulation.md`). What is about CUDA's
-streams is shown on simulated streams. `DC_TEST_DEVICE=NAME` runs them on another device. The Python tests go
+streams is shown on simulated streams. `LIBDC_TEST_DEVICE=NAME` runs them on another device. The Python tests go
 through the PyTorch adapter, on `cpu`.
 
 {summary}

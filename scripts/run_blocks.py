@@ -81,7 +81,7 @@ def rust(block: str, folder: Path) -> Done:
     (folder / "src" / "main.rs").write_text(block, encoding="utf-8")
     (folder / "Cargo.toml").write_text(CARGO.format(root=ROOT), encoding="utf-8")
     library = libdc.config.answers()["libdir"]
-    return run("cargo", "run", "--quiet", "--offline", "--manifest-path", folder / "Cargo.toml", DC_LIB_DIR=library,
+    return run("cargo", "run", "--quiet", "--offline", "--manifest-path", folder / "Cargo.toml", LIBDC_LIB_DIR=library,
                LD_LIBRARY_PATH=library, CARGO_TARGET_DIR=str(ROOT / "build" / "rust"), RUSTFLAGS="-D warnings")
 
 

@@ -171,7 +171,7 @@ def abi(suite: Suite) -> Count:
 def rust(suite: Suite) -> Count:
     """The Rust crates on the library of suite gcc; their declarations are what bindgen makes of the header."""
     built, manifest = str(BUILD / "gcc"), ("--manifest-path", "bindings/rust/Cargo.toml")
-    environment = {"DC_LIB_DIR": built, "LD_LIBRARY_PATH": built, "CARGO_TARGET_DIR": str(BUILD / "rust")}
+    environment = {"LIBDC_LIB_DIR": built, "LD_LIBRARY_PATH": built, "CARGO_TARGET_DIR": str(BUILD / "rust")}
     total = one(suite.run("bindings/rust/dc-sys/gen.sh", "--check"))
     total += one(suite.run("cargo", "fmt", *manifest, "--all", "--check"))
     # Two lints that clippy has since moved out of its defaults; Debian's still has them, and wrongly.
@@ -322,7 +322,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "rust": rust,
     "ffi": ffi,
     "python": lambda suite: pytest(suite, "tests/python"),
-    "python-abi": lambda suite: pytest(suite, "tests/python", "-m", "not slow", DC_FFI="abi"),
+    "python-abi": lambda suite: pytest(suite, "tests/python", "-m", "not slow", LIBDC_FFI="abi"),
     "torch": lambda suite: pytest(suite, "tests/torch"),
     "transformers": lambda suite: pytest(suite, "tests/transformers"),
     "deepspeed": lambda suite: pytest(suite, "tests/deepspeed"),

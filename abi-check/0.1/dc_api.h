@@ -24,9 +24,9 @@
  *     A handle that was destroyed, or one of another kind, is DC_E_INVALID, what the call returns for NULL, or no effect.
  *     That does not hold once other memory lies there: do not rely on it.
  *   - The library never prints, aborts, installs signal handlers or keeps global state. Its one fork handler, installed
- *     by the first socket, closes the copies of sockets in a child. Of the environment it reads
- *     DC_CPU, which bounds the instructions it uses (dc_device_open()), and libdc_cuda.so DC_CUDA_LIB_DIR, a folder of
- *     NVIDIA's libraries. It never frees the caller's memory, and the caller never calls free() on the library's.
+ *     by the first socket, closes the copies of sockets in a child. Of the environment it reads LIBDC_CPU, which
+ *     bounds the instructions it uses (dc_device_open()), and libdc_cuda.so LIBDC_CUDA_LIB_DIR, a folder of NVIDIA's
+ *     libraries. It never frees the caller's memory, and the caller never calls free() on the library's.
  *   - Thread classes: [any] from any thread at any time; [handle] one thread at a time for one handle (calls on
  *     one context are serialised by the library itself, so autograd threads may call).
  *   - [..., collective]: every rank of the communicator, or of the context's or the optimizer's, makes the call, in the
@@ -103,8 +103,8 @@ DC_API const char *dc_version_string(void);
 
 /** 1 if the library has a feature, else 0.
  *  name  "cpu", "comm.threads", "comm.processes", "comm.tcp", "comm.external", "avx2", "avx512", "avx512bf16",
- *        "amx" (in use: the processor and the build have it, and DC_CPU allows it; see dc_device_open()); other names and
- *        NULL give 0
+ *        "amx" (in use: the processor and the build have it, and LIBDC_CPU allows it; see dc_device_open()); other
+ *        names and NULL give 0
  *  [any] Since 0.1. */
 DC_API int32_t dc_has_feature(const char *name);
 
@@ -272,12 +272,13 @@ DC_API void dc_device_options_init(dc_device_options *options, size_t struct_siz
 /** Opens a device by name. The handle is counted; contexts and streams keep the device alive. CUDA comes from
  *  libdc_cuda.so beside this library and from the NVIDIA driver, both opened here. It uses the device's primary
  *  context, as all other users of CUDA in the process do. On the CPU the process uses the widest instructions that
- *  there are. The environment's DC_CPU, which is read once, bounds them: generic (plain C), avx2, avx512, avx512bf16 or
- *  amx. AMX is requested from Linux. From then on a thread's own signal stack (sigaltstack) must have the system's
+ *  there are. The environment's LIBDC_CPU, which is read once, bounds them: generic (plain C), avx2, avx512, avx512bf16
+ *  or amx. AMX is requested from Linux. From then on a thread's own signal stack (sigaltstack) must have the system's
  *  AT_MINSIGSTKSZ bytes, which include AMX's registers. AMX is not used if a thread's stack is smaller.
  *  name  "cpu"; "cuda" or "cuda:N", the first or the N-th device
  *  Returns DC_OK; DC_E_NO_DEVICE (unknown name, or not on this machine: the text says what is missing), DC_E_INVALID
- *  (also: DC_CPU is none of those), DC_E_NO_MEMORY, DC_E_DEVICE (the device or its driver refused). [any] Since 0.1. */
+ *  (also: LIBDC_CPU is none of those), DC_E_NO_MEMORY, DC_E_DEVICE (the device or its driver refused). [any]
+ *  Since 0.1. */
 DC_API dc_status dc_device_open(const char *name, const dc_device_options *options, dc_device **device);
 /** Gives the handle back.
  *  device  NULL does nothing
@@ -471,7 +472,7 @@ DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int
 
 /** The same ranks, each on a card of its own: a communicator that moves a device's memory through NVIDIA's NCCL, 2.19
  *  or later. libnccl.so.2 is opened here, from the first of these that has it: the folder of the environment's
- *  DC_CUDA_LIB_DIR, the process, the system, the wheel nvidia-nccl beside this library. The ranks meet and compare
+ *  LIBDC_CUDA_LIB_DIR, the process, the system, the wheel nvidia-nccl beside this library. The ranks meet and compare
  *  their calls over a copy of comm, which also carries the host's own data. Collective: blocks until all ranks have
  *  come, at most comm's timeout_ns, and so does its dc_comm_dup(). dc_init() makes one where the device needs it. Bits
  *  are those of every other transport, since NCCL moves the data and the device adds it.

@@ -2,7 +2,7 @@
 """Inverse fourth roots on a card: libdc's, by products alone, beside those of torch.linalg.eigh. card.py [ROWS
 [BATCH]] prints a line of JSON. It has milliseconds, the median of rounds in which both take turns, and errors against
 float64. It also has the ratio of the other's time to libdc's (the goal is 5 for one float32 matrix of 1024 rows).
-DC_TEST_DEVICE=cpu: on the CPU, where it shows only that the script works."""
+LIBDC_TEST_DEVICE=cpu: on the CPU, where it shows only that the script works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 import libdc
 from libdc.linalg import Handle, inverse_root_newton
 
-DEVICE = torch.device(os.environ.get("DC_TEST_DEVICE") or "cuda")
+DEVICE = torch.device(os.environ.get("LIBDC_TEST_DEVICE") or "cuda")
 ROUNDS, EPSILON = 7, 1e-4
 
 

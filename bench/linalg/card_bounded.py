@@ -2,8 +2,8 @@
 """Bounded products on a card, of matrices in files that the system holds in memory, beside one plain product of the
 same matrices in the card's. card_bounded.py [ROWS] prints a line of JSON. It has milliseconds, the median of rounds in
 which all take turns, with a twentieth, a fifth and all of the matrices' bytes as a budget. It also has the ratio of
-each to the plain product's time, and the least gigabytes per second that are read and written. DC_TEST_DEVICE=cpu: on
-the CPU, where it shows only that the script works."""
+each to the plain product's time, and the least gigabytes per second that are read and written. LIBDC_TEST_DEVICE=cpu:
+on the CPU, where it shows only that the script works."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 import libdc
 from libdc.linalg import FileMatrix, Handle, matmul, matmul_bounded
 
-DEVICE = torch.device(os.environ.get("DC_TEST_DEVICE") or "cuda")
+DEVICE = torch.device(os.environ.get("LIBDC_TEST_DEVICE") or "cuda")
 ROUNDS = 5
 
 

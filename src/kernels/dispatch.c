@@ -1,5 +1,5 @@
-/* Chooses the kernels by the processor, the operating system and the environment's DC_CPU. The tables are filled once,
- * each from the one below, and are only read from then on. */
+/* Chooses the kernels by the processor, the operating system and the environment's LIBDC_CPU. The tables are filled
+ * once, each from the one below, and are only read from then on. */
 #define _GNU_SOURCE /* secure_getenv */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -21,11 +21,11 @@ static dc__kernel_table tables[DC__KERNELS_LEVELS]; /* [0]: plain C, no function
 static int32_t highest;
 static atomic_int level = -1; /* -1 until the tables are filled */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static char unknown[32]; /* DC_CPU's value, if it is no level's name */
+static char unknown[32]; /* LIBDC_CPU's value, if it is no level's name */
 
-/* The highest level that DC_CPU allows. */
+/* The highest level that LIBDC_CPU allows. */
 static int32_t dispatch_max_level(void) {
-  const char *value = secure_getenv("DC_CPU");
+  const char *value = secure_getenv("LIBDC_CPU");
   if (value == NULL || value[0] == '\0') {
     return DC__KERNELS_LEVELS - 1;
   }
@@ -119,7 +119,7 @@ dc_status dc__kernels_check(const char *fn) {
   pthread_once(&once, dispatch_fill_tables);
   return unknown[0] == '\0' ? DC_OK
                             : dc__fail(DC_E_INVALID,
-                                       "%s: the environment's DC_CPU = \"%s\", must be generic, avx2, avx512, "
+                                       "%s: the environment's LIBDC_CPU = \"%s\", must be generic, avx2, avx512, "
                                        "avx512bf16 or amx",
                                        fn, unknown);
 }

@@ -75,7 +75,7 @@ extern const char *const dc__kernels_names[DC__KERNELS_LEVELS];
 /* Limits the level that may be used, for tests. Returns the level in use. */
 int32_t dc__kernels_limit(int32_t limit);
 int32_t dc__kernels_level(void);
-/* DC_E_INVALID if DC_CPU in the environment is no level's name. */
+/* DC_E_INVALID if LIBDC_CPU in the environment is no level's name. */
 dc_status dc__kernels_check(const char *fn);
 
 #endif

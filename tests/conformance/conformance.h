@@ -3,7 +3,7 @@
  *
  * They run on any device: memory is the device's own, and is written and read by copies on a stream of that device
  * alone. One program a file and device: ON_SIM puts the simulated device under it, with a world for every seed and the
- * race checker; otherwise it is the device that DC_TEST_DEVICE names, "cpu" if it names none. */
+ * race checker; otherwise it is the device that LIBDC_TEST_DEVICE names, "cpu" if it names none. */
 #ifndef TESTS_CONFORMANCE_H
 #define TESTS_CONFORMANCE_H
 

@@ -1,4 +1,4 @@
-/* The scenario of scenario.c, in Java by JNA: java -cp jna.jar:. Scenario RANK NAME. DC_LIBRARY names the library. */
+/* The scenario of scenario.c, in Java by JNA: java -cp jna.jar:. Scenario RANK NAME. LIBDC_LIBRARY is its path. */
 
 import com.sun.jna.Callback;
 import com.sun.jna.Library;
@@ -75,7 +75,7 @@ public final class Scenario {
     int dc_get_memory_stats(Pointer context, Pointer stats);
   }
 
-  private static final Dc dc = Native.load(System.getenv("DC_LIBRARY"), Dc.class);
+  private static final Dc dc = Native.load(System.getenv("LIBDC_LIBRARY"), Dc.class);
 
   private static void check(int status) {
     if (status != 0) {

@@ -26,8 +26,8 @@ class Builder:
     def __init__(self, library: Path, folder: Path) -> None:
         self.folder = folder
         self.environment = {
-            **os.environ, "DC_LIBRARY": str(library), "DC_LIB_DIR": str(library.parent),
-            "DC_CDEF": str(folder / "dc.cdef"), "CARGO_TARGET_DIR": os.environ.get("CARGO_TARGET_DIR",
+            **os.environ, "LIBDC_LIBRARY": str(library), "LIBDC_LIB_DIR": str(library.parent),
+            "LIBDC_CDEF": str(folder / "dc.cdef"), "CARGO_TARGET_DIR": os.environ.get("CARGO_TARGET_DIR",
                                                                                   str(ROOT / "build" / "rust")),
         }
         self.link = [f"-I{ROOT / 'include'}", f"-L{library.parent}", "-ldc", f"-Wl,-rpath,{library.parent}", "-pthread"]

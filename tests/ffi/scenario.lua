@@ -1,9 +1,9 @@
--- The scenario of scenario.c, in LuaJIT: luajit scenario.lua RANK NAME. DC_LIBRARY names the library, DC_CDEF the
+-- The scenario of scenario.c, in LuaJIT: luajit scenario.lua RANK NAME. LIBDC_LIBRARY names the library, LIBDC_CDEF the
 -- declarations, which bindings/python/gen_cdef.py makes of the header.
 local ffi = require("ffi")
-local cdef = io.open(os.getenv("DC_CDEF")):read("*a"):gsub("#define[^\n]*\n", "")
+local cdef = io.open(os.getenv("LIBDC_CDEF")):read("*a"):gsub("#define[^\n]*\n", "")
 ffi.cdef(cdef)
-local dc = ffi.load(os.getenv("DC_LIBRARY"))
+local dc = ffi.load(os.getenv("LIBDC_LIBRARY"))
 
 local RANKS, WEIGHTS, SHARD, GRAPH, ID = 2, 5, 3, 1, 7
 local rank, name = tonumber(arg[1]), arg[2]

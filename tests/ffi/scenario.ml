@@ -1,9 +1,9 @@
-(* The scenario of scenario.c, in OCaml by ctypes: scenario RANK NAME. DC_LIBRARY names the library. *)
+(* The scenario of scenario.c, in OCaml by ctypes: scenario RANK NAME. LIBDC_LIBRARY names the library. *)
 open Ctypes
 open Foreign
 
 let ranks, weights_count, shard_count, graph, id, none, float32 = 2, 5, 3, 1L, 7L, 0, 1
-let from = Dl.dlopen ~filename:(Sys.getenv "DC_LIBRARY") ~flags:[ Dl.RTLD_NOW ]
+let from = Dl.dlopen ~filename:(Sys.getenv "LIBDC_LIBRARY") ~flags:[ Dl.RTLD_NOW ]
 let dc name kind = foreign ~from ("dc_" ^ name) kind
 let handle = ptr void
 

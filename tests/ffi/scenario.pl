@@ -1,4 +1,4 @@
-# The scenario of scenario.c, in Perl by FFI::Platypus: perl scenario.pl RANK NAME. DC_LIBRARY names the library.
+# The scenario of scenario.c, in Perl by FFI::Platypus: perl scenario.pl RANK NAME. LIBDC_LIBRARY names the library.
 use strict;
 use warnings;
 use FFI::Platypus 2.00;
@@ -8,7 +8,7 @@ use FFI::Platypus::Memory qw(memcpy);
 $| = 1;
 my ($RANKS, $WEIGHTS, $SHARD, $GRAPH, $ID, $NONE, $FLOAT32) = (2, 5, 3, 1, 7, 0, 1);
 my ($rank, $name) = @ARGV;
-my $ffi = FFI::Platypus->new(api => 2, lib => $ENV{DC_LIBRARY});
+my $ffi = FFI::Platypus->new(api => 2, lib => $ENV{LIBDC_LIBRARY});
 
 my %functions = (
     version_string        => [[] => 'string'],

@@ -1,4 +1,4 @@
-"""The scenario of scenario.c, with nothing but ctypes: scenario_ctypes.py RANK NAME. DC_LIBRARY names the library."""
+"""The scenario of scenario.c, with nothing but ctypes: scenario_ctypes.py RANK NAME. LIBDC_LIBRARY is its path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MemoryStats(Structure):
         "copied_d2h_bytes", "copied_h2d_bytes", "registered_params", "registered_graphs")]
 
 
-dc = CDLL(os.environ["DC_LIBRARY"])
+dc = CDLL(os.environ["LIBDC_LIBRARY"])
 dc.dc_version_string.restype = dc.dc_last_error.restype = dc.dc_status_name.restype = c_char_p
 dc.dc_api_version.restype = c_uint32
 dc.dc_context_destroy.argtypes = dc.dc_device_destroy.argtypes = dc.dc_comm_destroy.argtypes = [c_void_p]

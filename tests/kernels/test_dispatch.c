@@ -1,4 +1,4 @@
-/* Which kernels are in use: what the processor has, bounded by the environment's DC_CPU. */
+/* Which kernels are in use: what the processor has, bounded by the environment's LIBDC_CPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,10 +24,10 @@ static int level_with(const char *value) {
   assert_true(child >= 0);
   if (child == 0) {
     dc_device *device = NULL;
-    setenv("DC_CPU", value, 1);
+    setenv("LIBDC_CPU", value, 1);
     dc_status status = dc_device_open("cpu", NULL, &device);
     const char *text = dc_last_error();
-    bool named = strstr(text, "DC_CPU") != NULL && strstr(text, "avx512bf16") != NULL && strstr(text, value) != NULL;
+    bool named = strstr(text, "LIBDC_CPU") != NULL && strstr(text, "avx512bf16") != NULL && strstr(text, value) != NULL;
     dc_device_destroy(device);
     _exit(status == DC_OK ? dc__kernels_level() : status == DC_E_INVALID && named ? REFUSED : NOT_NAMED);
   }

@@ -50,7 +50,7 @@ def on_the_simulated_driver(tmp_path: Path) -> Callable[[str], str]:
         pytest.skip("suite gcc has not run")
     (tmp_path / "libdc.so").symlink_to(built / "libdc.so")  # the plug-in is looked for beside it
     (tmp_path / "libdc_cuda.so").symlink_to(simulated / "libdc_cuda.so")
-    environment = {**os.environ, "DC_LIBRARY": str(tmp_path / "libdc.so"), "LD_LIBRARY_PATH": str(simulated),
+    environment = {**os.environ, "LIBDC_LIBRARY": str(tmp_path / "libdc.so"), "LD_LIBRARY_PATH": str(simulated),
                    "PYTHONPATH": os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))}
 
     def run(text: str) -> str:

@@ -31,23 +31,23 @@ print(libdc.ffi_mode, context.take_param(1, 1).shape)
 
 @pytest.mark.parametrize("mode", ["api", "abi"])
 def test_both_modes_work_without_numpy(mode):
-    done = python("import sys; sys.modules['numpy'] = None\n" + STEP, DC_FFI=mode)
+    done = python("import sys; sys.modules['numpy'] = None\n" + STEP, LIBDC_FFI=mode)
     assert done.stdout == f"{mode} (3,)\n", done.stderr
 
 
 def test_another_library_by_path():
-    done = python(STEP, DC_FFI="", DC_LIBRARY=LIBRARY)
+    done = python(STEP, LIBDC_FFI="", LIBDC_LIBRARY=LIBRARY)
     assert done.stdout == "abi (3,)\n", done.stderr
-    done = python("import libdc", DC_FFI="", DC_LIBRARY="/nowhere/libdc.so")
+    done = python("import libdc", LIBDC_FFI="", LIBDC_LIBRARY="/nowhere/libdc.so")
     assert done.returncode == 1 and "ImportError" in done.stderr and "/nowhere/libdc.so" in done.stderr
-    done = python("import libdc", DC_FFI="both")
+    done = python("import libdc", LIBDC_FFI="both")
     assert done.returncode == 1 and "must be 'api' or 'abi'" in done.stderr
 
 
 def test_the_library_stays():
     """Handles that are still open have threads in it when the interpreter lets go of it."""
     done = python("from libdc._lib import ffi, lib; ffi.dlclose(lib); "
-                  "print('libdc.so' in open('/proc/self/maps').read())", DC_FFI="abi")
+                  "print('libdc.so' in open('/proc/self/maps').read())", LIBDC_FFI="abi")
     assert done.stdout == "True\n", done.stderr
 
 
@@ -57,7 +57,7 @@ def test_versions_that_do_not_fit_are_refused(tmp_path, version, fits):
     source.write_text(f'unsigned dc_api_version(void) {{ return {version}; }}\n'
                       'const char *dc_version_string(void) { return "fake"; }\n')
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-    done = python("import libdc; print(libdc.__version__)", DC_FFI="abi", DC_LIBRARY=str(library))
+    done = python("import libdc; print(libdc.__version__)", LIBDC_FFI="abi", LIBDC_LIBRARY=str(library))
     assert (done.stdout == "fake\n") if fits else ("needs 1000" in done.stderr)
 
 

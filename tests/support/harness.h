@@ -54,13 +54,13 @@ typedef struct rank_job {
 
 /* The device under test. Only tests that touch memory by the device's copies (tests/conformance) run on any. */
 static inline const char *test_device(void) {
-  const char *name = getenv("DC_TEST_DEVICE");
+  const char *name = getenv("LIBDC_TEST_DEVICE");
   return name == NULL || name[0] == '\0' ? "cpu" : name;
 }
 
-/* With DC_TEST_CARDS ranks have cards of their own, as far as there are so many. */
+/* With LIBDC_TEST_CARDS ranks have cards of their own, as far as there are so many. */
 static inline dc_status open_test_device(const rank *r, dc_device **device) {
-  const char *cards = getenv("DC_TEST_CARDS");
+  const char *cards = getenv("LIBDC_TEST_CARDS");
   char name[32];
   if (cards == NULL) {
     return dc_device_open(test_device(), NULL, device);
@@ -83,10 +83,10 @@ static inline dc_status meet_over_tcp(const rank *r, dc_comm *base, dc_comm **co
 }
 #endif
 
-/* The communicator under test: with DC_TEST_COMM=nccl one through NCCL, on top of the one given; with tcp one over TCP
- * in its place. */
+/* The communicator under test: with LIBDC_TEST_COMM=nccl one through NCCL, on top of the one given; with tcp one over
+ * TCP in its place. */
 static inline dc_status test_comm(rank *r) {
-  const char *name = getenv("DC_TEST_COMM");
+  const char *name = getenv("LIBDC_TEST_COMM");
   dc_comm *base = r->comm;
   dc_status status = DC_OK;
   if (name == NULL || base == NULL) {
@@ -108,9 +108,9 @@ static inline dc_status test_comm(rank *r) {
   return status;
 }
 
-/* Of a test's ranks no more than DC_TEST_RANKS: NCCL wants a card for each. */
+/* Of a test's ranks no more than LIBDC_TEST_RANKS: NCCL wants a card for each. */
 static inline int32_t test_world(int32_t world) {
-  const char *most = getenv("DC_TEST_RANKS");
+  const char *most = getenv("LIBDC_TEST_RANKS");
   return most != NULL && atoi(most) > 0 && atoi(most) < world ? atoi(most) : world;
 }
 
@@ -124,8 +124,8 @@ static inline void live(rank *r, const setup *s, void (*body)(rank *r), dc_statu
   }
   if (status == DC_OK) {
     dc_config config = s->config;
-    config.symmetric_memory = getenv("DC_TEST_SYMMETRIC") != NULL ? 1 : config.symmetric_memory;
-    if (getenv("DC_TEST_COMM") != NULL && strcmp(getenv("DC_TEST_COMM"), "tcp") == 0) {
+    config.symmetric_memory = getenv("LIBDC_TEST_SYMMETRIC") != NULL ? 1 : config.symmetric_memory;
+    if (getenv("LIBDC_TEST_COMM") != NULL && strcmp(getenv("LIBDC_TEST_COMM"), "tcp") == 0) {
       config.symmetric_memory = 0; /* no rank reads another's memory */
     }
     status = dc_init(r->ctx, r->comm, &config, s->bucket == 0 ? 1024 : s->bucket);

@@ -15,14 +15,14 @@ import libdc
 import pytest
 
 HERE = Path(__file__).resolve().parent
-TOOL = Path(os.environ.get("DC_TOOL", str(Path(libdc.library_dir()) / "dc")))
+TOOL = Path(os.environ.get("LIBDC_TOOL", str(Path(libdc.library_dir()) / "dc")))
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
 def dc() -> Run:
     def run(*arguments: Any, code: int = 0, **kwargs: Any) -> "subprocess.CompletedProcess[str]":
-        environment = {**os.environ, "DC_PYTHON": sys.executable, **kwargs.pop("environment", {})}
+        environment = {**os.environ, "LIBDC_PYTHON": sys.executable, **kwargs.pop("environment", {})}
         done = subprocess.run([str(TOOL), *map(str, arguments)], text=True, capture_output=True, env=environment,
                               stdin=subprocess.DEVNULL, timeout=600, **kwargs)
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
@@ -33,7 +33,7 @@ def dc() -> Run:
 
 def run_group(how: str, world: int, folder: Path) -> Dict[int, str]:
     """The ranks' last words. A rank that does not end is killed."""
-    environment = {**os.environ, "DC_DUMP_DIR": str(folder)}
+    environment = {**os.environ, "LIBDC_DUMP_DIR": str(folder)}
     group = f"tools.{uuid.uuid4().hex}"
     ranks: List["subprocess.Popen[str]"] = [
         subprocess.Popen([sys.executable, str(HERE / "failing.py"), how, group, str(rank), str(world)], text=True,

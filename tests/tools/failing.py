@@ -1,4 +1,4 @@
-"""One rank of a group that fails as it is told: failing.py HOW GROUP RANK WORLD. DC_DUMP_DIR has the dumps."""
+"""One rank of a group that fails as it is told: failing.py HOW GROUP RANK WORLD. LIBDC_DUMP_DIR has the dumps."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def main() -> int:
         else:
             step(context, 7)
         if how == "well":
-            context.trace_dump(os.environ["DC_DUMP_DIR"])
+            context.trace_dump(os.environ["LIBDC_DUMP_DIR"])
     except libdc.Error as error:
         print(error, file=sys.stderr)
         if how == "elsewhere":

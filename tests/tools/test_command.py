@@ -185,10 +185,10 @@ SIMD = {"plain C": "generic", "avx2": "avx2", "avx512": "avx512", "avx512bf16": 
 def test_info_says_what_dc_cpu_leaves(dc: Run) -> None:
     best = list(SIMD).index(json.loads(dc("info", "--json").stdout)["library"]["simd"])
     for at, (shown, value) in enumerate(SIMD.items()):
-        library = json.loads(dc("info", "--json", environment={"DC_CPU": value}).stdout)["library"]
+        library = json.loads(dc("info", "--json", environment={"LIBDC_CPU": value}).stdout)["library"]
         assert library["simd"] == (shown if at < best else list(SIMD)[best])
-    cpu = json.loads(dc("info", "--json", environment={"DC_CPU": "sse2"}).stdout)["devices"]["cpu"]
-    assert not cpu["found"] and "DC_CPU = \"sse2\", must be generic" in cpu["text"]
+    cpu = json.loads(dc("info", "--json", environment={"LIBDC_CPU": "sse2"}).stdout)["devices"]["cpu"]
+    assert not cpu["found"] and "LIBDC_CPU = \"sse2\", must be generic" in cpu["text"]
 
 
 def checks_of(text: str) -> Dict[str, Dict[str, Any]]:
@@ -207,7 +207,7 @@ def test_doctor_is_well(dc: Run) -> None:
 
 
 def test_doctor_on_four_ranks(dc: Run) -> None:
-    text = dc("doctor", "--ranks", 4, environment={"DC_PYTHON": "/no/such/python"}).stdout
+    text = dc("doctor", "--ranks", 4, environment={"LIBDC_PYTHON": "/no/such/python"}).stdout
     assert text.endswith("10 ok, 0 broken, 2 absent\n") and text.count("4 ranks, ") == 4, text
 
 
@@ -215,7 +215,7 @@ def test_doctor_names_the_broken_part(dc: Run) -> None:
     def few_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 
-    done = dc("doctor", "--json", code=1, preexec_fn=few_files, environment={"DC_PYTHON": "/no/such/python"})
+    done = dc("doctor", "--json", code=1, preexec_fn=few_files, environment={"LIBDC_PYTHON": "/no/such/python"})
     broken = {name: row for name, row in checks_of(done.stdout).items() if row["state"] == "BROKEN"}
     assert list(broken) == ["descriptors"] and "ulimit -n, now 40" in broken["descriptors"]["text"]
 
@@ -223,7 +223,7 @@ def test_doctor_names_the_broken_part(dc: Run) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    done = dc("doctor", "--json", code=1, preexec_fn=small_files, environment={"DC_PYTHON": "/no/such/python"})
+    done = dc("doctor", "--json", code=1, preexec_fn=small_files, environment={"LIBDC_PYTHON": "/no/such/python"})
     broken = {name: row for name, row in checks_of(done.stdout).items() if row["state"] == "BROKEN"}
     assert "shared memory" in broken and "64 MiB" in broken["shared memory"]["text"], broken
     assert not any("threads" in name for name in broken)
@@ -233,7 +233,7 @@ def test_doctor_finds_a_broken_package(dc: Run, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'ImportError: libdc.so is of another time'; exit 1\n")
     python.chmod(0o755)
-    done = dc("doctor", code=1, environment={"DC_PYTHON": str(python)})
+    done = dc("doctor", code=1, environment={"LIBDC_PYTHON": str(python)})
     assert re.search(r"^BROKEN +Python package +import libdc: ImportError: libdc.so is of another time$", done.stdout,
                      re.M)
     assert done.stdout.endswith("10 ok, 2 broken, 0 absent\n")
@@ -242,7 +242,7 @@ def test_doctor_finds_a_broken_package(dc: Run, tmp_path: Path) -> None:
 def test_progress_is_for_terminals(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     done = subprocess.run([str(TOOL), "doctor"], stdout=subprocess.DEVNULL, stderr=slave, timeout=600,
-                          env={**os.environ, "DC_PYTHON": "/no/such/python"})
+                          env={**os.environ, "LIBDC_PYTHON": "/no/such/python"})
     os.close(slave)
     shown = os.read(master, 65536).decode()
     os.close(master)
@@ -291,7 +291,8 @@ def unwritable(line: List[str], how: str) -> "subprocess.CompletedProcess[str]":
 
     try:
         return subprocess.run([str(TOOL), *line], stdout=out, stderr=subprocess.PIPE, text=True, preexec_fn=before,
-                              stdin=subprocess.DEVNULL, timeout=600, env={**os.environ, "DC_PYTHON": "/no/such/python"})
+                              stdin=subprocess.DEVNULL, timeout=600,
+                              env={**os.environ, "LIBDC_PYTHON": "/no/such/python"})
     finally:
         os.close(out)
 
@@ -319,7 +320,7 @@ def test_no_file_gets_a_closed_streams_number(dc: Run) -> None:
     for line in (["info"], ["doctor"]):
         done = subprocess.run([str(TOOL), *line], preexec_fn=closed, timeout=600, stdin=subprocess.DEVNULL,
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                              env={**os.environ, "DC_PYTHON": "/no/such/python"})
+                              env={**os.environ, "LIBDC_PYTHON": "/no/such/python"})
         assert done.returncode == 3
 
 

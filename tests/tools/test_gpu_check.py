@@ -72,7 +72,7 @@ def test_what_was_carried_comes_first(script: Any, tmp_path: Path, monkeypatch: 
     found = script.environment()
     assert found["LD_LIBRARY_PATH"].split(":")[-2:] == [str(library.parent), "/mine"]
     assert found["PKG_CONFIG_PATH"] == str(library.parent / "pkgconfig")
-    assert found["CMAKE_PREFIX_PATH"] == str(tmp_path / "cmocka" / "usr") and found["DC_TEST_DEVICE"] == "cuda"
+    assert found["CMAKE_PREFIX_PATH"] == str(tmp_path / "cmocka" / "usr") and found["LIBDC_TEST_DEVICE"] == "cuda"
 
 
 def call(script: Any, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:

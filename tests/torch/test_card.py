@@ -1,6 +1,6 @@
 """The tests that scripts/gpu-check runs on a card, and `make test` in small on the CPU: the operators by PyTorch's own
 checks, and the byte GPT at every stage. It runs on one rank and on two that are threads, in eager mode and compiled.
-DC_TEST_DEVICE names the device."""
+LIBDC_TEST_DEVICE names the device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "gpt")
 from model import CONFIGS, GPT  # noqa: E402
 from operators import GRAPH, KEPT, PLAIN, SAMPLES, SHAPE, D, Run, opcheck  # noqa: E402
 
-DEVICE = torch.device(os.environ.get("DC_TEST_DEVICE") or "cpu")
+DEVICE = torch.device(os.environ.get("LIBDC_TEST_DEVICE") or "cpu")
 ON_CARD = DEVICE.type == "cuda"
 STEPS = 200 if ON_CARD else 4
 _seeded = threading.Lock()  # threads share PyTorch's generator

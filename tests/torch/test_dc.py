@@ -324,7 +324,7 @@ print(hasattr(torch.ops.dc, "end_backward"))
 
 
 def test_another_library_has_kernels_of_its_own(tmp_path: pathlib.Path) -> None:
-    """DC_LIBRARY names one that the installed adapter is not linked with: handles of one would crash in the other."""
+    """LIBDC_LIBRARY names a library that the adapter is not linked with: handles of one would crash in the other."""
     library()
     other = tmp_path / "other.so"
     # By another name, or the loader would take it for the one that the adapter asks for.
@@ -336,8 +336,8 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert python(code, DC_LIBRARY=str(other)) == "python\n"
-    assert "is linked with another libdc.so" in python(code, DC_LIBRARY=str(other), LIBDC_TORCH_OPS="compiled")
+    assert python(code, LIBDC_LIBRARY=str(other)) == "python\n"
+    assert "is linked with another libdc.so" in python(code, LIBDC_LIBRARY=str(other), LIBDC_TORCH_OPS="compiled")
 
 
 def test_choosing_the_kernels(monkeypatch: Any) -> None:

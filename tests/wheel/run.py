@@ -106,7 +106,7 @@ def installed(python: Path, wheel: Path, folder: Path) -> None:
             "the README's example printed something else")
     mode = "import libdc; print(libdc.ffi_mode)"
     require(run(own, "-c", mode, folder=folder, **clean).strip() == "api", "the compiled module is not used")
-    require(run(own, "-c", mode, folder=folder, DC_FFI="abi", **clean).strip() == "abi",
+    require(run(own, "-c", mode, folder=folder, LIBDC_FFI="abi", **clean).strip() == "abi",
             "the package does not work without its compiled module")
     code = ("import ctypes, libdc.config; dc = ctypes.CDLL(libdc.config.answers()['libdir'] + '/libdc.so'); "
             "dc.dc_version_string.restype = ctypes.c_char_p; print(dc.dc_version_string().decode())")

@@ -31,7 +31,7 @@ const command commands[] = {
              "adapter where they are installed. It takes less than two minutes and names the part that is broken.\n"
              "\n"
              "With --dump: reads the flight recorders' files of all ranks (dc_trace_dump, dc_trace_dump_on_error, or\n"
-             "DC_DUMP_DIR for the Python package) and says in a sentence which rank did what differently.\n",
+             "LIBDC_DUMP_DIR for the Python package) and says in a sentence which rank did what differently.\n",
      .run = run_doctor,
      .options = {TEXT("--dump", "FOLDER", "reads FOLDER/rank-*.json instead of testing"),
                  NUMBER("--ranks", "N", 1, 8, "ranks of the tests, 1 to 8; 2 without it"), JSON_OPTION}},

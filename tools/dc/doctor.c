@@ -89,7 +89,7 @@ static int capture_output(const char *const *argv, int64_t job_timeout_ns, char 
 /* The program's output is the finding; exit status 2 means that the package is not installed. */
 static void check_python(finding *f, const char *what, const char *program) {
   char text[SENTENCE];
-  const char *python = getenv("DC_PYTHON");
+  const char *python = getenv("LIBDC_PYTHON");
   const char *argv[] = {python == NULL ? "python3" : python, "-c", program, NULL};
   enum { LIMIT_S = 100 }; /* PyTorch is large: on a busy machine with a cold disk its import takes a minute */
   int status = capture_output(argv, INT64_C(1000000000) * LIMIT_S, text, sizeof text);

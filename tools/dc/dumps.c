@@ -191,8 +191,8 @@ static int compare_ranks(const void *a, const void *b) {
 /* Checks that the dumps are of one run. */
 static bool dumps_check(const args *a, const char *argument, const char *folder, dumps *d) {
   if (d->count == 0) {
-    report_error(a, EXIT_UNAVAILABLE, "%s = %s has no rank-R.json; dc_trace_dump and DC_DUMP_DIR write them", argument,
-                 folder);
+    report_error(a, EXIT_UNAVAILABLE, "%s = %s has no rank-R.json; dc_trace_dump and LIBDC_DUMP_DIR write them",
+                 argument, folder);
     return false;
   }
   qsort(d->ranks, (size_t)d->count, sizeof *d->ranks, compare_ranks);

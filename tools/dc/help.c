@@ -15,7 +15,7 @@ static const char summary[] = "tells about, tests, measures, plans and traces li
 static const char *const examples[] = {
     "dc info",
     "dc doctor",
-    "DC_DUMP_DIR=dumps python -m libdc.run -n 2 train.py; dc doctor --dump dumps",
+    "LIBDC_DUMP_DIR=dumps python -m libdc.run -n 2 train.py; dc doctor --dump dumps",
     "dc trace dumps -o trace.json",
     "dc bench --ranks 2 --json",
     "dc plan layer --model bert-large",
@@ -112,8 +112,8 @@ int run_man(const args *a) {
     print_roff_pair(exit_codes[i][0], exit_codes[i][1]);
   }
   fputs(".SH ENVIRONMENT\n", stdout);
-  print_roff_pair("DC_DUMP_DIR", "read by the Python package, not by dc: where a rank that fails writes its dump");
-  print_roff_pair("DC_PYTHON",
+  print_roff_pair("LIBDC_DUMP_DIR", "read by the Python package, not by dc: where a rank that fails writes its dump");
+  print_roff_pair("LIBDC_PYTHON",
                   "the interpreter that dc doctor asks about the package and the adapter; python3 without it");
   fputs(".SH EXAMPLES\n.nf\n", stdout);
   for (size_t i = 0; i < COUNT(examples); i++) {

@@ -34,7 +34,7 @@ def api_version() -> int:
 
 def has_feature(name: str) -> bool:
     """Whether the library has a feature: "cpu", "comm.threads", "comm.processes", "avx2" (as far as the environment's
-    DC_CPU allows it), …"""
+    LIBDC_CPU allows it), …"""
     return bool(_lib.dc_has_feature(name.encode()))
 
 

@@ -1,7 +1,7 @@
 """Loads the library and keeps what every handle needs.
 
-DC_FFI=api (default) uses the compiled module and falls back to dlopen; DC_FFI=abi, or DC_LIBRARY=path of another
-libdc.so, uses dlopen with the same declarations."""
+LIBDC_FFI=api, the default, uses the compiled module and falls back to dlopen. LIBDC_FFI=abi, or LIBDC_LIBRARY=path of
+another libdc.so, uses dlopen with the same declarations."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _load() -> Tuple[Any, Any, str]:
-    path = os.environ.get("DC_LIBRARY")
-    mode = os.environ.get("DC_FFI") or ("abi" if path else "api")
+    path = os.environ.get("LIBDC_LIBRARY")
+    mode = os.environ.get("LIBDC_FFI") or ("abi" if path else "api")
     if mode not in ("api", "abi"):
-        raise ImportError(f"libdc: DC_FFI = {mode!r}, must be 'api' or 'abi'")
+        raise ImportError(f"libdc: LIBDC_FFI = {mode!r}, must be 'api' or 'abi'")
     if mode == "api":
         try:
             compiled = importlib.import_module("libdc._dc_api")

@@ -8,5 +8,5 @@ from pathlib import Path
 
 
 def main() -> None:
-    os.environ.setdefault("DC_PYTHON", sys.executable)  # the interpreter that dc doctor asks about the package
+    os.environ.setdefault("LIBDC_PYTHON", sys.executable)  # the interpreter that dc doctor asks about the package
     os.execv(Path(__file__).with_name("dc"), ["dc", *sys.argv[1:]])

@@ -48,8 +48,8 @@ class Context(OwnedHandle):
     _kind = "context"
 
     def __init__(self, device: Optional[Device] = None, log: Optional[Callable[[int, str], None]] = None) -> None:
-        """log(level, message) gets the library's log lines; it must not call the library. The environment's DC_DUMP_DIR
-        names a folder for trace_dump_on_error()."""
+        """log(level, message) gets the library's log lines; it must not call the library. The environment's
+        LIBDC_DUMP_DIR names a folder for trace_dump_on_error()."""
         device = device or Device("cpu")
         options = new_struct("dc_context_options")
         log_user = None
@@ -70,8 +70,8 @@ class Context(OwnedHandle):
         self._device_or_host = (HOST,) if self._place == HOST else (self._place, HOST)
         self._comm: Optional[Comm] = None
         self._stream: Optional[Stream] = None
-        if os.environ.get("DC_DUMP_DIR"):
-            self.trace_dump_on_error(os.environ["DC_DUMP_DIR"])
+        if os.environ.get("LIBDC_DUMP_DIR"):
+            self.trace_dump_on_error(os.environ["LIBDC_DUMP_DIR"])
             atexit.register(_report_async_error, weakref.ref(self))
 
     @property

@@ -6,7 +6,7 @@
     gradient_x, gradients = layer.backward(weights, x, output_gradient, kept)
 
 Arrays are anything with DLPack, NumPy's interface or the buffer protocol; results are libdc.Tensor, which NumPy and
-every DLPack library read in place. DC_NUM_THREADS is the number of threads where the configuration gives none."""
+every DLPack library read in place. LIBDC_NUM_THREADS is the number of threads where the configuration gives none."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LayerConfig:
             elif field.name in ("pre_layer_norm", "adjust_init_range", "training"):
                 value = 1 if value else -1
             elif field.name == "threads":
-                value = value or int(os.environ.get("DC_NUM_THREADS", 0))
+                value = value or int(os.environ.get("LIBDC_NUM_THREADS", 0))
             assign(config, field.name, value, f"config.{field.name}")
         return config
 

@@ -1,4 +1,4 @@
-//! Finds libdc: the folder in DC_LIB_DIR, else what pkg-config knows as `dc`, else what `make` or `make test` built in
+//! Finds libdc: the folder in LIBDC_LIB_DIR, else pkg-config's `dc`, else the library that `make` or `make test` built in
 //! this checkout; with the feature `vendored`, what meson builds of the checkout then. Dependents find the folder in
 //! DEP_DC_LIBDIR, to put it into their programs' run path.
 
@@ -16,8 +16,8 @@ fn has_library(folder: &Path) -> bool {
 }
 
 fn from_environment() -> Option<PathBuf> {
-    let folder = PathBuf::from(env::var_os("DC_LIB_DIR")?);
-    assert!(has_library(&folder), "DC_LIB_DIR = {}, must be a folder that has libdc in it", folder.display());
+    let folder = PathBuf::from(env::var_os("LIBDC_LIB_DIR")?);
+    assert!(has_library(&folder), "LIBDC_LIB_DIR = {}, must be a folder that has libdc in it", folder.display());
     Some(folder)
 }
 
@@ -62,14 +62,14 @@ fn vendored() -> PathBuf {
 }
 
 fn main() {
-    for name in ["DC_LIB_DIR", "PKG_CONFIG", "PKG_CONFIG_PATH"] {
+    for name in ["LIBDC_LIB_DIR", "PKG_CONFIG", "PKG_CONFIG_PATH"] {
         println!("cargo:rerun-if-env-changed={}", name);
     }
     let found = from_environment().or_else(from_pkg_config).or_else(from_checkout);
     let found = found.or_else(|| env::var_os("CARGO_FEATURE_VENDORED").map(|_| vendored()));
     let folder = found.unwrap_or_else(|| {
         panic!(
-            "libdc is nowhere: set DC_LIB_DIR to its folder (`python -m libdc.config --libdir` prints that of the \
+            "libdc is nowhere: set LIBDC_LIB_DIR to its folder (`python -m libdc.config --libdir` prints that of the \
              Python package) or PKG_CONFIG_PATH to that of dc.pc, or run `make` in the checkout, or ask for the \
              feature `vendored`, which builds it with meson"
         )

@@ -30,7 +30,7 @@ static void *open_wheel(const dc__vendor_library *library) {
 }
 
 void *dc__vendor_library_open(const dc__vendor_library *libraries, size_t count, int driver) {
-  const char *chosen = secure_getenv("DC_CUDA_LIB_DIR");
+  const char *chosen = secure_getenv("LIBDC_CUDA_LIB_DIR");
   char reason[256] = "the driver is older than all of them";
   for (size_t i = 0; i < count; i++) {
     const dc__vendor_library *library = &libraries[i];
@@ -66,6 +66,6 @@ dc_status dc__cuda_vendor_library(dc__cuda_device *device, const dc__vendor_libr
              ? DC_OK
              : dc__fail(DC_E_UNSUPPORTED,
                         "CUDA: %s, and it was not found (%s); install the package %s%s, or name its folder in "
-                        "DC_CUDA_LIB_DIR",
+                        "LIBDC_CUDA_LIB_DIR",
                         need, dc_last_error(), package, version < 13000 ? "-cu12" : "");
 }

@@ -10,7 +10,7 @@ typedef struct dc__vendor_library {
   int driver;         /* the oldest driver on which it runs */
 } dc__vendor_library;
 
-/* The first of `count` libraries that loads and suits the driver. DC_CUDA_LIB_DIR names the folder, if it is set.
+/* The first of `count` libraries that loads and suits the driver. LIBDC_CUDA_LIB_DIR names the folder, if it is set.
  * Otherwise the process's own copy is taken, then the system's, then the wheel's beside the package libdc. The library
  * stays open even after dlclose. NULL if there is none; the last error says why. */
 void *dc__vendor_library_open(const dc__vendor_library *libraries, size_t count, int driver);

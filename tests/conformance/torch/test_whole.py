@@ -49,7 +49,7 @@ def test_check_128_one_scenario_in_four_languages(library: Path, tmp_path: Path)
     assert c.count("done") == 2
     assert builder.ranks(builder.rust("scenario")) == c
     assert builder.ranks([sys.executable, str(ROOT / "tests" / "ffi" / "scenario_cffi.py")]) == c
-    del builder.environment["DC_LIBRARY"]  # the compiled adapter is linked with the package's own
+    del builder.environment["LIBDC_LIBRARY"]  # the compiled adapter is linked with the package's own
     assert builder.ranks([sys.executable, str(HERE / "scenario_torch.py")]) == c
 
 

@@ -219,6 +219,6 @@ int main(void) {
       TEST(test_ranks_learn_of_a_lost_device),
       TEST(test_every_call_fails),
   };
-  setenv("DC_TEST_DEVICE", "cuda", 1); /* for run_ranks */
+  setenv("LIBDC_TEST_DEVICE", "cuda", 1); /* for run_ranks */
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -276,6 +276,6 @@ int main(void) {
       TEST(test_memory_of_a_failed_device_goes_back_last),  TEST(test_memory_in_unknown_state_is_kept),
       TEST(test_a_context_frees_nothing_under_queued_work), TEST(test_a_failed_rank_offers_nothing),
   };
-  setenv("DC_TEST_DEVICE", "cuda", 1); /* for run_ranks */
+  setenv("LIBDC_TEST_DEVICE", "cuda", 1); /* for run_ranks */
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -232,16 +232,17 @@ static void test_behind_a_host_function_and_in_a_graph(void **state) {
 static void test_refusals(void **state) {
   (void)state;
   assert_int_equal(dc_device_open("cuda", NULL, &device), DC_OK);
-  setenv("DC_CUDA_LIB_DIR", "/nowhere", 1);
+  setenv("LIBDC_CUDA_LIB_DIR", "/nowhere", 1);
   assert_int_equal(device->ops->matmul_init(device), DC_E_UNSUPPORTED);
   assert_non_null(strstr(dc_last_error(), "matrix products need cuBLASLt, and it was not found (/nowhere/"));
-  assert_non_null(strstr(dc_last_error(), "install the package nvidia-cublas, or name its folder in DC_CUDA_LIB_DIR"));
+  assert_non_null(
+      strstr(dc_last_error(), "install the package nvidia-cublas, or name its folder in LIBDC_CUDA_LIB_DIR"));
   cudasim_set_version(12040);
   assert_int_equal(device->ops->matmul_init(device), DC_E_UNSUPPORTED);
   assert_non_null(strstr(dc_last_error(), "libcublasLt.so.12: "));
   assert_non_null(strstr(dc_last_error(), "install the package nvidia-cublas-cu12, or"));
   cudasim_set_version(13000);
-  unsetenv("DC_CUDA_LIB_DIR");
+  unsetenv("LIBDC_CUDA_LIB_DIR");
   cudasim_fail("cublasLtGetProperty", 0, 1);
   assert_int_equal(device->ops->matmul_init(device), DC_E_UNSUPPORTED);
   assert_non_null(strstr(dc_last_error(), "cuBLASLt is too old (version); that of CUDA 12.0 is needed"));

@@ -141,12 +141,12 @@ static void test_library(void **state) {
   o.eps_rel = 1e-2;
 #define ROOT(k) dc_matrix_inverse_root(linalg_of(k), &ta.t[k], 4, &o, NULL, &tx.t[k], NULL, 0)
   OK(dc_batch_matmul(cuda_linalg, &ta.t[1], &ta.t[1], 1, 0, &tx.t[1])); /* cuBLASLt is there */
-  setenv("DC_CUDA_LIB_DIR", "/nowhere", 1);
+  setenv("LIBDC_CUDA_LIB_DIR", "/nowhere", 1);
   FAILS(ROOT(1), DC_E_UNSUPPORTED,
         "dc_matrix_inverse_root: CUDA: eigendecompositions need cuSOLVER, and it was not found");
   assert_non_null(
-      strstr(dc_last_error(), "install the package nvidia-cusolver, or name its folder in DC_CUDA_LIB_DIR"));
-  unsetenv("DC_CUDA_LIB_DIR");
+      strstr(dc_last_error(), "install the package nvidia-cusolver, or name its folder in LIBDC_CUDA_LIB_DIR"));
+  unsetenv("LIBDC_CUDA_LIB_DIR");
   cudasim_fail("cusolverGetVersion", 0, 10600);
   FAILS(ROOT(1), DC_E_UNSUPPORTED, "cuSOLVER is too old (version); that of CUDA 12.0 is needed");
   cudasim_fail("cusolverDnCreate", 0, DC__CUSOLVER_ALLOC_FAILED);

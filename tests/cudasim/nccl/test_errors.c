@@ -66,10 +66,10 @@ static void test_versions(void **state) {
   assert_int_equal(dc_nccl_version(&version), DC_E_UNSUPPORTED);
   assert_true(says("is version 2.8.4, 2.19 or later is needed"));
   ncclsim_reset();
-  assert_int_equal(setenv("DC_CUDA_LIB_DIR", "/nowhere", 1), 0);
+  assert_int_equal(setenv("LIBDC_CUDA_LIB_DIR", "/nowhere", 1), 0);
   assert_int_equal(dc_nccl_version(&version), DC_E_UNSUPPORTED);
   assert_true(says("NCCL: there is none: /nowhere/libnccl.so.2: cannot open"));
-  unsetenv("DC_CUDA_LIB_DIR");
+  unsetenv("LIBDC_CUDA_LIB_DIR");
   nothing_left();
 }
 

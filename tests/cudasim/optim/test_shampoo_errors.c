@@ -48,12 +48,12 @@ static void test_no_qr(void **state) {
     assert_int_equal(make_soap(&s, NULL, &options), DC_OK);
     assert_int_equal(add_params(&s, 0, 1), DC_OK);
     if (k == 0) {
-      setenv("DC_CUDA_LIB_DIR", "/nowhere", 1);
+      setenv("LIBDC_CUDA_LIB_DIR", "/nowhere", 1);
     }
     for (int number = 3; number < 6; number++) {
       assert_int_equal(step(&s, number), DC_OK);
     }
-    unsetenv("DC_CUDA_LIB_DIR");
+    unsetenv("LIBDC_CUDA_LIB_DIR");
     assert_int_equal(cudasim_calls("cusolverDnSgeqrf") > begun, k);
     move(&s, weights[k], s.weights[0], sizeof weights[k]);
     dc_optimizer_destroy(s.optimizer);

@@ -185,7 +185,7 @@ static void one_of_two(rank *r) {
 
 static void test_ranks_that_meet_are_refused(void **state) {
   (void)state;
-  assert_int_equal(setenv("DC_TEST_DEVICE", "cuda", 1), 0);
+  assert_int_equal(setenv("LIBDC_TEST_DEVICE", "cuda", 1), 0);
   run_ranks((setup){.world = 2}, one_of_two, NULL);
 }
 

@@ -352,10 +352,10 @@ static void test_refusals(void **state) {
   config.hidden_size = 256;
   config.heads = 1;
   assert_int_equal(dc_device_open("cuda", NULL, &device), DC_OK);
-  setenv("DC_CUDA_LIB_DIR", "/nowhere", 1);
+  setenv("LIBDC_CUDA_LIB_DIR", "/nowhere", 1);
   assert_int_equal(dc_layer_create(device, &config, &layer), DC_E_UNSUPPORTED);
   assert_non_null(strstr(dc_last_error(), "dc_layer_create: CUDA: matrix products need cuBLASLt"));
-  unsetenv("DC_CUDA_LIB_DIR");
+  unsetenv("LIBDC_CUDA_LIB_DIR");
   assert_int_equal(dc_layer_create(device, &config, &layer), DC_OK);
   dc_layer_destroy(layer);
   dc_device_destroy(device);

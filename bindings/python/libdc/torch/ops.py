@@ -129,8 +129,8 @@ def _choose() -> Any:
         raise ImportError(f"libdc.torch: LIBDC_TORCH_OPS = {wanted!r}, must be 'auto', 'compiled' or 'python'")
     path = os.environ.get("LIBDC_TORCH_LIBRARY") or os.path.join(libdc.library_dir(), "libdc_torch.so")
     if wanted == "auto":
-        # The one beside the package's libdc.so is linked with that, and DC_LIBRARY names another.
-        beside = os.path.exists(path) and not os.environ.get("DC_LIBRARY")
+        # The one beside the package's libdc.so is linked with that, and LIBDC_LIBRARY names another.
+        beside = os.path.exists(path) and not os.environ.get("LIBDC_LIBRARY")
         wanted = "compiled" if os.environ.get("LIBDC_TORCH_LIBRARY") or beside else "python"
     return wanted, path
 
@@ -145,7 +145,8 @@ def _load_adapter(path: str) -> None:
     adapter.dc_version_string.restype = ctypes.c_void_p
     if adapter.dc_version_string() != version_text_address():
         raise ImportError(f"libdc.torch: {path} is linked with another libdc.so than the one that libdc has loaded "
-                          f"(DC_LIBRARY = {os.environ.get('DC_LIBRARY')}): handles would go from one to the other")
+                          f"(LIBDC_LIBRARY = {os.environ.get('LIBDC_LIBRARY')}): handles would go from one to the "
+                          "other")
     adapter.dct_error.restype = ctypes.c_char_p
     adapter.dct_set_context.argtypes, adapter.dct_set_context.restype = [ctypes.c_void_p], None
     adapter.dct_bind.argtypes = [ctypes.c_int64, ctypes.c_void_p]
