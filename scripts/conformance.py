@@ -84,7 +84,8 @@ TABLES = [
           r"tests/(linalg|optim|api/test_devices|python/test_(linalg|optim|soap))", "(?:test|point)_", "test_",
           ("python", "torch")),
     Table("layer", CHECKS / "layer.txt", 32, DOCS / "conformance-layer.md", LAYER,
-          r"tests/((python/layer|faults|transformer|planner)/test_layer|tools/test_plan|torch/test_transformer_layer)",
+          r"tests/((python/layer|faults|transformer|planner)/test_layer|tools/test_plan|"
+          r"torch/transformer/test_transformer_layer)",
           "test_", "test_", ("python", "torch", "tools")),
 ]
 

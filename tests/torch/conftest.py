@@ -15,14 +15,15 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Callable[..., str]:
+def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., str]:
     """Runs a script's text on n processes, by `python -m libdc.run` or another launcher; returns what it printed."""
 
     def run(text: str, n: int = 2, launcher: List[str] = [], **environment: str) -> str:
         script = tmp_path / "script.py"
         script.write_text(text)
         env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-        env.update(PYTHONPATH=os.pathsep.join([str(HERE), env.get("PYTHONPATH", "")]), OMP_NUM_THREADS="1",
+        folders = str(request.path.parent), str(HERE), env.get("PYTHONPATH", "")
+        env.update(PYTHONPATH=os.pathsep.join(folders), OMP_NUM_THREADS="1",
                    TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"), **environment)
         env.pop("TORCHINDUCTOR_FORCE_DISABLE_CACHES", None)  # the folder is new: ranks may share what they compile
         command = [sys.executable, "-m", *(launcher or ["libdc.run", "-n", str(n)]), str(script)]

@@ -16,7 +16,8 @@ import libdc
 import libdc.torch as dct
 import libdc.transformer
 from libdc import optim
-from libdc.torch import dc, devices, layer, ops
+from libdc.torch import dc, devices, ops
+from libdc.torch.transformer import layer
 from libdc.transformer import WEIGHTS, LayerConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer")
@@ -137,7 +138,7 @@ def test_a_layers_results_are_where_its_input_is(fakes: None, where: str, packed
     with torch.no_grad():  # autograd on CUDA devices wants a PyTorch that has them: backward's operator by itself
         out = module.eval()(x, **given)
         rest = given.get("attention_mask"), given.get("cu_seqlens")
-        offset, number, weights = torch.tensor(0, device="cpu"), layer._number(config, dtype), module.weights
+        offset, number, weights = torch.tensor(0, device="cpu"), layer._config_id(config, dtype), module.weights
         kept, reserve = torch.ops.dc_layer.forward(x, *rest, offset, number, True, *weights)
         grads = torch.ops.dc_layer.backward(kept, x, *rest, weights, offset, reserve, None, number, [True] * 12)
     for ours, like in zip((out, kept, *grads), (x, x, x, *weights)):
@@ -149,11 +150,11 @@ def test_a_layers_results_are_where_its_input_is(fakes: None, where: str, packed
 def test_a_layer_wants_one_device(fakes: None) -> None:
     where, x = torch.device("cuda:0"), torch.empty(1, 2, 64, device="cuda:0")
     refused(TypeError, "attn_ow is on cpu, but hidden_states are on cuda:0: all must be on one device",
-            layer._memories, [*[x] * 2, torch.empty(1), *[x] * 9], where, WEIGHTS)
-    memory = layer._memory(x, where, "hidden_states")
+            layer._lib_tensors, [*[x] * 2, torch.empty(1), *[x] * 9], where, WEIGHTS)
+    memory = layer._lib_tensor(x, where, "hidden_states")
     assert memory.place == (2, 0) and memory.shape == x.shape
     if not (libdc.has_feature("cuda") and torch.cuda.is_available()):
-        number = layer._number(LayerConfig(64, 4), torch.float32)
+        number = layer._config_id(LayerConfig(64, 4), torch.float32)
         refused(RuntimeError, "TransformerLayer: tensors on cuda:0 need libdc's CUDA device", layer._layer_for, where,
                 number)
 
@@ -188,7 +189,7 @@ def test_a_context_on_cuda_wants_a_pytorch_with_cuda(graph_on_cuda: Any) -> None
             "python": "libdc.torch: a context on cuda:1 needs the compiled operators"}[ops.backend]
     refused(RuntimeError, text, ops.bind, GRAPH + 1, graph_on_cuda)
     refused(RuntimeError, text, ops.set_context, graph_on_cuda)
-    assert GRAPH + 1 not in ops._bound and ops.context() is not graph_on_cuda and not ops._followed
+    assert GRAPH + 1 not in ops._bound and ops.context() is not graph_on_cuda and not ops._tracked
 
 
 def test_streams_and_devices_of_the_cpu_are_none() -> None:

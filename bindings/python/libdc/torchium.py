@@ -28,7 +28,7 @@ def _on_host(*tensors: torch.Tensor) -> List[torch.Tensor]:
     return [t.detach().cpu().float() if t.dtype in narrow else t.detach().cpu() for t in tensors]
 
 
-def _back(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _to_device_of(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return result.to(device=like.device, dtype=like.dtype)
 
 
@@ -39,20 +39,20 @@ class CUDAMatrixOps:
     def matrix_sqrt_inv_eigen(matrix: torch.Tensor, power: float = -0.25, eps: float = 1e-8) -> torch.Tensor:
         """(matrix + eps I) to a power, for a symmetric positive semidefinite matrix or a batch of them."""
         (given,) = _on_host(matrix)
-        return _back(_linalg.matrix_power(given, power, eps_abs=eps), matrix)
+        return _to_device_of(_linalg.matrix_power(given, power, eps_abs=eps), matrix)
 
     @staticmethod
     def batch_matrix_multiply(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
         """[b, m, k] times [b, k, n]."""
         if A.dim() != 3 or B.dim() != 3:
             raise ValueError(f"A has {A.dim()} dimensions and B {B.dim()}, both must have 3")
-        return _back(_linalg.matmul(A.detach().cpu(), B.detach().cpu()), A)
+        return _to_device_of(_linalg.matmul(A.detach().cpu(), B.detach().cpu()), A)
 
     @staticmethod
     def kronecker_product_approx(A: torch.Tensor, B: torch.Tensor, max_bytes: Optional[int] = None) -> torch.Tensor:
         """The whole Kronecker product, exactly; libdc.linalg.kron_apply() multiplies by it without making it."""
         left, right = _on_host(A, B)
-        return _back(_linalg.kron(left, right, max_bytes=max_bytes), A)
+        return _to_device_of(_linalg.kron(left, right, max_bytes=max_bytes), A)
 
 
 class CUDAMemoryOps:
@@ -73,7 +73,7 @@ class CUDAMemoryOps:
         if not isinstance(A, torch.Tensor) or not isinstance(B, torch.Tensor):
             return _linalg.matmul_bounded(A, B, budget_bytes, out=out)
         left, right = _on_host(A, B)
-        return _back(_linalg.matmul_bounded(left, right, budget_bytes, out=out), A)
+        return _to_device_of(_linalg.matmul_bounded(left, right, budget_bytes, out=out), A)
 
 
 def is_cuda_available() -> bool:
@@ -144,15 +144,15 @@ def _describe_norm(module: Any) -> Optional[SampleLayer]:
     return None
 
 
-class _Uses:
-    """What goes through the layers of a model in a forward pass: each use's layer, input and place in the graph."""
+class _LayerCalls:
+    """Calls of a model's layers in a forward pass: each call's layer, input and place in the graph."""
 
     def __init__(self, layers: Dict[torch.nn.Module, SampleLayer]) -> None:
         self.list: List[Tuple[torch.nn.Module, SampleLayer, torch.Tensor, Any]] = []
         self._layers = layers
-        self._hooks = [module.register_forward_hook(self._note, with_kwargs=True) for module in layers]
+        self._hooks = [module.register_forward_hook(self._record, with_kwargs=True) for module in layers]
 
-    def _note(self, module: torch.nn.Module, inputs: Tuple[Any, ...], options: Dict[str, Any],
+    def _record(self, module: torch.nn.Module, inputs: Tuple[Any, ...], options: Dict[str, Any],
               output: torch.Tensor) -> torch.Tensor:
         if type(module) is torch.nn.EmbeddingBag and (options or len(inputs) > 1 or inputs[0].dim() != 2):
             raise ValueError("EmbeddingBag: takes indices [samples, indices] alone, without offsets or weights")
@@ -173,10 +173,10 @@ def _sample_losses(loss_fn: Callable[..., torch.Tensor], output: torch.Tensor, t
     return each.sum()
 
 
-def _by_layers(model: torch.nn.Module, layers: Dict[torch.nn.Module, SampleLayer], loss_fn: Any, inputs: torch.Tensor,
-               targets: torch.Tensor) -> Dict[torch.nn.Parameter, torch.Tensor]:
+def _grads_by_layer(model: torch.nn.Module, layers: Dict[torch.nn.Module, SampleLayer], loss_fn: Any,
+                    inputs: torch.Tensor, targets: torch.Tensor) -> Dict[torch.nn.Parameter, torch.Tensor]:
     """One forward and one backward pass, without touching any .grad."""
-    uses = _Uses(layers)
+    uses = _LayerCalls(layers)
     try:
         with torch.enable_grad():
             loss = _sample_losses(loss_fn, model(inputs), targets)
@@ -197,13 +197,13 @@ def _by_layers(model: torch.nn.Module, layers: Dict[torch.nn.Module, SampleLayer
                                          want_weight=parts[0] is not None, want_bias=parts[1] is not None)
         for parameter, grad in zip(parts, grads):
             if parameter is not None:
-                grad = _back(grad.reshape(grad.shape[0], *parameter.shape), parameter)
+                grad = _to_device_of(grad.reshape(grad.shape[0], *parameter.shape), parameter)
                 found[parameter] = found[parameter] + grad if parameter in found else grad
     return found
 
 
-def _by_autograd(model: torch.nn.Module, loss_fn: Any, inputs: torch.Tensor,
-                 targets: torch.Tensor) -> Dict[torch.nn.Parameter, torch.Tensor]:
+def _grads_by_autograd(model: torch.nn.Module, loss_fn: Any, inputs: torch.Tensor,
+                       targets: torch.Tensor) -> Dict[torch.nn.Parameter, torch.Tensor]:
     """For models with parameters that no known layer has."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
@@ -232,7 +232,7 @@ class CUDAGradientOps:
         known = {p for m in layers for p in m.parameters(recurse=False)}
         trained = [p for p in model.parameters() if p.requires_grad]
         if all(p in known for p in trained) and inputs.shape[0] > 0:
-            found = _by_layers(model, layers, loss_fn, inputs, targets)
+            found = _grads_by_layer(model, layers, loss_fn, inputs, targets)
         else:
-            found = _by_autograd(model, loss_fn, inputs, targets) if inputs.shape[0] > 0 else {}
+            found = _grads_by_autograd(model, loss_fn, inputs, targets) if inputs.shape[0] > 0 else {}
         return [found[p] if p in found else p.new_zeros((inputs.shape[0], *p.shape)) for p in trained]

@@ -9,7 +9,7 @@ typedef struct dct_op {
   const char *name;      /* "allgather_param" */
   const char *schema;    /* arguments and results, without the name */
   bool any_device;       /* may be called without a tensor: then no argument tells the device */
-  dct_kernel real, meta; /* meta NULL: the fake is in Python (semantics.py), where it may change the device */
+  dct_kernel real, meta; /* meta NULL: the fake is in Python (registrations.py), where it may change the device */
 } dct_op;
 
 extern const dct_op dct_ops[];

@@ -14,7 +14,8 @@ import pytest
 import torch
 import libdc
 
-from libdc.torch import dc, ops, semantics  # noqa: E402
+from libdc.torch import dc, ops  # noqa: E402
+from libdc.torch.ops import registrations  # noqa: E402
 from operators import FROZEN, GRAPH, GRAPH_Z2, KEPT, PLAIN, SHAPE, WHOLE, D, RT, Run, raises, run  # noqa: E402
 
 SCHEMAS = """
@@ -38,7 +39,7 @@ end_backward(int graph_id) -> ()
 
 
 def test_schemas_are_the_agreed_ones() -> None:
-    schemas = [str(getattr(D, name).default._schema) for name in semantics.OPERATORS]
+    schemas = [str(getattr(D, name).default._schema) for name in registrations.OPERATORS]
     assert schemas == ["dc::" + text for text in SCHEMAS]
 
 

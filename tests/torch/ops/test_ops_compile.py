@@ -14,7 +14,8 @@ import pytest
 import torch
 import libdc
 
-from libdc.torch import dc, ops, semantics  # noqa: E402
+from libdc.torch import dc, ops  # noqa: E402
+from libdc.torch.ops import registrations  # noqa: E402
 from operators import CONFIG, FROZEN, GRAPH, KEPT, PLAIN, SHAPE, D, Run  # noqa: E402
 
 BACKENDS = ["aot_eager", "inductor"]
@@ -127,7 +128,7 @@ def latest_first(nodes: List[Any]) -> List[Any]:
 
 def test_order_after_autograd(run: Run) -> None:
     """Operators put into a backward graph after AOTAutograd, as a compiler for ZeRO does it, run in the graph's order
-    under Inductor. Nothing but semantics.py says that they are ordered."""
+    under Inductor. Nothing but registrations.py says that they are ordered."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
@@ -137,7 +138,7 @@ def test_order_after_autograd(run: Run) -> None:
     for id, grad in zip(ids, grads):
         dc.register_z3_param(id, (16, 16), torch.randn(256), grad.view(-1), False)
     dc.register_graph_z3(300, ids)
-    semantics.prepare_inductor()
+    registrations.prepare_inductor()
 
     def backward(module: Any, inputs: List[Any]) -> Any:
         graph = module.graph
@@ -198,7 +199,7 @@ def test_an_unknown_parameter_is_named_while_tracing(run: Run) -> None:
 def test_inductor_without_its_hooks_is_refused(run: Run, monkeypatch: Any) -> None:
     from torch._inductor import graph
 
-    semantics.prepare_inductor()
+    registrations.prepare_inductor()
     original = graph.GraphLowering.__init__
 
     def without(self: Any, *args: Any, **kwargs: Any) -> None:

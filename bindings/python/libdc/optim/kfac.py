@@ -14,8 +14,9 @@ from libdc.linalg import SampleLayer
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from ..torch.group import comm_of
-from ..torch.shard import entry_of, full_shape
+from ..torch.default_comm import resolve_comm
+from ..torch.sharding.model import full_shape
+from ..torch.sharding.parameter import entry_of
 from . import arrays
 from .native import NativeOptimizer
 
@@ -245,7 +246,7 @@ class _Forward:
 
 def _ranks(model: nn.Module, comm: Any) -> Optional[libdc.Comm]:
     if comm is not None:
-        return comm_of(comm)
+        return resolve_comm(comm)
     for param in model.parameters():
         entry = entry_of(param)
         if entry is not None:
@@ -273,7 +274,7 @@ def _is_supported(module: nn.Module, indices: Dict[int, int], owners: Dict[int, 
 
 
 def _input(module: nn.Module, x: Tensor) -> Tensor:
-    """What the layer's products see."""
+    """The layer's input as its products read it, padded."""
     if isinstance(module, _CONVOLUTIONS) and module.padding_mode != "zeros":
         return F.pad(x.detach(), module._reversed_padding_repeated_twice, module.padding_mode)
     return x

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..torch import devices
 from ..torch.dtypes import DTYPES, FLOAT_DTYPES
-from ..torch.parameter import entry_of
+from ..torch.sharding.parameter import entry_of
 from . import arrays
 
 
@@ -29,7 +29,7 @@ class ParamShard:
         self.length = param.numel()  # with the padding of a sharded parameter's last part
         self.offset, self.count = 0, self.length
         if entry is not None:
-            self.offset, end = entry.part
+            self.offset, end = entry.shard_range
             self.count = end - self.offset
 
     def view(self, state: Tensor) -> Tensor:
@@ -278,13 +278,13 @@ class NativeOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
         """As PyTorch's, but that state keeps its own types; a state of torch.optim's namesake is taken, too. Where a
-        parameter has state, all of it must be there. What does not fit is an error, and changes nothing."""
+        parameter has state, all of it must be there. A state that does not fit is an error, and changes nothing."""
         super().load_state_dict(state_dict)
         saved = state_dict["state"]
         self._load_state({part.param: saved[i] for i, part in enumerate(self._parts) if i in saved})
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        """What load_state_dict() ends with; of a copy or a pickle, the library's handle is made anew."""
+        """The end of load_state_dict(). A copy or an unpickled optimizer gets a new handle of the library."""
         for group in state["param_groups"]:  # torch.optim's own states lack what it does not know
             for name, value in getattr(self, "defaults", state.get("defaults", {})).items():
                 group.setdefault(name, value)
@@ -313,7 +313,7 @@ class NativeOptimizer(torch.optim.Optimizer):
                 self._init_state_piece(name, piece)
 
     def _init_state_piece(self, name: str, piece: Tensor) -> None:
-        """What a new piece of state holds, if not zeros."""
+        """Fills a new piece of state whose initial values are not zeros."""
 
     def _load_state(self, given: Any) -> None:
         """Copies a state dictionary's values into the library's memory."""

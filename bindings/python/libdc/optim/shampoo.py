@@ -9,7 +9,7 @@ import torch
 from libdc import Comm
 from libdc.arguments import choice
 
-from ..torch.parameter import entry_of
+from ..torch.sharding.parameter import entry_of
 from . import arrays
 from .native import NativeOptimizer, betas_of
 

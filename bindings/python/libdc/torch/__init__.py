@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from .. import _pytorch  # first
 from . import dc
-from .checkpoint import load_checkpoint, save_checkpoint
-from .clip import clip_grad_norm_
-from .deepspeed_layer import DeepSpeedTransformerConfig, DeepSpeedTransformerLayer
-from .group import init
-from .layer import TransformerLayer, bert_layer_state, load_bert_layer
-from .pages import set_cache_limit
+from .checkpoint.save_load import load_checkpoint, save_checkpoint
+from .checkpoint.state_dict import (full_optimizer_state_dict, full_state_dict, load_full_optimizer_state_dict,
+                                    load_full_state_dict)
+from .default_comm import init
 from .process_group import comm_from_process_group
-from .shard import full_shape, gathered, grads_finite, no_sync, shard, stats, trace_read, trace_start
-from .state import (full_optimizer_state_dict, full_state_dict, load_full_optimizer_state_dict,
-                    load_full_state_dict)
+from .sharding.clip_grad import clip_grad_norm_
+from .sharding.model import full_shape, gathered, grads_finite, no_sync, stats, trace_read, trace_start
+from .sharding.shard import shard
+from .transformer.caching_allocator import set_cache_limit
+from .transformer.deepspeed_layer import DeepSpeedTransformerConfig, DeepSpeedTransformerLayer
+from .transformer.layer import TransformerLayer, bert_layer_state, load_bert_layer
 
 __all__ = [
     "DeepSpeedTransformerConfig", "DeepSpeedTransformerLayer", "TransformerLayer", "bert_layer_state",

@@ -39,11 +39,11 @@ def init(process_group: Any, config: Any, initial_reduce_bucket_size: int) -> No
             further ones are not read
     initial_reduce_bucket_size  elements
 
-    What is registered lies on PyTorch's default device: the CPU, or what torch.set_default_device() or a surrounding
-    `with torch.device("cuda:1"):` say."""
+    Registered tensors are on PyTorch's default device: the CPU, or the device of torch.set_default_device() or of a
+    surrounding `with torch.device("cuda:1"):`."""
     global _comm
     current = ops.context()
-    if current is not None and current in _live:
+    if current is not None and current in _active:
         raise RuntimeError("dc.init: initialised already; call dc.cleanup() first")
     table = _read_config(config)
     size = _integer("init", "initial_reduce_bucket_size", initial_reduce_bucket_size)
@@ -62,15 +62,15 @@ def init(process_group: Any, config: Any, initial_reduce_bucket_size: int) -> No
             comm.close()
         raise
     _comm = comm if made else None
-    _live[:] = [context]
+    _active[:] = [context]
     ops.set_context(context)
 
 
 def cleanup() -> None:
     """Ends the default context: every operator and binding fails from then on, until init(). Harmless without one."""
     global _comm
-    if _live:
-        context, comm = _live.pop(), _comm
+    if _active:
+        context, comm = _active.pop(), _comm
         _comm = None
         context.cleanup()
         if comm is not None:
@@ -193,13 +193,13 @@ def is_profiling() -> bool:
 
 # Arguments
 
-_live: List[libdc.Context] = []  # the context of the last init(), until cleanup()
+_active: List[libdc.Context] = []  # the context of the last init(), until cleanup()
 
 
 def _context(call: str) -> libdc.Context:
-    if not _live:
+    if not _active:
         raise RuntimeError(f"dc.{call}: not initialised, or cleaned up: call dc.init() first")
-    return ops.follow(_live[0])
+    return ops.on_current_stream(_active[0])
 
 
 def _read_config(config: Any) -> libdc.Config:
@@ -213,8 +213,8 @@ def _read_config(config: Any) -> libdc.Config:
         values[key] = _integer("init", f"config.{key}", value)
     values["double_buffer"] = 1 if values["double_buffer"] else -1
     values["free_activation_threshold"] = values["free_activation_threshold"] or -1
-    look = config.get("check_finite", 0) if isinstance(config, Mapping) else getattr(config, "check_finite", 0)
-    return libdc.Config(**values, check_finite=_integer("init", "config.check_finite", look))
+    check_finite = config.get("check_finite", 0) if isinstance(config, Mapping) else getattr(config, "check_finite", 0)
+    return libdc.Config(**values, check_finite=_integer("init", "config.check_finite", check_finite))
 
 
 def _integer(call: str, argument: str, value: Any) -> int:
@@ -253,7 +253,7 @@ def _tensor(call: str, argument: str, tensor: Any, pinned: bool = False) -> Opti
         return None
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"dc.{call}: {argument} is a {type(tensor).__name__}, must be a torch.Tensor")
-    where = devices.of(_live[0] if _live else None)
+    where = devices.of(_active[0] if _active else None)
     here = tensor.device == where or (pinned and where.type == "cuda" and tensor.is_pinned())
     if tensor.layout is not torch.strided or not here:
         raise ValueError(f"dc.{call}: {argument} is on {tensor.device} with layout {tensor.layout}, must be a strided "

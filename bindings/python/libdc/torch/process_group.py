@@ -26,10 +26,10 @@ def comm_from_process_group(group: "dist.ProcessGroup") -> libdc.Comm:
     except RuntimeError as error:
         raise ValueError(f"dc.init: process_group has no backend for CPU tensors ({error}); use 'gloo', or "
                          "'cpu:gloo,cuda:nccl'") from None
-    return libdc.Comm.external(_Collectives(group), rank, size, timeout=_LATER_THAN_ANY_GROUPS)
+    return libdc.Comm.external(_Collectives(group), rank, size, timeout=_NO_TIMEOUT)
 
 
-_LATER_THAN_ANY_GROUPS = 7 * 24 * 3600.0  # the group's own timeout ends a wait
+_NO_TIMEOUT = 7 * 24 * 3600.0  # the group's own timeout ends a wait
 
 
 @contextlib.contextmanager
@@ -40,25 +40,25 @@ def _outside_compilation() -> Iterator[None]:
         yield
 
 
-_SETTLE_SECONDS = 1.0
+_RELEASE_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def _settled(*tensors: torch.Tensor) -> Iterator[Tuple[torch.Tensor, ...]]:
+def _until_released(*tensors: torch.Tensor) -> Iterator[Tuple[torch.Tensor, ...]]:
     """Returns once no other holder of the tensors is left. Gloo's thread wakes its caller first and lets go of a work's
     tensors then. The last to let go of Python's memory takes the GIL. If the interpreter has begun to end by then, that
     ends the process by SIGABRT. Nothing promises that a backend lets go, so not without a bound."""
     storages = [tensor.untyped_storage() for tensor in tensors]
-    before = [_holders(*pair) for pair in zip(tensors, storages)]
+    before = [_use_counts(*pair) for pair in zip(tensors, storages)]
     try:
         yield tensors
     finally:
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        while [_holders(*pair) for pair in zip(tensors, storages)] != before and time.monotonic() < deadline:
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while [_use_counts(*pair) for pair in zip(tensors, storages)] != before and time.monotonic() < deadline:
             time.sleep(0)
 
 
-def _holders(tensor: torch.Tensor, storage: torch.UntypedStorage) -> Tuple[int, int]:
+def _use_counts(tensor: torch.Tensor, storage: torch.UntypedStorage) -> Tuple[int, int]:
     return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)
 
 
@@ -82,7 +82,7 @@ class _Collectives(libdc.Collectives):
 
     @_outside_compilation()
     def all_gather(self, send: memoryview, recv: memoryview, dtype: libdc.DType) -> None:
-        with _settled(_wrap(recv, dtype), _wrap(send, dtype)) as (got, mine):
+        with _until_released(_wrap(recv, dtype), _wrap(send, dtype)) as (got, mine):
             self._gather(got, mine)
 
     @_outside_compilation()
@@ -90,7 +90,7 @@ class _Collectives(libdc.Collectives):
         # Not every backend has a reduce-scatter, and none promises an order: exchange, then add as libdc's own
         # communicators do, so that the results have the same bits.
         whole = _wrap(send, dtype)
-        with _settled(torch.empty_like(whole), whole) as (got, _):
+        with _until_released(torch.empty_like(whole), whole) as (got, _):
             self._exchange(got, whole)
         blocks = list(got.chunk(len(send) // len(recv) if len(recv) else 1))
         while len(blocks) > 1:
@@ -100,7 +100,7 @@ class _Collectives(libdc.Collectives):
 
     @_outside_compilation()
     def broadcast(self, data: memoryview, root: int) -> None:
-        with _settled(_wrap(data, libdc.DType.UINT8)) as (whole,):
+        with _until_released(_wrap(data, libdc.DType.UINT8)) as (whole,):
             self._broadcast(whole, root)
 
     @_outside_compilation()
@@ -108,14 +108,14 @@ class _Collectives(libdc.Collectives):
         self._barrier()
 
     @_outside_compilation()
-    def dup(self) -> "_Copy":
-        return _Copy(self.group)
+    def dup(self) -> "_DupCollectives":
+        return _DupCollectives(self.group)
 
 
 _copies: Dict[str, "itertools.count[int]"] = {}  # of the groups with these names: how many were made
 
 
-class _Copy(_Collectives):
+class _DupCollectives(_Collectives):
     """Gloo among a process group's ranks. PyTorch's new_group() is not for copies that come and go. Where only the
     members take part, it names a group by its ranks and by how many groups there are. So a second one may have the name
     of one that has gone, under which the store still has that one's addresses. These names are used once."""

@@ -33,7 +33,7 @@ def enable(communicator: str = "auto") -> None:
         raise ValueError(f"libdc.torch.deepspeed.enable: communicator = {communicator!r}, must be one of "
                          f"{', '.join(map(repr, COMMUNICATORS))}")
     if not _enabled:
-        _take_over(_check_version())
+        _install(_check_version())
         _enabled = True
     handle.communicator = communicator
 
@@ -49,7 +49,7 @@ def _numbers(version: str) -> Tuple[int, ...]:
 
 
 def _check_version() -> Tuple[int, ...]:
-    """DeepSpeed's."""
+    """DeepSpeed's version, if it is in the tested range."""
     try:
         import deepspeed
     except ImportError as error:
@@ -58,11 +58,11 @@ def _check_version() -> Tuple[int, ...]:
     version = _numbers(deepspeed.__version__)
     if not _numbers(oldest) <= version <= _numbers(newest):
         raise RuntimeError(f"libdc.torch.deepspeed: DeepSpeed is version {deepspeed.__version__}; {oldest} to {newest} "
-                           "are tested, and what libdc takes the place of changes from version to version")
+                           "are tested, and the parts that libdc replaces change from version to version")
     return version
 
 
-def _take_over(version: Tuple[int, ...]) -> None:
+def _install(version: Tuple[int, ...]) -> None:
     import deepspeed.compile.util as util
     from deepspeed.ops.op_builder.builder import OpBuilder
 
@@ -70,18 +70,18 @@ def _take_over(version: Tuple[int, ...]) -> None:
         raise RuntimeError("libdc.torch.deepspeed: DeepSpeed's own dc library is loaded already; call enable() before "
                            "the first engine.compile()")
     ops.load()
-    if _is_newest_form():
-        handle.define_newest_form()
+    if _has_current_signatures():
+        handle.define_current_overloads()
     else:
-        handle.define_seed_form()
-        shims.apply_to_seed_form()
+        handle.define_legacy_overloads()
+        shims.apply_to_legacy()
     shims.apply(version)
     transformer.replace()
     OpBuilder._loaded_ops["dc"] = handle
 
 
-def _is_newest_form() -> bool:
-    """The newest form of the operators came with this function."""
+def _has_current_signatures() -> bool:
+    """The operators' current signatures came with this function."""
     import deepspeed.compile.fx as fx
 
     return hasattr(fx, "add_end_backward")

@@ -1,5 +1,5 @@
-"""The bindings as DeepSpeed's Python calls them: those of libdc.torch.dc, and what DeepSpeed leaves to its own library.
-That is an init() that replaces, weights that change when an optimizer steps, and gradient buffers that come late."""
+"""The bindings as DeepSpeed's Python calls them: those of libdc.torch.dc, and work that DeepSpeed leaves to its own
+library. That is an init() that replaces, weights that change when an optimizer steps, and late gradient buffers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .. import dc, ops, semantics
+from .. import dc, ops
 from ..dc import (clear_all_gathered_params, enable_profiling, end_forward, invalidate_gathered_param, is_profiling,
                   register_graph_z2, register_graph_z3, register_param, register_z3_param, reset, set_persistent,
                   start_backward, start_forward, update_param_grad_buffer)
+from ..ops import registrations
 from ..process_group import comm_from_process_group
 
 __all__ = [
@@ -37,7 +38,7 @@ _library: Optional[torch.library.Library] = None
 
 
 def init(process_group: Any, config: Any, initial_reduce_bucket_size: Any) -> None:
-    """As dc.init(); what an earlier engine has registered is dropped."""
+    """As dc.init(); registrations of an earlier engine are dropped."""
     global _comm, _step_hook
     cleanup()
     _drop_backward_hooks()
@@ -104,9 +105,9 @@ def _machine() -> str:
 
 
 def register_graph_z1(graph_id: int, ds_ids: Sequence[int]) -> None:
-    """As dc.register_graph_z1(). In the newest form DeepSpeed registers stage 1's parameters without gradient buffers,
-    and binds them before a backward that ends in a step. But a graph's registration fixes each rank's part. So
-    DeepSpeed's hook binds them here for a moment."""
+    """As dc.register_graph_z1(). With the current signatures DeepSpeed registers stage 1's parameters without
+    gradient buffers, and binds them before a backward that ends in a step. But a graph's registration fixes each rank's
+    part. So DeepSpeed's hook binds them here for a moment."""
     with unset_fake_temporarily(), _bound_grad_buffers():
         dc.register_graph_z1(graph_id, ds_ids)
 
@@ -115,7 +116,7 @@ def register_graph_z1(graph_id: int, ds_ids: Sequence[int]) -> None:
 def _bound_grad_buffers() -> Iterator[None]:
     from deepspeed.compile.util import pre_backward_hooks
 
-    # The seed's form has hooks without an argument, and its buffers are there from the start.
+    # With legacy signatures hooks have no argument, and the buffers are there from the start.
     hooks: List[Callable[[bool], None]] = [hook for hook in pre_backward_hooks if inspect.signature(hook).parameters]
     for hook in hooks:
         hook(True)
@@ -126,27 +127,28 @@ def _bound_grad_buffers() -> Iterator[None]:
             hook(False)
 
 
-# Operators whose form has changed. Each form is an overload of libdc's operator, and `.default`, by which DeepSpeed's
-# passes name it, is that overload from then on. Calls without `.default` find libdc's own by their arguments.
+# Operators whose signature has changed between versions. Each signature is an overload of libdc's operator. DeepSpeed's
+# passes name the operator as `.default`, which is that overload from then on. Calls without `.default` find libdc's own
+# by their arguments.
 
 
-def define_newest_form() -> None:
+def define_current_overloads() -> None:
     """end_backward takes the reductions that must precede it, so that no compiler moves it before them, and whether the
     buckets' memory goes back."""
     library = _fragment()
     library.define("end_backward.deps(Any deps, int graph_id, bool release_reduce_buckets = False) -> ()")
     library.impl("end_backward.deps", _end_backward, "CompositeExplicitAutograd")
     torch.library.register_fake("dc::end_backward.deps", lambda *_: None, lib=library)
-    _replace("end_backward", torch.ops.dc.end_backward.deps)
+    _set_default_overload("end_backward", torch.ops.dc.end_backward.deps)
 
 
-def define_seed_form() -> None:
+def define_legacy_overloads() -> None:
     """The result of reduce_grad is an output of the backward graph, and undefined: no gradient."""
     library = _fragment()
     library.define("reduce_grad.undefined(Tensor a, int graph_id, int id) -> Tensor")
     library.impl("reduce_grad.undefined", _reduce_grad(torch.ops.dc.reduce_grad.default), "CompositeExplicitAutograd")
     torch.library.register_fake("dc::reduce_grad.undefined", lambda a, graph_id, id: a.new_empty(0), lib=library)
-    _replace("reduce_grad", torch.ops.dc.reduce_grad.undefined)
+    _set_default_overload("reduce_grad", torch.ops.dc.reduce_grad.undefined)
 
 
 def _fragment() -> torch.library.Library:
@@ -155,8 +157,8 @@ def _fragment() -> torch.library.Library:
     return _library
 
 
-def _replace(name: str, overload: Any) -> None:
-    semantics.keep_side_effects(overload)
+def _set_default_overload(name: str, overload: Any) -> None:
+    registrations.keep_side_effects(overload)
     getattr(torch.ops.dc, name).default = overload
 
 

@@ -1,5 +1,5 @@
-"""What DeepSpeed's Python takes for granted on CUDA and a CPU has not. Nothing else of DeepSpeed is changed; each shim
-is listed in docs/deepspeed.md."""
+"""Shims for features of CUDA that DeepSpeed's Python takes for granted and that a CPU does not have. Nothing else of
+DeepSpeed is changed; each shim is listed in docs/deepspeed.md."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Iterator, List, Tuple
 
 import torch
 
-# Bytes that the communication profile gathers at most: 2 for each of 2^23 bfloat16 elements.
+# Log2 of the bytes that the communication profile gathers at most: 2 for each of 2^23 bfloat16 elements.
 _PROFILE_MAX_LOG2 = 24
 
 
-_OWN = "libdc_own_gradient"  # in the meta of a node that one gradient of a backward graph has for itself
+_SEPARATED = "libdc_separate_gradient"  # in the meta of a node that stands for one gradient of a backward graph alone
 
 # The first version of DeepSpeed whose gather waits for all that it has launched.
 _GATHERS_ARE_AWAITED = 0, 19, 8
@@ -27,15 +27,15 @@ def apply(version: Tuple[int, ...]) -> None:
     _replace_accelerator()
     _profile_without_python_dispatcher()
     _limit_communication_profile()
-    _give_gradients_nodes_of_their_own()
-    _admit_frozen_parameters()
+    _separate_gradient_nodes()
+    _register_frozen_parameters()
     _let_inductor_free_gradients()
     if version < _GATHERS_ARE_AWAITED:
         _await_gathers()
 
 
-def apply_to_seed_form() -> None:
-    """What only versions with the seed's form need, which are older than PyTorch 2.9."""
+def apply_to_legacy() -> None:
+    """Applies the shims of versions with the operators' legacy signatures, which are older than PyTorch 2.9."""
     _let_inductor_compile()
 
 
@@ -140,7 +140,7 @@ def _let_inductor_compile() -> None:
 # Backward graphs
 
 
-def _give_gradients_nodes_of_their_own() -> None:
+def _separate_gradient_nodes() -> None:
     """DeepSpeed puts a reduction behind a gradient's node, and its empty result in the place of the gradient for every
     user of that node. A user is another parameter with the same gradient, an operator of the graph that reads it, or
     the release of a weight. So each parameter's gradient becomes a node that nothing but the graph's output uses."""
@@ -154,19 +154,19 @@ def _give_gradients_nodes_of_their_own() -> None:
         results = list(output.args[0])
         for index in self._param_indices:
             grad = results[index]
-            if not isinstance(grad, torch.fx.Node) or _OWN in grad.meta or str(grad.target).startswith("dc."):
+            if not isinstance(grad, torch.fx.Node) or _SEPARATED in grad.meta or str(grad.target).startswith("dc."):
                 continue
             with graph.inserting_before(output):
                 results[index] = graph.call_function(torch.ops.aten.alias.default, (grad,))
             results[index].meta.update({key: grad.meta[key] for key in ("val", "tensor_meta") if key in grad.meta})
-            results[index].meta[_OWN] = True
+            results[index].meta[_SEPARATED] = True
         output.args = (type(output.args[0])(results),)
         return get_bwd_mapping(self, graph)
 
     DSGraphParamManager.get_bwd_mapping = mapping
 
 
-def _admit_frozen_parameters() -> None:
+def _register_frozen_parameters() -> None:
     """Stages 1 and 2 know the optimizer's parameters alone, and want a gradient of every one that a graph reads."""
     from deepspeed.runtime.engine import DeepSpeedEngine
 

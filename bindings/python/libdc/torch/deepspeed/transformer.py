@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .. import deepspeed_layer
+from ..transformer import deepspeed_layer
 
 
 def replace() -> None:

@@ -1,0 +1,339 @@
+"""Checkpoints of a sharded model: one safetensors file, of which every rank writes and reads its own part.
+
+A rank's part of a parameter is a range of the whole's elements, and so a range of the file's bytes. Nothing is
+gathered, and the file does not tell how many ranks wrote it, or at which stage. It has checksums, which the ranks
+compare while they read (safetensors_file.py)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from ..sharding.buffers import check_buffer_rule, synced_buffers
+from ..sharding.model import root_of
+from ..sharding.parameter import copy_shard, entry_of
+from ..sharding.root import Root
+from ..sharding.sharded_param import ShardedParam
+from . import safetensors_file, state_dict, writer
+from .collective_errors import run_on_all_ranks
+from .safetensors_file import TensorInfo, Layout
+
+_FORMAT = 2  # 1 had no checksums
+_KEY = "libdc"  # of the metadata in which all that is no tensor lies, as JSON
+_EXTRA = "extra/"  # before a tensor's name
+_OPTIMIZER = "optimizer/"  # before the name of a parameter, "/", and that of a piece of its state
+Path = Union[str, "os.PathLike[str]"]
+
+
+class WriteItem(NamedTuple):
+    """Elements of a tensor that this rank can write: flat, from begin on."""
+
+    name: str
+    of: TensorInfo
+    begin: int
+    elements: Tensor
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.elements.numel()
+
+
+def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
+                    extra: Optional[Mapping[str, Any]] = None, buffers: str = "rank0") -> None:
+    """Writes the weights, and the optimizer's state if one is given, whole, into one safetensors file. Every rank must
+    call it; each writes its own part, so no rank needs memory for more, and `path` must be in a file system that all
+    ranks share. A file that is there is replaced when the new one is complete and on the disk, and not before.
+
+    extra    further values that load_checkpoint() returns: tensors, and values that JSON has, by names; rank 0's
+    buffers  "rank0": the model's buffers are rank 0's; "mean": floating-point ones are the ranks' mean
+
+    The weights have their names from before shard(), so that anything that reads safetensors reads them; a tied weight
+    has its first name, and the metadata has the others. The optimizer's tensors are `optimizer/NAME/KEY`, those of
+    `extra` are `extra/NAME`."""
+    root = root_of(model)
+    path = os.fspath(path)
+    run_on_all_ranks(root, lambda: check_buffer_rule("save_checkpoint", buffers))
+    agreed = synced_buffers(root, model.state_dict(keep_vars=True), buffers, everywhere=False)
+    pieces, aliases = run_on_all_ranks(root, lambda: _weight_items(model, agreed))
+    values = {name: value for name, value in (extra or {}).items() if not isinstance(value, Tensor)}
+    metadata: Dict[str, Any] = {"format": _FORMAT, "extra": values}
+    for name, value in (extra or {}).items():
+        if name not in values:
+            pieces += run_on_all_ranks(root, lambda: _full_items(root, _EXTRA + name, value))
+    if optimizer is not None:
+        more, metadata["optimizer"] = run_on_all_ranks(root, lambda: _optimizer_items(model, optimizer))
+        pieces += more
+    listed = [[piece.name, piece.of, piece.begin, piece.end] for piece in pieces]
+    mine = run_on_all_ranks(root, lambda: json.dumps({"metadata": metadata, "pieces": listed}))
+    lists = [json.loads(text) for text in root.group.all_gather_bytes(mine.encode())]
+    tensors, writers = run_on_all_ranks(root, lambda: _merge([list_["pieces"] for list_ in lists]))
+    layout = Layout(tensors, {**aliases, _KEY: json.dumps(lists[0]["metadata"])})
+    writer.write(root, path, layout,
+                            [p for p in pieces if writers[p.name, p.begin, p.end] == root.group.comm.rank])
+
+
+def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
+                    strict: bool = True) -> Dict[str, Any]:
+    """Reads what save_checkpoint() wrote, on any number of ranks and at any stage, and returns its `extra`, {} if it
+    had none. Each rank reads its own part alone. Every rank must call it; where something does not fit, all raise and
+    nothing has changed.
+
+    path    a safetensors file, also one of others' with weights alone, or the index of several
+            (`model.safetensors.index.json`); types are converted
+    strict  False: weights that the file lacks stay as they are, and those that the model lacks are not read"""
+    root = root_of(model)
+
+    files = run_on_all_ranks(root, lambda: safetensors_file.open_files(os.fspath(path)))
+    parts: Dict[str, safetensors_file.ReadRange] = {}
+
+    def read() -> Tuple[Dict[str, Tensor], Any, Any]:
+        tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
+        metadata = _read_metadata(files)
+        weights, ranges = _match_weights(model, path, tensors, strict)
+        states = None
+        if optimizer is not None:
+            if "optimizer" not in metadata:
+                raise ValueError(f"{path} has no optimizer's state")
+            states = _read_optimizer_state(path, metadata["optimizer"], tensors, optimizer)
+            ranges.update(_state_ranges(model, optimizer, states))
+        extra = {name[len(_EXTRA):]: tensor for name, tensor in tensors.items() if name.startswith(_EXTRA)}
+        ranges.update({_EXTRA + name: (0, tensor.numel()) for name, tensor in extra.items()})
+        for file in files:
+            parts.update({name: file.read(name, *ranges[name]) for name in file.tensors if name in ranges})
+        extra = {name: tensor.clone() for name, tensor in extra.items()}
+        return weights, states, {**metadata.get("extra", {}), **extra}
+
+    def check(lists: List[Dict[str, Any]]) -> None:
+        for file in files:
+            for name in file.tensors:
+                if name in parts:
+                    whole = parts[name].begin == 0 and parts[name].end == file.tensors[name].numel()
+                    every = [safetensors_file.ReadRange(*part[name]) for part in lists if name in part]
+                    file.check(name, [parts[name]] if whole else every)
+
+    try:
+        weights, states, extra = run_on_all_ranks(root, read)
+        lists = [json.loads(text) for text in root.group.all_gather_bytes(json.dumps(parts).encode())]
+        run_on_all_ranks(root, lambda: check(lists))
+    finally:
+        for file in files:
+            file.close()
+    if optimizer is not None:
+        run_on_all_ranks(root, lambda: state_dict.load_full_optimizer_state_dict(model, optimizer, states))
+    current = model.state_dict(keep_vars=True)
+    with torch.no_grad():
+        for name, value in weights.items():
+            entry = entry_of(current[name])
+            if entry is None:
+                current[name].copy_(value)
+            else:
+                copy_shard(entry, value, current[name])
+    return extra
+
+
+# Elements that this rank has
+
+
+def _weight_items(model: nn.Module, buffers: Mapping[int, Tensor]) -> Tuple[List[WriteItem], Dict[str, str]]:
+    """The model's weights, its buffers' values by their ids, and under which name a tied weight's others are."""
+    root = root_of(model)
+    pieces: List[WriteItem] = []
+    first: Dict[int, str] = {}
+    aliases: Dict[str, str] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"save_checkpoint: {name} of the model's state is a {type(value).__name__}, must be a "
+                             "tensor")
+        if first.setdefault(id(value), name) != name:
+            aliases[name] = first[id(value)]
+            continue
+        entry = entry_of(value)
+        pieces += _full_items(root, name, buffers[id(value)]) if entry is None else _shard_items(entry, name, value)
+    return pieces, aliases
+
+
+def _shard_items(entry: ShardedParam, name: str, value: Tensor) -> List[WriteItem]:
+    """This rank's part of a tensor that has the parameter's elements. Elements that all ranks have are divided among
+    them."""
+    of = TensorInfo(safetensors_file.type_name(name, value.dtype), tuple(entry.shape))
+    flat = value.detach().reshape(-1)
+    begin, end = entry.shard_range
+    if entry.group.stage == 0:
+        begin = min(entry.group.comm.rank * entry.shard_numel, entry.numel)
+        end = min(begin + entry.shard_numel, entry.numel)
+        flat = flat[begin:]
+    return [WriteItem(name, of, begin, flat[: end - begin])]
+
+
+def _full_items(root: Root, name: str, value: Tensor, owned: bool = False) -> List[WriteItem]:
+    """A tensor that all ranks have, which rank 0 writes, or one that this rank owns."""
+    if root.group.comm.rank > 0 and not owned:
+        return []
+    of = TensorInfo(safetensors_file.type_name(name, value.dtype), tuple(value.shape))
+    return [WriteItem(name, of, 0, value.detach().reshape(-1))]
+
+
+def _optimizer_items(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tuple[List[WriteItem], Dict[str, Any]]:
+    """The optimizer's tensors, and the rest of its state with their names in place of them."""
+    root, names = root_of(model), state_dict.names_of(model)
+    pieces: List[WriteItem] = []
+    groups = []
+    values: Dict[str, Dict[str, Any]] = {}
+    for group, shown in zip(optimizer.param_groups, optimizer.state_dict()["param_groups"]):
+        for param in group["params"]:
+            if id(param) not in names:
+                raise ValueError(f"save_checkpoint: the optimizer has a parameter of shape {tuple(param.shape)} that "
+                                 "the model does not have")
+            name, entry = names[id(param)], entry_of(param)
+            for key, value in optimizer.state.get(param, {}).items():
+                if not isinstance(value, Tensor):
+                    values.setdefault(name, {})[key] = value
+                    continue
+                tensor = f"{_OPTIMIZER}{name}/{key}"
+                owned = state_dict.is_owned(optimizer, key)
+                if entry is not None and not owned and state_dict.is_shard_like(entry, key, value):
+                    pieces += _shard_items(entry, tensor, value)
+                else:
+                    pieces += _full_items(root, tensor, value, owned)
+        groups.append({**{key: _json_value(value) for key, value in shown.items()},
+                       "params": [names[id(param)] for param in group["params"]]})
+    return pieces, {"param_groups": groups, "values": values}
+
+
+def _json_value(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def _merge(lists: List[List[Any]]) -> Tuple[Dict[str, TensorInfo], Dict[Tuple[str, int, int], int]]:
+    """From what each rank can write, all tensors, and the rank that writes each: the first that has it."""
+    tensors: Dict[str, TensorInfo] = {}
+    writers: Dict[Tuple[str, int, int], int] = {}
+    for rank, pieces in enumerate(lists):
+        for name, (dtype, shape), begin, end in pieces:
+            of = TensorInfo(dtype, tuple(shape))
+            if tensors.setdefault(name, of) != of:
+                raise ValueError(f"save_checkpoint: {name} is {dtype} {list(shape)} on rank {rank}, but "
+                                 f"{tensors[name].dtype} {list(tensors[name].shape)} on a rank before it")
+            writers.setdefault((name, begin, end), rank)
+    ranges: Dict[str, List[Tuple[int, int]]] = {name: [] for name in tensors}
+    for name, begin, end in writers:
+        ranges[name].append((begin, end))
+    for name, of in tensors.items():
+        missing = safetensors_file.missing_ranges(ranges[name], math.prod(of.shape))
+        if missing:
+            raise ValueError(f"save_checkpoint: no rank has elements {missing[0][0]} to {missing[0][1]} of {name}")
+    return tensors, writers
+
+
+# Contents of a file
+
+
+def _read_metadata(files: List[safetensors_file.File]) -> Dict[str, Any]:
+    """The values in the files' metadata, of everything that is no tensor."""
+    every: Dict[str, Any] = {}
+    for file in files:
+        if _KEY not in file.metadata:
+            continue
+        try:
+            metadata = json.loads(file.metadata[_KEY])
+            form = metadata["format"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ValueError(f"load_checkpoint: {file.path} has metadata of libdc that cannot be read") from None
+        if type(form) is not int or not 1 <= form <= _FORMAT:
+            raise ValueError(f"load_checkpoint: {file.path} has format {form!r}, must be 1 to {_FORMAT}; a newer libdc "
+                             "may read it")
+        if form > 1 and file.sums is None:
+            raise ValueError(f"load_checkpoint: {file.path} is damaged: it has format {form} and no checksums")
+        every.update(metadata)
+    return every
+
+
+def _match_weights(model: nn.Module, path: Path, tensors: Mapping[str, Tensor],
+         strict: bool) -> Tuple[Dict[str, Tensor], Dict[str, Tuple[int, int]]]:
+    """The file's weights under the model's names, and this rank's elements of those by the file's names; a tied weight
+    may have any of its names."""
+    current = model.state_dict(keep_vars=True)
+    same: Dict[int, List[str]] = {}
+    for name, value in current.items():
+        same.setdefault(id(value), []).append(name)
+    weights: Dict[str, Tensor] = {}
+    ranges: Dict[str, Tuple[int, int]] = {}
+    missing = []
+    for group in same.values():
+        found = next((name for name in group if name in tensors), None)
+        if found is None:
+            missing.append(group[0])
+            continue
+        value = current[group[0]]
+        entry = entry_of(value)
+        shape = tuple(value.shape if entry is None else entry.shape)
+        if tuple(tensors[found].shape) != shape:
+            raise ValueError(f"load_checkpoint: {found} has shape {tuple(tensors[found].shape)} in {path}, must be "
+                             f"{shape}")
+        weights[group[0]] = tensors[found]
+        ranges[found] = (0, tensors[found].numel()) if entry is None else entry.shard_range
+    unknown = [name for name in tensors if name not in current and not name.startswith((_EXTRA, _OPTIMIZER))]
+    if strict and (missing or unknown):
+        raise ValueError(f"load_checkpoint: {path} lacks {_name_list(missing)}, and has {_name_list(unknown)}, which "
+                         "the model does not have; strict=False reads the rest")
+    return weights, ranges
+
+
+def _name_list(names: List[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"
+
+
+def _read_optimizer_state(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor],
+            optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
+    """The optimizer's whole state, as full_optimizer_state_dict() has it."""
+    try:
+        names = [name for group in metadata["param_groups"] for name in group["params"]]
+        states: Dict[str, Dict[str, Any]] = {name: dict(metadata["values"].get(name, {})) for name in names}
+    except (TypeError, KeyError, AttributeError, ValueError):
+        raise ValueError(f"load_checkpoint: {path} describes no optimizer's state that can be read") from None
+    for tensor, value in tensors.items():
+        if tensor.startswith(_OPTIMIZER):
+            name, _, key = tensor[len(_OPTIMIZER):].rpartition("/")
+            if name not in states:
+                raise ValueError(f"load_checkpoint: {path} has {tensor}, but no parameter {name} in the optimizer's "
+                                 "state")
+            states[name][key] = value
+    if len(optimizer.param_groups) != len(metadata["param_groups"]):
+        ours = len(optimizer.param_groups)
+        raise ValueError(f"load_checkpoint: the optimizer has {ours} parameter group{'s' if ours != 1 else ''}, the "
+                         f"saved one {len(metadata['param_groups'])}")
+    if type(optimizer).__module__.startswith("torch.optim"):  # libdc.optim's look for themselves
+        for group in metadata["param_groups"]:
+            keys = {key for name in group["params"] for key in states[name]}
+            for name in group["params"]:
+                if states[name] and states[name].keys() != keys:
+                    lacking = ", ".join(f"{_OPTIMIZER}{name}/{key}" for key in sorted(keys - states[name].keys()))
+                    raise ValueError(f"load_checkpoint: {path} lacks {lacking}, which other parameters of the group "
+                                     "have")
+    groups = [{key: _as_type_of(ours.get(key), value) for key, value in group.items()}
+              for ours, group in zip(optimizer.param_groups, metadata["param_groups"])]
+    return {"state": {name: values for name, values in states.items() if values}, "param_groups": groups}
+
+
+def _state_ranges(model: nn.Module, optimizer: torch.optim.Optimizer,
+                  states: Mapping[str, Any]) -> Dict[str, Tuple[int, int]]:
+    """The elements of the optimizer's tensors that this rank reads."""
+    params = dict(model.named_parameters())
+    ranges: Dict[str, Tuple[int, int]] = {}
+    for name, values in states["state"].items():
+        for key, value in values.items():
+            if isinstance(value, Tensor) and name in params and state_dict.is_read(optimizer, params[name], key):
+                ranges[f"{_OPTIMIZER}{name}/{key}"] = state_dict.range_of(optimizer, params[name], key, value)
+    return ranges
+
+
+def _as_type_of(ours: Any, value: Any) -> Any:
+    """A value that JSON has made a list or a number, in the type that the optimizer has."""
+    if isinstance(ours, tuple):
+        return tuple(value)
+    return torch.full_like(ours, value) if isinstance(ours, Tensor) else value

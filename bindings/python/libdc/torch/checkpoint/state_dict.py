@@ -1,0 +1,181 @@
+"""Whole weights and whole optimizer states of a sharded model, for checkpoints that any number of ranks can read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ..sharding.buffers import check_buffer_rule, synced_buffers
+from ..sharding.model import root_of
+from ..sharding.parameter import entry_of, gather_full, copy_shard
+from ..sharding.root import Root
+from ..sharding.sharded_param import ShardedParam
+
+
+def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "rank0") -> Dict[str, Tensor]:
+    """The model's state_dict() with whole weights, as before shard(). Every rank must call it. rank0_only: the other
+    ranks get an empty one. buffers: "rank0", whose values all get, or "mean", the ranks' mean of floating-point ones
+    (BatchNorm's). model.state_dict() itself has the flat shards and the rank's own buffers, and loads again on as many
+    ranks."""
+    root = root_of(model)
+    keep = not rank0_only or root.group.comm.rank == 0
+    whole: Dict[int, Optional[Tensor]] = {}
+    result: Dict[str, Tensor] = {}
+    check_buffer_rule("full_state_dict", buffers)
+    current = model.state_dict(keep_vars=True)
+    agreed = synced_buffers(root, current, buffers, everywhere=not rank0_only)
+    for name, value in current.items():
+        entry = entry_of(value)
+        if entry is None:
+            if keep:
+                result[name] = agreed[id(value)] if isinstance(value, Tensor) else value
+            continue
+        if entry.id not in whole:
+            whole[entry.id] = gather_full(entry, value, keep)
+        if keep:
+            result[name] = whole[entry.id]
+    return result
+
+
+def load_full_state_dict(model: nn.Module, state: Mapping[str, Any], strict: bool = True) -> Any:
+    """load_state_dict() from whole weights; each rank reads the same state and keeps its part."""
+    shards: Dict[str, Any] = {}
+    current = model.state_dict(keep_vars=True)
+    with torch.no_grad():
+        for name, value in state.items():
+            entry = entry_of(current.get(name))
+            if entry is not None:
+                if tuple(value.shape) != tuple(entry.shape):
+                    raise ValueError(f"load_full_state_dict: {name} has shape {tuple(value.shape)}, must be "
+                                     f"{tuple(entry.shape)}")
+                part = torch.zeros_like(entry.data)
+                copy_shard(entry, value, part)
+                value = part
+            shards[name] = value
+    return model.load_state_dict(shards, strict=strict)
+
+
+def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer,
+                              rank0_only: bool = False) -> Dict[str, Any]:
+    """The optimizer's state_dict() with whole tensors, and parameters by name instead of by number. Every rank must
+    call it. A state tensor as long as the shard, with its padding or without, is a part of a whole. Others are the same
+    on every rank, but for those of blocks and layers that libdc.optim's optimizers share out: all ranks' are here."""
+    root = root_of(model)
+    keep = not rank0_only or root.group.comm.rank == 0
+    packed = optimizer.state_dict()
+    names = names_of(model)
+    state: Dict[str, Any] = {}
+    groups = []
+    owned = _gather_owned(root, optimizer, keep)
+    for group, shown in zip(optimizer.param_groups, packed["param_groups"]):
+        groups.append({**shown, "params": [names[id(param)] for param in group["params"]]})
+        for param in group["params"]:
+            if param in optimizer.state:
+                shared = {key: value for key, value in optimizer.state[param].items() if not is_owned(optimizer, key)}
+                values = _map_shards(shared, param, lambda entry, part: gather_full(entry, part, keep))
+                state[names[id(param)]] = {**values, **owned.get(id(param), {})}
+    return {"state": state, "param_groups": groups} if keep else {}
+
+
+def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer,
+                                   state: Mapping[str, Any]) -> None:
+    """The reverse of full_optimizer_state_dict(), on any number of ranks and at any stage."""
+    params = {name: param for name, param in model.named_parameters()}
+    numbers: Dict[str, int] = {}
+    names = names_of(model)
+    groups = []
+    for group, shown in zip(optimizer.param_groups, state["param_groups"]):
+        ours = [names[id(param)] for param in group["params"]]
+        if ours != list(shown["params"]):
+            raise ValueError("load_full_optimizer_state_dict: a parameter group has other parameters than the "
+                             "saved one")
+        for name in ours:
+            numbers[name] = len(numbers)
+        groups.append({**shown, "params": [numbers[name] for name in ours]})
+
+    def shard_of(entry: ShardedParam, whole: Tensor) -> Tensor:
+        part = torch.zeros_like(entry.data, dtype=whole.dtype)
+        copy_shard(entry, whole, part)
+        return part
+
+    def part(entry: Optional[ShardedParam], key: str, value: Any) -> Any:
+        whole = entry is None or is_owned(optimizer, key) or not _is_like(entry.shape, key, value)
+        return _copy(value) if whole else shard_of(entry, value)
+
+    packed = {}
+    for name, values in state["state"].items():
+        param = params[name]
+        packed[numbers[name]] = {key: part(entry_of(param), key, value) for key, value in values.items()
+                                 if is_read(optimizer, param, key)}
+    optimizer.load_state_dict({"state": packed, "param_groups": groups})
+
+
+def is_read(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str) -> bool:
+    """Whether this rank loads a piece of a parameter's state."""
+    return not is_owned(optimizer, key) or key in optimizer.pieces(param)  # type: ignore[attr-defined]
+
+
+def range_of(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str, value: Tensor) -> Tuple[int, int]:
+    """The elements of a piece that this rank loads, from begin to end."""
+    entry = entry_of(param)
+    is_whole = entry is None or is_owned(optimizer, key) or not _is_like(entry.shape, key, value)
+    return (0, value.numel()) if entry is None or is_whole else entry.shard_range
+
+
+def is_owned(optimizer: torch.optim.Optimizer, key: str) -> bool:
+    """Whether a piece of state is a block's or a layer's, which one rank has for all."""
+    return bool(getattr(optimizer, "is_owned", lambda _: False)(key))
+
+
+def _gather_owned(root: Root, optimizer: torch.optim.Optimizer, keep: bool) -> Dict[int, Dict[str, Tensor]]:
+    """The pieces of the parameters' state that single ranks own, by the parameters' ids; collective."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    mine = [(i, key, value) for i, param in enumerate(params) for key, value in optimizer.state.get(param, {}).items()
+            if is_owned(optimizer, key)]
+    listed = [(i, key, str(value.dtype)[6:], list(value.shape)) for i, key, value in mine]
+    result: Dict[int, Dict[str, Tensor]] = {}
+    for rank, pieces in enumerate(root.group.all_gather_bytes(json.dumps(listed).encode())):
+        for number, (i, key, dtype, shape) in enumerate(json.loads(pieces)):
+            own = rank == root.group.comm.rank
+            piece = (mine[number][2].detach().to("cpu", copy=True) if own
+                     else torch.empty(shape, dtype=getattr(torch, dtype)))
+            if root.group.comm.size > 1:
+                root.group.comm.broadcast(piece.view(-1), rank)
+            if keep:
+                result.setdefault(id(params[i]), {})[key] = piece
+    return result
+
+
+def _is_like(shape: torch.Size, key: str, value: Any) -> bool:
+    """Whether a value of an optimizer's state is one number for each of a parameter. A scalar's look like counters."""
+    return isinstance(value, Tensor) and value.shape == shape and (value.dim() > 0 or key != "step")
+
+
+def is_shard_like(entry: ShardedParam, key: str, value: Any) -> bool:
+    """Whether a value of an optimizer's state has this rank's elements of the parameter, with the padding or
+    without."""
+    begin, end = entry.shard_range
+    return _is_like(entry.data.shape, key, value) or _is_like(torch.Size([end - begin]), key, value)
+
+
+def names_of(model: nn.Module) -> Dict[int, str]:
+    return {id(param): name for name, param in model.named_parameters()}
+
+
+def _map_shards(values: Mapping[str, Any], param: nn.Parameter,
+          gather: Callable[[ShardedParam, Tensor], Any]) -> Dict[str, Any]:
+    entry = entry_of(param)
+    result = {}
+    for key, value in values.items():
+        if entry is not None and is_shard_like(entry, key, value):
+            result[key] = gather(entry, value)
+        else:
+            result[key] = _copy(value)
+    return result
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,136 @@
+"""How the ranks write a checkpoint's file: into a hidden one beside it, which then takes its place.
+
+The hidden file's name is the path's with `.part` behind it, so that what a killed job left is found by the next one.
+Rank 0 locks it for as long as it writes; the lock ends with the process. A part without a lock is therefore a dead
+writer's and is removed, and one with a lock is a writer's that lives."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+
+from ..sharding.root import Root
+from . import crc32c, safetensors_file
+from .collective_errors import run_on_all_ranks
+from .safetensors_file import Layout
+
+if TYPE_CHECKING:
+    from .save_load import WriteItem
+
+
+def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> None:
+    """All ranks write into a file beside the path, which then takes its place."""
+    first = root.group.comm.rank == 0
+    folder, name = os.path.split(os.path.abspath(path))
+    part = os.path.join(folder, f".{name}.part")
+    lock = -1
+
+    def begin() -> None:
+        nonlocal lock
+        if os.path.isdir(path):
+            raise IsADirectoryError(f"save_checkpoint: path = {path!r} is a folder, must be a file's name")
+        lock = _create(path, part)
+        safetensors_file.reserve(lock, layout.nbytes)
+
+    def fill() -> List[Any]:
+        try:
+            fd = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"save_checkpoint: rank {root.group.comm.rank} does not see {part}, which rank 0 "
+                                    "made: path must be in a file system that all ranks share") from None
+        try:
+            sums = []
+            for piece in pieces:
+                width = piece.elements.element_size()
+                crc = safetensors_file.write(fd, layout.offset(piece.name) + piece.begin * width, piece.elements)
+                sums.append((piece.name, piece.begin * width, piece.end * width, crc))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return sums
+
+    def end(sums: Dict[str, int]) -> None:
+        safetensors_file.write_bytes(lock, 0, layout.header(sums))
+        os.fsync(lock)
+        os.replace(part, path)
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)  # the name
+        finally:
+            os.close(fd)
+
+    try:
+        run_on_all_ranks(root, begin if first else lambda: None)
+        mine = run_on_all_ranks(root, fill)
+        every = [json.loads(text) for text in root.group.all_gather_bytes(json.dumps(mine).encode())]
+        run_on_all_ranks(root, lambda: end(_sums(layout, every)) if first else None)
+    except BaseException:
+        if first and lock >= 0 and _is_at(lock, part):
+            os.unlink(part)
+        if not first:
+            _remove_dead(part)
+        raise
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def _create(path: str, part: str) -> int:
+    """A new, locked file. A dead writer's is removed; a second name of the same file would not be this one's."""
+    for _ in range(100):
+        _remove_dead(part)
+        try:
+            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            raise FileExistsError(f"save_checkpoint: path = {path!r} is being written by another save, which has "
+                                  f"locked {part}") from None
+        if _lock(fd) and _is_at(fd, part):
+            return fd
+        os.close(fd)  # another writer took it for a dead one's, between the two lines
+    raise FileExistsError(f"save_checkpoint: path = {path!r} is being written by other saves")
+
+
+def _remove_dead(part: str) -> None:
+    """Removes a part whose writer has ended."""
+    try:
+        fd = os.open(part, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        if _lock(fd) and _is_at(fd, part):
+            os.unlink(part)
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EINTR):
+            return False
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            raise  # else the file system has no locks, and the last writer wins
+    return True
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _sums(layout: Layout, every: List[List[Tuple[str, int, int, int]]]) -> Dict[str, int]:
+    """Each tensor's checksum, from those of what the ranks wrote: bytes from begin to end."""
+    sums = dict.fromkeys(layout.tensors, 0)
+    reached = dict.fromkeys(layout.tensors, 0)
+    for name, begin, end, crc in sorted(tuple(written) for sums_of_rank in every for written in sums_of_rank):
+        if begin != reached[name]:
+            raise ValueError(f"save_checkpoint: two ranks have written bytes {begin} to {reached[name]} of {name}")
+        sums[name] = crc32c.join(sums[name], crc, end - begin)
+        reached[name] = end
+    return sums

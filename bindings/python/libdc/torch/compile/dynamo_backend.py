@@ -1,0 +1,102 @@
+"""torch.compile(backend="libdc"), and the passes that Inductor runs for sharded models."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Any, Callable, List, Sequence
+
+from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from ..ops import registrations
+from .passes import compiling, joint_pass, schedule_gathers
+
+
+def _compile_graph(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    schedule_gathers(gm.graph)
+    gm.graph.set_codegen(fx.graph._BoxedCodeGen())
+    gm.recompile()
+    _LazyGraphModule.force_recompile(gm)
+
+    def run(values: List[Any]) -> Any:
+        return gm.forward(values)
+
+    run._boxed_call = True  # it empties the list: arguments die at their last use
+    return run
+
+
+def backend(gm: fx.GraphModule, inputs: Sequence[Any], **_options: Any) -> Callable[..., Any]:
+    """torch.compile(backend="libdc"): graphs with the operators in their places, run node by node by PyTorch's own
+    kernels, with the bits of eager mode."""
+    from functorch.compile import min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    compiling.by_libdc = True
+    try:
+        return aot_autograd(fw_compiler=_compile_graph, bw_compiler=_compile_graph, inference_compiler=_compile_graph,
+                            partition_fn=min_cut_rematerialization_partition)(gm, inputs)
+    finally:
+        compiling.by_libdc = False
+
+
+def _has_dc_ops(graph: fx.Graph) -> bool:
+    return any(getattr(node.target, "namespace", "") in ("dc", "dc_rt") for node in graph.nodes
+               if node.op == "call_function")
+
+
+class _JointPass:
+    """Runs the user's joint pass, then libdc's."""
+
+    def __init__(self, user_pass: Any) -> None:
+        self.user_pass = user_pass
+
+    def __call__(self, gm: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+        gm = gm if self.user_pass is None else self.user_pass(gm, inputs)
+        return joint_pass(gm, inputs) if _has_dc_ops(gm.graph) else gm
+
+
+def _make_schedule_pass(user_pass: Any) -> Any:
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class SchedulePass(CustomGraphPass):
+        is_libdc_pass = True
+
+        def __call__(self, graph: fx.Graph) -> None:
+            if user_pass is not None:
+                user_pass(graph)
+            schedule_gathers(graph)
+
+        def uuid(self) -> Any:
+            # Part of the key of Inductor's cache.
+            return "libdc-schedule-1" if user_pass is None else ("libdc-schedule-1", user_pass.uuid())
+
+    return SchedulePass()
+
+
+def _install_passes() -> None:
+    """Compilers read passes from their configuration, which each thread has a copy of. So this runs whenever one of the
+    operators is traced. Passes that are there already run first."""
+    import torch._functorch.config as functorch
+
+    if not isinstance(functorch.joint_custom_pass, _JointPass):
+        functorch.joint_custom_pass = _JointPass(functorch.joint_custom_pass)
+    if "torch._inductor.config" in sys.modules:
+        inductor = sys.modules["torch._inductor.config"]
+        if not hasattr(inductor.post_grad_custom_post_pass, "is_libdc_pass"):
+            inductor.post_grad_custom_post_pass = _make_schedule_pass(inductor.post_grad_custom_post_pass)
+
+
+registrations.trace_callbacks.append(_install_passes)
+
+
+def register_backend() -> None:
+    """Makes torch.compile(backend="libdc") known. Where the package is installed its metadata does, by an entry point:
+    PyTorch finds it at the name's first use, so programs that do not compile never import Dynamo, which
+    takes a second."""
+    if importlib.metadata.entry_points(group="torch_dynamo_backends", name="libdc"):
+        return
+    import torch._dynamo
+
+    if "libdc" not in torch._dynamo.list_backends():
+        torch._dynamo.register_backend(backend, name="libdc")

@@ -1,0 +1,131 @@
+"""torch.compile traces a sharded model's parameters as operators.
+
+While Dynamo traces, a parameter reads as dc_rt.take, whose memory is freed with the tensor. Its gradient reads as
+dc_rt.reduce, which does all that a gradient needs. Such a graph is right as it is, in any compiler; passes.py makes it
+faster. The end of a backward is not in the graphs: see sharding/root.py."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import registrations
+from ..sharding.root import Root, root_by_graph
+
+_library = torch.library.Library("dc_rt", "FRAGMENT")
+_rt = torch.ops.dc_rt
+
+
+# Operators that mark the phases of a step, in Python: each is called once a graph
+
+
+_DEVICES = ("CPU", "CUDA")
+
+
+def _define(schema: str, body: Callable[..., Any], keys: Sequence[str], fake: Callable[..., Any]) -> Any:
+    name = schema.split("(")[0]
+    _library.define(schema)
+    for key in keys:
+        _library.impl(name, body, key)
+    torch.library.register_fake(f"dc_rt::{name}", fake, lib=_library)
+    op = getattr(_rt, name).default
+    registrations.keep_side_effects(op)
+    return op
+
+
+def _begin_forward_body(graph_id: int) -> None:
+    root_by_graph(graph_id).pre_forward_compiled()
+
+
+def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Tensor:
+    root = root_by_graph(graph_id)
+    root.pre_backward()
+    root.begin_reductions()
+    for id in ids:
+        root.with_grad[id] = root.group.entries[id]
+    return torch.ops.aten.alias.default(grad)
+
+
+def _reduce_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
+    root = root_by_graph(graph_id)
+    root.pre_backward()
+    root.group.entries[id].reduce(grad)
+    return grad.new_empty(0)
+
+
+begin_forward_op = _define("begin_forward(int graph_id) -> ()", _begin_forward_body, ("CompositeExplicitAutograd",),
+                            lambda graph_id: None)
+# The first gradient goes through it: compilers move or drop an operator that no data flow keeps in its place.
+begin_backward_op = _define("begin_backward(Tensor(a) grad, int graph_id, int[] ids) -> Tensor(a)",
+                            _begin_backward_body, _DEVICES,
+                            lambda grad, graph_id, ids: torch.ops.aten.alias.default(grad))
+# A gradient outside of no_sync() and inside: the latter stays as it is.
+reduce_op, keep_grad_op = (_define(f"{name}(Tensor grad, int graph_id, int id) -> Tensor", _reduce_body, _DEVICES,
+                                    lambda grad, graph_id, id: grad.new_empty(0)) for name in ("reduce", "keep_grad"))
+
+
+# Parameters as Dynamo sees them
+
+
+class _TracedUnshard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, anchor: Tensor, graph_id: int, id: int, dtype: Optional[torch.dtype],
+                whole: bool, reduced: Optional[torch.dtype], synchronised: bool) -> Tensor:
+        ctx.graph_id, ctx.id, ctx.reduced, ctx.synchronised = graph_id, id, reduced, synchronised
+        if not whole:
+            return _rt.take(shard, graph_id, id, dtype)
+        return shard.view_as(shard) if dtype is None else shard.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tuple[None, Tensor, None, None, None, None, None, None]:
+        if ctx.synchronised:
+            done = _rt.reduce(grad if ctx.reduced is None else grad.to(ctx.reduced), ctx.graph_id, ctx.id)
+        else:
+            done = _rt.keep_grad(grad, ctx.graph_id, ctx.id)
+        return None, done.float(), None, None, None, None, None, None
+
+
+def annotate_module(module: nn.Module, root: Root, ids: Dict[str, Tuple[int, Optional[torch.dtype]]]) -> None:
+    """Stores with a module the values that traced_param() and begin_forward() read, each a constant for Dynamo."""
+    module.__dict__["_dc_graph"] = root.group.graph_id
+    module.__dict__["_dc_ids"] = ids
+    module.__dict__["_dc_whole"] = root.group.stage == 0
+    module.__dict__["_dc_reduced"] = root.group.options.reduce_dtype if root.group.stage == 0 else None
+    module.__dict__["_dc_anchor"] = _anchor_of(root)
+    module.__dict__["_dc_root"] = root
+
+
+_anchors: "weakref.WeakKeyDictionary[Root, weakref.ref[Tensor]]" = weakref.WeakKeyDictionary()
+
+
+def _anchor_of(root: Root) -> Tensor:
+    """An empty leaf tensor. The reductions' results are its gradient, so that no compiler removes them as unused. It
+    also keeps the root alive for a graph, which names the root by number."""
+    reference = _anchors.get(root)
+    anchor = None if reference is None else reference()
+    if anchor is None:
+        anchor = torch.zeros(0, requires_grad=True, device=root.group.device)
+        anchor.dc_root = root  # type: ignore[attr-defined]
+        _anchors[root] = weakref.ref(anchor)
+    return anchor
+
+
+def traced_param(module: nn.Module, name: str) -> Tensor:
+    """A parameter's weights, traced."""
+    param = module._parameters[name]
+    graph_id, (id, dtype) = module.__dict__["_dc_graph"], module.__dict__["_dc_ids"][name]
+    whole = module.__dict__["_dc_whole"]
+    if param.requires_grad and torch.is_grad_enabled():
+        return _TracedUnshard.apply(param, module.__dict__["_dc_anchor"], graph_id, id, dtype, whole,
+                                    module.__dict__["_dc_reduced"], module.__dict__["_dc_root"].reduce_grads)
+    if not whole:
+        return _rt.take(param, graph_id, id, dtype)
+    return param if dtype is None else param.to(dtype)
+
+
+def begin_forward(module: nn.Module) -> None:
+    """The root's forward, traced."""
+    _rt.begin_forward(module.__dict__["_dc_graph"])

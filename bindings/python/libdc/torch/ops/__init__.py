@@ -1,0 +1,160 @@
+"""Puts the operators torch.ops.dc.* and torch.ops.dc_rt.* into PyTorch, and keeps the context that they work on.
+
+The kernels are libdc_torch.so, which lies beside libdc.so (LIBDC_TORCH_LIBRARY names another one). Where it is not
+installed, or with LIBDC_TORCH_OPS=python, they are the Python ones of fallback.py, which are slower."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from typing import Any, Dict, Optional
+
+import libdc
+import torch
+from libdc._lib import version_text_address
+
+from .. import devices
+from . import registrations
+
+_lock = threading.Lock()
+_adapter: Optional[ctypes.CDLL] = None
+_context: Optional[libdc.Context] = None
+_bound: Dict[int, libdc.Context] = {}
+_tracked: Dict[int, int] = {}  # contexts on CUDA devices, by handle → how often they are bound, or the default one
+backend = ""  # "compiled" or "python" once loaded
+
+
+def context(graph_id: Optional[int] = None) -> Optional[libdc.Context]:
+    """The context that operators which name this graph, or none, work on."""
+    return _context if graph_id is None else _bound.get(graph_id, _context)
+
+
+def bind(graph_id: int, value: libdc.Context) -> None:
+    """Lets the operators that name this graph work on another context than the default one. It is kept alive."""
+    _track_stream(value)
+    with _lock:
+        if _adapter is not None and _adapter.dct_bind(graph_id, value.handle) != 0:
+            raise MemoryError("libdc.torch.ops.bind")
+        previous = _bound.get(graph_id)
+        _bound[graph_id] = value
+    _untrack_stream(previous)
+
+
+def unbind(graph_id: int) -> None:
+    """Undoes bind(); without one, nothing happens."""
+    with _lock:
+        if _adapter is not None:
+            _adapter.dct_bind(graph_id, None)
+        previous = _bound.pop(graph_id, None)
+    _untrack_stream(previous)
+
+
+def set_context(value: Optional[libdc.Context]) -> None:
+    """Lets the operators, which have no handle among their arguments, work on another context. It is kept alive."""
+    global _context
+    _track_stream(value)
+    with _lock:
+        previous = _context
+        _context = value
+        if _adapter is not None:
+            _adapter.dct_set_context(None if value is None else value.handle)
+    _untrack_stream(previous)  # destroyed, if it was the last reference, only after the adapter has let go of it
+
+
+def device(graph_id: Optional[int] = None) -> torch.device:
+    """Where the tensors of the context are that operators which name this graph, or none, work on."""
+    return devices.of(context(graph_id))
+
+
+# Contexts on CUDA devices follow PyTorch's current stream
+
+
+def _track_stream(value: Optional[libdc.Context]) -> None:
+    where = devices.of(value)
+    if value is None or where.type == "cpu":
+        return
+    if _adapter is None:
+        raise RuntimeError(f"libdc.torch: a context on {where} needs the compiled operators (libdc_torch.so); those in "
+                           "Python are for the CPU")
+    with _lock:
+        times = _tracked.get(value.handle, 0)
+        if times == 0:
+            error = _adapter.dct_follow(value.handle, value.device.handle, where.index)
+            if error is not None:
+                raise RuntimeError(f"libdc.torch: a context on {where}: {error.decode()}")
+        _tracked[value.handle] = times + 1
+
+
+def _untrack_stream(value: Optional[libdc.Context]) -> None:
+    if value is None or devices.of(value).type == "cpu" or _adapter is None:
+        return
+    with _lock:
+        _tracked[value.handle] -= 1
+        last = _tracked[value.handle] == 0
+        if last:
+            del _tracked[value.handle]
+    if last:
+        _adapter.dct_unfollow(value.handle)  # may wait for the device
+
+
+def on_current_stream(value: libdc.Context) -> libdc.Context:
+    """The context, its stream set to PyTorch's current one as operators do it: for calls that are none."""
+    if _tracked and _adapter is not None and value.handle in _tracked:
+        error = _adapter.dct_follow_now(value.handle)
+        if error is not None:
+            raise RuntimeError(error.decode())
+    return value
+
+
+def load() -> str:
+    """Registers the operators, once, and returns "compiled" or "python", the kind of kernels they have."""
+    global backend
+    with _lock:
+        if not backend:
+            kind, path = _choose_kernels()
+            if kind == "compiled":
+                _load_adapter(path)
+            else:
+                from . import python_kernels
+
+                python_kernels.register(context)
+            registrations.register(device)
+            backend = kind
+    return backend
+
+
+def _choose_kernels() -> Any:
+    wanted = os.environ.get("LIBDC_TORCH_OPS") or "auto"
+    if wanted not in ("auto", "compiled", "python"):
+        raise ImportError(f"libdc.torch: LIBDC_TORCH_OPS = {wanted!r}, must be 'auto', 'compiled' or 'python'")
+    path = os.environ.get("LIBDC_TORCH_LIBRARY") or os.path.join(libdc.library_dir(), "libdc_torch.so")
+    if wanted == "auto":
+        # The one beside the package's libdc.so is linked with that, and LIBDC_LIBRARY names another.
+        beside = os.path.exists(path) and not os.environ.get("LIBDC_LIBRARY")
+        wanted = "compiled" if os.environ.get("LIBDC_TORCH_LIBRARY") or beside else "python"
+    return wanted, path
+
+
+def _load_adapter(path: str) -> None:
+    global _adapter
+    try:
+        adapter = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(f"libdc.torch: {error}") from error
+    # The address of a static text tells two libraries apart.
+    adapter.dc_version_string.restype = ctypes.c_void_p
+    if adapter.dc_version_string() != version_text_address():
+        raise ImportError(f"libdc.torch: {path} is linked with another libdc.so than the one that libdc has loaded "
+                          f"(LIBDC_LIBRARY = {os.environ.get('LIBDC_LIBRARY')}): handles would go from one to the "
+                          "other")
+    adapter.dct_error.restype = ctypes.c_char_p
+    adapter.dct_set_context.argtypes, adapter.dct_set_context.restype = [ctypes.c_void_p], None
+    adapter.dct_bind.argtypes = [ctypes.c_int64, ctypes.c_void_p]
+    adapter.dct_follow.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
+    adapter.dct_follow_now.argtypes = [ctypes.c_void_p]
+    adapter.dct_follow.restype = adapter.dct_follow_now.restype = ctypes.c_char_p
+    adapter.dct_unfollow.argtypes, adapter.dct_unfollow.restype = [ctypes.c_void_p], None
+    if adapter.dct_register() != 0:
+        raise ImportError(f"libdc.torch: {adapter.dct_error().decode()}")
+    _adapter = adapter

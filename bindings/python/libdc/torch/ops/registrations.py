@@ -1,0 +1,216 @@
+"""Registrations of the operators beside their kernels: fake tensors, autograd, functionalisation, Inductor's lowerings,
+and no elimination as dead code or common subexpressions. They are the same for compiled kernels and Python ones."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, List, Optional, Sequence
+
+import torch
+from libdc import MemoryKind
+from torch.utils import _pytree as pytree
+
+OPERATORS = (
+    "allgather_param", "prefetch_params_fused", "wait_allgather", "release_param", "reduce_grad", "free_tensors",
+    "offload_tensor", "reload_tensor", "wait_offload", "wait_reload", "offload_parameter", "reload_parameter",
+    "end_backward",
+)  # fmt: skip
+RUNTIME_OPERATORS = ("take", "alloc")
+
+# The gradient goes through unchanged, to where the argument lies.
+_IDENTITY = ("wait_allgather", "release_param", "offload_tensor", "reload_tensor", "wait_offload", "wait_reload")
+# Results without a gradient: a parameter's gradient travels by reduce_grad, not by autograd.
+_NON_DIFFERENTIABLE = ("allgather_param", "reduce_grad", "dc_rt::take")
+# Results that may lie in memory which the library goes on using: they must not be written to.
+_ALIASES_LIBRARY_MEMORY = ("allgather_param", "wait_allgather", "offload_tensor", "reload_tensor", "wait_offload",
+                           "wait_reload", "take")
+
+# Registrations end with their Library objects.
+_libraries: List[torch.library.Library] = []
+_overloads: List[Any] = []
+trace_callbacks: List[Callable[[], None]] = []  # called whenever an operator is traced, before the graph is worked on
+_device: Callable[[Optional[int]], torch.device] = lambda graph_id: torch.device("cpu")
+
+
+def overloads() -> List[Any]:
+    """Every operator, as graphs name them."""
+    return list(_overloads)
+
+
+def register(device: Callable[[Optional[int]], torch.device]) -> None:
+    """Registers everything but the lowerings. device(graph) tells where the tensors of its context are, None: of the
+    default one."""
+    global _device
+    _device = device
+    library = torch.library.Library("dc", "FRAGMENT")
+    _libraries.append(library)
+    _register_fakes(library)
+    _register_autograd(library)
+    for namespace, names in ((torch.ops.dc, OPERATORS), (torch.ops.dc_rt, RUNTIME_OPERATORS)):
+        for name in names:
+            keep_side_effects(getattr(namespace, name).default)
+
+
+def keep_side_effects(op: Any) -> None:
+    """Calls of the operator are not dropped, merged or moved by compilers."""
+    _overloads.append(op)
+    torch.fx.node.has_side_effect(op)
+    _functionalize(op)
+    _forbid_merging(op)
+
+
+# Fakes, besides the Meta kernels of the operators whose results stay on their argument's device
+
+
+def _register_fakes(library: torch.library.Library) -> None:
+    def no_result(*_args: Any, **_kwargs: Any) -> None:
+        return None
+
+    def on_host(a: torch.Tensor, graph_id: int, id: int) -> torch.Tensor:
+        return torch.empty(a.shape, dtype=a.dtype, device="cpu")
+
+    def on_device(a: torch.Tensor, graph_id: int, id: int) -> torch.Tensor:
+        return torch.empty(a.shape, dtype=a.dtype, device=_device(graph_id) if a.device.type == "cpu" else a.device)
+
+    def alloc(shape: Sequence[int], dtype: torch.dtype, kind: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="cpu" if kind == MemoryKind.HOST else _device(None))
+
+    # Without a tensor among the arguments the real kernel would run while tracing, several times.
+    fakes = {
+        "dc::prefetch_params_fused": no_result, "dc::free_tensors": no_result, "dc::end_backward": no_result,
+        "dc::offload_tensor": on_host, "dc::wait_offload": on_host,
+        "dc::reload_tensor": on_device, "dc::wait_reload": on_device,
+        "dc_rt::alloc": alloc,
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        torch.library.register_fake(name, fake, lib=library if name.startswith("dc::") else None, allow_override=True)
+
+
+# Autograd
+
+
+class _Identity(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, op: Any, args: Sequence[Any]) -> torch.Tensor:
+        ctx.device = a.device
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(a, *args)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad.to(ctx.device), None, None
+
+
+def _identity(op: Any) -> Callable[..., torch.Tensor]:
+    def kernel(a: torch.Tensor, *args: Any) -> torch.Tensor:
+        if a.requires_grad and torch.is_grad_enabled():
+            return _Identity.apply(a, op, args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(a, *args)
+
+    return kernel
+
+
+def _register_autograd(library: torch.library.Library) -> None:
+    for name in _IDENTITY:
+        library.impl(name, _identity(getattr(torch.ops.dc, name).default), "Autograd")
+    runtime = torch.library.Library("dc_rt", "FRAGMENT")
+    _libraries.append(runtime)
+    for name in _NON_DIFFERENTIABLE:
+        (runtime if name.startswith("dc_rt::") else library).impl(
+            name.split("::")[-1], torch.library.fallthrough_kernel, "Autograd")
+
+
+# Compilers
+
+
+def _functionalize(op: Any) -> None:
+    """Functionalisation refuses operators whose result aliases an argument, unless they bring their own rule: the
+    result of ours is never written, so it may count as new. It is also the one place where every traced operator comes
+    by before Inductor lowers the graph."""
+    if not hasattr(op, "py_functionalize_impl"):
+        raise RuntimeError(f"libdc: torch {torch.__version__} has no OpOverload.py_functionalize_impl, which "
+                           "torch.compile needs for the dc operators; torch 2.11 or later is needed")
+
+    def rule(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        if "torch._inductor.lowering" in sys.modules:
+            prepare_inductor()
+        for callback in trace_callbacks:
+            callback()
+        plain_args, plain_kwargs = ctx.unwrap_tensors(args), ctx.unwrap_tensors(kwargs)
+        with ctx.redispatch_to_next():
+            result = op(*plain_args, **plain_kwargs)
+        return ctx.wrap_tensors(result)
+
+    op.py_functionalize_impl(rule)
+
+
+def _forbid_merging(op: Any) -> None:
+    """Two equal calls are two calls: a parameter gathered again after its release is not the first one's result. The
+    elimination of common subexpressions knows only random operators as such."""
+    from torch._functorch import compile_utils
+
+    unmergeable = getattr(compile_utils, "rand_ops", None)
+    if not isinstance(unmergeable, list):
+        raise RuntimeError(f"libdc: torch {torch.__version__} has no torch._functorch.compile_utils.rand_ops, without "
+                           "which torch.compile would merge dc operators")
+    if op.overloadpacket not in unmergeable:
+        unmergeable.append(op.overloadpacket)
+
+
+_inductor_ready = False
+
+
+def prepare_inductor() -> None:
+    """Registers Inductor's lowerings, once. Importing Inductor is slow, so it is done at the first compilation. A
+    compiler that puts dc operators into graphs after AOTAutograd calls this itself."""
+    global _inductor_ready
+    if _inductor_ready:
+        return
+    try:
+        from torch._inductor.ir import FallbackKernel, IRNode, MutationOutput, NoneLayout, TensorBox
+        from torch._inductor.lowering import add_needs_realized_inputs, fallbacks, register_lowering
+        from torch._inductor.virtualized import V
+    except ImportError as error:
+        raise RuntimeError(f"libdc: Inductor of torch {torch.__version__} lacks names that the dc operators need "
+                           f"({error}); use backend='aot_eager'") from error
+
+    def lowering(op: Any, held: bool) -> Callable[..., Any]:
+        def lower(*args: Any, **kwargs: Any) -> Any:
+            graph = V.graph
+            for hook in ("operations", "never_reuse_buffers", "additional_buffer_deps"):
+                if not hasattr(graph, hook):
+                    raise RuntimeError(f"libdc: Inductor of torch {torch.__version__} has no GraphLowering.{hook}, so "
+                                       "the dc operators cannot be kept in order; use backend='aot_eager'")
+
+            def wrap(node: Any) -> Any:
+                if not isinstance(node, IRNode):
+                    return node
+                if held:
+                    graph.never_reuse_buffers.add(node.get_name())
+                return TensorBox.create(node)
+
+            first = len(graph.operations)
+            result = pytree.tree_map(wrap, FallbackKernel.create(op, *args, **kwargs))
+            # Data flow alone does not order them: end_backward would run before the reductions. The dependency is a
+            # weak one, for order only, and keeps no memory alive.
+            for operation in graph.operations[first:]:
+                if isinstance(operation, FallbackKernel):
+                    previous = getattr(graph, "_libdc_previous", None)
+                    if previous is not None:
+                        graph.additional_buffer_deps[operation.get_operation_name()].add(previous)
+                    graph._libdc_previous = operation.get_name()
+                    if op is torch.ops.dc.release_param.default:
+                        # Its argument's memory goes: for the schedule that is a write, which all readers precede.
+                        operation.mutation_outputs.append(
+                            MutationOutput(NoneLayout(device=args[0].get_device()), args[0], operation))
+            return result
+
+        return lower
+
+    for op in _overloads:
+        fallbacks.add(op)
+        add_needs_realized_inputs(op)
+        held = op.overloadpacket.__name__ in _ALIASES_LIBRARY_MEMORY
+        register_lowering(op, type_promotion_kind=None)(lowering(op, held))
+    _inductor_ready = True

@@ -1,0 +1,43 @@
+"""torch.amp.GradScaler on sharded models: ranks have other parts of the gradients, and one scale."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from .. import devices
+from ..sharding.parameter import entry_of
+
+_Method = Callable[[Any, torch.optim.Optimizer], Any]
+
+
+def sync_found_inf(optimizer: torch.optim.Optimizer, found: Iterable[Tensor]) -> None:
+    """Sums found_inf over the ranks, since each looks at its part of the gradients alone; in the order of PyTorch's
+    current stream."""
+    entries = [entry_of(param) for group in optimizer.param_groups for param in group["params"]]
+    roots = dict.fromkeys(entry.root for entry in entries if entry is not None and entry.group.stage > 0)
+    for root in roots:
+        for tensor in found if root.group.comm.size > 1 else ():
+            root.group.comm_for(tensor.device).all_reduce(tensor, stream=devices.current_stream(tensor.device))
+
+
+def _with_synced_found_inf(inner: _Method) -> _Method:
+    """A method of GradScaler that looks for infinities and NaN in an optimizer's gradients."""
+
+    @functools.wraps(inner)
+    def method(self: Any, optimizer: torch.optim.Optimizer) -> Any:
+        result = inner(self, optimizer)
+        if self.is_enabled():
+            sync_found_inf(optimizer, self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+        return result
+
+    return method
+
+
+def patch_grad_scaler() -> None:
+    """Of all scalers, those made before included; without sharded parameters nothing changes."""
+    for name in ("unscale_", "_check_inf_per_device"):
+        setattr(torch.amp.GradScaler, name, _with_synced_found_inf(getattr(torch.amp.GradScaler, name)))

@@ -1,0 +1,53 @@
+"""Tensors of a model's state that are no shards, such as BatchNorm's statistics: each rank has its own."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping
+
+import libdc
+import torch
+from torch import Tensor
+
+from .. import devices
+from .parameter import entry_of
+from .root import Root
+
+BUFFER_RULES = "rank0", "mean"
+
+
+def check_buffer_rule(call: str, rule: Any) -> None:
+    if rule not in BUFFER_RULES:
+        raise ValueError(f"{call}: buffers = {rule!r}, must be {' or '.join(map(repr, BUFFER_RULES))}")
+
+
+def synced_buffers(root: Root, values: Mapping[str, Any], rule: str, everywhere: bool) -> Dict[int, Tensor]:
+    """Copies of a state dictionary's tensors that are no shards, by the tensors' ids, with the values that stand for
+    all ranks. Those are rank 0's, or with "mean" the ranks' mean where elements are floating-point numbers. Collective.
+
+    everywhere  False: rank 0's are wanted on rank 0 alone"""
+    result: Dict[int, Tensor] = {}
+    for value in values.values():
+        if isinstance(value, Tensor) and entry_of(value) is None and id(value) not in result:
+            result[id(value)] = value.detach().clone(memory_format=torch.contiguous_format)
+    if root.group.comm.size == 1:
+        return result
+    means = [tensor for tensor in result.values() if rule == "mean" and (tensor.is_floating_point()
+                                                                         or tensor.is_complex())]
+    for tensor in means:
+        _average(root, tensor)
+    if everywhere:
+        averaged = {id(tensor) for tensor in means}
+        for tensor in result.values():
+            if id(tensor) not in averaged:
+                root.group.broadcast(tensor)
+    return result
+
+
+def _average(root: Root, tensor: Tensor) -> None:
+    """In place, in float32 or a wider type of the tensor's own."""
+    if tensor.numel() == 0:
+        return
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    wide = real.to(torch.promote_types(real.dtype, torch.float32), copy=True).view(-1)
+    root.group.comm_for(wide.device).all_reduce(wide, libdc.ReduceOp.MEAN, stream=devices.current_stream(wide.device))
+    real.copy_(wide.view(real.shape))

@@ -1,0 +1,134 @@
+"""Gradient clipping by the global norm, with the same bits at every stage."""
+
+from __future__ import annotations
+
+import math
+from typing import Iterable, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from .parameter import entry_of
+from .root import Root
+from .sharded_param import ShardedParam
+
+_BLOCK = 1 << 16  # elements summed at a time: their float64 copy stays in the cache
+
+
+def clip_grad_norm_(parameters: Union[nn.Module, Tensor, Iterable[Tensor]], max_norm: float,
+                    norm_type: float = 2.0) -> Tensor:
+    """Scales all gradients so that their norm over all ranks is at most max_norm. Returns the norm before, in float64.
+
+    parameters    a model, or parameters; those that are not sharded count as they are, the same on every rank
+    max_norm      math.inf: only the norm is wanted
+
+    Every rank's part of every parameter is summed by itself in float64, and the sums are added in the order of ranks.
+    That holds at stage 0 too, where a rank has all parts."""
+    if not float(max_norm) >= 0:
+        raise ValueError(f"clip_grad_norm_: max_norm = {max_norm!r}, must be >= 0")
+    _check_norm_type(norm_type)
+    if isinstance(parameters, nn.Module):
+        parameters = parameters.parameters()
+    elif isinstance(parameters, Tensor):
+        parameters = [parameters]
+    params = [param for param in parameters if param.grad is not None]
+    if not params:
+        return torch.zeros((), dtype=torch.float64)
+    norm = total_norm([param.grad for param in params], norm_type, params)
+    scale_to_norm([param.grad for param in params], max_norm, norm)
+    return norm
+
+
+def _check_norm_type(norm_type: float) -> None:
+    if not float(norm_type) > 0:
+        raise ValueError(f"clip_grad_norm_: norm_type = {norm_type!r}, must be > 0")
+
+
+def entry_of_grad(grad: Tensor) -> Optional[ShardedParam]:
+    """The entry of the sharded parameter whose `.grad` this is."""
+    entry = getattr(grad, "dc_grad_of", lambda: None)()
+    return entry if entry is not None and entry.grad is grad else None
+
+
+def total_norm(grads: Sequence[Tensor], norm_type: float, params: Optional[Sequence[Tensor]] = None) -> Tensor:
+    """The norm of gradients over all ranks, in float64. params: the parameters of
+    the gradients; None: only libdc's own gradient tensors count as sharded."""
+    _check_norm_type(norm_type)
+    norm_type = float(norm_type)
+    parts: List[Tuple[ShardedParam, Tensor]] = []
+    whole: List[Tensor] = []
+    for k, grad in enumerate(grads):
+        entry = entry_of_grad(grad) if params is None else entry_of(params[k])
+        if entry is None:
+            whole.append(_norm_power(grad.detach().reshape(-1), norm_type))
+        else:
+            parts.append((entry, grad))
+    powers = _gather_norm_powers(parts, norm_type)
+    if whole:
+        powers.append(torch.stack([power.to(whole[0].device) for power in whole]))
+    power = torch.cat([part.to(powers[0].device) for part in powers])
+    if math.isinf(norm_type):
+        return power.max()
+    return power.sum().pow(1.0 / norm_type)
+
+
+def scale_to_norm(grads: List[Tensor], max_norm: float, norm: Tensor) -> None:
+    """Scales gradients of that norm to at most max_norm."""
+    if not math.isinf(max_norm):
+        multiply(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+
+
+def multiply(grads: List[Tensor], factor: Tensor) -> None:
+    """grads = factor grads, in float32. On a card the host does not read the factor, so it does not wait."""
+    if factor.device.type == "cpu" and float(factor) != 1.0:
+        torch._foreach_mul_(grads, float(factor))
+    elif factor.device.type != "cpu":
+        multiply_on_device(grads, factor.float())
+
+
+def multiply_on_device(grads: List[Tensor], factor: Tensor) -> None:
+    for grad in grads:
+        by = factor.to(grad.device)
+        grad.copy_(grad.float().mul_(by)) if grad.dtype != torch.float32 else grad.mul_(by)
+
+
+def _gather_norm_powers(parts: List[Tuple[ShardedParam, Tensor]], norm_type: float) -> List[Tensor]:
+    """For each root, the sums of all ranks' parts of all its gradients, ordered by rank."""
+    roots: List[Root] = list(dict.fromkeys(entry.root for entry, _ in parts))
+    result = []
+    for root in roots:
+        own = [(entry, grad) for entry, grad in parts if entry.root is root]
+        ranks = range(root.group.comm.size)
+        if root.group.stage == 0:
+            powers = [_norm_power(_shard_of(*pair, rank), norm_type) for rank in ranks for pair in own]
+            result.append(torch.stack(powers))
+            continue
+        mine = torch.stack([_norm_power(grad, norm_type) for _, grad in own])
+        if root.group.comm.size == 1:
+            result.append(mine)
+            continue
+        every = mine.new_empty(len(ranks) * len(own))
+        root.group.all_gather(mine, every)
+        result.append(every)
+    return result
+
+
+def _shard_of(entry: ShardedParam, grad: Tensor, rank: int) -> Tensor:
+    """A rank's shard of a whole gradient, with the padding."""
+    part = grad.view(-1)[rank * entry.shard_numel : (rank + 1) * entry.shard_numel]
+    missing = entry.shard_numel - part.numel()
+    return torch.cat([part, part.new_zeros(missing)]) if missing else part
+
+
+def _norm_power(part: Tensor, norm_type: float) -> Tensor:
+    """Sum of |x|^norm_type, or the largest |x|, in float64."""
+    total = torch.zeros((), dtype=torch.float64, device=part.device)
+    for block in part.detach().split(_BLOCK):
+        if math.isinf(norm_type):
+            total = torch.maximum(total, block.abs().amax().double())
+        elif norm_type == 2.0:
+            exact = block.double()
+            total = total + torch.dot(exact, exact)
+        else:
+            total = total + block.double().abs().pow(norm_type).sum()
+    return total

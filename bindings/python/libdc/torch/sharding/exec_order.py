@@ -1,0 +1,88 @@
+"""The order in which a phase of a step gathers parameters: recorded once, then used to prefetch.
+
+Neighbours in that order are gathered in groups, one handshake a group, and shard(prefetch=...) says how many groups
+ahead of their use. Every rank runs the same model, so every rank has the same order. Each decision depends on the
+sequence of gathers alone, never on time or on free memory. So the ranks decide alike, and their collectives match."""
+
+from __future__ import annotations
+
+from typing import Callable, List, Sequence, Tuple
+
+
+def split_into_groups(sizes: Sequence[int], group_size: int) -> List[Tuple[int, int]]:
+    """Cuts a sequence of parameters, by their numbers of elements, into [begin, end) of groups. A group is full with
+    `group_size` elements: a small parameter alone would cost a handshake."""
+    groups, begin, elements = [], 0, 0
+    for k, size in enumerate(sizes):
+        elements += size
+        if elements >= group_size or k + 1 == len(sizes):
+            groups.append((begin, k + 1))
+            begin, elements = k + 1, 0
+    return groups
+
+
+class ExecOrder:
+    """One phase's order. begin(), advance() at each gather, end().
+
+    lookahead        how many groups are gathered ahead of use
+    group_size       elements of a full group (groups_of)
+    sizes            of the parameters, by their numbers
+    prefetch, drop   start to gather some parameters, in one handshake; give one back that was not used"""
+
+    def __init__(self, lookahead: int, group_size: int, sizes: Sequence[int], prefetch: Callable[[List[int]], None],
+                 drop: Callable[[int], None]) -> None:
+        self.lookahead, self.group_size, self.sizes = lookahead, group_size, sizes
+        self.prefetch, self.drop = prefetch, drop
+        self.recorded: List[int] = []  # the last phase's gathers
+        self.groups: List[Tuple[int, int]] = []  # of them
+        self.position = 0  # how many of them this phase has repeated
+        self.group = 0  # the one that begins next
+        self.num_prefetched = 0  # groups that are gathered, or under way
+        self.next_trigger = -1  # where the next group begins
+        self.matches_recorded = False
+        self.current: List[int] = []  # this phase's, once it left the recorded order
+
+    def begin(self) -> None:
+        self.position = self.num_prefetched = self.group = self.next_trigger = 0
+        self.matches_recorded = bool(self.recorded)
+        self.current = []
+
+    def advance(self, id: int) -> None:
+        """id is about to be gathered."""
+        if self.matches_recorded:
+            at, recorded = self.position, self.recorded
+            if at < len(recorded) and recorded[at] == id:
+                if at == self.next_trigger:
+                    self._prefetch_next()
+                self.position = at + 1
+                return
+            self.matches_recorded = False
+            self.current = recorded[:at]
+        self.current.append(id)
+
+    def _prefetch_next(self) -> None:
+        """The first parameter of a group is needed: from here on the groups behind it are under way too."""
+        groups = self.groups
+        self.group += 1
+        until = min(self.group + self.lookahead, len(groups))
+        for k in range(self.num_prefetched, until):
+            begin, end = groups[k]
+            self.prefetch(self.recorded[begin:end])
+        self.num_prefetched = until
+        self.next_trigger = groups[self.group][0] if self.group < len(groups) else -1
+
+    def end(self) -> None:
+        """The phase is over. Weights that were fetched and not used go back."""
+        fetched = self.recorded[self.position : self.groups[self.num_prefetched - 1][1]] if self.num_prefetched else []
+        if self.matches_recorded:
+            unused = fetched
+        else:
+            used = set(self.current[self.position :])
+            unused = [id for id in fetched if id not in used]
+            self.recorded = self.current
+            self.groups = split_into_groups([self.sizes[id] for id in self.recorded], self.group_size)
+        for id in dict.fromkeys(unused):
+            self.drop(id)
+        self.position = self.num_prefetched = 0
+        self.matches_recorded = False
+        self.current = []

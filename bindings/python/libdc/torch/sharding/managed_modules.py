@@ -1,0 +1,159 @@
+"""The modules that a sharded model manages: which of them shard() refuses, and which may not be added afterwards.
+
+A parameter that is added later would be trained on each rank alone. PyTorch has hooks for every parameter and module
+that is registered anywhere; a sharded model refuses those that it does not know."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (register_module_module_registration_hook,
+                                     register_module_parameter_registration_hook)
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .parameter import entry_of
+from .root import Root
+from .sharded_param import ShardedParam
+
+MODULE_STATE = "_dc"  # key in the __dict__ of a module that owns parameters: its ModuleState
+
+_managed_roots: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Root]]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+_hooks_registered = False
+
+
+def managed_param(module: nn.Module, name: str, param: Any) -> Optional[ShardedParam]:
+    """The entry of a parameter that shard() found under this name of this module."""
+    owner = module.__dict__.get(MODULE_STATE)
+    entry = None if owner is None else owner.entries.get(name)
+    return entry if entry is not None and entry.param is param else None
+
+
+# Modules and parameters that shard() refuses
+
+_UNWRAP = "averages gradients itself, as sharded models do: call shard() on the model inside it (model.module)"
+
+
+def _wrapper_name(module: nn.Module) -> Optional[str]:
+    """The name of the class that makes a module another way to train on several ranks."""
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith("torch.") and kind.__name__ in (
+                "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"):
+            return kind.__name__
+    return None
+
+
+def check_modules(model: nn.Module) -> None:
+    """Raises for modules that a sharded model cannot have."""
+    for prefix, module in model.named_modules():
+        where = prefix or "the model"
+        if _wrapper_name(module) is not None:
+            raise ValueError(f"shard: {where} is a {_wrapper_name(module)}, which {_UNWRAP}")
+        if MODULE_STATE in module.__dict__:
+            raise ValueError(f"shard: {where} is sharded already: shard() takes a whole model, once")
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            if module.max_norm is not None:
+                raise ValueError(f"shard: {where} has max_norm = {module.max_norm}, with which each rank's forward "
+                                 "writes into its copy of the weights: make it None, and rescale the rows after the "
+                                 "optimizer's step, in `with libdc.torch.gathered(model):`")
+            if module.sparse:
+                raise ValueError(f"shard: {where} has sparse = True, but gradients are averaged dense: make it False")
+
+
+def parameters_of(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
+    """Every (name, parameter), tied ones under each name. Raises for what cannot be sharded."""
+    found: List[Tuple[str, nn.Parameter]] = []
+    memory: Dict[int, Tuple[str, nn.Parameter]] = {}
+    for prefix, module in model.named_modules():
+        for name, param in module._parameters.items():
+            if param is None:
+                continue
+            name = f"{prefix}.{name}" if prefix else name
+            _check_parameter(name, param)
+            if found and param.device != found[0][1].device:
+                first, where = found[0][0], found[0][1].device
+                raise ValueError(f"shard: {name} is on {param.device}, but {first} is on {where}: all parameters must "
+                                 "be on one device")
+            same = memory.setdefault(param.data_ptr(), (name, param)) if param.numel() else (name, param)
+            if same[1] is not param:
+                raise ValueError(f"shard: {name} shares memory with {same[0]}, but is another nn.Parameter: to tie "
+                                 "weights, assign one object to both names")
+            found.append((name, param))
+    return found
+
+
+def _check_parameter(name: str, param: nn.Parameter) -> None:
+    if isinstance(param, nn.parameter.UninitializedParameter):
+        raise ValueError(f"shard: {name} is not initialised yet: run the model once before")
+    if is_traceable_wrapper_subclass(param):
+        raise ValueError(f"shard: {name} is a {type(param).__name__}, must be a plain torch.nn.Parameter: libdc does "
+                         "not combine with tensor parallelism, FSDP2 or quantized parameters")
+    if param.device.type == "meta":
+        raise ValueError(f"shard: {name} is on meta, must be on the cpu or on a cuda device: make it there with "
+                         "model.to_empty(device=...), and initialise or load it, before shard()")
+    if param.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"shard: {name} is on {param.device}, must be on the cpu or on a cuda device")
+    if not param.is_leaf or param.layout != torch.strided:
+        raise ValueError(f"shard: {name} must be a strided leaf tensor")
+    if param._backward_hooks:
+        raise ValueError(f"shard: {name} has a hook of register_hook(), but in a sharded model autograd has no "
+                         "gradient for it: change .grad after backward(), or in register_post_accumulate_grad_hook()")
+
+
+# Modules and parameters that a sharded model refuses later
+
+
+def refuse_new_params(model: nn.Module, root: Root) -> None:
+    """From now on the model's modules refuse parameters that shard() has not seen."""
+    global _hooks_registered
+    with _lock:
+        if not _hooks_registered:
+            _hooks_registered = True
+            register_module_parameter_registration_hook(_on_parameter)
+            register_module_module_registration_hook(_on_module)
+    reference = weakref.ref(root)
+    for module in model.modules():
+        _managed_roots[module] = reference
+
+
+def _managing_root(module: nn.Module) -> Optional[Root]:
+    reference = _managed_roots.get(module)
+    return None if reference is None else reference()
+
+
+def _on_parameter(module: nn.Module, name: str, param: Optional[nn.Parameter]) -> None:
+    if param is not None and _managing_root(module) is not None and managed_param(module, name, param) is None:
+        _raise_new_param(type(module).__name__, name, param)
+
+
+def _on_module(module: nn.Module, name: str, added: Optional[nn.Module]) -> None:
+    if added is None:
+        return
+    root = _managing_root(module)
+    if root is None:
+        wrapper = _wrapper_name(module)
+        if wrapper is not None and any(MODULE_STATE in inner.__dict__ for inner in added.modules()):
+            raise ValueError(f"{wrapper}: the model is sharded by libdc.torch.shard(), which averages its gradients: "
+                             "train it as it is, without a wrapper")
+        return
+    for prefix, inner in added.named_modules():
+        for own, param in inner._parameters.items():
+            if param is not None and managed_param(inner, own, param) is None:
+                _raise_new_param(type(module).__name__, ".".join(filter(None, (name, prefix, own))), param)
+    for inner in added.modules():
+        _managed_roots.setdefault(inner, weakref.ref(root))
+
+
+def _raise_new_param(kind: str, name: str, param: nn.Parameter) -> None:
+    entry = entry_of(param)
+    if entry is not None:
+        raise ValueError(f"{name} of {kind} would be another name or place of the sharded parameter {entry.names[0]}: "
+                         "tie, move and parametrize weights before libdc.torch.shard()")
+    raise ValueError(f"{name} of {kind} would be a new parameter of a sharded model, whose gradient no rank averages: "
+                     "add or replace parameters before libdc.torch.shard(); to load weights, use load_state_dict() "
+                     "without assign=True")
+

@@ -1,0 +1,204 @@
+"""The parameters of a sharded model on this rank: their shards in the library's context, and the ranks' collectives."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+import weakref
+from typing import Dict, List, NamedTuple, Optional, Sequence
+
+import libdc
+import torch
+from torch import Tensor, nn
+
+from .. import devices
+from ..ops import eager_calls
+from .sharded_param import ShardedParam
+
+
+class Options(NamedTuple):
+    """The arguments of shard()."""
+
+    stage: int
+    bucket_size: int
+    prefetch: int
+    group_size: int
+    reduce_dtype: Optional[torch.dtype]
+    param_dtype: Optional[torch.dtype]
+    check_finite: bool
+
+
+_graph_ids = itertools.count(1 << 48)  # far from the numbers that users give their own graphs
+_lock = threading.Lock()
+
+
+class ParamGroup:
+    """All parameters of one call of shard(), registered as one graph of one context. Which of them a training step
+    uses, and when, is the root's (root.py)."""
+
+    def __init__(self, comm: libdc.Comm, options: Options, device: torch.device) -> None:
+        self.comm = comm
+        self.options = options
+        self.device = device  # of all parameters
+        self.entries: List[ShardedParam] = []
+        self.params: List[nn.Parameter] = []  # theirs
+        self.stale = True  # weights changed since the last forward: stages 1 and 2 gather in this one
+        self.captured = False  # steps are in a CUDA graph, whose launches leave no trace on the host
+        self._comms: Dict[torch.device, libdc.Comm] = {}  # by device, where that is not the CPU
+        if comm.size > 1 and comm.takes_devices:
+            devices.check_thread_ranks("shard", device)
+        # Peers read each other's shards in place; on cards, those whose windows NCCL knows.
+        self.shared = comm.size > 1 and (comm.shares_memory or (device.type == "cuda" and comm._external is None))
+        self._context = libdc.Context(devices.open_device("shard", device))
+        with _lock:  # compiled graphs carry the number; in one process, ranks that are threads must differ in it
+            self.graph_id = next(_graph_ids)
+
+    @property
+    def stage(self) -> int:
+        return self.options.stage
+
+    @property
+    def context(self) -> libdc.Context:
+        """The library's, for calls on PyTorch's current stream."""
+        return eager_calls.on_current_stream(self._context)
+
+    # Collectives
+
+    def comm_for(self, where: torch.device) -> libdc.Comm:
+        """The ranks, for collectives on tensors of a device. The first call on every rank sets NCCL up."""
+        if where.type == "cpu" or self.comm.takes_devices:
+            return self.comm
+        if where not in self._comms:
+            self._comms[where] = self.comm.nccl(devices.open_device("shard", where))
+        return self._comms[where]
+
+    def all_gather(self, part: Tensor, whole: Tensor) -> None:
+        """whole = the ranks' parts one after the other."""
+        self.comm_for(self.device).all_gather(part, whole, stream=devices.current_stream(self.device))
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Every rank gets rank 0's values."""
+        if self.comm.size == 1 or tensor.numel() == 0:
+            return
+        with torch.no_grad():
+            flat = tensor.detach().contiguous().view(-1).view(torch.int8)  # any type: bytes travel
+            self.comm_for(flat.device).broadcast(flat, 0, stream=devices.current_stream(flat.device))
+            if flat.data_ptr() != tensor.data_ptr():
+                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+
+    def all_gather_bytes(self, mine: bytes) -> List[bytes]:
+        """Every rank's text, in ASCII; collective."""
+        size = self.comm.size
+        if size == 1:
+            return [mine]
+        lengths = torch.empty(size, dtype=torch.int64)
+        self.comm.all_gather(torch.tensor([len(mine)]), lengths)
+        longest = max(1, int(lengths.max()))
+        table = torch.empty(size * longest, dtype=torch.int8)
+        self.comm.all_gather(torch.frombuffer(bytearray(mine.ljust(longest)), dtype=torch.int8), table)
+        texts = ctypes.string_at(table.data_ptr(), table.numel())
+        return [texts[rank * longest : rank * longest + length] for rank, length in enumerate(lengths.tolist())]
+
+    # Registration
+
+    def register_params(self, entries: Sequence[ShardedParam]) -> None:
+        """Shards the parameters' memory and registers them with the library."""
+        elements = sum(entry.numel for entry in entries if entry.param.requires_grad)
+        self.context.init(self.comm,
+                          {"symmetric_memory": int(self.shared), "check_finite": int(self.options.check_finite)},
+                          min(self.options.bucket_size, max(elements, 1)))
+        eager_calls.bind(self.graph_id, self.context)
+        weakref.finalize(self, eager_calls.unbind, self.graph_id)
+        self.entries = list(entries)
+        self.params = [entry.param for entry in self.entries]
+        with torch.no_grad():
+            for entry in self.entries:
+                self._shard(entry)
+        for entry in self.entries:
+            self._register(entry)
+        self._register_graph()
+
+    def _shard(self, entry: ShardedParam) -> None:
+        param = entry.param
+        if self.stage == 0:
+            if not param.is_contiguous():
+                param.data = param.data.contiguous()
+            return
+        begin = min(self.comm.rank * entry.shard_numel, entry.numel)
+        end = min(begin + entry.shard_numel, entry.numel)
+        shard = eager_calls.alloc(self.context, entry.shard_numel, param.dtype, self.shared)
+        shard[: end - begin].copy_(param.data.reshape(-1)[begin:end])
+        param.data = shard
+
+    def _register(self, entry: ShardedParam) -> None:
+        param = entry.param
+        entry.grad = torch.zeros_like(param) if param.requires_grad else None
+        if entry.grad is not None:
+            entry.grad.dc_grad_of = weakref.ref(entry)  # type: ignore[attr-defined]
+        entry.data = torch.Tensor.detach(param)
+        if self.stage == 0:
+            flat = None if entry.grad is None else entry.grad.view(-1)
+            self.context.register_param(entry.id, entry.shape, entry.data, flat, 0)
+        else:
+            self.context.register_z3_param(entry.id, entry.shape, entry.data, entry.grad, self.stage < 3,
+                                           self.options.reduce_dtype)
+        self.context.set_param_name(entry.id, entry.names[0])
+        entry.registered_ptr, entry.version = param.data_ptr(), param._version
+
+    def _register_graph(self) -> None:
+        register = self.context.register_graph_z0 if self.stage == 0 else self.context.register_graph_z3
+        register(self.graph_id, [entry.id for entry in self.entries])
+
+    def _register_again(self, entries: Sequence[ShardedParam]) -> None:
+        """Unfrozen parameters need a gradient buffer, and with it another split of the graph."""
+        self.context.unregister_graph(self.graph_id)
+        self.context.clear_all_gathered_params()
+        for entry in entries:
+            self.context.unregister_param(entry.id)
+            self._register(entry)
+        self._register_graph()
+        self.stale = True
+
+    # Gathers ahead of use
+
+    def prefetch(self, ids: List[int]) -> None:
+        entries = [self.entries[id] for id in ids]
+        dtypes = None
+        if self.options.param_dtype is not None:
+            dtypes = [entry.param_dtype or entry.data.dtype for entry in entries]
+        eager_calls.prefetch(self.graph_id, [entry.data for entry in entries], ids, dtypes)
+
+    def drop_prefetched(self, id: int) -> None:
+        self.context.invalidate_gathered_param(id)
+
+    # The weights change
+
+    def params_updated(self, entries: Optional[Sequence[ShardedParam]] = None) -> None:
+        """Weights changed, on every rank: these, or all."""
+        if self.stage == 0:
+            return
+        self.captured = self.captured or devices.captures(self.device)
+        for entry in self.entries if entries is None else entries:
+            entry.version = entry.param._version
+        self.context.params_updated(None if entries is None else [entry.id for entry in entries])
+        self.stale = True
+
+    def detect_param_changes(self) -> None:
+        """Finds changes that no call announces: shards written by hand or by load_state_dict(), moved, frozen,
+        unfrozen; and launches of captured steps, which leave no trace on the host."""
+        if self.captured and not devices.captures(self.device):
+            self.params_updated()
+        edited, unfrozen = [], []
+        for entry, param in zip(self.entries, self.params):
+            if param._version != entry.version:
+                edited.append(entry)
+            if entry.grad is None and param.requires_grad:
+                unfrozen.append(entry)
+            if param.data_ptr() != entry.registered_ptr:
+                raise RuntimeError(f"{entry.names[0]}: its memory was replaced after shard(); write into it instead "
+                                   "(copy_), or move and cast the model before shard()")
+        if edited:
+            self.params_updated(edited)
+        if unfrozen:
+            self._register_again(unfrozen)

@@ -1,0 +1,206 @@
+"""The training state of a sharded model on this rank: where in a step it is. Its parameters are in param_group.py.
+
+A step is a sequence of phases, each with its own order of gathers (see order.py):
+
+    forward    from the first forward that is entered to its end
+    backward   from the first saved weight or gradient that autograd asks for to the end of that backward
+
+The end of a backward is autograd's own: a callback that its engine runs when all of the graph is done. It flushes the
+reductions and makes each gradient visible as `.grad`.
+
+Modules, autograd graphs and compiled graphs' anchors keep a root alive; it refers to none of them, and parameters do
+not keep it. So the root ends with the last of them, without the garbage collector, and its ranks' resources with it.
+Objects that are added here must refer back to the root only by a weak reference."""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+
+import libdc
+import torch
+from torch import Tensor, nn
+
+from .exec_order import ExecOrder
+from .param_group import Options, ParamGroup
+from .sharded_param import ShardedParam
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+_roots: "weakref.WeakValueDictionary[int, Root]" = weakref.WeakValueDictionary()
+
+
+def is_sharded_graph(graph_id: int) -> bool:
+    """Whether the graph is a sharded model's."""
+    return graph_id in _roots
+
+
+def root_by_graph(graph_id: int) -> "Root":
+    """The root that a compiled graph's operators name."""
+    root = _roots.get(graph_id)
+    if root is None:
+        raise RuntimeError(f"graph {graph_id} belongs to no sharded model of this process, or the model is gone")
+    return root
+
+
+class TrainingState(enum.Enum):
+    """The phase of a step."""
+
+    IDLE = enum.auto()
+    FORWARD = enum.auto()
+    BACKWARD = enum.auto()  # weights are gathered, gradients have not come yet
+    REDUCING = enum.auto()  # the backward has begun to reduce
+
+
+class Root:
+    """Everything of one call of shard(). Used by one thread at a time, as the model itself is."""
+
+    def __init__(self, comm: libdc.Comm, options: Options, device: torch.device, model: nn.Module) -> None:
+        self.model = weakref.ref(model)
+        self.group = ParamGroup(comm, options, device)
+        _roots[self.group.graph_id] = self
+        self.state = TrainingState.IDLE
+        self.depth = 0  # forwards of the model's modules under way
+        self.reduce_grads = True  # False inside no_sync()
+        self.block: Any = None  # of the gathered() that is open; see whole.py
+        self.order: Optional[ExecOrder] = None  # of the phase under way; None if nothing is prefetched
+        self._orders: Dict[Any, ExecOrder] = {}
+        self.with_grad: Dict[int, ShardedParam] = {}  # got a gradient in this backward
+        self.unreduced: List[ShardedParam] = []
+        # See eager.py.
+        self.gathered_storages: Dict[int, Tuple[Any, ShardedParam]] = {}  # by address, of the latest forward
+        self.saved_tensor_hooks: Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+
+    @property
+    def in_backward(self) -> bool:
+        return self.state in (TrainingState.BACKWARD, TrainingState.REDUCING)
+
+    # Forward
+
+    def pre_forward(self, key: Any) -> None:
+        """A forward is called from outside; key: the module."""
+        if _graph_task() != -1:  # activation checkpointing runs it again, inside the backward
+            self.pre_backward()
+            return
+        if _functorch() and torch.is_grad_enabled():
+            raise RuntimeError("torch.func's transforms cannot go through a sharded model's weights: transform "
+                               "an unsharded copy (full_state_dict()); under torch.no_grad(), jvp and vmap over inputs "
+                               "work")
+        self.prepare_weights()
+        self.gathered_storages.clear()
+        self.state = TrainingState.FORWARD
+        group = self.group
+        if group.options.prefetch and (group.stage == 3 or (group.stage and group.stale)):
+            self._begin_order(key)
+
+    def pre_forward_compiled(self) -> None:
+        """The same from inside a compiled graph, which brings its own prefetches."""
+        if self.depth == 0 and _graph_task() == -1:
+            self.prepare_weights()
+            self.group.stale = False
+
+    def post_forward(self) -> None:
+        """The forward of pre_forward() ends, or raises."""
+        if self.in_backward:
+            return
+        self.state = TrainingState.IDLE
+        self.group.stale = False
+        self._end_order()
+
+    def prepare_weights(self) -> None:
+        """Before weights are read: forgets a backward that was not completed, and takes in what was written."""
+        if self.in_backward:
+            self.reset_after_error()
+        if self.block is not None:
+            self.block.write_back()
+        self.group.detect_param_changes()
+
+    def _begin_order(self, key: Any) -> None:
+        order = self._orders.get(key)
+        if order is None:
+            group = weakref.ref(self.group)
+            order = self._orders[key] = ExecOrder(
+                self.group.options.prefetch, self.group.options.group_size,
+                [entry.numel for entry in self.group.entries],
+                lambda ids: group().prefetch(ids),  # type: ignore[union-attr]
+                lambda id: group().drop_prefetched(id))  # type: ignore[union-attr]
+        self.order = order
+        order.begin()
+
+    def _end_order(self) -> None:
+        if self.order is not None:
+            self.order.end()
+            self.order = None
+
+    # Backward
+
+    def pre_backward(self) -> None:
+        """The running backward uses the model: called before anything that it gathers or reduces."""
+        if self.in_backward or _graph_task() == -1:
+            return
+        self._end_order()
+        self.state = TrainingState.BACKWARD
+        if self.group.options.prefetch and self.group.stage == 3:
+            self._begin_order("backward")
+        _queue_callback(self._post_backward)
+
+    def begin_reductions(self) -> None:
+        """The running backward's first gradient. Gradients that are there already are added to."""
+        if self.state is TrainingState.REDUCING:
+            return
+        self.state = TrainingState.REDUCING
+        self.group.context.start_backward(True)
+        accumulated = []
+        for entry, param in zip(self.group.entries, self.group.params):
+            grad = param.grad
+            if grad is None:
+                continue
+            if grad is not entry.grad:  # the user's own tensor
+                if entry.grad is None:
+                    continue
+                entry.grad.copy_(grad)
+                param.grad = entry.grad
+            accumulated.append(entry.id)
+        if accumulated:
+            self.group.context.accumulate_grads(accumulated)
+
+    def _post_backward(self) -> None:
+        self._end_order()
+        if self.reduce_grads and self.unreduced:
+            waiting, self.unreduced = self.unreduced, []
+            for entry in waiting:  # of no_sync(), and without a gradient in this backward
+                if entry.unreduced is not None:
+                    grad, entry.unreduced = entry.unreduced, None
+                    entry.reduce(grad)
+        reducing = self.state is TrainingState.REDUCING
+        self.state = TrainingState.IDLE
+        if not reducing:
+            return
+        entries, self.with_grad = self.with_grad, {}
+        self.group.context.end_backward(self.group.graph_id)
+        hooked = False
+        for entry in entries.values():
+            direct = entry.param.grad
+            if direct is not entry.grad:
+                entry.param.grad = entry.grad
+                if direct is not None:  # autograd's own, of a use of the parameter outside of the model
+                    entry.grad.add_(direct)
+            hooked = hooked or bool(entry.hooks)
+        if hooked:
+            self._call_hooks(entries.values())
+
+    def _call_hooks(self, entries: Iterable[ShardedParam]) -> None:
+        with torch.no_grad():
+            for entry in entries:
+                for hook in list((entry.hooks or {}).values()):
+                    hook(entry.param)
+
+    def reset_after_error(self) -> None:
+        """A backward raised, or never reached the parameters (autograd.grad): what it began is undone."""
+        self._end_order()
+        self.state = TrainingState.IDLE
+        self.with_grad = {}
+        self.group.context.step_abort()
+        self.group.stale = True

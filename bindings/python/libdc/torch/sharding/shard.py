@@ -1,0 +1,75 @@
+"""shard(): a model's training state spread over the ranks, in place."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+import torch
+from torch import nn
+
+from .. import devices, patches
+from ..compile import register_backend
+from ..default_comm import resolve_comm
+from . import managed_modules, module_class
+from .eager import make_saved_tensor_hooks
+from .param_group import Options
+from .parameter import set_param_class
+from .root import Root
+from .sharded_param import ShardedParam
+
+
+def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: int = 1 << 20, prefetch: int = 1,
+          group_size: int = 1 << 18, reduce_dtype: Optional[torch.dtype] = None,
+          param_dtype: Optional[torch.dtype] = None, broadcast: bool = True, check_finite: bool = False) -> nn.Module:
+    """Spreads a model's training state over the ranks, in place, and returns the model.
+
+    stage         0: nothing is spread, gradients are averaged; 1 and 2: gradients and with them the optimizer's state;
+                  3: the weights too
+    comm          a libdc.Comm, a torch.distributed ProcessGroup, or None: from the environment that torchrun and
+                  `python -m libdc.run` set (one rank without it)
+    bucket_size   gradient elements that are averaged as one
+    prefetch      how many groups of parameters are gathered ahead of their use; 0: none, one by one
+    group_size    elements with which a group is full: neighbours in the order of use are gathered as one
+    reduce_dtype  in which gradients are averaged; None: as they come
+    param_dtype   in which weights are gathered and used; None: as they are
+    broadcast     False: the ranks' initial weights are the same already; else they become rank 0's
+    check_finite  True: gradients are looked at while they are taken, for grads_finite()
+
+    Afterwards model.parameters() are the same nn.Parameter objects with the same names, but each holds this rank's
+    part, flat (at stage 0 the whole): what optimizers are for. full_shape() tells a parameter's former shape."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"shard: model is a {type(model).__name__}, must be a torch.nn.Module")
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"shard: stage = {stage!r}, must be 0, 1, 2 or 3")
+    for name, dtype in (("reduce_dtype", reduce_dtype), ("param_dtype", param_dtype)):
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(f"shard: {name} = {dtype!r}, must be a floating-point torch.dtype or None")
+    least = {"bucket_size": 1, "prefetch": 0, "group_size": 1}
+    for name, value in zip(least, (bucket_size, prefetch, group_size)):
+        if not isinstance(value, int) or value < least[name]:
+            raise ValueError(f"shard: {name} = {value!r}, must be an integer >= {least[name]}")
+    patches.install()
+    managed_modules.check_modules(model)
+    params = managed_modules.parameters_of(model)
+    options = Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype, bool(check_finite))
+    root = Root(resolve_comm(comm), options, params[0][1].device if params else devices.CPU, model)
+    entries: Dict[nn.Parameter, ShardedParam] = {}
+    for name, param in params:
+        if param in entries:
+            entries[param].names.append(name)
+        else:
+            entries[param] = ShardedParam(root, len(entries), name, param)
+    if broadcast:
+        for tensor in (*entries, *model.buffers()):
+            root.group.broadcast(tensor)
+    root.group.register_params(list(entries.values()))
+    root.saved_tensor_hooks = make_saved_tensor_hooks(root)
+    for entry in root.group.entries:
+        set_param_class(entry)
+    for module in model.modules():
+        own = [name for name, param in module._parameters.items() if param is not None]
+        if own or module is model or module_class.has_forward_hooks(module):
+            module_class.convert(module, own, root, entries, module is model)
+    managed_modules.refuse_new_params(model, root)
+    register_backend()
+    return model

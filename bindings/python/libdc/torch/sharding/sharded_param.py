@@ -1,0 +1,104 @@
+"""The state of one parameter of a sharded model."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Callable, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import eager_calls
+
+if TYPE_CHECKING:
+    from .param_group import ParamGroup
+    from .root import Root
+
+
+class ShardedParam:
+    """One parameter's shard, gradient and registration; code calls it an entry of its ParamGroup. The parameter keeps
+    it alive; it keeps neither the parameter nor the root."""
+
+    __slots__ = ("_root", "_param", "id", "names", "shape", "numel", "shard_numel", "param_dtype", "reduce_dtype",
+                 "data", "grad", "registered_ptr", "version", "optimizer_steps", "unreduced", "hooks",
+                 "__weakref__")  # fmt: skip
+
+    def __init__(self, root: Root, index: int, name: str, param: nn.Parameter) -> None:
+        self._root = weakref.ref(root)
+        self._param = weakref.ref(param)
+        self.id = index
+        self.names = [name]
+        self.shape = param.shape
+        self.numel = param.numel()
+        self.shard_numel = -(-self.numel // root.group.comm.size)  # of every rank's part, padding included
+        # Of the gathered weights; None: the shard's own.
+        self.param_dtype = root.group.options.param_dtype if param.is_floating_point() else None
+        self.reduce_dtype = root.group.options.reduce_dtype  # type in which gradients are averaged; None: their own
+        self.data: Tensor = param.detach()  # param's, for the library: autograd does not follow it
+        self.grad: Optional[Tensor] = None  # what libdc reduces into, and what .grad is
+        self.registered_ptr = 0
+        self.version = 0  # of the shard, as the library knows it
+        self.optimizer_steps = 0  # optimizer steps; fused optimizers leave no trace in the version
+        self.unreduced: Optional[Tensor] = None  # whole local sum of no_sync()
+        self.hooks: Optional[Dict[int, Callable[[nn.Parameter], None]]] = None  # called when .grad is complete
+
+    @property
+    def root(self) -> Root:
+        root = self._root()
+        if root is None:
+            raise RuntimeError(f"{self.names[0]}: the sharded model that this parameter belongs to is gone; keep the "
+                               "model for as long as its parameters are used")
+        return root
+
+    @property
+    def group(self) -> ParamGroup:
+        """The group that the parameter is registered in."""
+        return self.root.group
+
+    @property
+    def alive(self) -> bool:
+        """Whether the root is there."""
+        return self._root() is not None
+
+    @property
+    def param(self) -> nn.Parameter:
+        """After shard() this rank's part, flat; at stage 0 whole."""
+        return self._param()  # type: ignore[return-value]  # the root keeps it
+
+    @property
+    def shard_range(self) -> Tuple[int, int]:
+        """This rank's elements, from begin to end, without the padding behind them."""
+        group = self.group
+        if group.stage == 0:
+            return 0, self.numel
+        begin = min(group.comm.rank * self.shard_numel, self.numel)
+        return begin, min(begin + self.shard_numel, self.numel)
+
+    def unshard(self) -> Tensor:
+        """The whole weights, as memory that goes back when the tensor dies."""
+        root = self.root
+        if root.order is not None:
+            root.order.advance(self.id)
+        if root.group.stage == 0:
+            weights = self.data.detach()
+            return weights if self.param_dtype is None else weights.to(self.param_dtype)
+        return eager_calls.take(self.data, root.group.graph_id, self.id, self.param_dtype)
+
+    def reduce(self, grad: Tensor) -> None:
+        """Takes a whole local gradient, of the backward that runs."""
+        root = self.root
+        if not root.reduce_grads:
+            if self.unreduced is None:
+                wide = grad.dtype if self.reduce_dtype is None else torch.promote_types(grad.dtype, self.reduce_dtype)
+                self.unreduced = grad.to(wide, copy=True, memory_format=torch.contiguous_format)
+                root.unreduced.append(self)
+            else:
+                self.unreduced.add_(grad)
+            return
+        if self.unreduced is not None:
+            grad, self.unreduced = self.unreduced.add_(grad), None
+        if root.group.stage == 0 and self.reduce_dtype is not None:
+            grad = grad.to(self.reduce_dtype)  # the other stages' buckets have the type
+        root.begin_reductions()
+        root.with_grad[self.id] = self
+        eager_calls.reduce_grad(grad, root.group.graph_id, self.id)

@@ -1,0 +1,292 @@
+"""Users' changes of the parameters of sharded models."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import libdc.run
+import libdc.torch as dct
+import pytest
+import torch
+import torch.nn as nn
+from models import Odd, Plain, bits, data, make
+from sharded import alone, on, one_thread, sharded  # noqa: F401
+
+
+def test_names_identity_and_shapes() -> None:
+    def rank(comm: Any) -> None:
+        model = make()
+        before = dict(model.named_parameters())
+        shapes = {name: p.shape for name, p in before.items()}
+        decayed = [p for p in model.parameters() if p.ndim > 1]  # a group by shape, made before
+        dct.shard(model, 3, comm=comm)
+        after = dict(model.named_parameters())
+        assert list(after) == list(before) and all(after[name] is before[name] for name in after)
+        assert {name: dct.full_shape(p) for name, p in after.items()} == shapes
+        assert {id(p) for p in decayed} == {id(p) for p in model.parameters() if len(dct.full_shape(p)) > 1}
+        assert model.head.weight is model.emb.weight  # still tied
+        assert after["scale"].shape == (1,) and after["emb.weight"].shape == (-(-37 * 13 // comm.size),)
+        assert isinstance(model.frozen, nn.Linear) and type(model.frozen).__name__ == "Linear"
+
+    on(2, rank)
+
+
+def test_outside_of_forward_it_is_the_parameter() -> None:
+    def work(model: Odd) -> None:
+        first = model(*data(0, 0)).item()
+        assert isinstance(model.norm.weight, nn.Parameter)
+        nn.init.zeros_(model.norm.weight)
+        assert model.norm.weight.abs().sum() == 0
+        assert model(*data(0, 0)).item() != first  # noticed
+        model.norm.weight.requires_grad = False
+        model(*data(0, 0)).backward()
+        assert model.norm.weight.grad is None and model.norm.bias.grad is not None
+
+    for stage in (0, 1, 3):
+        alone(work, stage=stage)
+
+
+def test_gathered() -> None:
+    def rank(comm: Any) -> None:
+        model = sharded(comm)
+        whole = make()
+        with dct.gathered(model):
+            assert torch.equal(model.emb.weight, whole.emb.weight) and torch.equal(model.scale, whole.scale)
+            assert model.emb.weight is model.emb.weight
+            with dct.gathered(model.norm):
+                model.norm.weight.sum().backward()
+        assert model.norm.weight.grad.sum() == 7 - comm.rank  # the last part is padded
+        assert model.emb.weight.shape == (241,) and dct.stats(model).gathered_bytes == 0
+
+    on(2, rank)
+
+
+@pytest.mark.parametrize("options", [{}, {"param_dtype": torch.bfloat16}])
+def test_what_all_ranks_write_into_gathered_weights_is_kept(options: Any) -> None:
+    def change(model: Odd) -> None:
+        with torch.no_grad():
+            model.emb.weight.mul_(2)
+            model.norm.weight[3] = 5
+        model.blocks[0].up.weight.data += 0.25  # as peft merges adapters
+        model.blocks[1].up.weight.data = model.blocks[1].up.weight.data * 3
+        model.scale.data.fill_(7)
+
+    expected = make()
+    change(expected)
+
+    def rank(comm: Any, stage: int) -> None:
+        model = sharded(comm, stage, **options)
+        model(*data(0, 0)).backward() if not options else None
+        with dct.gathered(model):
+            change(model)
+            if not options:
+                assert model(*data(0, 0)).item() == expected(*data(0, 0)).item()  # a forward inside has them too
+        assert bits(dct.full_state_dict(model)) == bits(expected.state_dict())
+        if not options:
+            assert model(*data(0, 0)).item() == expected(*data(0, 0)).item()
+        with pytest.raises(ArithmeticError):
+            with dct.gathered(model):
+                model.emb.weight.detach().zero_()
+                raise ArithmeticError
+        if stage > 0:
+            assert bits(dct.full_state_dict(model)) == bits(expected.state_dict())
+        with pytest.raises(RuntimeError, match="gathered: rank 1 has written other values into norm.weight than rank"):
+            with dct.gathered(model):
+                model.norm.weight.detach()[-1] = comm.rank
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(2, rank, stage, timeout=60)
+
+
+def test_around_several_models() -> None:
+    def rank(comm: Any) -> None:
+        both = nn.ModuleList([make(Plain, layers=2), make(Plain, layers=2)])
+        for model in both:
+            dct.shard(model, 3, comm=comm, check_finite=True, reduce_dtype=torch.float16)
+        with dct.gathered(both):
+            assert all(model.layers[0].weight.shape == (16, 16) for model in both)
+        with dct.no_sync(both):
+            for model in both:
+                model(torch.ones(2, 16)).backward()
+        assert all(p.grad is None for p in both.parameters())
+        both[0](torch.ones(2, 16)).backward()
+        both[1](torch.full((2, 16), float("nan"))).backward()
+        assert dct.grads_finite(both[0]) and not dct.grads_finite(both)
+        with pytest.raises(ValueError, match="no_sync: Linear is a module of a sharded model"):
+            with dct.no_sync(both[0].layers[0]):
+                pass
+
+    on(2, rank)
+
+
+def test_parameters_do_not_come_later() -> None:
+    def rank(comm: Any) -> None:
+        model = sharded(comm)
+        before = bits(dct.full_state_dict(model))
+        new = "would be a new parameter of a sharded model, whose gradient no rank averages: add or replace"
+        with pytest.raises(ValueError, match="2.weight of ModuleList " + new):
+            model.blocks.append(nn.Linear(13, 13))
+        with pytest.raises(ValueError, match="head.weight of Odd " + new):
+            model.head = nn.Linear(13, 37, bias=False)
+        with pytest.raises(ValueError, match="bias of Linear " + new):
+            model.head.register_parameter("bias", nn.Parameter(torch.zeros(37)))
+        with pytest.raises(ValueError, match="weight of LayerNorm " + new):
+            model.norm.weight = nn.Parameter(torch.zeros(13))
+        with pytest.raises(RuntimeError, match="load_state_dict.. without assign=True"):
+            model.load_state_dict(make().state_dict(), assign=True)
+        with pytest.raises(ValueError, match="another name or place of the sharded parameter norm.weight: tie"):
+            model.norm.bias = model.norm.weight
+        with pytest.raises(RuntimeError, match="weight of .*Linear was taken away from a sharded model: tie, move and"):
+            nn.utils.parametrize.register_parametrization(model.frozen, "weight", nn.Identity())
+        with pytest.raises(RuntimeError, match="the memory of a sharded model's parameter cannot be replaced"):
+            model.norm.weight.data = torch.zeros(7)
+        model = sharded(comm)
+        model.extra = nn.Sequential(nn.Tanh())  # without parameters
+        with pytest.raises(ValueError, match="1.weight of Sequential " + new):
+            model.extra.append(nn.Linear(2, 2))
+        model.head.weight = model.emb.weight  # tied already
+        model.blocks[0] = nn.Sequential(model.blocks[0])  # the same parameters
+        model(*data(0, comm.rank)).backward()
+        assert bits(dct.full_state_dict(sharded(comm))) == before
+        nn.Sequential(model).append(nn.Linear(2, 2))  # around it
+
+    on(2, rank)
+
+
+def test_modules_that_write_or_are_sparse_are_refused() -> None:
+    for kind in (nn.Embedding, nn.EmbeddingBag):
+        with pytest.raises(ValueError, match="shard: 0 has max_norm = 1.0, with which each rank's forward writes"):
+            dct.shard(nn.Sequential(kind(10, 4, max_norm=1.0)), 3)
+        with pytest.raises(ValueError, match="shard: 0 has sparse = True, but gradients are averaged dense"):
+            dct.shard(nn.Sequential(kind(10, 4, sparse=True)), 3)
+
+
+def test_parts_know_the_whole() -> None:
+    def rank(comm: Any, stage: int) -> None:
+        model, whole = sharded(comm, stage), make()
+        for name, p in whole.named_parameters():
+            q = model.get_parameter(name)
+            assert q.dim() == q.ndim == p.dim() and torch.equal(q.full_tensor(), p)
+            assert q.to_local().data_ptr() == q.data_ptr() and type(q.to_local()) is torch.Tensor
+        model(*data(0, 0)).backward()
+        state = model.state_dict()
+        average = {name: value.clone().lerp_(value * 3, 0.5) for name, value in state.items()}
+        for name, value in average.items():
+            full = value.full_tensor() if stage else value
+            torch.testing.assert_close(full, 2 * whole.state_dict()[name])
+        kept = copy.deepcopy(state)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.data.mul_(0.5)
+        halved = copy.deepcopy(whole)
+        for p in halved.parameters():
+            p.data.mul_(0.5)
+        assert model(*data(0, 0)).item() == halved(*data(0, 0)).item()  # writes into data are noticed
+        model.load_state_dict(kept)
+        assert model(*data(0, 0)).item() == whole(*data(0, 0)).item()
+        model.load_state_dict(halved.state_dict())  # whole weights: each rank takes its part
+        assert model(*data(0, 0)).item() == halved(*data(0, 0)).item()
+        if stage > 0:
+            assert "part " in repr(model.emb.weight) and f"{comm.rank} of 2 of emb.weight (37, 13)" in repr(state)
+            with pytest.raises(TypeError, match="cannot be copied as a parameter"):
+                copy.deepcopy(model.emb.weight)
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(2, rank, stage, timeout=60)
+
+
+def test_functional_call() -> None:
+    def work(model: Odd) -> None:
+        other = {name: p.detach() * 0.5 for name, p in make().named_parameters()}  # tied ones once
+        expected = torch.func.functional_call(make(), other, data(0, 0))
+        assert torch.equal(torch.func.functional_call(model, other, data(0, 0)), expected)
+        assert torch.equal(model(*data(0, 0)), make()(*data(0, 0)))
+
+    alone(work)
+
+
+def test_freezing_and_unfreezing() -> None:
+    def rank(comm: Any, stage: int) -> Any:
+        model = make()
+        dct.shard(model, stage, comm=comm)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses = []
+        for step in range(9):
+            if step == 3:
+                model.blocks[0].up.requires_grad_(False)
+            if step == 5:
+                model.frozen.requires_grad_(True)
+                model.blocks[0].up.requires_grad_(True)
+            loss = model(*data(step, comm.rank))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses, bits(dct.full_state_dict(model))
+
+    expected = libdc.run.threads(2, rank, 0, timeout=60)
+    for stage in (1, 3):
+        assert libdc.run.threads(2, rank, stage, timeout=60) == expected
+
+
+def test_what_cannot_be_sharded_says_so() -> None:
+    def rank(comm: Any) -> None:
+        with pytest.raises(ValueError, match="stage = 4, must be 0, 1, 2 or 3"):
+            dct.shard(make(), 4, comm=comm)
+        with pytest.raises(ValueError, match="prefetch = -1, must be an integer >= 0"):
+            dct.shard(make(), 3, comm=comm, prefetch=-1)
+        for wrong in (None, torch.zeros(3)):
+            with pytest.raises(TypeError, match="model is a .*, must be a torch.nn.Module"):
+                dct.shard(wrong, 3, comm=comm)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="model is a .*, must be a torch.nn.Module"):
+                dct.full_state_dict(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="comm = 'gloo', must be a libdc.Comm"):
+            dct.shard(make(), 3, comm="gloo")
+        with pytest.raises(ValueError, match="is on meta, must be on the cpu"):
+            dct.shard(nn.Linear(2, 2, device="meta"), 3, comm=comm)
+        with pytest.raises(ValueError, match="is not initialised yet"):
+            dct.shard(nn.LazyLinear(2), 3, comm=comm)
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[1].weight = nn.Parameter(model[0].weight.data)
+        with pytest.raises(ValueError, match="1.weight shares memory with 0.weight"):
+            dct.shard(model, 3, comm=comm)
+        model = sharded(comm)
+        with pytest.raises(ValueError, match="is sharded already"):
+            dct.shard(model, 3, comm=comm)
+        with pytest.raises(ValueError, match="not a sharded model"):
+            dct.stats(nn.Linear(2, 2))
+        for copier in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="cannot be pickled or copied"):
+                copier(model)
+        with pytest.raises(RuntimeError, match="cannot be moved or cast"):
+            model.to(torch.bfloat16)
+        assert model.to("cpu").float() is model
+
+    on(1, rank)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_the_only_cpu_has_numbers(stage: int) -> None:
+    """The way of Trainers under a launcher: a copy onto the same device is no move, of weights, gradients or
+    buffers."""
+
+    def rank(comm: Any) -> Any:
+        model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5, affine=False), nn.Linear(5, 2), nn.Linear(2, 2))
+        torch.manual_seed(3)
+        for param in model.parameters():
+            nn.init.uniform_(param)
+        dct.shard(model, stage, comm=comm)
+        model(torch.eye(3)).sum().backward()
+        tensors = [*model.parameters(), *(p.grad for p in model.parameters()), *model.buffers()]
+        before, once = [tensor.data_ptr() for tensor in tensors], [p.grad.clone() for p in model.parameters()]
+        assert model.to("cpu:0").to(torch.device("cpu", 1)).to("cpu:0", torch.float32) is model
+        assert [tensor.data_ptr() for tensor in tensors] == before
+        assert [id(p.grad) for p in model.parameters()] == [id(g) for g in tensors[6:12]]
+        model(torch.eye(3)).sum().backward()
+        assert all(torch.equal(p.grad, 2 * grad) for p, grad in zip(model.parameters(), once))
+        with pytest.raises(RuntimeError, match="cannot be moved or cast"):
+            model._apply(lambda tensor: tensor + 1)
+
+    on(1, rank)
