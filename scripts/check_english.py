@@ -22,7 +22,7 @@ NOT_READ = ("bench/results/", "abi-check/0", "tests/mutants/", "tests/fuzz/seeds
 # Tables of checks in a few words each, and not in sentences.
 TABLES = ("docs/conformance",)
 # Not read for clauses that are subjects.
-CLAUSES = ("docs/conformance", "bindings/python/", "bindings/torch/")
+CLAUSES = ("docs/conformance",)
 # Rules of CONTRIBUTING.md, which name the words.
 ALLOWED = ('Say "a caller" or "a reader"', 'No clause with "what" or "who"')
 # A word that is not used, and the usual one.

@@ -1,4 +1,4 @@
-"""What cffi would refuse without saying which argument it means, and words about it."""
+"""Checks of arguments, whose errors name the argument: cffi's own do not."""
 
 from __future__ import annotations
 

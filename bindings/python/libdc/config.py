@@ -15,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def answers() -> Dict[str, str]:
-    """What each option prints."""
+    """The text that each option prints."""
     folder, include = shlex.quote(HERE), shlex.quote(os.path.join(HERE, "include"))
     return {
         "cflags": f"-I{include}",

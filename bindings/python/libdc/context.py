@@ -61,7 +61,7 @@ class Context(OwnedHandle):
         if status != Status.OK and log_user is not None:
             _logs.pop(log_user)
         check(status)
-        # What the library reads of the caller's: freed after the context, whatever the order of collection.
+        # The caller's memory that the library reads: freed after the context, whatever the order of collection.
         self._registered: Dict[int, List[Any]] = {}
         self._pending: Dict[Any, Any] = {}
         self._owned = gc_handle(out[0], lambda pointer: _destroy(pointer, log_user), (self._registered, self._pending))
@@ -331,7 +331,7 @@ class Context(OwnedHandle):
         self._check(lib.dc_reset_stats(self._handle))
 
     def dry_run(self, op: int, graph_id: int, id: int, dtype: Any = None) -> OpInfo:
-        """What an operator would do, without doing it."""
+        """The result and the memory that an operator would have, without running it."""
         info = new_struct("dc_op_info")
         self._check(lib.dc_dry_run(self._handle, op, graph_id, id, DType.of(dtype), info))
         shape: Optional[Tuple[int, ...]] = None

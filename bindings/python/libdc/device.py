@@ -109,7 +109,7 @@ class Event(OwnedHandle):
         return bool(passed[0])
 
 
-# What queued calls run, and on which stream's list their exceptions go.
+# The function of each queued call, and the list of its stream that gets its exceptions.
 _calls = Registry()
 
 
@@ -150,7 +150,7 @@ class Stream(OwnedHandle):
         return int(ffi.cast("uintptr_t", self._handle))
 
     def call(self, function: Callable[[], Any]) -> None:
-        """Runs function() on the stream's thread. What it raises, synchronize() raises."""
+        """Runs function() on the stream's thread. synchronize() raises its exceptions."""
         user = _calls.put((function, self._failures))
         status = lib.dc_stream_call(self._handle, _run_call, user)
         if status != Status.OK:

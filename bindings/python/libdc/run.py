@@ -75,7 +75,7 @@ def _allow_files(ranks: int) -> None:
 
 
 def _occupy_standard_streams() -> None:
-    """What is opened later must not get the number of a standard stream that was closed."""
+    """Opens closed standard streams, so that no file opened later gets their numbers."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -84,7 +84,7 @@ def _occupy_standard_streams() -> None:
 
 
 class _Output:
-    """Standard output or error. What cannot be written is lost from then on, and `lost` says why."""
+    """Standard output or error. After a failed write all output is lost, and `lost` says why."""
 
     def __init__(self, name: str, stream: Any) -> None:
         self.name = name
@@ -300,7 +300,7 @@ class _Launcher:
         pipe.close()
 
     def _drain(self) -> None:
-        """What the ranks have left in their pipes. A process that escaped them may hold one open, and is not waited
+        """Reads the rest of the ranks' output. A process that a rank left behind may hold a pipe open, and is not waited
         for."""
         for key in list(self.selector.get_map().values()):
             reads = 0

@@ -88,7 +88,7 @@ def _checked(config: LayerConfig) -> LayerConfig:
 
 
 class Cost(NamedTuple):
-    """What a call needs and does; see dc_layer_cost."""
+    """Memory and work of a call; see dc_layer_cost."""
 
     forward_workspace_bytes: int
     backward_workspace_bytes: int
@@ -131,7 +131,7 @@ def plan(config: LayerConfig, seq_length: int, memory_bytes: int, micro_batch: i
 
 
 class SavedForward(NamedTuple):
-    """What a forward leaves for its backward: the reserve, and the arguments that the backward must repeat."""
+    """A forward's reserve, and the arguments that its backward must repeat."""
 
     reserve: Any
     shape: Tuple[int, ...]
@@ -281,7 +281,7 @@ class Layer(OwnedHandle):
         return Cost(*(getattr(cost, name) for name in Cost._fields))
 
     def cost(self, batch: int, seq_length: int, cu_seqlens: Optional[Sequence[int]] = None) -> Cost:
-        """What a call on a batch needs and does."""
+        """Memory and work of a call on a batch."""
         call, keep = self._call((batch, seq_length, 0), seq_length, cu_seqlens)
         return self._cost(call)
 

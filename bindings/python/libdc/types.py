@@ -9,7 +9,7 @@ from ._lib import lib
 
 
 class Status(enum.IntEnum):
-    """What a call returned; see Error."""
+    """The result of a call; see Error."""
 
     OK = 0
     E_INVALID = -100
@@ -140,7 +140,7 @@ class Config(NamedTuple):
 
 
 class MemoryStats(NamedTuple):
-    """What a context holds and moved, in bytes of this rank; see dc_memory_stats."""
+    """Memory that a context holds and has moved, in bytes of this rank; see dc_memory_stats."""
 
     gathered_bytes: int
     gathered_peak_bytes: int
@@ -162,7 +162,7 @@ class MemoryStats(NamedTuple):
 
 
 class OpInfo(NamedTuple):
-    """What a call would return and need. shape is None where the operator returns no tensor of its own."""
+    """The result and the memory that a call would have. shape is None where the operator returns no tensor of its own."""
 
     shape: Optional[Tuple[int, ...]]
     dtype: DType

@@ -27,7 +27,7 @@ class SpectralPath(enum.IntEnum):
 
 
 class SpectralInfo(NamedTuple):
-    """What is known of one matrix of a batch; see dc_spectral_info."""
+    """The report on one matrix of a batch; see dc_spectral_info."""
 
     status: int
     path: SpectralPath
@@ -43,7 +43,7 @@ class SpectralInfo(NamedTuple):
 
 
 class IterationInfo(NamedTuple):
-    """What is known of one matrix's iteration; see dc_iteration_info."""
+    """The report on one matrix's iteration; see dc_iteration_info."""
 
     status: int
     iterations: int

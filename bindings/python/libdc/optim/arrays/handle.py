@@ -1,4 +1,4 @@
-"""What all kinds of optimizers have: groups, parameters, steps, state."""
+"""The base of all optimizers on arrays: groups, parameters, steps, state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...types import DType
 
 
 class OptimizerStats(NamedTuple):
-    """What an optimizer holds and did, on this rank; see dc_optimizer_stats."""
+    """An optimizer's memory and work on this rank; see dc_optimizer_stats."""
 
     steps: int
     params: int
@@ -200,7 +200,7 @@ class Optimizer(OwnedHandle):
         return bytes(memory)
 
     def load(self, state: Any) -> None:
-        """What save() gave, into an optimizer with the same parameters."""
+        """Loads the bytes of save() into an optimizer with the same parameters."""
         try:
             memory = ffi.from_buffer(state)
         except TypeError:
