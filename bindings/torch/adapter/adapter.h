@@ -22,15 +22,15 @@ DC_API int dct_bind(int64_t graph_id, dc_context *context);
 
 /** For a context on a CUDA device, before it is bound or set. From now on its operators work on PyTorch's current
  * stream of that device, and on its tensors alone. dc_set_stream() is then the adapter's. A second call does nothing.
- *  device  the context's, which is PyTorch's cuda:index; it and the context live until dct_unfollow() has returned
- *  Returns NULL, or why not; the text stays valid. */
-DC_API const char *dct_follow(dc_context *context, dc_device *device, int32_t index);
+ *  device  the context's, which is PyTorch's cuda:index; it and the context live until dct_untrack_stream() has
+ * returned Returns NULL, or an error's text, which stays valid. */
+DC_API const char *dct_track_stream(dc_context *context, dc_device *device, int32_t index);
 
-/** Sets the context's stream as an operator does, for calls of the library that are none. Returns NULL, or why not, in
- * a text that stays valid until the thread's next call; a context that does not follow stays as it is. */
-DC_API const char *dct_follow_now(dc_context *context);
+/** Sets the context's stream as an operator does, for calls of the library that are none. Returns NULL, or an
+ * error's text that stays valid until the thread's next call. A context that is not tracked stays as it is. */
+DC_API const char *dct_update_stream(dc_context *context);
 
-/** Ends that, and waits for what the context still reads of PyTorch's tensors. */
-DC_API void dct_unfollow(dc_context *context);
+/** Ends the tracking, and waits until the context no longer reads PyTorch's tensors. */
+DC_API void dct_untrack_stream(dc_context *context);
 
 #endif

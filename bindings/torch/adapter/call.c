@@ -141,14 +141,14 @@ static const char *check_devices(const dct_call *call) {
 
 /* The body, on PyTorch's current stream where the context is on a CUDA device. */
 static const char *run_real(dct_call *call, dct_body body) {
-  const char *error = dct_follow_begin(call->context, &call->follower);
-  if (error == NULL && call->follower != NULL) {
+  const char *error = dct_stream_sync_begin(call->context, &call->sync);
+  if (error == NULL && call->sync != NULL) {
     call->device = dct_torch.cuda;
-    call->index = dct_follower_index(call->follower);
+    call->index = dct_stream_sync_index(call->sync);
   }
   error = error != NULL ? error : check_devices(call);
   error = error != NULL ? error : body(call);
-  dct_follow_end(call->follower);
+  dct_stream_sync_end(call->sync);
   return error;
 }
 
@@ -250,6 +250,6 @@ const char *dct_read_a(dct_call *call, dc_tensor *view) {
 }
 
 const char *dct_read_data(dct_call *call, dc_tensor *view) {
-  const char *error = call->follower == NULL ? NULL : check_device(call, call->a, false);
+  const char *error = call->sync == NULL ? NULL : check_device(call, call->a, false);
   return error != NULL ? error : dct_read_a(call, view);
 }

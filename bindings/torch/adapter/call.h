@@ -7,9 +7,9 @@
 
 typedef struct dct_call {
   dc_context *context;
-  dct_follower *follower; /* of a real kernel's context on a CUDA device, while the body runs */
-  int32_t device, index;  /* where the context's tensors lie, in libtorch's numbers */
-  dct_tensor a;           /* the tensor argument, if the operator has one */
+  dct_stream_sync *sync; /* of a real kernel's context on a CUDA device, while the body runs */
+  int32_t device, index; /* where the context's tensors lie, in libtorch's numbers */
+  dct_tensor a;          /* the tensor argument, if the operator has one */
   int64_t graph_id, id, n_users, kind;
   int32_t dtype; /* enum dc_dtype; DC_DTYPE_NONE: not given */
   dct_value *tensors, *ints, *dtypes;
@@ -23,7 +23,7 @@ typedef struct dct_call {
 typedef const char *(*dct_body)(dct_call *call);
 
 /* Decodes the stack, one letter of `signature` for each argument, runs the body, frees what the kernel owns, and only
- * then raises or stores the result. A fake, the body of the Meta key, follows no stream and checks no device. */
+ * then raises or stores the result. A fake, the body of the Meta key, tracks no stream and checks no device. */
 void dct_run(const char *name, const char *signature, dct_body body, bool fake, dct_value *stack, uint64_t outputs);
 
 /* Formats this thread's error text and returns it. */

@@ -25,8 +25,8 @@ typedef struct wrapped_stream {
   dc_stream *stream; /* NULL if the slot is free */
 } wrapped_stream;
 
-struct dct_follower {
-  dct_follower *next;
+struct dct_stream_sync {
+  dct_stream_sync *next;
   dc_context *context;
   dc_device *device;
   int32_t index;
@@ -39,29 +39,29 @@ struct dct_follower {
 };
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
-static dct_follower *all;
+static dct_stream_sync *all;
 static atomic_int count; /* written under the lock; 0 spares the reader the lock */
 
-int32_t dct_follower_index(const dct_follower *follower) {
-  return follower->index;
+int32_t dct_stream_sync_index(const dct_stream_sync *sync) {
+  return sync->index;
 }
 
 /* ---- finding ---- */
 
-static dct_follower **find_follower(const dc_context *context) {
-  dct_follower **at = &all;
+static dct_stream_sync **find_sync(const dc_context *context) {
+  dct_stream_sync **at = &all;
   while (*at != NULL && (*at)->context != context) {
     at = &(*at)->next;
   }
   return at;
 }
 
-static dct_follower *acquire_follower(const dc_context *context) {
+static dct_stream_sync *acquire_sync(const dc_context *context) {
   if (atomic_load_explicit(&count, memory_order_acquire) == 0) {
     return NULL;
   }
   pthread_rwlock_rdlock(&lock);
-  dct_follower *found = *find_follower(context);
+  dct_stream_sync *found = *find_sync(context);
   if (found != NULL) {
     atomic_fetch_add_explicit(&found->refs, 1, memory_order_relaxed);
   }
@@ -69,7 +69,7 @@ static dct_follower *acquire_follower(const dc_context *context) {
   return found;
 }
 
-static void release_follower(dct_follower *f) {
+static void release_sync(dct_stream_sync *f) {
   if (atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) != 1) {
     return;
   }
@@ -86,10 +86,10 @@ static void release_follower(dct_follower *f) {
   free(f);
 }
 
-/* ---- following ---- */
+/* ---- tracking ---- */
 
 /* The slot of a stream; -1 if it cannot be wrapped. */
-static int find_slot(dct_follower *f, void *native) {
+static int find_slot(dct_stream_sync *f, void *native) {
   for (int i = 0; i < STREAMS; ++i) {
     if (f->streams[i].stream != NULL && f->streams[i].native == native) {
       return i;
@@ -105,7 +105,7 @@ static int find_slot(dct_follower *f, void *native) {
   return dc_stream_wrap(f->device, native, &slot->stream) == DC_OK ? f->next_evicted : -1;
 }
 
-static const char *set_current_stream(dct_follower *f) {
+static const char *set_current_stream(dct_stream_sync *f) {
   void *native = NULL;
   if (dct_torch.aoti_torch_get_current_cuda_stream(f->index, &native) != 0) {
     return dct_format_error("the current stream of cuda:%d: %s", (int)f->index, dct_torch_reason());
@@ -121,23 +121,23 @@ static const char *set_current_stream(dct_follower *f) {
   return NULL;
 }
 
-const char *dct_follow_begin(dc_context *context, dct_follower **follower) {
-  dct_follower *f = acquire_follower(context);
-  *follower = f;
+const char *dct_stream_sync_begin(dc_context *context, dct_stream_sync **sync) {
+  dct_stream_sync *f = acquire_sync(context);
+  *sync = f;
   if (f == NULL) {
     return NULL;
   }
   pthread_mutex_lock(&f->lock);
   const char *error = set_current_stream(f);
   if (error != NULL) {
-    dct_follow_end(f);
-    *follower = NULL;
+    dct_stream_sync_end(f);
+    *sync = NULL;
   }
   return error;
 }
 
 /* Tensors are freed outside of the lock, since freeing one may have to wait for Python. */
-static void free_pinned(dct_follower *f, dct_pinned *done) {
+static void free_pinned(dct_stream_sync *f, dct_pinned *done) {
   if (done == NULL) {
     return;
   }
@@ -154,7 +154,7 @@ static void free_pinned(dct_follower *f, dct_pinned *done) {
 
 /* The list of those whose copies are done. They complete in the order in which they were waited for, except in programs
  * that wait on several streams: so the scan ends at the first that is not complete. On a failed device, too. */
-static dct_pinned *pop_completed(dct_follower *f) {
+static dct_pinned *pop_completed(dct_stream_sync *f) {
   dct_pinned *done = NULL, **at = &f->pinned;
   int32_t passed = 1;
   while (*at != NULL && passed != 0) {
@@ -176,18 +176,18 @@ static dct_pinned *pop_completed(dct_follower *f) {
   return done;
 }
 
-void dct_follow_end(dct_follower *f) {
+void dct_stream_sync_end(dct_stream_sync *f) {
   if (f != NULL) {
     dct_pinned *done = pop_completed(f);
     pthread_mutex_unlock(&f->lock);
     free_pinned(f, done);
-    release_follower(f);
+    release_sync(f);
   }
 }
 
 /* ---- tensors that the offload stream still reads ---- */
 
-dct_pinned *dct_pin_begin(dct_follower *f, const char **error) {
+dct_pinned *dct_pin_begin(dct_stream_sync *f, const char **error) {
   dct_pinned *pinned = f->free_list;
   if (pinned != NULL) {
     f->free_list = pinned->next;
@@ -204,7 +204,7 @@ dct_pinned *dct_pin_begin(dct_follower *f, const char **error) {
   return pinned;
 }
 
-void dct_pin_end(dct_follower *f, dct_pinned *pinned, dct_tensor tensor, int64_t graph_id, int64_t id) {
+void dct_pin_end(dct_stream_sync *f, dct_pinned *pinned, dct_tensor tensor, int64_t graph_id, int64_t id) {
   pinned->tensor = tensor;
   pinned->graph_id = graph_id;
   pinned->id = id;
@@ -219,7 +219,7 @@ void dct_pin_end(dct_follower *f, dct_pinned *pinned, dct_tensor tensor, int64_t
   f->last = &pinned->next;
 }
 
-void dct_pin_waited(dct_follower *f, int64_t graph_id, int64_t id) {
+void dct_pin_waited(dct_stream_sync *f, int64_t graph_id, int64_t id) {
   for (dct_pinned *k = f->pinned; k != NULL; k = k->next) {
     if (!k->waited && k->graph_id == graph_id && k->id == id) {
       k->waited = dc_event_record(k->event, f->streams[f->current].stream) == DC_OK;
@@ -229,11 +229,11 @@ void dct_pin_waited(dct_follower *f, int64_t graph_id, int64_t id) {
 
 /* ---- life ---- */
 
-const char *dct_follow(dc_context *context, dc_device *device, int32_t index) {
+const char *dct_track_stream(dc_context *context, dc_device *device, int32_t index) {
   if (dct_torch.aoti_torch_get_current_cuda_stream == NULL) {
     return "this PyTorch has no CUDA, or none that tells its current stream (aoti_torch_get_current_cuda_stream)";
   }
-  dct_follower *f = calloc(1, sizeof *f);
+  dct_stream_sync *f = calloc(1, sizeof *f);
   if (f == NULL) {
     return "out of memory";
   }
@@ -245,7 +245,7 @@ const char *dct_follow(dc_context *context, dc_device *device, int32_t index) {
   atomic_init(&f->refs, 1);
   pthread_mutex_init(&f->lock, NULL);
   pthread_rwlock_wrlock(&lock);
-  bool known = *find_follower(context) != NULL;
+  bool known = *find_sync(context) != NULL;
   if (!known) {
     f->next = all;
     all = f;
@@ -253,21 +253,21 @@ const char *dct_follow(dc_context *context, dc_device *device, int32_t index) {
   }
   pthread_rwlock_unlock(&lock);
   if (known) {
-    release_follower(f);
+    release_sync(f);
   }
   return NULL;
 }
 
-const char *dct_follow_now(dc_context *context) {
-  dct_follower *f;
-  const char *error = dct_follow_begin(context, &f);
-  dct_follow_end(f);
+const char *dct_update_stream(dc_context *context) {
+  dct_stream_sync *f;
+  const char *error = dct_stream_sync_begin(context, &f);
+  dct_stream_sync_end(f);
   return error;
 }
 
 /* With no stream set, waiting is the calling thread's. A context that was cleaned up refuses, and has waited already;
  * one that failed refuses too, and nothing but its end is left, which waits for all. */
-static dct_pinned *wait_pinned(dct_follower *f) {
+static dct_pinned *wait_pinned(dct_stream_sync *f) {
   dc_status status = dc_set_stream(f->context, NULL);
   if (status != DC_OK && status != DC_E_STATE) {
     (void)dc_cleanup(f->context);
@@ -282,10 +282,10 @@ static dct_pinned *wait_pinned(dct_follower *f) {
   return done;
 }
 
-void dct_unfollow(dc_context *context) {
+void dct_untrack_stream(dc_context *context) {
   pthread_rwlock_wrlock(&lock);
-  dct_follower **at = find_follower(context);
-  dct_follower *f = *at;
+  dct_stream_sync **at = find_sync(context);
+  dct_stream_sync *f = *at;
   if (f != NULL) {
     *at = f->next;
     atomic_fetch_sub(&count, 1);
@@ -297,6 +297,6 @@ void dct_unfollow(dc_context *context) {
     f->current = -1;
     pthread_mutex_unlock(&f->lock);
     free_pinned(f, done);
-    release_follower(f);
+    release_sync(f);
   }
 }

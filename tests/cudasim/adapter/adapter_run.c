@@ -65,7 +65,7 @@ dc_status open_run(run *r, const char *key, dc_comm *comm, int64_t graph) {
     write_values(r, r->shard[i], (float)(1 + 100 * i));
   }
   status = status != DC_OK ? status : dc_register_graph_z3(r->context, graph, ids, 2);
-  if (status == DC_OK && r->on == SIM_CUDA && dct_follow(r->context, r->device, 0) != NULL) {
+  if (status == DC_OK && r->on == SIM_CUDA && dct_track_stream(r->context, r->device, 0) != NULL) {
     status = DC_E_INVALID;
   }
   return status == DC_OK && dct_bind(graph, r->context) != 0 ? DC_E_NO_MEMORY : status;
@@ -76,7 +76,7 @@ void close_run(run *r) {
   if (dct_get_context() == r->context) {
     dct_set_context(NULL);
   }
-  dct_unfollow(r->context);
+  dct_untrack_stream(r->context);
   dc_context_destroy(r->context);
   dc_device_destroy(r->device);
   for (int i = 0; i < 2; i++) {

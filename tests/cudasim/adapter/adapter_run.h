@@ -8,7 +8,7 @@
 enum { GRAPH = 5, NUMEL = 15, LARGE = 40, FLOATS = 160 };
 extern const int64_t SHAPE[2], NONE[1], MANY[1];
 
-/* Its context with two parameters, on the CPU or following this thread's current stream. */
+/* Its context with two parameters, on the CPU or tracking this thread's current stream. */
 typedef struct run {
   const char *key;
   int32_t on;

@@ -108,7 +108,7 @@ static void test_many_streams(void **state) {
   for (int i = 0; i < 3 * MOST && r.error == NULL; i++) {
     float values[FLOATS] = {0};
     set_stream(&r, native[i % 2 == 0 ? i % MOST : 0]);
-    assert_null(dct_follow_now(r.context));
+    assert_null(dct_update_stream(r.context));
     gather_steps(&r, values);
     assert_true(r.error != NULL || (values[0] == 1 && values[NUMEL] == 101));
   }
@@ -141,7 +141,7 @@ static void test_an_offloaded_tensor_is_kept(void **state) {
   drain_stream(streams[2]);
   keep(&r, host, found);
   assert_true(found[0] == 50 && found[LARGE - 1] == 50 + LARGE - 1);
-  assert_null(dct_follow_now(r.context));
+  assert_null(dct_update_stream(r.context));
   assert_int_equal(torchsim_live(), before - 1);
   x = tensor_of(&r, 1, MANY);
   torchsim_drop(op(&r, "offload_tensor", x, 4)); /* and no call waits */

@@ -44,7 +44,7 @@ static bool without_cuda(const char *hidden) {
   torchsim_hide(hidden);
   return dct_register() == 0 && torchsim_has("dc", "reduce_grad", "CPU") &&
          !torchsim_has("dc", "reduce_grad", "CUDA") &&
-         strstr(dct_follow(NULL, NULL, 0), "this PyTorch has no CUDA") != NULL;
+         strstr(dct_track_stream(NULL, NULL, 0), "this PyTorch has no CUDA") != NULL;
 }
 
 /* Whichever call of it is refused, nothing stays registered. */
@@ -140,9 +140,9 @@ static void test_each_call_refused(void **state) {
       if (came == (r.error == NULL) && !(came && offer)) {
         fail_msg("%s, call %d: %s", name, before, r.error == NULL ? "no error" : r.error);
       }
-      assert_null(dct_follow_now(r.context));
+      assert_null(dct_update_stream(r.context));
       drain_stream(streams[0]);
-      assert_null(dct_follow_now(r.context));
+      assert_null(dct_update_stream(r.context));
       assert_true(torchsim_live() <= live + 1); /* what was offloaded, and not waited for */
       close_run(&r);
       assert_int_equal(torchsim_live(), registered);

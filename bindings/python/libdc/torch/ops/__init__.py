@@ -80,7 +80,7 @@ def _track_stream(value: Optional[libdc.Context]) -> None:
     with _lock:
         times = _tracked.get(value.handle, 0)
         if times == 0:
-            error = _adapter.dct_follow(value.handle, value.device.handle, where.index)
+            error = _adapter.dct_track_stream(value.handle, value.device.handle, where.index)
             if error is not None:
                 raise RuntimeError(f"libdc.torch: a context on {where}: {error.decode()}")
         _tracked[value.handle] = times + 1
@@ -95,13 +95,13 @@ def _untrack_stream(value: Optional[libdc.Context]) -> None:
         if last:
             del _tracked[value.handle]
     if last:
-        _adapter.dct_unfollow(value.handle)  # may wait for the device
+        _adapter.dct_untrack_stream(value.handle)  # may wait for the device
 
 
 def on_current_stream(value: libdc.Context) -> libdc.Context:
     """The context, its stream set to PyTorch's current one as operators do it: for calls that are none."""
     if _tracked and _adapter is not None and value.handle in _tracked:
-        error = _adapter.dct_follow_now(value.handle)
+        error = _adapter.dct_update_stream(value.handle)
         if error is not None:
             raise RuntimeError(error.decode())
     return value
@@ -151,10 +151,10 @@ def _load_adapter(path: str) -> None:
     adapter.dct_error.restype = ctypes.c_char_p
     adapter.dct_set_context.argtypes, adapter.dct_set_context.restype = [ctypes.c_void_p], None
     adapter.dct_bind.argtypes = [ctypes.c_int64, ctypes.c_void_p]
-    adapter.dct_follow.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
-    adapter.dct_follow_now.argtypes = [ctypes.c_void_p]
-    adapter.dct_follow.restype = adapter.dct_follow_now.restype = ctypes.c_char_p
-    adapter.dct_unfollow.argtypes, adapter.dct_unfollow.restype = [ctypes.c_void_p], None
+    adapter.dct_track_stream.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
+    adapter.dct_update_stream.argtypes = [ctypes.c_void_p]
+    adapter.dct_track_stream.restype = adapter.dct_update_stream.restype = ctypes.c_char_p
+    adapter.dct_untrack_stream.argtypes, adapter.dct_untrack_stream.restype = [ctypes.c_void_p], None
     if adapter.dct_register() != 0:
         raise ImportError(f"libdc.torch: {adapter.dct_error().decode()}")
     _adapter = adapter
