@@ -39,7 +39,7 @@ def has_feature(name: str) -> bool:
 
 
 def crc32c(data: Any, crc: int = 0) -> int:
-    """The CRC-32C of a contiguous buffer's bytes, behind those that gave `crc`; 0: of these alone."""
+    """The CRC-32C of a contiguous buffer's bytes, which follow those whose checksum is `crc`; 0: of these alone."""
     view = _ffi.from_buffer(data)
     return int(_lib.dc_crc32c(crc, view, len(view)))
 

@@ -174,7 +174,7 @@ class Registry:
 
 
 def version_text_address() -> int:
-    """Of a static text of the library, which tells two loaded copies apart."""
+    """The address of a static text of the library, by which two loaded copies differ."""
     return int(ffi.cast("uintptr_t", lib.dc_version_string()))
 
 

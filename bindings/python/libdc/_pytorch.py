@@ -1,5 +1,5 @@
 """Imported first by what is made for PyTorch, libdc.torch, libdc.optim and libdc.torchium: where there is none, an
-ImportError says what to install."""
+ImportError names the package to install."""
 
 try:
     import torch as torch

@@ -92,8 +92,8 @@ def get_optimal_device() -> torch.device:
 
 
 def cuda_memory_info() -> Dict[str, Any]:
-    """The optimal device's memory in bytes, with all keys on every machine; free_memory as the driver or system
-    says."""
+    """The optimal device's memory in bytes, with all keys on every machine; free_memory is the driver's or the
+    system's number."""
     memory = _linalg.device_memory()
     return {"available": is_cuda_available(), "device": str(get_optimal_device()), "total_memory": memory["total"],
             "allocated_memory": memory["reserved"], "cached_memory": memory["reserved"],

@@ -102,7 +102,7 @@ class NativeOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         self._find_device()
         try:
-            for index, param in enumerate(self.param_groups[-1]["params"]):  # all, before the library hears of any
+            for index, param in enumerate(self.param_groups[-1]["params"]):  # all, before any is added to the library
                 self._check_param(param, len(self._parts) + index)
             self._sync_group(len(self.param_groups) - 1)
             for param in self.param_groups[-1]["params"]:
@@ -132,7 +132,7 @@ class NativeOptimizer(torch.optim.Optimizer):
         self._synced[index:index + 1] = [now]
 
     def _check_numbers(self, group: Dict[str, Any]) -> None:
-        """Refuses what PyTorch refuses, and in its words; the library says what else is not allowed."""
+        """Refuses arguments that PyTorch refuses, with its texts; the library checks the rest."""
         if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
         for name, text in self._negative_errors.items():
@@ -199,7 +199,7 @@ class NativeOptimizer(torch.optim.Optimizer):
             self._sync_group(index)
 
     def _use_current_stream(self) -> None:
-        """Puts steps on PyTorch's current stream."""
+        """Queues steps on PyTorch's current stream."""
         if self._native is None or self._device.type != "cuda":
             return
         now = torch.cuda.current_stream(self._device).cuda_stream

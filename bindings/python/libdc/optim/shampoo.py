@@ -41,9 +41,9 @@ class Blockwise(NativeOptimizer):
 
 
 class Shampoo(Blockwise):
-    """Shampoo with blocks, grafting and amortised roots; see dc_shampoo_options for the arguments, where a number is
-    what it says: merge_below=0 merges nothing, betas[0]=0 takes the gradient as it is. betas: of the filtered gradient
-    and of the factors, whose 1.0 is the sum."""
+    """Shampoo with blocks, grafting and amortised roots; see dc_shampoo_options for the arguments. A zero
+    means zero, not a default: merge_below=0 merges nothing, betas[0]=0 takes the gradient as it is. betas: of the
+    filtered gradient and of the factors, whose 1.0 is the sum."""
 
     _native_class = arrays.Shampoo
 
@@ -69,9 +69,9 @@ class Shampoo(Blockwise):
 
 
 class SOAP(Blockwise):
-    """SOAP (Vyas et al. 2024): Adam in the eigenbasis of Shampoo's factors. The first step changes no weight. A number
-    is what it says: max_precond_dim=0 leaves Adam, betas[0]=0 takes the gradient as it is. shampoo_beta: of the
-    factors, None for betas[1]; max_block: longest side of a block, 0 for whole parameters; merge_below=0 merges no
+    """SOAP (Vyas et al. 2024): Adam in the eigenbasis of Shampoo's factors. The first step changes no weight. A zero
+    means zero, not a default: max_precond_dim=0 leaves Adam, betas[0]=0 takes the gradient as it is. shampoo_beta: of
+    the factors, None for betas[1]; max_block: longest side of a block, 0 for whole parameters; merge_below=0 merges no
     dimensions."""
 
     _native_class = arrays.SOAP

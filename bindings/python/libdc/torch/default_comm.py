@@ -1,4 +1,4 @@
-"""Which ranks a model is sharded over."""
+"""The communicator of the ranks that a model is sharded over, and the default one of the process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _default: Optional[libdc.Comm] = None
 
 
 def init(comm: Any = None) -> libdc.Comm:
-    """The ranks that this process trains with: a libdc.Comm, which has rank, size, barrier(), all_reduce(tensor) and
-    more. comm: a libdc.Comm or a torch.distributed ProcessGroup to train with from now on; None: what an earlier call
-    made, or what the environment says that torchrun and `python -m libdc.run` set (one rank without it)."""
+    """Returns the communicator that this process trains with: a libdc.Comm, which has rank, size, barrier(),
+    all_reduce(tensor) and more. comm: a libdc.Comm or a torch.distributed ProcessGroup to train with from now on. None:
+    that of an earlier call, else the one of the environment that torchrun and `python -m libdc.run` set, else one rank.
+    """
     global _default
     with _lock:
         if comm is not None:

@@ -1,4 +1,4 @@
-"""Where tensors lie, for PyTorch and for libdc: CUDA devices are opened once, and streams are PyTorch's."""
+"""PyTorch's devices and libdc's: CUDA devices are opened once, and streams are PyTorch's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def open_device(call: str, where: torch.device) -> Optional[libdc.Device]:
 
 
 def of(context: Optional[libdc.Context]) -> torch.device:
-    """Where a context's tensors lie; without one on the CPU."""
+    """The device of a context's tensors; without a context the CPU."""
     if context is None or context.device.place == libdc.tensors.HOST:
         return CPU
     return torch.device("cuda", context.device.place[1])

@@ -279,7 +279,8 @@ impl Context {
         Ok((finite == 0).then_some(id))
     }
 
-    /// Says that the weights of these parameters changed; fails if none is named. Every rank says it at the same point.
+    /// Announces that the weights of these parameters changed; fails if none is named. Every rank calls it at the same
+    /// point.
     pub fn params_updated(&mut self, ids: &[i64]) -> Result<()> {
         if ids.is_empty() {
             let text = "ids is empty, must name a parameter; all_params_updated is for all of them";
@@ -288,7 +289,7 @@ impl Context {
         check(unsafe { sys::dc_params_updated(self.as_ptr(), ids.as_ptr(), ids.len() as i64) })
     }
 
-    /// Says that the weights of all parameters changed. Every rank says it at the same point.
+    /// Announces that the weights of all parameters changed. Every rank calls it at the same point.
     pub fn all_params_updated(&mut self) -> Result<()> {
         check(unsafe { sys::dc_params_updated(self.as_ptr(), ptr::null(), 0) })
     }

@@ -92,7 +92,7 @@ impl Device {
         Ok(Device(NonNull::new(device).expect("a device")))
     }
 
-    /// Whether its memory is the host's, where the slices are that this crate lends and takes.
+    /// An error unless the device is the CPU, since this crate's slices are host memory.
     pub(crate) fn require_cpu(&self) -> Result<()> {
         if self.name() != "cpu" {
             let text = format!("device = {:?}, must be \"cpu\": slices are in the host's memory", self.name());
@@ -139,7 +139,7 @@ impl Stream {
         check(unsafe { sys::dc_stream_synchronize(self.as_ptr(), nanoseconds(limit)) })
     }
 
-    /// Queues work. If it panics, the panic hook tells so, and the stream goes on.
+    /// Queues work. If it panics, the panic hook prints it, and the stream goes on.
     pub fn call<F: FnOnce() + Send + 'static>(&self, work: F) -> Result<()> {
         let user = Box::into_raw(Box::new(work));
         let status = unsafe { sys::dc_stream_call(self.as_ptr(), Some(run::<F>), user.cast()) };
@@ -163,22 +163,22 @@ impl Event {
         Ok(Event(NonNull::new(event).expect("an event")))
     }
 
-    /// Marks the present end of a stream's queue.
+    /// Records the event at the end of a stream's queue.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         check(unsafe { sys::dc_event_record(self.as_ptr(), stream.as_ptr()) })
     }
 
-    /// Lets all later work of a stream wait for the mark.
+    /// Lets all later work of a stream wait for the event.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
         check(unsafe { sys::dc_event_wait(self.as_ptr(), stream.as_ptr(), 0) })
     }
 
-    /// Waits for the mark on this thread, at most `limit`.
+    /// Blocks this thread until the event has passed, at most `limit`.
     pub fn wait(&self, limit: Option<Duration>) -> Result<()> {
         check(unsafe { sys::dc_event_wait(self.as_ptr(), ptr::null_mut(), nanoseconds(limit)) })
     }
 
-    /// Whether the mark has passed.
+    /// Whether the event has passed.
     pub fn passed(&self) -> Result<bool> {
         let mut passed = 0;
         check(unsafe { sys::dc_event_query(self.as_ptr(), &mut passed) })?;

@@ -55,7 +55,7 @@ macro_rules! kind {
 }
 
 options! {
-    /// The numbers of [`AdamW`]; see `dc_adamw_options`.
+    /// The options of [`AdamW`]; see `dc_adamw_options`.
     AdamWOptions = dc_adamw_options by dc_adamw_options_init {
         /// Of the mean of gradients; 0: none.
         beta1: f64 as zero_as_minus_one,
@@ -69,7 +69,7 @@ options! {
         amsgrad: bool as i32::from,
         /// Steps go up the gradient.
         maximize: bool as i32::from,
-        /// A step looks at all gradients first, and changes nothing when one is not finite.
+        /// A step checks all gradients first, and changes nothing if one is not finite.
         check_finite: bool as i32::from,
     }
 }
@@ -91,7 +91,7 @@ kind! {
 }
 
 options! {
-    /// The numbers of [`Sgd`]; see `dc_sgd_options`.
+    /// The options of [`Sgd`]; see `dc_sgd_options`.
     SgdOptions = dc_sgd_options by dc_sgd_options_init {
         /// How much of the last step's direction goes on.
         momentum: f64 as unchanged,
@@ -103,7 +103,7 @@ options! {
         nesterov: bool as i32::from,
         /// Steps go up the gradient.
         maximize: bool as i32::from,
-        /// A step looks at all gradients first, and changes nothing when one is not finite.
+        /// A step checks all gradients first, and changes nothing if one is not finite.
         check_finite: bool as i32::from,
     }
 }
@@ -114,7 +114,7 @@ kind! {
 }
 
 options! {
-    /// The numbers of [`Muon`]; see `dc_muon_options`.
+    /// The options of [`Muon`]; see `dc_muon_options`.
     MuonOptions = dc_muon_options by dc_muon_options_init {
         /// How much of the sum of gradients goes on; 0: none.
         momentum: f64 as zero_as_minus_one,
@@ -156,7 +156,7 @@ kind! {
 impl Distributed for MuonOptions {}
 
 options! {
-    /// The numbers of [`Shampoo`]; see `dc_shampoo_options`.
+    /// The options of [`Shampoo`]; see `dc_shampoo_options`.
     ShampooOptions = dc_shampoo_options by dc_shampoo_options_init {
         /// Of the mean of gradients; 0: none.
         beta1: f64 as zero_as_minus_one,
@@ -204,7 +204,7 @@ kind! {
 impl Distributed for ShampooOptions {}
 
 options! {
-    /// The numbers of [`Soap`]; see `dc_soap_options`.
+    /// The options of [`Soap`]; see `dc_soap_options`.
     SoapOptions = dc_soap_options by dc_soap_options_init {
         /// Of the mean of gradients; 0: none.
         beta1: f64 as zero_as_minus_one,
@@ -236,13 +236,13 @@ kind! {
 impl Distributed for SoapOptions {}
 
 options! {
-    /// The numbers of [`Kfac`]; see `dc_kfac_options`.
+    /// The options of [`Kfac`]; see `dc_kfac_options`.
     KfacOptions = dc_kfac_options by dc_kfac_options_init {
         /// Of the factors; 0: only the newest count.
         decay: f64 as zero_as_minus_one,
         /// Added to the curvature.
         damping: f64 as unchanged,
-        /// The most that a step may change what the model says; 0: no limit.
+        /// Limit of the model's change in a step, as a KL divergence; 0: no limit.
         kl_clip: f64 as zero_as_minus_one,
         /// How much of the last step's direction goes on; 0: none.
         momentum: f64 as zero_as_minus_one,

@@ -109,7 +109,7 @@ fn is_compatible(loaded: u32, described: u32) -> bool {
     loaded / same == described / same && loaded >= described
 }
 
-/// The CRC-32C of bytes behind those that gave `crc`; 0: of these alone.
+/// The CRC-32C of bytes that follow those whose checksum is `crc`; 0: of these alone.
 pub fn crc32c(crc: u32, data: &[u8]) -> u32 {
     unsafe { sys::dc_crc32c(crc, data.as_ptr().cast(), data.len() as i64) }
 }

@@ -90,7 +90,7 @@ impl<K: Kind> Optimizer<K> {
         check(unsafe { sys::dc_optimizer_set_lr(self.as_ptr(), group, lr) })
     }
 
-    /// Puts steps in the order of a stream; None: of the calling thread. AdamW's and SGD's are then queued, the others'
+    /// Queues steps on a stream; `None` runs them on the calling thread. AdamW's and SGD's are then queued, the others'
     /// wait for it.
     ///
     /// # Safety
@@ -174,7 +174,7 @@ impl<K: Kind> Optimizer<K> {
         Ok(state)
     }
 
-    /// Takes a state that [`Optimizer::save`] gave, with the same parameters.
+    /// Loads a state that [`Optimizer::save`] returned, with the same parameters.
     pub fn load(&mut self, state: &[u8]) -> Result<()> {
         check(unsafe { sys::dc_optimizer_load(self.as_ptr(), state.as_ptr().cast(), state.len()) })
     }

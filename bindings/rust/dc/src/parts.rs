@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::raw::c_void;
 
-/// A parameter, as an optimizer is told of it.
+/// The description of a parameter for an optimizer.
 #[derive(Clone, Debug)]
 pub struct Param {
     pub(crate) shape: Vec<i64>,
@@ -101,7 +101,7 @@ impl Registered {
 }
 
 impl Context {
-    /// A parameter as an optimizer is told of it, with this rank's part.
+    /// The description of a parameter for an optimizer, with this rank's part.
     pub fn param(&self, id: i64) -> Result<Param> {
         let param = self.params.get(&id).ok_or_else(|| unknown(id))?;
         Ok(Param::new(&param.shape).part(param.part.clone()).dtype(param.weights.dtype()))

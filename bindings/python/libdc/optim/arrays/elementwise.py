@@ -1,4 +1,4 @@
-"""Those that look at single elements."""
+"""Optimizers that update each element by itself: AdamW and SGD."""
 
 from __future__ import annotations
 

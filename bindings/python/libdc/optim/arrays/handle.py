@@ -75,8 +75,8 @@ class Optimizer(OwnedHandle):
         raise NotImplementedError
 
     def _options_struct(self, options: Any) -> Any:
-        """The C struct. In Python a number is what it says: a zero that is meant becomes C's -1, and neither C's -1 nor
-        its 0 for a default can be given."""
+        """The C struct. In Python a zero means zero and becomes C's -1; C's own -1, and 0 for a default, are refused.
+        """
         struct = new_struct(self._struct_name)
         known = {name for name, _ in ffi.typeof(self._struct_name).fields} - {"struct_size", "reserved0"}
         for name, value in options.items():

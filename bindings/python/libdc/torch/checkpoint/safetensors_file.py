@@ -111,7 +111,7 @@ def write(fd: int, offset: int, elements: Tensor) -> int:
 
 
 def write_bytes(fd: int, offset: int, data: Any, crc: int = 0) -> int:
-    """Writes bytes, and returns the checksum of those that gave crc and these."""
+    """Writes bytes, and returns the checksum of the bytes before them, which is crc, continued by these."""
     view = memoryview(data).cast("B")
     while view:
         written = os.pwrite(fd, view[:_CHUNK], offset)

@@ -150,7 +150,8 @@ def _gather_owned(root: Root, optimizer: torch.optim.Optimizer, keep: bool) -> D
 
 
 def _is_like(shape: torch.Size, key: str, value: Any) -> bool:
-    """Whether a value of an optimizer's state is one number for each of a parameter. A scalar's look like counters."""
+    """Whether a value of an optimizer's state has one number for each element of a parameter. The state of a scalar
+    parameter has the shape of a step counter, which is told apart by its key."""
     return isinstance(value, Tensor) and value.shape == shape and (value.dim() > 0 or key != "step")
 
 

@@ -1,4 +1,4 @@
-"""Puts the operators torch.ops.dc.* and torch.ops.dc_rt.* into PyTorch, and keeps the context that they work on.
+"""Registers the operators torch.ops.dc.* and torch.ops.dc_rt.* with PyTorch, and keeps the context that they work on.
 
 The kernels are libdc_torch.so, which lies beside libdc.so (LIBDC_TORCH_LIBRARY names another one). Where it is not
 installed, or with LIBDC_TORCH_OPS=python, they are the Python ones of fallback.py, which are slower."""
@@ -142,7 +142,7 @@ def _load_adapter(path: str) -> None:
         adapter = ctypes.CDLL(path)
     except OSError as error:
         raise ImportError(f"libdc.torch: {error}") from error
-    # The address of a static text tells two libraries apart.
+    # Two loaded libraries differ in the address of a static text.
     adapter.dc_version_string.restype = ctypes.c_void_p
     if adapter.dc_version_string() != version_text_address():
         raise ImportError(f"libdc.torch: {path} is linked with another libdc.so than the one that libdc has loaded "

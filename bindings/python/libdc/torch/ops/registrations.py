@@ -38,8 +38,8 @@ def overloads() -> List[Any]:
 
 
 def register(device: Callable[[Optional[int]], torch.device]) -> None:
-    """Registers everything but the lowerings. device(graph) tells where the tensors of its context are, None: of the
-    default one."""
+    """Registers everything but the lowerings. device(graph) is the device of the graph's context, device(None) that of
+    the default context."""
     global _device
     _device = device
     library = torch.library.Library("dc", "FRAGMENT")

@@ -86,7 +86,7 @@ class GatheredWeights:
 
 
 def checksum(tensor: Tensor) -> int:
-    """A number that tells a tensor's bits, nearly for sure."""
+    """A hash of a tensor's bits."""
     integers: Any = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     integer = integers.get(tensor.element_size(), torch.int8)
     flat = tensor.detach().contiguous().view(-1).view(integer)

@@ -28,8 +28,8 @@ _hooks_registered = False
 
 def managed_param(module: nn.Module, name: str, param: Any) -> Optional[ShardedParam]:
     """The entry of a parameter that shard() found under this name of this module."""
-    owner = module.__dict__.get(MODULE_STATE)
-    entry = None if owner is None else owner.entries.get(name)
+    state = module.__dict__.get(MODULE_STATE)
+    entry = None if state is None else state.entries.get(name)
     return entry if entry is not None and entry.param is param else None
 
 

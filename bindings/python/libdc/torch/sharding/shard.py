@@ -30,13 +30,13 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     bucket_size   gradient elements that are averaged as one
     prefetch      how many groups of parameters are gathered ahead of their use; 0: none, one by one
     group_size    elements with which a group is full: neighbours in the order of use are gathered as one
-    reduce_dtype  in which gradients are averaged; None: as they come
-    param_dtype   in which weights are gathered and used; None: as they are
+    reduce_dtype  type in which gradients are averaged; None: their own
+    param_dtype   type in which weights are gathered and used; None: their own
     broadcast     False: the ranks' initial weights are the same already; else they become rank 0's
-    check_finite  True: gradients are looked at while they are taken, for grads_finite()
+    check_finite  True: gradients are checked for infinities and NaN while they are reduced, for grads_finite()
 
     Afterwards model.parameters() are the same nn.Parameter objects with the same names, but each holds this rank's
-    part, flat (at stage 0 the whole): what optimizers are for. full_shape() tells a parameter's former shape."""
+    part, flat (at stage 0 the whole). Give them to the optimizer. full_shape() is a parameter's former shape."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"shard: model is a {type(model).__name__}, must be a torch.nn.Module")
     if stage not in (0, 1, 2, 3):
