@@ -101,7 +101,8 @@ for layer in layers:
 y.square().mean().backward()
 reached = all(p.grad is not None for p in layers.parameters())
 print(type(layers[1]).__module__, bool(x.grad.abs().sum() > 0), reached)""")
-    assert done.stdout.splitlines()[-1:] == ["libdc.torch.transformer.deepspeed_layer True True"], done.stdout + done.stderr
+    expected = "libdc.torch.transformer.deepspeed_layer True True"
+    assert done.stdout.splitlines()[-1:] == [expected], done.stdout + done.stderr
 
 
 def test_refusals() -> None:

@@ -300,8 +300,8 @@ class _Launcher:
         pipe.close()
 
     def _drain(self) -> None:
-        """Reads the rest of the ranks' output. A process that a rank left behind may hold a pipe open, and is not waited
-        for."""
+        """Reads the rest of the ranks' output. A process that a rank left behind may hold a pipe open, and is not
+        waited for."""
         for key in list(self.selector.get_map().values()):
             reads = 0
             while reads < 64 and self._read(key.fileobj, key.data):  # 4 MiB, more than a pipe holds

@@ -162,7 +162,8 @@ class MemoryStats(NamedTuple):
 
 
 class OpInfo(NamedTuple):
-    """The result and the memory that a call would have. shape is None where the operator returns no tensor of its own."""
+    """The result and the memory that a call would have. shape is None where the operator returns no tensor of its
+    own."""
 
     shape: Optional[Tuple[int, ...]]
     dtype: DType

@@ -1,5 +1,5 @@
-//! Finds libdc: the folder in LIBDC_LIB_DIR, else pkg-config's `dc`, else the library that `make` or `make test` built in
-//! this checkout; with the feature `vendored`, what meson builds of the checkout then. Dependents find the folder in
+//! Finds libdc: the folder in LIBDC_LIB_DIR, else pkg-config's `dc`, else the library that `make` or `make test` built
+//! in this checkout; with the feature `vendored`, the one that meson builds of it then. Dependents find the folder in
 //! DEP_DC_LIBDIR, to put it into their programs' run path.
 
 use std::env;

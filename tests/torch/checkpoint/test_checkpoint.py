@@ -260,7 +260,8 @@ def test_every_type(tmp_path: Path) -> None:
     for dtype in safetensors_file._TYPE_NAMES:
         tensor = torch.zeros(3, 2, dtype=dtype)
         tensor.view(torch.uint8).random_(0, 2)
-        layout = safetensors_file.Layout({"x": safetensors_file.TensorInfo(safetensors_file.type_name("x", dtype), (3, 2))}, {})
+        info = safetensors_file.TensorInfo(safetensors_file.type_name("x", dtype), (3, 2))
+        layout = safetensors_file.Layout({"x": info}, {})
         with open(tmp_path / "x", "wb") as file:
             safetensors_file.reserve(file.fileno(), layout.nbytes)
             crc = safetensors_file.write(file.fileno(), layout.offset("x"), tensor.view(-1))

@@ -90,7 +90,8 @@ def test_what_cannot_be_loaded_is_refused_by_its_path(tmp_path: Path) -> None:
     def run(net: Any) -> None:
         optimizer = saved(net, tmp_path / "good")
         before = bits(dct.full_state_dict(net))
-        piece = next(name for name in safetensors_file.File(str(tmp_path / "good")).tensors if name.endswith("/exp_avg"))
+        tensors = safetensors_file.File(str(tmp_path / "good")).tensors
+        piece = next(name for name in tensors if name.endswith("/exp_avg"))
         changes = {
             "has format 99, must be 1 to 2": (told(lambda values: values.update(format=99)), True),
             "has format 2 and no checksums": (lambda header: None, False),

@@ -110,6 +110,6 @@ def trace_start(model: nn.Module, capacity: int = 65536) -> None:
 
 
 def trace_read(model: nn.Module, limit: int = 65536) -> List[libdc.TraceEvent]:
-    """The pieces of work that were recorded and not read yet, oldest first. op is the operator's name, id the parameter's
-    number in order of model.parameters()."""
+    """The pieces of work that were recorded and not read yet, oldest first. op is the operator's name, id the
+    parameter's number in order of model.parameters()."""
     return [event._replace(op=event.op.name.lower()) for event in root_of(model).group.context.trace_read(limit)]

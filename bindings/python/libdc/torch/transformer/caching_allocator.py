@@ -51,8 +51,8 @@ def _recycle(block: mmap.mmap) -> None:
 
 def set_cache_limit(nbytes: int) -> int:
     """Sets how much host memory of dropped tensors may wait for the next step of a TransformerLayer. More than that
-    goes back to the system, now and later; 0 keeps nothing. The limit is the process's, 1 GiB to begin with. Memory that
-    tensors hold does not count. Returns the old limit."""
+    goes back to the system, now and later; 0 keeps nothing. The limit is the process's, 1 GiB to begin with. Memory
+    that tensors hold does not count. Returns the old limit."""
     global _cache_limit
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
         raise ValueError(f"nbytes = {nbytes!r}, must be a number of bytes, 0 or more")
