@@ -342,11 +342,11 @@ except ImportError as error:
 
 def test_choosing_the_kernels(monkeypatch: Any) -> None:
     monkeypatch.setenv("LIBDC_TORCH_OPS", "fast")
-    raises(ImportError, "LIBDC_TORCH_OPS = 'fast', must be 'auto', 'compiled' or 'python'", ops._choose)
+    raises(ImportError, "LIBDC_TORCH_OPS = 'fast', must be 'auto', 'compiled' or 'python'", ops._choose_kernels)
     monkeypatch.delenv("LIBDC_TORCH_OPS")
     monkeypatch.setenv("LIBDC_TORCH_LIBRARY", "/nowhere.so")
-    assert ops._choose() == ("compiled", "/nowhere.so")
+    assert ops._choose_kernels() == ("compiled", "/nowhere.so")
     raises(ImportError, "/nowhere.so", ops._load_adapter, "/nowhere.so")
     monkeypatch.delenv("LIBDC_TORCH_LIBRARY")
     monkeypatch.setattr(libdc, "library_dir", lambda: "/nowhere")
-    assert ops._choose()[0] == "python"
+    assert ops._choose_kernels()[0] == "python"

@@ -57,7 +57,7 @@ if kind == "eager":
         pass
     def fail(*args, **kwargs):
         raise Failing("the wire broke")
-    process_group._Copy._gather = fail
+    process_group._DupCollectives._gather = fail
     dc.params_updated()
     try:
         D.wait_allgather(D.allgather_param(token, 9, 0), 9, 0)
@@ -109,16 +109,16 @@ def hold(tensor: torch.Tensor, wait: Callable[[], Any]) -> threading.Thread:
 def test_waits_until_a_backend_has_let_go() -> None:
     memory = memoryview(bytearray(64))
     start = time.monotonic()
-    with process_group._settled(torch.frombuffer(memory, dtype=torch.float32)) as (tensor,):
+    with process_group._until_released(torch.frombuffer(memory, dtype=torch.float32)) as (tensor,):
         holder = hold(tensor, lambda: time.sleep(0.2))
     assert time.monotonic() - start >= 0.2 and tensor._use_count() == 1
     holder.join()
 
 
 def test_waits_not_for_ever(monkeypatch: Any) -> None:
-    monkeypatch.setattr(process_group, "_SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(process_group, "_RELEASE_SECONDS", 0.05)
     let_go = threading.Event()
-    with process_group._settled(torch.zeros(4)) as (tensor,):
+    with process_group._until_released(torch.zeros(4)) as (tensor,):
         holder = hold(tensor, let_go.wait)
     assert holder.is_alive()
     let_go.set()

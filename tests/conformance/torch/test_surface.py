@@ -89,7 +89,7 @@ import torch
 from libdc.torch import dc
 from libdc.torch.deepspeed import handle
 from operators import GRAPH, PLAIN, SHAPE, D, Run
-handle.define_newest_form()
+handle.define_current_overloads()
 run = Run()
 for name, end in (("old", lambda grad: D.end_backward(GRAPH)),
                   ("new", lambda grad: D.end_backward([grad, None], GRAPH, False)),
