@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Puts each fault of tests/mutants into a copy of the sources and says which test finds it.
 
-    scripts/mutants.py [NAME ...]       all of them, or those whose names begin so
+    scripts/mutants.py [NAME ...]       all of them, or those whose paths below tests/mutants begin so
 
 A mutant is caught by a test that fails, crashes or does not end. Exits with 1 if one survives, with 2 if a patch no
 longer applies or does not compile."""
@@ -33,6 +33,10 @@ TESTS = [
                                   "tcp/test_stragglers", "tcp/test_handshake")),
     "optim/blockwise/test_muon", "abi/test_results", "conformance/conformance_finite_sim"]
 LIMIT_S = 120
+
+
+def name_of(mutant: Path) -> str:
+    return str(mutant.relative_to(MUTANTS).with_suffix(""))
 
 
 def copy_sources(to: Path) -> None:
@@ -85,7 +89,7 @@ def run(out: Path, test: str) -> str | None:
 
 
 def main(wanted: list[str]) -> int:
-    mutants = [m for m in sorted(MUTANTS.glob("*.patch")) if not wanted or m.name.startswith(tuple(wanted))]
+    mutants = [m for m in sorted(MUTANTS.rglob("*.patch")) if not wanted or name_of(m).startswith(tuple(wanted))]
     survivors, broken = [], []
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="libdc-mutants-") as scratch:
@@ -103,13 +107,13 @@ def main(wanted: list[str]) -> int:
             failed = "" if patch(tree, mutant) else "the patch does not apply"
             failed = failed or build(out)
             if failed:
-                broken.append(mutant.stem)
-                print(f"{mutant.stem:36} BROKEN: {failed}", flush=True)
+                broken.append(name_of(mutant))
+                print(f"{name_of(mutant):52} BROKEN: {failed}", flush=True)
             else:
                 caught = next(((test, said) for test in TESTS if (said := run(out, test)) is not None), None)
                 if caught is None:
-                    survivors.append(mutant.stem)
-                print(f"{mutant.stem:36} " + (f"{caught[0]}: {caught[1]}" if caught else "SURVIVES"), flush=True)
+                    survivors.append(name_of(mutant))
+                print(f"{name_of(mutant):52} " + (f"{caught[0]}: {caught[1]}" if caught else "SURVIVES"), flush=True)
             patch(tree, mutant, "-R")
     print(f"{len(mutants)} mutants, {len(mutants) - len(survivors) - len(broken)} caught, {len(survivors)} survive, "
           f"{len(broken)} broken, {time.monotonic() - begun:.0f} s")
