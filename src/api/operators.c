@@ -94,7 +94,7 @@ static dc_status op_take(dc_context *ctx, const char *fn, int64_t graph_id, int6
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
   dc__tag tag = {.graph_id = graph->ordinal, .id = id, .op = DC_OP_TAKE_PARAM};
   dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
-  return dc__recorder_end_call(span, dc__gather_take(ctx, fn, param, dtype, buffer));
+  return dc__recorder_end_call(span, dc__gather_retain(ctx, fn, param, dtype, buffer));
 }
 
 dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32_t dtype, dc_buffer **buffer) {

@@ -13,7 +13,7 @@ static uint64_t path_of(size_t bytes) {
   return units << __builtin_clzll(units) << 1;
 }
 
-static void tree_put(dc__arena_block **link, dc__arena_block *b) {
+static void tree_insert(dc__arena_block **link, dc__arena_block *b) {
   *link = b;
   b->node.link = link;
 }
@@ -30,7 +30,7 @@ void dc__block_tree_add(dc__block_tree *tree, dc__arena_block *b) {
   dc__arena_block *first = *link;
   b->node = (dc__block_node){.later = b, .earlier = b};
   if (first == NULL) {
-    tree_put(link, b);
+    tree_insert(link, b);
     return;
   }
   b->node.later = first;
@@ -40,7 +40,7 @@ void dc__block_tree_add(dc__block_tree *tree, dc__arena_block *b) {
 }
 
 /* Takes a node without children from below, which may stand for any node above it; NULL: there is none. */
-static dc__arena_block *tree_take_leaf(dc__arena_block *top) {
+static dc__arena_block *tree_remove_leaf(dc__arena_block *top) {
   dc__arena_block *leaf = top;
   for (dc__arena_block *next = top; next != NULL; next = leaf->node.child[leaf->node.child[0] == NULL]) {
     leaf = next;
@@ -53,26 +53,26 @@ static dc__arena_block *tree_take_leaf(dc__arena_block *top) {
 }
 
 void dc__block_tree_remove(dc__block_tree *tree, dc__arena_block *b) {
-  dc__arena_block *heir = b->node.later;
-  heir->node.earlier = b->node.earlier;
-  b->node.earlier->node.later = heir;
+  dc__arena_block *successor = b->node.later;
+  successor->node.earlier = b->node.earlier;
+  b->node.earlier->node.later = successor;
   if (b->node.link == NULL) {
     return;
   }
-  if (heir == b) {
-    heir = tree_take_leaf(b);
+  if (successor == b) {
+    successor = tree_remove_leaf(b);
   }
-  *b->node.link = heir;
-  if (heir == NULL) {
+  *b->node.link = successor;
+  if (successor == NULL) {
     int bin = bin_of(b->bytes);
     tree->filled &= ~((uint64_t)(tree->bins[bin] == NULL) << bin);
     return;
   }
-  heir->node.link = b->node.link;
+  successor->node.link = b->node.link;
   for (int i = 0; i < 2; i++) {
-    heir->node.child[i] = NULL;
+    successor->node.child[i] = NULL;
     if (b->node.child[i] != NULL) {
-      tree_put(&heir->node.child[i], b->node.child[i]);
+      tree_insert(&successor->node.child[i], b->node.child[i]);
     }
   }
 }

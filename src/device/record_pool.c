@@ -14,36 +14,36 @@ typedef struct dc__record {
     struct dc__record *next;
     unsigned char bytes[DC__RECORD_BYTES];
   } as;
-} record;
+} dc__record;
 
 typedef struct dc__record_slab {
   struct dc__record_slab *next;
-  record records[SLAB];
-} slab;
+  dc__record records[SLAB];
+} dc__record_slab;
 
-static void record_pool_push(dc__record_pool *records, record *given) {
-  given->as.next = records->free_list;
-  records->free_list = given;
+static void record_pool_push(dc__record_pool *records, dc__record *freed) {
+  freed->as.next = records->free_list;
+  records->free_list = freed;
   /* All but the link, so that the use of a dead handle is found. */
-  POISON(given->as.bytes + sizeof(void *), sizeof(*given) - sizeof(void *));
+  POISON(freed->as.bytes + sizeof(void *), sizeof(*freed) - sizeof(void *));
 }
 
 void *dc__record_pool_alloc(dc__record_pool *records) {
   if (records->free_list == NULL) {
-    slab *fresh = dc__calloc(1, sizeof(*fresh));
-    if (fresh == NULL) {
+    dc__record_slab *slab = dc__calloc(1, sizeof(*slab));
+    if (slab == NULL) {
       return NULL;
     }
-    fresh->next = records->slabs;
-    records->slabs = fresh;
+    slab->next = records->slabs;
+    records->slabs = slab;
     for (int i = 0; i < SLAB; i++) {
-      record_pool_push(records, &fresh->records[i]);
+      record_pool_push(records, &slab->records[i]);
     }
   }
-  record *taken = records->free_list;
-  records->free_list = taken->as.next;
-  UNPOISON(taken, sizeof(*taken));
-  return memset(taken, 0, sizeof(*taken));
+  dc__record *allocated = records->free_list;
+  records->free_list = allocated->as.next;
+  UNPOISON(allocated, sizeof(*allocated));
+  return memset(allocated, 0, sizeof(*allocated));
 }
 
 void dc__record_pool_free(dc__record_pool *records, void *ptr) {
@@ -52,8 +52,8 @@ void dc__record_pool_free(dc__record_pool *records, void *ptr) {
 
 void dc__record_pool_destroy(dc__record_pool *records) {
   while (records->slabs != NULL) {
-    slab *next = records->slabs->next;
-    UNPOISON(records->slabs, sizeof(slab));
+    dc__record_slab *next = records->slabs->next;
+    UNPOISON(records->slabs, sizeof(dc__record_slab));
     dc__free(records->slabs);
     records->slabs = next;
   }

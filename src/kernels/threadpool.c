@@ -18,7 +18,7 @@ enum { MIN_PARALLEL_COST = 1 << 18 }; /* about 20 microseconds of work, the cost
  * pieces of work are alike. */
 enum { SPINS = 4000 };
 
-typedef struct job {
+typedef struct pool_job {
   dc__parallel_fn fn;
   void *arg;
   int64_t n;
@@ -26,8 +26,8 @@ typedef struct job {
   int64_t front;        /* the caller's next */
   atomic_llong back;    /* taken by helpers */
   atomic_int helpers;   /* workers inside; changes under the pool's mutex */
-  struct job *link;
-} job;
+  struct pool_job *link;
+} pool_job;
 
 /* A worker, under the pool's mutex. */
 typedef struct worker_slot {
@@ -38,10 +38,10 @@ typedef struct worker_slot {
 enum { AWAKE = -1 };
 
 /* A block of scratch memory; free ones are chained through themselves. */
-typedef union scratch {
-  union scratch *link;
+typedef union pool_scratch {
+  union pool_scratch *link;
   unsigned char bytes[DC__SCRATCH_BYTES];
-} scratch;
+} pool_scratch;
 
 struct dc__threadpool {
   int32_t threads;
@@ -51,7 +51,7 @@ struct dc__threadpool {
   pthread_mutex_t mutex;
   pthread_cond_t work; /* a job came, or the pool ends */
   pthread_cond_t done; /* a helper left a job, or a block of scratch memory came back */
-  job *jobs;
+  pool_job *jobs;
   atomic_int job_epoch; /* changes with every job, for workers that spin */
   atomic_bool stopping;
   bool started;
@@ -60,7 +60,7 @@ struct dc__threadpool {
   worker_slot *slots;
   int32_t num_slots;
   cpu_set_t processors; /* of the workers at their start */
-  scratch *free;
+  pool_scratch *free;
 };
 
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
@@ -75,14 +75,14 @@ static int32_t threadpool_count_cpus(void) {
   return count < 1 ? 1 : count;
 }
 
-static scratch *scratch_create(void) {
+static pool_scratch *scratch_create(void) {
   void *block = NULL;
-  return posix_memalign(&block, 4096, sizeof(scratch)) == 0 ? block : NULL;
+  return posix_memalign(&block, 4096, sizeof(pool_scratch)) == 0 ? block : NULL;
 }
 
 static void pool_free(dc__threadpool *pool) {
   while (pool->free != NULL) {
-    scratch *block = pool->free;
+    pool_scratch *block = pool->free;
     pool->free = block->link;
     free(block);
   }
@@ -109,7 +109,7 @@ static dc__threadpool *pool_create(int32_t threads) {
   pool->slots = dc__calloc((size_t)threads, sizeof *pool->slots);
   const bool allocated = pool->ids != NULL && pool->slots != NULL;
   for (int32_t i = 0; i < threads && allocated; i++) {
-    scratch *block = scratch_create();
+    pool_scratch *block = scratch_create();
     if (block == NULL) {
       dc__fail(DC_E_NO_MEMORY, "out of host memory: %d bytes for a thread", (int)DC__SCRATCH_BYTES);
       pool_free(pool);
@@ -182,7 +182,7 @@ int32_t dc__threadpool_threads(const dc__threadpool *pool) {
 }
 
 /* From both ends, so that a thread finds more of its own data in its caches: successive kernels cut the same rows. */
-static void run_job(job *j, bool helper, void *block) {
+static void run_job(pool_job *j, bool helper, void *block) {
   memset(block, 0, DC__SCRATCH_HEADER);
   while (atomic_fetch_add_explicit(&j->claimed, 1, memory_order_relaxed) < j->n) {
     j->fn(j->arg, helper ? j->n - 1 - atomic_fetch_add_explicit(&j->back, 1, memory_order_relaxed) : j->front++, block);
@@ -190,23 +190,23 @@ static void run_job(job *j, bool helper, void *block) {
 }
 
 /* A block for a caller. More callers at once than ever before allocate; if that fails, they wait for each other. */
-static scratch *scratch_acquire(dc__threadpool *pool) {
+static pool_scratch *scratch_acquire(dc__threadpool *pool) {
   pthread_mutex_lock(&pool->mutex);
   while (pool->free == NULL) {
-    scratch *more = scratch_create();
+    pool_scratch *more = scratch_create();
     if (more != NULL) {
       pthread_mutex_unlock(&pool->mutex);
       return more;
     }
     pthread_cond_wait(&pool->done, &pool->mutex);
   }
-  scratch *block = pool->free;
+  pool_scratch *block = pool->free;
   pool->free = block->link;
   pthread_mutex_unlock(&pool->mutex);
   return block;
 }
 
-static void scratch_release(dc__threadpool *pool, scratch *block) {
+static void scratch_release(dc__threadpool *pool, pool_scratch *block) {
   pthread_mutex_lock(&pool->mutex);
   block->link = pool->free;
   pool->free = block;
@@ -214,8 +214,8 @@ static void scratch_release(dc__threadpool *pool, scratch *block) {
   pthread_mutex_unlock(&pool->mutex);
 }
 
-static job *find_job(dc__threadpool *pool) {
-  job *j = pool->jobs;
+static pool_job *find_job(dc__threadpool *pool) {
+  pool_job *j = pool->jobs;
   while (j != NULL && atomic_load_explicit(&j->claimed, memory_order_relaxed) >= j->n) {
     j = j->link;
   }
@@ -236,7 +236,7 @@ static void spin_for_work(dc__threadpool *pool, int32_t seen) {
   }
 }
 
-static void spin_for_helpers(job *j) {
+static void spin_for_helpers(pool_job *j) {
   for (int32_t i = 0; i < SPINS && atomic_load_explicit(&j->helpers, memory_order_relaxed) > 0; i++) {
     pause_briefly();
   }
@@ -244,12 +244,12 @@ static void spin_for_helpers(job *j) {
 
 static void *worker_main(void *arg) {
   dc__threadpool *pool = arg;
-  scratch *block = scratch_acquire(pool);
+  pool_scratch *block = scratch_acquire(pool);
   pthread_mutex_lock(&pool->mutex);
   worker_slot *own = &pool->slots[pool->num_slots++];
   *own = (worker_slot){(pid_t)syscall(SYS_gettid), AWAKE};
   while (!atomic_load(&pool->stopping)) {
-    job *j = find_job(pool);
+    pool_job *j = find_job(pool);
     if (j != NULL) {
       atomic_fetch_add_explicit(&j->helpers, 1, memory_order_relaxed);
       pthread_mutex_unlock(&pool->mutex);
@@ -306,7 +306,7 @@ static void free_callers_cpu(dc__threadpool *pool) {
   }
 }
 
-static void run_with_helpers(dc__threadpool *pool, job *j, void *block) {
+static void run_with_helpers(dc__threadpool *pool, pool_job *j, void *block) {
   pthread_mutex_lock(&pool->mutex);
   if (!pool->started) {
     start_workers(pool);
@@ -320,7 +320,7 @@ static void run_with_helpers(dc__threadpool *pool, job *j, void *block) {
   run_job(j, false, block);
   spin_for_helpers(j);
   pthread_mutex_lock(&pool->mutex);
-  job **at = &pool->jobs;
+  pool_job **at = &pool->jobs;
   while (*at != j) {
     at = &(*at)->link;
   }
@@ -337,7 +337,7 @@ void *dc__scratch_acquire(dc__threadpool *pool) {
     return scratch_acquire(pool);
   }
   /* In a child of fork() the mutex may be held by a thread that does not exist there. */
-  scratch *own = scratch_create();
+  pool_scratch *own = scratch_create();
   while (own == NULL) {
     sched_yield();
     own = scratch_create();
@@ -355,7 +355,7 @@ void dc__scratch_release(dc__threadpool *pool, void *block) {
 
 void dc__parallel_for_scratch(dc__threadpool *pool, void *block, int64_t n, int64_t cost, dc__parallel_fn fn,
                               void *arg) {
-  job j = {.fn = fn, .arg = arg, .n = n};
+  pool_job j = {.fn = fn, .arg = arg, .n = n};
   const bool small = n < MIN_PARALLEL_COST && cost < MIN_PARALLEL_COST && n * cost < MIN_PARALLEL_COST;
   if (small || n <= 1 || pool->threads == 1 || pool->process != getpid()) {
     run_job(&j, false, block);

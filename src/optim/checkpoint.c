@@ -5,19 +5,19 @@
 enum { VERSION = 1, MAGIC_BYTES = 8, HEAD_BYTES = 24 }; /* magic, version, bytes in all */
 static const char magic[MAGIC_BYTES] = "dcoptim";
 
-enum mode { MEASURE, WRITE, COMPARE, RESTORE };
+enum checkpoint_mode { MEASURE, WRITE, COMPARE, RESTORE };
 
-typedef struct walk {
+typedef struct checkpoint_walk {
   int32_t mode;
   const char *fn;
   dc_device *device;         /* of pieces in device memory */
   unsigned char *to;         /* WRITE */
   const unsigned char *from; /* COMPARE, RESTORE */
   size_t at, bytes;
-} walk;
+} checkpoint_walk;
 
 /* The next `bytes` of the saved state, for `data`. COMPARE returns false past the end. */
-static bool walk_bytes(walk *w, void *data, size_t bytes) {
+static bool walk_bytes(checkpoint_walk *w, void *data, size_t bytes) {
   if (w->mode == COMPARE && bytes > w->bytes - w->at) {
     return false;
   }
@@ -31,7 +31,7 @@ static bool walk_bytes(walk *w, void *data, size_t bytes) {
 }
 
 /* The same for a piece's memory. */
-static bool walk_piece_data(walk *w, const dc__optim_piece *piece, size_t bytes) {
+static bool walk_piece_data(checkpoint_walk *w, const dc__optim_piece *piece, size_t bytes) {
   dc_stream *stream = piece->on_host ? NULL : w->device->internal_stream;
   if (w->mode == COMPARE && bytes > w->bytes - w->at) {
     return false;
@@ -46,13 +46,13 @@ static bool walk_piece_data(walk *w, const dc__optim_piece *piece, size_t bytes)
   return true;
 }
 
-static dc_status fail_truncated(const walk *w) {
+static dc_status fail_truncated(const checkpoint_walk *w) {
   return dc__fail(DC_E_CORRUPT, "%s: the state ends after %zu byte%s, before all of it was read", w->fn, w->bytes,
                   DC__PLURAL_S(w->bytes));
 }
 
 /* Bytes that must match the saved state. */
-static dc_status walk_constant(walk *w, const void *data, size_t bytes, dc_status status, const char *what,
+static dc_status walk_constant(checkpoint_walk *w, const void *data, size_t bytes, dc_status status, const char *what,
                                int64_t index) {
   if (w->mode == COMPARE && bytes <= w->bytes - w->at && memcmp(w->from + w->at, data, bytes) != 0) {
     return index < 0 ? dc__fail(status, "%s: the saved %s is not the optimizer's", w->fn, what)
@@ -65,7 +65,7 @@ static dc_status walk_constant(walk *w, const void *data, size_t bytes, dc_statu
 }
 
 /* Counters, too small in practice to overflow. */
-static dc_status check_counts(const walk *w, const dc__optim_piece *piece, int64_t index) {
+static dc_status check_counts(const checkpoint_walk *w, const dc__optim_piece *piece, int64_t index) {
   for (int64_t i = 0; i < piece->numel; i++) {
     int64_t count;
     memcpy(&count, w->from + w->at + (size_t)i * sizeof count, sizeof count);
@@ -77,7 +77,7 @@ static dc_status check_counts(const walk *w, const dc__optim_piece *piece, int64
   return DC_OK;
 }
 
-static dc_status walk_piece(walk *w, dc__optim_piece *piece, int64_t index) {
+static dc_status walk_piece(checkpoint_walk *w, dc__optim_piece *piece, int64_t index) {
   static const unsigned char padding[8];
   const int64_t numbers[4] = {piece->dtype, piece->ndim, piece->shape[0], piece->shape[1]};
   size_t bytes = (size_t)piece->numel * dc_dtype_size(piece->dtype);
@@ -92,7 +92,7 @@ static dc_status walk_piece(walk *w, dc__optim_piece *piece, int64_t index) {
   return walk_constant(w, padding, -bytes % sizeof padding, DC_E_CORRUPT, "padding", index);
 }
 
-static dc_status walk_param(walk *w, dc__optim_param *p, int64_t index) {
+static dc_status walk_param(checkpoint_walk *w, dc__optim_param *p, int64_t index) {
   int64_t pieces = 0;
   for (dc__optim_piece *piece = p->pieces; piece != NULL; piece = piece->next) {
     pieces++;
@@ -112,7 +112,7 @@ static dc_status walk_param(walk *w, dc__optim_param *p, int64_t index) {
 }
 
 /* Everything between the head and the checksum. */
-static dc_status walk_body(walk *w, dc_optimizer *o) {
+static dc_status walk_body(checkpoint_walk *w, dc_optimizer *o) {
   char kind[16] = {0};
   memcpy(kind, o->kind->name, strlen(o->kind->name));
   w->at = HEAD_BYTES;
@@ -125,7 +125,7 @@ static dc_status walk_body(walk *w, dc_optimizer *o) {
 }
 
 dc_status dc__optim_save_size(dc_optimizer *o, const char *fn, size_t *bytes) {
-  walk w = {.mode = MEASURE, .fn = fn, .device = o->linalg->device};
+  checkpoint_walk w = {.mode = MEASURE, .fn = fn, .device = o->linalg->device};
   DC__TRY(dc__optim_prepare(o, fn));
   DC__TRY(walk_body(&w, o));
   *bytes = w.at + sizeof(uint64_t);
@@ -139,7 +139,7 @@ dc_status dc__optim_save(dc_optimizer *o, const char *fn, void *memory, size_t b
   if (bytes < need) {
     return dc__fail(DC_E_BUFFER_TOO_SMALL, "%s: bytes = %zu, must be at least %zu", fn, bytes, need);
   }
-  walk w = {.mode = WRITE, .fn = fn, .device = o->linalg->device, .to = memory, .bytes = need};
+  checkpoint_walk w = {.mode = WRITE, .fn = fn, .device = o->linalg->device, .to = memory, .bytes = need};
   const uint64_t head[2] = {VERSION, need};
   memcpy(w.to, magic, sizeof magic);
   memcpy(w.to + sizeof magic, head, sizeof head);
@@ -176,7 +176,7 @@ dc_status dc__optim_load(dc_optimizer *o, const char *fn, const void *memory, si
   DC__TRY(dc__optim_synchronize(o, fn));
   DC__TRY(dc__optim_prepare(o, fn));
   DC__TRY(check_block(fn, memory, bytes));
-  walk w = {.mode = COMPARE, .fn = fn, .device = o->linalg->device};
+  checkpoint_walk w = {.mode = COMPARE, .fn = fn, .device = o->linalg->device};
   w.from = memory;
   w.bytes = bytes - sizeof(uint64_t);
   DC__TRY(walk_body(&w, o));

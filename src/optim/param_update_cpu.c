@@ -22,11 +22,11 @@ static int64_t param_of(const dc_optimizer *o, int64_t chunk) {
   int64_t low = 0;
   int64_t high = o->count;
   while (high - low > 1) {
-    int64_t middle = low + (high - low) / 2;
-    if (o->io[middle].first <= chunk) {
-      low = middle;
+    int64_t mid = low + (high - low) / 2;
+    if (o->io[mid].first <= chunk) {
+      low = mid;
     } else {
-      high = middle;
+      high = mid;
     }
   }
   return low;

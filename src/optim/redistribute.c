@@ -18,7 +18,7 @@ typedef struct block_offset {
   int64_t packed; /* from the flow's begin */
 } block_offset;
 
-typedef struct entry {
+typedef struct redistribute_entry {
   dc__redist_entry in;
   block_offset *offsets;
   dc__range *parts;     /* of each rank, in element order */
@@ -26,7 +26,7 @@ typedef struct entry {
   int64_t packed_count; /* elements in a window, as packed */
   int64_t own;          /* offset of this rank's blocks in `owned` */
   bool whole;           /* every rank has all of it */
-} entry;
+} redistribute_entry;
 
 struct dc__redistribute {
   const char *fn;
@@ -38,7 +38,7 @@ struct dc__redistribute {
   dc_stream *comm_stream; /* NULL for this thread. On the internal stream ranks that share a device would wait for each
                              other */
   int32_t rank, world;
-  entry *entries;
+  redistribute_entry *entries;
   int64_t count;
   block_offset *offsets;
   dc__range *ranges;
@@ -54,20 +54,20 @@ static const dc__tag gather_tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_AL
 
 /* ---- agreement ---- */
 
-dc_status dc__optim_agree_status(const char *fn, dc_comm *comm, dc_status mine) {
+dc_status dc__optim_agree_status(const char *fn, dc_comm *comm, dc_status own_status) {
   int64_t table[DC__COMM_MAX_WORLD];
-  const int64_t status = mine;
+  const int64_t status = own_status;
   if (comm == NULL || comm->world == 1) {
-    return mine;
+    return own_status;
   }
   DC__TRY(dc__comm_all_gather_int64(comm, &gather_tag, &status, 1, table));
-  for (int32_t r = 0; r < comm->world && mine == DC_OK; r++) {
+  for (int32_t r = 0; r < comm->world && own_status == DC_OK; r++) {
     if (table[r] != DC_OK) {
       return dc__fail(DC_E_ABORTED, "%s: nothing was done, since rank %" PRId32 " failed with %s", fn, r,
                       dc_status_name((dc_status)table[r]));
     }
   }
-  return mine;
+  return own_status;
 }
 
 /* ---- setup ---- */
@@ -79,7 +79,7 @@ static int64_t block_count(const dc__partition *partition, int64_t block) {
 }
 
 /* Assigns blocks by owner: offsets in the ranks' pieces of the flow, and in all that this rank owns, *owned so far. */
-static void assign_offsets(dc__redistribute *x, entry *f, int64_t *owned) {
+static void assign_offsets(dc__redistribute *x, redistribute_entry *f, int64_t *owned) {
   int64_t packed = 0;
   for (int32_t r = 0; r < x->world; r++) {
     f->packed[r].begin = packed;
@@ -97,7 +97,7 @@ static void assign_offsets(dc__redistribute *x, entry *f, int64_t *owned) {
 }
 
 /* Whole on every rank, or a partition: the parts cover each element once. */
-static dc_status check_parts(const dc__redistribute *x, entry *f) {
+static dc_status check_parts(const dc__redistribute *x, redistribute_entry *f) {
   int64_t numel = f->in.partition->numel;
   int64_t covered = 0;
   int64_t sum = 0;
@@ -121,15 +121,15 @@ static dc_status check_parts(const dc__redistribute *x, entry *f) {
                   x->fn, f->in.id, sum, DC__PLURAL_S(sum), covered, numel);
 }
 
-static dc_status gather_parts(dc__redistribute *x, int64_t *mine, int64_t *table) {
+static dc_status gather_parts(dc__redistribute *x, int64_t *own_parts, int64_t *table) {
   for (int64_t i = 0; i < x->count; i++) {
-    mine[2 * i] = x->entries[i].in.offset;
-    mine[2 * i + 1] = x->entries[i].in.count;
+    own_parts[2 * i] = x->entries[i].in.offset;
+    own_parts[2 * i + 1] = x->entries[i].in.count;
   }
   if (x->world > 1 && x->count > 0) {
-    DC__TRY(dc__comm_all_gather_int64(x->comm, &gather_tag, mine, 2 * x->count, table));
+    DC__TRY(dc__comm_all_gather_int64(x->comm, &gather_tag, own_parts, 2 * x->count, table));
   }
-  const int64_t *gathered = x->world > 1 ? table : mine;
+  const int64_t *gathered = x->world > 1 ? table : own_parts;
   for (int64_t i = 0; i < x->count; i++) {
     for (int32_t r = 0; r < x->world; r++) {
       const int64_t *at = &gathered[(r * x->count + i) * 2];
@@ -167,7 +167,7 @@ static dc_status redistribute_alloc(dc__redistribute *x) {
   }
   blocks = 0;
   for (int64_t i = 0; i < x->count; i++) {
-    entry *f = &x->entries[i];
+    redistribute_entry *f = &x->entries[i];
     f->offsets = x->offsets + blocks;
     f->parts = x->ranges + 2 * i * x->world;
     f->packed = f->parts + x->world;
@@ -220,7 +220,7 @@ void dc__redistribute_destroy(dc__redistribute *x) {
 static dc__redistribute *new_redistribute(const char *fn, dc_device *device, dc_comm *comm,
                                           const dc__redist_entry *entries, int64_t count) {
   dc__redistribute *x = dc__calloc(1, sizeof *x);
-  entry *copies = dc__calloc((size_t)count + 1, sizeof *copies);
+  redistribute_entry *copies = dc__calloc((size_t)count + 1, sizeof *copies);
   if (x == NULL || copies == NULL) {
     dc__free(x);
     dc__free(copies);
@@ -246,14 +246,14 @@ dc_status dc__redistribute_create(const char *fn, dc_device *device, dc_comm *co
                                   int64_t count, dc__redistribute **redistribute) {
   size_t words = 2 * (size_t)count + 1;
   dc__redistribute *x = new_redistribute(fn, device, comm, entries, count);
-  int64_t *mine = dc__calloc(words, sizeof *mine);
+  int64_t *own_parts = dc__calloc(words, sizeof *own_parts);
   int64_t *table = dc__calloc(words * (size_t)(comm != NULL ? comm->world : 1), sizeof *table);
-  dc_status status = x != NULL && mine != NULL && table != NULL ? redistribute_alloc(x) : DC_E_NO_MEMORY;
+  dc_status status = x != NULL && own_parts != NULL && table != NULL ? redistribute_alloc(x) : DC_E_NO_MEMORY;
   status = dc__optim_agree_status(fn, comm, status);
   if (status == DC_OK) {
-    status = gather_parts(x, mine, table);
+    status = gather_parts(x, own_parts, table);
   }
-  dc__free(mine);
+  dc__free(own_parts);
   dc__free(table);
   if (status != DC_OK) {
     dc__redistribute_destroy(x);
@@ -283,11 +283,11 @@ dc_stream *dc__redistribute_comm_stream(const dc__redistribute *x) {
 }
 
 /* Whether a rank's own block is its whole part of the parameter, so that no copy is needed. */
-static bool is_direct(const entry *f) {
+static bool is_direct(const redistribute_entry *f) {
   return f->whole && f->in.partition->blocks == 1;
 }
 
-static dc__coll_item gather_item(const entry *f, const dc__range *ranges, int64_t total, const float *send,
+static dc__coll_item gather_item(const redistribute_entry *f, const dc__range *ranges, int64_t total, const float *send,
                                  float *recv) {
   dc__coll_item item = {
       .send = send, .recv = recv, .ranges = ranges, .total = total, .id = f->in.id, .dtype = DC_FLOAT32};
@@ -310,7 +310,7 @@ static dc_status gather_window(dc__redistribute *x, int64_t items) {
 }
 
 static void pack_blocks(const dc__redistribute *x, int64_t i, const float *whole) {
-  const entry *f = &x->entries[i];
+  const redistribute_entry *f = &x->entries[i];
   for (int64_t b = 0; b < f->in.partition->blocks; b++) {
     if (f->offsets[b].own >= 0) {
       dc__box box;
@@ -325,7 +325,7 @@ static dc_status window_to_owners(dc__redistribute *x, int64_t first, int64_t en
   int64_t items = 0;
   float *whole = x->whole;
   for (int64_t i = first; i < end; whole += x->entries[i++].packed_count) {
-    const entry *f = &x->entries[i];
+    const redistribute_entry *f = &x->entries[i];
     if (is_skipped(skip, i)) {
       continue;
     }
@@ -359,7 +359,7 @@ dc_status dc__redistribute_to_owners(dc__redistribute *x, const bool *skip, dc__
 
 /* packed: the flow's directions in owner order. */
 static void unpack_part(const dc__redistribute *x, int64_t i, const float *packed, dc__apply_fn apply, void *user) {
-  const entry *f = &x->entries[i];
+  const redistribute_entry *f = &x->entries[i];
   if (f->in.count == 0) {
     return;
   }
@@ -376,7 +376,7 @@ static dc_status window_from_owners(dc__redistribute *x, int64_t first, int64_t 
   int64_t items = 0;
   float *whole = x->whole;
   for (int64_t i = first; i < end; whole += x->entries[i++].packed_count) {
-    const entry *f = &x->entries[i];
+    const redistribute_entry *f = &x->entries[i];
     if (x->world > 1 && !is_skipped(skip, i)) {
       x->items[items++] = gather_item(f, f->packed, f->packed_count, x->owned + f->own, whole);
     }

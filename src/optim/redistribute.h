@@ -64,7 +64,7 @@ typedef struct dc__redistribute dc__redistribute;
 
 /* Succeeds on every rank or on none: the ranks exchange statuses. A failed rank keeps its own status and text; the
  * others get DC_E_ABORTED with that rank and status. comm NULL for one rank. */
-dc_status dc__optim_agree_status(const char *fn, dc_comm *comm, dc_status mine);
+dc_status dc__optim_agree_status(const char *fn, dc_comm *comm, dc_status own_status);
 
 /* Exchanges the ranks' parts and allocates everything, in the device's memory space; collective. The parts of a
  * parameter are whole on every rank, or lie one after the other in any rank order without gap or overlap; else

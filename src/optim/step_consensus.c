@@ -65,7 +65,7 @@ enum { MESSAGE_STATUS, MESSAGE_BAD_PARAM, MESSAGE_NONFINITE, MESSAGE_FINGERPRINT
 
 /* Compares the ranks. Returns one status on all of them, except on a rank that failed itself. */
 static dc_status compare_ranks(dc_optimizer *o, const char *fn, const int64_t *table) {
-  const int64_t *mine = table + o->comm->rank * MESSAGE_WORDS;
+  const int64_t *own = table + o->comm->rank * MESSAGE_WORDS;
   for (int32_t r = 0; r < o->comm->world; r++) {
     const int64_t *message = table + r * MESSAGE_WORDS;
     if (message[MESSAGE_STATUS] == DC_E_NOT_FINITE) {
@@ -78,7 +78,7 @@ static dc_status compare_ranks(dc_optimizer *o, const char *fn, const int64_t *t
     }
   }
   for (int32_t r = 0; r < o->comm->world; r++) {
-    if (table[r * MESSAGE_WORDS + MESSAGE_FINGERPRINT] != mine[MESSAGE_FINGERPRINT]) {
+    if (table[r * MESSAGE_WORDS + MESSAGE_FINGERPRINT] != own[MESSAGE_FINGERPRINT]) {
       return dc__fail(DC_E_MISMATCH,
                       "%s: rank %" PRId32 " has other parameters, or gradients of other parameters, than rank %" PRId32,
                       fn, r, o->comm->rank);
@@ -93,9 +93,9 @@ dc_status dc__optim_step_consensus(dc_optimizer *o, const char *fn, dc_status st
     return status;
   }
   const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_GATHER};
-  const int64_t mine[MESSAGE_WORDS] = {status, bad, o->found_nonfinite, consensus_fingerprint(o)};
+  const int64_t own[MESSAGE_WORDS] = {status, bad, o->found_nonfinite, consensus_fingerprint(o)};
   int64_t table[DC__COMM_MAX_WORLD * MESSAGE_WORDS];
-  dc_status sent = dc__comm_all_gather_int64(o->comm, &tag, mine, MESSAGE_WORDS, table);
+  dc_status sent = dc__comm_all_gather_int64(o->comm, &tag, own, MESSAGE_WORDS, table);
   if (status != DC_OK) {
     return status;
   }

@@ -107,12 +107,12 @@ static int64_t max_micro_batch(const dc_layer *layer, const dc_layer_plan_option
   int64_t fits = 0;
   int64_t end = (layer->config.batch_size > 0 ? layer->config.batch_size : INT32_MAX) + INT64_C(1);
   while (end - fits > 1) {
-    int64_t middle = fits + (end - fits) / 2;
-    plan_count(layer, options, middle, plan);
+    int64_t mid = fits + (end - fits) / 2;
+    plan_count(layer, options, mid, plan);
     if (plan->total_bytes < INT64_MAX && plan->total_bytes <= options->memory_bytes) {
-      fits = middle;
+      fits = mid;
     } else {
-      end = middle;
+      end = mid;
     }
   }
   return fits;

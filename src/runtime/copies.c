@@ -47,22 +47,22 @@ dc_event *dc__event_unless_in_order(const dc_context *ctx, dc_event *event) {
 
 void dc__gathered_copy_free(const dc_context *ctx, const dc__param *param, dc__gathered_copy *copy) {
   dc_event *last_read = dc__event_unless_in_order(ctx, param->last_read);
-  if (copy->taken) {
+  if (copy->retained) {
     dc__buffer_release_after(copy->buffer, last_read); /* other holders may read on */
   } else {
     dc__buffer_revoke(copy->buffer, last_read, dc__event_unless_in_order(ctx, copy->ready)); /* asked in this order */
     dc_buffer_release(copy->buffer);
   }
   copy->buffer = NULL;
-  copy->taken = false;
+  copy->retained = false;
 }
 
 /* A copy that was taken is freed when its holder is done, which no event delays. So gathers into it and casts from it
  * must be done by now. */
-static void wait_taken_copies(const dc__param *param) {
+static void wait_retained_copies(const dc__param *param) {
   for (int32_t i = 0; i < DC__COPIES; i++) {
     const dc__gathered_copy *copy = &param->copies[i];
-    if (copy->buffer != NULL && copy->taken) {
+    if (copy->buffer != NULL && copy->retained) {
       dc__event_wait(copy->ready, NULL);
     }
   }
@@ -70,7 +70,7 @@ static void wait_taken_copies(const dc__param *param) {
 
 void dc__gather_free(dc_context *ctx, dc__param *param) {
   dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
-  wait_taken_copies(param);
+  wait_retained_copies(param);
   if (caller != NULL && has_copy(param)) { /* it may still read */
     if (dc__ensure_event(ctx, &param->last_read) == DC_OK) {
       dc__context_record_event(ctx, param->last_read, caller);
@@ -150,7 +150,7 @@ dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, 
   return DC_OK;
 }
 
-dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc_buffer **buffer) {
+dc_status dc__gather_retain(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc_buffer **buffer) {
   DC__TRY(dc__gather_dtype(fn, param, &dtype));
   dc__gathered_copy *copy = dc__gather_copy(param, dtype);
   if (copy == NULL) {
@@ -168,7 +168,7 @@ dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int
   *buffer = copy->buffer;
   if (param->persistent && !ctx->capturing) {
     dc_buffer_retain(copy->buffer);
-    copy->taken = true;
+    copy->retained = true;
   } else {
     copy->buffer = NULL; /* the context's reference is the caller's now */
   }

@@ -15,14 +15,14 @@ enum { PATH_BYTES = 4096, CHUNK = 16384, MAX_LINE = 512 };
 
 /* ---- writing ---- */
 
-typedef struct file {
+typedef struct dump_file {
   int fd;
   int error; /* the first one */
   size_t used;
   char text[CHUNK];
-} file;
+} dump_file;
 
-static void dump_flush(file *f) {
+static void dump_flush(dump_file *f) {
   size_t done = 0;
   while (f->error == 0 && done < f->used) {
     ssize_t n = write(f->fd, f->text + done, f->used - done);
@@ -35,7 +35,7 @@ static void dump_flush(file *f) {
   f->used = 0;
 }
 
-DC__PRINTF(2, 3) static void dump_printf(file *f, const char *format, ...) {
+DC__PRINTF(2, 3) static void dump_printf(dump_file *f, const char *format, ...) {
   if (sizeof f->text - f->used < MAX_LINE) {
     dump_flush(f);
   }
@@ -46,7 +46,7 @@ DC__PRINTF(2, 3) static void dump_printf(file *f, const char *format, ...) {
   f->used += n > 0 && n < MAX_LINE ? (size_t)n : 0;
 }
 
-static void dump_string(file *f, const char *text) {
+static void dump_string(dump_file *f, const char *text) {
   dump_printf(f, "\"");
   for (; *text != '\0'; text++) {
     unsigned char c = (unsigned char)*text;
@@ -62,7 +62,7 @@ static void dump_string(file *f, const char *text) {
 /* ---- what is written ---- */
 
 /* One entry, unless it was being replaced meanwhile. */
-static bool dump_entry(file *f, const dc__recorder *r, const dc__clocks *c, dc__recorder_entry *e, int64_t serial,
+static bool dump_entry(dump_file *f, const dc__recorder *r, const dc__clocks *c, dc__recorder_entry *e, int64_t serial,
                        const char *separator) {
   static const char *const lanes[DC__LANES] = {"caller", "gather", "reduce", "offload", "reload"};
   static const char *const groups[DC__GROUPS] = {"none", "gather", "reduce"};
@@ -101,7 +101,7 @@ static bool dump_entry(file *f, const dc__recorder *r, const dc__clocks *c, dc__
   return true;
 }
 
-static void dump_header(file *f, const dc__recorder *r, const dc__clocks *c) {
+static void dump_header(dump_file *f, const dc__recorder *r, const dc__clocks *c) {
   struct timespec wall;
   clock_gettime(CLOCK_REALTIME, &wall);
   char host[256] = "";
@@ -117,7 +117,7 @@ static void dump_header(file *f, const dc__recorder *r, const dc__clocks *c) {
 }
 
 /* With the recorder's mutex held. */
-static void dump_all(file *f, const dc__recorder *r) {
+static void dump_all(dump_file *f, const dc__recorder *r) {
   const dc__clocks c = dc__recorder_clocks(r);
   int64_t last = atomic_load(&r->recorded);
   int64_t first = last > r->ring->capacity ? last - r->ring->capacity + 1 : 1;
@@ -147,7 +147,7 @@ static dc_status dump_write_file(const dc__recorder *r, const char *fn, const ch
   if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
     return dc__fail(DC_E_SYSTEM, "%s: folder %.400s can't be made: %s", fn, folder, strerror(errno));
   }
-  file f = {.fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
+  dump_file f = {.fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
   if (f.fd < 0) {
     return dc__fail(DC_E_SYSTEM, "%s: no file can be written in folder %.400s: %s", fn, folder, strerror(errno));
   }

@@ -59,17 +59,17 @@ static bool needs_staging(const dc_context *ctx, const dc__param *param, int32_t
 }
 
 /* One parameter of a gather that is about to start. */
-typedef struct plan {
+typedef struct gather_plan {
   dc__param *param;
   dc__gathered_copy *copy;
   dc__gathered_copy *from; /* an exact copy in another type: cast from it, without communication */
   void *staged;            /* NULL: the shard itself is sent */
   bool made;
-} plan;
+} gather_plan;
 
 static dc_status plan_gather(dc_context *ctx, const char *fn, dc_stream *stream, dc__param *param, int32_t dtype,
-                             plan *p) {
-  *p = (plan){.param = param, .from = dc__gather_source(param)};
+                             gather_plan *p) {
+  *p = (gather_plan){.param = param, .from = dc__gather_source(param)};
   DC__TRY(open_copy(ctx, fn, stream, param, dtype, &p->copy, &p->made));
   int64_t count = ctx->stream_ordered ? param->chunk : param->chunks[ctx->rank].count; /* alike on all ranks */
   if (p->from == NULL && count > 0 && needs_staging(ctx, param, dtype)) {
@@ -78,7 +78,7 @@ static dc_status plan_gather(dc_context *ctx, const char *fn, dc_stream *stream,
   return DC_OK;
 }
 
-static void cancel_plan(dc_context *ctx, plan *p) {
+static void cancel_plan(dc_context *ctx, gather_plan *p) {
   if (p->staged != NULL) {
     dc__arena_free(ctx->arenas.staged, p->staged, NULL, NULL);
   }
@@ -88,7 +88,8 @@ static void cancel_plan(dc_context *ctx, plan *p) {
 }
 
 /* Queues what precedes the collective and describes it; false if there is none for this parameter. */
-static bool gather_start_one(dc_context *ctx, dc_stream *stream, dc__op_timing *span, plan *p, dc__coll_item *item) {
+static bool gather_start_one(dc_context *ctx, dc_stream *stream, dc__op_timing *span, gather_plan *p,
+                             dc__coll_item *item) {
   dc__param *param = p->param;
   int32_t dtype = p->copy->dtype;
   void *full = dc_buffer_data(p->copy->buffer);
@@ -120,7 +121,7 @@ static bool gather_start_one(dc_context *ctx, dc_stream *stream, dc__op_timing *
 }
 
 /* Counts what goes over the wire, and records it. */
-static dc__op_timing *record_gather(dc_context *ctx, const dc__tag *tag, const plan *plans, int64_t count) {
+static dc__op_timing *record_gather(dc_context *ctx, const dc__tag *tag, const gather_plan *plans, int64_t count) {
   dc__recorded_op note = {.tag = tag, .lane = DC__LANE_GATHER, .dtype = plans[0].copy->dtype};
   for (int64_t i = 0; i < count; i++) {
     if (plans[i].from == NULL) {
@@ -137,7 +138,7 @@ static dc__op_timing *record_gather(dc_context *ctx, const dc__tag *tag, const p
   return dc__recorder_begin(ctx, &note);
 }
 
-static void gather_start(dc_context *ctx, dc_stream *stream, const dc__tag *named, plan *plans, int64_t count) {
+static void gather_start(dc_context *ctx, dc_stream *stream, const dc__tag *named, gather_plan *plans, int64_t count) {
   int64_t items = 0;
   dc__wait_for_caller(ctx, stream);
   dc__tag tag = *named;
@@ -159,8 +160,8 @@ static void gather_start(dc_context *ctx, dc_stream *stream, const dc__tag *name
 }
 
 /* For all before any is started, so that a failure leaves nothing half-done. */
-static dc_status plan_all(dc_context *ctx, const char *fn, dc_stream *stream, plan *plans, dc__param *const *params,
-                          const int32_t *dtypes, int64_t count) {
+static dc_status plan_all(dc_context *ctx, const char *fn, dc_stream *stream, gather_plan *plans,
+                          dc__param *const *params, const int32_t *dtypes, int64_t count) {
   dc_status status = DC_OK;
   int64_t planned = 0;
   for (; planned < count && status == DC_OK; planned++) {
@@ -175,7 +176,7 @@ static dc_status plan_all(dc_context *ctx, const char *fn, dc_stream *stream, pl
   return status;
 }
 
-static dc_status gather_missing(dc_context *ctx, const char *fn, const dc__tag *tag, plan *plans,
+static dc_status gather_missing(dc_context *ctx, const char *fn, const dc__tag *tag, gather_plan *plans,
                                 dc__param *const *params, const int32_t *dtypes, int64_t count) {
   dc_stream *stream;
   DC__TRY(dc__lane(ctx, DC__LANE_GATHER, &stream));
@@ -208,17 +209,18 @@ enum { ON_STACK = 16 }; /* a plain gather, and most fused ones, need no memory o
 
 dc_status dc__gather(dc_context *ctx, const char *fn, int32_t op, dc__graph *graph, dc__param *const *params,
                      const int32_t *dtypes, int64_t count) {
-  plan small[ON_STACK] = {{0}};
+  gather_plan small[ON_STACK] = {{0}};
   dc__param *small_params[ON_STACK];
   int32_t small_dtypes[ON_STACK];
   if (!dc__array_reserve((void **)&ctx->items, &ctx->item_capacity, count, sizeof *ctx->items)) {
     return DC_E_NO_MEMORY;
   }
-  char *block = count <= ON_STACK ? NULL : dc__calloc((size_t)count, sizeof(plan) + sizeof(void *) + sizeof(int32_t));
+  char *block =
+      count <= ON_STACK ? NULL : dc__calloc((size_t)count, sizeof(gather_plan) + sizeof(void *) + sizeof(int32_t));
   if (count > ON_STACK && block == NULL) {
     return DC_E_NO_MEMORY;
   }
-  plan *plans = block == NULL ? small : (plan *)(void *)block;
+  gather_plan *plans = block == NULL ? small : (gather_plan *)(void *)block;
   dc__param **missing = block == NULL ? small_params : (dc__param **)(void *)(plans + count);
   int32_t *types = block == NULL ? small_dtypes : (int32_t *)(void *)(missing + count);
   int64_t misses = 0;

@@ -59,23 +59,23 @@ static bool is_agreed(const int64_t *row, int field) {
   return field < ROW_AGREED || (field == ROW_COUNT && row[ROW_STAGE] == 0);
 }
 
-static dc_status compare_row(const dc_context *ctx, const char *fn, const dc__param *param, const int64_t *mine,
-                             const int64_t *theirs, int32_t rank) {
+static dc_status compare_row(const dc_context *ctx, const char *fn, const dc__param *param, const int64_t *own_row,
+                             const int64_t *peer_row, int32_t rank) {
   static const char *const names[ROW] = {"stage",  "number of elements",         "data type", "expected gradient type",
                                          "offset", "number of gradient elements"};
   for (int i = 0; i < ROW; i++) {
-    if (mine[i] != theirs[i] && is_agreed(mine, i)) {
+    if (own_row[i] != peer_row[i] && is_agreed(own_row, i)) {
       return dc__fail(DC_E_MISMATCH,
                       "%s: parameter %" PRId64 " has %s %" PRId64 " on rank %" PRId32 ", but %" PRId64
                       " on rank %" PRId32,
-                      fn, param->id, names[i], mine[i], ctx->rank, theirs[i], rank);
+                      fn, param->id, names[i], own_row[i], ctx->rank, peer_row[i], rank);
     }
   }
   return DC_OK;
 }
 
 /* Whether a parameter of a new graph is also in a graph other than `old`, which the new one replaces. */
-static bool is_elsewhere(const dc__graph *old, const dc__param *param) {
+static bool is_in_another_graph(const dc__graph *old, const dc__param *param) {
   return param->graphs > 1 + (old != NULL && dc__map_get(&old->params, param->id) != NULL);
 }
 
@@ -104,7 +104,7 @@ static void drop_unused_splits(const dc__graph *graph) {
 }
 
 /* Takes over which part of a gradient each rank owns. rows: those of the parameter, one a rank, `step` apart. */
-static void take_split(const dc_context *ctx, dc__param *param, const int64_t *rows, int64_t step) {
+static void adopt_split(const dc_context *ctx, dc__param *param, const int64_t *rows, int64_t step) {
   bool even = true;
   param->frozen = true;
   for (int32_t rank = 0; rank < ctx->world; rank++) {
@@ -121,11 +121,11 @@ static void take_split(const dc_context *ctx, dc__param *param, const int64_t *r
  * not frozen then. */
 static dc_status compare_split(const dc_context *ctx, const char *fn, const dc__param *param, const int64_t *rows,
                                int64_t step) {
-  bool away = true;
+  bool all_missing = true;
   for (int32_t rank = 0; rank < ctx->world; rank++) {
-    away = away && rows[rank * step + ROW_COUNT] == 0;
+    all_missing = all_missing && rows[rank * step + ROW_COUNT] == 0;
   }
-  for (int32_t rank = 0; rank < ctx->world && !away; rank++) {
+  for (int32_t rank = 0; rank < ctx->world && !all_missing; rank++) {
     const int64_t *row = rows + rank * step;
     const dc__range *owned = &param->owned[rank];
     if (row[ROW_COUNT] != owned->count || (owned->count > 0 && row[ROW_BEGIN] != owned->begin)) {
@@ -144,35 +144,35 @@ static dc_status compare_split(const dc_context *ctx, const char *fn, const dc__
 static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *graph, const dc__graph *old) {
   int64_t count = graph->params.count;
   int64_t rows = count + 1;
-  int64_t *mine = dc__calloc((size_t)rows, ROW * sizeof *mine);
+  int64_t *own_rows = dc__calloc((size_t)rows, ROW * sizeof *own_rows);
   int64_t *table = dc__calloc((size_t)rows * (size_t)ctx->world, ROW * sizeof *table);
-  dc_status status = mine == NULL || table == NULL ? DC_E_NO_MEMORY : make_splits(ctx, graph);
+  dc_status status = own_rows == NULL || table == NULL ? DC_E_NO_MEMORY : make_splits(ctx, graph);
   if (status == DC_OK) {
     for (int64_t i = 0; i < count; i++) {
-      write_row(graph, graph->params.values[i], mine + i * ROW);
+      write_row(graph, graph->params.values[i], own_rows + i * ROW);
     }
     dc__tag tag = {
         .graph_id = graph->ordinal, .id = count > 0 ? graph->params.keys[0] : -1, .op = DC_OP_REGISTER_GRAPH};
-    mine[count * ROW + ROW_STAGE] = graph->stage;
-    status = dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, mine, rows * ROW, table);
+    own_rows[count * ROW + ROW_STAGE] = graph->stage;
+    status = dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, own_rows, rows * ROW, table);
   }
   for (int64_t i = 0; i < count && status == DC_OK; i++) {
     const dc__param *param = graph->params.values[i];
     for (int32_t rank = 0; rank < ctx->world && status == DC_OK; rank++) {
-      status = compare_row(ctx, fn, param, mine + i * ROW, table + (rank * rows + i) * ROW, rank);
+      status = compare_row(ctx, fn, param, own_rows + i * ROW, table + (rank * rows + i) * ROW, rank);
     }
-    if (status == DC_OK && is_elsewhere(old, param)) {
+    if (status == DC_OK && is_in_another_graph(old, param)) {
       status = compare_split(ctx, fn, param, table + i * ROW, rows * ROW);
     }
   }
   for (int64_t i = 0; i < count && status == DC_OK; i++) {
     dc__param *param = graph->params.values[i];
-    if (!is_elsewhere(old, param)) {
-      take_split(ctx, param, table + i * ROW, rows * ROW);
+    if (!is_in_another_graph(old, param)) {
+      adopt_split(ctx, param, table + i * ROW, rows * ROW);
     }
   }
   drop_unused_splits(graph);
-  dc__free(mine);
+  dc__free(own_rows);
   dc__free(table);
   return status;
 }

@@ -66,12 +66,12 @@ void dc__names_free(dc__recorder *r) {
 
 /* ---- in texts ---- */
 
-typedef struct text {
+typedef struct text_buffer {
   char *at;
   size_t used, cap;
-} text;
+} text_buffer;
 
-static void append_text(text *t, const char *bytes, size_t count) {
+static void append_text(text_buffer *t, const char *bytes, size_t count) {
   size_t room = t->cap - 1 - t->used;
   size_t n = count < room ? count : room;
   memcpy(t->at + t->used, bytes, n);
@@ -91,7 +91,7 @@ static void make_label(const char *name, char label[SHOWN + 8]) {
 
 void dc__names_annotate(const dc_context *ctx, const char *plain, char *named, size_t cap) {
   static const char word[] = "parameter ";
-  text t = {named, 0, cap};
+  text_buffer t = {named, 0, cap};
   named[0] = '\0';
   for (const char *next = plain, *found; (found = strstr(next, word)) != NULL;) {
     char *end;

@@ -244,19 +244,19 @@ static dc__coll_item reduce_coll_item(const dc_context *ctx, const dc__graph *gr
 }
 
 /* A gradient, together with the local sum before it; grad NULL: the local sum alone. */
-typedef struct contribution {
+typedef struct grad_contribution {
   const dc__graph *graph;
   dc__param *param;
   const dc_tensor *grad;
   int32_t dtype; /* in the bucket */
-} contribution;
+} grad_contribution;
 
 static const char *elements_at(const void *base, int64_t elements, int32_t dtype) {
   return (const char *)base + (size_t)elements * dc_dtype_size(dtype);
 }
 
 /* Copies elements of the gradient, added up, into a slot. */
-static void fill_slot(dc_context *ctx, const contribution *c, void *slot, int64_t begin, int64_t count) {
+static void fill_slot(dc_context *ctx, const grad_contribution *c, void *slot, int64_t begin, int64_t count) {
   const dc__param *param = c->param;
   bool summed = param->local_sum != NULL;
   if (summed) {
@@ -269,14 +269,14 @@ static void fill_slot(dc_context *ctx, const contribution *c, void *slot, int64_
   }
 }
 
-static void add_item(dc__buckets *buckets, const contribution *c, const dc__coll_item *item) {
+static void add_item(dc__buckets *buckets, const grad_contribution *c, const dc__coll_item *item) {
   buckets->graph_ordinal = buckets->item_count == 0 ? c->graph->ordinal : buckets->graph_ordinal;
   buckets->params[buckets->item_count] = c->param;
   buckets->items[buckets->item_count++] = *item;
   c->param->waits_in = buckets;
 }
 
-static dc_status put_whole(dc_context *ctx, dc__buckets *buckets, const contribution *c) {
+static dc_status add_whole(dc_context *ctx, dc__buckets *buckets, const grad_contribution *c) {
   void *slot;
   DC__TRY(open_slot(ctx, buckets, c->param->numel, &slot));
   fill_slot(ctx, c, slot, 0, c->param->numel);
@@ -286,7 +286,7 @@ static dc_status put_whole(dc_context *ctx, dc__buckets *buckets, const contribu
 }
 
 /* The pieces go through both buckets in turn. Nothing but a failure of the group stops them on the way. */
-static dc_status put_pieces(dc_context *ctx, dc__buckets *buckets, const contribution *c) {
+static dc_status add_pieces(dc_context *ctx, dc__buckets *buckets, const grad_contribution *c) {
   const dc__param *param = c->param;
   const int64_t width = dc__piece_width(ctx);
   dc_stream *stream;
@@ -318,7 +318,7 @@ static dc_status put_pieces(dc_context *ctx, dc__buckets *buckets, const contrib
   return DC_OK;
 }
 
-static dc_status put_in_bucket(dc_context *ctx, const char *fn, const dc__graph *graph, dc__param *param,
+static dc_status add_to_bucket(dc_context *ctx, const char *fn, const dc__graph *graph, dc__param *param,
                                const dc_tensor *grad, int32_t dtype) {
   DC__TRY(dc__param_check_buffer(ctx, fn, param));
   dc__buckets *buckets = find_buckets(ctx, dtype);
@@ -326,9 +326,9 @@ static dc_status put_in_bucket(dc_context *ctx, const char *fn, const dc__graph 
     DC__TRY(bucket_flush(ctx, param->waits_in));
   }
   DC__TRY(prepare_drop(ctx, param));
-  const contribution c = {.graph = graph, .param = param, .grad = grad, .dtype = dtype};
+  const grad_contribution c = {.graph = graph, .param = param, .grad = grad, .dtype = dtype};
   bool even = graph->stage > 0 && param->owned != param->own_split;
-  DC__TRY(even && dc__piece_count(ctx, param->numel) > 1 ? put_pieces(ctx, buckets, &c) : put_whole(ctx, buckets, &c));
+  DC__TRY(even && dc__piece_count(ctx, param->numel) > 1 ? add_pieces(ctx, buckets, &c) : add_whole(ctx, buckets, &c));
   if (param->local_sum != NULL) {
     drop_local_sum(ctx, param);
   }
@@ -343,7 +343,7 @@ static dc_status put_in_bucket(dc_context *ctx, const char *fn, const dc__graph 
 dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc__param *param, const dc_tensor *grad) {
   int32_t dtype = dc__reduce_dtype(param, grad->dtype);
   return graph->stage == 1 && !ctx->update ? add_locally(ctx, param, grad, dtype)
-                                           : put_in_bucket(ctx, fn, graph, param, grad, dtype);
+                                           : add_to_bucket(ctx, fn, graph, param, grad, dtype);
 }
 
 /* ---- the end of a backward ---- */
@@ -356,7 +356,7 @@ static dc_status reduce_local_sums(dc_context *ctx, const char *fn) {
     for (int64_t i = 0; graph->stage == 1 && i < graph->params.count; i++) {
       dc__param *param = graph->params.values[i];
       if (param->local_sum != NULL) {
-        DC__TRY(put_in_bucket(ctx, fn, graph, param, NULL, param->local_sum_dtype));
+        DC__TRY(add_to_bucket(ctx, fn, graph, param, NULL, param->local_sum_dtype));
       }
     }
   }

@@ -33,8 +33,8 @@ typedef struct dc__gathered_copy {
   dc_event *ready;   /* when it is complete; made once, kept */
   int64_t version;   /* weights it holds: current if it equals the parameter's */
   int32_t dtype;
-  bool awaited; /* by the caller's stream, which need not wait again */
-  bool taken;   /* and kept: the caller has a reference of its own, which must outlive ours */
+  bool awaited;  /* by the caller's stream, which need not wait again */
+  bool retained; /* and kept: the caller has a reference of its own, which must outlive ours */
 } dc__gathered_copy;
 
 enum { DC__COPIES = 4 };
@@ -308,7 +308,7 @@ dc__gathered_copy *dc__gather_source(dc__param *param);
 bool dc__copy_is_current(const dc__param *param, const dc__gathered_copy *copy);
 dc_status dc__gather_wait(dc_context *ctx, const char *fn, dc__param *param);
 dc_status dc__gather_release(dc_context *ctx, const char *fn, dc__param *param, int64_t n_users);
-dc_status dc__gather_take(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc_buffer **buffer);
+dc_status dc__gather_retain(dc_context *ctx, const char *fn, dc__param *param, int32_t dtype, dc_buffer **buffer);
 /* Frees a parameter's copies and ends its release cycle. */
 void dc__gather_free(dc_context *ctx, dc__param *param);
 void dc__gathered_copy_free(const dc_context *ctx, const dc__param *param, dc__gathered_copy *copy);

@@ -117,32 +117,33 @@ dc_status dc_layer_weight_shape(const dc_layer *layer, int32_t index, int64_t *s
 }
 
 /* A call's memory, so that written memory overlaps no other. */
-typedef struct span {
+typedef struct layer_span {
   const char *name;
   const char *begin, *end;
   bool written;
-} span;
+} layer_span;
 
 enum { SPANS = 2 * DC_LAYER_WEIGHTS + 8 };
 
-typedef struct reader {
+typedef struct layer_reader {
   const char *fn;
   const dc_layer *layer;
-  span spans[SPANS];
+  layer_span spans[SPANS];
   int32_t count;
-} reader;
+} layer_reader;
 
-static void reader_add_span(reader *r, const char *name, const void *data, int64_t bytes, bool written) {
+static void reader_add_span(layer_reader *r, const char *name, const void *data, int64_t bytes, bool written) {
   if (data != NULL && bytes > 0) {
-    r->spans[r->count++] = (span){.name = name, .begin = data, .end = (const char *)data + bytes, .written = written};
+    r->spans[r->count++] =
+        (layer_span){.name = name, .begin = data, .end = (const char *)data + bytes, .written = written};
   }
 }
 
-static dc_status check_overlaps(const reader *r) {
+static dc_status check_overlaps(const layer_reader *r) {
   for (int32_t i = 0; i < r->count; i++) {
     for (int32_t j = 0; j < r->count; j++) {
-      const span *a = &r->spans[i];
-      const span *b = &r->spans[j];
+      const layer_span *a = &r->spans[i];
+      const layer_span *b = &r->spans[j];
       if (i != j && a->written && a->begin < b->end && b->begin < a->end) {
         return dc__fail(DC_E_INVALID, "%s: %s, which is written, overlaps %s", r->fn, a->name, b->name);
       }
@@ -152,7 +153,7 @@ static dc_status check_overlaps(const reader *r) {
 }
 
 /* A tensor of `numel` elements of `dtype`, aligned to them. data is NULL only if it may be and is. */
-static dc_status read_tensor(reader *r, const char *name, const dc_tensor *tensor, bool optional, int64_t numel,
+static dc_status read_tensor(layer_reader *r, const char *name, const dc_tensor *tensor, bool optional, int64_t numel,
                              int32_t dtype, bool written, void **data) {
   *data = NULL;
   if (tensor == NULL && optional) {
@@ -177,7 +178,7 @@ static dc_status read_tensor(reader *r, const char *name, const dc_tensor *tenso
   return DC_OK;
 }
 
-static dc_status reader_read_block(reader *r, const char *name, void *data, size_t bytes, int64_t needed,
+static dc_status reader_read_block(layer_reader *r, const char *name, void *data, size_t bytes, int64_t needed,
                                    bool written) {
   if (needed > 0 && data == NULL) {
     return dc__fail(DC_E_INVALID, "%s: call.%s is NULL, must have %" PRId64 " bytes", r->fn, name, needed);
@@ -193,7 +194,7 @@ static dc_status reader_read_block(reader *r, const char *name, void *data, size
   return DC_OK;
 }
 
-static dc_status read_mask(reader *r, const dc_layer_call *call, dc__layer_job *job) {
+static dc_status read_mask(layer_reader *r, const dc_layer_call *call, dc__layer_job *job) {
   if (call->mask == NULL) {
     return DC_OK;
   }
@@ -215,7 +216,7 @@ static dc_status read_mask(reader *r, const dc_layer_call *call, dc__layer_job *
   return DC_OK;
 }
 
-static dc_status read_weights(reader *r, const char *argument, const dc_tensor *const *weights, bool gradients,
+static dc_status read_weights(layer_reader *r, const char *argument, const dc_tensor *const *weights, bool gradients,
                               int32_t dtype, void **data) {
   if (weights == NULL) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", r->fn, argument);
@@ -235,7 +236,7 @@ static dc_status read_weights(reader *r, const char *argument, const dc_tensor *
 }
 
 /* The parts that all three calls share. */
-static dc_status read_call(reader *r, const dc_layer_call *call, const dc_tensor *const *weights,
+static dc_status read_call(layer_reader *r, const dc_layer_call *call, const dc_tensor *const *weights,
                            const dc_tensor *input, dc_layer_call *read, dc__layer_job *job) {
   DC__TRY(layer_check_handle(r->fn, r->layer));
   DC__TRY(read_size(r->fn, r->layer, call, read, &job->size));
@@ -259,7 +260,7 @@ static dc_status read_call(reader *r, const dc_layer_call *call, const dc_tensor
 
 /* ---- running ---- */
 
-static dc_status layer_submit_job(const reader *r, dc_layer *layer, const dc_layer_call *call, dc__layer_job *job,
+static dc_status layer_submit_job(const layer_reader *r, dc_layer *layer, const dc_layer_call *call, dc__layer_job *job,
                                   void (*run)(const dc__layer_job *job)) {
   DC__TRY(check_overlaps(r));
   job->layer = layer;
@@ -270,7 +271,7 @@ static dc_status layer_submit_job(const reader *r, dc_layer *layer, const dc_lay
 
 static dc_status layer_infer(const char *fn, dc_layer *layer, const dc_layer_call *call,
                              const dc_tensor *const *weights, const dc_tensor *input, const dc_tensor *output) {
-  reader r = {.fn = fn, .layer = layer};
+  layer_reader r = {.fn = fn, .layer = layer};
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
   DC__TRY(read_call(&r, call, weights, input, &c, &job));
@@ -294,7 +295,7 @@ dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_
   if (dc__handle_is(layer, DC__HANDLE_LAYER) && !layer->config.training) {
     return layer_infer(__func__, layer, call, weights, input, output);
   }
-  reader r = {.fn = __func__, .layer = layer};
+  layer_reader r = {.fn = __func__, .layer = layer};
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
   DC__TRY(read_call(&r, call, weights, input, &c, &job));
@@ -311,7 +312,7 @@ dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc
                             const dc_tensor *input, const dc_tensor *output, const dc_tensor *grad_output,
                             const dc_tensor *grad_input, const dc_tensor *const *grad_weights) {
   DC__WITHOUT_TRAPS;
-  reader r = {.fn = __func__, .layer = layer};
+  layer_reader r = {.fn = __func__, .layer = layer};
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
   DC__TRY(read_call(&r, call, weights, input, &c, &job));
@@ -339,7 +340,7 @@ dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc
 dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *weights) {
   DC__WITHOUT_TRAPS;
   DC__TRY(layer_check_handle(__func__, layer));
-  reader r = {.fn = __func__, .layer = layer};
+  layer_reader r = {.fn = __func__, .layer = layer};
   int32_t dtype = layer->config.dtype;
   if (weights != NULL && weights[0] != NULL && weights[0]->dtype == DC_FLOAT32) {
     dtype = DC_FLOAT32;

@@ -32,7 +32,7 @@ void dc__shm_group_release(dc__shm_group *group) {
     return;
   }
   if (group->control != NULL) {
-    atomic_store(&group->control->gone[group->rank], 1);
+    atomic_store(&group->control->released[group->rank], 1);
   }
   for (int32_t r = 0; r < group->world; r++) {
     if (group->pidfds[r] >= 0) {

@@ -193,7 +193,7 @@ static dc_status check_wait(const wait_state *w, int32_t rank, bool idle) {
   const dc__shm_group *group = w->self->group;
   DC__TRY(dc__shm_group_check(group));
   bool left = atomic_load(&dc__shm_slot_of(group, w->self->channel, rank)->left) != 0 ||
-              atomic_load(&group->control->gone[rank]) != 0;
+              atomic_load(&group->control->released[rank]) != 0;
   bool died = !left && idle && has_exited(group, rank);
   if ((left || died) && !has_reached(counter_of(w, rank), w->seq)) {
     char name[DC__COLL_TEXT];
@@ -210,7 +210,7 @@ static dc_status check_wait(const wait_state *w, int32_t rank, bool idle) {
 void dc__shm_check_peers(const dc__shm *self) {
   const dc__shm_group *group = self->group;
   for (int32_t r = 0; r < group->world; r++) {
-    if (r != group->rank && atomic_load(&group->control->gone[r]) == 0 && has_exited(group, r)) {
+    if (r != group->rank && atomic_load(&group->control->released[r]) == 0 && has_exited(group, r)) {
       dc__shm_group_fail(group, dc__fail(DC_E_PEER_DEAD,
                                          "rank %" PRId32 " died (its process ended) while rank %" PRId32
                                          " waited for a collective of all",

@@ -17,7 +17,7 @@ static dc__tcp_early *find_early(const dc__tcp_group *group, int32_t mesh, int32
   return NULL;
 }
 
-static int take_early(dc__tcp_group *group, int32_t mesh, int32_t rank) {
+static int accept_early(dc__tcp_group *group, int32_t mesh, int32_t rank) {
   dc__tcp_early *early = find_early(group, mesh, rank);
   if (early == NULL) {
     return -1;
@@ -289,7 +289,7 @@ static dc_status accept_from_higher(dc__tcp_group *group, int32_t mesh, int64_t 
   dc_status status = DC_OK;
   int32_t count;
   for (int32_t r = group->rank + 1; r < group->world; r++) {
-    fds[r] = take_early(group, mesh, r);
+    fds[r] = accept_early(group, mesh, r);
   }
   dc__rank_set missing = mesh_find_missing(group, fds, &count), ended = {{0}};
   while (status == DC_OK && count > 0) {

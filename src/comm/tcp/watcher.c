@@ -17,7 +17,7 @@ typedef struct tcp_watcher {
   bool mesh_in_progress; /* another thread makes a mesh and serves the listener, or accept is paused */
   int64_t retry_after;   /* when accept resumes; 0: at once */
   int64_t pending_expiry;
-  int64_t next_beat;
+  int64_t next_heartbeat_ns;
 } tcp_watcher;
 
 static void handle_message(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *message) {
@@ -102,7 +102,7 @@ static void serve_listener(tcp_watcher *w, nfds_t count) {
 static int poll_timeout(tcp_watcher *w) {
   dc__tcp_group *group = w->group;
   int64_t until = w->mesh_in_progress && w->retry_after != 0 ? w->retry_after : w->pending_expiry;
-  until = until < w->next_beat ? until : w->next_beat;
+  until = until < w->next_heartbeat_ns ? until : w->next_heartbeat_ns;
   pthread_mutex_lock(&group->mutex);
   if (group->voted && atomic_load(&group->failed) == 0 && group->vote_deadline < until) {
     until = group->vote_deadline;
@@ -111,13 +111,13 @@ static int poll_timeout(tcp_watcher *w) {
   return dc__poll_timeout_ms(until);
 }
 
-static void beat(tcp_watcher *w) {
+static void send_heartbeats_if_due(tcp_watcher *w) {
   int64_t now = dc__now_ns();
-  if (now < w->next_beat) {
+  if (now < w->next_heartbeat_ns) {
     return;
   }
-  dc__tcp_send_heartbeats(w->group, now - w->next_beat > w->group->heartbeat_ns);
-  w->next_beat = dc__now_ns() + w->group->heartbeat_ns;
+  dc__tcp_send_heartbeats(w->group, now - w->next_heartbeat_ns > w->group->heartbeat_ns);
+  w->next_heartbeat_ns = dc__now_ns() + w->group->heartbeat_ns;
 }
 
 static void *watcher_main(void *arg) {
@@ -127,7 +127,7 @@ static void *watcher_main(void *arg) {
   for (int32_t r = 0; r < world; r++) {
     w->polls[r] = (struct pollfd){.fd = group->control[r], .events = POLLIN};
   }
-  w->next_beat = dc__now_ns();
+  w->next_heartbeat_ns = dc__now_ns();
   w->polls[world] = (struct pollfd){.fd = group->wake_event, .events = POLLIN};
   while (atomic_load(&group->stopping) == 0) {
     nfds_t count = list_polls(w);
@@ -144,7 +144,7 @@ static void *watcher_main(void *arg) {
       (void)eventfd_read(group->wake_event, &any);
     }
     serve_listener(w, count);
-    beat(w);
+    send_heartbeats_if_due(w);
     for (int32_t r = 0; r < world; r++) {
       w->polls[r].fd = atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED ? -1 : w->polls[r].fd;
     }

@@ -252,14 +252,14 @@ dc_status dc__cpu_stream_call(dc_stream *stream, dc__task_fn fn, const void *arg
   return DC_OK;
 }
 
-typedef struct move {
+typedef struct copy_task {
   void *dst;
   const void *src; /* NULL: zeros */
   size_t bytes;
-} move;
+} copy_task;
 
-static void run_move(void *args) {
-  const move *task = args;
+static void run_copy(void *args) {
+  const copy_task *task = args;
   if (task->src != NULL) {
     memcpy(task->dst, task->src, task->bytes);
   } else {
@@ -268,9 +268,9 @@ static void run_move(void *args) {
 }
 
 void dc__cpu_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes) {
-  (void)dc__cpu_stream_call(stream, run_move, &(move){dst, src, bytes}, sizeof(move));
+  (void)dc__cpu_stream_call(stream, run_copy, &(copy_task){dst, src, bytes}, sizeof(copy_task));
 }
 
 void dc__cpu_stream_zero(dc_stream *stream, void *dst, size_t bytes) {
-  (void)dc__cpu_stream_call(stream, run_move, &(move){dst, NULL, bytes}, sizeof(move));
+  (void)dc__cpu_stream_call(stream, run_copy, &(copy_task){dst, NULL, bytes}, sizeof(copy_task));
 }

@@ -175,7 +175,7 @@ bool dc__cuda_is_own_worker(uint64_t serial);
 /* stream_ops.c */
 void dc__cuda_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
 void dc__cuda_stream_zero(dc_stream *stream, void *dst, size_t bytes);
-void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *given);
+void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *launch);
 dc_status dc__cuda_stream_issue(dc_stream *stream, dc__native_fn fn, const void *args, size_t bytes, bool blocks);
 
 /* gemm_cublaslt.c */

@@ -55,13 +55,13 @@ static void issue_launch(dc__cuda_stream *stream, void *args) {
                       l->threads, 1, 1, l->shared_bytes, stream->native, params, NULL);
 }
 
-void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *given) {
-  launch_op l = {.kernel = given->kernel, .threads = given->threads, .shared_bytes = given->shared_bytes};
-  l.blocks[0] = given->blocks;
-  l.blocks[1] = given->blocks_y != 0 ? given->blocks_y : 1;
-  l.blocks[2] = given->blocks_z != 0 ? given->blocks_z : 1;
-  memcpy(l.args, given->args, given->bytes);
-  (void)dc__cuda_submit((dc__cuda_stream *)stream, issue_launch, &l, offsetof(launch_op, args) + given->bytes, false);
+void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *launch) {
+  launch_op l = {.kernel = launch->kernel, .threads = launch->threads, .shared_bytes = launch->shared_bytes};
+  l.blocks[0] = launch->blocks;
+  l.blocks[1] = launch->blocks_y != 0 ? launch->blocks_y : 1;
+  l.blocks[2] = launch->blocks_z != 0 ? launch->blocks_z : 1;
+  memcpy(l.args, launch->args, launch->bytes);
+  (void)dc__cuda_submit((dc__cuda_stream *)stream, issue_launch, &l, offsetof(launch_op, args) + launch->bytes, false);
 }
 
 /* ---- other libraries ---- */

@@ -95,13 +95,13 @@ DC_DEVICE void dc_atomic_max(uint64_t *at, uint64_t value) {
 #include <cstring>
 #include <type_traits>
 
-#define DC_SIM_KERNEL(name, type, threads, meet)                                    \
-  static void name##_body(const type &args);                                        \
-  static void name##_run(const void *args) {                                        \
-    name##_body(*static_cast<const type *>(args));                                  \
-  }                                                                                 \
-  extern "C" const cudasim_kernel name;                                             \
-  const cudasim_kernel name = {#name, name##_run, sizeof(type), (threads), (meet)}; \
+#define DC_SIM_KERNEL(name, type, threads, has_barriers)                                    \
+  static void name##_body(const type &args);                                                \
+  static void name##_run(const void *args) {                                                \
+    name##_body(*static_cast<const type *>(args));                                          \
+  }                                                                                         \
+  extern "C" const cudasim_kernel name;                                                     \
+  const cudasim_kernel name = {#name, name##_run, sizeof(type), (threads), (has_barriers)}; \
   static void name##_body(const type &args)
 #define DC_KERNEL(name, type, threads) DC_SIM_KERNEL(name, type, threads, false)
 #define DC_BLOCKS_KERNEL(name, type, threads, blocks) DC_SIM_KERNEL(name, type, threads, true)

@@ -49,11 +49,11 @@
   X(PASS##_bfloat16_128, dc__attention_##pass##_bfloat16_128, 0) \
   X(PASS##_bfloat16_wide, dc__attention_##pass##_bfloat16_wide, 0)
 #define DC__CUDA_attention(X) DC__CUDA_ATTENTION(X, DC__KERNEL_ATTENTION, forward)
-#define DC__CUDA_attention_backward(X)                                           \
-  DC__CUDA_ATTENTION(X, DC__KERNEL_ATTENTION_QUERIES, back_queries)              \
-  DC__CUDA_ATTENTION(X, DC__KERNEL_ATTENTION_KEYS, back_keys)                    \
-  X(DC__KERNEL_ATTENTION_BOTH_float16_64, dc__attention_back_both_float16_64, 0) \
-  X(DC__KERNEL_ATTENTION_BOTH_bfloat16_64, dc__attention_back_both_bfloat16_64, 0)
+#define DC__CUDA_attention_backward(X)                                               \
+  DC__CUDA_ATTENTION(X, DC__KERNEL_ATTENTION_DQ, backward_dq)                        \
+  DC__CUDA_ATTENTION(X, DC__KERNEL_ATTENTION_DK_DV, backward_dk_dv)                  \
+  X(DC__KERNEL_ATTENTION_DQKV_float16_64, dc__attention_backward_dqkv_float16_64, 0) \
+  X(DC__KERNEL_ATTENTION_DQKV_bfloat16_64, dc__attention_backward_dqkv_bfloat16_64, 0)
 
 #define DC__CUDA_rowops(X)                                           \
   X(DC__KERNEL_RESIDUAL, dc__residual_kernel, 0)                     \

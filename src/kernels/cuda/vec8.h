@@ -11,10 +11,10 @@ enum { VEC8 = 8 };
 struct vec8 {
   float at[VEC8];
 };
-struct alignas(16) halves {
+struct alignas(16) half8 {
   uint32_t word[4];
 } __attribute__((may_alias));
-struct alignas(16) quarter {
+struct alignas(16) float4_words {
   float at[4];
 } __attribute__((may_alias));
 
@@ -49,16 +49,16 @@ DC_DEVICE bool is_vectorizable(const void *array, int64_t i, int64_t left) {
 
 /* Eight in their stored form: a load requested long before its use takes no more registers than that. */
 template <int DTYPE>
-struct stored {
-  halves half;
+struct packed_vec8 {
+  half8 half;
 };
 template <>
-struct stored<DC_FLOAT32> {
-  quarter low, high;
+struct packed_vec8<DC_FLOAT32> {
+  float4_words low, high;
 };
 
 template <int DTYPE>
-DC_DEVICE vec8 unpack_vec8(const stored<DTYPE> &s) {
+DC_DEVICE vec8 unpack_vec8(const packed_vec8<DTYPE> &s) {
   vec8 x;
   DC_UNROLL
   for (int j = 0; j < 4; j++) {
@@ -75,22 +75,22 @@ DC_DEVICE vec8 unpack_vec8(const stored<DTYPE> &s) {
 
 /* Elements i to i + 7, at once. */
 template <int DTYPE>
-DC_DEVICE stored<DTYPE> load_stored_aligned(const void *array, int64_t i) {
+DC_DEVICE packed_vec8<DTYPE> load_packed_aligned(const void *array, int64_t i) {
   if constexpr (DTYPE == DC_FLOAT32) {
-    const quarter *from = reinterpret_cast<const quarter *>(static_cast<const float *>(array) + i);
+    const float4_words *from = reinterpret_cast<const float4_words *>(static_cast<const float *>(array) + i);
     return {from[0], from[1]};
   } else {
-    return {*reinterpret_cast<const halves *>(static_cast<const uint16_t *>(array) + i)};
+    return {*reinterpret_cast<const half8 *>(static_cast<const uint16_t *>(array) + i)};
   }
 }
 
 /* Elements i to i + 7, of which `left` exist; zeros for the others. */
 template <int DTYPE>
-DC_DEVICE stored<DTYPE> load_stored(const void *array, int64_t i, int64_t left) {
+DC_DEVICE packed_vec8<DTYPE> load_packed(const void *array, int64_t i, int64_t left) {
   if (is_vectorizable<DTYPE>(array, i, left)) {
-    return load_stored_aligned<DTYPE>(array, i);
+    return load_packed_aligned<DTYPE>(array, i);
   }
-  stored<DTYPE> s;
+  packed_vec8<DTYPE> s;
   if constexpr (DTYPE == DC_FLOAT32) {
     const float *from = static_cast<const float *>(array) + i;
     DC_UNROLL
@@ -110,11 +110,11 @@ DC_DEVICE stored<DTYPE> load_stored(const void *array, int64_t i, int64_t left) 
 
 template <int DTYPE>
 DC_DEVICE vec8 load_aligned(const void *array, int64_t i) {
-  return unpack_vec8(load_stored_aligned<DTYPE>(array, i));
+  return unpack_vec8(load_packed_aligned<DTYPE>(array, i));
 }
 template <int DTYPE>
 DC_DEVICE vec8 load(const void *array, int64_t i, int64_t left) {
-  return unpack_vec8(load_stored<DTYPE>(array, i, left));
+  return unpack_vec8(load_packed<DTYPE>(array, i, left));
 }
 
 template <int DTYPE>
@@ -127,16 +127,16 @@ DC_DEVICE void store(void *array, int64_t i, int64_t left, const vec8 &x) {
       }
     }
   } else if constexpr (DTYPE == DC_FLOAT32) {
-    quarter *to = reinterpret_cast<quarter *>(static_cast<float *>(array) + i);
-    to[0] = quarter{{x.at[0], x.at[1], x.at[2], x.at[3]}};
-    to[1] = quarter{{x.at[4], x.at[5], x.at[6], x.at[7]}};
+    float4_words *to = reinterpret_cast<float4_words *>(static_cast<float *>(array) + i);
+    to[0] = float4_words{{x.at[0], x.at[1], x.at[2], x.at[3]}};
+    to[1] = float4_words{{x.at[4], x.at[5], x.at[6], x.at[7]}};
   } else {
-    halves all;
+    half8 all;
     DC_UNROLL
     for (int j = 0; j < 4; j++) {
       all.word[j] = halves_of<DTYPE>(x.at[2 * j], x.at[2 * j + 1]);
     }
-    *reinterpret_cast<halves *>(static_cast<uint16_t *>(array) + i) = all;
+    *reinterpret_cast<half8 *>(static_cast<uint16_t *>(array) + i) = all;
   }
 }
 
@@ -172,10 +172,10 @@ DC_DEVICE T *device_array(T *array, int64_t count) {
 }
 
 /* A thread's first piece of a row, and how far the next one is. */
-DC_DEVICE int64_t own_piece() {
+DC_DEVICE int64_t first_piece() {
   return static_cast<int64_t>(dc_thread()) * VEC8;
 }
-DC_DEVICE int64_t next_piece() {
+DC_DEVICE int64_t piece_stride() {
   return static_cast<int64_t>(dc_threads()) * VEC8;
 }
 

@@ -7,20 +7,20 @@ static bool has_kernels(const dc_stream *stream) {
   return stream != NULL && stream->device->ops->stream_launch != NULL;
 }
 
-typedef struct pair {
+typedef struct binary_args {
   void *dst;
   const void *src;
   int64_t count;
   int32_t dst_dtype, src_dtype;
-} pair;
+} binary_args;
 
 static void cast_task(void *args) {
-  const pair *p = args;
+  const binary_args *p = args;
   dc__cast(p->dst, p->dst_dtype, p->src, p->src_dtype, p->count);
 }
 
 static void accumulate_task(void *args) {
-  const pair *p = args;
+  const binary_args *p = args;
   dc__accumulate(p->dst, p->dst_dtype, p->src, p->src_dtype, p->count);
 }
 
@@ -30,7 +30,7 @@ void dc__stream_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void
     dc__cuda_cast(stream, dst, dst_dtype, src, src_dtype, count);
     return;
   }
-  const pair p = {.dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype};
+  const binary_args p = {.dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype};
   dc__stream_call(stream, cast_task, &p, sizeof p);
 }
 
@@ -40,19 +40,19 @@ void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, cons
     dc__cuda_accumulate(stream, dst, dst_dtype, src, src_dtype, count);
     return;
   }
-  const pair p = {.dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype};
+  const binary_args p = {.dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype};
   dc__stream_call(stream, accumulate_task, &p, sizeof p);
 }
 
-typedef struct combination {
-  pair p;
+typedef struct combine_args {
+  binary_args p;
   dc__nonfinite *nonfinite;
   uint64_t key;
   bool add;
-} combination;
+} combine_args;
 
 static void combine_task(void *args) {
-  const combination *c = args;
+  const combine_args *c = args;
   if (!dc__combine(c->p.dst, c->p.dst_dtype, c->p.src, c->p.src_dtype, c->p.count, c->add)) {
     c->nonfinite->found = 1;
     c->nonfinite->key = c->key > c->nonfinite->key ? c->key : c->nonfinite->key;
@@ -64,8 +64,8 @@ void dc__stream_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const v
   if (nonfinite != NULL && has_kernels(stream)) {
     dc__cuda_combine(stream, dst, dst_dtype, src, src_dtype, count, add, nonfinite, key);
   } else if (nonfinite != NULL) {
-    const pair p = {.dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype};
-    const combination c = {.p = p, .nonfinite = nonfinite, .key = key, .add = add};
+    const binary_args p = {.dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype};
+    const combine_args c = {.p = p, .nonfinite = nonfinite, .key = key, .add = add};
     dc__stream_call(stream, combine_task, &c, sizeof c);
   } else if (add) {
     dc__stream_accumulate(stream, dst, dst_dtype, src, src_dtype, count);

@@ -146,19 +146,20 @@ static gemm_plan gemm_make_plan(const dc__gemm *g, int32_t threads) {
 }
 
 /* One task's computation, and its places in scratch memory. */
-typedef struct block {
+typedef struct gemm_block {
   int64_t matrix, i, j, m, n;
   int64_t across; /* n, as a multiple of the tile */
   int64_t ld;     /* of acc: more than across, so that its rows do not fall on the same lines of the cache */
   dc__operand a, b;
   char *packed_a, *acc;
-  char *packed_b; /* this block's alone; NULL if all of B is packed */
-  int64_t *kept;  /* the number of the columns whose B lies packed */
-  int64_t number; /* of these */
-} block;
+  char *packed_b;         /* this block's alone; NULL if all of B is packed */
+  int64_t *packed_number; /* the number of the columns whose B lies packed */
+  int64_t number;         /* of these */
+} gemm_block;
 
 /* The strip's rows times a slice of k. */
-static void multiply_slice(const gemm_plan *p, const block *at, const char *b, int64_t rows, int64_t steps, bool add) {
+static void multiply_slice(const gemm_plan *p, const gemm_block *at, const char *b, int64_t rows, int64_t steps,
+                           bool add) {
   const size_t word = dc__tile_word(p->kind);
   if (p->tile.begin != NULL) {
     p->tile.begin();
@@ -175,7 +176,7 @@ static void multiply_slice(const gemm_plan *p, const block *at, const char *b, i
 }
 
 /* The epilogue of the strip's rows, from row `first` of C on. */
-static void gemm_epilogue_strip(const gemm_plan *p, const block *at, int64_t first, int64_t rows) {
+static void gemm_epilogue_strip(const gemm_plan *p, const gemm_block *at, int64_t first, int64_t rows) {
   const dc__gemm *g = p->g;
   void *c = dc__at(g->c, g->out_dtype, at->matrix * g->stride_c);
   void *aux = g->aux != NULL ? dc__at(g->aux, g->out_dtype, at->matrix * g->stride_c) : NULL;
@@ -197,20 +198,21 @@ static void gemm_epilogue_strip(const gemm_plan *p, const block *at, int64_t fir
 }
 
 /* The block's part of a slice of k, packed. */
-static const char *b_slice(const gemm_plan *p, const block *at, int64_t begin, int64_t k, int64_t part, int64_t steps) {
+static const char *b_slice(const gemm_plan *p, const gemm_block *at, int64_t begin, int64_t k, int64_t part,
+                           int64_t steps) {
   const size_t word = dc__tile_word(p->kind);
   if (at->packed_b == NULL) {
     return (const char *)p->g->packed + (size_t)(begin * gemm_round_up(p->g->n, p->tile.nr) + at->j * steps) * word;
   }
   char *b = at->packed_b + (p->whole ? (size_t)(begin * at->across) * word : 0);
-  if (*at->kept != at->number) {
+  if (*at->packed_number != at->number) {
     dc__pack(b, &p->tile, p->kind, p->tile.nr, &at->b, at->j, at->n, k, part);
   }
   return b;
 }
 
 /* `rows` rows of the block from its row `first` on. */
-static void gemm_run_strip(const gemm_plan *p, const block *at, int64_t first, int64_t rows) {
+static void gemm_run_strip(const gemm_plan *p, const gemm_block *at, int64_t first, int64_t rows) {
   const int64_t depth = dc__tile_depth(p->kind);
   const size_t word = dc__tile_word(p->kind);
   if (p->g->k == 0) {
@@ -224,7 +226,7 @@ static void gemm_run_strip(const gemm_plan *p, const block *at, int64_t first, i
     dc__pack_a(at->packed_a, &p->tile, p->kind, &at->a, at->i + first, rows, k, part);
     multiply_slice(p, at, b, rows, steps, begin > 0);
   }
-  *at->kept = p->whole ? at->number : 0;
+  *at->packed_number = p->whole ? at->number : 0;
   gemm_epilogue_strip(p, at, at->i + first, rows);
 }
 
@@ -235,7 +237,7 @@ static void gemm_run_block(const gemm_plan *p, int64_t index, char *scratch) {
   /* Where B is packed, blocks of the same rows follow each other. */
   const int64_t columns = g->packed != NULL ? index % p->blocks_n : index / p->blocks_m;
   const int64_t rows = g->packed != NULL ? index / p->blocks_n : index % p->blocks_m;
-  block at = {.matrix = columns / p->blocks_n, .a = p->a, .b = p->b, .kept = (int64_t *)(void *)scratch};
+  gemm_block at = {.matrix = columns / p->blocks_n, .a = p->a, .b = p->b, .packed_number = (int64_t *)(void *)scratch};
   at.number = columns + 1;
   at.i = begin_of(g->m, p->tile.mr, p->blocks_m, rows);
   at.j = begin_of(g->n, p->tile.nr, p->blocks_n, columns % p->blocks_n);
@@ -277,28 +279,28 @@ static void run_blocks(dc__threadpool *pool, const dc__gemm *gemm, void *scratch
 
 /* ---- B packed beforehand: by the caller, or by all threads for all of them ---- */
 
-typedef struct packing {
+typedef struct gemm_packing {
   const dc__gemm *g;
   dc__tile tile;
   int32_t kind;
   int64_t slice, groups; /* elements in k of a piece; pieces of a slice */
   char *packed;
-} packing;
+} gemm_packing;
 
-static packing packing_of(const dc__gemm *g, int64_t groups, void *packed) {
-  packing p = {.g = g, .groups = groups, .packed = packed};
+static gemm_packing packing_of(const dc__gemm *g, int64_t groups, void *packed) {
+  gemm_packing p = {.g = g, .groups = groups, .packed = packed};
   p.tile = tile_of(g->dtype, &p.kind);
   p.slice = STEPS * dc__tile_depth(p.kind);
   return p;
 }
 
-static int64_t pieces_of(const packing *p) {
+static int64_t pieces_of(const gemm_packing *p) {
   return div_up(p->g->k, p->slice) * p->groups;
 }
 
 static void pack_piece(void *arg, int64_t index, void *scratch) {
   (void)scratch;
-  const packing *p = arg;
+  const gemm_packing *p = arg;
   const dc__gemm *g = p->g;
   const int64_t k = index / p->groups * p->slice;
   const int64_t j = begin_of(g->n, p->tile.nr, p->groups, index % p->groups);
@@ -325,7 +327,7 @@ static void run_shared(dc__threadpool *pool, const dc__gemm *gemm, int64_t colum
     g.c = dc__at(g.c, g.out_dtype, j);
     g.aux = g.aux != NULL ? dc__at(g.aux, g.out_dtype, j) : NULL;
     g.bias = g.bias != NULL ? dc__const_at(g.bias, g.dtype, j) : NULL;
-    packing task = packing_of(&g, div_up(g.n, GROUP), packed);
+    gemm_packing task = packing_of(&g, div_up(g.n, GROUP), packed);
     dc__parallel_for_scratch(pool, scratch, pieces_of(&task), GROUP * task.slice, pack_piece, &task);
     g.packed = packed;
     run_blocks(pool, &g, scratch);
@@ -390,7 +392,7 @@ size_t dc__gemm_packed_bytes(int32_t dtype, int64_t n, int64_t k) {
 }
 
 void dc__gemm_pack(const dc__gemm *g, void *packed) {
-  packing p = packing_of(g, 1, packed);
+  gemm_packing p = packing_of(g, 1, packed);
   for (int64_t i = 0; g->k > 0 && i < pieces_of(&p); i++) {
     pack_piece(&p, i, NULL);
   }

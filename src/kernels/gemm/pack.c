@@ -43,17 +43,18 @@ static const char *element(const dc__operand *operand, int64_t row, int64_t colu
   return (const char *)operand->data + (row * operand->ld + column) * (int64_t)dc_dtype_size(operand->dtype);
 }
 
-typedef struct task {
+typedef struct pack_task {
   const dc__tile *tile;
   int64_t panel;
   const dc__operand *operand;
   bool converted; /* to float32 on the way */
-} task;
+} pack_task;
 
 enum { MOST_PANEL = 32, LINES = 8, LINE = 1024 };
 
 /* One panel from rows along k. */
-static void rows_panel(const task *t, char *dst, int64_t row, int64_t rows, int64_t k0, int64_t depth, int64_t step) {
+static void rows_panel(const pack_task *t, char *dst, int64_t row, int64_t rows, int64_t k0, int64_t depth,
+                       int64_t step) {
   const dc__operand *operand = t->operand;
   const char *src = element(operand, row, k0);
   int64_t ld = operand->ld * (int64_t)dc_dtype_size(operand->dtype);
@@ -76,7 +77,7 @@ static void rows_panel(const task *t, char *dst, int64_t row, int64_t rows, int6
 }
 
 /* Panels from rows across k, which are converted to float32 a few at a time. */
-static void columns_converted(const task *t, float *dst, int64_t first, int64_t width, int64_t k0, int64_t depth) {
+static void columns_converted(const pack_task *t, float *dst, int64_t first, int64_t width, int64_t k0, int64_t depth) {
   float lines[LINES][LINE];
   const int64_t most = LINE / t->panel * t->panel;
   for (int64_t i = 0; i < width; i += most) {
@@ -93,10 +94,10 @@ static void columns_converted(const task *t, float *dst, int64_t first, int64_t 
 
 void dc__pack(void *dst, const dc__tile *tile, int32_t kind, int64_t panel, const dc__operand *operand, int64_t first,
               int64_t width, int64_t k0, int64_t depth) {
-  const task t = {.tile = tile,
-                  .panel = panel,
-                  .operand = operand,
-                  .converted = kind == DC__TILE_F32 && operand->dtype != DC_FLOAT32};
+  const pack_task t = {.tile = tile,
+                       .panel = panel,
+                       .operand = operand,
+                       .converted = kind == DC__TILE_F32 && operand->dtype != DC_FLOAT32};
   const int64_t step = dc__tile_depth(kind);
   const int64_t steps = (depth + step - 1) / step;
   if (operand->k_runs) {

@@ -61,8 +61,8 @@ DC__CONVERT float dc__adamw_mean(float m, float g, const dc__adamw_factors *f) {
 DC__CONVERT float dc__adamw_square(float v, float g, const dc__adamw_factors *f) {
   return f->beta2 * v + f->one_minus_beta2 * g * g;
 }
-DC__CONVERT float dc__adamw_max(float most, float v) {
-  return v > most || v != v ? v : most;
+DC__CONVERT float dc__adamw_max(float max_v, float v) {
+  return v > max_v || v != v ? v : max_v;
 }
 DC__CONVERT float dc__adamw_weight(float w, float m, float v, const dc__adamw_factors *f) {
   return f->decay * w - f->step_size * m / (DC__SQRT(v) * f->inv_sqrt_bias_correction2 + f->eps);

@@ -104,19 +104,19 @@ void dc__symmetric_locate(const dc__spectral_job *job, int64_t index, dc__spectr
 }
 
 /* An entry of s is (low * its entry + high * the mirrored one) * both: the scale, and which triangle counts. */
-typedef struct weights {
+typedef struct symmetric_weights {
   double low, high, both;
-} weights;
+} symmetric_weights;
 
-static weights weights_of(int32_t symmetry, dc__pow2_scale scale) {
+static symmetric_weights weights_of(int32_t symmetry, dc__pow2_scale scale) {
   double low = symmetry == DC_SYMMETRY_LOWER ? 1 : symmetry == DC_SYMMETRY_UPPER ? 0 : 0.5;
-  weights w = {low * scale.first, (1 - low) * scale.first, scale.second};
+  symmetric_weights w = {low * scale.first, (1 - low) * scale.first, scale.second};
   return w;
 }
 
 /* One tile of the lower triangle into s. */
 #define LOAD(name, From, To)                                                                                           \
-  static void name(const From *a, const dc__mat *m, weights w, To *s, int64_t i0, int64_t j0, int64_t n) {             \
+  static void name(const From *a, const dc__mat *m, symmetric_weights w, To *s, int64_t i0, int64_t j0, int64_t n) {   \
     TRANSPOSED(From, transposed, a, m, i0, j0, n)                                                                      \
     for (int64_t i = i0; i < min_int64(i0 + TILE, n); i++) {                                                           \
       for (int64_t j = j0; j < min_int64(j0 + TILE, i + 1); j++) {                                                     \
@@ -129,8 +129,8 @@ LOAD(load_widened, float, double)
 LOAD(load_narrowed, double, float)
 LOAD(load_double, double, double)
 
-static void load_tile(const dc__spectral_job *job, const void *data, const dc__spectral_task *t, weights w, int64_t i0,
-                      int64_t j0) {
+static void load_tile(const dc__spectral_job *job, const void *data, const dc__spectral_task *t, symmetric_weights w,
+                      int64_t i0, int64_t j0) {
   const dc__mat *a = &job->r->a;
   bool wide = t->dtype == DC_FLOAT64;
   if (a->dtype == DC_FLOAT64) {
@@ -169,7 +169,7 @@ bool dc__symmetric_load(const dc__spectral_job *job, int64_t index, dc__spectral
     dc__symmetric_locate(job, index, t);
     return false;
   }
-  weights w = weights_of(job->r->options.symmetry, dc__pow2_scale_of(-t->exponent));
+  symmetric_weights w = weights_of(job->r->options.symmetry, dc__pow2_scale_of(-t->exponent));
   FOR_TILES(job->n, i0, j0) {
     load_tile(job, data_of(&job->r->a, index), t, w, i0, j0);
   }

@@ -142,7 +142,7 @@ dc_status dc__kron_apply(dc_linalg *l, const char *fn, const dc__mat *a, const d
 /* ---- inverted ---- */
 
 /* Eigenvalues of the factors, and the damping of their products, of each matrix of a batch. */
-typedef struct damped {
+typedef struct kron_damped {
   const char *fn;
   const void *a, *b;
   int64_t rows, cols;
@@ -150,13 +150,13 @@ typedef struct damped {
   bool wide;
   int64_t count;
   uint64_t *not_positive; /* device flag for a nonpositive eigenvalue; NULL if checked already */
-} damped;
+} kron_damped;
 
-static double damped_at(const damped *d, int64_t i, int64_t j) {
+static double damped_at(const kron_damped *d, int64_t i, int64_t j) {
   return dc__load_element(d->a, d->wide, i) * dc__load_element(d->b, d->wide, j) + d->damping;
 }
 
-static dc_status check_damped(const damped *d) {
+static dc_status check_damped(const kron_damped *d) {
   for (int64_t i = 0; i < d->rows; i++) {
     for (int64_t j = 0; j < d->cols; j++) {
       double sum = damped_at(d, i, j);
@@ -171,11 +171,11 @@ static dc_status check_damped(const damped *d) {
 }
 
 /* Copies the few eigenvalues to the host. */
-static dc_status check_damped_cuda(dc_linalg *l, const damped *d) {
+static dc_status check_damped_cuda(dc_linalg *l, const kron_damped *d) {
   const size_t size = d->wide ? sizeof(double) : sizeof(float);
   const size_t bytes[2] = {(size_t)d->rows * size, (size_t)d->cols * size};
   char *host = dc__calloc(1, bytes[0] + bytes[1] + 1);
-  damped on_host = *d;
+  kron_damped on_host = *d;
   if (host == NULL) {
     return DC_E_NO_MEMORY;
   }
@@ -190,18 +190,18 @@ static dc_status check_damped_cuda(dc_linalg *l, const damped *d) {
 
 dc_status dc__kron_check_damped(dc_linalg *l, const char *fn, const void *va, const void *vb, double damping,
                                 const dc__mat *x) {
-  const damped d = {.fn = fn,
-                    .a = va,
-                    .b = vb,
-                    .rows = x->rows,
-                    .cols = x->cols,
-                    .damping = damping,
-                    .wide = x->dtype == DC_FLOAT64,
-                    .count = 1};
+  const kron_damped d = {.fn = fn,
+                         .a = va,
+                         .b = vb,
+                         .rows = x->rows,
+                         .cols = x->cols,
+                         .damping = damping,
+                         .wide = x->dtype == DC_FLOAT64,
+                         .count = 1};
   return dc__linalg_is_cuda(l) ? check_damped_cuda(l, &d) : check_damped(&d);
 }
 
-static void kron_divide_damped(dc_linalg *l, const damped *d, void *x) {
+static void kron_divide_damped(dc_linalg *l, const kron_damped *d, void *x) {
   if (dc__linalg_is_cuda(l)) {
     const dc__cuda_damp_args args = {.x = x,
                                      .a = d->a,
@@ -233,14 +233,14 @@ bool dc__kron_add_scratch(const dc_linalg *l, const dc__mat *x, size_t *bytes) {
 void dc__kron_apply_inverse(dc_linalg *l, const dc__mat *qa, const void *va, const dc__mat *qb, const void *vb,
                             double damping, const dc__mat *x, const dc__mat *out, void *scratch,
                             uint64_t *not_positive) {
-  const damped d = {.a = va,
-                    .b = vb,
-                    .rows = out->rows,
-                    .cols = out->cols,
-                    .damping = damping,
-                    .wide = out->dtype == DC_FLOAT64,
-                    .count = out->batch,
-                    .not_positive = not_positive};
+  const kron_damped d = {.a = va,
+                         .b = vb,
+                         .rows = out->rows,
+                         .cols = out->cols,
+                         .damping = damping,
+                         .wide = out->dtype == DC_FLOAT64,
+                         .count = out->batch,
+                         .not_positive = not_positive};
   const int64_t count = out->batch * out->rows * out->cols;
   size_t offset = 0;
   kron_scratch k = {.l = l, .product = dc__linalg_gemm_workspace(l, scratch, &offset)};

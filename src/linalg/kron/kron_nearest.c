@@ -6,15 +6,15 @@
 #include "linalg/kron/kron_nearest.h"
 
 /* x as a matrix of blocks: u [m, n] and v [p, q] are the vectors of its largest singular value. */
-typedef struct nearest {
+typedef struct kron_nearest {
   const dc__mat *x, *a, *b;
   bool wide;
   int exponent; /* of the power of two that x was scaled by */
   dc__pow2_scale scale;
   double *u, *v, *old, *rows;
-} nearest;
+} kron_nearest;
 
-static double nearest_entry(const nearest *s, int64_t row, int64_t col) {
+static double nearest_entry(const kron_nearest *s, int64_t row, int64_t col) {
   return dc__pow2_scaled(dc__load_element(s->x->data, s->wide, row * s->x->row_stride + col * s->x->col_stride),
                          s->scale);
 }
@@ -22,7 +22,7 @@ static double nearest_entry(const nearest *s, int64_t row, int64_t col) {
 /* Row i of u from v, or row k of v from u. */
 static void left_factor_rows(void *arg, int64_t i, void *scratch) {
   (void)scratch;
-  nearest *s = arg;
+  kron_nearest *s = arg;
   int64_t p = s->b->rows;
   int64_t q = s->b->cols;
   for (int64_t j = 0; j < s->a->cols; j++) {
@@ -38,7 +38,7 @@ static void left_factor_rows(void *arg, int64_t i, void *scratch) {
 
 static void right_factor_rows(void *arg, int64_t k, void *scratch) {
   (void)scratch;
-  nearest *s = arg;
+  kron_nearest *s = arg;
   int64_t p = s->b->rows;
   int64_t q = s->b->cols;
   for (int64_t l = 0; l < q; l++) {
@@ -56,7 +56,7 @@ static void right_factor_rows(void *arg, int64_t k, void *scratch) {
 
 static void residual_row(void *arg, int64_t row, void *scratch) {
   (void)scratch;
-  nearest *s = arg;
+  kron_nearest *s = arg;
   int64_t p = s->b->rows;
   int64_t q = s->b->cols;
   double squared_error = 0;
@@ -83,7 +83,7 @@ static double nearest_normalise(double *x, int64_t count) {
   return norm;
 }
 
-static bool nearest_iterate(dc_linalg *l, nearest *s) {
+static bool nearest_iterate(dc_linalg *l, kron_nearest *s) {
   int64_t inner = s->b->rows * s->b->cols;
   int64_t outer = s->a->rows * s->a->cols;
   const double tolerance = dc__nearest_tolerance(s->x->dtype);
@@ -141,7 +141,7 @@ dc_status dc__nearest_not_converged(const char *fn) {
                   (int)DC__NEAREST_MAX_STEPS);
 }
 
-static dc_status nearest_scale(const char *fn, nearest *s) {
+static dc_status nearest_scale(const char *fn, kron_nearest *s) {
   double max_abs = 0;
   DC__TRY(dc__nearest_check_finite(fn, s->x, 0, &max_abs));
   s->exponent = dc__nearest_exponent(max_abs);
@@ -150,7 +150,7 @@ static dc_status nearest_scale(const char *fn, nearest *s) {
 }
 
 /* a and b each get half of the scale's exponent. */
-static void nearest_store(const nearest *s) {
+static void nearest_store(const kron_nearest *s) {
   int half = s->exponent / 2;
   for (int64_t i = 0; i < s->a->rows * s->a->cols; i++) {
     dc__store_element(s->a->data, s->wide, i, ldexp(s->u[i], half));
@@ -179,7 +179,7 @@ dc_status dc__kron_nearest(dc_linalg *l, const char *fn, const dc__mat *x, const
     return DC_OK;
   }
   size_t offset = 0;
-  nearest s = {.x = x, .a = a, .b = b, .wide = x->dtype == DC_FLOAT64, .scale = {1, 1}};
+  kron_nearest s = {.x = x, .a = a, .b = b, .wide = x->dtype == DC_FLOAT64, .scale = {1, 1}};
   s.u = dc__linalg_suballoc(memory, &offset, outer, sizeof(double));
   s.v = dc__linalg_suballoc(memory, &offset, 2 * inner, sizeof(double));
   s.old = s.v + inner;

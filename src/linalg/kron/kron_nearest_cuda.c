@@ -39,7 +39,7 @@ static bool nearest_layout(nearest_cuda *w, size_t *bytes) {
                    {(void **)&a->traces, DC__CUDA_NEAREST_BLOCKS},
                    {(void **)&a->residual_sums, 2 * a->x.rows},
                    {(void **)&w->totals, 2},
-                   {(void **)&a->found, sizeof *a->found / sizeof(double) + 1},
+                   {(void **)&a->result, sizeof *a->result / sizeof(double) + 1},
                    {&w->staging, a->x.cols}};
   *bytes = 0;
   for (size_t i = 0; i < DC__COUNT(all); i++) {
@@ -78,18 +78,18 @@ static dc_status nearest_scale_cuda(nearest_cuda *w, const char *fn, const dc__m
   return DC_OK;
 }
 
-static dc_status nearest_iterate_cuda(nearest_cuda *w, const char *fn, dc__cuda_nearest_result *found) {
+static dc_status nearest_iterate_cuda(nearest_cuda *w, const char *fn, dc__cuda_nearest_result *result) {
   dc_linalg *l = w->f.l;
-  dc__stream_zero(w->f.stream, w->args.found, sizeof *found);
+  dc__stream_zero(w->f.stream, w->args.result, sizeof *result);
   dc__stream_zero(w->f.stream, w->args.v, (size_t)(w->args.p * w->args.q) * sizeof(double));
   dc__cuda_nearest_begin(w->f.stream, &w->args);
   do {
     for (int32_t step = 0; step < STEPS_PER_SYNC; step++) {
       dc__cuda_nearest_step(w->f.stream, &w->args);
     }
-    DC__TRY(dc__linalg_copy_to_host(l, found, w->args.found, sizeof *found));
-  } while (dc__nearest_continues(&found->state));
-  return found->state.stalled_steps >= DC__NEAREST_STALLED_STEPS ? DC_OK : dc__nearest_not_converged(fn);
+    DC__TRY(dc__linalg_copy_to_host(l, result, w->args.result, sizeof *result));
+  } while (dc__nearest_continues(&result->state));
+  return result->state.stalled_steps >= DC__NEAREST_STALLED_STEPS ? DC_OK : dc__nearest_not_converged(fn);
 }
 
 static void nearest_store_cuda(const nearest_cuda *w, const double *from, double factor, const dc__mat *to) {
@@ -114,7 +114,7 @@ static dc_status zero_factors(dc_linalg *l, const dc__mat *a, const dc__mat *b, 
 dc_status dc__kron_nearest_cuda(dc_linalg *l, const char *fn, const dc__mat *x, const dc__mat *a, const dc__mat *b,
                                 double *residual) {
   nearest_cuda w = {.args = {.x = dc__mat_cuda_view(x), .m = a->rows, .n = a->cols, .p = b->rows, .q = b->cols}};
-  dc__cuda_nearest_result found;
+  dc__cuda_nearest_result result;
   double totals[2];
   size_t bytes;
   int exponent;
@@ -131,7 +131,7 @@ dc_status dc__kron_nearest_cuda(dc_linalg *l, const char *fn, const dc__mat *x, 
   }
   (void)nearest_layout(&w, &bytes);
   DC__TRY(nearest_scale_cuda(&w, fn, x, &exponent));
-  DC__TRY(nearest_iterate_cuda(&w, fn, &found));
+  DC__TRY(nearest_iterate_cuda(&w, fn, &result));
   const dc__cuda_totals_args add = {
       .sums = w.args.residual_sums, .to = w.totals, .count = 2, .rows = x->rows, .group = 2, .step = 2, .factor = 1};
   dc__stream_zero(w.f.stream, w.totals, sizeof totals);
@@ -139,7 +139,7 @@ dc_status dc__kron_nearest_cuda(dc_linalg *l, const char *fn, const dc__mat *x, 
   dc__cuda_totals(w.f.stream, &add);
   DC__TRY(dc__linalg_copy_to_host(l, totals, w.totals, sizeof totals));
   /* a and b get the same norm, and each half of the scale's exponent. */
-  const double factor = copysign(sqrt(found.state.sigma), found.trace);
+  const double factor = copysign(sqrt(result.state.sigma), result.trace);
   nearest_store_cuda(&w, w.args.u, ldexp(factor, exponent / 2), a);
   nearest_store_cuda(&w, w.args.v, ldexp(factor, exponent / 2), b);
   if (residual != NULL) {

@@ -10,17 +10,17 @@
 
 /* One piece of B, k from p on, and the tile of C that it adds to. Threads take slices of the piece, then strips of
  * the tile's rows, until none are left. */
-typedef struct pass {
+typedef struct out_of_core_pass {
   const dc__out_of_core *w;
   char *packed, *tile;
   int64_t i, rows, j, cols, p, depth;
   int64_t length, unit, parts, longest; /* rows to share out, in units of `unit`; parts have at most `longest` */
   atomic_llong next;                    /* the first part not yet taken */
   dc__file_failure failure;
-} pass;
+} out_of_core_pass;
 
 /* Takes the next part's first row and its number of rows. Returns false at the end. */
-static bool next_part(pass *x, int64_t *row, int64_t *rows) {
+static bool next_part(out_of_core_pass *x, int64_t *row, int64_t *rows) {
   const int64_t index = atomic_fetch_add(&x->next, 1);
   const int64_t units = dc__num_pieces(x->length, x->unit);
   if (index >= x->parts || dc__file_failed(&x->failure)) {
@@ -34,7 +34,7 @@ static bool next_part(pass *x, int64_t *row, int64_t *rows) {
 /* Memory from scratch + DC__GEMM_PACKED_SCRATCH on is unused by products with a packed B. */
 static void pack_slices(void *arg, int64_t index, void *scratch) {
   (void)index;
-  pass *x = arg;
+  out_of_core_pass *x = arg;
   const dc__out_of_core *w = x->w;
   char *read = (char *)scratch + DC__GEMM_PACKED_SCRATCH;
   for (int64_t row, rows; next_part(x, &row, &rows);) {
@@ -51,7 +51,7 @@ static void pack_slices(void *arg, int64_t index, void *scratch) {
 
 /* Assembles whole rows from the sums and the strips before them, a few at a time, so that they are written from the
  * cache. */
-static bool write_rows(pass *x, const char *sums, const char *before, char *line, int64_t i, int64_t rows) {
+static bool write_rows(out_of_core_pass *x, const char *sums, const char *before, char *line, int64_t i, int64_t rows) {
   const dc__out_of_core *w = x->w;
   const size_t size = w->out_size;
   const int64_t nb = w->plan.nb;
@@ -73,7 +73,7 @@ static bool write_rows(pass *x, const char *sums, const char *before, char *line
 }
 
 /* Writes a strip of C, from row i on, to its file. `own`: memory from the strip's on, if any. */
-static bool write_strip(pass *x, char *sums, char *own, int64_t i, int64_t rows) {
+static bool write_strip(out_of_core_pass *x, char *sums, char *own, int64_t i, int64_t rows) {
   const dc__out_of_core *w = x->w;
   if (!w->plan.coalesces) {
     return dc__file_io_block(&x->failure, "out", w->out, true, sums, i, rows, x->j, x->cols);
@@ -89,7 +89,7 @@ static bool write_strip(pass *x, char *sums, char *own, int64_t i, int64_t rows)
 
 static void multiply_row_strips(void *arg, int64_t index, void *scratch) {
   (void)index;
-  pass *x = arg;
+  out_of_core_pass *x = arg;
   const dc__out_of_core *w = x->w;
   const bool whole = x->depth == w->k;
   const bool last = x->p + x->depth == w->k;
@@ -117,7 +117,8 @@ static void multiply_row_strips(void *arg, int64_t index, void *scratch) {
 }
 
 /* Shares out rows between the threads, in parts of at most `longest`, rounded to units. */
-static dc_status run_parts(dc_linalg *l, pass *x, dc__parallel_fn fn, int64_t length, int64_t longest, int64_t unit) {
+static dc_status run_parts(dc_linalg *l, out_of_core_pass *x, dc__parallel_fn fn, int64_t length, int64_t longest,
+                           int64_t unit) {
   const int64_t threads = dc__threadpool_threads(l->pool);
   x->length = length;
   x->longest = longest;
@@ -136,7 +137,7 @@ static dc_status run_passes(dc_linalg *l, const dc__out_of_core *w, char *packed
     for (int64_t i = 0; i < w->m; i += s->mb) {
       int64_t p = 0;
       do {
-        pass x = {.w = w, .packed = packed, .tile = tile, .i = i, .j = j, .p = p};
+        out_of_core_pass x = {.w = w, .packed = packed, .tile = tile, .i = i, .j = j, .p = p};
         x.rows = dc__min_int64(s->mb, w->m - i);
         x.cols = dc__min_int64(s->nb, w->n - j);
         x.depth = dc__min_int64(s->kb, w->k - p);

@@ -24,32 +24,32 @@ struct dc__staging {
 };
 
 /* A part of a matrix in a file, and dense memory for it. */
-typedef struct block {
+typedef struct out_of_core_block {
   const char *arg;
   const dc__matrix_source *source;
   char *memory;
   int64_t row, rows, col, cols; /* rows 0: none */
-} block;
+} out_of_core_block;
 
 /* The transfer of A or B to the device. */
-typedef struct operand {
-  block present;
+typedef struct out_of_core_operand {
+  out_of_core_block present;
   char *buffer[NUM_BUFFERS];
   dc_event **used;
   int32_t current;
-} operand;
+} out_of_core_operand;
 
-typedef struct pipeline {
+typedef struct out_of_core_pipeline {
   dc_linalg *l;
   const dc__out_of_core *w;
   struct dc__staging *staging;
-  block pending_write[NUM_BUFFERS]; /* blocks that a stage holds, to be written before its reuse */
+  out_of_core_block pending_write[NUM_BUFFERS]; /* blocks that a stage holds, to be written before its reuse */
   int32_t current;
-  operand a, b;
+  out_of_core_operand a, b;
   char *tile, *gemm_workspace;
   size_t gemm_workspace_bytes;
   dc__file_failure failure;
-} pipeline;
+} out_of_core_pipeline;
 
 /* ---- staging ---- */
 
@@ -160,17 +160,17 @@ static const dc__out_of_core_model cuda_model = {.fits = pipeline_fits, .bytes =
 
 /* ---- blocks ---- */
 
-static size_t block_bytes(const block *b) {
+static size_t block_bytes(const out_of_core_block *b) {
   return (size_t)(b->rows * b->cols) * dc_dtype_size(b->source->mat.dtype);
 }
 
 /* The part of a block from its byte `done` on that fits into a stage: whole rows, or a part of one. */
-static block stage_part(const block *b, size_t done) {
+static out_of_core_block stage_part(const out_of_core_block *b, size_t done) {
   const size_t size = dc_dtype_size(b->source->mat.dtype);
   const int64_t room = STAGE_BYTES / (int64_t)size;
   const int64_t row = (int64_t)(done / size) / b->cols;
   const int64_t col = (int64_t)(done / size) % b->cols;
-  block part = *b;
+  out_of_core_block part = *b;
   part.memory += done;
   part.row += row;
   part.col += col;
@@ -179,18 +179,18 @@ static block stage_part(const block *b, size_t done) {
   return part;
 }
 
-typedef struct transfer {
-  pipeline *x;
-  const block *part;
+typedef struct transfer_task {
+  out_of_core_pipeline *x;
+  const out_of_core_block *part;
   char *stage;
   bool write;
   int64_t shares;
-} transfer;
+} transfer_task;
 
 static void transfer_share(void *arg, int64_t index, void *scratch) {
   (void)scratch;
-  const transfer *t = arg;
-  const block *p = t->part;
+  const transfer_task *t = arg;
+  const out_of_core_block *p = t->part;
   const int64_t first = p->rows * index / t->shares;
   const int64_t rows = p->rows * (index + 1) / t->shares - first;
   char *memory = t->stage + (size_t)(first * p->cols) * dc_dtype_size(p->source->mat.dtype);
@@ -198,18 +198,18 @@ static void transfer_share(void *arg, int64_t index, void *scratch) {
 }
 
 /* Reads or writes a stage on the handle's threads. */
-static void transfer_part(pipeline *x, const block *part, int32_t stage, bool write) {
-  transfer t = {.x = x, .part = part, .stage = x->staging->pinned + (size_t)stage * STAGE_BYTES, .write = write};
+static void transfer_part(out_of_core_pipeline *x, const out_of_core_block *part, int32_t stage, bool write) {
+  transfer_task t = {.x = x, .part = part, .stage = x->staging->pinned + (size_t)stage * STAGE_BYTES, .write = write};
   t.shares = dc__min_int64(dc__threadpool_threads(x->l->pool), part->rows);
   dc__parallel_for_cost(x->l->pool, t.shares, part->rows * part->cols / t.shares, transfer_share, &t);
 }
 
-static bool is_ok(pipeline *x) {
+static bool is_ok(out_of_core_pipeline *x) {
   return !dc__file_failed(&x->failure) && dc__device_check(x->l->device) == DC_OK;
 }
 
 /* The next stage in turn, after its copy has finished and its pending block is written. */
-static int32_t next_stage(pipeline *x) {
+static int32_t next_stage(out_of_core_pipeline *x) {
   x->current = (x->current + 1) % NUM_BUFFERS;
   dc__event_wait(x->staging->staged[x->current], NULL);
   if (x->pending_write[x->current].rows > 0 && is_ok(x)) {
@@ -219,8 +219,8 @@ static int32_t next_stage(pipeline *x) {
   return x->current;
 }
 
-static void pipeline_read_block(pipeline *x, const block *b) {
-  block part;
+static void pipeline_read_block(out_of_core_pipeline *x, const out_of_core_block *b) {
+  out_of_core_block part;
   for (size_t done = 0; done < block_bytes(b) && is_ok(x); done += block_bytes(&part)) {
     const int32_t stage = next_stage(x);
     part = stage_part(b, done);
@@ -231,8 +231,8 @@ static void pipeline_read_block(pipeline *x, const block *b) {
   }
 }
 
-static void write_block(pipeline *x, const block *b) {
-  block part;
+static void write_block(out_of_core_pipeline *x, const out_of_core_block *b) {
+  out_of_core_block part;
   for (size_t done = 0; done < block_bytes(b) && is_ok(x); done += block_bytes(&part)) {
     const int32_t stage = next_stage(x);
     part = stage_part(b, done);
@@ -244,17 +244,18 @@ static void write_block(pipeline *x, const block *b) {
 }
 
 /* A block of A or B for the next product: in place, or its buffer. */
-static dc__mat operand_fetch(pipeline *x, operand *o, int64_t row, int64_t rows, int64_t col, int64_t cols) {
+static dc__mat operand_fetch(out_of_core_pipeline *x, out_of_core_operand *o, int64_t row, int64_t rows, int64_t col,
+                             int64_t cols) {
   const dc__matrix_source *s = o->present.source;
   if (dc__in_file(s) && (o->present.rows == 0 || o->present.row != row || o->present.col != col)) {
     o->current = (o->current + 1) % NUM_BUFFERS;
-    const block next = {.arg = o->present.arg,
-                        .source = s,
-                        .memory = o->buffer[o->current],
-                        .row = row,
-                        .rows = rows,
-                        .col = col,
-                        .cols = cols};
+    const out_of_core_block next = {.arg = o->present.arg,
+                                    .source = s,
+                                    .memory = o->buffer[o->current],
+                                    .row = row,
+                                    .rows = rows,
+                                    .col = col,
+                                    .cols = cols};
     o->present = next;
     dc__event_wait(o->used[o->current], x->staging->copies);
     pipeline_read_block(x, &next);
@@ -265,7 +266,7 @@ static dc__mat operand_fetch(pipeline *x, operand *o, int64_t row, int64_t rows,
 }
 
 /* Records that the queued product uses the operand's block. */
-static void mark_used(pipeline *x, const operand *o) {
+static void mark_used(out_of_core_pipeline *x, const out_of_core_operand *o) {
   if (dc__in_file(o->present.source)) {
     dc__event_record(o->used[o->current], x->l->device->internal_stream);
   }
@@ -273,7 +274,7 @@ static void mark_used(pipeline *x, const operand *o) {
 
 /* ---- products ---- */
 
-static void multiply_block(pipeline *x, const block *c, int64_t p) {
+static void multiply_block(out_of_core_pipeline *x, const out_of_core_block *c, int64_t p) {
   const dc__out_of_core *w = x->w;
   dc_stream *stream = x->l->device->internal_stream;
   const int64_t depth = dc__min_int64(w->plan.kb, w->k - p);
@@ -291,18 +292,18 @@ static void multiply_block(pipeline *x, const block *c, int64_t p) {
 }
 
 /* C's tiles in order. Only the copy of a finished tile delays the next one. */
-static void multiply_tiles(pipeline *x) {
+static void multiply_tiles(out_of_core_pipeline *x) {
   const dc__out_of_core *w = x->w;
   const dc__out_of_core_plan *s = &w->plan;
   for (int64_t j = 0; j < w->n && is_ok(x); j += s->nb) {
     for (int64_t i = 0; i < w->m && is_ok(x); i += s->mb) {
-      const block c = {.arg = "out",
-                       .source = w->out,
-                       .memory = x->tile,
-                       .row = i,
-                       .rows = dc__min_int64(s->mb, w->m - i),
-                       .col = j,
-                       .cols = dc__min_int64(s->nb, w->n - j)};
+      const out_of_core_block c = {.arg = "out",
+                                   .source = w->out,
+                                   .memory = x->tile,
+                                   .row = i,
+                                   .rows = dc__min_int64(s->mb, w->m - i),
+                                   .col = j,
+                                   .cols = dc__min_int64(s->nb, w->n - j)};
       int64_t p = 0;
       do {
         multiply_block(x, &c, p);
@@ -325,7 +326,7 @@ static char *staging_align(void *memory) {
 }
 
 /* Parts of the memory, as pipeline_bytes() counts them. */
-static void pipeline_layout(pipeline *x, void *memory) {
+static void pipeline_layout(out_of_core_pipeline *x, void *memory) {
   const dc__out_of_core *w = x->w;
   const dc__out_of_core_plan *s = &w->plan;
   size_t offset = 0;
@@ -343,9 +344,9 @@ static void pipeline_layout(pipeline *x, void *memory) {
 
 /* On return both streams are idle, even after a failure: the next call uses the same memory. */
 static dc_status run_pipeline(dc_linalg *l, const dc__out_of_core *w, void *memory) {
-  pipeline x = {.l = l, .w = w, .staging = l->staging};
-  x.a.present = (block){.arg = "a", .source = w->a};
-  x.b.present = (block){.arg = "b", .source = w->b};
+  out_of_core_pipeline x = {.l = l, .w = w, .staging = l->staging};
+  x.a.present = (out_of_core_block){.arg = "a", .source = w->a};
+  x.b.present = (out_of_core_block){.arg = "b", .source = w->b};
   x.a.used = l->staging->used[0];
   x.b.used = l->staging->used[1];
   dc__file_failure_init(&x.failure);

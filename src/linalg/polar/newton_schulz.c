@@ -8,14 +8,14 @@
 #include "linalg/eigh/eigh.h"
 #include "linalg/polar/newton_schulz.h"
 
-typedef struct polynomial {
+typedef struct schulz_polynomial {
   double a, b, c;
-} polynomial;
+} schulz_polynomial;
 
 /* Polar Express (arXiv 2505.16932), for singular values from 1e-3 of the Frobenius norm. The last polynomial is
  * Newton-Schulz and repeats in later steps. The others leave room for rounding, as if values went up to 1.01. */
 enum { POLAR_EXPRESS_STEPS = 8 };
-static const polynomial polar_express[POLAR_EXPRESS_STEPS] = {
+static const schulz_polynomial polar_express[POLAR_EXPRESS_STEPS] = {
     {8.28721201814563, -23.595886519098837, 17.300387312530933},
     {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
     {3.9486908534822946, -2.908902115962949, 0.5518191394370137},
@@ -25,22 +25,22 @@ static const polynomial polar_express[POLAR_EXPRESS_STEPS] = {
     {1.8750014808534479, -1.2500016453999487, 0.3750001645474248},
     {1.875, -1.25, 0.375},
 };
-static const polynomial muon = {3.4445, -4.7750, 2.0315};
+static const schulz_polynomial muon = {3.4445, -4.7750, 2.0315};
 
-static polynomial polynomial_of_step(bool use_polar_express, int32_t step) {
+static schulz_polynomial polynomial_of_step(bool use_polar_express, int32_t step) {
   if (!use_polar_express) {
     return muon;
   }
-  polynomial p = polar_express[step < POLAR_EXPRESS_STEPS - 1 ? step : POLAR_EXPRESS_STEPS - 1];
+  schulz_polynomial p = polar_express[step < POLAR_EXPRESS_STEPS - 1 ? step : POLAR_EXPRESS_STEPS - 1];
   double room = step < POLAR_EXPRESS_STEPS - 1 ? 1.01 : 1;
-  polynomial with_room = {p.a / room, p.b / pow(room, 3), p.c / pow(room, 5)};
+  schulz_polynomial with_room = {p.a / room, p.b / pow(room, 3), p.c / pow(room, 5)};
   return with_room;
 }
 
 void dc__newton_schulz_run(dc__newton_schulz *o, bool use_polar_express, int32_t steps) {
   const int64_t rows = o->rows;
   for (int32_t step = 0; step < steps; step++) {
-    polynomial p = polynomial_of_step(use_polar_express, step);
+    schulz_polynomial p = polynomial_of_step(use_polar_express, step);
     o->work->syrk(o, 1, o->x, 0, o->gram, o->cols);
     o->work->copy(o, o->poly, o->gram, rows);
     o->work->syrk(o, p.c, o->gram, p.b, o->poly, rows);

@@ -46,9 +46,9 @@ dc_status dc__block_group_reserve(dc__blockwise *self, int64_t param, int64_t in
                            sizeof *self->block_groups)) {
       return DC_E_NO_MEMORY;
     }
-    dc__block_group fresh = {.group = self->head.params[param].group, .count = box.count, .order = partition->order};
-    memcpy(fresh.size, box.size, sizeof fresh.size);
-    self->block_groups[self->block_group_count++] = fresh;
+    dc__block_group group = {.group = self->head.params[param].group, .count = box.count, .order = partition->order};
+    memcpy(group.size, box.size, sizeof group.size);
+    self->block_groups[self->block_group_count++] = group;
   }
   self->block_groups[i].capacity++;
   return DC_OK;
@@ -146,10 +146,10 @@ static int32_t batch_count(const dc__blockwise *self, int64_t first) {
 }
 
 /* Gathers the blocks' gradients into a stack, or with `give` scatters the results back. */
-static void stack_blocks(const dc__block_context *ctx, const dc__optim_block *lead, bool give) {
+static void stack_blocks(const dc__block_context *ctx, const dc__optim_block *lead, bool unpack) {
   dc__cuda_stack_args args = {.stack = lead->data, .count = lead->count, .stride = dc__block_group_stride(lead->count)};
   args.batch = ctx->count;
-  args.unpack = give;
+  args.unpack = unpack;
   for (int32_t i = 0; i < ctx->count; i++) {
     args.blocks[i] = ctx->blocks[i]->data;
   }

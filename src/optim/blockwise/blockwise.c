@@ -79,12 +79,12 @@ static void sort_sides(dc__blockwise *self) {
       }
       side->order = order;
       order += dc__block_rules_of(&self->head)->sorts ? side->n : 0;
-      const dc__side_ref own = {side, &self->blocks[i]};
+      const dc__side_ref ref = {side, &self->blocks[i]};
       int64_t at = self->side_count++;
-      for (; at > 0 && side_precedes(&own, &self->by_size[at - 1]); at--) {
+      for (; at > 0 && side_precedes(&ref, &self->by_size[at - 1]); at--) {
         self->by_size[at] = self->by_size[at - 1];
       }
-      self->by_size[at] = own;
+      self->by_size[at] = ref;
     }
   }
 }
@@ -221,12 +221,12 @@ static dc_status set_up(dc__blockwise *self, const char *fn) {
 
 /* ---- phases ---- */
 
-typedef struct phase {
+typedef struct blockwise_phase {
   dc__blockwise *self;
   dc__block_fn fn;
-} phase;
+} blockwise_phase;
 
-static void run_block(const phase *p, int64_t index, dc__threadpool *pool, void *scratch) {
+static void run_block(const blockwise_phase *p, int64_t index, dc__threadpool *pool, void *scratch) {
   dc__blockwise *self = p->self;
   const dc__optim_block *b = self->by_cost[index];
   if (self->skip[b->param]) {
@@ -241,12 +241,12 @@ static void run_block(const phase *p, int64_t index, dc__threadpool *pool, void 
 }
 
 static void run_small(void *arg, int64_t index, void *scratch) {
-  const phase *p = arg;
+  const blockwise_phase *p = arg;
   run_block(p, p->self->large + index, NULL, scratch);
 }
 
 static dc_status each_block(dc__blockwise *self, const char *fn, dc__block_fn work) {
-  phase p = {self, work};
+  blockwise_phase p = {self, work};
   dc_linalg *l = self->head.linalg;
   void *memory;
   size_t offset = 0;

@@ -84,8 +84,8 @@ void dc__grafting_norm_cpu(dc__block_context *ctx, const dc__graft *g) {
 void dc__grafting_finish_cpu(const dc__block_context *ctx, const dc__graft *g, bool scaled) {
   const dc__graft_factors f = g->factors;
   if (scaled) {
-    double own = graft_norm(g->data, g->count);
-    dc__update_read(g->data, g->data, DC_FLOAT32, g->count, own > 0 ? (float)(ctx->graft_norm / own) : 0);
+    double norm = graft_norm(g->data, g->count);
+    dc__update_read(g->data, g->data, DC_FLOAT32, g->count, norm > 0 ? (float)(ctx->graft_norm / norm) : 0);
   }
   for (int64_t i = 0; i < g->count && g->momentum != NULL; i++) {
     float u = g->data[i];

@@ -93,16 +93,16 @@ void dc__partition_box(const dc__partition *partition, int64_t block, dc__box *b
 _Static_assert((int)DC__ORDER_MAX <= (int)DC__CUDA_BOX_DIMS, "a box must fit a kernel's argument");
 
 /* A block's runs: elements contiguous in block and parameter. */
-typedef struct runs {
+typedef struct partition_runs {
   const dc__partition *partition;
   const dc__box *box;
   int64_t length;
   int32_t dims; /* dimensions before the run's */
   int64_t at[DC__ORDER_MAX];
-} runs;
+} partition_runs;
 
-static runs runs_of(const dc__partition *partition, const dc__box *box) {
-  runs r = {.partition = partition, .box = box, .length = 1, .dims = partition->order};
+static partition_runs partition_runs_of(const dc__partition *partition, const dc__box *box) {
+  partition_runs r = {.partition = partition, .box = box, .length = 1, .dims = partition->order};
   bool full = true;
   while (r.dims > 0 && full) {
     r.dims--;
@@ -113,15 +113,15 @@ static runs runs_of(const dc__partition *partition, const dc__box *box) {
 }
 
 /* The run's offset in the whole parameter. */
-static int64_t run_begin(const runs *r) {
-  int64_t place = 0;
+static int64_t run_begin(const partition_runs *r) {
+  int64_t offset = 0;
   for (int32_t d = 0; d < r->partition->order; d++) {
-    place = place * r->partition->shape[d] + r->box->begin[d] + (d < r->dims ? r->at[d] : 0);
+    offset = offset * r->partition->shape[d] + r->box->begin[d] + (d < r->dims ? r->at[d] : 0);
   }
-  return place;
+  return offset;
 }
 
-static void run_next(runs *r) {
+static void run_next(partition_runs *r) {
   for (int32_t d = r->dims - 1; d >= 0; d--) {
     if (++r->at[d] < r->box->size[d]) {
       return;
@@ -132,13 +132,13 @@ static void run_next(runs *r) {
 
 /* Copies elements [first, first + length) by a kernel, whose threads compute the elements' offsets. */
 static void copy_box_cuda(dc_stream *stream, const dc__partition *partition, const dc__box *box, const float *block,
-                          int64_t first, int64_t length, const float *part, bool give) {
+                          int64_t first, int64_t length, const float *part, bool unpack) {
   dc__cuda_box_copy_args args = {.count = box->count, .first = first, .length = length};
   args.block = (float *)(uintptr_t)block; /* read or written by `give` */
   args.part = (float *)(uintptr_t)part;
   int64_t stride = 1;
   args.dims = partition->order;
-  args.unpack = give;
+  args.unpack = unpack;
   for (int32_t d = partition->order - 1; d >= 0; d--) {
     args.begin += box->begin[d] * stride;
     args.size[d] = box->size[d];
@@ -154,7 +154,7 @@ void dc__box_pack(dc_stream *stream, const dc__partition *partition, const dc__b
     copy_box_cuda(stream, partition, box, block, 0, partition->numel, whole, false);
     return;
   }
-  runs r = runs_of(partition, box);
+  partition_runs r = partition_runs_of(partition, box);
   for (int64_t done = 0; done < box->count; done += r.length) {
     memcpy(block + done, whole + run_begin(&r), (size_t)r.length * sizeof *block);
     run_next(&r);
@@ -167,7 +167,7 @@ void dc__box_unpack(dc_stream *stream, const dc__partition *partition, const dc_
     copy_box_cuda(stream, partition, box, block, first, count, part, true);
     return;
   }
-  runs r = runs_of(partition, box);
+  partition_runs r = partition_runs_of(partition, box);
   for (int64_t done = 0; done < box->count; done += r.length) {
     int64_t begin = run_begin(&r);
     int64_t from = begin > first ? begin : first;

@@ -7,39 +7,39 @@ void dc__block_update_factors(const dc__optim_block *b, double beta, double alph
   const float *transposed = b->data;
   for (int32_t d = 0; d < b->order; d++) {
     const dc__side *side = &b->sides[d];
-    int64_t rest = b->count / side->n;
+    int64_t other_elements = b->count / side->n;
     bool last = d > 0 && d == b->order - 1; /* the last dimension is the columns */
     if (side->factor != NULL) {
-      ctx->work->syrk(ctx, last, side->n, rest, last ? b->data : transposed, alpha, beta, side->factor);
+      ctx->work->syrk(ctx, last, side->n, other_elements, last ? b->data : transposed, alpha, beta, side->factor);
     }
     if (d + 2 < b->order) {
       float *next = ctx->temp + (d % 2) * ctx->temp_stride;
-      ctx->work->transpose(ctx, transposed, side->n, rest, next);
+      ctx->work->transpose(ctx, transposed, side->n, other_elements, next);
       transposed = next;
     }
   }
 }
 
 /* to [rest, n] = from [n, rest]^T times the side's matrix, or its transpose. */
-static void multiply_side(const dc__side *side, int64_t rest, const float *from, bool back,
+static void multiply_side(const dc__side *side, int64_t other_elements, const float *from, bool back,
                           const dc__block_context *ctx, float *to) {
-  const dc__gemm g = dc__gemm_dense(DC_FLOAT32, true, back, rest, side->n, side->n, from, side->matrix, to);
+  const dc__gemm g = dc__gemm_dense(DC_FLOAT32, true, back, other_elements, side->n, side->n, from, side->matrix, to);
   ctx->work->gemm(ctx, &g);
 }
 
 void dc__block_multiply_sides(const dc__optim_block *b, float *x, bool back, const dc__block_context *ctx) {
   float *from = x;
   float *to = ctx->temp;
-  bool some = false;
+  bool any = false;
   for (int32_t d = 0; d < b->order; d++) {
-    some = some || b->sides[d].factor != NULL;
+    any = any || b->sides[d].factor != NULL;
   }
-  for (int32_t d = 0; d < b->order && some; d++) {
-    int64_t rest = b->count / b->sides[d].n;
+  for (int32_t d = 0; d < b->order && any; d++) {
+    int64_t other_elements = b->count / b->sides[d].n;
     if (b->sides[d].factor != NULL) {
-      multiply_side(&b->sides[d], rest, from, back, ctx, to);
+      multiply_side(&b->sides[d], other_elements, from, back, ctx, to);
     } else {
-      ctx->work->transpose(ctx, from, b->sides[d].n, rest, to);
+      ctx->work->transpose(ctx, from, b->sides[d].n, other_elements, to);
     }
     float *swap = from;
     from = to;
@@ -51,11 +51,11 @@ void dc__block_multiply_sides(const dc__optim_block *b, float *x, bool back, con
 }
 
 bool dc__side_is_permuted(const dc__side *side) {
-  bool moves = false;
+  bool permutes = false;
   for (int64_t j = 0; j < side->n && side->info.status == DC_OK; j++) {
-    moves = moves || side->order[j] != j;
+    permutes = permutes || side->order[j] != j;
   }
-  return moves;
+  return permutes;
 }
 
 dc__mat dc__side_mat(void *data, int32_t dtype, int64_t n) {

@@ -64,7 +64,7 @@ static dc_status check_shapes(const dc__kfac *k, const char *fn, const dc__kfac_
 }
 
 /* Lays out the sums and their diagonals; with memory NULL, counts only. */
-static bool place_sums(dc__kfac_layer *layer) {
+static bool layout_sums(dc__kfac_layer *layer) {
   bool fits = true;
   layer->bytes = 0;
   for (int32_t which = 0; which < DC__FACTORS && fits; which++) {
@@ -97,12 +97,12 @@ static dc_status make_factors(const dc__kfac *k, const char *fn, dc__kfac_layer 
                       f->order, (int)MAX_ORDER);
     }
   }
-  if (!place_sums(layer)) {
+  if (!layout_sums(layer)) {
     return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold the layer's factors", fn);
   }
   DC__TRY(dc__kfac_alloc(k->head.linalg, layer->bytes, &layer->memory));
   dc__stream_zero(k->head.linalg->device->internal_stream, layer->memory, layer->bytes);
-  (void)place_sums(layer);
+  (void)layout_sums(layer);
   return DC_OK;
 }
 

@@ -98,7 +98,7 @@ typedef struct direction_plan {
   dc__mat x;
   float *shifted[DC__FACTORS];
   double *sums;
-  void *place;
+  void *workspace;
 } direction_plan;
 
 static dc__mat kfac_dense_cuda(const float *data, int64_t batch, int64_t rows, int64_t cols) {
@@ -132,7 +132,7 @@ static bool plan_direction(const dc_linalg *l, const dc__kfac_layer *layer, void
   }
   s->sums = offset_of(memory, *bytes - begin);
   fits = fits && dc__linalg_add_bytes(bytes, s->rows, sizeof(double));
-  s->place = offset_of(memory, *bytes - begin);
+  s->workspace = offset_of(memory, *bytes - begin);
   return fits && dc__kron_add_scratch(l, &s->x, bytes);
 }
 
@@ -187,7 +187,7 @@ static dc_status kfac_precondition_cuda(dc_linalg *l, const dc__kfac_direction *
       .sums = s.sums, .to = &d->found->product, .count = 1, .rows = s.rows, .group = 1, .step = 1, .factor = 1};
   const double damping = kfac_damp_eigenvalues_cuda(l, d, &s, values);
   kfac_load_gradient_cuda(l, d, &s);
-  dc__kron_apply_inverse(l, &qg, values[DC__FACTOR_G], &qa, values[DC__FACTOR_A], damping, &s.x, &s.x, s.place,
+  dc__kron_apply_inverse(l, &qg, values[DC__FACTOR_G], &qa, values[DC__FACTOR_A], damping, &s.x, &s.x, s.workspace,
                          &d->found->not_positive);
   dc__cuda_store_direction(stream_of(l), &out);
   dc__cuda_totals(stream_of(l), &total);

@@ -255,9 +255,9 @@ static bool latest_decomposition(const dc__factor *f, const float **vectors, con
 }
 
 bool dc__kfac_latest(const dc__kfac_layer *layer, dc__kfac_direction *d) {
-  bool some = true;
+  bool complete = true;
   for (int32_t which = 0; which < DC__FACTORS; which++) {
-    some = latest_decomposition(&layer->factors[which], &d->vectors[which], &d->values[which]) && some;
+    complete = latest_decomposition(&layer->factors[which], &d->vectors[which], &d->values[which]) && complete;
   }
-  return some;
+  return complete;
 }

@@ -56,20 +56,20 @@ dc_status dc__kfac_accumulate(dc_linalg *l, dc__kfac_layer *layer, const dc__per
   dc__factor *a = &layer->factors[DC__FACTOR_A];
   dc__factor *g = &layer->factors[DC__FACTOR_G];
   bool reduce = layer->approximation == DC_KFAC_REDUCE;
-  int64_t places = s->samples * (reduce ? 1 : s->positions);
+  int64_t rows = s->samples * (reduce ? 1 : s->positions);
   double largest[DC__FACTORS];
   DC__TRY(factor_check_layer(layer, s));
   DC__TRY(work->scan(l, s, largest));
   largest[DC__FACTOR_G] *= fabs(scale) * (reduce ? (double)s->positions : 1);
-  double bound_a = a->bound + largest[DC__FACTOR_A] * largest[DC__FACTOR_A] * (double)places;
-  double bound_g = g->bound + largest[DC__FACTOR_G] * largest[DC__FACTOR_G] * (double)places;
+  double bound_a = a->bound + largest[DC__FACTOR_A] * largest[DC__FACTOR_A] * (double)rows;
+  double bound_g = g->bound + largest[DC__FACTOR_G] * largest[DC__FACTOR_G] * (double)rows;
   DC__TRY(check_bound(s, "x", bound_a));
   DC__TRY(check_bound(s, "delta", bound_g));
   if (!wanted || s->samples == 0 || s->positions == 0) {
     return DC_OK;
   }
   DC__TRY(work->accumulate(l, layer, s, scale));
-  a->count += places;
+  a->count += rows;
   a->bound = bound_a;
   g->count += s->samples;
   g->bound = bound_g;

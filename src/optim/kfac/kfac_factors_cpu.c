@@ -8,18 +8,18 @@
 enum { ROWS = 128, PANEL_BYTES = 4 << 20, CHUNK = 1 << 16, TILE = 512 };
 
 /* Vectors for outer products: [count][order], or by rows [order][count]. */
-typedef struct vectors {
+typedef struct kfac_vectors {
   const void *data;
   int32_t dtype;
   bool by_rows;
   int64_t order, count;
   int64_t row; /* elements from one stored row to the next */
-} vectors;
+} kfac_vectors;
 
 /* ---- sums of outer products ---- */
 
 typedef struct gram_job {
-  vectors v;
+  kfac_vectors v;
   float *sum;
   int64_t width;    /* of sum: v.order, or one more for the bias */
   const void *ones; /* v.count of v's type; NULL: no bias */
@@ -29,7 +29,7 @@ typedef struct gram_job {
 /* Rows [row, row + rows) of the upper triangle; behind the last ones, the column of the bias. */
 static void gram_rows(void *arg, int64_t index, void *scratch) {
   const gram_job *job = arg;
-  const vectors *v = &job->v;
+  const kfac_vectors *v = &job->v;
   int64_t row = index * ROWS;
   bool bias = row >= v->order;
   dc__gemm g = {.dtype = v->dtype,
@@ -150,10 +150,10 @@ static bool factor_in_place_cpu(const factor_job_cpu *w) {
 /* Sets up the vectors of a panel, and counts the bytes of all scratch memory. */
 static bool factor_plan_scratch(factor_job_cpu *w, const dc_linalg *l, const dc__kfac_layer *layer, size_t *bytes) {
   const dc__per_sample *s = w->s;
-  vectors *v = &w->gram.v;
+  kfac_vectors *v = &w->gram.v;
   bool bias = w->inputs && layer->bias >= 0;
   int64_t order = layer->factors[w->inputs ? DC__FACTOR_A : DC__FACTOR_G].order - (bias ? 1 : 0);
-  *v = (vectors){.dtype = w->inputs ? s->x_dtype : s->dtype, .order = order, .row = order};
+  *v = (kfac_vectors){.dtype = w->inputs ? s->x_dtype : s->dtype, .order = order, .row = order};
   w->tile = s->samples;
   v->count = s->samples * s->positions;
   if (!factor_in_place_cpu(w)) {
@@ -179,8 +179,8 @@ static bool factor_plan_scratch(factor_job_cpu *w, const dc_linalg *l, const dc_
 }
 
 /* Assigns what factor_plan_scratch() counted, in its order. */
-static void place_scratch(factor_job_cpu *w, const dc__kfac_layer *layer, void *memory) {
-  const vectors *v = &w->gram.v;
+static void layout_scratch(factor_job_cpu *w, const dc__kfac_layer *layer, void *memory) {
+  const kfac_vectors *v = &w->gram.v;
   size_t offset = 0;
   if (!factor_in_place_cpu(w)) {
     w->panel = dc__linalg_suballoc(memory, &offset, v->count * v->order, dc_dtype_size(v->dtype));
@@ -201,7 +201,7 @@ static void place_scratch(factor_job_cpu *w, const dc__kfac_layer *layer, void *
 /* The products of all samples, of one group. */
 static void add_group(dc_linalg *l, factor_job_cpu *w) {
   const dc__per_sample *s = w->s;
-  vectors *v = &w->gram.v;
+  kfac_vectors *v = &w->gram.v;
   if (factor_in_place_cpu(w)) {
     v->data = w->inputs ? s->x : s->delta;
     factor_add_products_cpu(l, &w->gram);
@@ -220,7 +220,7 @@ static void add_group(dc_linalg *l, factor_job_cpu *w) {
 
 static void factor_add_group_cpu(dc_linalg *l, dc__kfac_layer *layer, factor_job_cpu *w, double alpha, void *memory) {
   const dc__factor *to = &layer->factors[w->inputs ? DC__FACTOR_A : DC__FACTOR_G];
-  place_scratch(w, layer, memory);
+  layout_scratch(w, layer, memory);
   w->gram.width = to->order;
   w->gram.alpha = alpha;
   for (w->group = 0; w->group < layer->groups; w->group++) {

@@ -211,17 +211,17 @@ dc_status dc__kfac_accumulate_cuda(dc_linalg *l, dc__kfac_layer *layer, const dc
 
 /* Searches on the host for the first nonfinite element. */
 static dc_status find_nonfinite(dc_linalg *l, const dc__per_sample *s, int32_t which) {
-  enum { SOME = 1 << 16 };
+  enum { SCAN_CHUNK = 1 << 16 };
   const int32_t dtype = which == DC__FACTOR_A ? s->x_dtype : s->dtype;
   const void *data = which == DC__FACTOR_A ? s->x : s->delta;
   const int64_t count = dc__kfac_elements(s, which);
-  void *host = dc__calloc(SOME, sizeof(float));
+  void *host = dc__calloc(SCAN_CHUNK, sizeof(float));
   dc_status status = host == NULL ? DC_E_NO_MEMORY : DC_OK;
-  for (int64_t from = 0; from < count && status == DC_OK; from += SOME) {
-    const int64_t some = count - from < SOME ? count - from : SOME;
-    status = dc__linalg_copy_to_host(l, host, dc__element_ptr(data, dtype, from), (size_t)some * dc_dtype_size(dtype));
-    const int64_t at = status == DC_OK ? dc__kfac_first_nonfinite(host, dtype, some) : some;
-    if (at < some) {
+  for (int64_t from = 0; from < count && status == DC_OK; from += SCAN_CHUNK) {
+    const int64_t chunk = count - from < SCAN_CHUNK ? count - from : SCAN_CHUNK;
+    status = dc__linalg_copy_to_host(l, host, dc__element_ptr(data, dtype, from), (size_t)chunk * dc_dtype_size(dtype));
+    const int64_t at = status == DC_OK ? dc__kfac_first_nonfinite(host, dtype, chunk) : chunk;
+    if (at < chunk) {
       status = dc__kfac_not_finite(s, which, from + at);
     }
   }

@@ -8,12 +8,12 @@ static bool has_grad(const dc__kfac *k, int64_t index) {
   return index >= 0 && k->head.io[index].grad_dtype != DC_DTYPE_NONE;
 }
 
-static bool takes_part(const dc__kfac *k, const dc__kfac_layer *layer) {
+static bool layer_has_grad(const dc__kfac *k, const dc__kfac_layer *layer) {
   return has_grad(k, layer->weight) || has_grad(k, layer->bias);
 }
 
 static bool updates_factors(const dc__kfac *k, const dc__kfac_layer *layer) {
-  return takes_part(k, layer) && dc__kfac_updates(&k->head, layer);
+  return layer_has_grad(k, layer) && dc__kfac_updates(&k->head, layer);
 }
 
 /* Vectors seen by all ranks together. */
@@ -60,7 +60,7 @@ static dc_status update_factors(dc__kfac *k) {
 static bool is_due(const dc__kfac *k, const dc__kfac_layer *layer) {
   const dc__factor *a = &layer->factors[DC__FACTOR_A];
   const dc__factor *g = &layer->factors[DC__FACTOR_G];
-  if (layer->updates == NULL || !takes_part(k, layer) || (*layer->updates == 0 && !a->changed)) {
+  if (layer->updates == NULL || !layer_has_grad(k, layer) || (*layer->updates == 0 && !a->changed)) {
     return false;
   }
   return *a->successes == 0 || *g->successes == 0 ||
@@ -102,7 +102,7 @@ static dc__kfac_direction direction_of(const dc__kfac *k, const char *fn, int64_
 /* Replaces an owned layer's gradient by its direction; unchanged before the first decomposition. */
 static dc_status precondition_layer(dc__kfac *k, const char *fn, int64_t i) {
   dc__kfac_direction d = direction_of(k, fn, i);
-  return d.layer->updates != NULL && takes_part(k, d.layer) && dc__kfac_latest(d.layer, &d)
+  return d.layer->updates != NULL && layer_has_grad(k, d.layer) && dc__kfac_latest(d.layer, &d)
              ? dc__kfac_work_of(k->head.linalg)->precondition(k->head.linalg, &d)
              : DC_OK;
 }

@@ -1,7 +1,7 @@
 /* Shared by attention's kernels: the heads of a batch, tiles in shared memory, a warp's own rows, dropout. Each warp of
- * a block has 16 rows, of queries or of keys, or TALL times as many. It sums their products with the other side's tiles
- * in registers, so each read of a tile serves all its rows. No two blocks add to the same memory, so the bits are the
- * same in every run. */
+ * a block has 16 rows, of queries or of keys, or ROW_TILES times as many. It sums their products with the other side's
+ * tiles in registers, so each read of a tile serves all its rows. No two blocks add to the same memory, so the bits are
+ * the same in every run. */
 #ifndef DC_KERNELS_CUDA_ATTENTION_H
 #define DC_KERNELS_CUDA_ATTENTION_H
 
@@ -17,16 +17,16 @@ typedef dc__cuda_attention_args arguments;
 
 constexpr float MAX_FLOAT = 3.402823466e38f;
 
-enum { WARPS = DC__CUDA_ATTENTION_THREADS / DC_WARP, OWN = 16 };
+enum { WARPS = DC__CUDA_ATTENTION_THREADS / DC_WARP, WARP_ROWS = 16 };
 
-/* A warp's rows as a multiple of OWN, limited by registers. */
+/* A warp's rows as a multiple of WARP_ROWS, limited by registers. */
 template <int DTYPE, int D>
-DC_CONSTANT int tall_rows() {
-  return DTYPE != DC_FLOAT32 && D == 64 ? DC__CUDA_ATTENTION_TALL : 1;
+DC_CONSTANT int warp_row_tiles() {
+  return DTYPE != DC_FLOAT32 && D == 64 ? DC__CUDA_ATTENTION_ROW_TILES : 1;
 }
-template <int TALL>
+template <int ROW_TILES>
 DC_CONSTANT int block_rows() {
-  return WARPS * OWN * TALL;
+  return WARPS * WARP_ROWS * ROW_TILES;
 }
 
 /* The other side's rows: as many as fit shared memory in all types. */
@@ -37,7 +37,7 @@ DC_CONSTANT int tile_rows() {
 
 /* Buffers for tiles: two if shared memory has room for them. */
 template <int D, bool WIDE>
-DC_CONSTANT int places() {
+DC_CONSTANT int tile_buffers() {
   return D == 64 && !WIDE ? 2 : 1;
 }
 
@@ -48,13 +48,13 @@ DC_DEVICE int parts_of(const arguments &args) {
   return WIDE ? (args.d + D - 1) / D : 1;
 }
 template <bool WIDE>
-DC_DEVICE int own_part() {
+DC_DEVICE int block_part() {
   return WIDE ? static_cast<int>(dc_block(1)) : 0;
 }
 
 /* One head of one sample. */
 template <typename T>
-struct head {
+struct attention_head {
   const T *q, *k, *v; /* of the first token; the next one is `stride` elements further */
   int length;         /* tokens */
   int64_t out;        /* the first token's offset in [N, H] */
@@ -79,8 +79,8 @@ DC_DEVICE T *whole(T *data, const arguments &args, int64_t columns) {
 }
 
 template <typename T>
-DC_DEVICE head<T> head_of(const arguments &args, uint32_t plane) {
-  head<T> h;
+DC_DEVICE attention_head<T> head_of(const arguments &args, uint32_t plane) {
+  attention_head<T> h;
   const int64_t sample = plane / static_cast<uint32_t>(args.heads), number = plane % static_cast<uint32_t>(args.heads);
   int64_t first = sample * args.longest;
   h.length = static_cast<int>(args.longest);
@@ -115,7 +115,7 @@ DC_DEVICE void load_tile(T *tile, const T *from, int stride, int rows, int d) {
   const T *at = row_at(from, row, stride) + column;
   T *to = tile + row * LD + column;
   const int64_t step = DOWN * static_cast<int64_t>(stride);
-  if (tall_rows<DTYPE, D>() > 1 || d % STEP == 0) {
+  if (warp_row_tiles<DTYPE, D>() > 1 || d % STEP == 0) {
     const int copied = column < d ? present - row : 0;
     DC_UNROLL
     for (int i = 0; i < ROWS; i += DOWN, at += step) {
@@ -136,113 +136,114 @@ DC_DEVICE void load_tile(T *tile, const T *from, int stride, int rows, int d) {
 
 /* Waits for the tile from row `tile` on, `rows` of each, and returns its buffer. fetch(tile, buffer) starts to load
  * one. With two buffers the next tile loads while one is read, and the first one is fetched before the loop. */
-template <int PLACES, typename FETCH>
+template <int BUFFERS, typename FETCH>
 DC_DEVICE int next_tile(int tile, int rows, int length, FETCH fetch) {
-  const int place = PLACES == 1 ? 0 : tile / rows % 2;
-  if (PLACES == 1) {
+  const int buffer = BUFFERS == 1 ? 0 : tile / rows % 2;
+  if (BUFFERS == 1) {
     dc_sync(); /* the last one has been read */
-    fetch(tile, place);
+    fetch(tile, buffer);
   }
   dc_wait_copies();
   dc_sync();
-  if (PLACES == 2 && tile + rows < length) {
-    fetch(tile + rows, 1 - place);
+  if (BUFFERS == 2 && tile + rows < length) {
+    fetch(tile + rows, 1 - buffer);
   }
-  return place;
+  return buffer;
 }
 
 /* Columns 16 k to 16 k + 15 of a warp's own rows as a left operand. */
 template <int DTYPE, typename T>
-DC_DEVICE typename warp_math<DTYPE>::fragment load_own(const T *from, int stride, int rows, int d, int k) {
+DC_DEVICE typename warp_math<DTYPE>::fragment load_fragment(const T *from, int stride, int rows, int d, int k) {
   typename warp_math<DTYPE>::fragment f;
   DC_UNROLL
   for (int i = 0; i < 4; i++) {
     const int row = lane_row() + i / 2 * 8, column = 16 * k + lane_pair() + i % 2 * 8;
     T pair[2] = {0, 0};
     if (row < rows && column < d) {
-      warp_math<DTYPE>::look_up(pair, row_at(from, row, stride) + column, d - column);
+      warp_math<DTYPE>::load_pair(pair, row_at(from, row, stride) + column, d - column);
     }
-    warp_math<DTYPE>::put(f, i / 2, i % 2, pair[0], pair[1]);
+    warp_math<DTYPE>::set(f, i / 2, i % 2, pair[0], pair[1]);
   }
   return f;
 }
 
 /* All of them: in registers, or, if those are too few, read at each use from a tile of 16 bits or from the device's
  * memory. */
-enum kept { IN_REGISTERS, IN_TILE, ELSEWHERE };
-template <int DTYPE, int D, int TALL, kept WHERE>
-struct own_rows {
+enum operand_location { IN_REGISTERS, IN_SHARED, IN_GLOBAL };
+template <int DTYPE, int D, int ROW_TILES, operand_location WHERE>
+struct warp_rows {
   typedef warp_math<DTYPE> math;
   typedef typename math::element T;
-  typename math::fragment f[TALL][WHERE == IN_REGISTERS ? D / 16 : 1];
+  typename math::fragment f[ROW_TILES][WHERE == IN_REGISTERS ? D / 16 : 1];
   const T *from;
   int stride, rows, d;
 
-  DC_MEMBER own_rows(const T *first, int step, int count, int features)
+  DC_MEMBER warp_rows(const T *first, int step, int count, int features)
       : from(first), stride(step), rows(count), d(features) {
     if constexpr (WHERE == IN_REGISTERS) {
       DC_UNROLL
-      for (int i = 0; i < TALL * D / 16; i++) {
-        f[i % TALL][i / TALL] = look_up(0, i / TALL, i % TALL);
+      for (int i = 0; i < ROW_TILES * D / 16; i++) {
+        f[i % ROW_TILES][i / ROW_TILES] = load(0, i / ROW_TILES, i % ROW_TILES);
       }
     }
   }
-  DC_MEMBER typename math::fragment look_up(int part, int k, int t) const {
-    return load_own<DTYPE>(row_at(from, t * OWN, stride) + part * D, stride, rows - t * OWN, d - part * D, k);
+  DC_MEMBER typename math::fragment load(int part, int k, int t) const {
+    return load_fragment<DTYPE>(row_at(from, t * WARP_ROWS, stride) + part * D, stride, rows - t * WARP_ROWS,
+                                d - part * D, k);
   }
   /* The fragment of a part; registers and tiles hold a single part. */
   DC_MEMBER typename math::fragment at(int part, int k, int t) const {
     if constexpr (WHERE == IN_REGISTERS) {
       return f[t][k];
-    } else if constexpr (WHERE == IN_TILE) {
+    } else if constexpr (WHERE == IN_SHARED) {
       typename math::fragment tile;
-      left_by_rows(tile.a, from + t * OWN * stride + 16 * k, stride);
+      left_by_rows(tile.a, from + t * WARP_ROWS * stride + 16 * k, stride);
       return tile;
     } else {
-      return look_up(part, k, t);
+      return load(part, k, t);
     }
   }
 };
 
 /* sums += left times 16 rows, or 16 columns, of a tile whose rows are LD elements apart. */
-template <int DTYPE, int LD, int TALL, int N, typename T>
-DC_DEVICE void multiply_rows(float (&sums)[TALL][N][4], const typename warp_math<DTYPE>::ready (&left)[TALL],
+template <int DTYPE, int LD, int ROW_TILES, int N, typename T>
+DC_DEVICE void multiply_rows(float (&sums)[ROW_TILES][N][4], const typename warp_math<DTYPE>::ready (&left)[ROW_TILES],
                              const T *tile) {
   DC_UNROLL
   for (int n = 0; n < N; n += 2) {
     const typename warp_math<DTYPE>::right right = warp_math<DTYPE>::by_rows(tile + 8 * n, LD);
     DC_UNROLL
-    for (int t = 0; t < TALL; t++) {
+    for (int t = 0; t < ROW_TILES; t++) {
       warp_math<DTYPE>::multiply(sums[t][n], sums[t][n + 1], left[t], right);
     }
   }
 }
-template <int DTYPE, int LD, int TALL, int N, typename T>
-DC_DEVICE void multiply_columns(float (&sums)[TALL][N][4], const typename warp_math<DTYPE>::ready (&left)[TALL],
-                                const T *tile) {
+template <int DTYPE, int LD, int ROW_TILES, int N, typename T>
+DC_DEVICE void multiply_columns(float (&sums)[ROW_TILES][N][4],
+                                const typename warp_math<DTYPE>::ready (&left)[ROW_TILES], const T *tile) {
   DC_UNROLL
   for (int n = 0; n < N; n += 2) {
     const typename warp_math<DTYPE>::right right = warp_math<DTYPE>::by_columns(tile + 8 * n * LD, LD);
     DC_UNROLL
-    for (int t = 0; t < TALL; t++) {
+    for (int t = 0; t < ROW_TILES; t++) {
       warp_math<DTYPE>::multiply(sums[t][n], sums[t][n + 1], left[t], right);
     }
   }
 }
 
 /* Their sums times `factor`, into rows of [.., d]. */
-template <int DTYPE, int D, int TALL, typename T>
-DC_DEVICE void store_own(T *to, int stride, int rows, int d, const float (&sums)[TALL][D / 8][4],
-                         const float (&factor)[2 * TALL]) {
+template <int DTYPE, int D, int ROW_TILES, typename T>
+DC_DEVICE void store_rows(T *to, int stride, int rows, int d, const float (&sums)[ROW_TILES][D / 8][4],
+                          const float (&factor)[2 * ROW_TILES]) {
   DC_UNROLL
   for (int n = 0; n < D / 8; n++) {
     DC_UNROLL
-    for (int i = 0; i < 2 * TALL; i++) {
+    for (int i = 0; i < 2 * ROW_TILES; i++) {
       const int row = lane_row() + i * 8, column = 8 * n + lane_pair();
       const float x = sums[i / 2][n][i % 2 * 2] * factor[i], y = sums[i / 2][n][i % 2 * 2 + 1] * factor[i];
       T *at = row_at(to, row, stride) + column;
       if (row < rows && column < d && d % 2 == 0) {
-        warp_math<DTYPE>::put_pair(at, x, y);
+        warp_math<DTYPE>::store_pair(at, x, y);
       } else if (row < rows && column < d) {
         at[0] = warp_math<DTYPE>::narrow(x);
         if (column + 1 < d) {
@@ -279,20 +280,20 @@ DC_DEVICE void load_softmax(const arguments &args, int64_t first, int row, int r
   row_max = row < rows ? at[0] : INFINITY;
   inverse = row < rows ? at[args.heads * args.tokens] : 0.0f;
 }
-DC_DEVICE void store_softmax(const arguments &args, int64_t place, float row_max, float sum) {
-  float *at = whole(args.softmax, args, 2 * args.heads) + place;
+DC_DEVICE void store_softmax(const arguments &args, int64_t row, float row_max, float sum) {
+  float *at = whole(args.softmax, args, 2 * args.heads) + row;
   at[0] = sum != 0 ? row_max : INFINITY;
   at[args.heads * args.tokens] = sum != 0 ? 1.0f / sum : 0.0f;
 }
 
 /* The tile of keys from `key` on: one part of the keys, one of their values, and the numbers added to their scores. */
 template <int DTYPE, int D, int ROWS, typename T>
-DC_DEVICE void load_keys(const arguments &args, const head<T> &h, int key, int part, int of_values, T *keys, T *values,
-                         float *mask) {
+DC_DEVICE void load_keys(const arguments &args, const attention_head<T> &h, int key, int part, int value_part, T *keys,
+                         T *values, float *mask) {
   const int stride = 3 * args.heads * args.d;
   load_tile<DTYPE, D, ROWS>(keys, row_at(h.k, key, stride) + part * D, stride, h.length - key, args.d - part * D);
-  load_tile<DTYPE, D, ROWS>(values, row_at(h.v, key, stride) + of_values * D, stride, h.length - key,
-                            args.d - of_values * D);
+  load_tile<DTYPE, D, ROWS>(values, row_at(h.v, key, stride) + value_part * D, stride, h.length - key,
+                            args.d - value_part * D);
   if (dc_thread() < ROWS) {
     mask[dc_thread()] = mask_at<DTYPE>(args, h.mask, key + static_cast<int>(dc_thread()), h.length);
   }
@@ -300,38 +301,40 @@ DC_DEVICE void load_keys(const arguments &args, const head<T> &h, int key, int p
 
 /* ---- dropout ---- */
 
-/* Draws for 16 queries and 16 keys: one call of Philox a lane, for a query and 8 keys. */
-struct draws {
-  uint32_t words[2][OWN][4];
+/* Random words for 16 queries and 16 keys: one call of Philox a lane, for a query and 8 keys. */
+struct dropout_words {
+  uint32_t words[2][WARP_ROWS][4];
 };
 
-DC_DEVICE void draw(draws &d, const arguments &args, int first_query, int first_key, uint32_t plane) {
-  const uint32_t lane = dc_thread() % DC_WARP, keys = lane / OWN, query = lane % OWN;
+DC_DEVICE void generate_dropout_words(dropout_words &random, const arguments &args, int first_query, int first_key,
+                                      uint32_t plane) {
+  const uint32_t lane = dc_thread() % DC_WARP, keys = lane / WARP_ROWS, query = lane % WARP_ROWS;
   const uint32_t counter[4] = {static_cast<uint32_t>(first_key / 8) + keys, static_cast<uint32_t>(first_query) + query,
                                plane, 0};
   dc_sync_warp(); /* the last ones have been read */
-  dc__philox_words(d.words[keys][query], counter, args.key);
+  dc__philox_words(random.words[keys][query], counter, args.key);
   dc_sync_warp();
 }
 
 /* Whether a lane's 8 elements of 16 x 16 are kept. Rows are queries, and two neighbours share a word; transposed,
  * columns are queries. */
-DC_DEVICE void dropout_keep(bool (&kept)[8], const draws &d, const arguments &args) {
-  const uint32_t least = args.threshold << 16; /* threshold is below 2^16: bits of the word's other half do not count */
+DC_DEVICE void dropout_mask(bool (&keep)[8], const dropout_words &random, const arguments &args) {
+  const uint32_t threshold = args.threshold
+                             << 16; /* threshold is below 2^16: bits of the word's other half do not count */
   DC_UNROLL
   for (int i = 0; i < 8; i += 2) {
-    const uint32_t word = d.words[i / 4][lane_row() + i % 4 / 2 * 8][lane_pair() / 2];
-    kept[i] = word << 16 >= least;
-    kept[i + 1] = word >= least;
+    const uint32_t word = random.words[i / 4][lane_row() + i % 4 / 2 * 8][lane_pair() / 2];
+    keep[i] = word << 16 >= threshold;
+    keep[i + 1] = word >= threshold;
   }
 }
-DC_DEVICE void dropout_keep_transposed(bool (&kept)[8], const draws &d, const arguments &args) {
-  const uint32_t least = args.threshold << 16;
+DC_DEVICE void dropout_mask_transposed(bool (&keep)[8], const dropout_words &random, const arguments &args) {
+  const uint32_t threshold = args.threshold << 16;
   const int shift = lane_row() % 2 == 0 ? 16 : 0;
   DC_UNROLL
   for (int i = 0; i < 8; i++) {
-    const uint32_t word = d.words[i % 4 / 2][i / 4 * 8 + lane_pair() + i % 2][lane_row() / 2];
-    kept[i] = word << shift >= least;
+    const uint32_t word = random.words[i % 4 / 2][i / 4 * 8 + lane_pair() + i % 2][lane_row() / 2];
+    keep[i] = word << shift >= threshold;
   }
 }
 
@@ -339,7 +342,7 @@ DC_DEVICE void dropout_keep_transposed(bool (&kept)[8], const draws &d, const ar
 
 /* Each block has BLOCK rows of one head; false if the sample is too short to have these. */
 template <int BLOCK, typename T>
-DC_DEVICE bool place(const arguments &args, head<T> &h, int &first) {
+DC_DEVICE bool locate_rows(const arguments &args, attention_head<T> &h, int &first) {
   const uint32_t blocks = static_cast<uint32_t>((args.longest + BLOCK - 1) / BLOCK);
   h = head_of<T>(args, dc_block() / blocks);
   first = static_cast<int>(dc_block() % blocks) * BLOCK;

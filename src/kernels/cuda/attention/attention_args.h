@@ -8,8 +8,8 @@
  * stated. Heads of more than WIDE features go in parts. */
 enum {
   DC__CUDA_ATTENTION_THREADS = 128,
-  DC__CUDA_ATTENTION_ROWS = 64, /* of a block; TALL times as many for heads of up to 64 features of 16 bits */
-  DC__CUDA_ATTENTION_TALL = 2,
+  DC__CUDA_ATTENTION_ROWS = 64, /* of a block; ROW_TILES times as many for heads of up to 64 features of 16 bits */
+  DC__CUDA_ATTENTION_ROW_TILES = 2,
   DC__CUDA_ATTENTION_WIDE = 128,
   DC__CUDA_ATTENTION_PART_OF_FLOATS = 64,
   DC__CUDA_ATTENTION_PART_OF_HALVES = 128

@@ -69,8 +69,8 @@ DC_DEVICE void left_by_rows(uint32_t (&a)[4], const uint16_t *tile, int ld) {
 
 template <int DTYPE>
 DC_DEVICE void dc_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-  const unsigned char *all = cudasim_exchange(mine, sizeof mine);
+  const uint32_t own_words[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  const unsigned char *all = cudasim_exchange(own_words, sizeof own_words);
   const auto element = [&](int lane, int index) { /* half `index` of a lane's words */
                                                   uint16_t half;
                                                   std::memcpy(&half, all + CUDASIM_SLOT * lane + 2 * index,
@@ -128,7 +128,7 @@ struct warp_math {
     return half_of<DTYPE>(x);
   }
   /* Two neighbours of a row with `left` remaining elements: one load if rows begin at multiples of two. */
-  DC_DEVICE void look_up(element (&pair)[2], const element *from, int left) {
+  DC_DEVICE void load_pair(element (&pair)[2], const element *from, int left) {
     if (left % 2 == 0) {
       const uint32_t halves = *reinterpret_cast<const dc_word *>(from);
       pair[0] = static_cast<element>(halves);
@@ -139,15 +139,15 @@ struct warp_math {
     }
   }
   /* Elements 0 and 1 of row `row + 8 half` at columns pair and pair + 1, or 8 further. */
-  DC_DEVICE void put(fragment &f, int half, int further, element x, element y) {
-    f.a[half + 2 * further] = two_halves(x, y);
+  DC_DEVICE void set(fragment &f, int half, int column_half, element x, element y) {
+    f.a[half + 2 * column_half] = two_halves(x, y);
   }
-  DC_DEVICE void put_sums(fragment &f, int half, int further, float x, float y) {
-    f.a[half + 2 * further] = halves_of<DTYPE>(x, y);
+  DC_DEVICE void set_sums(fragment &f, int half, int column_half, float x, float y) {
+    f.a[half + 2 * column_half] = halves_of<DTYPE>(x, y);
   }
-  DC_DEVICE void get(const fragment &f, int half, int further, float &x, float &y) {
-    x = wide(static_cast<element>(f.a[half + 2 * further]));
-    y = wide(static_cast<element>(f.a[half + 2 * further] >> 16));
+  DC_DEVICE void get(const fragment &f, int half, int column_half, float &x, float &y) {
+    x = wide(static_cast<element>(f.a[half + 2 * column_half]));
+    y = wide(static_cast<element>(f.a[half + 2 * column_half] >> 16));
   }
   DC_DEVICE const ready &prepare(const fragment &f) {
     return f;
@@ -169,7 +169,7 @@ struct warp_math {
     dc_mma<DTYPE>(d, left.a, r.b[2], r.b[3]);
   }
   /* Two neighbours of a row, at a multiple of their size. */
-  DC_DEVICE void put_pair(element *to, float x, float y) {
+  DC_DEVICE void store_pair(element *to, float x, float y) {
     *reinterpret_cast<dc_word *>(to) = halves_of<DTYPE>(x, y);
   }
 };
@@ -195,20 +195,20 @@ struct warp_math<DC_FLOAT32> {
   DC_DEVICE element narrow(float x) {
     return x;
   }
-  DC_DEVICE void look_up(element (&pair)[2], const element *from, int left) {
+  DC_DEVICE void load_pair(element (&pair)[2], const element *from, int left) {
     pair[0] = from[0];
     pair[1] = left > 1 ? from[1] : 0;
   }
-  DC_DEVICE void put(fragment &f, int half, int further, element x, element y) {
-    f.c[further][2 * half] = x;
-    f.c[further][2 * half + 1] = y;
+  DC_DEVICE void set(fragment &f, int half, int column_half, element x, element y) {
+    f.c[column_half][2 * half] = x;
+    f.c[column_half][2 * half + 1] = y;
   }
-  DC_DEVICE void put_sums(fragment &f, int half, int further, float x, float y) {
-    put(f, half, further, x, y);
+  DC_DEVICE void set_sums(fragment &f, int half, int column_half, float x, float y) {
+    set(f, half, column_half, x, y);
   }
-  DC_DEVICE void get(const fragment &f, int half, int further, float &x, float &y) {
-    x = f.c[further][2 * half];
-    y = f.c[further][2 * half + 1];
+  DC_DEVICE void get(const fragment &f, int half, int column_half, float &x, float &y) {
+    x = f.c[column_half][2 * half];
+    y = f.c[column_half][2 * half + 1];
   }
   DC_DEVICE ready prepare(const fragment &f) {
     ready r;
@@ -242,7 +242,7 @@ struct warp_math<DC_FLOAT32> {
       add(d, left, k, at[8 * r.across], at[9 * r.across]);
     }
   }
-  DC_DEVICE void put_pair(element *to, float x, float y) {
+  DC_DEVICE void store_pair(element *to, float x, float y) {
     to[0] = x;
     to[1] = y;
   }
@@ -255,8 +255,8 @@ DC_DEVICE typename warp_math<DTYPE>::fragment fragment_of(const float (&first)[4
   typename math::fragment f;
   DC_UNROLL
   for (int half = 0; half < 2; half++) {
-    math::put_sums(f, half, 0, first[2 * half], first[2 * half + 1]);
-    math::put_sums(f, half, 1, second[2 * half], second[2 * half + 1]);
+    math::set_sums(f, half, 0, first[2 * half], first[2 * half + 1]);
+    math::set_sums(f, half, 1, second[2 * half], second[2 * half + 1]);
   }
   return f;
 }

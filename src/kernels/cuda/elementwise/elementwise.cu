@@ -10,62 +10,62 @@
 namespace {
 
 template <int DTYPE>
-struct stored;
+struct element;
 template <>
-struct stored<DC_FLOAT32> {
+struct element<DC_FLOAT32> {
   typedef float type;
 };
 template <>
-struct stored<DC_FLOAT64> {
+struct element<DC_FLOAT64> {
   typedef double type;
 };
 template <>
-struct stored<DC_FLOAT16> {
+struct element<DC_FLOAT16> {
   typedef uint16_t type;
 };
 template <>
-struct stored<DC_BFLOAT16> {
+struct element<DC_BFLOAT16> {
   typedef uint16_t type;
 };
 template <>
-struct stored<DC_INT8> {
+struct element<DC_INT8> {
   typedef int8_t type;
 };
 template <>
-struct stored<DC_INT32> {
+struct element<DC_INT32> {
   typedef int32_t type;
 };
 template <>
-struct stored<DC_INT64> {
+struct element<DC_INT64> {
   typedef int64_t type;
 };
 
 template <int DTYPE>
-using stored_t = typename stored<DTYPE>::type;
+using element_t = typename element<DTYPE>::type;
 
 DC_CONSTANT bool is_float(int dtype) {
   return dtype == DC_FLOAT32 || dtype == DC_FLOAT64 || dtype == DC_FLOAT16 || dtype == DC_BFLOAT16;
 }
 
 /* dc__compute_dtype(). */
-DC_CONSTANT int middle(int a, int b) {
+DC_CONSTANT int compute_dtype(int a, int b) {
   return a == DC_FLOAT64 || b == DC_FLOAT64 ? DC_FLOAT64 : is_float(a) || is_float(b) ? DC_FLOAT32 : DC_INT64;
 }
 
 /* Conversion to a middle type, and from it. */
 template <int M, int FROM>
-DC_DEVICE stored_t<M> widen(stored_t<FROM> x) {
+DC_DEVICE element_t<M> widen(element_t<FROM> x) {
   if constexpr (FROM == DC_FLOAT16) {
     return dc__f32_of_f16(x);
   } else if constexpr (FROM == DC_BFLOAT16) {
     return dc__f32_of_bf16(x);
   } else {
-    return static_cast<stored_t<M>>(x);
+    return static_cast<element_t<M>>(x);
   }
 }
 
 template <int TO, int M>
-DC_DEVICE stored_t<TO> narrow(stored_t<M> x) {
+DC_DEVICE element_t<TO> narrow(element_t<M> x) {
   if constexpr (TO == M) {
     return x;
   } else if constexpr (TO == DC_FLOAT16) {
@@ -73,19 +73,19 @@ DC_DEVICE stored_t<TO> narrow(stored_t<M> x) {
   } else if constexpr (TO == DC_BFLOAT16) {
     return dc__bf16_of_f32(static_cast<float>(x));
   } else if constexpr (is_float(TO) || M == DC_INT64) {
-    return static_cast<stored_t<TO>>(x);
+    return static_cast<element_t<TO>>(x);
   } else {
-    constexpr int64_t high = static_cast<int64_t>(~UINT64_C(0) >> (65 - 8 * sizeof(stored_t<TO>)));
-    return static_cast<stored_t<TO>>(dc__integer_of(static_cast<double>(x), -high - 1, high));
+    constexpr int64_t high = static_cast<int64_t>(~UINT64_C(0) >> (65 - 8 * sizeof(element_t<TO>)));
+    return static_cast<element_t<TO>>(dc__integer_of(static_cast<double>(x), -high - 1, high));
   }
 }
 
 template <int TO, int FROM>
-DC_DEVICE stored_t<TO> cast(stored_t<FROM> x) {
+DC_DEVICE element_t<TO> cast(element_t<FROM> x) {
   if constexpr (TO == FROM) {
     return x;
   } else {
-    return narrow<TO, middle(TO, FROM)>(widen<middle(TO, FROM), FROM>(x));
+    return narrow<TO, compute_dtype(TO, FROM)>(widen<compute_dtype(TO, FROM), FROM>(x));
   }
 }
 
@@ -100,27 +100,27 @@ DC_DEVICE int64_t sum(int64_t a, int64_t b) {
 }
 
 template <int TO, int FROM>
-DC_DEVICE stored_t<TO> added(stored_t<TO> to, stored_t<FROM> from) {
-  constexpr int m = middle(TO, FROM);
+DC_DEVICE element_t<TO> added(element_t<TO> to, element_t<FROM> from) {
+  constexpr int m = compute_dtype(TO, FROM);
   return narrow<TO, m>(sum(widen<m, TO>(to), widen<m, FROM>(from)));
 }
 
 template <int DTYPE, typename T>
 DC_DEVICE auto array(T *data, int64_t count) {
-  return DC_MEMORY(data, count * static_cast<int64_t>(sizeof(stored_t<DTYPE>)), sizeof(stored_t<DTYPE>));
+  return DC_MEMORY(data, count * static_cast<int64_t>(sizeof(element_t<DTYPE>)), sizeof(element_t<DTYPE>));
 }
 
 /* A thread's elements at a time, to move 16 bytes of the widest type: between the floating-point types of weights and
  * gradients. */
-DC_CONSTANT int64_t together(int dst, int src, size_t widest) {
+DC_CONSTANT int64_t vector_width(int dst, int src, size_t widest) {
   return widest > 4 || !is_float(dst) || !is_float(src) ? 1 : 16 / static_cast<int64_t>(widest);
 }
 
 template <int DTYPE, int64_t N>
-using pack = dc_pack<stored_t<DTYPE>, N>;
+using pack = dc_pack<element_t<DTYPE>, N>;
 
 template <int DTYPE>
-DC_DEVICE bool is_finite(stored_t<DTYPE> x) {
+DC_DEVICE bool is_finite(element_t<DTYPE> x) {
   if constexpr (DTYPE == DC_FLOAT16) {
     return (x & 0x7c00u) != 0x7c00u;
   } else if constexpr (DTYPE == DC_BFLOAT16) {
@@ -135,11 +135,11 @@ DC_DEVICE bool is_finite(stored_t<DTYPE> x) {
 /* Elements i to i + N - 1; returns whether they are finite then. */
 template <int D, int S, bool ADD, int64_t N>
 DC_DEVICE bool binary_at(void *dst, const void *src, int64_t i) {
-  const pack<S, N> from = dc_load<stored_t<S>, N>(src, i);
+  const pack<S, N> from = dc_load<element_t<S>, N>(src, i);
   pack<D, N> to = {};
   bool finite = true;
   if constexpr (ADD) {
-    to = dc_load<stored_t<D>, N>(dst, i);
+    to = dc_load<element_t<D>, N>(dst, i);
   }
   DC_UNROLL
   for (int64_t j = 0; j < N; j++) {
@@ -154,21 +154,21 @@ DC_DEVICE bool binary_at(void *dst, const void *src, int64_t i) {
   return finite;
 }
 
-DC_DEVICE void note_not_finite(const dc__cuda_binary_args &args) {
-  dc__nonfinite *note = DC_MEMORY(args.nonfinite, sizeof *args.nonfinite, alignof(dc__nonfinite));
-  dc_atomic_max(&note->found, 1);
-  dc_atomic_max(&note->key, args.key);
+DC_DEVICE void record_nonfinite(const dc__cuda_binary_args &args) {
+  dc__nonfinite *record = DC_MEMORY(args.nonfinite, sizeof *args.nonfinite, alignof(dc__nonfinite));
+  dc_atomic_max(&record->found, 1);
+  dc_atomic_max(&record->key, args.key);
 }
 
 template <int D, int S, bool ADD>
 DC_DEVICE void binary(const dc__cuda_binary_args &args) {
-  constexpr size_t widest = sizeof(stored_t<D>) > sizeof(stored_t<S>) ? sizeof(stored_t<D>) : sizeof(stored_t<S>);
-  constexpr int64_t n = together(D, S, widest);
+  constexpr size_t widest = sizeof(element_t<D>) > sizeof(element_t<S>) ? sizeof(element_t<D>) : sizeof(element_t<S>);
+  constexpr int64_t n = vector_width(D, S, widest);
   void *dst = array<D>(args.dst, args.count);
   const void *src = array<S>(args.src, args.count);
   bool finite = true;
   const int64_t whole =
-      dc_is_aligned<stored_t<D>, n>(dst) && dc_is_aligned<stored_t<S>, n>(src) ? args.count / n * n : 0;
+      dc_is_aligned<element_t<D>, n>(dst) && dc_is_aligned<element_t<S>, n>(src) ? args.count / n * n : 0;
   for (int64_t i = dc_first() * n; i < whole; i += dc_step() * n) {
     finite = binary_at<D, S, ADD, n>(dst, src, i) && finite;
   }
@@ -176,23 +176,23 @@ DC_DEVICE void binary(const dc__cuda_binary_args &args) {
     finite = binary_at<D, S, ADD, 1>(dst, src, i) && finite;
   }
   if (!finite && args.nonfinite != nullptr) {
-    note_not_finite(args);
+    record_nonfinite(args);
   }
 }
 
 /* With several elements at a time at most FEW sources, so that a thread's registers leave room for other threads. */
-enum { FEW = 64 };
+enum { MAX_VECTOR_SOURCES = 64 };
 
 /* ((0+1)+(2+3))+…, a lone last one moves up. Level l holds a whole tree of 2^l sources, like a digit of a binary
  * counter that each source increments. */
 template <int S, int64_t N>
-DC_DEVICE pack<middle(S, S), N> tree(const dc__cuda_reduce_args &args, int64_t i) {
-  constexpr int m = middle(S, S);
+DC_DEVICE pack<compute_dtype(S, S), N> tree(const dc__cuda_reduce_args &args, int64_t i) {
+  constexpr int m = compute_dtype(S, S);
   constexpr int levels = N > 1 ? 7 : 9; /* FEW and DC__CUDA_SOURCES are 2^6 and 2^8 */
   const int32_t n = args.n;
   pack<m, N> level[levels] = {};
   for (int32_t r = 0; r < n; r++) {
-    const pack<S, N> from = dc_load<stored_t<S>, N>(array<S>(args.src[r], args.count), i);
+    const pack<S, N> from = dc_load<element_t<S>, N>(array<S>(args.src[r], args.count), i);
     pack<m, N> carry;
     DC_UNROLL
     for (int64_t j = 0; j < N; j++) {
@@ -229,21 +229,21 @@ DC_DEVICE pack<middle(S, S), N> tree(const dc__cuda_reduce_args &args, int64_t i
 
 template <int D, int S, int64_t N>
 DC_DEVICE void reduce_at(const dc__cuda_reduce_args &args, void *dst, int64_t i) {
-  constexpr int m = middle(S, S);
+  constexpr int m = compute_dtype(S, S);
   const pack<m, N> totals = tree<S, N>(args, i);
   pack<D, N> to = {};
   if (args.accumulate != 0) {
-    to = dc_load<stored_t<D>, N>(dst, i);
+    to = dc_load<element_t<D>, N>(dst, i);
   }
   DC_UNROLL
   for (int64_t j = 0; j < N; j++) {
-    stored_t<m> total = totals.at[j];
+    element_t<m> total = totals.at[j];
     if constexpr (is_float(m)) {
-      total = args.mean != 0 ? total / static_cast<stored_t<m>>(args.n) : total;
+      total = args.mean != 0 ? total / static_cast<element_t<m>>(args.n) : total;
     } else {
       total = cast<m, S>(cast<S, m>(total)); /* integers wrap in their own type */
     }
-    const stored_t<D> result = cast<D, m>(total);
+    const element_t<D> result = cast<D, m>(total);
     to.at[j] = args.accumulate != 0 ? added<D, D>(to.at[j], result) : result;
   }
   dc_store(dst, i, to);
@@ -251,11 +251,12 @@ DC_DEVICE void reduce_at(const dc__cuda_reduce_args &args, void *dst, int64_t i)
 
 template <int D, int S>
 DC_DEVICE void reduce(const dc__cuda_reduce_args &args) {
-  constexpr int64_t n = together(D, S, sizeof(stored_t<D>) > 4 || sizeof(stored_t<S>) > 4 ? 8 : 4); /* the sums' */
+  constexpr int64_t n =
+      vector_width(D, S, sizeof(element_t<D>) > 4 || sizeof(element_t<S>) > 4 ? 8 : 4); /* the sums' */
   void *dst = array<D>(args.dst, args.count);
-  bool aligned = args.n <= FEW && dc_is_aligned<stored_t<D>, n>(dst);
+  bool aligned = args.n <= MAX_VECTOR_SOURCES && dc_is_aligned<element_t<D>, n>(dst);
   for (int32_t r = 0; r < args.n; r++) {
-    aligned = aligned && dc_is_aligned<stored_t<S>, n>(args.src[r]);
+    aligned = aligned && dc_is_aligned<element_t<S>, n>(args.src[r]);
   }
   const int64_t whole = aligned ? args.count / n * n : 0;
   for (int64_t i = dc_first() * n; i < whole; i += dc_step() * n) {

@@ -16,7 +16,7 @@ DC_DEVICE void finish(const dc__cuda_epilogue_args &args) {
   void *to = device_array<DTYPE>(args.out, count), *aux = device_array<DTYPE>(args.aux, count);
   const bool erf = args.gelu == GELU_ERF;
   for (int64_t row = dc_block(); row < args.rows; row += dc_blocks()) {
-    for (int64_t j = own_piece(); j < columns; j += next_piece()) {
+    for (int64_t j = first_piece(); j < columns; j += piece_stride()) {
       const int64_t at = row * columns + j, left = columns - j;
       vec8 x = load<DTYPE>(from, at, left);
       if (args.epilogue == EPILOGUE_GELU_BACK) {

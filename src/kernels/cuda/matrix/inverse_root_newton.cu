@@ -22,16 +22,16 @@ DC_BLOCK_KERNEL(dc__newton_distance_kernel, dc__cuda_newton_args, DC__CUDA_TILE_
   const int64_t n = args.n, column = dc_thread() % TILE;
   char *matrices = static_cast<char *>(args.m);
   void *m = device_array(static_cast<void *>(matrices + matrix * n * n * (args.wide ? 8 : 4)), args.wide, n * n);
-  uint64_t most = 0;
+  uint64_t distance = 0;
   for (int64_t row = dc_thread() / TILE; row < TILE; row += dc_threads() / TILE) {
     const int64_t i = i0 + row, j = j0 + column;
     if (i < n && j <= i) {
       const double x = get(m, args.wide, i * n + j);
-      most = larger(most, bits_of(x - (i == j ? 1 : 0)));
+      distance = larger(distance, bits_of(x - (i == j ? 1 : 0)));
       tile[row][column] = x;
     }
   }
-  raise(&r->distance, most);
+  warp_atomic_max(&r->distance, distance);
   dc_sync();
   for (int64_t row = dc_thread() / TILE; row < TILE; row += dc_threads() / TILE) {
     const int64_t i = i0 + column, j = j0 + row; /* the transposed place */

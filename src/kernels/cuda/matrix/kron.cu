@@ -5,7 +5,7 @@
 #include "kernels/cuda/matrix/matrix_view.h"
 
 DC_KERNEL(dc__kron_kernel, dc__cuda_kron_args, DC__CUDA_MATRIX_THREADS) {
-  const view a = view_of(args.a, 0), b = view_of(args.b, 0), to = view_of(args.to, 0);
+  const matrix_view a = matrix_view_of(args.a, 0), b = matrix_view_of(args.b, 0), to = matrix_view_of(args.to, 0);
   for (int64_t i = first_row(); i < args.to.rows; i += next_row()) {
     const int64_t up = i / args.b.rows, down = i % args.b.rows;
     for (int64_t j = dc_thread(); j < args.to.cols; j += dc_threads()) {

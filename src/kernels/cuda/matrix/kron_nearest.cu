@@ -8,21 +8,21 @@ namespace {
 enum { THREADS = DC__CUDA_MATRIX_THREADS, BLOCKS = DC__CUDA_NEAREST_BLOCKS };
 
 /* The vector that the step computes. */
-struct side {
+struct step_vector {
   int64_t count;
   int32_t chunks;
   double *x;
 };
-DC_DEVICE side side_of(const dc__cuda_nearest_args &args) {
+DC_DEVICE step_vector step_vector_of(const dc__cuda_nearest_args &args) {
   const int64_t outer = args.m * args.n, inner = args.p * args.q;
-  return args.inner ? side{inner, args.chunks[0], device_array(args.v, 1, inner)}
-                    : side{outer, args.chunks[1], device_array(args.u, 1, outer)};
+  return args.inner ? step_vector{inner, args.chunks[0], device_array(args.v, 1, inner)}
+                    : step_vector{outer, args.chunks[1], device_array(args.u, 1, outer)};
 }
-DC_DEVICE dc__cuda_nearest_result *found_of(const dc__cuda_nearest_args &args) {
-  return DC_MEMORY(args.found, sizeof *args.found, alignof(dc__cuda_nearest_result));
+DC_DEVICE dc__cuda_nearest_result *result_of(const dc__cuda_nearest_args &args) {
+  return DC_MEMORY(args.result, sizeof *args.result, alignof(dc__cuda_nearest_result));
 }
 DC_DEVICE bool continues(const dc__cuda_nearest_args &args) {
-  return dc__nearest_continues(&found_of(args)->state);
+  return dc__nearest_continues(&result_of(args)->state);
 }
 
 /* Rows [begin, end) of a chunk. */
@@ -59,7 +59,7 @@ DC_KERNEL(dc__nearest_inner_kernel, dc__cuda_nearest_args, THREADS) {
   if (!continues(args)) {
     return;
   }
-  const view x = view_of(args.x, 0);
+  const matrix_view x = matrix_view_of(args.x, 0);
   const int64_t count = args.p * args.q, chunk = dc_block(1);
   const double *u = device_array(args.u, 1, args.m * args.n);
   double *parts = device_array(args.parts, 1, args.chunks[0] * count);
@@ -80,7 +80,7 @@ DC_BLOCK_KERNEL(dc__nearest_outer_kernel, dc__cuda_nearest_args, THREADS) {
   if (!continues(args)) {
     return;
   }
-  const view x = view_of(args.x, 0);
+  const matrix_view x = matrix_view_of(args.x, 0);
   const int64_t count = args.m * args.n, chunk = dc_block(1);
   const double *v = device_array(args.v, 1, args.p * args.q);
   double *parts = device_array(args.parts, 1, args.chunks[1] * count);
@@ -105,16 +105,16 @@ DC_BLOCK_KERNEL(dc__nearest_reduce_kernel, dc__cuda_nearest_args, THREADS) {
   if (!continues(args)) {
     return;
   }
-  const side s = side_of(args);
+  const step_vector s = step_vector_of(args);
   const double *parts = device_array(args.parts, 1, s.chunks * s.count);
-  double *fresh = device_array(args.next, 1, s.count), *squares = device_array(args.squares, 1, BLOCKS);
+  double *next = device_array(args.next, 1, s.count), *squares = device_array(args.squares, 1, BLOCKS);
   double square = 0;
   for (int64_t i = dc_first(); i < s.count; i += dc_step()) {
     double sum = 0;
     for (int64_t chunk = 0; chunk < s.chunks; chunk++) {
       sum += parts[chunk * s.count + i];
     }
-    fresh[i] = sum;
+    next[i] = sum;
     square += sum * sum;
   }
   square = sum_of_block(square, sums);
@@ -129,19 +129,19 @@ DC_BLOCK_KERNEL(dc__nearest_normalise_kernel, dc__cuda_nearest_args, THREADS) {
   if (!continues(args)) {
     return;
   }
-  const side s = side_of(args);
-  const double *fresh = device_array(args.next, 1, s.count), *squares = device_array(args.squares, 1, BLOCKS);
+  const step_vector s = step_vector_of(args);
+  const double *next = device_array(args.next, 1, s.count), *squares = device_array(args.squares, 1, BLOCKS);
   const double norm = sqrt(sum_of_block(dc_thread() < dc_blocks() ? squares[dc_thread()] : 0, sums));
   double trace = 0;
-  uint64_t moved = 0;
+  uint64_t change = 0;
   for (int64_t i = dc_first(); i < s.count; i += dc_step()) {
-    const double now = norm > 0 ? fresh[i] / norm : 0;
-    moved = larger(moved, bits_of(now - s.x[i]));
-    trace += now;
-    s.x[i] = now;
+    const double value = norm > 0 ? next[i] / norm : 0;
+    change = larger(change, bits_of(value - s.x[i]));
+    trace += value;
+    s.x[i] = value;
   }
   if (args.inner) {
-    raise(&found_of(args)->moved, moved);
+    warp_atomic_max(&result_of(args)->change, change);
   }
   trace = sum_of_block(trace, sums);
   if (dc_thread() == 0 && args.inner) {
@@ -153,7 +153,7 @@ DC_BLOCK_KERNEL(dc__nearest_normalise_kernel, dc__cuda_nearest_args, THREADS) {
  * computed them. */
 DC_BLOCK_KERNEL(dc__nearest_check_kernel, dc__cuda_nearest_args, DC_WARP) {
   const double *squares = device_array(args.squares, 1, BLOCKS), *traces = device_array(args.traces, 1, BLOCKS);
-  dc__cuda_nearest_result *found = found_of(args);
+  dc__cuda_nearest_result *result = result_of(args);
   double square = 0, trace = 0;
   for (int64_t i = dc_thread(); i < BLOCKS; i += DC_WARP) {
     square += i * THREADS < args.m * args.n ? squares[i] : 0;
@@ -162,31 +162,31 @@ DC_BLOCK_KERNEL(dc__nearest_check_kernel, dc__cuda_nearest_args, DC_WARP) {
   square = sum_of_warp(square);
   trace = sum_of_warp(trace);
   if (dc_thread() == 0 && continues(args)) {
-    dc__nearest_check_convergence(&found->state, sqrt(square), of_bits(found->moved), args.tolerance);
-    found->trace = trace;
-    found->moved = 0;
+    dc__nearest_check_convergence(&result->state, sqrt(square), of_bits(result->change), args.tolerance);
+    result->trace = trace;
+    result->change = 0;
   }
 }
 
 /* Squares of x - kron(u, v) sigma and of x, row by row. */
 DC_BLOCK_KERNEL(dc__nearest_residual_kernel, dc__cuda_nearest_args, THREADS) {
-  const view x = view_of(args.x, 0);
+  const matrix_view x = matrix_view_of(args.x, 0);
   const double *u = device_array(args.u, 1, args.m * args.n), *v = device_array(args.v, 1, args.p * args.q);
-  const double sigma = found_of(args)->state.sigma;
-  double *apart = device_array(args.residual_sums, 1, 2 * args.x.rows);
+  const double sigma = result_of(args)->state.sigma;
+  double *residual_sums = device_array(args.residual_sums, 1, 2 * args.x.rows);
   for (int64_t i = dc_first() / DC_WARP; i < args.x.rows; i += dc_step() / DC_WARP) {
-    double off = 0, whole = 0;
+    double residual = 0, norm = 0;
     for (int64_t j = dc_thread() % DC_WARP; j < args.x.cols; j += DC_WARP) {
       const double value = x.at(i, j) * args.first * args.second;
       const double d = value - sigma * u[i / args.p * args.n + j / args.q] * v[i % args.p * args.q + j % args.q];
-      off += d * d;
-      whole += value * value;
+      residual += d * d;
+      norm += value * value;
     }
-    off = sum_of_warp(off);
-    whole = sum_of_warp(whole);
+    residual = sum_of_warp(residual);
+    norm = sum_of_warp(norm);
     if (dc_thread() % DC_WARP == 0) {
-      apart[i] = off;
-      apart[args.x.rows + i] = whole;
+      residual_sums[i] = residual;
+      residual_sums[args.x.rows + i] = norm;
     }
   }
 }

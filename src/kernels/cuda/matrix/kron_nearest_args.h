@@ -13,8 +13,8 @@
 enum { DC__CUDA_NEAREST_BLOCKS = 256 };
 typedef struct dc__cuda_nearest_result {
   dc__nearest_state state;
-  uint64_t moved; /* the bits of the largest change of v */
-  double trace;   /* of v */
+  uint64_t change; /* the bits of the largest change of v */
+  double trace;    /* of v */
 } dc__cuda_nearest_result;
 typedef struct dc__cuda_nearest_args {
   dc__cuda_matrices x;
@@ -22,7 +22,7 @@ typedef struct dc__cuda_nearest_args {
   int64_t m, n, p, q;
   double *u, *v, *parts, *next, *squares, *traces; /* the last two [DC__CUDA_NEAREST_BLOCKS] */
   double *residual_sums;                           /* [2, m p] */
-  dc__cuda_nearest_result *found;
+  dc__cuda_nearest_result *result;
   double tolerance;
   int32_t chunks[2]; /* of v and of u */
   int32_t inner;     /* 1: computes v, 0: u */

@@ -7,21 +7,21 @@
 
 DC_BLOCK_KERNEL(dc__measure_kernel, dc__cuda_measure_args, DC__CUDA_MATRIX_THREADS) {
   const int32_t matrix = static_cast<int32_t>(dc_block(1));
-  const view a = view_of(args.from, matrix);
+  const matrix_view a = matrix_view_of(args.from, matrix);
   dc__cuda_matrix_stats *r = report(args.reports, matrix);
-  uint64_t most = 0, apart = 0;
+  uint64_t max_abs = 0, asymmetry = 0;
   for (int64_t i = first_row(); i < args.from.rows; i += next_row()) {
     for (int64_t j = dc_thread(); j < args.from.cols; j += dc_threads()) {
       const double low = a.at(i, j);
-      most = larger(most, bits_of(low));
+      max_abs = larger(max_abs, bits_of(low));
       if (args.mirrored && j < i) {
         const double high = a.at(j, i);
-        apart = larger(apart, bits_of(low / 2 - high / 2));
+        asymmetry = larger(asymmetry, bits_of(low / 2 - high / 2));
       }
     }
   }
-  raise(&r->max_abs, most);
-  raise(&r->asymmetry, apart);
+  warp_atomic_max(&r->max_abs, max_abs);
+  warp_atomic_max(&r->asymmetry, asymmetry);
 }
 
 DC_KERNEL(dc__load_kernel, dc__cuda_load_args, DC__CUDA_MATRIX_THREADS) {
@@ -29,14 +29,14 @@ DC_KERNEL(dc__load_kernel, dc__cuda_load_args, DC__CUDA_MATRIX_THREADS) {
   if ((args.mask >> matrix & 1u) == 0) {
     return;
   }
-  const view a = view_of(args.from, matrix), to = view_of(args.to, matrix);
+  const matrix_view a = matrix_view_of(args.from, matrix), to = matrix_view_of(args.to, matrix);
   double first = 1, second = args.factor[matrix];
   if (args.unit > 0) {
     const double length = sqrt(report(args.reports, matrix)->norm);
     second = 1 / (length > args.unit ? length : args.unit);
   } else if (args.reports != nullptr) {
-    const double most = of_bits(report(args.reports, matrix)->max_abs);
-    const int exponent = most > 0 && most <= 1.7976931348623157e308 ? -ilogb(most) : 0;
+    const double max_abs = of_bits(report(args.reports, matrix)->max_abs);
+    const int exponent = max_abs > 0 && max_abs <= 1.7976931348623157e308 ? -ilogb(max_abs) : 0;
     first = ldexp(1.0, exponent / 2);
     second = ldexp(1.0, exponent - exponent / 2);
   }
@@ -59,7 +59,7 @@ DC_KERNEL(dc__load_kernel, dc__cuda_load_args, DC__CUDA_MATRIX_THREADS) {
 /* A row by a warp. */
 DC_BLOCK_KERNEL(dc__row_sums_kernel, dc__cuda_matrix_norm_args, DC__CUDA_MATRIX_THREADS) {
   const int32_t matrix = static_cast<int32_t>(dc_block(1));
-  const view a = view_of(args.from, matrix);
+  const matrix_view a = matrix_view_of(args.from, matrix);
   double *sums = device_array(args.sums + matrix * args.from.rows, 1, args.from.rows);
   const int64_t warps = dc_threads() / DC_WARP;
   for (int64_t i = first_row() * warps + dc_thread() / DC_WARP; i < args.from.rows; i += next_row() * warps) {
@@ -94,15 +94,15 @@ DC_BLOCK_KERNEL(dc__matrix_norm_kernel, dc__cuda_matrix_norm_args, DC_WARP) {
 
 DC_KERNEL(dc__affine_kernel, dc__cuda_affine_args, DC__CUDA_MATRIX_THREADS) {
   const int32_t matrix = static_cast<int32_t>(dc_block(1));
-  const bool ended = args.reports != nullptr && report(args.reports, matrix)->newton.end != DC__NEWTON_CONTINUES;
-  const double factor = args.factor[matrix], shift = ended ? 1 : args.shift[matrix];
+  const bool converged = args.reports != nullptr && report(args.reports, matrix)->newton.end != DC__NEWTON_CONTINUES;
+  const double factor = args.factor[matrix], shift = converged ? 1 : args.shift[matrix];
   const int64_t count = args.count * args.rows * args.cols, base = matrix * args.rows * args.cols;
   const void *from = device_array(args.from, args.wide, count);
   void *to = device_array(args.to, args.wide, count);
   for (int64_t i = first_row(); i < args.rows; i += next_row()) {
     for (int64_t j = dc_thread(); j < args.cols; j += dc_threads()) {
       const int64_t at = base + i * args.cols + j;
-      put(to, args.wide, at, ended ? 0 : factor * get(from, args.wide, at));
+      put(to, args.wide, at, converged ? 0 : factor * get(from, args.wide, at));
       if (i == j) {
         put(to, args.wide, at, get(to, args.wide, at) + shift);
       }

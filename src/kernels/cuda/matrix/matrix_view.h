@@ -10,7 +10,7 @@
 namespace {
 
 /* One matrix through its strides, of any sign. */
-struct view {
+struct matrix_view {
   const void *data;
   int64_t row_stride, col_stride;
   int32_t wide;
@@ -18,7 +18,7 @@ struct view {
     return get(data, wide, i * row_stride + j * col_stride);
   }
 };
-DC_DEVICE view view_of(const dc__cuda_matrices &m, int32_t matrix) {
+DC_DEVICE matrix_view matrix_view_of(const dc__cuda_matrices &m, int32_t matrix) {
   const int64_t size = m.wide ? 8 : 4, down = (m.rows - 1) * m.row_stride, right = (m.cols - 1) * m.col_stride;
   const int64_t below = (down < 0 ? down : 0) + (right < 0 ? right : 0);
   const int64_t above = (down > 0 ? down : 0) + (right > 0 ? right : 0);
@@ -52,7 +52,7 @@ DC_DEVICE uint64_t larger(uint64_t a, uint64_t b) {
 }
 
 /* Raises *at to the largest value of a warp. */
-DC_DEVICE void raise(uint64_t *at, uint64_t value) {
+DC_DEVICE void warp_atomic_max(uint64_t *at, uint64_t value) {
   for (uint32_t step = DC_WARP / 2; step > 0; step /= 2) {
     value = larger(value, dc_shuffle_xor(value, step));
   }

@@ -23,11 +23,11 @@ DC_DEVICE float *floats(float *data, const dc__cuda_graft_args &args) {
 }  // namespace
 
 DC_KERNEL(dc__stack_kernel, dc__cuda_stack_args, DC__CUDA_THREADS) {
-  const uint32_t which = dc_block(1);
-  float *block = floats(args.blocks[which], args.count);
-  float *place = floats(args.stack + static_cast<int64_t>(which) * args.stride, args.count);
-  const float *from = args.unpack ? place : block;
-  float *to = args.unpack ? block : place;
+  const uint32_t index = dc_block(1);
+  float *block = floats(args.blocks[index], args.count);
+  float *slice = floats(args.stack + static_cast<int64_t>(index) * args.stride, args.count);
+  const float *from = args.unpack ? slice : block;
+  float *to = args.unpack ? block : slice;
   for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
     to[i] = from[i];
   }
@@ -36,13 +36,13 @@ DC_KERNEL(dc__stack_kernel, dc__cuda_stack_args, DC__CUDA_THREADS) {
 DC_KERNEL(dc__box_copy_kernel, dc__cuda_box_copy_args, DC__CUDA_THREADS) {
   float *block = floats(args.block, args.count), *part = floats(args.part, args.length);
   for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
-    int64_t at = args.begin - args.first, rest = i;
+    int64_t at = args.begin - args.first, remaining = i;
     for (int32_t d = args.dims - 1; d > 0; d--) {
-      const int64_t above = rest / args.size[d];
-      at += (rest - above * args.size[d]) * args.stride[d];
-      rest = above;
+      const int64_t above = remaining / args.size[d];
+      at += (remaining - above * args.size[d]) * args.stride[d];
+      remaining = above;
     }
-    at += rest * args.stride[0];
+    at += remaining * args.stride[0];
     if (!args.unpack) {
       block[i] = part[at];
     } else if (at >= 0 && at < args.length) {
@@ -86,8 +86,8 @@ DC_KERNEL(dc__graft_finish_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
   if (args.lengths != nullptr) {
     const dc__cuda_matrix_stats *lengths =
         DC_MEMORY(args.lengths, 2 * args.batch * sizeof *lengths, alignof(dc__cuda_matrix_stats)) + dc_block(1);
-    const double own = sqrt(lengths[args.batch].norm);
-    ratio = own > 0 ? static_cast<float>(sqrt(lengths[0].norm) / own) : 0;
+    const double length = sqrt(lengths[args.batch].norm);
+    ratio = length > 0 ? static_cast<float>(sqrt(lengths[0].norm) / length) : 0;
   }
   for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
     float u = data[i] * ratio;
@@ -100,10 +100,10 @@ DC_KERNEL(dc__graft_finish_kernel, dc__cuda_graft_args, DC__CUDA_THREADS) {
 }
 
 DC_KERNEL(dc__permute_kernel, dc__cuda_permute_args, DC__CUDA_THREADS) {
-  const int64_t which = dc_block(1);
-  const float *x = floats(args.x + which * args.stride, args.count);
-  float *to = floats(args.to + which * args.stride, args.count);
-  const int64_t *order = DC_MEMORY(args.orders[which], args.n * 8, 8);
+  const int64_t index = dc_block(1);
+  const float *x = floats(args.x + index * args.stride, args.count);
+  float *to = floats(args.to + index * args.stride, args.count);
+  const int64_t *order = DC_MEMORY(args.orders[index], args.n * 8, 8);
   for (int64_t i = dc_first(); i < args.count; i += dc_step()) {
     const int64_t part = i / args.inner, j = part % args.n;
     to[i] = x[i + (order[j] - j) * args.inner];

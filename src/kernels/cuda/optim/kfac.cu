@@ -11,7 +11,7 @@
 
 namespace {
 
-enum { SIDE = DC__CUDA_KFAC_TILE };
+enum { TILE = DC__CUDA_KFAC_TILE };
 
 /* `count` floats of the device; nullptr stays nullptr. */
 template <typename T>
@@ -20,33 +20,33 @@ DC_DEVICE T *floats(T *data, int64_t count) {
 }
 
 /* The bits of an absolute value, as float32. */
-DC_DEVICE uint32_t size_of_float(float x, int32_t) {
+DC_DEVICE uint32_t abs_bits(float x, int32_t) {
   return dc__bits_of_f32(x) & 0x7fffffffu;
 }
-DC_DEVICE uint32_t size_of_float(uint16_t x, int32_t dtype) {
-  return size_of_float(dtype == DC_BFLOAT16 ? dc__f32_of_bf16(x) : dc__f32_of_f16(x), dtype);
+DC_DEVICE uint32_t abs_bits(uint16_t x, int32_t dtype) {
+  return abs_bits(dtype == DC_BFLOAT16 ? dc__f32_of_bf16(x) : dc__f32_of_f16(x), dtype);
 }
 
 /* 16 bytes at a time if the address is a multiple of that. */
 template <typename T>
-DC_DEVICE uint64_t largest(const dc__cuda_max_abs_args &args) {
-  enum { TOGETHER = 16 / sizeof(T) };
+DC_DEVICE uint64_t max_abs_bits(const dc__cuda_max_abs_args &args) {
+  enum { VECTOR_WIDTH = 16 / sizeof(T) };
   const T *data = static_cast<const T *>(DC_MEMORY(args.data, args.count * sizeof(T), sizeof(T)));
-  const int64_t whole = dc_is_aligned<T, TOGETHER>(data) ? args.count / TOGETHER * TOGETHER : 0;
-  uint32_t most = 0;
-  for (int64_t i = dc_first() * TOGETHER; i < whole; i += dc_step() * TOGETHER) {
-    const dc_pack<T, TOGETHER> some = dc_load<T, TOGETHER>(data, i);
+  const int64_t whole = dc_is_aligned<T, VECTOR_WIDTH>(data) ? args.count / VECTOR_WIDTH * VECTOR_WIDTH : 0;
+  uint32_t max_bits = 0;
+  for (int64_t i = dc_first() * VECTOR_WIDTH; i < whole; i += dc_step() * VECTOR_WIDTH) {
+    const dc_pack<T, VECTOR_WIDTH> pack = dc_load<T, VECTOR_WIDTH>(data, i);
     DC_UNROLL
-    for (int j = 0; j < TOGETHER; j++) {
-      const uint32_t now = size_of_float(some.at[j], args.dtype);
-      most = now > most ? now : most;
+    for (int j = 0; j < VECTOR_WIDTH; j++) {
+      const uint32_t value = abs_bits(pack.at[j], args.dtype);
+      max_bits = value > max_bits ? value : max_bits;
     }
   }
   for (int64_t i = whole + dc_first(); i < args.count; i += dc_step()) {
-    const uint32_t now = size_of_float(data[i], args.dtype);
-    most = now > most ? now : most;
+    const uint32_t value = abs_bits(data[i], args.dtype);
+    max_bits = value > max_bits ? value : max_bits;
   }
-  return most;
+  return max_bits;
 }
 
 /* The offset of row i of a packed triangle, at the diagonal. */
@@ -70,8 +70,8 @@ DC_DEVICE double mean_of(const float *values, int64_t n) {
 }  // namespace
 
 DC_BLOCK_KERNEL(dc__max_abs_kernel, dc__cuda_max_abs_args, DC__CUDA_KFAC_THREADS) {
-  const uint64_t most = args.dtype == DC_FLOAT32 ? largest<float>(args) : largest<uint16_t>(args);
-  raise(DC_MEMORY(args.found, 8, 8), most);
+  const uint64_t max_bits = args.dtype == DC_FLOAT32 ? max_abs_bits<float>(args) : max_abs_bits<uint16_t>(args);
+  warp_atomic_max(DC_MEMORY(args.found, 8, 8), max_bits);
 }
 
 DC_KERNEL(dc__fill_ones_kernel, dc__cuda_fill_ones_args, DC__CUDA_KFAC_THREADS) {
@@ -102,9 +102,9 @@ DC_KERNEL(dc__pack_triangles_kernel, dc__cuda_triangles_args, DC__CUDA_KFAC_THRE
 
 /* A tile of the upper triangles, which is written transposed. */
 DC_BLOCK_KERNEL(dc__average_triangles_kernel, dc__cuda_triangles_args, DC__CUDA_KFAC_TILE_THREADS) {
-  DC_SHARED(float, tile, [SIDE][SIDE + 1]);
-  const int64_t n = args.n, j0 = static_cast<int64_t>(dc_block(0)) * SIDE,
-                i0 = static_cast<int64_t>(dc_block(1)) * SIDE;
+  DC_SHARED(float, tile, [TILE][TILE + 1]);
+  const int64_t n = args.n, j0 = static_cast<int64_t>(dc_block(0)) * TILE,
+                i0 = static_cast<int64_t>(dc_block(1)) * TILE;
   if (j0 < i0) {
     return;
   }
@@ -112,19 +112,19 @@ DC_BLOCK_KERNEL(dc__average_triangles_kernel, dc__cuda_triangles_args, DC__CUDA_
   const float *mean = floats(args.mean, args.groups * n * n);
   const double *packed = triangles(args);
   for (int64_t group = dc_block(2); group < args.groups; group += dc_blocks(2)) {
-    for (int k = static_cast<int>(dc_thread()); k < SIDE * SIDE; k += DC__CUDA_KFAC_TILE_THREADS) {
-      const int64_t i = i0 + k / SIDE, j = j0 + k % SIDE;
+    for (int k = static_cast<int>(dc_thread()); k < TILE * TILE; k += DC__CUDA_KFAC_TILE_THREADS) {
+      const int64_t i = i0 + k / TILE, j = j0 + k % TILE;
       if (i <= j && j < n) {
-        const double now = packed[packed_row(group, i, n) + j - i] / args.count;
+        const double value = packed[packed_row(group, i, n) + j - i] / args.count;
         const double before = static_cast<double>(mean[(group * n + i) * n + j]);
-        tile[k / SIDE][k % SIDE] = static_cast<float>(args.decay * before + (1 - args.decay) * now);
+        tile[k / TILE][k % TILE] = static_cast<float>(args.decay * before + (1 - args.decay) * value);
       }
     }
     dc_sync();
-    for (int k = static_cast<int>(dc_thread()); k < SIDE * SIDE; k += DC__CUDA_KFAC_TILE_THREADS) {
-      const int64_t row = j0 + k / SIDE, column = i0 + k % SIDE;
+    for (int k = static_cast<int>(dc_thread()); k < TILE * TILE; k += DC__CUDA_KFAC_TILE_THREADS) {
+      const int64_t row = j0 + k / TILE, column = i0 + k % TILE;
       if (column <= row && row < n) {
-        sum[(group * n + row) * n + column] = tile[k % SIDE][k / SIDE];
+        sum[(group * n + row) * n + column] = tile[k % TILE][k / TILE];
       }
     }
     dc_sync(); /* the next group's tile */
@@ -167,9 +167,9 @@ DC_BLOCK_KERNEL(dc__store_direction_kernel, dc__cuda_store_direction_args, DC__C
       float *to = j < args.in ? weight : bias;
       if (to != nullptr) {
         to += j < args.in ? row * args.in + j : row;
-        const float now = x[row * args.columns + j];
-        sum += static_cast<double>(now) * static_cast<double>(*to);
-        *to = now;
+        const float value = x[row * args.columns + j];
+        sum += static_cast<double>(value) * static_cast<double>(*to);
+        *to = value;
       }
     }
     sum = sum_of_warp(sum);

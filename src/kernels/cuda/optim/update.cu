@@ -9,7 +9,7 @@
 
 namespace {
 
-enum { TOGETHER = 4 };
+enum { VECTOR_WIDTH = 4 };
 
 DC_DEVICE int64_t size_of(int32_t dtype) {
   return dtype == DC_FLOAT32 ? 4 : 2;
@@ -67,9 +67,9 @@ DC_DEVICE void write_weight(const dc__update_span &s, int64_t i, const dc_pack<f
   dc_store(s.weight, i, halves);
 }
 
-struct adamw {
+struct adamw_rule {
   static constexpr bool has_gradient = true;
-  static constexpr bool only_looks = false;
+  static constexpr bool is_scan = false;
   template <int64_t N>
   static DC_MEMBER void at(const dc__update_batch &, const dc__update_span &s, int64_t i, const dc_pack<float, N> &g) {
     const dc__adamw_factors *f = &s.factors.adamw;
@@ -99,9 +99,9 @@ struct adamw {
   }
 };
 
-struct sgd {
+struct sgd_rule {
   static constexpr bool has_gradient = true;
-  static constexpr bool only_looks = false;
+  static constexpr bool is_scan = false;
   template <int64_t N>
   static DC_MEMBER void at(const dc__update_batch &, const dc__update_span &s, int64_t i, const dc_pack<float, N> &g) {
     const dc__sgd_factors *f = &s.factors.sgd;
@@ -124,19 +124,19 @@ struct sgd {
   }
 };
 
-struct below {
+struct scan_overflow_rule {
   static constexpr bool has_gradient = true;
-  static constexpr bool only_looks = true;
+  static constexpr bool is_scan = true;
   template <int64_t N>
   static DC_MEMBER void at(const dc__update_batch &args, const dc__update_span &s, int64_t,
                            const dc_pack<float, N> &g) {
-    uint32_t worst = 0;
+    uint32_t max_bits = 0;
     DC_UNROLL
     for (int64_t j = 0; j < N; j++) {
       const uint32_t bits = dc__exponent_bits(g.at[j]);
-      worst = bits > worst ? bits : worst;
+      max_bits = bits > max_bits ? bits : max_bits;
     }
-    if (worst >= dc__exponent_limit(args.exponent)) {
+    if (max_bits >= dc__exponent_limit(args.exponent)) {
       dc_atomic_max(DC_MEMORY(args.found, 8, 8), static_cast<uint64_t>(args.indices - s.index));
     }
   }
@@ -144,7 +144,7 @@ struct below {
 
 struct load_block_rule {
   static constexpr bool has_gradient = true;
-  static constexpr bool only_looks = false;
+  static constexpr bool is_scan = false;
   template <int64_t N>
   static DC_MEMBER void at(const dc__update_batch &, const dc__update_span &s, int64_t i, dc_pack<float, N> g) {
     if (s.factors.part.add != 0.0f || s.master != nullptr) {
@@ -163,7 +163,7 @@ struct load_block_rule {
 
 struct store_block_rule {
   static constexpr bool has_gradient = false;
-  static constexpr bool only_looks = false;
+  static constexpr bool is_scan = false;
   template <int64_t N>
   static DC_MEMBER void at(const dc__update_batch &, const dc__update_span &s, int64_t i, const dc_pack<float, N> &) {
     const dc_pack<float, N> x = dc_load<float, N>(s.state[0], i);
@@ -203,7 +203,7 @@ DC_DEVICE dc__update_span span_of(const dc__update_batch &args) {
 
 /* The optimizer's own state is aligned; sources and targets of blocks may not be. */
 DC_DEVICE bool is_aligned(const void *data, int32_t dtype) {
-  return dtype == DC_FLOAT32 ? dc_is_aligned<float, TOGETHER>(data) : dc_is_aligned<uint16_t, TOGETHER>(data);
+  return dtype == DC_FLOAT32 ? dc_is_aligned<float, VECTOR_WIDTH>(data) : dc_is_aligned<uint16_t, VECTOR_WIDTH>(data);
 }
 
 template <typename KIND, int64_t N>
@@ -221,16 +221,16 @@ DC_DEVICE void run_at(const dc__update_batch &args, const dc__update_span &s, in
 
 template <typename KIND>
 DC_DEVICE void run(const dc__update_batch &args) {
-  if (!KIND::only_looks && is_stopped(args.found)) {
+  if (!KIND::is_scan && is_stopped(args.found)) {
     return;
   }
   const dc__update_span s = span_of(args);
   const float scale = args.scale != nullptr ? *DC_MEMORY(args.scale, 4, 4) : args.grad_scale;
   const bool aligned =
       is_aligned(s.weight, s.dtype) && is_aligned(s.grad, s.grad_dtype) && is_aligned(s.state[0], DC_FLOAT32);
-  const int64_t whole = aligned ? s.count / TOGETHER * TOGETHER : 0;
-  for (int64_t i = dc_first() * TOGETHER; i < whole; i += dc_step() * TOGETHER) {
-    run_at<KIND, TOGETHER>(args, s, i, scale);
+  const int64_t whole = aligned ? s.count / VECTOR_WIDTH * VECTOR_WIDTH : 0;
+  for (int64_t i = dc_first() * VECTOR_WIDTH; i < whole; i += dc_step() * VECTOR_WIDTH) {
+    run_at<KIND, VECTOR_WIDTH>(args, s, i, scale);
   }
   for (int64_t i = whole + dc_first(); i < s.count; i += dc_step()) {
     run_at<KIND, 1>(args, s, i, scale);
@@ -240,15 +240,15 @@ DC_DEVICE void run(const dc__update_batch &args) {
 }  // namespace
 
 DC_KERNEL(dc__adamw_kernel, dc__update_batch, DC__CUDA_THREADS) {
-  run<adamw>(args);
+  run<adamw_rule>(args);
 }
 
 DC_KERNEL(dc__sgd_kernel, dc__update_batch, DC__CUDA_THREADS) {
-  run<sgd>(args);
+  run<sgd_rule>(args);
 }
 
 DC_KERNEL(dc__scan_overflow_kernel, dc__update_batch, DC__CUDA_THREADS) {
-  run<below>(args);
+  run<scan_overflow_rule>(args);
 }
 
 DC_KERNEL(dc__load_block_kernel, dc__update_batch, DC__CUDA_THREADS) {
@@ -263,9 +263,9 @@ DC_KERNEL(dc__update_begin_kernel, dc__update_begin, DC__CUDA_THREADS) {
   const bool stopped = is_stopped(args.found);
   const int64_t i = dc_first();
   if (i == 0 && args.status != nullptr) {
-    dc__update_status *tally = DC_MEMORY(args.status, sizeof(dc__update_status), 8);
-    tally->steps += stopped ? 0 : 1;
-    tally->skipped += stopped ? 1 : 0;
+    dc__update_status *status = DC_MEMORY(args.status, sizeof(dc__update_status), 8);
+    status->steps += stopped ? 0 : 1;
+    status->skipped += stopped ? 1 : 0;
   }
   if (i < args.records_used && !stopped) {
     dc__update_step_state *record = DC_MEMORY(args.records[i], sizeof(dc__update_step_state), 8);
@@ -276,11 +276,11 @@ DC_KERNEL(dc__update_begin_kernel, dc__update_begin, DC__CUDA_THREADS) {
 
 DC_KERNEL(dc__update_read_scaler_kernel, dc__update_read_scaler, DC__CUDA_THREADS) {
   if (dc_first() == 0) {
-    dc__update_status *look = DC_MEMORY(args.status, sizeof(dc__update_status), 8);
+    dc__update_status *status = DC_MEMORY(args.status, sizeof(dc__update_status), 8);
     const float loss_scale = args.loss_scale != nullptr ? *DC_MEMORY(args.loss_scale, 4, 4) : 1.0f;
     const float found_inf = args.found_inf != nullptr ? *DC_MEMORY(args.found_inf, 4, 4) : 0.0f;
-    look->scale = dc__update_scale(args.grad_scale, loss_scale);
-    look->found = found_inf != 0.0f ? DC__UPDATE_FOUND_INF : 0;
+    status->scale = dc__update_scale(args.grad_scale, loss_scale);
+    status->found = found_inf != 0.0f ? DC__UPDATE_FOUND_INF : 0;
   }
 }
 

@@ -72,32 +72,32 @@ enum { BYTES = sizeof(integers), LINE = 64, CHAINS = DC__KERNELS_STEP / WIDTH };
 
 /* The bits of a magnitude, those of infinity, and whether they are compared as 16-bit integers. The upper half of a
  * float64 is enough. */
-typedef struct look {
+typedef struct finite_test {
   int64_t mask;
   int32_t infinity;
   bool halves;
-} look;
+} finite_test;
 
-DC__INLINE look look_at(int32_t dtype) {
+DC__INLINE finite_test finite_test_of(int32_t dtype) {
   switch (dtype) {
     case DC_FLOAT16:
-      return (look){0x7fff7fff7fff7fff, 0x7c00, true};
+      return (finite_test){0x7fff7fff7fff7fff, 0x7c00, true};
     case DC_BFLOAT16:
-      return (look){0x7fff7fff7fff7fff, 0x7f80, true};
+      return (finite_test){0x7fff7fff7fff7fff, 0x7f80, true};
     case DC_FLOAT32:
-      return (look){0x7fffffff7fffffff, 0x7f800000, false};
+      return (finite_test){0x7fffffff7fffffff, 0x7f800000, false};
     default:
-      return (look){0x7fffffff00000000, 0x7ff00000, false};
+      return (finite_test){0x7fffffff00000000, 0x7ff00000, false};
   }
 }
 
-DC__INLINE bool below(const integers most[CHAINS], int32_t infinity, bool halves) {
+DC__INLINE bool all_below(const integers max_bits[CHAINS], int32_t infinity, bool halves) {
   union {
     integers all[CHAINS];
     int32_t words[CHAINS * BYTES / 4];
     int16_t halves[CHAINS * BYTES / 2];
   } lanes;
-  memcpy(lanes.all, most, sizeof lanes.all);
+  memcpy(lanes.all, max_bits, sizeof lanes.all);
   int32_t largest = 0;
   for (size_t i = 0; i < (halves ? sizeof lanes.halves / 2 : sizeof lanes.words / 4); i++) {
     const int32_t lane = halves ? lanes.halves[i] : lanes.words[i];
@@ -106,7 +106,7 @@ DC__INLINE bool below(const integers most[CHAINS], int32_t infinity, bool halves
   return largest < infinity;
 }
 
-DC__INLINE void copy_line(char *d, const char *s, integers most[CHAINS], look l, bool stream) {
+DC__INLINE void copy_line(char *d, const char *s, integers max_bits[CHAINS], finite_test l, bool stream) {
   const integers mask = set_bits(l.mask);
   for (size_t i = 0; i < LINE / BYTES; i++) {
     const integers x = load_bits(s + i * BYTES);
@@ -115,31 +115,31 @@ DC__INLINE void copy_line(char *d, const char *s, integers most[CHAINS], look l,
     } else {
       store_bits(d + i * BYTES, x);
     }
-    most[i] = l.halves ? larger_16(most[i], and_bits(x, mask)) : larger_32(most[i], and_bits(x, mask));
+    max_bits[i] = l.halves ? larger_16(max_bits[i], and_bits(x, mask)) : larger_32(max_bits[i], and_bits(x, mask));
   }
 }
 
 /* Whole lines of d; the first and the last may overlap others, which are written again with the same bits. */
 DC__INLINE bool combine_copy(void *dst, const void *src, int64_t count, int32_t dtype) {
-  const look l = look_at(dtype);
+  const finite_test l = finite_test_of(dtype);
   const size_t size = l.halves ? 2 : dtype == DC_FLOAT32 ? 4 : 8;
   const size_t bytes = (size_t)count * size;
   char *d = dst;
   const char *s = src;
-  integers most[CHAINS] = {{0}};
+  integers max_bits[CHAINS] = {{0}};
   if (bytes < DC__COPY_STREAM || (uintptr_t)d % size != 0) {
     for (size_t i = 0; i < bytes; i += LINE) {
-      copy_line(d + i, s + i, most, l, false);
+      copy_line(d + i, s + i, max_bits, l, false);
     }
-    return below(most, l.infinity, l.halves);
+    return all_below(max_bits, l.infinity, l.halves);
   }
-  copy_line(d, s, most, l, false);
+  copy_line(d, s, max_bits, l, false);
   for (size_t i = (size_t)(-(uintptr_t)d % LINE); i + LINE <= bytes; i += LINE) {
-    copy_line(d + i, s + i, most, l, true);
+    copy_line(d + i, s + i, max_bits, l, true);
   }
   _mm_sfence(); /* orders non-temporal stores before the caller's signal that the work is done */
-  copy_line(d + bytes - LINE, s + bytes - LINE, most, l, false);
-  return below(most, l.infinity, l.halves);
+  copy_line(d + bytes - LINE, s + bytes - LINE, max_bits, l, false);
+  return all_below(max_bits, l.infinity, l.halves);
 }
 
 /* ---- casts and sums, in float32 ---- */
@@ -151,16 +151,16 @@ DC__INLINE int32_t overflow(int32_t dtype) {
 
 DC__INLINE bool convert(void *dst, int32_t to, const void *src, int32_t from, int64_t count, bool adds) {
   const integers mask = set_bits(0x7fffffff7fffffff);
-  integers most[CHAINS] = {{0}};
+  integers max_bits[CHAINS] = {{0}};
   for (int64_t i = 0; i < count; i += DC__KERNELS_STEP) {
     for (int64_t k = 0; k < CHAINS; k++) {
       const int64_t at = i + k * WIDTH;
       const vector v = adds ? add(load(dst, to, at), load(src, from, at)) : load(src, from, at);
       store(dst, to, at, v);
-      most[k] = larger_32(most[k], and_bits(bits_of(v), mask));
+      max_bits[k] = larger_32(max_bits[k], and_bits(bits_of(v), mask));
     }
   }
-  return below(most, overflow(to), false);
+  return all_below(max_bits, overflow(to), false);
 }
 
 #define COPY(name, dtype)                                       \

@@ -2,12 +2,12 @@
  * name of the function that enters it. */
 #include "kernels/x86/vector.h"
 
-typedef struct finish {
+typedef struct reduce_epilogue {
   vector factor; /* 1 / n where that is exact, so that multiplying gives the bits of the division; 1 for a sum */
   vector n;
   bool divides;
   bool accumulate;
-} finish;
+} reduce_epilogue;
 
 /* ((0+1)+(2+3))+((4+5)+(6+7)); n is a constant. */
 DC__INLINE vector reduce_tree(const void *const *src, int32_t n, int32_t dtype, int64_t i) {
@@ -36,7 +36,7 @@ DC__INLINE vector reduce_tree(const void *const *src, int32_t n, int32_t dtype, 
 }
 
 DC__INLINE void loop(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype, int64_t begin,
-                     int64_t count, const finish *end) {
+                     int64_t count, const reduce_epilogue *end) {
   const void *in[DC__KERNELS_FAN_IN];
   for (int32_t k = 0; k < n; k++) {
     in[k] = dc__const_at(src[k], src_dtype, begin);
@@ -60,10 +60,10 @@ DC__INLINE void loop(void *dst, int32_t dst_dtype, const void *const *src, int32
   static void name(void *dst, const void *const *src, int32_t n, int64_t begin, int64_t count, bool mean, \
                    bool accumulate) {                                                                     \
     bool exact = (n & (n - 1)) == 0;                                                                      \
-    finish end = {.factor = set(mean && exact ? 1.0f / (float)n : 1.0f),                                  \
-                  .n = set((float)n),                                                                     \
-                  .divides = mean && !exact,                                                              \
-                  .accumulate = accumulate};                                                              \
+    reduce_epilogue end = {.factor = set(mean && exact ? 1.0f / (float)n : 1.0f),                         \
+                           .n = set((float)n),                                                            \
+                           .divides = mean && !exact,                                                     \
+                           .accumulate = accumulate};                                                     \
     switch (n) {                                                                                          \
       FAN_IN(2, to, from)                                                                                 \
       FAN_IN(3, to, from)                                                                                 \
