@@ -26,8 +26,8 @@ RUNTIME = """# Conformance
 
 What DeepCompile's runtime must do, as {count} checks, and the tests that show it, each by the number of its check. "≠"
 marks what libdc does differently on purpose; the note says how the original does it, or by which of its faults in
-`differences.md` (D1 to D15). Written by `scripts/conformance.py` out of `tests/conformance/checks.txt`, the tests, and
-their results; `make test` fails if a check has no test, or one that does not pass.
+`differences.md` (D1 to D15). Written by `scripts/conformance.py` out of `tests/conformance/lists/checks.txt`, the
+tests, and their results; `make test` fails if a check has no test, or one that does not pass.
 
 The C tests touch memory by the copies of the device under test alone, and run on three: `cpu`, with ranks as threads;
 the CUDA device on a simulated driver (`gpu-status.md`), likewise, and counted with `cpu`; and `sim`, where every order
@@ -43,7 +43,7 @@ SECOND_ORDER = """# Conformance of second-order operators
 
 What operators and optimizers of second order must do, as {count} checks, and the tests that show it, each by the number
 of its check. "≠" marks what libdc answers otherwise than the field does, on purpose; the note says how; "…" what is not
-there yet. Written by `scripts/conformance.py` out of `tests/conformance/second_order.txt`, the tests, and their
+there yet. Written by `scripts/conformance.py` out of `tests/conformance/lists/second_order.txt`, the tests, and their
 results; `make test` fails if a check has no test, or one that does not pass.
 
 {summary}
@@ -53,7 +53,7 @@ LAYER = """# Conformance of the transformer layer
 
 The {count} points of the layer and the tests that show each by its number, against a reference in float64
 (`tests/python/layer/layer_reference.py`). "≠" marks what the original, DeepSpeed's transformer kernel, does otherwise;
-the note says how. Written by `scripts/conformance.py` out of `tests/conformance/layer.txt`, the tests, and their
+the note says how. Written by `scripts/conformance.py` out of `tests/conformance/lists/layer.txt`, the tests, and their
 results; `make test` fails if a point has no test, or one that does not pass.
 
 Gates, for the output and each gradient: relative error in the Frobenius norm at most 2e-6 in float32, 1.5e-3 in float16
@@ -78,12 +78,12 @@ class Table(NamedTuple):
 
 CHECKS, DOCS = ROOT / "tests" / "conformance", ROOT / "docs"
 TABLES = [
-    Table("conformance", CHECKS / "checks.txt", 130, DOCS / "conformance.md", RUNTIME, r"tests/conformance/", "check_",
-          "test_check_", ("conformance",)),
-    Table("second-order", CHECKS / "second_order.txt", 55, DOCS / "conformance-second-order.md", SECOND_ORDER,
+    Table("conformance", CHECKS / "lists" / "checks.txt", 130, DOCS / "conformance.md", RUNTIME,
+          r"tests/conformance/", "check_", "test_check_", ("conformance",)),
+    Table("second-order", CHECKS / "lists" / "second_order.txt", 55, DOCS / "conformance-second-order.md", SECOND_ORDER,
           r"tests/(linalg|optim|api/test_devices|python/test_(linalg|optim|soap))", "(?:test|point)_", "test_",
           ("python", "torch")),
-    Table("layer", CHECKS / "layer.txt", 32, DOCS / "conformance-layer.md", LAYER,
+    Table("layer", CHECKS / "lists" / "layer.txt", 32, DOCS / "conformance-layer.md", LAYER,
           r"tests/((python/layer|faults|transformer|planner)/test_layer|tools/test_plan|"
           r"torch/transformer/test_transformer_layer)",
           "test_", "test_", ("python", "torch", "tools")),
