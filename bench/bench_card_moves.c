@@ -35,7 +35,7 @@ typedef struct place {
   size_t bytes;
 } place;
 
-static place open_place(size_t bytes, int32_t operands) {
+static place operands_create(size_t bytes, int32_t operands) {
   place p = {.bytes = bytes};
   must(dc_device_open("cuda", NULL, &p.device));
   must(dc_stream_create(p.device, &p.stream));
@@ -47,7 +47,7 @@ static place open_place(size_t bytes, int32_t operands) {
   return p;
 }
 
-static void close_place(place *p) {
+static void operands_destroy(place *p) {
   must(dc_stream_synchronize(p->stream, 0));
   for (int32_t i = 0; i < OPERANDS; i++) {
     p->device->ops->free(p->device, p->operands[i], p->bytes, DC_MEMORY_DEVICE);
@@ -124,7 +124,7 @@ static double time_of(const place *p, const struct job *j) {
 
 /* Prints the shares, and returns the copy's bytes a nanosecond. */
 static double measure_kernels(size_t bytes) {
-  place p = open_place(bytes, OPERANDS);
+  place p = operands_create(bytes, OPERANDS);
   double copy = 0;
   for (size_t i = 0; i < DC__COUNT(jobs); i++) {
     double ns[ROUNDS];
@@ -136,7 +136,7 @@ static double measure_kernels(size_t bytes) {
     copy = i == 0 ? rate : copy;
     printf(i == 0 ? "\"%s\": %.1f" : ", \"%s\": %.3f", jobs[i].name, i == 0 ? rate : rate / copy);
   }
-  close_place(&p);
+  operands_destroy(&p);
   return copy;
 }
 
@@ -166,7 +166,7 @@ static double collective(const rank_state *s, const place *p, bool reduces) {
 
 static void *run_rank(void *arg) {
   const rank_state *s = arg;
-  place p = open_place(s->bytes, 2);
+  place p = operands_create(s->bytes, 2);
   for (int reduces = 0; reduces < 2; reduces++) {
     double ns[ROUNDS];
     (void)collective(s, &p, reduces != 0);
@@ -177,7 +177,7 @@ static void *run_rank(void *arg) {
       s->ns[reduces] = median(ns);
     }
   }
-  close_place(&p);
+  operands_destroy(&p);
   dc_comm_destroy(s->comm);
   return NULL;
 }

@@ -78,7 +78,7 @@ static double measure(const rank_state *s, work kind, const buffers *b, int64_t 
   return times[repeats / 2];
 }
 
-static void *take(const rank_state *s, size_t bytes) {
+static void *alloc_buffer(const rank_state *s, size_t bytes) {
   void *ptr = NULL;
   if (s->heap) {
     must(s->comm->ops->heap_alloc(s->comm, bytes, &ptr));
@@ -89,7 +89,7 @@ static void *take(const rank_state *s, size_t bytes) {
   return ptr;
 }
 
-static void give(const rank_state *s, void *ptr, size_t bytes) {
+static void free_buffer(const rank_state *s, void *ptr, size_t bytes) {
   if (s->heap) {
     s->comm->ops->heap_free(s->comm, ptr, bytes);
   } else {
@@ -100,7 +100,7 @@ static void give(const rank_state *s, void *ptr, size_t bytes) {
 static void *run_rank(void *arg) {
   const rank_state *s = arg;
   size_t most = (size_t)MAX_KIB * 1024;
-  buffers b = {take(s, most), take(s, most)};
+  buffers b = {alloc_buffer(s, most), alloc_buffer(s, most)};
   int line = 0;
   for (int64_t kib = MIN_KIB; kib <= MAX_KIB; kib *= 4, line++) {
     int repeats = kib <= 256 ? MAX_REPEATS : kib <= 4096 ? 200 : 15;
@@ -112,8 +112,8 @@ static void *run_rank(void *arg) {
     }
   }
   must(dc_comm_barrier(s->comm));
-  give(s, b.shard, most);
-  give(s, b.whole, most);
+  free_buffer(s, b.shard, most);
+  free_buffer(s, b.whole, most);
   dc_comm_destroy(s->comm);
   return NULL;
 }

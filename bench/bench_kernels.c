@@ -95,16 +95,16 @@ static int64_t spent(const job *j, int64_t count, int64_t repeats) {
 
 /* The time of a by that of b, each the best of 25 turns of at least a millisecond. */
 static double compare(const job *a, const job *b, int64_t count) {
-  int64_t repeats = 1, least_a = INT64_MAX, least_b = INT64_MAX;
+  int64_t repeats = 1, min_a = INT64_MAX, min_b = INT64_MAX;
   while (spent(b, count, repeats) < 1000000) {
     repeats *= 2;
   }
   for (int32_t turn = 0; turn < 25; turn++) {
     const int64_t time_a = spent(a, count, repeats), time_b = spent(b, count, repeats);
-    least_a = time_a < least_a ? time_a : least_a;
-    least_b = time_b < least_b ? time_b : least_b;
+    min_a = time_a < min_a ? time_a : min_a;
+    min_b = time_b < min_b ? time_b : min_b;
   }
-  return (double)least_a / (double)least_b;
+  return (double)min_a / (double)min_b;
 }
 
 /* The best of five measurements of at least 20 ms each, in GB/s; count elements. */

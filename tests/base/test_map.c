@@ -37,7 +37,7 @@ static int64_t list_find(const list *l, int64_t key) {
   return i;
 }
 
-static void list_put(list *l, int64_t key, void *value) {
+static void list_insert(list *l, int64_t key, void *value) {
   int64_t i = list_find(l, key);
   l->count += i == l->count;
   l->entries[i] = (entry){key, value};
@@ -76,7 +76,7 @@ static void test_any_order(void **state) {
     bool puts = next_random(&seed) % 100 < (step / 3000 % 2 == 0 ? 80U : 20U);
     if (puts) {
       assert_true(dc__map_put(&map, key, &values[step]));
-      list_put(&model, key, &values[step]);
+      list_insert(&model, key, &values[step]);
     } else {
       dc__map_remove(&map, key);
       list_remove(&model, key);

@@ -36,7 +36,7 @@ const char *device_name(void) {
 #endif
 }
 
-static void give_back(rank *r) {
+static void return_memory(rank *r) {
   kept *mine = &all[r->rank];
   open_gate(r);
   if (r->ctx != NULL) { /* what is under way still uses what goes below */
@@ -60,7 +60,7 @@ static void run_body(rank *r) {
   if (r->failure[0] != '\0') {
     dc_comm_abort(r->comm, r->failure); /* others may wait for what this rank does not do any more */
   }
-  give_back(r);
+  return_memory(r);
 }
 
 #ifdef ON_SIM

@@ -162,7 +162,7 @@ static void check_19_after_cleanup_only_destroy_is_left(void **state) {
 }
 
 /* A bit of everything that takes memory, then the end, with pending reductions and gathered weights. */
-static void all_given_back(rank *r) {
+static void all_memory_returned(rank *r) {
   watch *w = watch_device(r);
   dc_context *mine, *usual = r->ctx;
   param p = {.id = 1, .shape = {500}, .stage = 3}, kept = {.id = 2, .shape = {70}, .stage = 3, .persistent = 1};
@@ -195,8 +195,8 @@ static void all_given_back(rank *r) {
 
 static void check_20_cleanup_gives_all_memory_back(void **state) {
   (void)state;
-  on_ranks((setup){.world = 1}, all_given_back, NULL);
-  on_ranks((setup){.world = 3}, all_given_back, NULL);
+  on_ranks((setup){.world = 1}, all_memory_returned, NULL);
+  on_ranks((setup){.world = 3}, all_memory_returned, NULL);
 }
 
 /* ---- reset ---- */

@@ -42,7 +42,7 @@ static inline int close_both(void **state) {
 typedef int (*use_fn)(void **state, const char *counted, const char *failing, int before);
 
 /* Every `step`-th call of each function fails in turn. */
-static inline void fail_in_turn(void **state, use_fn use, const char *const *functions, size_t count, int step) {
+static inline void fail_each_call(void **state, use_fn use, const char *const *functions, size_t count, int step) {
   (void)close_both(state);
   for (size_t f = 0; f < count; f++) {
     const int calls = use(state, functions[f], NULL, 0);

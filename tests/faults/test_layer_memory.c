@@ -7,12 +7,12 @@
 enum { TOKENS = 2 * 19 };
 
 static const int32_t offsets[] = {0, 19, 38};
-static unsigned char wanted_out[TOKENS * 48 * 4], wanted_dx[TOKENS * 48 * 4], wanted_dw[144 * 48 * 4];
+static unsigned char expected_out[TOKENS * 48 * 4], expected_dx[TOKENS * 48 * 4], expected_dw[144 * 48 * 4];
 
-static void assert_wanted(const rig *r) {
-  assert_memory_equal(wanted_out, r->out.t.data, r->out.bytes);
-  assert_memory_equal(wanted_dx, r->dx.t.data, r->dx.bytes);
-  assert_memory_equal(wanted_dw, r->g[0].t.data, r->g[0].bytes);
+static void assert_expected(const rig *r) {
+  assert_memory_equal(expected_out, r->out.t.data, r->out.bytes);
+  assert_memory_equal(expected_dx, r->dx.t.data, r->dx.bytes);
+  assert_memory_equal(expected_dw, r->g[0].t.data, r->g[0].bytes);
 }
 
 static void fill_outputs(rig *r) {
@@ -43,14 +43,14 @@ static bool run_layer(rig *r, fault_kind kind, long n) {
   fill_outputs(r);
   OK(dc_layer_forward(layer, &r->call, r->weights, &r->x.t, &r->out.t));
   OK(dc_layer_backward(layer, &r->call, r->weights, &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients));
-  assert_wanted(r);
+  assert_expected(r);
   TWICE(dc_stream_create(r->device, &r->call.stream));
   r->call.cu_seqlens = offsets;
   fill_outputs(r);
   TWICE(dc_layer_forward(layer, &r->call, r->weights, &r->x.t, &r->out.t));
   TWICE(dc_layer_backward(layer, &r->call, r->weights, &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients));
   OK(dc_stream_synchronize(r->call.stream, 0));
-  assert_wanted(r);
+  assert_expected(r);
   bool refused = fault_injected() != NULL;
   fault_inject(kind, -1);
   dc_stream_destroy(r->call.stream);
@@ -62,9 +62,9 @@ static bool run_layer(rig *r, fault_kind kind, long n) {
 static void record_expected(rig *r) {
   forward(r);
   backward(r);
-  memcpy(wanted_out, r->out.t.data, r->out.bytes);
-  memcpy(wanted_dx, r->dx.t.data, r->dx.bytes);
-  memcpy(wanted_dw, r->g[0].t.data, r->g[0].bytes);
+  memcpy(expected_out, r->out.t.data, r->out.bytes);
+  memcpy(expected_dx, r->dx.t.data, r->dx.bytes);
+  memcpy(expected_dw, r->g[0].t.data, r->g[0].bytes);
 }
 
 static void test_27_memory_and_threads_that_are_refused(void **state) {
@@ -109,7 +109,7 @@ static void test_31_calls_allocate_nothing(void **state) {
       assert_null(fault_injected());
       fault_inject(kind, -1);
     }
-    assert_wanted(&r);
+    assert_expected(&r);
   }
   dc_stream_destroy(r.call.stream);
   free_rig(&r);

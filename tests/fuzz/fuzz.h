@@ -27,22 +27,22 @@ static inline void take(bytes *b, void *to, size_t count) {
   b->left -= have;
 }
 
-static inline uint8_t take_u8(bytes *b) {
+static inline uint8_t read_u8(bytes *b) {
   uint8_t value;
   take(b, &value, sizeof value);
   return value;
 }
 
-static inline int64_t take_i64(bytes *b) {
+static inline int64_t read_i64(bytes *b) {
   int64_t value;
   take(b, &value, sizeof value);
   return value;
 }
 
 /* A number that is small more often than not, and now and then anything. */
-static inline int64_t take_count(bytes *b) {
-  int8_t small = (int8_t)take_u8(b);
-  return small == INT8_MIN ? take_i64(b) : small;
+static inline int64_t read_count(bytes *b) {
+  int8_t small = (int8_t)read_u8(b);
+  return small == INT8_MIN ? read_i64(b) : small;
 }
 
 /* In the fuzzer a broken promise must end the process, so that the input is kept. */

@@ -23,13 +23,13 @@ static dc_status check(dc_status status) {
 
 /* A tensor of the caller's, right or a little wrong; never larger than its memory. */
 static dc_tensor tensor(bytes *b, float *memory, int64_t *length) {
-  uint8_t how = take_u8(b);
-  *length = how & 1 ? take_u8(b) % (MOST + 1) : *length;
+  uint8_t how = read_u8(b);
+  *length = how & 1 ? read_u8(b) % (MOST + 1) : *length;
   dc_tensor t = DC_TENSOR_INIT;
   t.data = (how & 0xf0) == 0xf0 ? NULL : memory;
   t.shape = length;
-  t.ndim = (how & 0x70) == 0x70 ? (int32_t)(int8_t)take_u8(b) % 2 : 1;
-  t.dtype = how & 2 ? (int32_t)(take_u8(b) % 12) : DC_FLOAT32;
+  t.ndim = (how & 0x70) == 0x70 ? (int32_t)(int8_t)read_u8(b) % 2 : 1;
+  t.dtype = how & 2 ? (int32_t)(read_u8(b) % 12) : DC_FLOAT32;
   if (dc_dtype_size(t.dtype) > sizeof(float)) {
     *length = *length / 2; /* as many bytes as there are */
   }
@@ -37,29 +37,29 @@ static dc_tensor tensor(bytes *b, float *memory, int64_t *length) {
 }
 
 static int64_t id_of(bytes *b) {
-  return take_u8(b) % (PARAMS + 1);
+  return read_u8(b) % (PARAMS + 1);
 }
 
 static void register_one(world *w, bytes *b) {
-  int64_t id = id_of(b), at = id % PARAMS, shape = take_u8(b) % (MOST / 2 + 1);
+  int64_t id = id_of(b), at = id % PARAMS, shape = read_u8(b) % (MOST / 2 + 1);
   w->length[at] = w->numel[at] = shape;
   static int64_t lengths[2]; /* read within the call alone */
   lengths[0] = lengths[1] = shape;
   dc_tensor shard = tensor(b, w->shard[at], &lengths[0]), grad = tensor(b, w->grad[at], &lengths[1]);
-  uint8_t how = take_u8(b);
+  uint8_t how = read_u8(b);
   if (how & 1) {
     check(dc_register_param(w->ctx, id, &shape, 1, how & 2 ? NULL : &shard, how & 4 ? NULL : &grad, how >> 5));
   } else {
     check(dc_register_z3_param(w->ctx, id, &shape, 1, how & 2 ? NULL : &shard, how & 4 ? NULL : &grad, (how >> 3) & 3,
-                               how & 32 ? (int32_t)(take_u8(b) % 12) : DC_DTYPE_NONE));
+                               how & 32 ? (int32_t)(read_u8(b) % 12) : DC_DTYPE_NONE));
   }
 }
 
 static void register_graph(world *w, bytes *b) {
   static dc_status (*const stages[])(dc_context *, int64_t, const int64_t *, int64_t) = {
       dc_register_graph_z0, dc_register_graph_z1, dc_register_graph_z2, dc_register_graph_z3};
-  int64_t ids[4], count = (int64_t)(take_u8(b) % 6) - 1;
-  uint8_t how = take_u8(b);
+  int64_t ids[4], count = (int64_t)(read_u8(b) % 6) - 1;
+  uint8_t how = read_u8(b);
   for (int i = 0; i < 4; i++) {
     ids[i] = id_of(b);
   }
@@ -69,7 +69,7 @@ static void register_graph(world *w, bytes *b) {
 static void reduce(world *w, bytes *b) {
   int64_t id = id_of(b), length = w->numel[id % PARAMS];
   dc_tensor a = tensor(b, w->given[id % PARAMS], &length);
-  check(dc_reduce_grad(w->ctx, &a, take_u8(b) % 3, id));
+  check(dc_reduce_grad(w->ctx, &a, read_u8(b) % 3, id));
   check(dc_stream_synchronize(w->stream, 0)); /* it may still be read */
 }
 
@@ -78,16 +78,16 @@ static void prefetch(world *w, bytes *b) {
   int32_t dtypes[3];
   for (int i = 0; i < 3; i++) {
     ids[i] = id_of(b);
-    dtypes[i] = take_u8(b) % 12;
+    dtypes[i] = read_u8(b) % 12;
   }
-  uint8_t how = take_u8(b);
+  uint8_t how = read_u8(b);
   check(dc_prefetch_params_fused(w->ctx, how % 3, how & 32 ? NULL : ids, how & 64 ? NULL : dtypes, how / 4 % 5 - 1));
 }
 
-static void take_param(world *w, bytes *b) {
+static void read_param(world *w, bytes *b) {
   dc_buffer *buffer = NULL;
-  int64_t graph = take_u8(b) % 3, id = id_of(b);
-  if (check(dc_take_param(w->ctx, graph, id, take_u8(b) % 12, &buffer)) == DC_OK) {
+  int64_t graph = read_u8(b) % 3, id = id_of(b);
+  if (check(dc_take_param(w->ctx, graph, id, read_u8(b) % 12, &buffer)) == DC_OK) {
     check(dc_stream_synchronize(w->stream, 0));
   }
   dc_buffer_release(w->buffer);
@@ -96,7 +96,7 @@ static void take_param(world *w, bytes *b) {
 
 static void offload(world *w, bytes *b, uint8_t what) {
   dc_tensor out = DC_TENSOR_INIT;
-  int64_t graph = take_u8(b) % 3, id = take_u8(b) % 3, length = take_u8(b) % MOST;
+  int64_t graph = read_u8(b) % 3, id = read_u8(b) % 3, length = read_u8(b) % MOST;
   dc_tensor a = tensor(b, w->given[0], &length);
   switch (what % 4) {
     case 0:
@@ -115,32 +115,32 @@ static void offload(world *w, bytes *b, uint8_t what) {
 }
 
 static void report(world *w, bytes *b) {
-  dc_memory_stats stats = {.struct_size = take_u8(b)};
+  dc_memory_stats stats = {.struct_size = read_u8(b)};
   dc_op_info info = {.struct_size = sizeof info};
   dc_trace_event events[4];
   int64_t count = 0;
   if (stats.struct_size <= sizeof stats) {
     check(dc_get_memory_stats(w->ctx, &stats));
   }
-  check(dc_dry_run(w->ctx, take_u8(b) % 20, take_u8(b) % 3, id_of(b), take_u8(b) % 12, &info));
-  check(dc_trace_start(w->ctx, take_count(b) % 64));
-  check(dc_trace_read(w->ctx, events, take_u8(b) % 2 ? sizeof events[0] : 1, take_count(b) % 5, &count));
+  check(dc_dry_run(w->ctx, read_u8(b) % 20, read_u8(b) % 3, id_of(b), read_u8(b) % 12, &info));
+  check(dc_trace_start(w->ctx, read_count(b) % 64));
+  check(dc_trace_read(w->ctx, events, read_u8(b) % 2 ? sizeof events[0] : 1, read_count(b) % 5, &count));
   check(dc_reset_stats(w->ctx));
 }
 
 /* The calls that take a graph and a parameter. */
 static void of_graph(world *w, bytes *b, uint8_t what) {
   dc_tensor out = DC_TENSOR_INIT;
-  int64_t graph = take_u8(b) % 3, id = id_of(b);
+  int64_t graph = read_u8(b) % 3, id = id_of(b);
   switch (what % 6) {
     case 0:
-      check(dc_allgather_param(w->ctx, NULL, graph, id, take_u8(b) % 12, take_u8(b) % 16 ? &out : NULL));
+      check(dc_allgather_param(w->ctx, NULL, graph, id, read_u8(b) % 12, read_u8(b) % 16 ? &out : NULL));
       break;
     case 1:
       check(dc_wait_allgather(w->ctx, NULL, graph, id));
       break;
     case 2:
-      check(dc_release_param(w->ctx, NULL, graph, id, take_u8(b) % 4 - 1));
+      check(dc_release_param(w->ctx, NULL, graph, id, read_u8(b) % 4 - 1));
       break;
     case 3:
       check(dc_offload_parameter(w->ctx, NULL, graph, id));
@@ -149,7 +149,7 @@ static void of_graph(world *w, bytes *b, uint8_t what) {
       check(dc_reload_parameter(w->ctx, NULL, graph, id));
       break;
     default:
-      check(dc_end_backward(w->ctx, graph, take_u8(b) % 3));
+      check(dc_end_backward(w->ctx, graph, read_u8(b) % 3));
   }
 }
 
@@ -167,17 +167,17 @@ static void of_param(world *w, bytes *b, uint8_t what) {
       check(dc_invalidate_gathered_param(w->ctx, id));
       break;
     case 3:
-      check(dc_params_updated(w->ctx, &id, take_u8(b) % 3 - 1));
+      check(dc_params_updated(w->ctx, &id, read_u8(b) % 3 - 1));
       break;
     case 4:
-      check(dc_accumulate_grads(w->ctx, &id, take_u8(b) % 3 - 1));
+      check(dc_accumulate_grads(w->ctx, &id, read_u8(b) % 3 - 1));
       break;
     case 5:
       check(dc_unregister_param(w->ctx, id));
       break;
     default:
       grad = tensor(b, w->grad[id % PARAMS], &length);
-      check(dc_update_param_grad_buffer(w->ctx, id, &grad, take_u8(b) % 4));
+      check(dc_update_param_grad_buffer(w->ctx, id, &grad, read_u8(b) % 4));
   }
 }
 
@@ -190,7 +190,7 @@ static void of_context(world *w, bytes *b, uint8_t what) {
       check(dc_end_forward(w->ctx));
       break;
     case 2:
-      check(dc_start_backward(w->ctx, take_u8(b) % 3));
+      check(dc_start_backward(w->ctx, read_u8(b) % 3));
       break;
     case 3:
       check(dc_reset(w->ctx));
@@ -202,13 +202,13 @@ static void of_context(world *w, bytes *b, uint8_t what) {
       check(dc_clear_all_gathered_params(w->ctx));
       break;
     case 6:
-      check(dc_enable_profiling(w->ctx, take_u8(b) % 3));
+      check(dc_enable_profiling(w->ctx, read_u8(b) % 3));
       break;
     case 7:
-      check(dc_unregister_graph(w->ctx, take_u8(b) % 3));
+      check(dc_unregister_graph(w->ctx, read_u8(b) % 3));
       break;
     case 8:
-      check(dc_set_stream(w->ctx, take_u8(b) % 2 ? w->stream : NULL));
+      check(dc_set_stream(w->ctx, read_u8(b) % 2 ? w->stream : NULL));
       break;
     default:
       check(dc_async_error(w->ctx));
@@ -216,7 +216,7 @@ static void of_context(world *w, bytes *b, uint8_t what) {
 }
 
 static void one_call(world *w, bytes *b) {
-  uint8_t what = take_u8(b);
+  uint8_t what = read_u8(b);
   switch (what % 9) {
     case 0:
       register_one(w, b);
@@ -231,7 +231,7 @@ static void one_call(world *w, bytes *b) {
       prefetch(w, b);
       break;
     case 4:
-      take_param(w, b);
+      read_param(w, b);
       break;
     case 5:
       offload(w, b, what / 9);
@@ -259,12 +259,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
   PROMISE(dc_stream_create(w.device, &w.stream) == DC_OK);
   PROMISE(dc_context_create(w.device, NULL, &w.ctx) == DC_OK);
   dc_config config = DC_CONFIG_INIT;
-  uint8_t how = take_u8(&b);
+  uint8_t how = read_u8(&b);
   config.double_buffer = how & 1 ? -1 : 0;
   config.symmetric_memory = how & 2 ? 1 : 0;
-  config.free_activation_threshold = how & 4 ? take_count(&b) : 0;
-  config.sync_after_reduce = how & 8 ? (int32_t)take_count(&b) : 0;
-  if (check(dc_init(w.ctx, NULL, &config, how & 16 ? take_count(&b) : 16)) == DC_OK) {
+  config.free_activation_threshold = how & 4 ? read_count(&b) : 0;
+  config.sync_after_reduce = how & 8 ? (int32_t)read_count(&b) : 0;
+  if (check(dc_init(w.ctx, NULL, &config, how & 16 ? read_count(&b) : 16)) == DC_OK) {
     for (int32_t i = 0; i < CALLS && b.left > 0; i++) {
       one_call(&w, &b);
     }

@@ -41,7 +41,7 @@ static void write_one(unsigned char *given, size_t length, size_t size) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
   bytes b = {data, length};
-  size_t size = (size_t)take_count(&b);
+  size_t size = (size_t)read_count(&b);
   /* The caller has as many bytes as struct_size says; if that is out of bounds, it has the size alone. */
   size_t block = size >= LEAST && size <= MOST ? size : sizeof size;
   unsigned char *given = malloc(block);

@@ -44,7 +44,7 @@ static void as_host(bytes *b) {
   for (int32_t r = 0; r < DC__COMM_MAX_LOCAL; r++) {
     h.heaps[r] = r == 0 ? h.group->heap.fd : -1;
   }
-  int peers[4], guests = 1 + take_u8(b) % 4;
+  int peers[4], guests = 1 + read_u8(b) % 4;
   for (int32_t i = 0; i < guests; i++) {
     int pair[2];
     PROMISE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
@@ -52,20 +52,20 @@ static void as_host(bytes *b) {
     peers[i] = pair[1];
   }
   for (int32_t i = 0; i < guests; i++) {
-    uint8_t how = take_u8(b);
+    uint8_t how = read_u8(b);
     dc__shm_hello word = {.magic = "libdc\0\0",
                           .protocol = DC__SHM_PROTOCOL,
-                          .rank = (int32_t)take_count(b),
-                          .world = how & 1 ? (int32_t)take_count(b) : WORLD,
-                          .has_pidfd = how & 2 ? (int32_t)take_count(b) : 0,
-                          .reserve = how & 4 ? (uint64_t)take_i64(b) : DC__SHM_PAGE_BYTES};
-    size_t size = how & 8 ? take_u8(b) % (sizeof word + 8) : sizeof word;
+                          .rank = (int32_t)read_count(b),
+                          .world = how & 1 ? (int32_t)read_count(b) : WORLD,
+                          .has_pidfd = how & 2 ? (int32_t)read_count(b) : 0,
+                          .reserve = how & 4 ? (uint64_t)read_i64(b) : DC__SHM_PAGE_BYTES};
+    size_t size = how & 8 ? read_u8(b) % (sizeof word + 8) : sizeof word;
     unsigned char raw[sizeof word + 8] = {0};
     memcpy(raw, &word, sizeof word);
     if (how & 16) {
       take(b, raw, size);
     }
-    send_bytes(peers[i], raw, size, take_u8(b) % SPARE);
+    send_bytes(peers[i], raw, size, read_u8(b) % SPARE);
   }
   for (int32_t i = h.peer_count - 1; i >= 0; i--) {
     (void)shm_receive_hello(&h, i);
@@ -90,18 +90,18 @@ static void as_peer(bytes *b) {
   dc__shm_group *group = new_group(1);
   int pair[2], fds[DC__SHM_MAX_FDS];
   int32_t count = 0;
-  uint8_t how = take_u8(b);
-  dc__shm_welcome said = {.status = how & 1 ? (int32_t)take_count(b) : DC_OK}, message;
+  uint8_t how = read_u8(b);
+  dc__shm_welcome said = {.status = how & 1 ? (int32_t)read_count(b) : DC_OK}, message;
   for (int32_t r = 0; r < WORLD; r++) {
-    said.has_pidfd[r] = how & 2 ? (int32_t)take_count(b) : 0;
-    said.reserves[r] = how & 4 ? (uint64_t)take_i64(b) : DC__SHM_PAGE_BYTES;
+    said.has_pidfd[r] = how & 2 ? (int32_t)read_count(b) : 0;
+    said.reserves[r] = how & 4 ? (uint64_t)read_i64(b) : DC__SHM_PAGE_BYTES;
   }
   take(b, said.text, how & 8 ? sizeof said.text : 8);
   PROMISE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
   if (how & 16) {
-    send_bytes(pair[1], &said, (size_t)(1 + take_u8(b) % 255) * 8 % sizeof said + 1, take_u8(b) % SPARE);
+    send_bytes(pair[1], &said, (size_t)(1 + read_u8(b) % 255) * 8 % sizeof said + 1, read_u8(b) % SPARE);
   } else if ((how & 32) == 0) {
-    send_bytes(pair[1], &said, sizeof said, take_u8(b) % SPARE);
+    send_bytes(pair[1], &said, sizeof said, read_u8(b) % SPARE);
   }
   close(pair[1]);
   dc_status status = shm_receive_welcome("fuzz", group, pair[0], 0, &message, fds, &count);
@@ -117,7 +117,7 @@ static void as_peer(bytes *b) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
   bytes b = {data, length};
   int32_t before = open_descriptors();
-  if (take_u8(&b) & 1) {
+  if (read_u8(&b) & 1) {
     as_host(&b);
   } else {
     as_peer(&b);

@@ -42,14 +42,14 @@ static void make_subjects(void) {
 
 /* A whole state with some bytes changed, and perhaps cut or longer. */
 static size_t changed(bytes *b, const struct subject *s, unsigned char state[MOST]) {
-  size_t size = s->bytes + (size_t)(take_u8(b) / 64 * 8);
-  size -= (size_t)(take_u8(b) / 16 * 8);
+  size_t size = s->bytes + (size_t)(read_u8(b) / 64 * 8);
+  size -= (size_t)(read_u8(b) / 16 * 8);
   memset(state, 0, MOST);
   memcpy(state, s->whole, size < s->bytes ? size : s->bytes);
   while (b->left > 0) {
     uint16_t at;
     take(b, &at, sizeof at);
-    state[at % size] = take_u8(b);
+    state[at % size] = read_u8(b);
   }
   if (size >= HEAD + SUM) {
     const uint64_t length = size;
@@ -66,7 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (subjects[0].optimizer == NULL) {
     make_subjects();
   }
-  uint8_t choice = take_u8(&b);
+  uint8_t choice = read_u8(&b);
   struct subject *s = &subjects[choice % KINDS];
   PROMISE(dc_optimizer_load(s->optimizer, s->whole, s->bytes) == DC_OK);
   size_t length = b.left;

@@ -60,15 +60,15 @@ static void send_to(int peer, const void *message, size_t size) {
 /* A message as it should be, or with a few of its bytes changed, or cut; or anything instead. */
 static void send_bytes(bytes *b, int peer, const void *message, size_t size) {
   unsigned char raw[sizeof(dc__tcp_endpoint) * DC__COMM_MAX_WORLD];
-  uint8_t how = take_u8(b);
+  uint8_t how = read_u8(b);
   PROMISE(size <= sizeof raw);
   memcpy(raw, message, size);
   for (int32_t i = 0; i < (how & 3); i++) {
-    uint16_t at = (uint16_t)take_i64(b);
-    raw[(how & 4 ? at % 64 : at) % size] = take_u8(b);
+    uint16_t at = (uint16_t)read_i64(b);
+    raw[(how & 4 ? at % 64 : at) % size] = read_u8(b);
   }
   if (how & 8) {
-    size = (uint16_t)take_i64(b) % (size + 1);
+    size = (uint16_t)read_i64(b) % (size + 1);
   }
   if (how & 16) {
     take(b, raw, size < MOST ? size : MOST);
@@ -89,7 +89,7 @@ static void connect_as(bytes *b, dc__tcp_group *group, int32_t rank, int32_t mes
   memcpy(theirs.key, group->key, sizeof theirs.key);
   theirs.endpoints[rank].port = 4000 + rank;
   *candidate =
-      (dc__tcp_candidate){.fd = connect_pair(peer), .since_ns = dc__now_ns(), .challenged = (take_u8(b) & 1) != 0};
+      (dc__tcp_candidate){.fd = connect_pair(peer), .since_ns = dc__now_ns(), .challenged = (read_u8(b) & 1) != 0};
   PROMISE(dc__tcp_opening_make(&theirs, &candidate->theirs) && dc__tcp_opening_make(group, &candidate->own));
   if (!candidate->challenged) {
     const dc__tcp_opening opening = candidate->theirs;
@@ -106,7 +106,7 @@ static void connect_as(bytes *b, dc__tcp_group *group, int32_t rank, int32_t mes
 static void as_caller(bytes *b) {
   dc__tcp_group *group = new_group(1);
   dc__tcp_opening opening;
-  dc__tcp_answer answer = {.status = (int32_t)take_count(b)};
+  dc__tcp_answer answer = {.status = (int32_t)read_count(b)};
   int peer;
   dc__tcp_call call = {.fd = connect_pair(&peer), .hello = dc__tcp_hello_make(group, DC__TCP_CONTROL)};
   PROMISE(dc__tcp_opening_make(group, &opening));
@@ -132,7 +132,7 @@ static void check_error_text(dc_status status) {
 
 static void as_rank_0(bytes *b) {
   tcp_root h = {.group = new_group(0)};
-  int peers[GUESTS], candidates = take_u8(b) % (GUESTS + 1);
+  int peers[GUESTS], candidates = read_u8(b) % (GUESTS + 1);
   for (int32_t r = 0; r < DC__COMM_MAX_WORLD; r++) {
     h.peers[r] = -1;
   }
@@ -159,7 +159,7 @@ static void as_rank_0(bytes *b) {
 static void as_another(bytes *b) {
   static const dc__tcp_address to = {"somewhere", 4000};
   dc__tcp_group *group = new_group(1);
-  dc__tcp_welcome said = {.magic = DC__TCP_MAGIC, .status = (int32_t)take_count(b), .more = take_u8(b) & 1};
+  dc__tcp_welcome said = {.magic = DC__TCP_MAGIC, .status = (int32_t)read_count(b), .more = read_u8(b) & 1};
   dc__tcp_endpoint endpoints[DC__COMM_MAX_WORLD] = {{.port = 4000}}, heard[DC__COMM_MAX_WORLD];
   int peer;
   tcp_peer g = {.group = group, .to = &to, .fd = connect_pair(&peer)};
@@ -179,15 +179,15 @@ static void as_another(bytes *b) {
 
 static void send_notices(bytes *b, dc__tcp_group *group, int32_t r, int *peer) {
   group->control[r] = connect_pair(peer);
-  for (int32_t i = take_u8(b) % 4; i > 0; i--) {
-    dc__tcp_control_msg notice = {.kind = take_u8(b) % 5,
-                                  .status = (int32_t)take_count(b),
-                                  .rank = (int32_t)take_count(b),
-                                  .mesh = take_u8(b) % 3,
-                                  .query = take_u8(b) % 3,
-                                  .seq = take_u8(b) % 3,
-                                  .op = (int32_t)take_count(b),
-                                  .ranks = {{take_u8(b)}}};
+  for (int32_t i = read_u8(b) % 4; i > 0; i--) {
+    dc__tcp_control_msg notice = {.kind = read_u8(b) % 5,
+                                  .status = (int32_t)read_count(b),
+                                  .rank = (int32_t)read_count(b),
+                                  .mesh = read_u8(b) % 3,
+                                  .query = read_u8(b) % 3,
+                                  .seq = read_u8(b) % 3,
+                                  .op = (int32_t)read_count(b),
+                                  .ranks = {{read_u8(b)}}};
     take(b, notice.text, 8);
     send_bytes(b, *peer, &notice, sizeof notice);
   }
@@ -248,7 +248,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
   static void (*const roles[])(bytes *) = {as_rank_0, as_another, as_member, as_caller};
   bytes b = {data, length};
   int32_t before = open_descriptors();
-  uint8_t role = take_u8(&b);
+  uint8_t role = read_u8(&b);
   sealed = (role & 128) != 0;
   roles[role % DC__COUNT(roles)](&b);
   PROMISE(open_descriptors() == before);

@@ -27,7 +27,7 @@ static void accepted(const dc_tensor *t, int64_t count) {
 static int64_t *lengths(bytes *b, int32_t ndim) {
   int64_t *values = malloc((size_t)ndim * sizeof *values + 1);
   for (int32_t i = 0; i < ndim; i++) {
-    values[i] = take_count(b);
+    values[i] = read_count(b);
   }
   return values;
 }
@@ -35,16 +35,16 @@ static int64_t *lengths(bytes *b, int32_t ndim) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
   bytes b = {data, length};
   static char somewhere;
-  uint8_t shapes = take_u8(&b);
-  int32_t ndim = (int32_t)take_count(&b);
+  uint8_t shapes = read_u8(&b);
+  int32_t ndim = (int32_t)read_count(&b);
   int32_t real = ndim < 0 ? 0 : ndim > 64 ? 64 : ndim;
   int64_t *shape = lengths(&b, real), *strides = lengths(&b, real);
-  dc_tensor t = {.struct_size = shapes & 1 ? (size_t)take_count(&b) : sizeof t,
+  dc_tensor t = {.struct_size = shapes & 1 ? (size_t)read_count(&b) : sizeof t,
                  .data = shapes & 2 ? NULL : &somewhere,
                  .shape = shapes & 4 ? NULL : shape,
                  .strides = shapes & 8 ? strides : NULL,
                  .ndim = ndim,
-                 .dtype = (int32_t)take_count(&b)};
+                 .dtype = (int32_t)read_count(&b)};
   if (t.struct_size <= sizeof t || t.struct_size > 65536) { /* a larger one would need the bytes that it claims */
     dc_tensor read;
     int64_t count = -1;

@@ -137,7 +137,7 @@ static void own(const program *p, param *a) {
   }
 }
 
-static void draw_param(program *p, param *a, int64_t id) {
+static void generate_param(program *p, param *a, int64_t id) {
   a->id = id;
   a->numel = pick(p, 24) == 0 ? ground_large : lengths[pick(p, sizeof lengths / sizeof lengths[0])];
   a->chunk = ceil_div(a->numel, p->r->world);
@@ -164,7 +164,7 @@ static void draw_param(program *p, param *a, int64_t id) {
 
 static void add_param(program *p, int64_t id) {
   param *a = &p->params[id];
-  draw_param(p, a, id);
+  generate_param(p, a, id);
   int64_t padded = p->stage == 3 ? a->chunk : a->count;
   a->grad = ground_new((size_t)padded * dc_dtype_size(a->buffer_type));
   dc_tensor grad = flat(a->grad, &padded, a->buffer_type);

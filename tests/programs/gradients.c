@@ -36,7 +36,7 @@ void reduce(program *p, param *a, int64_t graph) {
   p->reductions++;
 }
 
-static void look_at_gradients(program *p) {
+static void check_gradient_buffers(program *p) {
   for (int64_t i = 0; i < p->count && !broken(p); i++) {
     param *a = &p->params[i];
     a->pending = false;
@@ -71,7 +71,7 @@ void end_backward(program *p) {
     value *v = &p->values[i];
     v->device = v->graph == graph ? -1 : v->device;
   }
-  look_at_gradients(p);
+  check_gradient_buffers(p);
 }
 
 void abort_step(program *p) {

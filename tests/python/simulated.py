@@ -10,8 +10,8 @@ import libdc
 import numpy as np
 from libdc.linalg import zeros
 
-_look = ctypes.CDLL("libcuda.so.1").cudasim_look
-_look.restype, _look.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+_host_ptr = ctypes.CDLL("libcuda.so.1").cudasim_host_ptr
+_host_ptr.restype, _host_ptr.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 
 
 def memory(tensor: libdc.Tensor) -> np.ndarray:
@@ -19,7 +19,7 @@ def memory(tensor: libdc.Tensor) -> np.ndarray:
     assert tensor.__dlpack_device__() == (2, 0), tensor
     if not tensor.nbytes:
         return np.empty(0, np.uint8)
-    return np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(_look(tensor.data)), np.uint8)
+    return np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(_host_ptr(tensor.data)), np.uint8)
 
 
 def there(array: Any, device: libdc.Device) -> libdc.Tensor:

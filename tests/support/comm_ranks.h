@@ -181,10 +181,10 @@ static inline void on_all_groups(rank_fn fn, void *arg) {
 }
 
 /* Reports that something took another time than it should. */
-static inline bool within(int64_t begin, int64_t least_ms, int64_t most_ms) {
+static inline bool within(int64_t begin, int64_t min_ms, int64_t max_ms) {
   int64_t ms = (dc__now_ns() - begin) / MS;
-  if (ms < least_ms || ms > most_ms) {
-    fprintf(stderr, "took %lld ms, should take %lld to %lld\n", (long long)ms, (long long)least_ms, (long long)most_ms);
+  if (ms < min_ms || ms > max_ms) {
+    fprintf(stderr, "took %lld ms, should take %lld to %lld\n", (long long)ms, (long long)min_ms, (long long)max_ms);
     return false;
   }
   return true;

@@ -14,7 +14,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* all below */
 static int live;
 static char fault[64];
 static int fault_before;
-static bool fault_came;
+static bool fault_occurred;
 static dc_device *device;
 static struct {
   void *data;
@@ -40,13 +40,13 @@ void torchsim_fail(const char *function, int before) {
   pthread_mutex_lock(&mutex);
   snprintf(fault, sizeof fault, "%s", function);
   fault_before = before;
-  fault_came = false;
+  fault_occurred = false;
   pthread_mutex_unlock(&mutex);
 }
 
 bool torchsim_failed(void) {
   pthread_mutex_lock(&mutex);
-  bool came = fault_came;
+  bool came = fault_occurred;
   fault[0] = '\0';
   pthread_mutex_unlock(&mutex);
   return came;
@@ -55,7 +55,7 @@ bool torchsim_failed(void) {
 bool fails(const char *function) {
   pthread_mutex_lock(&mutex);
   bool now = strcmp(fault, function + strlen("sim_")) == 0 && fault_before-- == 0;
-  fault_came = fault_came || now;
+  fault_occurred = fault_occurred || now;
   pthread_mutex_unlock(&mutex);
   return now;
 }
@@ -88,9 +88,9 @@ typedef struct move {
 static void run_move(void *user) {
   move *m = user;
   if (m->src != NULL) {
-    memcpy(cudasim_look(m->dst), cudasim_look(m->src), m->bytes);
+    memcpy(cudasim_host_ptr(m->dst), cudasim_host_ptr(m->src), m->bytes);
   } else {
-    memset(cudasim_look(m->dst), 0, m->bytes);
+    memset(cudasim_host_ptr(m->dst), 0, m->bytes);
   }
   free(m);
 }

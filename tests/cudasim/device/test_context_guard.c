@@ -162,7 +162,7 @@ static void test_threads_are_their_own(void **state) {
 }
 
 /* The caller's functions, which a communicator of its collectives calls, find the thread's device unchanged. */
-static int32_t look_around(const void *send, void *recv, int64_t count, int32_t dtype, void *user) {
+static int32_t record_context(const void *send, void *recv, int64_t count, int32_t dtype, void *user) {
   memcpy(recv, send, (size_t)count * dc_dtype_size(dtype));
   assert_left();
   ++*(int *)user;
@@ -181,7 +181,7 @@ static void test_the_callers_functions(void **state) {
   fixture *f = *state;
   int called = 0;
   dc_comm_callbacks callbacks = DC_COMM_CALLBACKS_INIT;
-  callbacks.all_gather = callbacks.reduce_scatter = look_around;
+  callbacks.all_gather = callbacks.reduce_scatter = record_context;
   callbacks.broadcast = tell;
   callbacks.barrier = wait_at_barrier;
   callbacks.user = &called;

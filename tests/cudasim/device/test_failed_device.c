@@ -51,7 +51,7 @@ static void test_an_event_passes_when_its_work_is_done(void **state) {
   assert_int_equal(passed, 0);
   assert_int_equal(dc_event_wait(event, NULL, 1000000), DC_E_TIMEOUT);
   assert_int_equal(dc_event_wait(event, NULL, 0), DC_E_DEVICE);
-  assert_true(((float *)cudasim_look(x))[COUNT - 1] == 0.0f);
+  assert_true(((float *)cudasim_host_ptr(x))[COUNT - 1] == 0.0f);
   assert_int_equal(dc_event_query(event, &passed), DC_OK);
   assert_int_equal(passed, 1);
   dc_event_destroy(event);
@@ -87,7 +87,7 @@ static void test_a_refused_call_drains_the_stream(void **state) {
     assert_int_equal(dc_event_wait(event, b, 0), DC_OK);
     dc__stream_copy(b, y, x, COUNT * sizeof *x);
     assert_int_equal(dc_stream_synchronize(b, 0), DC_E_DEVICE);
-    assert_true(((float *)cudasim_look(y))[COUNT - 1] == 0.0f);
+    assert_true(((float *)cudasim_host_ptr(y))[COUNT - 1] == 0.0f);
     dc_event_destroy(event);
     device_release(device, x, COUNT);
     device_release(device, y, COUNT);
@@ -131,9 +131,9 @@ static void test_memory_in_unknown_state_is_kept(void **state) {
   fail_now(device, device->internal_stream, x);
   cudasim_fail("cuCtxSynchronize", 0, BAD_VALUE);
   device_release(device, x, COUNT);
-  assert_non_null(cudasim_look(x));
+  assert_non_null(cudasim_host_ptr(x));
   device_release(device, x, COUNT); /* now another owner can */
-  assert_null(cudasim_look(x));
+  assert_null(cudasim_host_ptr(x));
   dc_device_destroy(device);
   assert_int_equal(cudasim_live(), 0);
 }

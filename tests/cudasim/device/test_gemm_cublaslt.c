@@ -37,8 +37,8 @@ static int set_up(void **state) {
 }
 
 static void fill(int block, int32_t dtype, int64_t count) {
-  double *values = cudasim_look(blocks[4]); /* the workspace is free */
-  void *data = cudasim_look(blocks[block]);
+  double *values = cudasim_host_ptr(blocks[4]); /* the workspace is free */
+  void *data = cudasim_host_ptr(blocks[block]);
   assert_true(count * (int64_t)sizeof(double) <= BYTES);
   for (int64_t i = 0; i < count; i++) {
     values[i] = (double)((i * 37 + block * 11) % 64 - 32) / 32.0;
@@ -65,25 +65,25 @@ static dc__matmul product_of(int32_t dtype, int32_t out_dtype, int64_t m, int64_
 }
 
 /* The same by the CPU, whose matrices are rows. */
-static void multiply_here(const dc__matmul *p, void *d, void *scratch) {
+static void multiply_cpu(const dc__matmul *p, void *d, void *scratch) {
   dc__gemm g = {.dtype = p->dtype, .out_dtype = p->out_dtype, .batch = 1, .alpha = p->alpha, .beta = p->beta};
   g.trans_a = p->trans_b != 0;
   g.trans_b = p->trans_a != 0;
   g.m = p->n;
   g.n = p->m;
   g.k = p->k;
-  g.a = cudasim_look(p->b);
-  g.b = cudasim_look(p->a);
+  g.a = cudasim_host_ptr(p->b);
+  g.b = cudasim_host_ptr(p->a);
   g.c = d;
   g.lda = p->ldb;
   g.ldb = p->lda;
   g.ldc = p->ldd;
   if (p->epilogue == DC__MATMUL_BIAS) {
     g.epilogue = DC__EPILOGUE_BIAS;
-    g.bias = cudasim_look(p->epilogue_ptr);
+    g.bias = cudasim_host_ptr(p->epilogue_ptr);
   } else if (p->epilogue == DC__MATMUL_DGELU) {
     g.epilogue = DC__EPILOGUE_GELU_BACK;
-    g.aux = cudasim_look(p->epilogue_ptr);
+    g.aux = cudasim_host_ptr(p->epilogue_ptr);
   }
   dc__gemm_serial(&g, scratch);
 }
@@ -95,23 +95,23 @@ static void compare(const dc__matmul *p, void *scratch) {
   fill(1, p->dtype, p->k * p->n);
   fill(2, p->out_dtype, p->m * p->n);
   fill(3, p->dtype, p->m * p->n);
-  memcpy(expected, cudasim_look(blocks[2]), bytes);
-  multiply_here(p, expected, scratch);
+  memcpy(expected, cudasim_host_ptr(blocks[2]), bytes);
+  multiply_cpu(p, expected, scratch);
   assert_true(device->ops->stream_matmul(stream, p));
   assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
-  assert_memory_equal(cudasim_look(blocks[2]), expected, bytes);
+  assert_memory_equal(cudasim_host_ptr(blocks[2]), expected, bytes);
   if (p->epilogue == DC__MATMUL_BGRADB) {
     for (int64_t j = 0; j < p->n; j++) {
       float sum = 0;
       for (int64_t k = 0; k < p->k; k++) {
         float x;
         const int64_t at = p->trans_b ? k * p->ldb + j : j * p->ldb + k;
-        dc__cast(&x, DC_FLOAT32, (char *)cudasim_look(p->b) + (size_t)at * dc_dtype_size(p->dtype), p->dtype, 1);
+        dc__cast(&x, DC_FLOAT32, (char *)cudasim_host_ptr(p->b) + (size_t)at * dc_dtype_size(p->dtype), p->dtype, 1);
         sum += x;
       }
       dc__cast(sums + (size_t)j * dc_dtype_size(p->out_dtype), p->out_dtype, &sum, DC_FLOAT32, 1);
     }
-    assert_memory_equal(cudasim_look(blocks[3]), sums, (size_t)p->n * dc_dtype_size(p->out_dtype));
+    assert_memory_equal(cudasim_host_ptr(blocks[3]), sums, (size_t)p->n * dc_dtype_size(p->out_dtype));
   }
 }
 
@@ -198,8 +198,8 @@ static void test_behind_a_host_function_and_in_a_graph(void **state) {
   atomic_int gate = 0;
   open_all();
   assert_int_equal(dc_stream_call(stream, wait_for, &gate), DC_OK);
-  memset(cudasim_look(blocks[0]), 0, BYTES);
-  memset(cudasim_look(blocks[1]), 0, BYTES);
+  memset(cudasim_host_ptr(blocks[0]), 0, BYTES);
+  memset(cudasim_host_ptr(blocks[1]), 0, BYTES);
   for (int64_t m = 1; m <= 700; m++) {
     dc__matmul p = product_of(DC_FLOAT32, DC_FLOAT32, m % 350 + 1, 1, m / 350 + 1);
     if (m == 20) {
@@ -214,8 +214,8 @@ static void test_behind_a_host_function_and_in_a_graph(void **state) {
   dc__matmul p = product_of(DC_FLOAT32, DC_FLOAT32, 8, 8, 8);
   p.beta = 1;
   for (int i = 0; i < 64; i++) {
-    ((float *)cudasim_look(blocks[0]))[i] = ((float *)cudasim_look(blocks[1]))[i] = i % 9 == 0 ? 1 : 0;
-    ((float *)cudasim_look(blocks[2]))[i] = 0;
+    ((float *)cudasim_host_ptr(blocks[0]))[i] = ((float *)cudasim_host_ptr(blocks[1]))[i] = i % 9 == 0 ? 1 : 0;
+    ((float *)cudasim_host_ptr(blocks[2]))[i] = 0;
   }
   cudasim_capture(native);
   assert_true(device->ops->stream_matmul(wrapped, &p));
@@ -223,7 +223,7 @@ static void test_behind_a_host_function_and_in_a_graph(void **state) {
   cudasim_launch(native);
   cudasim_launch(native);
   assert_int_equal(dc_stream_synchronize(wrapped, 0), DC_OK);
-  assert_true(((float *)cudasim_look(blocks[2]))[9] == 2);
+  assert_true(((float *)cudasim_host_ptr(blocks[2]))[9] == 2);
   dc_stream_destroy(wrapped);
   cudasim_stream_end(native);
   close_all();
@@ -318,8 +318,8 @@ static void test_batches_of_other_sizes(void **state) {
     assert_int_equal(cudasim_calls("cublasLtMatmulAlgoCheck"), 0);
     assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
     char expected[512];
-    memcpy(expected, cudasim_look(blocks[2]), sizeof expected);
-    memset(cudasim_look(blocks[2]), 0, sizeof expected);
+    memcpy(expected, cudasim_host_ptr(blocks[2]), sizeof expected);
+    memset(cudasim_host_ptr(blocks[2]), 0, sizeof expected);
     const int searches = cudasim_calls("cublasLtMatmulAlgoGetHeuristic");
     if (refused != 0) {
       cudasim_fail("cublasLtMatmulAlgoCheck", 0, DC__LT_NOT_SUPPORTED);
@@ -330,7 +330,7 @@ static void test_batches_of_other_sizes(void **state) {
     assert_int_equal(cudasim_calls("cublasLtMatmulAlgoCheck"), 1);
     assert_int_equal(cudasim_calls("cublasLtMatmulAlgoGetHeuristic"), searches + 1 + refused);
     assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
-    assert_memory_equal(cudasim_look(blocks[2]), expected, sizeof expected);
+    assert_memory_equal(cudasim_host_ptr(blocks[2]), expected, sizeof expected);
     close_all();
   }
 }

@@ -77,7 +77,7 @@ static void is_refused(card_rank *c) {
 
 static void test_cards_without_access(void **state) {
   (void)state;
-  cudasim_set_apart(0, 2);
+  cudasim_deny_peer_access(0, 2);
   on_cards(3, ON_THREADS, deadline, is_refused);
   assert_int_equal(cudasim_lost(), 0);
   assert_int_equal(cudasim_live(), 0);

@@ -12,8 +12,8 @@ typedef struct move {
 
 static void run_move(void *args) {
   const move *m = args;
-  void *dst = place_of(m->dst, m->bytes, true);
-  const void *src = m->src == NULL ? dst : place_of(m->src, m->bytes, true);
+  void *dst = resolve_pointer(m->dst, m->bytes, true);
+  const void *src = m->src == NULL ? dst : resolve_pointer(m->src, m->bytes, true);
   if (dst == NULL || src == NULL) {
     lose_device(ILLEGAL_ADDRESS);
   }

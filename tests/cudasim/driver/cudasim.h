@@ -67,7 +67,7 @@ CUDASIM_API void cudasim_reset(void);
 CUDASIM_API void cudasim_set_version(int version);
 CUDASIM_API void cudasim_set_devices(int count, int major, int pools);
 /* Two cards without access to each other's memory. */
-CUDASIM_API void cudasim_set_apart(int one, int other);
+CUDASIM_API void cudasim_deny_peer_access(int one, int other);
 /* The function's call after `before` others from now on returns the error. All later calls fail too if the error is one
  * that loses the device. */
 CUDASIM_API void cudasim_fail(const char *function, int before, int error);
@@ -103,7 +103,7 @@ CUDASIM_API void cudasim_capture(void *stream);
 CUDASIM_API int cudasim_capture_end(void *stream);
 CUDASIM_API void cudasim_launch(void *stream); /* the thread's graph */
 /* Reads and writes memory of the device, for tests; waits for nothing. */
-CUDASIM_API void *cudasim_look(const void *ptr);
+CUDASIM_API void *cudasim_host_ptr(const void *ptr);
 
 #ifdef __cplusplus
 }

@@ -59,9 +59,9 @@ int device_of(dc__cu_context context);
 
 /* The address of bytes that the running card accesses: in a device's memory, or for a copy anywhere. NULL: an illegal
  * address. */
-CUDASIM_API void *place_of(const void *ptr, size_t bytes, bool any_host);
-int memory_take(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr);
-int memory_give(const void *ptr, bool pinned);
+CUDASIM_API void *resolve_pointer(const void *ptr, size_t bytes, bool any_host);
+int memory_alloc(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr);
+int memory_free(const void *ptr, bool pinned);
 void memory_reset(void);
 
 /* ---- peer_access.c: which card may read which memory ---- */

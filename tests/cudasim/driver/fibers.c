@@ -45,7 +45,7 @@ __asm__(
     " pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n"
     ".size cudasim_switch,.-cudasim_switch\n");
 
-static void place_at(place *p, char *stack, size_t bytes, void (*first)(void)) {
+static void fiber_init(place *p, char *stack, size_t bytes, void (*first)(void)) {
   void **top = (void **)(void *)(stack + bytes) - 1; /* what first() is called from: 8 beyond a multiple of 16 */
   *top = NULL;
   memcpy(top - 1, &first, sizeof first);
@@ -63,7 +63,7 @@ static void cudasim_switch(place *from, const place *to) {
   (void)swapcontext(from, to);
 }
 
-static void place_at(place *p, char *stack, size_t bytes, void (*first)(void)) {
+static void fiber_init(place *p, char *stack, size_t bytes, void (*first)(void)) {
   (void)getcontext(p);
   p->uc_stack.ss_sp = stack;
   p->uc_stack.ss_size = bytes;
@@ -119,7 +119,7 @@ UNSEEN static __attribute__((noinline)) scheduler *my_scheduler(void) {
   return here;
 }
 
-static pool *pool_take(void) {
+static pool *pool_acquire(void) {
   pthread_mutex_lock(&mutex);
   pool *p = spare;
   spare = p == NULL ? NULL : p->next;
@@ -133,7 +133,7 @@ static pool *pool_take(void) {
 }
 
 /* Frames that were never left cannot be used by another grid. */
-static void pool_give(pool *p, bool left) {
+static void pool_release(pool *p, bool left) {
   if (!left) {
 #ifdef WITH_TSAN
     for (int i = 0; i < CUDASIM_THREADS && p->fibers[i].thread != NULL; i++) {
@@ -274,7 +274,7 @@ static void run_block(scheduler *s, uint32_t number) {
   for (uint32_t i = 0; i < threads; i++) {
     fibers[i].me = thread_of(s->g, number, i);
     if (fibers[i].state == NEW) {
-      place_at(&fibers[i].at, s->pool->stacks + (size_t)i * STACK, STACK, begin);
+      fiber_init(&fibers[i].at, s->pool->stacks + (size_t)i * STACK, STACK, begin);
 #ifdef WITH_TSAN
       fibers[i].thread = __tsan_create_fiber(0);
 #endif
@@ -306,7 +306,7 @@ static void run_block(scheduler *s, uint32_t number) {
 }
 
 void run_meeting(const grid *g) {
-  scheduler s = {.g = g, .pool = pool_take()};
+  scheduler s = {.g = g, .pool = pool_acquire()};
 #ifdef WITH_TSAN
   s.thread = __tsan_get_current_fiber();
 #endif
@@ -319,5 +319,5 @@ void run_meeting(const grid *g) {
   }
   shared_destroy(block_memory);
   meeting = NULL;
-  pool_give(s.pool, !s.over);
+  pool_release(s.pool, !s.over);
 }

@@ -47,7 +47,7 @@ void *cudasim_memory(const void *ptr, size_t bytes, size_t alignment) {
   if (meeting != NULL) {
     tsan_ignore(true);
   }
-  void *place = place_of(ptr, bytes, false);
+  void *place = resolve_pointer(ptr, bytes, false);
   if (meeting != NULL) {
     tsan_ignore(false);
   }

@@ -36,11 +36,11 @@ static void insert(int at, block b) {
   blocks[at] = b;
 }
 
-static void take_out(int at) {
+static void remove_block(int at) {
   memmove(&blocks[at], &blocks[at + 1], sizeof *blocks * (size_t)(device_count + pinned_count - at - 1));
 }
 
-int memory_take(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr) {
+int memory_alloc(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr) {
   size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
   int error = DC__CU_OUT_OF_MEMORY;
   pthread_mutex_lock(&memory_mutex);
@@ -66,10 +66,10 @@ int memory_take(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr) {
 int cuMemAllocFromPoolAsync(dc__cu_ptr *ptr, size_t bytes, dc__cu_pool pool, dc__cu_stream stream) {
   ENTER(true);
   (void)stream;
-  return pool == NULL ? INVALID_VALUE : memory_take(pool, bytes, ptr);
+  return pool == NULL ? INVALID_VALUE : memory_alloc(pool, bytes, ptr);
 }
 
-int memory_give(const void *ptr, bool pinned) {
+int memory_free(const void *ptr, bool pinned) {
   int error = INVALID_VALUE;
   pthread_mutex_lock(&memory_mutex);
   for (int i = 0; i < device_count + pinned_count; i++) {
@@ -80,7 +80,7 @@ int memory_give(const void *ptr, bool pinned) {
         madvise(behind + (blocks[i].ptr - space), blocks[i].bytes, MADV_DONTNEED);
         pool_drop(blocks[i].pool);
       }
-      take_out(i);
+      remove_block(i);
       pinned_count -= pinned;
       device_count -= !pinned;
       error = 0;
@@ -95,7 +95,7 @@ int memory_give(const void *ptr, bool pinned) {
 int cuMemFreeAsync(dc__cu_ptr ptr, dc__cu_stream stream) {
   (void)stream;
   int error = enter(__func__, true);
-  int freed = memory_give((const void *)(uintptr_t)ptr, false); /* a lost device's memory goes with the process */
+  int freed = memory_free((const void *)(uintptr_t)ptr, false); /* a lost device's memory goes with the process */
   return error != 0 ? error : freed;
 }
 
@@ -117,7 +117,7 @@ int cuMemHostAlloc(void **ptr, size_t bytes, unsigned flags) {
 
 int cuMemFreeHost(void *ptr) {
   int error = enter(__func__, true);
-  int freed = memory_give(ptr, true);
+  int freed = memory_free(ptr, true);
   return error != 0 ? error : freed;
 }
 
@@ -145,7 +145,7 @@ static const block *find(const void *ptr, size_t bytes) {
   return NULL;
 }
 
-static void *place_for(int device, const void *ptr, size_t bytes, bool any_host) {
+static void *resolve_on_device(int device, const void *ptr, size_t bytes, bool any_host) {
   char *at = (char *)(uintptr_t)ptr;
   if (any_host && (uintptr_t)at - (uintptr_t)space >= SPACE) {
     return at;
@@ -158,12 +158,12 @@ static void *place_for(int device, const void *ptr, size_t bytes, bool any_host)
   return place;
 }
 
-void *place_of(const void *ptr, size_t bytes, bool any_host) {
-  return place_for(running_device, ptr, bytes, any_host);
+void *resolve_pointer(const void *ptr, size_t bytes, bool any_host) {
+  return resolve_on_device(running_device, ptr, bytes, any_host);
 }
 
-void *cudasim_look(const void *ptr) {
-  return place_for(ANYBODY, ptr, 0, true);
+void *cudasim_host_ptr(const void *ptr) {
+  return resolve_on_device(ANYBODY, ptr, 0, true);
 }
 
 int cuPointerGetAttribute(void *value, int attribute, dc__cu_ptr ptr) {

@@ -14,7 +14,7 @@ void pools_reset(void) {
   pthread_mutex_unlock(&memory_mutex);
 }
 
-void cudasim_set_apart(int one, int other) {
+void cudasim_deny_peer_access(int one, int other) {
   apart[one][other] = apart[other][one] = true;
 }
 
@@ -109,11 +109,11 @@ int cuMemPoolSetAccess(dc__cu_pool pool, const dc__cu_access *whose, size_t coun
 void *cudasim_alloc(int device, size_t bytes, int from_pool) {
   dc__cu_pool pool = create(device, from_pool == 0);
   dc__cu_ptr ptr = 0;
-  (void)memory_take(pool, bytes, &ptr);
+  (void)memory_alloc(pool, bytes, &ptr);
   leave(pool); /* which lives as long as its memory */
   return (void *)(uintptr_t)ptr;
 }
 
 void cudasim_free(void *ptr) {
-  (void)memory_give(ptr, false);
+  (void)memory_free(ptr, false);
 }

@@ -79,14 +79,14 @@ static void *find_or_add(const void *site, size_t bytes) {
   return b->declared[i].memory;
 }
 
-static void must_meet(const char *what) {
+static void require_barriers(const char *what) {
   if (meeting == NULL) {
     fault(LAUNCH_FAILED, what);
   }
 }
 
 void *cudasim_shared(const void *site, size_t bytes) {
-  must_meet("shared memory in a kernel that is no DC_BLOCK_KERNEL");
+  require_barriers("shared memory in a kernel that is no DC_BLOCK_KERNEL");
   tsan_ignore(true);
   pthread_mutex_lock(&block_memory->mutex);
   void *memory = find_or_add(site, bytes);
@@ -99,17 +99,17 @@ void *cudasim_shared(const void *site, size_t bytes) {
 }
 
 void *cudasim_launch_shared(void) {
-  must_meet("shared memory in a kernel that is no DC_BLOCK_KERNEL");
+  require_barriers("shared memory in a kernel that is no DC_BLOCK_KERNEL");
   return block_memory->launch;
 }
 
 void cudasim_sync(int warp) {
-  must_meet("a barrier in a kernel that is no DC_BLOCK_KERNEL");
+  require_barriers("a barrier in a kernel that is no DC_BLOCK_KERNEL");
   wait_at_barrier(warp != 0, true);
 }
 
 const unsigned char *cudasim_exchange(const void *mine, size_t bytes) {
-  must_meet("a warp's exchange in a kernel that is no DC_BLOCK_KERNEL");
+  require_barriers("a warp's exchange in a kernel that is no DC_BLOCK_KERNEL");
   const uint32_t thread = current->thread;
   tsan_ignore(true);
   unsigned char *slots = block_memory->slots[thread / CUDASIM_WARP][block_memory->exchanges[thread]++ % TURNS];

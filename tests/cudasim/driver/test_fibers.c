@@ -53,8 +53,8 @@ static int set_up(void **state) {
   for (int i = 0; i < 2; i++) {
     assert_int_equal(cuMemAllocFromPoolAsync(&memory[i], COUNT * sizeof(float), pool, stream), 0);
   }
-  in = cudasim_look((const void *)(uintptr_t)memory[0]);
-  out = cudasim_look((const void *)(uintptr_t)memory[1]);
+  in = cudasim_host_ptr((const void *)(uintptr_t)memory[0]);
+  out = cudasim_host_ptr((const void *)(uintptr_t)memory[1]);
   for (int i = 0; i < COUNT; i++) {
     in[i] = (float)(i * i % 101);
   }

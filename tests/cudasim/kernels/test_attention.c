@@ -108,7 +108,7 @@ static void free_all(void) {
   }
 }
 
-static void run_here(const sizes *s, const dc__layer_size *size, const dc__dropout *dropout) {
+static void run_cpu(const sizes *s, const dc__layer_size *size, const dc__dropout *dropout) {
   dc_layer_config config = DC_LAYER_CONFIG_INIT;
   config.hidden_size = s->heads * s->d;
   config.heads = s->heads;
@@ -129,7 +129,7 @@ static void run_here(const sizes *s, const dc__layer_size *size, const dc__dropo
   dc_layer_destroy(layer);
 }
 
-static void run_there(const sizes *s, const dc__layer_size *size, const dc__dropout *dropout) {
+static void run_cuda(const sizes *s, const dc__layer_size *size, const dc__dropout *dropout) {
   dc__cuda_attention_args a = {
       .qkv = tensors[QKV].on_device, .c = tensors[C].on_device, .softmax = tensors[SOFTMAX].on_device};
   a.dc = tensors[DC].on_device;
@@ -192,8 +192,8 @@ static void compare(const sizes *s) {
   }
   dc__dropout dropout = {{7, 9}, (uint32_t)(s->dropout * 65536), 1};
   dropout.scale = 65536.0f / (float)(65536 - dropout.threshold);
-  run_here(s, &size, &dropout);
-  run_there(s, &size, &dropout);
+  run_cpu(s, &size, &dropout);
+  run_cuda(s, &size, &dropout);
   const double gate = s->dtype == DC_FLOAT32 ? 2e-6 : s->dtype == DC_FLOAT16 ? 2e-3 : 1.2e-2;
   static const int outputs[] = {C, SOFTMAX, DQKV, DELTA};
   for (size_t i = 0; i < DC__COUNT(outputs); i++) {

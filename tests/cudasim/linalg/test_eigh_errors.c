@@ -228,7 +228,7 @@ static void test_every_call_fails(void **state) {
                                           "cusolverDnSetStream",     "cusolverDnXsyevd_bufferSize",
                                           "cusolverDnXsyevd",        "cusolverDnXsyevBatched_bufferSize",
                                           "cusolverDnXsyevBatched"};
-  fail_in_turn(state, use_all, functions, DC__COUNT(functions), FAILING);
+  fail_each_call(state, use_all, functions, DC__COUNT(functions), FAILING);
 }
 #endif
 

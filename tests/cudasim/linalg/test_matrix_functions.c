@@ -356,7 +356,7 @@ static void test_every_call_fails(void **state) {
                                           "cublasLtMatmul",      "cublasLtMatrixLayoutCreate",
                                           "cuStreamSynchronize", "cublasLtMatrixLayoutSetAttribute",
                                           "cuEventRecord",       "cuEventSynchronize"};
-  fail_in_turn(state, use_all, functions, DC__COUNT(functions), FAILING);
+  fail_each_call(state, use_all, functions, DC__COUNT(functions), FAILING);
 }
 #endif
 

@@ -121,7 +121,7 @@ static void run(product *p, int64_t budget) {
   dc_linalg_destroy(own);
 }
 
-static int64_t least_budget(product *p) {
+static int64_t min_budget(product *p) {
   int64_t needed = 0;
   FAILS(dc_matmul_bounded(cuda_linalg, &p->from[0], &p->from[1], &p->from[2], 1, &needed), DC_E_BUFFER_TOO_SMALL,
         "dc_matmul_bounded: budget_bytes = 1, must be >= ");
@@ -143,7 +143,7 @@ static void test_shapes_and_budgets(void **state) {
     s[round % 3] = 130 + (int64_t)((number(&seed) + 1) * 60);
     product p;
     begin(&p, s[0], s[1], s[2], TYPES[round % 4], round % 8, round / 8 % 4, round % 5);
-    const int64_t needed = p.files != 0 ? least_budget(&p) : 1;
+    const int64_t needed = p.files != 0 ? min_budget(&p) : 1;
     for (int64_t budget = needed; budget < 4000000; budget = budget * 6 + 1000) {
       run(&p, budget);
     }
@@ -247,7 +247,7 @@ static void test_held_streams(void **state) {
   for (int files = 1; files < 8; files++) {
     product p;
     begin(&p, 200, 150, 170, DC_FLOAT32, files, 0, 0);
-    const int64_t needed = least_budget(&p);
+    const int64_t needed = min_budget(&p);
     run(&p, needed);
     run(&p, 2 * needed);
     run(&p, 1000000);
@@ -283,7 +283,7 @@ static void test_every_call_fails(void **state) {
       "cuStreamCreate",    "cuStreamSynchronize",       "cuEventCreate",  "cuEventRecord",
       "cuStreamWaitEvent", "cuEventSynchronize",        "cublasLtCreate", "cublasLtMatmulAlgoGetHeuristic",
       "cublasLtMatmul",    "cublasLtMatrixLayoutCreate"};
-  fail_in_turn(state, use_all, functions, DC__COUNT(functions), FAILING);
+  fail_each_call(state, use_all, functions, DC__COUNT(functions), FAILING);
 }
 #endif
 

@@ -99,10 +99,10 @@ static const call *partner(const world *w, const group *g, int index, int peer) 
 }
 
 static bool copy(char *to, const char *from, size_t bytes) {
-  char *dst = cudasim_look(to);
-  const char *src = cudasim_look(from);
-  if (dst == NULL || src == NULL || (char *)cudasim_look(to + bytes) != dst + bytes ||
-      (const char *)cudasim_look(from + bytes) != src + bytes) {
+  char *dst = cudasim_host_ptr(to);
+  const char *src = cudasim_host_ptr(from);
+  if (dst == NULL || src == NULL || (char *)cudasim_host_ptr(to + bytes) != dst + bytes ||
+      (const char *)cudasim_host_ptr(from + bytes) != src + bytes) {
     return false;
   }
   if (dst != src) {
@@ -143,7 +143,7 @@ static bool all(const world *w, const unsigned long *counts, unsigned long numbe
   return come;
 }
 
-static void meet_and_move(world *w, group *g) {
+static void run_collective(world *w, group *g) {
   struct ncclComm *comm = g->comm;
   unsigned long number = ++w->posted[comm->rank];
   w->groups[comm->rank] = g;
@@ -167,7 +167,7 @@ static void meet_and_move(world *w, group *g) {
   }
 }
 
-static void take_out(group *g) {
+static void remove_group(group *g) {
   group **link = g->captured ? &g->comm->captured : &g->comm->groups;
   while (*link != g) {
     link = &(*link)->next;
@@ -187,7 +187,7 @@ static void run(group *g) {
     pthread_cond_wait(&ncclsim_progress, &ncclsim_mutex);
   }
   if (!w->aborted[comm->rank]) {
-    meet_and_move(w, g);
+    run_collective(w, g);
   }
 }
 
@@ -206,7 +206,7 @@ static void run_group(void *arg) {
     run(g);
   } else {
     run(g);
-    take_out(g);
+    remove_group(g);
   }
   ncclsim_drop(comm);
   pthread_mutex_unlock(&ncclsim_mutex);
@@ -231,7 +231,7 @@ static int launch(group *g) {
     return DC__NCCL_IN_PROGRESS;
   }
   pthread_mutex_lock(&ncclsim_mutex);
-  take_out(g);
+  remove_group(g);
   pthread_mutex_unlock(&ncclsim_mutex);
   return DC__NCCL_CUDA_ERROR;
 }

@@ -147,9 +147,9 @@ static bool same(run *a, run *b) {
   const size_t bytes = PARAMS * COUNT * sizeof(float);
   return dc_stream_synchronize(a->stream, 0) == DC_OK && dc_stream_synchronize(b->stream, 0) == DC_OK &&
          dc_async_error(a->ctx) == DC_OK && dc_async_error(b->ctx) == DC_OK &&
-         memcmp(cudasim_look(a->weights), cudasim_look(b->weights), bytes) == 0 &&
-         memcmp(cudasim_look(a->grads), cudasim_look(b->grads), bytes) == 0 &&
-         memcmp(cudasim_look(a->activation), cudasim_look(b->activation), COUNT * sizeof(float)) == 0;
+         memcmp(cudasim_host_ptr(a->weights), cudasim_host_ptr(b->weights), bytes) == 0 &&
+         memcmp(cudasim_host_ptr(a->grads), cudasim_host_ptr(b->grads), bytes) == 0 &&
+         memcmp(cudasim_host_ptr(a->activation), cudasim_host_ptr(b->activation), COUNT * sizeof(float)) == 0;
 }
 
 /* ---- the bits ---- */

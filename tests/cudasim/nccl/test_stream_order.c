@@ -63,18 +63,18 @@ static dc_status reduce(card_rank *c, const data *d, int64_t count, dc_stream *s
 }
 
 static bool is_gathered(const card_rank *c, const data *d, int seed) {
-  const float *found = cudasim_look(d->whole);
+  const float *found = cudasim_host_ptr(d->whole);
   return found[0] == (float)seed && found[COUNT * c->r.world - 1] == (float)(c->r.world - 1 + seed);
 }
 
 static bool is_reduced(const card_rank *c, const data *d, int seed) {
-  const float *found = cudasim_look(d->part);
+  const float *found = cudasim_host_ptr(d->part);
   int world = c->r.world;
   return found[0] == (float)(world * seed + world * (world - 1) / 2) && found[COUNT - 1] == found[0];
 }
 
 static bool is_untouched(const data *d) {
-  return *(const float *)cudasim_look(d->whole) == 0.0f && *(const float *)cudasim_look(d->part) == 0.0f;
+  return *(const float *)cudasim_host_ptr(d->whole) == 0.0f && *(const float *)cudasim_host_ptr(d->part) == 0.0f;
 }
 
 static bool await_calls(const char *function, int count) {
@@ -216,7 +216,7 @@ static void on_two_streams(card_rank *c) {
   }
   OK(&c->r, dc_stream_synchronize(other, 0)); /* the last one, and so all that are before it */
   for (int i = 0; i < ROUNDS; i++) {
-    const float *part = cudasim_look(d[i].part);
+    const float *part = cudasim_host_ptr(d[i].part);
     CHECK(&c->r, is_gathered(c, &d[i], i));
     CHECK(&c->r, part[(i + 1) * COUNT / ROUNDS - 1] == (float)(2 * i + 1));
     close_data(c, &d[i]);

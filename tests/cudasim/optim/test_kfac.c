@@ -173,13 +173,13 @@ static void test_long_batches(void **state) {
 
 /* ---- what is refused ---- */
 
-static int32_t bad_place;
+static int32_t bad_index;
 static float bad_value;
 static bool bad_delta;
 
 static dc_status accumulate_nonfinite(device_optimizer *s) {
   write_batch(s, 2, 7, floats);
-  move(s, (float *)(void *)(bad_delta ? s->delta : s->x) + bad_place, &bad_value, sizeof bad_value);
+  move(s, (float *)(void *)(bad_delta ? s->delta : s->x) + bad_index, &bad_value, sizeof bad_value);
   return accumulate_part(s, 2, 0, SAMPLES, floats);
 }
 
@@ -205,7 +205,7 @@ static void test_nonfinite_input(void **state) {
   char *before = saved(&pair[1], &bytes);
   for (int i = 0; i < 3; i++) {
     bad_value = values[i];
-    bad_place = 17 + i;
+    bad_index = 17 + i;
     bad_delta = i == 1;
     both_fail(accumulate_nonfinite, DC_E_NOT_FINITE,
               bad_delta ? "delta has a NaN or an infinity at element 18" : "x has a NaN");

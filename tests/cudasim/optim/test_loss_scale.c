@@ -9,13 +9,13 @@ typedef struct numbers {
   float loss_scale, found_inf;
 } numbers;
 
-static numbers *take_numbers(void) {
+static numbers *alloc_numbers(void) {
   void *ptr;
   DO(device->ops->alloc(device, sizeof(numbers), DC_MEMORY_DEVICE, &ptr));
   return ptr;
 }
 
-static void give_numbers(numbers *on_device) {
+static void free_numbers(numbers *on_device) {
   device->ops->free(device, on_device, sizeof *on_device, DC_MEMORY_DEVICE);
 }
 
@@ -86,7 +86,7 @@ static void test_numbers_are_read_in_the_steps_turn(void **state) {
   (void)state;
   for (int kind = 0; kind < KINDS; kind++) {
     dc_stream *stream;
-    numbers *on_device = take_numbers();
+    numbers *on_device = alloc_numbers();
     DO(dc_stream_create(device, &stream));
     model m = open_model(kind, stream, 0, COUNT);
     DO(step_of(&m, 0.5));
@@ -94,7 +94,7 @@ static void test_numbers_are_read_in_the_steps_turn(void **state) {
     follow(kind, &m, on_device, plain_step, NULL);
     close_model(&m);
     dc_stream_destroy(stream);
-    give_numbers(on_device);
+    free_numbers(on_device);
   }
 }
 
@@ -105,7 +105,7 @@ static void test_launches_read_them_anew(void **state) {
   dc_stream *stream;
   DO(dc_stream_wrap(device, native, &stream));
   for (int kind = 0; kind < KINDS; kind++) {
-    numbers *on_device = take_numbers();
+    numbers *on_device = alloc_numbers();
     model m = open_model(kind, stream, 0, COUNT);
     DO(step_of(&m, 0.5));
     name(&m, on_device);
@@ -115,7 +115,7 @@ static void test_launches_read_them_anew(void **state) {
     follow(kind, &m, on_device, launch, native);
     graph_drop();
     close_model(&m);
-    give_numbers(on_device);
+    free_numbers(on_device);
   }
   dc_stream_destroy(stream);
   graph_stream_end(native);
@@ -126,7 +126,7 @@ static void test_launches_read_them_anew(void **state) {
 static void test_found_inf_is_no_error(void **state) {
   (void)state;
   model m = open_model(0, NULL, 0, COUNT);
-  numbers *on_device = take_numbers();
+  numbers *on_device = alloc_numbers();
   const numbers now = {.loss_scale = 1, .found_inf = 1};
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
   move(on_device, &now, sizeof now);
@@ -138,7 +138,7 @@ static void test_found_inf_is_no_error(void **state) {
   assert_int_equal(stats.skipped_steps, 2);
   assert_int_equal(stats.steps, 0);
   close_model(&m);
-  give_numbers(on_device);
+  free_numbers(on_device);
 }
 
 /* Shampoo waits for the stream, and reads them then. */
@@ -147,7 +147,7 @@ static void test_second_order_kinds_read_them(void **state) {
   const int64_t shape[2] = {4, 4}, count = 16;
   dc_optimizer *optimizer;
   dc_stream *stream;
-  numbers *on_device = take_numbers();
+  numbers *on_device = alloc_numbers();
   float *x, before[32], after[32];
   DO(device->ops->alloc(device, ROOM, DC_MEMORY_DEVICE, (void **)&x));
   for (int i = 0; i < 32; i++) {
@@ -171,7 +171,7 @@ static void test_second_order_kinds_read_them(void **state) {
   dc_optimizer_destroy(optimizer);
   dc_stream_destroy(stream);
   device->ops->free(device, x, ROOM, DC_MEMORY_DEVICE);
-  give_numbers(on_device);
+  free_numbers(on_device);
 }
 
 int main(void) {

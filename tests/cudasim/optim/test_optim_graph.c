@@ -19,13 +19,13 @@ static void waits_for_nothing(int kind) {
   cudasim_hold();
   DO(dc_optimizer_set_lr(m.optimizer, 0, 0.7));
   DO(step(&m, 1));
-  memcpy(&after, cudasim_look(m.memory), sizeof after);
+  memcpy(&after, cudasim_host_ptr(m.memory), sizeof after);
   assert_true(before == after);
   same(&m, &plain); /* which waits */
   DO(step(&m, 2));
   dc_optimizer_destroy(m.optimizer); /* so does this */
   DO(step(&plain, 2));
-  assert_memory_equal(cudasim_look(m.memory), cudasim_look(plain.memory), COUNT * sizeof(float));
+  assert_memory_equal(cudasim_host_ptr(m.memory), cudasim_host_ptr(plain.memory), COUNT * sizeof(float));
   m.optimizer = NULL;
   close_model(&m);
   close_model(&plain);
@@ -53,7 +53,7 @@ static void test_reading_waits_for_the_stream_before(void **state) {
     DO(step(&m, 1));
     DO(dc_optimizer_set_stream(m.optimizer, NULL));
     DO(dc_optimizer_state(m.optimizer, 0, "step", &count));
-    assert_int_equal(*(const int64_t *)cudasim_look(count.data), 2);
+    assert_int_equal(*(const int64_t *)cudasim_host_ptr(count.data), 2);
     close_model(&m);
     dc_stream_destroy(stream);
   }
@@ -78,7 +78,7 @@ static void test_other_kinds_wait_for_the_stream(void **state) {
   cudasim_hold();
   dc__stream_copy(stream, x + 8, ones, sizeof ones);
   DO(dc_optimizer_step(optimizer, &weight, &grad, sizeof weight, 1, 1));
-  assert_true(*(float *)cudasim_look(x) < 0);
+  assert_true(*(float *)cudasim_host_ptr(x) < 0);
   dc_optimizer_destroy(optimizer);
   dc_stream_destroy(stream);
   device->ops->free(device, x, ROOM, DC_MEMORY_DEVICE);

@@ -259,7 +259,7 @@ static int reset(void **state) {
   return 0;
 }
 
-static int all_given_back(void **state) {
+static int all_memory_returned(void **state) {
   (void)state;
   graph_drop();
   graphs_close();
@@ -270,7 +270,7 @@ static int all_given_back(void **state) {
   return 0;
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, reset, all_given_back)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, reset, all_memory_returned)
 
 int main(void) {
   const struct CMUnitTest tests[] = {

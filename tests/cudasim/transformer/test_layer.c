@@ -277,9 +277,9 @@ static void test_a_steady_step(void **state) {
   forward(&s);
   backward(&s);
   assert_int_equal(dc_stream_synchronize(wrapped, 0), DC_OK);
-  memcpy(first, cudasim_look(s.dx.data), bytes);
+  memcpy(first, cudasim_host_ptr(s.dx.data), bytes);
   for (int graph = 0; graph < 2; graph++) {
-    memset(cudasim_look(s.dx.data), 0, bytes);
+    memset(cudasim_host_ptr(s.dx.data), 0, bytes);
     int before = host_calls();
     if (graph != 0) {
       cudasim_capture(native);
@@ -292,7 +292,7 @@ static void test_a_steady_step(void **state) {
       cudasim_launch(native);
     }
     assert_int_equal(dc_stream_synchronize(wrapped, 0), DC_OK);
-    assert_memory_equal(cudasim_look(s.dx.data), first, bytes);
+    assert_memory_equal(cudasim_host_ptr(s.dx.data), first, bytes);
   }
   free(first);
   dc_stream_destroy(wrapped);

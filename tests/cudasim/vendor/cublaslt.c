@@ -214,21 +214,21 @@ static void sum_rows(const dc__gemm *g, void *to) {
 static void run_product(void *args) {
   task *t = args;
   dc__gemm *g = &t->gemm;
-  g->a = place_of(g->a, t->bytes[0], false);
-  g->b = place_of(g->b, t->bytes[1], false);
-  g->c = place_of(g->c, t->bytes[2], false);
-  void *space = t->workspace_bytes == 0 ? g->c : place_of(t->workspace, t->workspace_bytes, false);
+  g->a = resolve_pointer(g->a, t->bytes[0], false);
+  g->b = resolve_pointer(g->b, t->bytes[1], false);
+  g->c = resolve_pointer(g->c, t->bytes[2], false);
+  void *space = t->workspace_bytes == 0 ? g->c : resolve_pointer(t->workspace, t->workspace_bytes, false);
   bool fits = g->a != NULL && g->b != NULL && g->c != NULL && space != NULL;
   if (g->bias != NULL) {
-    g->bias = place_of(g->bias, (size_t)g->n * dc_dtype_size(g->dtype), false);
+    g->bias = resolve_pointer(g->bias, (size_t)g->n * dc_dtype_size(g->dtype), false);
     fits = fits && g->bias != NULL;
   }
   if (g->aux != NULL) {
-    g->aux = place_of(g->aux, t->bytes[2], false);
+    g->aux = resolve_pointer(g->aux, t->bytes[2], false);
     fits = fits && g->aux != NULL;
   }
   if (t->sums != NULL) {
-    t->sums = place_of(t->sums, (size_t)g->m * dc_dtype_size(g->out_dtype), false);
+    t->sums = resolve_pointer(t->sums, (size_t)g->m * dc_dtype_size(g->out_dtype), false);
     fits = fits && t->sums != NULL;
   }
   if (!fits) {

@@ -128,10 +128,10 @@ static void fill_poison(char *memory, size_t bytes) {
 static void run_work(void *args) {
   const work *w = args;
   const size_t size = w->wide ? 8 : 4, square = (size_t)(w->n * w->lda) * size, row = (size_t)w->n * size;
-  char *a = place_of(w->a, (size_t)w->count * square, false);
-  char *values = place_of(w->values, (size_t)w->count * row, false);
-  int *info = place_of(w->info, (size_t)w->count * sizeof *info, false);
-  char *device = place_of(w->device, w->device_bytes, false);
+  char *a = resolve_pointer(w->a, (size_t)w->count * square, false);
+  char *values = resolve_pointer(w->values, (size_t)w->count * row, false);
+  int *info = resolve_pointer(w->info, (size_t)w->count * sizeof *info, false);
+  char *device = resolve_pointer(w->device, w->device_bytes, false);
   if (a == NULL || values == NULL || info == NULL || device == NULL || (uintptr_t)w->device % 256 != 0) {
     lose_device(ILLEGAL_ADDRESS);
   }
@@ -273,10 +273,10 @@ static void multiply_out(const factoring *w, double *a, double *tau) {
 }
 
 static void run_factoring(const factoring *w, void (*step)(const factoring *w, double *a, double *tau)) {
-  float *a = place_of(w->a, (size_t)(w->lda * w->n) * sizeof *a, false);
-  float *tau = place_of(w->tau, (size_t)w->n * sizeof *tau, false);
-  char *device = place_of(w->workspace_bytes, w->room_bytes, false);
-  int *info = place_of(w->info, sizeof *info, false);
+  float *a = resolve_pointer(w->a, (size_t)(w->lda * w->n) * sizeof *a, false);
+  float *tau = resolve_pointer(w->tau, (size_t)w->n * sizeof *tau, false);
+  char *device = resolve_pointer(w->workspace_bytes, w->room_bytes, false);
+  int *info = resolve_pointer(w->info, sizeof *info, false);
   if (a == NULL || tau == NULL || device == NULL || info == NULL) {
     lose_device(ILLEGAL_ADDRESS);
   }

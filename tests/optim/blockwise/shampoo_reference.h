@@ -126,7 +126,7 @@ static void reference_close(reference *r) {
 /* ---- indices ---- */
 
 /* The place of element i of a block along each of its dimensions. */
-static void reference_place(const reference *r, const reference_block *b, int64_t i, int64_t *at) {
+static void reference_position(const reference *r, const reference_block *b, int64_t i, int64_t *at) {
   for (int32_t d = r->order - 1; d >= 0; d--) {
     at[d] = i % b->size[d];
     i /= b->size[d];
@@ -205,7 +205,7 @@ static void reference_root(const reference *r, int64_t n, const double *factor, 
 static void reference_multiply(const reference *r, const reference_block *b, int32_t d, const double *x, double *out) {
   for (int64_t i = 0; i < b->count; i++) {
     int64_t at[REFERENCE_ORDER];
-    reference_place(r, b, i, at);
+    reference_position(r, b, i, at);
     int64_t row = at[d];
     out[i] = 0;
     for (at[d] = 0; at[d] < b->size[d]; at[d]++) {
@@ -223,7 +223,7 @@ static void reference_learn(const reference *r, const reference_block *b, const 
     }
     for (int64_t i = 0; i < b->count; i++) {
       int64_t at[REFERENCE_ORDER];
-      reference_place(r, b, i, at);
+      reference_position(r, b, i, at);
       int64_t row = at[d];
       for (at[d] = 0; at[d] < n; at[d]++) {
         b->factor[d][row * n + at[d]] += add * g[i] * g[reference_index(r, b->size, at)];
@@ -282,7 +282,7 @@ static void reference_block_step(reference *r, reference_block *b, const double 
   reference_direct(r, b, filtered, u);
   for (int64_t i = 0; i < b->count; i++) {
     int64_t at[REFERENCE_ORDER];
-    reference_place(r, b, i, at);
+    reference_position(r, b, i, at);
     for (int32_t d = 0; d < r->order; d++) {
       at[d] += b->begin[d];
     }
@@ -305,7 +305,7 @@ static void reference_step(reference *r, const float *grad, double grad_scale, d
     reference_block *b = &r->blocks[k];
     for (int64_t i = 0; i < b->count; i++) {
       int64_t at[REFERENCE_ORDER];
-      reference_place(r, b, i, at);
+      reference_position(r, b, i, at);
       for (int32_t d = 0; d < r->order; d++) {
         at[d] += b->begin[d];
       }
