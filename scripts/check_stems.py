@@ -79,7 +79,7 @@ ELSEWHERE: List[Elsewhere] = [
               "kernels/cuda/matrix/inverse_root_newton_launch kernels/cuda/matrix/kron.cu "
               "kernels/cuda/matrix/kron_launch kernels/cuda/matrix/kron_nearest.cu "
               "kernels/cuda/matrix/kron_nearest_launch kernels/cuda/matrix/matrix.cu "
-              "kernels/cuda/matrix/matrix_launch linalg/kron/kron_nearest_cuda "
+              "kernels/cuda/matrix/matrix_launch linalg/kron/kron_cuda linalg/kron/kron_nearest_cuda "
               "linalg/roots/inverse_root_newton_cuda linalg/polar/newton_schulz_cuda linalg/batch_slice_cuda",
               "every such operator beside the CPU's"),
     Elsewhere("cudasim/linalg/test_eigh.c", "kernels/cuda/matrix/root_warm_start.cu "

@@ -270,17 +270,21 @@ dc_status dc__kron_too_large(const char *fn);
 dc_status dc__kron(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out);
 dc_status dc__kron_apply(dc_linalg *l, const char *fn, const dc__mat *a, const dc__mat *b, const dc__mat *x,
                          const dc__mat *out);
-dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__mat *qa, const void *va, const dc__mat *qb,
-                         const void *vb, double damping, const dc__mat *x, const dc__mat *out);
+/* The inverse of kron(A, B) + damping I, by eigendecompositions of A and B. */
+typedef struct dc__kron_inverse {
+  const dc__mat *a_vectors, *b_vectors;
+  const void *a_values, *b_values;
+  double damping;
+} dc__kron_inverse;
+dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__kron_inverse *inverse, const dc__mat *x,
+                         const dc__mat *out);
 /* Its two parts. The check needs no memory and returns DC_E_NOT_POSITIVE unless all damped eigenvalues are positive.
  * The solve takes batches too and is queued, with `scratch` for what was added for out. On a device a not_positive
  * that is not NULL replaces the check: it is set to 1 if an eigenvalue is not positive. */
-dc_status dc__kron_check_damped(dc_linalg *l, const char *fn, const void *va, const void *vb, double damping,
-                                const dc__mat *x);
+dc_status dc__kron_check_damped(dc_linalg *l, const char *fn, const dc__kron_inverse *inverse, const dc__mat *x);
 bool dc__kron_add_scratch(const dc_linalg *l, const dc__mat *out, size_t *bytes);
-void dc__kron_apply_inverse(dc_linalg *l, const dc__mat *qa, const void *va, const dc__mat *qb, const void *vb,
-                            double damping, const dc__mat *x, const dc__mat *out, void *scratch,
-                            uint64_t *not_positive);
+void dc__kron_apply_inverse(dc_linalg *l, const dc__kron_inverse *inverse, const dc__mat *x, const dc__mat *out,
+                            void *scratch, uint64_t *not_positive);
 dc_status dc__kron_nearest(dc_linalg *l, const char *fn, const dc__mat *x, const dc__mat *a, const dc__mat *b,
                            double *residual);
 

@@ -98,7 +98,9 @@ static dc_status matrix_kron_solve(const char *fn, dc_linalg *l, const dc_tensor
   DC__TRY(dc__read_vector(l, fn, "a_values", a_values, mx.dtype, &mx.rows, 1, &va));
   DC__TRY(dc__read_vector(l, fn, "b_values", b_values, mx.dtype, &mx.cols, 1, &vb));
   DC__TRY(dc__read_output(l, fn, "out", out, mx.dtype, &mx, &mo));
-  return dc__kron_solve(l, fn, &qa, va, &qb, vb, damping, &mx, &mo);
+  const dc__kron_inverse inverse = {
+      .a_vectors = &qa, .b_vectors = &qb, .a_values = va, .b_values = vb, .damping = damping};
+  return dc__kron_solve(l, fn, &inverse, &mx, &mo);
 }
 
 dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, const dc_tensor *a_values,

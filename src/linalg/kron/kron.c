@@ -1,7 +1,7 @@
 /* Kronecker products: formed, applied, and inverted with damping. */
-#include <inttypes.h>
+#include "linalg/kron/kron.h"
 
-#include "linalg/batch_slice_cuda.h"
+#include <inttypes.h>
 
 /* ---- formed ---- */
 
@@ -44,21 +44,20 @@ static void kron_row(void *arg, int64_t index, void *scratch) {
   }
 }
 
-static void kron_cuda(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out) {
-  const dc__cuda_kron_args args = {dc__mat_cuda_view(a), dc__mat_cuda_view(b), dc__mat_cuda_view(out)};
-  dc__cuda_kron(l->device->internal_stream, &args);
+static void kron_form(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out) {
+  kron_job job = {a, b, out};
+  dc__parallel_for(l->pool, out->rows, kron_row, &job);
+}
+
+static const dc__kron_work *kron_work_of(const dc_linalg *l) {
+  return dc__linalg_is_cuda(l) ? &dc__kron_work_cuda : &dc__kron_work_cpu;
 }
 
 dc_status dc__kron(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out) {
-  kron_job job = {a, b, out};
   if (l->query || out->rows == 0 || out->cols == 0) {
     return DC_OK;
   }
-  if (dc__linalg_is_cuda(l)) {
-    kron_cuda(l, a, b, out);
-  } else {
-    dc__parallel_for(l->pool, out->rows, kron_row, &job);
-  }
+  kron_work_of(l)->form(l, a, b, out);
   return dc__linalg_synchronize(l);
 }
 
@@ -141,22 +140,11 @@ dc_status dc__kron_apply(dc_linalg *l, const char *fn, const dc__mat *a, const d
 
 /* ---- inverted ---- */
 
-/* Eigenvalues of the factors, and the damping of their products, of each matrix of a batch. */
-typedef struct kron_damped {
-  const char *fn;
-  const void *a, *b;
-  int64_t rows, cols;
-  double damping;
-  bool wide;
-  int64_t count;
-  uint64_t *not_positive; /* device flag for a nonpositive eigenvalue; NULL if checked already */
-} kron_damped;
-
-static double damped_at(const kron_damped *d, int64_t i, int64_t j) {
+static double damped_at(const dc__kron_damped *d, int64_t i, int64_t j) {
   return dc__load_element(d->a, d->wide, i) * dc__load_element(d->b, d->wide, j) + d->damping;
 }
 
-static dc_status check_damped(const kron_damped *d) {
+dc_status dc__kron_check_values(const dc__kron_damped *d) {
   for (int64_t i = 0; i < d->rows; i++) {
     for (int64_t j = 0; j < d->cols; j++) {
       double sum = damped_at(d, i, j);
@@ -170,57 +158,39 @@ static dc_status check_damped(const kron_damped *d) {
   return DC_OK;
 }
 
-/* Copies the few eigenvalues to the host. */
-static dc_status check_damped_cuda(dc_linalg *l, const kron_damped *d) {
-  const size_t size = d->wide ? sizeof(double) : sizeof(float);
-  const size_t bytes[2] = {(size_t)d->rows * size, (size_t)d->cols * size};
-  char *host = dc__calloc(1, bytes[0] + bytes[1] + 1);
-  kron_damped on_host = *d;
-  if (host == NULL) {
-    return DC_E_NO_MEMORY;
-  }
-  on_host.a = host;
-  on_host.b = host + bytes[0];
-  dc_status status = dc__linalg_copy_to_host(l, host, d->a, bytes[0]);
-  status = status == DC_OK ? dc__linalg_copy_to_host(l, host + bytes[0], d->b, bytes[1]) : status;
-  status = status == DC_OK ? check_damped(&on_host) : status;
-  dc__free(host);
-  return status;
+static dc_status check_values_cpu(dc_linalg *l, const dc__kron_damped *d) {
+  (void)l;
+  return dc__kron_check_values(d);
 }
 
-dc_status dc__kron_check_damped(dc_linalg *l, const char *fn, const void *va, const void *vb, double damping,
-                                const dc__mat *x) {
-  const kron_damped d = {.fn = fn,
-                         .a = va,
-                         .b = vb,
-                         .rows = x->rows,
-                         .cols = x->cols,
-                         .damping = damping,
-                         .wide = x->dtype == DC_FLOAT64,
-                         .count = 1};
-  return dc__linalg_is_cuda(l) ? check_damped_cuda(l, &d) : check_damped(&d);
-}
-
-static void kron_divide_damped(dc_linalg *l, const kron_damped *d, void *x) {
-  if (dc__linalg_is_cuda(l)) {
-    const dc__cuda_damp_args args = {.x = x,
-                                     .a = d->a,
-                                     .b = d->b,
-                                     .count = d->count,
-                                     .rows = d->rows,
-                                     .cols = d->cols,
-                                     .damping = d->damping,
-                                     .refused = d->not_positive,
-                                     .wide = d->wide};
-    dc__cuda_damp(l->device->internal_stream, &args);
-    return;
-  }
+static void divide_damped(dc_linalg *l, const dc__kron_damped *d, void *x) {
+  (void)l;
   for (int64_t i = 0; i < d->count * d->rows; i++) {
     for (int64_t j = 0; j < d->cols; j++) {
       const double sum = damped_at(d, i, i / d->rows * d->cols + j);
       dc__store_element(x, d->wide, i * d->cols + j, dc__load_element(x, d->wide, i * d->cols + j) / sum);
     }
   }
+}
+
+const dc__kron_work dc__kron_work_cpu = {
+    .form = kron_form, .check_values = check_values_cpu, .divide_damped = divide_damped};
+
+static dc__kron_damped damped_of(const dc__kron_inverse *k, const dc__mat *x) {
+  return (dc__kron_damped){.a = k->a_values,
+                           .b = k->b_values,
+                           .rows = x->rows,
+                           .cols = x->cols,
+                           .damping = k->damping,
+                           .wide = x->dtype == DC_FLOAT64,
+                           .count = x->batch};
+}
+
+dc_status dc__kron_check_damped(dc_linalg *l, const char *fn, const dc__kron_inverse *k, const dc__mat *x) {
+  dc__kron_damped d = damped_of(k, x);
+  d.fn = fn;
+  d.count = 1;
+  return kron_work_of(l)->check_values(l, &d);
 }
 
 bool dc__kron_add_scratch(const dc_linalg *l, const dc__mat *x, size_t *bytes) {
@@ -230,35 +200,28 @@ bool dc__kron_add_scratch(const dc_linalg *l, const dc__mat *x, size_t *bytes) {
          dc__linalg_add_bytes(bytes, count, size) && dc__linalg_add_bytes(bytes, count, size);
 }
 
-void dc__kron_apply_inverse(dc_linalg *l, const dc__mat *qa, const void *va, const dc__mat *qb, const void *vb,
-                            double damping, const dc__mat *x, const dc__mat *out, void *scratch,
-                            uint64_t *not_positive) {
-  const kron_damped d = {.a = va,
-                         .b = vb,
-                         .rows = out->rows,
-                         .cols = out->cols,
-                         .damping = damping,
-                         .wide = out->dtype == DC_FLOAT64,
-                         .count = out->batch,
-                         .not_positive = not_positive};
+void dc__kron_apply_inverse(dc_linalg *l, const dc__kron_inverse *inverse, const dc__mat *x, const dc__mat *out,
+                            void *scratch, uint64_t *not_positive) {
+  dc__kron_damped d = damped_of(inverse, out);
   const int64_t count = out->batch * out->rows * out->cols;
   size_t offset = 0;
   kron_scratch k = {.l = l, .product = dc__linalg_gemm_workspace(l, scratch, &offset)};
   k.t = dc__linalg_suballoc(scratch, &offset, count, dc_dtype_size(out->dtype));
   const dc__mat inner = dense_mat(dc__linalg_suballoc(scratch, &offset, count, dc_dtype_size(out->dtype)), out->dtype,
                                   out->batch, out->rows, out->cols);
-  const dc__mat qat = transposed_mat(qa);
-  const dc__mat qbt = transposed_mat(qb);
+  const dc__mat qat = transposed_mat(inverse->a_vectors);
+  const dc__mat qbt = transposed_mat(inverse->b_vectors);
+  d.not_positive = not_positive;
   kron_multiply(&k, &qat, &qbt, x, &inner);
-  kron_divide_damped(l, &d, inner.data);
-  kron_multiply(&k, qa, qb, &inner, out);
+  kron_work_of(l)->divide_damped(l, &d, inner.data);
+  kron_multiply(&k, inverse->a_vectors, inverse->b_vectors, &inner, out);
 }
 
-dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__mat *qa, const void *va, const dc__mat *qb,
-                         const void *vb, double damping, const dc__mat *x, const dc__mat *out) {
+dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__kron_inverse *inverse, const dc__mat *x,
+                         const dc__mat *out) {
   size_t bytes = 0;
   void *memory;
-  DC__TRY(dc__kron_check_damped(l, fn, va, vb, damping, out));
+  DC__TRY(dc__kron_check_damped(l, fn, inverse, out));
   if (!dc__kron_add_scratch(l, out, &bytes)) {
     return dc__kron_too_large(fn);
   }
@@ -266,6 +229,6 @@ dc_status dc__kron_solve(dc_linalg *l, const char *fn, const dc__mat *qa, const 
   if (memory == NULL || out->rows * out->cols == 0) {
     return DC_OK;
   }
-  dc__kron_apply_inverse(l, qa, va, qb, vb, damping, x, out, memory, NULL);
+  dc__kron_apply_inverse(l, inverse, x, out, memory, NULL);
   return dc__linalg_synchronize(l);
 }

@@ -13,6 +13,20 @@ typedef struct dc__grad_factors {
   int64_t in, out, positions;
 } dc__grad_factors;
 
+/* The request: each sample's gradients, their squared norms, or their sum. */
+enum dc__per_sample_op { DC__PER_SAMPLE_GRADS, DC__PER_SAMPLE_NORMS, DC__PER_SAMPLE_SUM };
+typedef struct dc__per_sample_call {
+  int32_t op;
+  bool weight, bias; /* wanted */
+  bool accumulate;
+  const void *factors;       /* SUM; NULL for all 1 */
+  void *to_weight, *to_bias; /* GRADS, SUM */
+  void *squares;             /* NORMS */
+} dc__per_sample_call;
+
+/* per_sample_cuda.c: the request on a device. */
+dc_status dc__per_sample_run_cuda(dc_linalg *l, const dc__per_sample *s, const dc__per_sample_call *call);
+
 static inline bool dc__is_norm_layer(int32_t kind) {
   return kind == DC_SAMPLE_LAYER_NORM || kind == DC_SAMPLE_RMS_NORM || kind == DC_SAMPLE_GROUP_NORM;
 }

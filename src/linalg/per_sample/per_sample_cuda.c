@@ -191,7 +191,7 @@ static void run_call(const per_sample_cuda *w) {
   }
 }
 
-dc_status dc__per_sample_cuda_run(dc_linalg *l, const dc__per_sample *s, const dc__per_sample_call *call) {
+dc_status dc__per_sample_run_cuda(dc_linalg *l, const dc__per_sample *s, const dc__per_sample_call *call) {
   per_sample_cuda w = {
       .l = l, .s = s, .call = call, .stream = l->device->internal_stream, .groups = 1, .in = s->in, .out = s->out};
   dc__scratch_layout to = {.fits = true};

@@ -6,17 +6,6 @@
 #include "linalg/batch_slice_cuda.h"
 #include "linalg/per_sample/per_sample.h"
 
-/* The request: each sample's gradients, their squared norms, or their sum. */
-enum dc__per_sample_op { DC__PER_SAMPLE_GRADS, DC__PER_SAMPLE_NORMS, DC__PER_SAMPLE_SUM };
-typedef struct dc__per_sample_call {
-  int32_t op;
-  bool weight, bias; /* wanted */
-  bool accumulate;
-  const void *factors;       /* SUM; NULL for all 1 */
-  void *to_weight, *to_bias; /* GRADS, SUM */
-  void *squares;             /* SQUARES */
-} dc__per_sample_call;
-
 /* A call in progress: device memory, NULL if not needed. */
 typedef struct dc__per_sample_cuda {
   dc_linalg *l;
@@ -36,8 +25,6 @@ typedef struct dc__per_sample_cuda {
   void *patches, *own; /* a slice's patches and other matrices */
   double *sums;        /* row sums of a slice */
 } dc__per_sample_cuda;
-
-dc_status dc__per_sample_cuda_run(dc_linalg *l, const dc__per_sample *s, const dc__per_sample_call *call);
 
 /* per_sample_linear_cuda.c. Elements of a sample's patches and other matrices in a slice, and row sums. Returns
  * false on overflow. */

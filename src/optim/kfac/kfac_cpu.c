@@ -186,7 +186,12 @@ static dc_status direct_group(dc_linalg *l, const dc__kfac_direction *d, int64_t
   const dc__mat qg = kfac_dense_cpu(d->vectors[DC__FACTOR_G] + group * g * g, g, g);
   const dc__mat x = kfac_dense_cpu(memory, g, a);
   kfac_load_gradient_cpu(d->layer, group, d->weight, d->bias, memory);
-  DC__TRY(dc__kron_solve(l, d->fn, &qg, values_g, &qa, values_a, d->factored ? 0 : d->damping, &x, &x));
+  const dc__kron_inverse inverse = {.a_vectors = &qg,
+                                    .b_vectors = &qa,
+                                    .a_values = values_g,
+                                    .b_values = values_a,
+                                    .damping = d->factored ? 0 : d->damping};
+  DC__TRY(dc__kron_solve(l, d->fn, &inverse, &x, &x));
   for (int64_t i = 0; i < g; i++) {
     int64_t row = group * g + i;
     d->found->product += d->weight == NULL ? 0 : store_direction(memory + i * a, d->weight + row * in, in);

@@ -187,8 +187,12 @@ static dc_status kfac_precondition_cuda(dc_linalg *l, const dc__kfac_direction *
       .sums = s.sums, .to = &d->found->product, .count = 1, .rows = s.rows, .group = 1, .step = 1, .factor = 1};
   const double damping = kfac_damp_eigenvalues_cuda(l, d, &s, values);
   kfac_load_gradient_cuda(l, d, &s);
-  dc__kron_apply_inverse(l, &qg, values[DC__FACTOR_G], &qa, values[DC__FACTOR_A], damping, &s.x, &s.x, s.workspace,
-                         &d->found->not_positive);
+  const dc__kron_inverse inverse = {.a_vectors = &qg,
+                                    .b_vectors = &qa,
+                                    .a_values = values[DC__FACTOR_G],
+                                    .b_values = values[DC__FACTOR_A],
+                                    .damping = damping};
+  dc__kron_apply_inverse(l, &inverse, &s.x, &s.x, s.workspace, &d->found->not_positive);
   dc__cuda_store_direction(stream_of(l), &out);
   dc__cuda_totals(stream_of(l), &total);
   return DC_OK;
@@ -202,8 +206,9 @@ static dc_status kfac_report_not_positive_cuda(dc_linalg *l, const dc__kfac_dire
   (void)plan_direction(l, d->layer, d->memory, &s, &bytes);
   const double damping = kfac_damp_eigenvalues_cuda(l, d, &s, values);
   for (int64_t i = 0; i < d->layer->groups && status == DC_OK; i++) {
-    status =
-        dc__kron_check_damped(l, d->fn, values[DC__FACTOR_G] + i * s.g, values[DC__FACTOR_A] + i * s.a, damping, &s.x);
+    const dc__kron_inverse inverse = {
+        .a_values = values[DC__FACTOR_G] + i * s.g, .b_values = values[DC__FACTOR_A] + i * s.a, .damping = damping};
+    status = dc__kron_check_damped(l, d->fn, &inverse, &s.x);
   }
   return status;
 }
