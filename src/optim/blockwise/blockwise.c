@@ -117,24 +117,13 @@ static void begin_step(dc__blockwise *self) {
 
 /* Memory of the contexts: slots, or the single one on a device. */
 static bool blockwise_plan_scratch(dc__blockwise *self) {
-  const dc_linalg *l = self->head.linalg;
   self->slots_bytes = 0;
   self->temps = 0;
   for (int64_t i = 0; i < self->head.count; i++) {
     const int32_t temps = dc__block_options_of(&self->head, &self->head.params[i]).temps;
     self->temps = temps > self->temps ? temps : self->temps;
   }
-  if (dc__optim_is_cuda(&self->head)) {
-    dc__block_group_sort(self);
-    return dc__block_context_size_cuda(&self->slots_bytes, l, self->max_elements, self->temps, self->max_rows);
-  }
-  self->max_elements = 0;
-  for (int64_t i = 0; i < self->block_count; i++) {
-    const int64_t count = self->blocks[i].count;
-    self->max_elements = count > self->max_elements ? count : self->max_elements;
-  }
-  return dc__slots_plan(&self->slots, l, self->block_count,
-                        (size_t)self->temps * (size_t)self->max_elements * sizeof(float), &self->slots_bytes);
+  return dc__block_work_of(&self->head)->plan_scratch(self);
 }
 
 /* Grows the handle's scratch memory to what any step may need. */
@@ -221,45 +210,10 @@ static dc_status set_up(dc__blockwise *self, const char *fn) {
 
 /* ---- phases ---- */
 
-typedef struct blockwise_phase {
-  dc__blockwise *self;
-  dc__block_fn fn;
-} blockwise_phase;
-
-static void run_block(const blockwise_phase *p, int64_t index, dc__threadpool *pool, void *scratch) {
-  dc__blockwise *self = p->self;
-  const dc__optim_block *b = self->by_cost[index];
-  if (self->skip[b->param]) {
-    return;
-  }
-  int64_t slot = dc__slots_acquire(&self->slots);
-  dc__block_context ctx = {.work = &dc__block_work_cpu, .pool = pool, .scratch = scratch};
-  ctx.temp = dc__slots_memory(&self->slots, slot);
-  ctx.temp_stride = b->count;
-  p->fn(b, &self->steps[b->param], &ctx);
-  dc__slots_release(&self->slots, slot);
-}
-
-static void run_small(void *arg, int64_t index, void *scratch) {
-  const blockwise_phase *p = arg;
-  run_block(p, p->self->large + index, NULL, scratch);
-}
-
 static dc_status each_block(dc__blockwise *self, const char *fn, dc__block_fn work) {
-  blockwise_phase p = {self, work};
-  dc_linalg *l = self->head.linalg;
   void *memory;
-  size_t offset = 0;
-  DC__TRY(dc__linalg_scratch(l, fn, self->slots_bytes, &memory));
-  if (dc__optim_is_cuda(&self->head)) {
-    dc__block_group_run(self, memory, work);
-    return DC_OK;
-  }
-  dc__slots_init(&self->slots, memory, &offset);
-  for (int64_t i = 0; i < self->large; i++) {
-    run_block(&p, i, l->pool, NULL);
-  }
-  dc__parallel_for(l->pool, self->block_count - self->large, run_small, &p);
+  DC__TRY(dc__linalg_scratch(self->head.linalg, fn, self->slots_bytes, &memory));
+  dc__block_work_of(&self->head)->run(self, memory, work);
   return DC_OK;
 }
 

@@ -48,9 +48,12 @@ typedef struct dc__block_step {
 } dc__block_step;
 
 typedef struct dc__block_work dc__block_work;
+typedef struct dc__block_context dc__block_context;
+typedef struct dc__blockwise dc__blockwise;
+typedef void (*dc__block_fn)(const dc__optim_block *b, const dc__block_step *s, dc__block_context *ctx);
 
 /* Where a block's work runs: on the pool; with pool NULL on this thread; or queued on a device. */
-typedef struct dc__block_context {
+struct dc__block_context {
   const dc__block_work *work;
   dc__threadpool *pool;
   void *scratch;       /* DC__SCRATCH_BYTES; pool NULL */
@@ -66,7 +69,7 @@ typedef struct dc__block_context {
   void *gemm_workspace;           /* for matrix products */
   dc__cuda_matrix_stats *lengths; /* [2, count] */
   double *sums;                   /* one for each row of the blocks */
-} dc__block_context;
+};
 
 /* The operations on blocks, on the host (blockwise_cpu.c) and on a device (blockwise_cuda.c). Matrices are dense and
  * row-major. */
@@ -92,11 +95,18 @@ struct dc__block_work {
   void (*permute)(const dc__block_context *ctx, const dc__optim_block *b, int32_t d, int64_t inner);
   /* Muon's: data becomes dc__polar's result; p has all parameters but the matrices. */
   void (*polar)(const dc__block_context *ctx, const dc__optim_block *b, const dc__polar *p);
+  /* Adds ones to the diagonal of a new matrix of zeros. */
+  void (*set_identity)(const dc_linalg *l, float *a, int64_t n);
+  /* Sets slots_bytes and the maxima over the blocks. Returns false on overflow. */
+  bool (*plan_scratch)(dc__blockwise *self);
+  /* Runs `work` on all blocks whose parameters have gradients; `memory` has slots_bytes. */
+  void (*run)(dc__blockwise *self, void *memory, dc__block_fn work);
 };
 extern const dc__block_work dc__block_work_cpu, dc__block_work_cuda;
-/* A device context's scratch memory for up to so many elements, `temps` times, and rows: added to *total, and
- * assigned. Returns false on overflow. */
-bool dc__block_context_size_cuda(size_t *total, const dc_linalg *l, int64_t elements, int32_t temps, int64_t rows);
+static inline const dc__block_work *dc__block_work_of(const dc_optimizer *o) {
+  return dc__linalg_is_cuda(o->linalg) ? &dc__block_work_cuda : &dc__block_work_cpu;
+}
+/* A context on a device; the assignment follows the order of plan_scratch(). */
 dc__block_context dc__block_context_cuda(dc_linalg *l, void *memory, int64_t elements, int32_t temps, int64_t rows);
 
 /* The part of a kind's options that blockwise.c needs. */
@@ -192,9 +202,7 @@ typedef struct dc__block_group {
   dc__slab *slabs;
 } dc__block_group;
 
-typedef void (*dc__block_fn)(const dc__optim_block *b, const dc__block_step *s, dc__block_context *ctx);
-
-typedef struct dc__blockwise {
+struct dc__blockwise {
   dc_optimizer head;
   dc__block_plan *plans; /* one a parameter */
   int64_t plan_capacity;
@@ -224,7 +232,7 @@ typedef struct dc__blockwise {
   size_t slots_bytes;
   int64_t max_elements, max_rows; /* maxima over the blocks */
   int32_t temps;                  /* of a context: the maximum of the groups */
-} dc__blockwise;
+};
 
 static inline dc__blockwise *dc__blockwise_of(dc_optimizer *o) {
   return (dc__blockwise *)(void *)o;

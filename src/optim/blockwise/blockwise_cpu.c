@@ -76,6 +76,58 @@ static void blockwise_polar_cpu(const dc__block_context *ctx, const dc__optim_bl
   dc__polar_cpu(ctx->pool, ctx->scratch, &one, ctx->temp);
 }
 
+static bool plan_scratch_cpu(dc__blockwise *self) {
+  self->max_elements = 0;
+  for (int64_t i = 0; i < self->block_count; i++) {
+    const int64_t count = self->blocks[i].count;
+    self->max_elements = count > self->max_elements ? count : self->max_elements;
+  }
+  return dc__slots_plan(&self->slots, self->head.linalg, self->block_count,
+                        (size_t)self->temps * (size_t)self->max_elements * sizeof(float), &self->slots_bytes);
+}
+
+static void set_identity_cpu(const dc_linalg *l, float *a, int64_t n) {
+  (void)l;
+  for (int64_t i = 0; i < n; i++) {
+    a[i * n + i] = 1;
+  }
+}
+
+typedef struct blockwise_phase {
+  dc__blockwise *self;
+  dc__block_fn fn;
+} blockwise_phase;
+
+static void run_block(const blockwise_phase *p, int64_t index, dc__threadpool *pool, void *scratch) {
+  dc__blockwise *self = p->self;
+  const dc__optim_block *b = self->by_cost[index];
+  if (self->skip[b->param]) {
+    return;
+  }
+  int64_t slot = dc__slots_acquire(&self->slots);
+  dc__block_context ctx = {.work = &dc__block_work_cpu, .pool = pool, .scratch = scratch};
+  ctx.temp = dc__slots_memory(&self->slots, slot);
+  ctx.temp_stride = b->count;
+  p->fn(b, &self->steps[b->param], &ctx);
+  dc__slots_release(&self->slots, slot);
+}
+
+static void run_small_block(void *arg, int64_t index, void *scratch) {
+  const blockwise_phase *p = arg;
+  run_block(p, p->self->large + index, NULL, scratch);
+}
+
+static void run_blocks_cpu(dc__blockwise *self, void *memory, dc__block_fn work) {
+  blockwise_phase p = {self, work};
+  dc__threadpool *pool = self->head.linalg->pool;
+  size_t offset = 0;
+  dc__slots_init(&self->slots, memory, &offset);
+  for (int64_t i = 0; i < self->large; i++) {
+    run_block(&p, i, pool, NULL);
+  }
+  dc__parallel_for(pool, self->block_count - self->large, run_small_block, &p);
+}
+
 const dc__block_work dc__block_work_cpu = {.syrk = blockwise_syrk_cpu,
                                            .gemm = blockwise_gemm_cpu,
                                            .transpose = blockwise_transpose_cpu,
@@ -87,4 +139,7 @@ const dc__block_work dc__block_work_cpu = {.syrk = blockwise_syrk_cpu,
                                            .graft_finish = dc__grafting_finish_cpu,
                                            .adam = blockwise_adam_cpu,
                                            .permute = blockwise_permute_cpu,
-                                           .polar = blockwise_polar_cpu};
+                                           .polar = blockwise_polar_cpu,
+                                           .set_identity = set_identity_cpu,
+                                           .plan_scratch = plan_scratch_cpu,
+                                           .run = run_blocks_cpu};

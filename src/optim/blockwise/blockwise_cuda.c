@@ -151,26 +151,19 @@ static void blockwise_polar_cuda(const dc__block_context *ctx, const dc__optim_b
   dc__polar_cuda(ctx->linalg, &all, ctx->temp, ctx->gemm_workspace, ctx->sums, ctx->lengths);
 }
 
-const dc__block_work dc__block_work_cuda = {.syrk = blockwise_syrk_cuda,
-                                            .gemm = blockwise_gemm_cuda,
-                                            .transpose = blockwise_transpose_cuda,
-                                            .copy = blockwise_copy_cuda,
-                                            .scale = blockwise_scale_cuda,
-                                            .graft_accumulate = graft_accumulate_cuda,
-                                            .graft_direction = graft_direction_cuda,
-                                            .graft_measure_norm = graft_measure_norm_cuda,
-                                            .graft_finish = graft_finish_cuda,
-                                            .adam = blockwise_adam_cuda,
-                                            .permute = blockwise_permute_cuda,
-                                            .polar = blockwise_polar_cuda};
+static void set_identity_cuda(const dc_linalg *l, float *a, int64_t n) {
+  const dc__cuda_affine_args args = {.from = a, .to = a, .rows = n, .cols = n, .count = 1, .shift = {1}};
+  dc__cuda_affine(l->device->internal_stream, &args);
+}
 
 /* ---- contexts ---- */
 
-bool dc__block_context_size_cuda(size_t *total, const dc_linalg *l, int64_t elements, int32_t temps, int64_t rows) {
-  return dc__linalg_add_gemm_workspace(total, l) &&
-         dc__linalg_add_bytes(total, elements, (size_t)(temps + 1) * sizeof(float)) &&
-         dc__linalg_add_bytes(total, rows, sizeof(double)) &&
-         dc__linalg_add_bytes(total, 2 * DC__CUDA_BATCH_SLICE, sizeof(dc__cuda_matrix_stats));
+static bool plan_scratch_cuda(dc__blockwise *self) {
+  dc__block_group_sort(self);
+  return dc__linalg_add_gemm_workspace(&self->slots_bytes, self->head.linalg) &&
+         dc__linalg_add_bytes(&self->slots_bytes, self->max_elements, (size_t)(self->temps + 1) * sizeof(float)) &&
+         dc__linalg_add_bytes(&self->slots_bytes, self->max_rows, sizeof(double)) &&
+         dc__linalg_add_bytes(&self->slots_bytes, 2 * DC__CUDA_BATCH_SLICE, sizeof(dc__cuda_matrix_stats));
 }
 
 dc__block_context dc__block_context_cuda(dc_linalg *l, void *memory, int64_t elements, int32_t temps, int64_t rows) {
@@ -184,3 +177,19 @@ dc__block_context dc__block_context_cuda(dc_linalg *l, void *memory, int64_t ele
   ctx.lengths = dc__linalg_suballoc(memory, &offset, 2 * DC__CUDA_BATCH_SLICE, sizeof(dc__cuda_matrix_stats));
   return ctx;
 }
+
+const dc__block_work dc__block_work_cuda = {.syrk = blockwise_syrk_cuda,
+                                            .gemm = blockwise_gemm_cuda,
+                                            .transpose = blockwise_transpose_cuda,
+                                            .copy = blockwise_copy_cuda,
+                                            .scale = blockwise_scale_cuda,
+                                            .graft_accumulate = graft_accumulate_cuda,
+                                            .graft_direction = graft_direction_cuda,
+                                            .graft_measure_norm = graft_measure_norm_cuda,
+                                            .graft_finish = graft_finish_cuda,
+                                            .adam = blockwise_adam_cuda,
+                                            .permute = blockwise_permute_cuda,
+                                            .polar = blockwise_polar_cuda,
+                                            .set_identity = set_identity_cuda,
+                                            .plan_scratch = plan_scratch_cuda,
+                                            .run = dc__block_group_run};

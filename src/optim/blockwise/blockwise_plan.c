@@ -83,17 +83,6 @@ void *dc__block_piece(dc_optimizer *o, dc__optim_param *p, const char *what, con
   return memory == NULL ? NULL : dc__optim_add_borrowed_piece(p, name, dtype, shape, ndim, memory);
 }
 
-static void set_identity(const dc_optimizer *o, float *a, int64_t n) {
-  if (dc__optim_is_cuda(o)) {
-    const dc__cuda_affine_args args = {.from = a, .to = a, .rows = n, .cols = n, .count = 1, .shift = {1}};
-    dc__cuda_affine(o->linalg->device->internal_stream, &args);
-    return;
-  }
-  for (int64_t i = 0; i < n; i++) {
-    a[i * n + i] = 1;
-  }
-}
-
 /* Starts as the identity. */
 static bool add_side(dc_optimizer *o, dc__optim_param *p, dc__optim_block *b, int32_t d) {
   const dc__block_rules *rules = dc__block_rules_of(o);
@@ -103,7 +92,7 @@ static bool add_side(dc_optimizer *o, dc__optim_param *p, dc__optim_block *b, in
   side->matrix = dc__block_piece(o, p, rules->matrix, b, d, DC_FLOAT32, shape, 2);
   side->failures = dc__block_piece(o, p, "failures", b, d, DC_INT64, NULL, 0);
   if (side->matrix != NULL) {
-    set_identity(o, side->matrix, side->n);
+    dc__block_work_of(o)->set_identity(o->linalg, side->matrix, side->n);
   }
   return side->factor != NULL && side->matrix != NULL && side->failures != NULL &&
          (rules->add_side == NULL || rules->add_side(o, p, b, d));
