@@ -13,6 +13,14 @@
 #define DC__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define DC__COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
+static inline int64_t dc__min_int64(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+/* count / divisor, rounded up; count >= 0, divisor > 0. */
+static inline int64_t dc__ceil_div(int64_t count, int64_t divisor) {
+  return count / divisor + (count % divisor != 0);
+}
+
 /* One function of a table that an open library fills; `missing` becomes its name if the library lacks it. */
 #define DC__DLSYM(library, table, name, missing)    \
   *(void **)&(table)->name = dlsym(library, #name); \

@@ -16,11 +16,6 @@ static int64_t max_int64(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
 
-/* A rank's part. */
-static int64_t ceil_div(int64_t whole, int64_t ranks) {
-  return whole / ranks + (whole % ranks != 0);
-}
-
 static int64_t layer_parameters(const dc_layer *layer) {
   int64_t sum = 0;
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
@@ -39,7 +34,7 @@ static void count_states(const dc_layer *layer, const dc_layer_plan_options *opt
   int64_t ranks = options->ranks;
   int64_t floats = options->moments + (element < (int64_t)sizeof(float));
   plan->parameters = add_or_max(mul_or_max(own, c->num_hidden_layers), options->other_parameters);
-  int64_t sharded = ceil_div(plan->parameters, ranks);
+  int64_t sharded = dc__ceil_div(plan->parameters, ranks);
   plan->weight_bytes = mul_or_max(options->stage >= 3 ? sharded : plan->parameters, element);
   plan->grad_bytes = mul_or_max(options->stage >= 2 ? sharded : plan->parameters, gradient);
   plan->optimizer_bytes = mul_or_max(options->stage >= 1 ? sharded : plan->parameters, floats * (int64_t)sizeof(float));

@@ -7,10 +7,6 @@ enum { MAX_COLUMNS = 512, MIN_COLUMNS = 128, CHUNK_TOKENS = 128 };
 /* Rows to prefetch when a task reads a piece of each. */
 enum { PREFETCH_ROWS = 4 };
 
-static int64_t ceil_div(int64_t count, int64_t of) {
-  return (count + of - 1) / of;
-}
-
 /* Of one piece of rows. */
 static int64_t row_cost(const dc__layer_job *job) {
   return 4 * DC__ROWS_PER_TASK * job->layer->config.hidden_size;
@@ -24,8 +20,8 @@ static int64_t last_row(const dc__layer_job *job, int64_t index) {
 /* Columns per task: equal tasks, and as many for each thread. */
 static int64_t columns_per_task(const dc__layer_job *job, int64_t columns) {
   const int64_t threads = dc__threadpool_threads(job->layer->pool);
-  const int64_t tasks = ceil_div(ceil_div(columns, MAX_COLUMNS), threads) * threads;
-  const int64_t width = ceil_div(ceil_div(columns, tasks), DC__ROWS_PER_TASK) * DC__ROWS_PER_TASK;
+  const int64_t tasks = dc__ceil_div(dc__ceil_div(columns, MAX_COLUMNS), threads) * threads;
+  const int64_t width = dc__ceil_div(dc__ceil_div(columns, tasks), DC__ROWS_PER_TASK) * DC__ROWS_PER_TASK;
   return width > MIN_COLUMNS ? width : MIN_COLUMNS;
 }
 
@@ -97,8 +93,8 @@ static void residual_rows(void *arg, int64_t index, void *scratch) {
 
 void dc__residual_forward(const dc__layer_job *job, const dc__residual_args *residual) {
   residual_task task = {job, residual};
-  dc__parallel_for_cost(job->layer->pool, ceil_div(job->size.tokens, DC__ROWS_PER_TASK), row_cost(job), residual_rows,
-                        &task);
+  dc__parallel_for_cost(job->layer->pool, dc__ceil_div(job->size.tokens, DC__ROWS_PER_TASK), row_cost(job),
+                        residual_rows, &task);
 }
 
 /* ---- normalisation from kept statistics ---- */
@@ -129,8 +125,8 @@ static void recompute_rows(void *arg, int64_t index, void *scratch) {
 void dc__layernorm_recompute(const dc__layer_job *job, void *y, const void *x, const void *gamma, const void *beta,
                              const float *stats) {
   recompute_task task = {.job = job, .y = y, .x = x, .gamma = gamma, .beta = beta, .stats = stats};
-  dc__parallel_for_cost(job->layer->pool, ceil_div(job->size.tokens, DC__ROWS_PER_TASK), row_cost(job), recompute_rows,
-                        &task);
+  dc__parallel_for_cost(job->layer->pool, dc__ceil_div(job->size.tokens, DC__ROWS_PER_TASK), row_cost(job),
+                        recompute_rows, &task);
 }
 
 /* ---- the backward of normalisation ---- */
@@ -255,11 +251,11 @@ void dc__layernorm_backward(const dc__layer_job *job, const dc__layernorm_backwa
   layernorm_backward_task task = {job, back, columns_per_task(job, hidden)};
   /* Columns first: dx may alias dy. */
   if (job->grad_weight[back->gamma_index] != NULL || job->grad_weight[back->gamma_index + 1] != NULL) {
-    dc__parallel_for_cost(job->layer->pool, ceil_div(hidden, task.width), job->size.tokens * task.width,
+    dc__parallel_for_cost(job->layer->pool, dc__ceil_div(hidden, task.width), job->size.tokens * task.width,
                           layernorm_backward_columns, &task);
   }
   if (back->dx != NULL) {
-    dc__parallel_for_cost(job->layer->pool, ceil_div(job->size.tokens, DC__ROWS_PER_TASK), row_cost(job),
+    dc__parallel_for_cost(job->layer->pool, dc__ceil_div(job->size.tokens, DC__ROWS_PER_TASK), row_cost(job),
                           layernorm_backward_rows, &task);
   }
 }
@@ -291,8 +287,8 @@ static void dropout_rows(void *arg, int64_t index, void *scratch) {
 
 void dc__dropout_apply(const dc__layer_job *job, void *out, const void *x, const dc__dropout *dropout) {
   dropout_task task = {.job = job, .out = out, .x = x, .dropout = dropout};
-  dc__parallel_for_cost(job->layer->pool, ceil_div(job->size.tokens, DC__ROWS_PER_TASK), row_cost(job), dropout_rows,
-                        &task);
+  dc__parallel_for_cost(job->layer->pool, dc__ceil_div(job->size.tokens, DC__ROWS_PER_TASK), row_cost(job),
+                        dropout_rows, &task);
 }
 
 /* ---- sums over tokens ---- */
@@ -324,6 +320,6 @@ static void sum_columns(void *arg, int64_t index, void *scratch) {
 
 void dc__column_sums(const dc__layer_job *job, const void *x, int64_t columns, int32_t index) {
   sum_task task = {.job = job, .x = x, .columns = columns, .width = columns_per_task(job, columns), .index = index};
-  dc__parallel_for_cost(job->layer->pool, ceil_div(columns, task.width), job->size.tokens * task.width, sum_columns,
+  dc__parallel_for_cost(job->layer->pool, dc__ceil_div(columns, task.width), job->size.tokens * task.width, sum_columns,
                         &task);
 }

@@ -121,13 +121,13 @@ static void load_task(void *arg, int64_t index, void *scratch) {
   (void)load_matrix(b, index, &b->job.tasks[index]);
 }
 
-static bool is_pending(const dc__spectral_task *t) {
+static bool needs_solve(const dc__spectral_task *t) {
   return t->status == DC_OK && t->path != DC_PATH_WARM;
 }
 
 static void solve_task(void *arg, int64_t index, void *scratch) {
   spectral_batch *b = arg;
-  if (is_pending(&b->job.tasks[index])) {
+  if (needs_solve(&b->job.tasks[index])) {
     solve_matrix(b, index, scratch);
   }
 }
@@ -150,7 +150,7 @@ static void run_sharing_threads(spectral_batch *b, int64_t count) {
   }
   dc__parallel_for(pool, count, solve_task, b);
   for (int64_t i = 0; i < count; i++) {
-    if (is_pending(&b->job.tasks[i])) {
+    if (needs_solve(&b->job.tasks[i])) {
       finish_matrix(b, i, NULL);
     }
   }

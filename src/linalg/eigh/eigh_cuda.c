@@ -24,18 +24,18 @@ static void measure_slice(dc__eigh_cuda *w) {
   }
 }
 
-static bool is_pending(const dc__spectral_task *t) {
+static bool needs_decomposition(const dc__spectral_task *t) {
   return t->status == DC_OK && !t->solved;
 }
 
 /* Counts the next matrices, from *begin on, that wait for a decomposition of one type. */
 static int32_t count_same_dtype(const dc__eigh_cuda *w, int32_t *begin) {
   const int32_t count = w->slice.count;
-  while (*begin < count && !is_pending(&w->tasks[*begin])) {
+  while (*begin < count && !needs_decomposition(&w->tasks[*begin])) {
     (*begin)++;
   }
   int32_t end = *begin;
-  while (end < count && is_pending(&w->tasks[end]) && w->tasks[end].dtype == w->tasks[*begin].dtype) {
+  while (end < count && needs_decomposition(&w->tasks[end]) && w->tasks[end].dtype == w->tasks[*begin].dtype) {
     end++;
   }
   return end - *begin;

@@ -12,18 +12,14 @@ enum { TILE = 32 }; /* two tiles that mirror each other fit the first-level cach
   for (int64_t i0 = 0; i0 < (n); i0 += TILE) \
     for (int64_t j0 = 0; j0 <= i0; j0 += TILE)
 
-static int64_t min_int64(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-
 /* A tile across the diagonal, transposed into its own memory. Rows whose length is a power of two would otherwise
  * evict each other from the cache. */
-#define TRANSPOSED(T, transposed, a, m, i0, j0, n)           \
-  T transposed[TILE][TILE];                                  \
-  for (int64_t j = j0; j < min_int64(j0 + TILE, n); j++) {   \
-    for (int64_t i = i0; i < min_int64(i0 + TILE, n); i++) { \
-      transposed[i - i0][j - j0] = HIGH(a, m, i, j);         \
-    }                                                        \
+#define TRANSPOSED(T, transposed, a, m, i0, j0, n)               \
+  T transposed[TILE][TILE];                                      \
+  for (int64_t j = j0; j < dc__min_int64(j0 + TILE, n); j++) {   \
+    for (int64_t i = i0; i < dc__min_int64(i0 + TILE, n); i++) { \
+      transposed[i - i0][j - j0] = HIGH(a, m, i, j);             \
+    }                                                            \
   }
 
 /* Entries of the caller's matrix [i][j] and [j][i]. */
@@ -39,8 +35,8 @@ static int64_t min_int64(int64_t a, int64_t b) {
     T largest = (T)*max_abs;                                                                         \
     T gap = (T)*asymmetry;                                                                           \
     int bad = 0;                                                                                     \
-    for (int64_t i = i0; i < min_int64(i0 + TILE, n); i++) {                                         \
-      for (int64_t j = j0; j < min_int64(j0 + TILE, i + 1); j++) {                                   \
+    for (int64_t i = i0; i < dc__min_int64(i0 + TILE, n); i++) {                                     \
+      for (int64_t j = j0; j < dc__min_int64(j0 + TILE, i + 1); j++) {                               \
         T low = LOW(a, m, i, j);                                                                     \
         T high = transposed[i - i0][j - j0];                                                         \
         T between = low / 2 - high / 2;                                                              \
@@ -83,8 +79,8 @@ void dc__symmetric_locate(const dc__spectral_job *job, int64_t index, dc__spectr
   bool wide = a->dtype == DC_FLOAT64;
   double asymmetry = 0;
   FOR_TILES(job->n, i0, j0) {
-    for (int64_t i = i0; i < min_int64(i0 + TILE, job->n); i++) {
-      for (int64_t j = j0; j < min_int64(j0 + TILE, i + 1); j++) {
+    for (int64_t i = i0; i < dc__min_int64(i0 + TILE, job->n); i++) {
+      for (int64_t j = j0; j < dc__min_int64(j0 + TILE, i + 1); j++) {
         double low = dc__load_element(a->data, wide, dc__mat_offset(a, index, i, j));
         double high = dc__load_element(a->data, wide, dc__mat_offset(a, index, j, i));
         if (!isfinite(low) || !isfinite(high)) {
@@ -118,8 +114,8 @@ static symmetric_weights weights_of(int32_t symmetry, dc__pow2_scale scale) {
 #define LOAD(name, From, To)                                                                                           \
   static void name(const From *a, const dc__mat *m, symmetric_weights w, To *s, int64_t i0, int64_t j0, int64_t n) {   \
     TRANSPOSED(From, transposed, a, m, i0, j0, n)                                                                      \
-    for (int64_t i = i0; i < min_int64(i0 + TILE, n); i++) {                                                           \
-      for (int64_t j = j0; j < min_int64(j0 + TILE, i + 1); j++) {                                                     \
+    for (int64_t i = i0; i < dc__min_int64(i0 + TILE, n); i++) {                                                       \
+      for (int64_t j = j0; j < dc__min_int64(j0 + TILE, i + 1); j++) {                                                 \
         s[i * n + j] = (To)(((double)LOW(a, m, i, j) * w.low + (double)transposed[i - i0][j - j0] * w.high) * w.both); \
       }                                                                                                                \
     }                                                                                                                  \
@@ -177,21 +173,21 @@ bool dc__symmetric_load(const dc__spectral_job *job, int64_t index, dc__spectral
   return true;
 }
 
-#define MIRROR(name, T)                                                           \
-  static void name(T *a, int64_t n) {                                             \
-    T transposed[TILE][TILE];                                                     \
-    FOR_TILES(n, i0, j0) {                                                        \
-      for (int64_t i = i0; i < min_int64(i0 + TILE, n); i++) {                    \
-        for (int64_t j = j0; j < min_int64(j0 + TILE, n); j++) {                  \
-          transposed[j - j0][i - i0] = a[i * n + j];                              \
-        }                                                                         \
-      }                                                                           \
-      for (int64_t j = j0; j < min_int64(j0 + TILE, n); j++) {                    \
-        for (int64_t i = j < i0 ? i0 : j + 1; i < min_int64(i0 + TILE, n); i++) { \
-          a[j * n + i] = transposed[j - j0][i - i0];                              \
-        }                                                                         \
-      }                                                                           \
-    }                                                                             \
+#define MIRROR(name, T)                                                               \
+  static void name(T *a, int64_t n) {                                                 \
+    T transposed[TILE][TILE];                                                         \
+    FOR_TILES(n, i0, j0) {                                                            \
+      for (int64_t i = i0; i < dc__min_int64(i0 + TILE, n); i++) {                    \
+        for (int64_t j = j0; j < dc__min_int64(j0 + TILE, n); j++) {                  \
+          transposed[j - j0][i - i0] = a[i * n + j];                                  \
+        }                                                                             \
+      }                                                                               \
+      for (int64_t j = j0; j < dc__min_int64(j0 + TILE, n); j++) {                    \
+        for (int64_t i = j < i0 ? i0 : j + 1; i < dc__min_int64(i0 + TILE, n); i++) { \
+          a[j * n + i] = transposed[j - j0][i - i0];                                  \
+        }                                                                             \
+      }                                                                               \
+    }                                                                                 \
   }
 MIRROR(mirror_short, uint16_t)
 MIRROR(mirror_float, float)
@@ -239,8 +235,8 @@ void dc__eigenvectors_store(const dc__spectral_job *job, int64_t index, const dc
   int64_t n = job->n;
   for (int64_t i0 = 0; i0 < n; i0 += TILE) {
     for (int64_t j0 = 0; j0 < n; j0 += TILE) {
-      for (int64_t i = i0; i < min_int64(i0 + TILE, n); i++) {
-        for (int64_t j = j0; j < min_int64(j0 + TILE, n); j++) {
+      for (int64_t i = i0; i < dc__min_int64(i0 + TILE, n); i++) {
+        for (int64_t j = j0; j < dc__min_int64(j0 + TILE, n); j++) {
           int64_t vector = descending ? n - 1 - j : j;
           dc__store_element(to->data, target, dc__mat_offset(to, index, i, j),
                             dc__load_element(t->s, source, vector * n + i));

@@ -39,10 +39,11 @@ static void pack_slices(void *arg, int64_t index, void *scratch) {
   char *read = (char *)scratch + DC__GEMM_PACKED_SCRATCH;
   for (int64_t row, rows; next_part(x, &row, &rows);) {
     dc__file_prefetch(w->b, x->p + row + rows, x->longest);
-    if (dc__in_file(w->b) && !dc__file_io_block(&x->failure, "b", w->b, false, read, x->p + row, rows, x->j, x->cols)) {
+    const dc__matrix_part part = {.row = x->p + row, .rows = rows, .col = x->j, .cols = x->cols};
+    if (dc__in_file(w->b) && !dc__file_io_block(&x->failure, "b", w->b, false, read, &part)) {
       return;
     }
-    const dc__mat b = dc__matrix_source_block(w->b, read, x->p + row, rows, x->j, x->cols);
+    const dc__mat b = dc__matrix_source_block(w->b, read, &part);
     dc__gemm g = dc__mat_gemm(&b, &b, 1, 0, &b);
     g.k = rows;
     dc__gemm_pack(&g, x->packed + dc__gemm_packed_bytes(g.dtype, x->cols, row));
@@ -76,7 +77,8 @@ static bool write_rows(out_of_core_pass *x, const char *sums, const char *before
 static bool write_strip(out_of_core_pass *x, char *sums, char *own, int64_t i, int64_t rows) {
   const dc__out_of_core *w = x->w;
   if (!w->plan.coalesces) {
-    return dc__file_io_block(&x->failure, "out", w->out, true, sums, i, rows, x->j, x->cols);
+    const dc__matrix_part part = {.row = i, .rows = rows, .col = x->j, .cols = x->cols};
+    return dc__file_io_block(&x->failure, "out", w->out, true, sums, &part);
   }
   if (x->j + x->cols < w->n) {
     return dc__file_io_contiguous(&x->failure, "out", w->out, true, sums, i * w->n + rows * x->j, rows * x->cols);
@@ -101,12 +103,15 @@ static void multiply_row_strips(void *arg, int64_t index, void *scratch) {
     if (whole) {
       dc__file_prefetch(w->a, i + rows, x->longest);
     }
-    if (dc__in_file(w->a) && !dc__file_io_block(&x->failure, "a", w->a, false, read, i, rows, x->p, x->depth)) {
+    const dc__matrix_part part_a = {.row = i, .rows = rows, .col = x->p, .cols = x->depth};
+    const dc__matrix_part part_c = {.row = i, .rows = rows, .col = x->j, .cols = x->cols};
+    const dc__matrix_part part_b = {.row = x->p, .rows = x->depth, .col = x->j, .cols = x->cols};
+    if (dc__in_file(w->a) && !dc__file_io_block(&x->failure, "a", w->a, false, read, &part_a)) {
       return;
     }
-    const dc__mat a = dc__matrix_source_block(w->a, read, i, rows, x->p, x->depth);
-    const dc__mat b = dc__matrix_source_block(w->b, x->packed, x->p, x->depth, x->j, x->cols);
-    const dc__mat c = dc__matrix_source_block(w->out, sums, i, rows, x->j, x->cols);
+    const dc__mat a = dc__matrix_source_block(w->a, read, &part_a);
+    const dc__mat b = dc__matrix_source_block(w->b, x->packed, &part_b);
+    const dc__mat c = dc__matrix_source_block(w->out, sums, &part_c);
     dc__gemm g = dc__mat_gemm(&a, &b, 1, x->p == 0 ? 0 : 1, &c);
     g.packed = x->packed;
     dc__gemm_serial(&g, scratch);

@@ -4,9 +4,6 @@
 
 #include "linalg/linalg.h"
 
-static inline int64_t dc__min_int64(int64_t x, int64_t y) {
-  return x < y ? x : y;
-}
 static inline int64_t dc__num_pieces(int64_t length, int64_t piece) {
   return piece > 0 ? (length + piece - 1) / piece : 1; /* for k = 0, C is still written */
 }
@@ -72,13 +69,15 @@ bool dc__file_can_read_back(const dc__matrix_source *s);
 /* Elements [first, first + count), in file order. Returns false on failure. */
 bool dc__file_io_contiguous(dc__file_failure *failure, const char *arg, const dc__matrix_source *s, bool write,
                             char *memory, int64_t first, int64_t count);
-/* Copies rows [row, row + rows) and columns [col, col + cols) to dense memory, or with `write` from it; in one call
- * if rows are whole. Returns false on failure. */
+/* Rows [row, row + rows) and columns [col, col + cols) of a matrix. */
+typedef struct dc__matrix_part {
+  int64_t row, rows, col, cols;
+} dc__matrix_part;
+/* Copies a part to dense memory, or with `write` from it; in one call if rows are whole. Returns false on failure. */
 bool dc__file_io_block(dc__file_failure *failure, const char *arg, const dc__matrix_source *s, bool write, char *memory,
-                       int64_t row, int64_t rows, int64_t col, int64_t cols);
+                       const dc__matrix_part *part);
 /* A part of a matrix: in place, or read into dense memory. */
-dc__mat dc__matrix_source_block(const dc__matrix_source *s, void *read, int64_t row, int64_t rows, int64_t col,
-                                int64_t cols);
+dc__mat dc__matrix_source_block(const dc__matrix_source *s, void *read, const dc__matrix_part *part);
 /* Prefetches whole rows of a source in a file. Errors are ignored. */
 void dc__file_prefetch(const dc__matrix_source *s, int64_t row, int64_t rows);
 

@@ -194,7 +194,8 @@ static void transfer_share(void *arg, int64_t index, void *scratch) {
   const int64_t first = p->rows * index / t->shares;
   const int64_t rows = p->rows * (index + 1) / t->shares - first;
   char *memory = t->stage + (size_t)(first * p->cols) * dc_dtype_size(p->source->mat.dtype);
-  (void)dc__file_io_block(&t->x->failure, p->arg, p->source, t->write, memory, p->row + first, rows, p->col, p->cols);
+  const dc__matrix_part share = {.row = p->row + first, .rows = rows, .col = p->col, .cols = p->cols};
+  (void)dc__file_io_block(&t->x->failure, p->arg, p->source, t->write, memory, &share);
 }
 
 /* Reads or writes a stage on the handle's threads. */
@@ -244,25 +245,24 @@ static void write_block(out_of_core_pipeline *x, const out_of_core_block *b) {
 }
 
 /* A block of A or B for the next product: in place, or its buffer. */
-static dc__mat operand_fetch(out_of_core_pipeline *x, out_of_core_operand *o, int64_t row, int64_t rows, int64_t col,
-                             int64_t cols) {
+static dc__mat operand_fetch(out_of_core_pipeline *x, out_of_core_operand *o, dc__matrix_part part) {
   const dc__matrix_source *s = o->present.source;
-  if (dc__in_file(s) && (o->present.rows == 0 || o->present.row != row || o->present.col != col)) {
+  if (dc__in_file(s) && (o->present.rows == 0 || o->present.row != part.row || o->present.col != part.col)) {
     o->current = (o->current + 1) % NUM_BUFFERS;
     const out_of_core_block next = {.arg = o->present.arg,
                                     .source = s,
                                     .memory = o->buffer[o->current],
-                                    .row = row,
-                                    .rows = rows,
-                                    .col = col,
-                                    .cols = cols};
+                                    .row = part.row,
+                                    .rows = part.rows,
+                                    .col = part.col,
+                                    .cols = part.cols};
     o->present = next;
     dc__event_wait(o->used[o->current], x->staging->copies);
     pipeline_read_block(x, &next);
     dc__event_record(o->used[o->current], x->staging->copies);
     dc__event_wait(o->used[o->current], x->l->device->internal_stream);
   }
-  return dc__matrix_source_block(s, o->present.memory, row, rows, col, cols);
+  return dc__matrix_source_block(s, o->present.memory, &part);
 }
 
 /* Records that the queued product uses the operand's block. */
@@ -282,9 +282,10 @@ static void multiply_block(out_of_core_pipeline *x, const out_of_core_block *c, 
     dc__stream_zero(stream, c->memory, block_bytes(c));
     return;
   }
-  const dc__mat a = operand_fetch(x, &x->a, c->row, c->rows, p, depth);
-  const dc__mat b = operand_fetch(x, &x->b, p, depth, c->col, c->cols);
-  const dc__mat sums = dc__matrix_source_block(w->out, c->memory, c->row, c->rows, c->col, c->cols);
+  const dc__mat a = operand_fetch(x, &x->a, (dc__matrix_part){.row = c->row, .rows = c->rows, .col = p, .cols = depth});
+  const dc__mat b = operand_fetch(x, &x->b, (dc__matrix_part){.row = p, .rows = depth, .col = c->col, .cols = c->cols});
+  const dc__matrix_part part = {.row = c->row, .rows = c->rows, .col = c->col, .cols = c->cols};
+  const dc__mat sums = dc__matrix_source_block(w->out, c->memory, &part);
   const dc__gemm g = dc__mat_gemm(&a, &b, 1, p == 0 ? 0 : 1, &sums);
   dc__cuda_gemm(stream, &g, x->gemm_workspace, x->gemm_workspace_bytes);
   mark_used(x, &x->a);

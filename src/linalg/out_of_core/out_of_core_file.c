@@ -50,11 +50,12 @@ bool dc__file_io_contiguous(dc__file_failure *failure, const char *arg, const dc
 }
 
 bool dc__file_io_block(dc__file_failure *failure, const char *arg, const dc__matrix_source *s, bool write, char *memory,
-                       int64_t row, int64_t rows, int64_t col, int64_t cols) {
-  const int64_t step = cols == s->mat.cols ? rows : 1;
-  const int64_t count = step * cols;
-  for (int64_t i = 0; i < rows; i += step, memory += count * (int64_t)dc_dtype_size(s->mat.dtype)) {
-    if (!dc__file_io_contiguous(failure, arg, s, write, memory, (row + i) * s->mat.cols + col, count)) {
+                       const dc__matrix_part *part) {
+  const int64_t step = part->cols == s->mat.cols ? part->rows : 1;
+  const int64_t count = step * part->cols;
+  for (int64_t i = 0; i < part->rows; i += step, memory += count * (int64_t)dc_dtype_size(s->mat.dtype)) {
+    const int64_t first = (part->row + i) * s->mat.cols + part->col;
+    if (!dc__file_io_contiguous(failure, arg, s, write, memory, first, count)) {
       return false;
     }
   }
@@ -67,17 +68,16 @@ bool dc__file_can_read_back(const dc__matrix_source *s) {
          (fcntl(s->fd, F_GETFL) & O_ACCMODE) == O_RDWR;
 }
 
-dc__mat dc__matrix_source_block(const dc__matrix_source *s, void *read, int64_t row, int64_t rows, int64_t col,
-                                int64_t cols) {
+dc__mat dc__matrix_source_block(const dc__matrix_source *s, void *read, const dc__matrix_part *part) {
   dc__mat m = s->mat;
-  m.rows = rows;
-  m.cols = cols;
+  m.rows = part->rows;
+  m.cols = part->cols;
   if (dc__in_file(s)) {
     m.data = read;
-    m.row_stride = cols;
+    m.row_stride = part->cols;
     m.col_stride = 1;
   } else {
-    m.data = dc__element_ptr(m.data, m.dtype, row * m.row_stride + col * m.col_stride);
+    m.data = dc__element_ptr(m.data, m.dtype, part->row * m.row_stride + part->col * m.col_stride);
   }
   return m;
 }

@@ -141,13 +141,18 @@ static double linear_dot(const void *x, const void *y, bool wide, int64_t count)
   return sum;
 }
 
-/* Gram block [rows, cols] of positions t and u of one factor, `width` values a position. */
-static void linear_gram(const void *factor, bool by_rows, int32_t dtype, int64_t width, int64_t positions, int64_t t,
-                        int64_t rows, int64_t u, int64_t cols, void *c, void *scratch) {
-  const void *a = dc__element_ptr(factor, dtype, by_rows ? t : t * width);
-  const void *b = dc__element_ptr(factor, dtype, by_rows ? u : u * width);
-  dc__gemm g = dc__gemm_dense(dtype, by_rows, !by_rows, rows, cols, width, a, b, c);
-  g.lda = g.ldb = by_rows ? positions : width;
+/* Positions [t, t + rows) and [u, u + cols) of a sample. */
+typedef struct gram_block {
+  int64_t t, rows, u, cols;
+} gram_block;
+
+/* The Gram matrix [rows, cols] of a block of one of p's factors, which has `width` values a position. */
+static void linear_gram(const dc__grad_factors *p, const void *factor, int64_t width, int32_t dtype,
+                        const gram_block *block, void *c, void *scratch) {
+  const void *a = dc__element_ptr(factor, dtype, p->by_rows ? block->t : block->t * width);
+  const void *b = dc__element_ptr(factor, dtype, p->by_rows ? block->u : block->u * width);
+  dc__gemm g = dc__gemm_dense(dtype, p->by_rows, !p->by_rows, block->rows, block->cols, width, a, b, c);
+  g.lda = g.ldb = p->by_rows ? p->positions : width;
   dc__gemm_serial(&g, scratch);
 }
 
@@ -157,12 +162,14 @@ static double ghost_square(const dc__grad_factors *p, int32_t dtype, void *tiles
   void *other = dc__element_ptr(tiles, dtype, TILE * TILE);
   double sum = 0;
   for (int64_t t = 0; t < p->positions; t += TILE) {
-    int64_t rows = p->positions - t < TILE ? p->positions - t : TILE;
     for (int64_t u = 0; u <= t; u += TILE) {
-      int64_t cols = p->positions - u < TILE ? p->positions - u : TILE;
-      linear_gram(p->a, p->by_rows, dtype, p->in, p->positions, t, rows, u, cols, tiles, scratch);
-      linear_gram(p->d, p->by_rows, dtype, p->out, p->positions, t, rows, u, cols, other, scratch);
-      sum += (u < t ? 2 : 1) * linear_dot(tiles, other, wide, rows * cols);
+      const gram_block block = {.t = t,
+                                .rows = p->positions - t < TILE ? p->positions - t : TILE,
+                                .u = u,
+                                .cols = p->positions - u < TILE ? p->positions - u : TILE};
+      linear_gram(p, p->a, p->in, dtype, &block, tiles, scratch);
+      linear_gram(p, p->d, p->out, dtype, &block, other, scratch);
+      sum += (u < t ? 2 : 1) * linear_dot(tiles, other, wide, block.rows * block.cols);
     }
   }
   return sum;

@@ -6,10 +6,6 @@ enum { TILE = 256, ROWS = 256 };
 
 typedef dc__per_sample_cuda per_sample_cuda;
 
-static int64_t min_int64(int64_t x, int64_t y) {
-  return x < y ? x : y;
-}
-
 static bool is_conv(const per_sample_cuda *w) {
   return w->s->layer.kind == DC_SAMPLE_CONV;
 }
@@ -22,7 +18,7 @@ static bool is_empty(const per_sample_cuda *w) {
 }
 
 bool dc__per_sample_linear_sizes_cuda(const per_sample_cuda *w, dc__per_sample_linear_sizes *n) {
-  const int64_t positions = w->s->positions, tile = min_int64(TILE, positions), rows = min_int64(ROWS, w->out);
+  const int64_t positions = w->s->positions, tile = dc__min_int64(TILE, positions), rows = dc__min_int64(ROWS, w->out);
   const int64_t patches = is_conv(w) ? dc__im2col_numel(w->s) : 0;
   int64_t sums = 0, own = 0;
   bool fits = true;
@@ -65,7 +61,8 @@ static dc__cuda_im2col_args patches_of(const sample_slice *f) {
 
 static sample_slice sample_slice_at(const per_sample_cuda *w, int64_t first) {
   const dc__per_sample *s = w->s;
-  sample_slice f = {.w = w, .first = first, .count = min_int64(w->max_samples, s->samples - first), .a = w->patches};
+  sample_slice f = {
+      .w = w, .first = first, .count = dc__min_int64(w->max_samples, s->samples - first), .a = w->patches};
   f.d = dc__element_ptr(s->delta, s->dtype, first * s->out * s->positions);
   if (is_conv(w)) {
     dc__cuda_im2col_args p = patches_of(&f);
@@ -141,9 +138,9 @@ static void ghost_squares(const sample_slice *f) {
   const per_sample_cuda *w = f->w;
   const int64_t positions = w->s->positions;
   for (int64_t t = 0; t < positions; t += TILE) {
-    const int64_t rows = min_int64(TILE, positions - t);
+    const int64_t rows = dc__min_int64(TILE, positions - t);
     for (int64_t u = 0; u <= t; u += TILE) {
-      const int64_t columns = min_int64(TILE, positions - u);
+      const int64_t columns = dc__min_int64(TILE, positions - u);
       void *other = dc__element_ptr(w->own, w->s->dtype, f->count * w->groups * rows * columns);
       linear_gram_cuda(f, f->a, w->in, t, rows, u, columns, w->own);
       linear_gram_cuda(f, f->d, w->out, t, rows, u, columns, other);
@@ -157,7 +154,7 @@ static void ghost_squares(const sample_slice *f) {
 static void direct_squares(const sample_slice *f) {
   const per_sample_cuda *w = f->w;
   for (int64_t row = 0; row < w->out; row += ROWS) {
-    const int64_t rows = min_int64(ROWS, w->out - row);
+    const int64_t rows = dc__min_int64(ROWS, w->out - row);
     sample_slice_gemm(f, row, rows, w->own);
     row_dots(f, w->own, w->own, rows, w->in, w->sums);
     add_totals(f, 1, rows);
@@ -249,7 +246,7 @@ void dc__per_sample_linear_sum_cuda(const per_sample_cuda *w) {
     return;
   }
   for (int64_t first = 0; first < s->samples; first += w->max_samples) {
-    const sample_slice f = {.w = w, .first = first, .count = min_int64(w->max_samples, s->samples - first)};
+    const sample_slice f = {.w = w, .first = first, .count = dc__min_int64(w->max_samples, s->samples - first)};
     add_sample_slice(&f, w->call->accumulate || first > 0);
   }
 }

@@ -222,15 +222,20 @@ dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool
 
 /* ---- CPU: as part of other work ---- */
 
-/* to = from times factor, both float32 and [rows, cols] with strides, in tiles because one may be transposed. */
-static void scale_into(float *to, int64_t to_row, int64_t to_col, const float *from, int64_t from_row, int64_t from_col,
-                       int64_t rows, int64_t cols, double factor) {
+/* A matrix of float32 by its strides. */
+typedef struct strided_floats {
+  float *data;
+  int64_t row, col;
+} strided_floats;
+
+/* to = from times factor, both [rows, cols], in tiles because one may be transposed. */
+static void scale_into(strided_floats to, strided_floats from, int64_t rows, int64_t cols, double factor) {
   enum { TILE = 32 };
   for (int64_t i0 = 0; i0 < rows; i0 += TILE) {
     for (int64_t j0 = 0; j0 < cols; j0 += TILE) {
       for (int64_t i = i0; i < rows && i < i0 + TILE; i++) {
         for (int64_t j = j0; j < cols && j < j0 + TILE; j++) {
-          to[i * to_row + j * to_col] = (float)((double)from[i * from_row + j * from_col] * factor);
+          to.data[i * to.row + j * to.col] = (float)((double)from.data[i * from.row + j * from.col] * factor);
         }
       }
     }
@@ -244,14 +249,15 @@ void dc__polar_cpu(dc__threadpool *pool, void *scratch, const dc__polar *p, floa
   dc__newton_schulz o = {.work = &newton_schulz_work_cpu, .context = &context, .count = 1, .dtype = p->dtype};
   o.rows = tall ? p->cols : p->rows;
   o.cols = tall ? p->rows : p->cols;
-  const int64_t row = tall ? 1 : o.cols, col = tall ? o.rows : 1; /* of p->x, wide */
   const bool narrow = p->dtype != DC_FLOAT32;
   double squares = 0;
   for (int64_t i = 0; i < count; i++) {
     squares += (double)p->x[i] * (double)p->x[i];
   }
   dc__newton_schulz_layout(&o, narrow ? temp + count : temp, 1);
-  scale_into(narrow ? temp : o.x, o.cols, 1, p->x, row, col, o.rows, o.cols, 1 / fmax(sqrt(squares), p->eps));
+  const strided_floats x = {.data = p->x, .row = tall ? 1 : o.cols, .col = tall ? o.rows : 1}; /* wide */
+  strided_floats iterate = {.data = narrow ? temp : o.x, .row = o.cols, .col = 1};
+  scale_into(iterate, x, o.rows, o.cols, 1 / fmax(sqrt(squares), p->eps));
   if (narrow) {
     dc__cast(o.x, p->dtype, temp, DC_FLOAT32, count);
   }
@@ -259,5 +265,6 @@ void dc__polar_cpu(dc__threadpool *pool, void *scratch, const dc__polar *p, floa
   if (narrow) {
     dc__cast(temp, DC_FLOAT32, o.x, p->dtype, count);
   }
-  scale_into(p->x, row, col, narrow ? temp : o.x, o.cols, 1, o.rows, o.cols, p->factor);
+  iterate.data = narrow ? temp : o.x; /* the run has exchanged o.x */
+  scale_into(x, iterate, o.rows, o.cols, p->factor);
 }

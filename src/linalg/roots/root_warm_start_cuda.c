@@ -10,18 +10,26 @@ static char *warm_start_probe(const dc__eigh_cuda *w, int32_t step) {
 }
 
 /* c = op(a) b + beta c for each matrix; b and c have `cols` columns. */
-static void warm_start_gemm(const dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, bool trans_a, const void *a,
-                            bool trans_b, const void *b, int64_t cols, double beta, void *c) {
+typedef struct warm_start_product {
+  int32_t dtype;
+  bool trans_a, trans_b;
+  const void *a, *b;
+  int64_t cols; /* of b and c; rows and depth are n */
+  double beta;
+  void *c;
+} warm_start_product;
+
+static void warm_start_gemm(const dc__eigh_cuda *w, dc__batch_slice *f, const warm_start_product *p) {
   const int64_t n = w->job.n;
-  dc__gemm g = dc__square_gemm(dtype, n, a, b, c);
-  g.trans_a = trans_a;
-  g.trans_b = trans_b;
-  g.n = g.ldc = cols;
-  g.ldb = trans_b ? n : cols;
-  g.beta = beta;
+  dc__gemm g = dc__square_gemm(p->dtype, n, p->a, p->b, p->c);
+  g.trans_a = p->trans_a;
+  g.trans_b = p->trans_b;
+  g.n = g.ldc = p->cols;
+  g.ldb = p->trans_b ? n : p->cols;
+  g.beta = p->beta;
   g.batch = f->count;
   g.stride_a = n * n;
-  g.stride_b = g.stride_c = n * cols;
+  g.stride_b = g.stride_c = n * p->cols;
   dc__linalg_gemm(f->l, &g, f->gemm_workspace);
 }
 
@@ -37,12 +45,23 @@ static void rotate_to_basis(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype,
     dc__stream_copy(f->stream, warm_start_probe(w, 0) + (size_t)i * bytes, w->host_probes, bytes);
   }
   dc__stream_copy(f->stream, warm_start_probe(w, 2), warm_start_probe(w, 0), (size_t)f->count * bytes);
-  warm_start_gemm(w, f, dtype, false, q, false, warm_start_probe(w, 0), DC__PROBES, 0, warm_start_probe(w, 1));
-  warm_start_gemm(w, f, dtype, true, q, false, warm_start_probe(w, 1), DC__PROBES, -1, warm_start_probe(w, 2));
+  warm_start_gemm(
+      w, f,
+      &(warm_start_product){
+          .dtype = dtype, .a = q, .b = warm_start_probe(w, 0), .cols = DC__PROBES, .c = warm_start_probe(w, 1)});
+  warm_start_gemm(w, f,
+                  &(warm_start_product){.dtype = dtype,
+                                        .trans_a = true,
+                                        .a = q,
+                                        .b = warm_start_probe(w, 1),
+                                        .cols = DC__PROBES,
+                                        .beta = -1,
+                                        .c = warm_start_probe(w, 2)});
   dc__batch_slice_clear_reports(f);
   dc__symmetric_load_slice(f, &w->job, dtype, w->s);
-  warm_start_gemm(w, f, dtype, false, w->s, false, q, n, 0, w->result);
-  warm_start_gemm(w, f, dtype, true, q, false, w->result, n, 0, w->rotated);
+  warm_start_gemm(w, f, &(warm_start_product){.dtype = dtype, .a = w->s, .b = q, .cols = n, .c = w->result});
+  warm_start_gemm(
+      w, f, &(warm_start_product){.dtype = dtype, .trans_a = true, .a = q, .b = w->result, .cols = n, .c = w->rotated});
   dc__cuda_load_uniform(f->stream, diagonal, dc__batch_slice_dense_view(f, w->values, dtype, 1, n), UINT32_MAX, 1);
   dc__batch_slice_clear_reports(f);
   dc__batch_slice_measure(f, &back, false);
@@ -94,8 +113,12 @@ static uint32_t check_rest(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, 
   dc__cuda_warm_start_residual(f->stream, &rest);
   for (int32_t step = 0; step < DC__WARM_POWER_STEPS; step++) {
     if (step > 0) {
-      warm_start_gemm(w, f, dtype, false, w->result, false, warm_start_probe(w, step - 1), DC__PROBES, 0,
-                      warm_start_probe(w, step));
+      warm_start_gemm(w, f,
+                      &(warm_start_product){.dtype = dtype,
+                                            .a = w->result,
+                                            .b = warm_start_probe(w, step - 1),
+                                            .cols = DC__PROBES,
+                                            .c = warm_start_probe(w, step)});
     }
     dc__cuda_matrix_norm_args columns = {.sums = w->norms + step * norms, .reports = f->reports, .squares = 1};
     columns.from = dc__batch_slice_dense_view(f, warm_start_probe(w, step), dtype, DC__PROBES, n);
@@ -145,8 +168,11 @@ static void warm_start_store(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype
     warm_start_load_basis(w, f, finishing, w->s);
     q = w->s;
   }
-  warm_start_gemm(w, f, finishing, false, q, false, w->result, n, 0, w->rotated);
-  warm_start_gemm(w, f, finishing, false, w->rotated, true, w->rotated, n, 0, w->result);
+  warm_start_gemm(w, f, &(warm_start_product){.dtype = finishing, .a = q, .b = w->result, .cols = n, .c = w->rotated});
+  warm_start_gemm(
+      w, f,
+      &(warm_start_product){
+          .dtype = finishing, .a = w->rotated, .trans_b = true, .b = w->rotated, .cols = n, .c = w->result});
   dc__symmetric_store_slice(f, &w->job, finishing, w->result, mask, tasks);
   for (int32_t i = 0; i < f->count; i++) {
     if ((mask >> i & 1u) != 0) {
