@@ -105,11 +105,11 @@ dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *re
   DC__TRY(ranges_of_counts(fn, comm, counts, p.send_count, ranges, &total));
   DC__TRY(check_numel(fn, "send", p.send_count, "counts[rank]", ranges[comm->rank].count));
   DC__TRY(check_numel(fn, "recv", p.recv_count, "the sum of counts", total));
-  const char *place = p.recv.data; /* NULL if nothing is gathered */
+  const char *own_part = p.recv.data; /* NULL if nothing is gathered */
   if (p.recv_count != 0) {
-    place += (size_t)ranges[comm->rank].begin * dc_dtype_size(p.recv.dtype);
+    own_part += (size_t)ranges[comm->rank].begin * dc_dtype_size(p.recv.dtype);
   }
-  if (p.send.data != place && tensors_overlap(p.send.data, p.send_count, p.recv.data, p.recv_count, p.recv.dtype)) {
+  if (p.send.data != own_part && tensors_overlap(p.send.data, p.send_count, p.recv.data, p.recv_count, p.recv.dtype)) {
     return dc__fail(DC_E_INVALID, "%s: send overlaps recv, but is not this rank's place in it", fn);
   }
   const dc__coll_item item = {

@@ -98,20 +98,20 @@ static dc__tag tag_of(const dc__signature *call) {
 }
 
 dc_status dc__signature_compare(int32_t rank, int32_t world, const dc__signature *const *calls) {
-  const dc__signature *mine = calls[rank];
+  const dc__signature *own = calls[rank];
   for (int32_t r = 0; r < world; r++) {
-    if (mine->captured != calls[r]->captured) {
-      int32_t captures = mine->captured != 0 ? rank : r;
-      int32_t other = mine->captured != 0 ? r : rank;
+    if (own->captured != calls[r]->captured) {
+      int32_t captures = own->captured != 0 ? rank : r;
+      int32_t other = own->captured != 0 ? r : rank;
       const dc__tag captured = tag_of(calls[captures]), plain = tag_of(calls[other]);
       return dc__coll_fail_capture_mismatch(captures, &captured, other, &plain);
     }
-    int32_t item = first_difference(mine, calls[r]);
+    int32_t item = first_difference(own, calls[r]);
     if (item >= 0) {
       /* The lower rank is the reference, so that both ranks report the same. */
       int32_t low = r < rank ? r : rank;
       int32_t high = r < rank ? rank : r;
-      bool graph = mine->graph_id != calls[r]->graph_id;
+      bool graph = own->graph_id != calls[r]->graph_id;
       char low_text[DC__COLL_TEXT];
       char high_text[DC__COLL_TEXT];
       describe_signature(low_text, calls[low], item, graph);
@@ -124,8 +124,8 @@ dc_status dc__signature_compare(int32_t rank, int32_t world, const dc__signature
     }
   }
   for (int32_t r = 0; r < world; r++) {
-    if (calls[r]->missing_recv > 0 && calls[r]->missing_recv <= mine->count) {
-      return dc__coll_fail_missing_recv(mine->items[calls[r]->missing_recv - 1].id, r);
+    if (calls[r]->missing_recv > 0 && calls[r]->missing_recv <= own->count) {
+      return dc__coll_fail_missing_recv(own->items[calls[r]->missing_recv - 1].id, r);
     }
   }
   return DC_OK;

@@ -50,26 +50,26 @@ void dc__arena_record_free(dc__arena *arena, void *ptr) {
 
 static dc_status arena_grow(dc__arena *arena, size_t bytes) {
   size_t size = ((bytes > GROWTH ? bytes : GROWTH) + CHUNK_UNIT - 1) / CHUNK_UNIT * CHUNK_UNIT;
-  arena_chunk *fresh = dc__record_pool_alloc(&arena->blocks.records);
-  dc__arena_block *whole = fresh == NULL ? NULL : dc__record_pool_alloc(&arena->blocks.records);
+  arena_chunk *new_chunk = dc__record_pool_alloc(&arena->blocks.records);
+  dc__arena_block *whole = new_chunk == NULL ? NULL : dc__record_pool_alloc(&arena->blocks.records);
   dc_status status = whole == NULL ? DC_E_NO_MEMORY : DC_OK;
   if (status == DC_OK) {
-    status = arena->source.alloc(arena->source.user, size, &fresh->ptr);
+    status = arena->source.alloc(arena->source.user, size, &new_chunk->ptr);
   }
   if (status != DC_OK) {
-    if (fresh != NULL) {
-      dc__record_pool_free(&arena->blocks.records, fresh);
+    if (new_chunk != NULL) {
+      dc__record_pool_free(&arena->blocks.records, new_chunk);
     }
     if (whole != NULL) {
       dc__record_pool_free(&arena->blocks.records, whole);
     }
     return status;
   }
-  fresh->bytes = size;
-  fresh->first = whole;
-  fresh->next = arena->chunks;
-  arena->chunks = fresh;
-  dc__block_list_add(&arena->blocks, whole, fresh->ptr, size);
+  new_chunk->bytes = size;
+  new_chunk->first = whole;
+  new_chunk->next = arena->chunks;
+  arena->chunks = new_chunk;
+  dc__block_list_add(&arena->blocks, whole, new_chunk->ptr, size);
   arena->chunk_bytes += (int64_t)size;
   arena->chunk_allocations++;
   return DC_OK;

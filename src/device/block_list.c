@@ -136,12 +136,12 @@ static bool block_events_passed(dc__arena_block *b) {
 
 /* ---- in and out ---- */
 
-void dc__block_list_add(dc__block_list *self, dc__arena_block *fresh, void *ptr, size_t bytes) {
-  fresh->ptr = ptr;
-  fresh->bytes = bytes;
-  fresh->is_free = true;
+void dc__block_list_add(dc__block_list *self, dc__arena_block *new_block, void *ptr, size_t bytes) {
+  new_block->ptr = ptr;
+  new_block->bytes = bytes;
+  new_block->is_free = true;
   POISON(ptr, bytes);
-  dc__block_tree_add(&self->free, fresh);
+  dc__block_tree_add(&self->free, new_block);
 }
 
 void dc__block_list_remove(dc__block_list *self, dc__arena_block *whole) {

@@ -37,7 +37,7 @@ dc_status dc__block_list_init(dc__block_list *self);
 void dc__block_list_destroy(dc__block_list *self);
 
 /* Memory in a new block, whose header is one of the records; and out again, when it is one free block. */
-void dc__block_list_add(dc__block_list *self, dc__arena_block *fresh, void *ptr, size_t bytes);
+void dc__block_list_add(dc__block_list *self, dc__arena_block *new_block, void *ptr, size_t bytes);
 void dc__block_list_remove(dc__block_list *self, dc__arena_block *whole);
 
 /* Of a multiple of the alignment; NULL: there is none. Of the free blocks that fit best it is the one that came free

@@ -62,15 +62,16 @@ void dc__pack_columns_f64(void *dst, int64_t panel, int64_t steps, const void *s
 /* rowops.h, for one instruction set. */
 typedef struct dc__rowops {
   void (*gelu)(float *y, const float *x, int64_t count, int32_t form);
-  void (*gelu_back)(float *g, const float *x, int64_t count, int32_t form);
+  void (*gelu_backward)(float *g, const float *x, int64_t count, int32_t form);
   void (*moments)(const float *x, int64_t count, float eps, float *mean, float *rstd);
   void (*normalize)(float *y, const float *x, const float *gamma, const float *beta, int64_t count, float mean,
                     float rstd);
-  void (*normalize_back)(float *dx, const float *dy, const float *xhat, const float *gamma, int64_t count, float rstd);
+  void (*normalize_backward)(float *dx, const float *dy, const float *xhat, const float *gamma, int64_t count,
+                             float rstd);
   float (*max)(const float *x, int64_t count);
   float (*exp)(float *x, int64_t count, float shift);
   void (*exp_scaled)(float *x, int64_t count, float shift, float scale);
-  void (*softmax_back)(float *dp, float *p, const float *m, int64_t count, float delta);
+  void (*softmax_backward)(float *dp, float *p, const float *m, int64_t count, float delta);
   float (*dot)(const float *x, const float *y, int64_t count);
   void (*scale)(float *x, int64_t count, float scale);
   void (*add)(float *x, const float *y, int64_t count);

@@ -220,14 +220,14 @@ static dc_status make_comms(dc_context *ctx, const char *fn, dc_comm *comm) {
   return status;
 }
 
-dc_status dc__context_exchange(dc_context *ctx, int32_t group, dc__tag *tag, const int64_t *mine, int64_t count,
+dc_status dc__context_exchange(dc_context *ctx, int32_t group, dc__tag *tag, const int64_t *own, int64_t count,
                                int64_t *table) {
   dc_comm *comm = group == DC__GROUP_REDUCE ? ctx->reduce_comm : ctx->gather_comm;
   int64_t bytes = count * ctx->world * (int64_t)sizeof *table;
   tag->span = dc__recorder_begin(
       ctx,
       &(dc__recorded_op){.tag = tag, .group = group, .dtype = DC_INT64, .count = 1, .bytes = bytes, .moved = bytes});
-  dc_status status = dc__comm_all_gather_int64(comm, tag, mine, count, table);
+  dc_status status = dc__comm_all_gather_int64(comm, tag, own, count, table);
   dc__recorder_submitted(tag->span);
   return status;
 }
@@ -239,20 +239,20 @@ static dc_status agree_on_config(dc_context *ctx, const char *fn) {
       "sync_before_reduce", "sync_after_reduce", "sync_before_allgather",      "sync_after_allgather", "check_finite"};
   enum { FIELDS = DC__COUNT(names) };
   const dc_config *c = &ctx->config;
-  int64_t mine[FIELDS] = {
+  int64_t own[FIELDS] = {
       DC_API_VERSION,        ctx->world,           ctx->bucket_elements,     c->symmetric_memory,     c->double_buffer,
       c->sync_before_reduce, c->sync_after_reduce, c->sync_before_allgather, c->sync_after_allgather, c->check_finite};
   int64_t table[DC__COMM_MAX_WORLD * FIELDS];
   dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_INIT};
-  DC__TRY(dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, mine, FIELDS, table));
+  DC__TRY(dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, own, FIELDS, table));
   for (int32_t rank = 0; rank < ctx->world; rank++) {
     for (size_t i = 0; i < FIELDS; i++) {
-      int64_t theirs = table[(size_t)rank * FIELDS + i];
-      if (theirs != mine[i]) {
+      int64_t peer = table[(size_t)rank * FIELDS + i];
+      if (peer != own[i]) {
         return dc__fail(DC_E_MISMATCH,
                         "%s: %s = %" PRId64 " on rank %" PRId32 ", but %" PRId64 " on rank %" PRId32
                         "; it must be the same on every rank",
-                        fn, names[i], mine[i], ctx->rank, theirs, rank);
+                        fn, names[i], own[i], ctx->rank, peer, rank);
       }
     }
   }

@@ -73,16 +73,16 @@ dc_status dc__grad_finite_query(dc_context *ctx, const char *fn, int32_t *finite
   DC__TRY(read_flag(ctx, &note));
   DC__TRY(dc__lane(ctx, DC__LANE_REDUCE, &stream));
   DC__TRY(dc__stream_sync(stream, 0)); /* gathers may be under way where there is one communicator for all */
-  const int64_t mine[2] = {note.found != 0, id_of(note.key)};
+  const int64_t own[2] = {note.found != 0, id_of(note.key)};
   int64_t table[2 * DC__COMM_MAX_WORLD];
   dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_GRADS_FINITE};
-  DC__TRY(dc__context_exchange(ctx, DC__GROUP_REDUCE, &tag, mine, 2, table));
+  DC__TRY(dc__context_exchange(ctx, DC__GROUP_REDUCE, &tag, own, 2, table));
   bool found = false;
   int64_t lowest = INT64_MAX;
   for (int32_t rank = 0; rank < ctx->world; rank++) {
-    const int64_t *theirs = table + 2 * rank;
-    found = found || theirs[0] != 0;
-    lowest = theirs[0] != 0 && theirs[1] < lowest ? theirs[1] : lowest;
+    const int64_t *peer = table + 2 * rank;
+    found = found || peer[0] != 0;
+    lowest = peer[0] != 0 && peer[1] < lowest ? peer[1] : lowest;
   }
   *finite = !found;
   if (id != NULL && found) {

@@ -103,8 +103,8 @@ static dc_status read_grad(const dc_context *ctx, const char *fn, const dc__para
   }
   *part = (dc__range){offset, *count};
   if (param->sharded) {
-    dc__range mine = param->chunks[ctx->rank];
-    if (*count != 0 && *count != param->chunk && *count != mine.count) {
+    dc__range own = param->chunks[ctx->rank];
+    if (*count != 0 && *count != param->chunk && *count != own.count) {
       return dc__fail(DC_E_SHAPE,
                       "%s: grad_buffer of parameter %" PRId64 " on rank %" PRId32 " has %" PRId64
                       " element%s, must have %" PRId64 ", as its shard, or 0",
@@ -114,7 +114,7 @@ static dc_status read_grad(const dc_context *ctx, const char *fn, const dc__para
       return dc__fail(DC_E_INVALID, "%s: offset = %" PRId64 " for parameter %" PRId64 ", must be 0 for a sharded one",
                       fn, offset, param->id);
     }
-    *part = (dc__range){mine.begin, *count < mine.count ? *count : mine.count};
+    *part = (dc__range){own.begin, *count < own.count ? *count : own.count};
   } else if (offset < 0 || offset > param->numel || *count > param->numel - offset) {
     return dc__fail(DC_E_SHAPE,
                     "%s: grad_buffer of parameter %" PRId64 " covers elements %" PRId64 " to %" PRId64

@@ -206,7 +206,7 @@ dc_status dc__context_start(dc_context *ctx, const char *fn, dc_comm *comm, cons
                             int64_t bucket_elements);
 dc_status dc__context_cleanup(dc_context *ctx);
 /* dc__comm_all_gather_int64() on a group's communicator, recorded. */
-dc_status dc__context_exchange(dc_context *ctx, int32_t group, dc__tag *tag, const int64_t *mine, int64_t count,
+dc_status dc__context_exchange(dc_context *ctx, int32_t group, dc__tag *tag, const int64_t *own, int64_t count,
                                int64_t *table);
 /* The first failure of the asynchronous work, or DC_OK. */
 dc_status dc__context_check(dc_context *ctx);

@@ -4,8 +4,8 @@
 #include "runtime/runtime.h"
 
 int64_t dc__wire_elements(const dc_context *ctx, const dc__range *ranges, int64_t total, bool reduce) {
-  int64_t mine = ranges[ctx->rank].count;
-  return reduce ? mine * (ctx->world - 1) : total - mine;
+  int64_t own = ranges[ctx->rank].count;
+  return reduce ? own * (ctx->world - 1) : total - own;
 }
 
 static int64_t arena_allocations(dc_context *ctx, int64_t *device_bytes) {

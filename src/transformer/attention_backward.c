@@ -96,7 +96,7 @@ static void softmax_backward_tile(const dc__attention_head *head, const dc__atte
     if (m != NULL) {
       dc__dropout_row(m, tile->keys, tile->first_key, (uint32_t)query, head->plane, &a->dropout);
     }
-    dc__row_softmax_back(dp, p, m, tile->keys, g->delta[query]);
+    dc__row_softmax_backward(dp, p, m, tile->keys, g->delta[query]);
   }
 }
 

@@ -183,7 +183,7 @@ static void layernorm_backward_rows(void *arg, int64_t index, void *scratch) {
        i++, dc__token_cursor_next(&job->size, &cursor)) {
     dc__row_load(row, b->dy, c->dtype, i, h);
     load_xhat(task, other, gamma, beta, i, 0, h);
-    dc__row_normalize_back(row, row, other, gamma, h, b->stats[job->size.tokens + i]);
+    dc__row_normalize_backward(row, row, other, gamma, h, b->stats[job->size.tokens + i]);
     if (b->add != NULL) {
       dc__row_load(other, b->add, c->dtype, i, h);
       dc__row_add(row, other, h);

@@ -34,11 +34,11 @@ static void compute(results *r, int64_t n, float scale) {
   for (int32_t form = 0; form < 2; form++) {
     dc__gelu(r->gelu[form], x, n, form);
     memcpy(r->back[form], z, sizeof z);
-    dc__gelu_back(r->back[form], x, n, form);
+    dc__gelu_backward(r->back[form], x, n, form);
   }
   dc__row_moments(x, n, 1e-5f, &r->scalars[0], &r->scalars[1]);
   dc__row_normalize(r->normal, x, z, x, n, r->scalars[0], r->scalars[1]);
-  dc__row_normalize_back(r->normal_back, z, x, z, n, 0.7f);
+  dc__row_normalize_backward(r->normal_back, z, x, z, n, 0.7f);
   r->scalars[2] = dc__row_max(x, n);
   memcpy(r->exp, x, sizeof x);
   r->scalars[3] = dc__row_exp(r->exp, n, r->scalars[2]);
@@ -49,7 +49,7 @@ static void compute(results *r, int64_t n, float scale) {
   dc__dropout_row(r->dropout, n, 16, 3, 4, &dropout);
   memcpy(r->softmax_p, x, sizeof x);
   memcpy(r->softmax_d, z, sizeof z);
-  dc__row_softmax_back(r->softmax_d, r->softmax_p, r->dropout, n, 0.3f);
+  dc__row_softmax_backward(r->softmax_d, r->softmax_p, r->dropout, n, 0.3f);
 }
 
 static void test_levels(void **state) {
@@ -101,7 +101,7 @@ static void test_specials(void **state) {
     for (int32_t form = 0; form < 2; form++) {
       float in[] = {1e4f, -1e4f, NAN, INFINITY, 0, 3e38f, -3e38f};
       float g[] = {1, 1, 1, 1, 1, 1, 1};
-      dc__gelu_back(g, in, 7, form);
+      dc__gelu_backward(g, in, 7, form);
       assert_true(g[0] == 1 && fabsf(g[1]) < 1e-6f && isnan(g[2]) && g[3] == 1 && g[4] == 0.5f && g[5] == 1);
       assert_true(fabsf(g[6]) < 1e-6f);
       dc__gelu(in, in, 7, form);

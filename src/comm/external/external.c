@@ -83,15 +83,15 @@ static dc__tag external_tag_of(const int64_t *signature) {
 
 /* *same: all ranks passed the same word. */
 static dc_status external_compare_signatures(dc__external *self, const dc__coll *coll, uint64_t word, bool *same) {
-  int64_t mine[SIG_WORDS];
+  int64_t own[SIG_WORDS];
   int64_t all[SIG_WORDS * DC__COMM_MAX_WORLD];
-  make_signature(self, coll, mine);
-  mine[SIG_AGREE_WORD] = (int64_t)word;
-  mine[SIG_MISSING_RECV] = 1 + dc__coll_missing_recv(coll, self->head.rank);
+  make_signature(self, coll, own);
+  own[SIG_AGREE_WORD] = (int64_t)word;
+  own[SIG_MISSING_RECV] = 1 + dc__coll_missing_recv(coll, self->head.rank);
   *same = true;
   const dc_comm_callbacks *c = &self->callbacks;
   dc__external_callback_begin(self, coll, "all_gather");
-  DC__TRY(dc__external_callback_end(self, coll, c->all_gather(mine, all, SIG_WORDS, DC_INT64, c->user)));
+  DC__TRY(dc__external_callback_end(self, coll, c->all_gather(own, all, SIG_WORDS, DC_INT64, c->user)));
   for (int32_t r = 1; r < self->head.world; r++) {
     const int64_t *other = &all[(size_t)r * SIG_WORDS];
     *same = *same && other[SIG_AGREE_WORD] == all[SIG_AGREE_WORD];
@@ -100,7 +100,7 @@ static dc_status external_compare_signatures(dc__external *self, const dc__coll 
       return other[SIG_CAPTURED] != 0 ? dc__coll_fail_capture_mismatch(r, &its, 0, &zero)
                                       : dc__coll_fail_capture_mismatch(0, &zero, r, &its);
     }
-    if (memcmp(all, other, SIG_AGREE_WORD * sizeof *mine) != 0) {
+    if (memcmp(all, other, SIG_AGREE_WORD * sizeof *own) != 0) {
       char zero_text[DC__COLL_TEXT];
       char other_text[DC__COLL_TEXT];
       external_describe_signature(zero_text, all, coll);

@@ -97,9 +97,9 @@ static dc_status compare_versions(dc__nccl *self) {
   dc_status found = dc__nccl_open(&self->library);
   dc__failure failure = {DC_OK, ""};
   dc__failure_keep(&failure, found);
-  int64_t mine = found == DC_OK ? self->library.version : 0;
+  int64_t own_version = found == DC_OK ? self->library.version : 0;
   int64_t versions[DC__COMM_MAX_WORLD];
-  DC__TRY(dc__comm_all_gather_int64(self->bootstrap, &init_tag, &mine, 1, versions));
+  DC__TRY(dc__comm_all_gather_int64(self->bootstrap, &init_tag, &own_version, 1, versions));
   for (int32_t r = 0; r < self->head.world && found == DC_OK; r++) {
     if (versions[r] == 0) {
       return dc__fail(DC_E_UNSUPPORTED, "NCCL: rank %" PRId32 " has none that can be used", r);

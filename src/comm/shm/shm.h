@@ -186,8 +186,8 @@ static inline int32_t dc__shm_channel_count(const dc__shm_group *group) {
 
 static inline dc__shm_slot *dc__shm_slot_of(const dc__shm_group *group, int32_t channel, int32_t rank) {
   int32_t s = channel < DC__SHM_CHANNELS ? 0 : dc__shm_segment_of(channel); /* most groups have only the first */
-  size_t place = (size_t)(channel - dc__shm_first_channel(s)) * (size_t)group->world + (size_t)rank;
-  return &group->segments[s].slots[place];
+  size_t index = (size_t)(channel - dc__shm_first_channel(s)) * (size_t)group->world + (size_t)rank;
+  return &group->segments[s].slots[index];
 }
 
 /* fd_passing.c: messages that carry file descriptors. */

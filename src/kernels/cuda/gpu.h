@@ -145,8 +145,8 @@ DC_DEVICE T dc_shuffle(T value, uint32_t lane) {
   return found;
 }
 DC_DEVICE uint32_t dc_ballot(bool value) {
-  const unsigned char mine = value;
-  const unsigned char *all = cudasim_exchange(&mine, sizeof mine);
+  const unsigned char own = value;
+  const unsigned char *all = cudasim_exchange(&own, sizeof own);
   uint32_t bits = 0;
   for (uint32_t lane = 0; lane < DC_WARP; lane++) {
     bits |= static_cast<uint32_t>(all[CUDASIM_SLOT * lane] != 0) << lane;

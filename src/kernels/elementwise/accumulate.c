@@ -37,23 +37,23 @@ static void accumulate_same_dtype(void *dst, const void *src, int32_t dtype, int
 }
 
 static void accumulate_plain(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
-  double dst_tile[DC__KERNELS_TILE]; /* of the middle type, which has at most 8 bytes */
+  double dst_tile[DC__KERNELS_TILE]; /* of the compute type, which has at most 8 bytes */
   double src_tile[DC__KERNELS_TILE];
-  int32_t middle = dc__compute_dtype(dst_dtype, src_dtype);
+  int32_t compute_dtype = dc__compute_dtype(dst_dtype, src_dtype);
   for (int64_t i = 0; i < count; i += DC__KERNELS_TILE) {
     int64_t part = count - i < DC__KERNELS_TILE ? count - i : DC__KERNELS_TILE;
     void *d = dc__at(dst, dst_dtype, i);
     const void *s = dc__const_at(src, src_dtype, i);
-    if (src_dtype != middle) {
-      dc__cast(src_tile, middle, s, src_dtype, part);
+    if (src_dtype != compute_dtype) {
+      dc__cast(src_tile, compute_dtype, s, src_dtype, part);
       s = src_tile;
     }
-    if (dst_dtype == middle) {
-      accumulate_same_dtype(d, s, middle, part);
+    if (dst_dtype == compute_dtype) {
+      accumulate_same_dtype(d, s, compute_dtype, part);
     } else {
-      dc__cast(dst_tile, middle, d, dst_dtype, part);
-      accumulate_same_dtype(dst_tile, s, middle, part);
-      dc__cast(d, dst_dtype, dst_tile, middle, part);
+      dc__cast(dst_tile, compute_dtype, d, dst_dtype, part);
+      accumulate_same_dtype(dst_tile, s, compute_dtype, part);
+      dc__cast(d, dst_dtype, dst_tile, compute_dtype, part);
     }
   }
 }

@@ -75,12 +75,12 @@ static void cast_plain(void *dst, int32_t dst_dtype, const void *src, int32_t sr
     direct(dst, src, count);
     return;
   }
-  double tile[DC__KERNELS_TILE]; /* of the middle type, which has at most 8 bytes */
-  int32_t middle = dc__compute_dtype(dst_dtype, src_dtype);
+  double tile[DC__KERNELS_TILE]; /* of the compute type, which has at most 8 bytes */
+  int32_t compute_dtype = dc__compute_dtype(dst_dtype, src_dtype);
   for (int64_t i = 0; i < count; i += DC__KERNELS_TILE) {
     int64_t part = count - i < DC__KERNELS_TILE ? count - i : DC__KERNELS_TILE;
-    dc__cast(tile, middle, dc__const_at(src, src_dtype, i), src_dtype, part);
-    dc__cast(dc__at(dst, dst_dtype, i), dst_dtype, tile, middle, part);
+    dc__cast(tile, compute_dtype, dc__const_at(src, src_dtype, i), src_dtype, part);
+    dc__cast(dc__at(dst, dst_dtype, i), dst_dtype, tile, compute_dtype, part);
   }
 }
 

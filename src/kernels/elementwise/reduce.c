@@ -8,7 +8,7 @@
 typedef struct reduce_sources {
   const void *const *src;
   int32_t dtype;
-  int32_t middle; /* the type in which they are added */
+  int32_t compute_dtype; /* the type in which they are added */
 } reduce_sources;
 
 static void reduce_divide(void *values, int32_t dtype, int64_t count, int32_t n) {
@@ -28,16 +28,16 @@ static void reduce_divide(void *values, int32_t dtype, int64_t count, int32_t n)
 /* out = the tree over sources [first, first + n), divided by n if mean. */
 static void reduce_tree(void *out, const reduce_sources *in, int32_t first, int32_t n, int64_t begin, int64_t count,
                         bool mean) {
-  dc__reduce_fn fast = dc__active_kernels()->reduce[in->middle][in->dtype];
+  dc__reduce_fn fast = dc__active_kernels()->reduce[in->compute_dtype][in->dtype];
   if (fast != NULL && n > 1 && n <= DC__KERNELS_FAN_IN && count % DC__KERNELS_STEP == 0) {
     fast(out, in->src + first, n, begin, count, mean, false);
     return;
   }
   if (n <= 2) {
-    dc__cast(out, in->middle, dc__const_at(in->src[first], in->dtype, begin), in->dtype, count);
+    dc__cast(out, in->compute_dtype, dc__const_at(in->src[first], in->dtype, begin), in->dtype, count);
   }
   if (n == 2) {
-    dc__accumulate(out, in->middle, dc__const_at(in->src[first + 1], in->dtype, begin), in->dtype, count);
+    dc__accumulate(out, in->compute_dtype, dc__const_at(in->src[first + 1], in->dtype, begin), in->dtype, count);
   }
   if (n > 2) {
     int32_t left = 2; /* the largest power of two below n: a full tree of pairs, level by level */
@@ -47,28 +47,28 @@ static void reduce_tree(void *out, const reduce_sources *in, int32_t first, int3
     double right[DC__KERNELS_TILE];
     reduce_tree(out, in, first, left, begin, count, false);
     reduce_tree(right, in, first + left, n - left, begin, count, false);
-    dc__accumulate(out, in->middle, right, in->middle, count);
+    dc__accumulate(out, in->compute_dtype, right, in->compute_dtype, count);
   }
   if (mean) {
-    reduce_divide(out, in->middle, count, n);
+    reduce_divide(out, in->compute_dtype, count, n);
   }
 }
 
 static void reduce_tile(void *dst, int32_t dst_dtype, const reduce_sources *in, int32_t n, int64_t begin, int64_t count,
                         bool mean, bool accumulate) {
-  double sum[DC__KERNELS_TILE]; /* of the middle type, which has at most 8 bytes */
+  double sum[DC__KERNELS_TILE]; /* of the compute type, which has at most 8 bytes */
   double converted[DC__KERNELS_TILE];
   reduce_tree(sum, in, 0, n, begin, count, mean);
-  if (in->middle == DC_INT64 && in->dtype != DC_INT64) { /* integers wrap in their own type */
+  if (in->compute_dtype == DC_INT64 && in->dtype != DC_INT64) { /* integers wrap in their own type */
     dc__cast(converted, in->dtype, sum, DC_INT64, count);
     dc__cast(sum, DC_INT64, converted, in->dtype, count);
   }
   if (!accumulate) {
-    dc__cast(dst, dst_dtype, sum, in->middle, count);
-  } else if (dst_dtype == in->middle) {
+    dc__cast(dst, dst_dtype, sum, in->compute_dtype, count);
+  } else if (dst_dtype == in->compute_dtype) {
     dc__accumulate(dst, dst_dtype, sum, dst_dtype, count);
   } else {
-    dc__cast(converted, dst_dtype, sum, in->middle, count);
+    dc__cast(converted, dst_dtype, sum, in->compute_dtype, count);
     dc__accumulate(dst, dst_dtype, converted, dst_dtype, count);
   }
 }

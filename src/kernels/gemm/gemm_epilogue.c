@@ -41,7 +41,7 @@ void dc__gemm_epilogue_f32(const dc__gemm *g, void *c, void *aux, float *t, int6
     dc__cast(kept, g->out_dtype, t, DC_FLOAT32, count);
     dc__gelu(t, epilogue_row(row, kept, g->out_dtype, 0, count), count, g->gelu);
   } else if (g->epilogue == DC__EPILOGUE_GELU_BACK) {
-    dc__gelu_back(t, epilogue_row(row, aux, g->out_dtype, at, count), count, g->gelu);
+    dc__gelu_backward(t, epilogue_row(row, aux, g->out_dtype, at, count), count, g->gelu);
   }
   dc__cast(dc__at(c, g->out_dtype, at), g->out_dtype, t, DC_FLOAT32, count);
 }

@@ -14,8 +14,8 @@ static const dc__rowops *active_rowops(void) {
 void dc__gelu(float *y, const float *x, int64_t count, int32_t form) {
   active_rowops()->gelu(y, x, count, form);
 }
-void dc__gelu_back(float *g, const float *x, int64_t count, int32_t form) {
-  active_rowops()->gelu_back(g, x, count, form);
+void dc__gelu_backward(float *g, const float *x, int64_t count, int32_t form) {
+  active_rowops()->gelu_backward(g, x, count, form);
 }
 void dc__row_moments(const float *x, int64_t count, float eps, float *mean, float *rstd) {
   active_rowops()->moments(x, count, eps, mean, rstd);
@@ -24,9 +24,9 @@ void dc__row_normalize(float *y, const float *x, const float *gamma, const float
                        float rstd) {
   active_rowops()->normalize(y, x, gamma, beta, count, mean, rstd);
 }
-void dc__row_normalize_back(float *dx, const float *dy, const float *xhat, const float *gamma, int64_t count,
-                            float rstd) {
-  active_rowops()->normalize_back(dx, dy, xhat, gamma, count, rstd);
+void dc__row_normalize_backward(float *dx, const float *dy, const float *xhat, const float *gamma, int64_t count,
+                                float rstd) {
+  active_rowops()->normalize_backward(dx, dy, xhat, gamma, count, rstd);
 }
 float dc__row_max(const float *x, int64_t count) {
   return active_rowops()->max(x, count);
@@ -37,8 +37,8 @@ float dc__row_exp(float *x, int64_t count, float shift) {
 void dc__row_exp_scaled(float *x, int64_t count, float shift, float scale) {
   active_rowops()->exp_scaled(x, count, shift, scale);
 }
-void dc__row_softmax_back(float *dp, float *p, const float *m, int64_t count, float delta) {
-  active_rowops()->softmax_back(dp, p, m, count, delta);
+void dc__row_softmax_backward(float *dp, float *p, const float *m, int64_t count, float delta) {
+  active_rowops()->softmax_backward(dp, p, m, count, delta);
 }
 float dc__row_dot(const float *x, const float *y, int64_t count) {
   return active_rowops()->dot(x, y, count);

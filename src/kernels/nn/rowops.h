@@ -8,7 +8,7 @@
 /* y[i] = gelu(x[i]); y may be x. form: enum dc__gelu_form. */
 void dc__gelu(float *y, const float *x, int64_t count, int32_t form);
 /* g[i] *= gelu'(x[i]). */
-void dc__gelu_back(float *g, const float *x, int64_t count, int32_t form);
+void dc__gelu_backward(float *g, const float *x, int64_t count, int32_t form);
 
 /* Mean and 1 / sqrt(variance + eps), the variance from the differences to the mean. count >= 1. */
 void dc__row_moments(const float *x, int64_t count, float eps, float *mean, float *rstd);
@@ -17,8 +17,8 @@ void dc__row_normalize(float *y, const float *x, const float *gamma, const float
                        float rstd);
 /* The gradient of normalisation by its input, into dx: g = dy gamma; rstd (g - mean(g) - xhat mean(g xhat)). dx may be
  * dy. */
-void dc__row_normalize_back(float *dx, const float *dy, const float *xhat, const float *gamma, int64_t count,
-                            float rstd);
+void dc__row_normalize_backward(float *dx, const float *dy, const float *xhat, const float *gamma, int64_t count,
+                                float rstd);
 /* The greatest element; -infinity if there is none. NaN is skipped. */
 float dc__row_max(const float *x, int64_t count);
 /* x[i] = e^(x[i] - shift); returns the sum. */
@@ -27,7 +27,7 @@ float dc__row_exp(float *x, int64_t count, float shift);
 void dc__row_exp_scaled(float *x, int64_t count, float shift, float scale);
 /* The gradient of softmax with dropout: dp[i] = p[i] (dp[i] m[i] - delta), and then p[i] *= m[i]. If m is NULL, it is
  * all ones. */
-void dc__row_softmax_back(float *dp, float *p, const float *m, int64_t count, float delta);
+void dc__row_softmax_backward(float *dp, float *p, const float *m, int64_t count, float delta);
 float dc__row_dot(const float *x, const float *y, int64_t count);
 /* x[i] *= scale; x[i] += y[i]; x[i] *= y[i]. */
 void dc__row_scale(float *x, int64_t count, float scale);

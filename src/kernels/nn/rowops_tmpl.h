@@ -174,13 +174,13 @@ static void row_multiply(float *x, const float *y, int64_t count) {
 #ifdef __AVX2__
 #include "kernels/x86/nn/philox_vector.h"
 #else
-static void philox_lanes(uint16_t *draws, uint32_t block, uint32_t row, uint32_t plane, const uint32_t *key) {
+static void philox_lanes(uint16_t *random_bits, uint32_t block, uint32_t row, uint32_t plane, const uint32_t *key) {
   for (uint32_t j = 0; j < LANES; j++) {
     uint32_t words[4];
     dc__philox(words, (uint32_t[4]){block + j, row, plane, 0}, key);
     for (uint32_t w = 0; w < 4; w++) {
-      draws[8 * j + 2 * w] = (uint16_t)words[w];
-      draws[8 * j + 2 * w + 1] = (uint16_t)(words[w] >> 16);
+      random_bits[8 * j + 2 * w] = (uint16_t)words[w];
+      random_bits[8 * j + 2 * w + 1] = (uint16_t)(words[w] >> 16);
     }
   }
 }
@@ -191,25 +191,25 @@ static void row_dropout(float *m, int64_t count, int64_t first, uint32_t row, ui
   const uint32_t threshold = dropout->threshold;
   const float scale = dropout->scale;
   for (int64_t at = 0; at < count; at += 8 * LANES) {
-    uint16_t draws[8 * LANES];
-    philox_lanes(draws, (uint32_t)((first + at) / 8), row, plane, dropout->key);
+    uint16_t random_bits[8 * LANES];
+    philox_lanes(random_bits, (uint32_t)((first + at) / 8), row, plane, dropout->key);
     int64_t part = count - at < 8 * LANES ? count - at : 8 * LANES;
     for (int64_t j = 0; j < part; j++) {
-      m[at + j] = draws[j] < threshold ? 0.0f : scale;
+      m[at + j] = random_bits[j] < threshold ? 0.0f : scale;
     }
   }
 }
 
 const dc__rowops ROWOPS = {
     .gelu = row_gelu,
-    .gelu_back = row_gelu_backward,
+    .gelu_backward = row_gelu_backward,
     .moments = row_moments,
     .normalize = row_normalize,
-    .normalize_back = row_normalize_backward,
+    .normalize_backward = row_normalize_backward,
     .max = row_max,
     .exp = row_exp,
     .exp_scaled = row_exp_scaled,
-    .softmax_back = row_softmax_backward,
+    .softmax_backward = row_softmax_backward,
     .dot = row_dot,
     .scale = row_scale,
     .add = row_add,

@@ -24,9 +24,9 @@ typedef struct dc__factor {
   float *vectors, *values;       /* of the latest successful decomposition: columns, and eigenvalues >= 0 */
   int64_t *successes, *failures; /* successful decompositions; failures since the last of them */
   /* Within a step: */
-  bool changed;                        /* mean has a new value, stored when the step succeeds */
-  bool attempted, rejected;            /* decomposition attempted; and failed */
-  float *fresh_vectors, *fresh_values; /* new values unless rejected */
+  bool changed;                    /* mean has a new value, stored when the step succeeds */
+  bool attempted, rejected;        /* decomposition attempted; and failed */
+  float *new_vectors, *new_values; /* new values unless rejected */
 } dc__factor;
 
 typedef struct dc__kfac_layer {

@@ -92,8 +92,8 @@ static void commit_vectors(dc_linalg *l, dc__factor *f, int32_t groups, dc_optim
     ++*f->failures;
     stats->failed_refreshes++;
   } else if (f->attempted) {
-    dc__stream_copy(stream, f->vectors, f->fresh_vectors, (size_t)(rows * f->order) * sizeof *f->vectors);
-    dc__stream_copy(stream, f->values, f->fresh_values, (size_t)rows * sizeof *f->values);
+    dc__stream_copy(stream, f->vectors, f->new_vectors, (size_t)(rows * f->order) * sizeof *f->vectors);
+    dc__stream_copy(stream, f->values, f->new_values, (size_t)rows * sizeof *f->values);
     ++*f->successes;
     *f->failures = 0;
     stats->refreshes++;
@@ -185,8 +185,8 @@ static dc__spectral_request request_of(const char *fn, const dc__kfac_matrix *x,
                             .op = DC__SPECTRAL_EIGH,
                             .options = DC_SPECTRAL_OPTIONS_INIT,
                             .a = group_matrix(f->changed ? f->sum : f->mean, f->order, x->group),
-                            .out = group_matrix(f->fresh_vectors, f->order, x->group),
-                            .values = f->fresh_values + x->group * f->order,
+                            .out = group_matrix(f->new_vectors, f->order, x->group),
+                            .values = f->new_values + x->group * f->order,
                             .vectors = true,
                             .info = info,
                             .info_size = sizeof *info};
@@ -239,7 +239,7 @@ dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *m,
       return fail_not_converged(fn, x, m->infos[i].status);
     }
     if (!f->rejected && !(m->infos[i].smallest > 0)) {
-      dc__kfac_work_of(l)->clamp_negative(l, f->fresh_values + x->group * f->order, f->order);
+      dc__kfac_work_of(l)->clamp_negative(l, f->new_values + x->group * f->order, f->order);
     }
   }
   stats->refresh_ns += dc__now_ns() - began;
@@ -249,8 +249,8 @@ dc_status dc__kfac_decompose(dc_linalg *l, const char *fn, dc__kfac_matrices *m,
 /* A factor's latest decomposition, this step's if there is one. Returns false if there is none yet. */
 static bool latest_decomposition(const dc__factor *f, const float **vectors, const float **values) {
   bool fresh = f->attempted && !f->rejected;
-  *vectors = fresh ? f->fresh_vectors : f->vectors;
-  *values = fresh ? f->fresh_values : f->values;
+  *vectors = fresh ? f->new_vectors : f->vectors;
+  *values = fresh ? f->new_values : f->values;
   return fresh || *f->successes > 0;
 }
 

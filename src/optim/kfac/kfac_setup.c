@@ -40,13 +40,13 @@ static void *kfac_suballoc(dc__kfac *k, int64_t count, size_t size, bool *fits) 
 }
 
 /* Allocates decompositions of the layers that this rank owns. */
-static void lay_out_fresh(dc__kfac *k, bool *fits) {
+static void layout_new(dc__kfac *k, bool *fits) {
   for (int64_t i = 0; i < DC__FACTORS * k->layer_count; i++) {
     dc__kfac_layer *layer = &k->layers[i / DC__FACTORS];
     dc__factor *f = &layer->factors[i % DC__FACTORS];
     if (layer->updates != NULL) {
-      f->fresh_vectors = kfac_suballoc(k, layer->groups * f->order, (size_t)f->order * sizeof *f->fresh_vectors, fits);
-      f->fresh_values = kfac_suballoc(k, layer->groups * f->order, sizeof *f->fresh_values, fits);
+      f->new_vectors = kfac_suballoc(k, layer->groups * f->order, (size_t)f->order * sizeof *f->new_vectors, fits);
+      f->new_values = kfac_suballoc(k, layer->groups * f->order, sizeof *f->new_values, fits);
     }
   }
 }
@@ -69,7 +69,7 @@ static bool kfac_layout(dc__kfac *k) {
   k->found = kfac_suballoc(k, k->layer_count, sizeof *k->found, &fits);
   k->directions = kfac_suballoc(k, parts, sizeof *k->directions, &fits);
   k->work = kfac_suballoc(k, (int64_t)work, 1, &fits);
-  lay_out_fresh(k, &fits);
+  layout_new(k, &fits);
   return fits;
 }
 
@@ -123,10 +123,10 @@ static dc_status compare_layers(const dc__kfac *k, const char *fn) {
   for (int64_t i = 0; i < k->layer_count; i++) {
     hash = hash_of(&k->layers[i], hash);
   }
-  const int64_t mine = (int64_t)hash;
-  DC__TRY(dc__comm_all_gather_int64(k->head.comm, &tag, &mine, 1, table));
+  const int64_t own = (int64_t)hash;
+  DC__TRY(dc__comm_all_gather_int64(k->head.comm, &tag, &own, 1, table));
   for (int32_t r = 0; r < comm->world; r++) {
-    if (table[r] != mine) {
+    if (table[r] != own) {
       return dc__fail(DC_E_MISMATCH, "%s: rank %" PRId32 " added other layers than rank %" PRId32, fn, r, comm->rank);
     }
   }

@@ -178,27 +178,27 @@ DC_KERNEL(dc__im2col_kernel, dc__cuda_im2col_args, DC__CUDA_THREADS) {
   for (int64_t n = dc_block(2); n < args.samples; n += dc_blocks(2)) {
     const double factor = factors == nullptr ? 1 : get(factors, args.wide, n);
     for (int64_t row = dc_block(1); row < rows; row += dc_blocks(1)) {
-      const int64_t channel = n * args.channels + row / kernel_size, place = row % kernel_size;
-      const int64_t k[3] = {place / (args.kernel[1] * args.kernel[2]), place / args.kernel[2] % args.kernel[1],
-                            place % args.kernel[2]};
+      const int64_t channel = n * args.channels + row / kernel_size, tap = row % kernel_size;
+      const int64_t k[3] = {tap / (args.kernel[1] * args.kernel[2]), tap / args.kernel[2] % args.kernel[1],
+                            tap % args.kernel[2]};
       for (int64_t p = dc_first(); p < positions; p += dc_step()) {
         const int64_t o[3] = {p / (args.size_out[1] * args.size_out[2]), p / args.size_out[2] % args.size_out[1],
                               p % args.size_out[2]};
         int64_t at = channel;
-        bool inside = factor != 0;
+        bool in_bounds = factor != 0;
         DC_UNROLL
         for (int d = 0; d < 3; d++) {
           const int64_t i = o[d] * args.stride[d] - args.padding[d] + k[d] * args.dilation[d];
-          inside = inside && i >= 0 && i < args.size[d];
+          in_bounds = in_bounds && i >= 0 && i < args.size[d];
           at = at * args.size[d] + i;
         }
-        const int64_t place_to = n * args.step + row * args.pitch + p;
+        const int64_t to_index = n * args.step + row * args.pitch + p;
         if (args.wide < 0) {
-          static_cast<uint16_t *>(to)[place_to] = inside ? static_cast<const uint16_t *>(from)[at] : 0;
+          static_cast<uint16_t *>(to)[to_index] = in_bounds ? static_cast<const uint16_t *>(from)[at] : 0;
           continue;
         }
-        const double x = inside ? get(from, args.wide, at) : 0;
-        put(to, args.wide, place_to, args.scaled ? factor * x : x);
+        const double x = in_bounds ? get(from, args.wide, at) : 0;
+        put(to, args.wide, to_index, args.scaled ? factor * x : x);
       }
     }
   }

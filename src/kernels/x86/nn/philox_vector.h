@@ -34,8 +34,8 @@ DC__INLINE void philox_round(words c[4], words k0, words k1) {
 }
 
 /* Words 0 to 3 of counter 4 i + r lie in part i of t[r]: puts them in order, in vectors as wide as their reader's. */
-DC__INLINE void store_in_order(uint16_t *draws, const words t[4]) {
-  words *to = (words *)(void *)draws;
+DC__INLINE void store_in_order(uint16_t *random_bits, const words t[4]) {
+  words *to = (words *)(void *)random_bits;
 #ifdef __AVX512F__
   words a = _mm512_shuffle_i32x4(t[0], t[1], 0x44);
   words b = _mm512_shuffle_i32x4(t[2], t[3], 0x44);
@@ -53,7 +53,8 @@ DC__INLINE void store_in_order(uint16_t *draws, const words t[4]) {
 #endif
 }
 
-DC__INLINE void philox_vector(uint16_t *draws, uint32_t block, uint32_t row, uint32_t plane, const uint32_t *key) {
+DC__INLINE void philox_vector(uint16_t *random_bits, uint32_t block, uint32_t row, uint32_t plane,
+                              const uint32_t *key) {
   /* Counters at even and at odd places: each multiplication makes one product for two words. */
   words count = W(add_epi32)(W(set1_epi32)((int32_t)block), W_COUNT);
   words even[4] = {count, W(set1_epi32)((int32_t)row), W(set1_epi32)((int32_t)plane), W_BITS(setzero)()};
@@ -76,11 +77,11 @@ DC__INLINE void philox_vector(uint16_t *draws, uint32_t block, uint32_t row, uin
   words high23 = W(unpackhi_epi32)(c[2], c[3]);
   words t[4] = {W(unpacklo_epi64)(low01, low23), W(unpackhi_epi64)(low01, low23), W(unpacklo_epi64)(high01, high23),
                 W(unpackhi_epi64)(high01, high23)};
-  store_in_order(draws, t);
+  store_in_order(random_bits, t);
 }
 
-static void philox_lanes(uint16_t *draws, uint32_t block, uint32_t row, uint32_t plane, const uint32_t *key) {
+static void philox_lanes(uint16_t *random_bits, uint32_t block, uint32_t row, uint32_t plane, const uint32_t *key) {
   for (uint32_t j = 0; j < LANES; j += COUNTERS) {
-    philox_vector(draws + 8 * j, block + j, row, plane, key);
+    philox_vector(random_bits + 8 * j, block + j, row, plane, key);
   }
 }
