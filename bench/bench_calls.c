@@ -92,7 +92,7 @@ static double median_ns(const setting *s, operation call, int burst, const char 
 static void add_parameter(dc_context *context, int64_t id, int32_t persistent) {
   static const int64_t shape[1] = {ELEMENTS};
   dc_buffer *shard; /* until the process ends */
-  check(dc_memory_alloc(context, ELEMENTS * sizeof(float), DC_MEMORY_DEVICE, &shard), "memory");
+  check(dc_context_alloc(context, (int64_t)(ELEMENTS * sizeof(float)), DC_MEMORY_DEVICE, &shard), "memory");
   dc_tensor view = {sizeof view, dc_buffer_data(shard), shape, NULL, 1, DC_FLOAT32, NULL};
   check(dc_register_z3_param(context, id, shape, 1, &view, NULL, persistent, DC_DTYPE_NONE), "parameter");
 }
@@ -111,7 +111,7 @@ static setting set_up(const char *name, bool nccl) {
   check(dc_context_create(device, NULL, &s.context), "context");
   check(dc_stream_create(device, &s.stream), "stream");
   check(dc_init(s.context, comm, NULL, 1 << 20), "init");
-  check(dc_set_stream(s.context, s.stream), "stream");
+  check(dc_context_set_stream(s.context, s.stream), "stream");
   add_parameter(s.context, KEPT, 1);
   add_parameter(s.context, MOVED, 0);
   check(dc_register_graph_z3(s.context, GRAPH, ids, 2), "graph");

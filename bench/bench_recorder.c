@@ -95,7 +95,7 @@ static void step(dc_context *ctx, const dc_tensor *grad) {
     }
   }
   check(dc_end_backward(ctx, GRAPH, 0));
-  check(dc_params_updated(ctx, NULL, 0));
+  check(dc_context_params_updated(ctx, NULL, 0));
 }
 
 static void *work(void *arg) {

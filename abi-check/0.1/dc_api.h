@@ -18,7 +18,13 @@
  *     sentence that names the argument, its value and what is allowed. On failure outputs keep their old value,
  *     except handles, which become NULL. Nothing is half-done: the call happened or it did not.
  *   - Options structs begin with struct_size. Zero in a field means "the default"; NULL means all defaults.
+ *     Where none, off or zero is a choice beside the default, -1 stands for it, as the field says. A field in which
+ *     every number is one, such as a row or a descriptor, has a switch beside it, and must be 0 while the switch is.
  *     Set them by DC_X_INIT in C or dc_x_init() from another language. Output structs are sized the same way.
+ *   - A function is named by its object: dc_comm_rank, dc_context_dry_run. Those of a context that the original has
+ *     (DeepCompile), and their opposites, keep its names: dc_init, dc_register_param. Linear algebra and sums have the
+ *     names of their mathematics. A getter that cannot fail returns its value and is called after it; one that can
+ *     returns dc_status and has `get` in its name.
  *   - Handles are opaque, made by a create function and freed by one destroy function, which takes NULL and returns
  *     nothing. Handles may be destroyed in any order: children keep what they need alive.
  *     A handle that was destroyed, or one of another kind, is DC_E_INVALID, what the call returns for NULL, or no effect.
@@ -38,6 +44,13 @@
  *     while a call or such a thread runs them. A function that sets traps clears them before it returns.
  *   - Inputs are read during the call alone, and outputs written during it alone, except where it says so. Texts
  *     are UTF-8 and end with NUL.
+ *   - A pointer to const has data that the library reads; any other has data that it writes, or fills in. const of a
+ *     tensor speaks of its elements. Each tensor, and each untyped memory, says what happens to its data: it is read
+ *     [in], written [out], both [in,out], or not touched [none]. [view]: the struct is filled in, and its memory is the
+ *     library's.
+ *   - int64_t is the type of every number of bytes, elements and entries, so that a difference can be negative. size_t
+ *     is the type of sizeof alone: struct_size, the size of an array's elements, and dc_dtype_size().
+ *   - An array of structs comes as the array, or arrays, then the size of an element, then the count.
  *   - Each chapter names the source of its mathematics, or says that it computes nothing.
  *
  * Arguments, where a declaration does not say otherwise
@@ -52,7 +65,7 @@
  *   graph_id     a graph's number, the caller's choice
  *   id           a parameter's number, the caller's choice; the same on every rank
  *   ids, count   count numbers; ids may be NULL when count is 0
- *   a            a token of the caller's data flow: not read, may be NULL
+ *   token        [none] carries device and data flow in a compiler's graph: not read, may be NULL
  *   dtype        enum dc_dtype
  *   rank, world_size  this rank, 0..world_size-1, and the number of ranks, 1..256; 1..64 that are
  *                     threads, or processes of one machine
@@ -111,7 +124,7 @@ DC_API int32_t dc_has_feature(const char *name);
 /** The CRC-32C (Castagnoli) of bytes, which finds damage on disks and networks; no protection from an enemy. Source: RFC
  *  3720, appendix B.4.
  *  crc    of the bytes before these; 0: there are none
- *  data   may be NULL if bytes is 0; else NULL returns crc
+ *  data   [in] may be NULL if bytes is 0; else NULL returns crc
  *  bytes  their number; a negative one returns crc
  *  [any] Since 0.1. */
 DC_API uint32_t dc_crc32c(uint32_t crc, const void *data, int64_t bytes);
@@ -175,7 +188,7 @@ DC_API const char *dc_last_error(void);
  *  Returns DC_OK; DC_E_BUFFER_TOO_SMALL (needed is set, buf untouched, and the text stays what it was), DC_E_INVALID
  *  (buf is NULL, and cap would be enough).
  *  [any] Since 0.1. */
-DC_API dc_status dc_last_error_copy(char *buf, size_t cap, size_t *needed);
+DC_API dc_status dc_last_error_copy(char *buf, int64_t cap, int64_t *needed);
 
 /* ==== 3. Data types and tensors =====================================================================================
  *
@@ -203,14 +216,14 @@ DC_API size_t dc_dtype_size(int32_t dtype);
 DC_API const char *dc_dtype_name(int32_t dtype);
 
 /** Memory that the library owns and counts references to: a gathered parameter, a reloaded tensor, an allocation of
- *  dc_memory_alloc(). See chapter 4. */
+ *  dc_context_alloc(). See chapter 4. */
 typedef struct dc_buffer dc_buffer;
 
 /** A view of a dense, row-major tensor; it owns nothing. As an input it describes the caller's memory, which the
  *  call reads or writes as said there. As an output, set struct_size first; the library fills in the rest. */
 typedef struct dc_tensor {
   size_t struct_size;     /**< sizeof(dc_tensor) */
-  void *data;             /**< first element; may be NULL only when a dimension is 0 */
+  void *data;             /**< [in,out] first element; may be NULL only when a dimension is 0 */
   const int64_t *shape;   /**< ndim lengths, each >= 0; may be NULL when ndim is 0 (a scalar) */
   const int64_t *strides; /**< ndim strides in elements, or NULL for contiguous */
   int32_t ndim;           /**< 0 to 64 */
@@ -222,7 +235,7 @@ typedef struct dc_tensor {
 #define DC_TENSOR_INIT {sizeof(dc_tensor), NULL, NULL, NULL, 0, DC_DTYPE_NONE, NULL}
 
 /** DC_TENSOR_INIT as a function.
- *  tensor  the struct to fill in; NULL does nothing
+ *  tensor  [view] the struct to fill in; NULL does nothing
  *  [any] Since 0.1. */
 DC_API void dc_tensor_init(dc_tensor *tensor, size_t struct_size);
 
@@ -243,8 +256,8 @@ typedef struct dc_event dc_event;
  *  into libdc and must not unwind. */
 typedef struct dc_allocator {
   size_t struct_size;                                    /**< sizeof(dc_allocator) */
-  void *(*alloc)(size_t bytes, size_t align, void *user); /**< NULL on failure; align is a power of two, <= 4096 */
-  void (*free)(void *ptr, size_t bytes, size_t align, void *user); /**< bytes and align as given to alloc */
+  void *(*alloc)(int64_t bytes, int64_t align, void *user); /**< NULL on failure; align is a power of two, <= 4096 */
+  void (*free)(void *ptr, int64_t bytes, int64_t align, void *user); /**< bytes and align as given to alloc */
   void (*destroy_user)(void *user);                      /**< called once, when the device is gone; may be NULL */
   void *user;                                            /**< handed to every function */
 } dc_allocator;
@@ -349,7 +362,7 @@ DC_API void dc_buffer_release(dc_buffer *buffer);
  *  The memory is the buffer's. [any] Since 0.1. */
 DC_API void *dc_buffer_data(const dc_buffer *buffer);
 /** Usable bytes of a buffer; 0 for NULL. [any] Since 0.1. */
-DC_API size_t dc_buffer_bytes(const dc_buffer *buffer);
+DC_API int64_t dc_buffer_bytes(const dc_buffer *buffer);
 
 /* ==== 5. Communicators ==============================================================================================
  *
@@ -371,7 +384,7 @@ typedef struct dc_comm dc_comm;
 typedef struct dc_comm_options {
   size_t struct_size;   /**< sizeof(dc_comm_options) */
   int64_t timeout_ns;   /**< longest wait for another rank; 0 = 300 s */
-  size_t heap_bytes;    /**< most shared memory a rank may allocate; 0 = the machine's memory. Reserved, not used up */
+  int64_t heap_bytes;   /**< most shared memory a rank may allocate; 0 = the machine's memory. Reserved, not used up */
   const char *secret;   /**< TCP: 16 to 1024 bytes that the group's ranks alone have; NULL = none, loopback only */
   const char *network;  /**< TCP: where to listen, an interface's name or a CIDR; NULL = all the machine's addresses */
   int64_t heartbeat_ns; /**< TCP: pause between heartbeats; 0 = 1 s. A machine silent for three, and 3 s, is dead */
@@ -436,7 +449,7 @@ typedef struct dc_comm_callbacks {
   /** recv (count) = sum over ranks of block `rank` of send (ws * count). Never in place. */
   int32_t (*reduce_scatter)(const void *send, void *recv, int64_t count, int32_t dtype, void *user);
   /** data (bytes) of rank root to every rank. */
-  int32_t (*broadcast)(void *data, size_t bytes, int32_t root, void *user);
+  int32_t (*broadcast)(void *data, int64_t bytes, int32_t root, void *user);
   /** Returns after every rank has called. */
   int32_t (*barrier)(void *user);
   /** Makes an independent group of the same ranks. NULL: gathers and reductions share one stream, and only one context
@@ -492,7 +505,7 @@ DC_API dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm *
  *  version  set to it
  *  Returns DC_OK; DC_E_UNSUPPORTED (there is none, or it is too old; the text says so), DC_E_INVALID.
  *  [any] Since 0.1. */
-DC_API dc_status dc_nccl_version(int32_t *version);
+DC_API dc_status dc_nccl_get_version(int32_t *version);
 
 /** Gives the handle back; contexts that use the communicator keep it alive. Not collective.
  *  comm  NULL does nothing
@@ -519,11 +532,11 @@ enum dc_reduce_op {
 };
 
 /** All-gather: recv = the ranks' send tensors one after the other, in rank order.
- *  send    contiguous, count_r elements on rank r; counts may differ and be 0
- *  recv    contiguous, sum of the counts elements; same dtype
+ *  send    [in] contiguous, count_r elements on rank r; counts may differ and be 0
+ *  recv    [out] contiguous, sum of the counts elements; same dtype
  *  counts  ws element counts, or NULL when all are send's; the ranks must agree on them, which the library compares
  *  stream  where the work runs; NULL: on the calling thread, which blocks until done. A CUDA stream that is captured
- *          into a graph: on NCCL alone (else DC_E_UNSUPPORTED), as in dc_set_stream()
+ *          into a graph: on NCCL alone (else DC_E_UNSUPPORTED), as in dc_context_set_stream()
  *  send may be reused, and recv read, when the work is done on every rank; send may lie inside recv at its place.
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, and what dc_comm_check() may return: DC_E_MISMATCH,
  *  DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED (stream NULL: of this collective; otherwise of an earlier one).
@@ -537,8 +550,8 @@ DC_API dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_ten
  *
  *      recv[j] = sum_r send_r[offset + j]      j = 0 … counts[rank] - 1, offset = sum of the counts before rank
  *
- *  send    contiguous, sum of the counts elements
- *  recv    contiguous, counts[rank] elements of the same dtype; must not overlap send
+ *  send    [in] contiguous, sum of the counts elements
+ *  recv    [out] contiguous, counts[rank] elements of the same dtype; must not overlap send
  *  counts  as in dc_comm_all_gather; NULL when all are recv's
  *  op      enum dc_reduce_op; integers take DC_SUM only
  *  stream  as in dc_comm_all_gather
@@ -547,14 +560,14 @@ DC_API dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc
                                         int32_t op, dc_stream *stream);
 
 /** All-reduce in place: data = the sum (or mean) over ranks, the same bits as dc_comm_reduce_scatter.
- *  data    contiguous, as many elements on every rank
+ *  data    [in,out] contiguous, as many elements on every rank
  *  op      enum dc_reduce_op; integers take DC_SUM only
  *  stream  as in dc_comm_all_gather
  *  Errors as dc_comm_all_gather. [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stream *stream);
 
 /** Broadcast: data of rank root to every rank's data.
- *  data    contiguous, as many elements on every rank
+ *  data    [in,out] contiguous, as many elements on every rank
  *  root    0..size-1, the same on every rank
  *  stream  as in dc_comm_all_gather
  *  Errors as dc_comm_all_gather. [handle, collective] Since 0.1. */
@@ -636,7 +649,7 @@ DC_API void dc_context_destroy(dc_context *context);
 typedef struct dc_config {
   size_t struct_size;                /**< sizeof(dc_config) */
   int32_t symmetric_memory;          /**< 1: peers read shards in place, so each shard must lie in memory that they
-                                          can read (dc_memory_alloc, or any with thread ranks); 0 = default: shards
+                                          can read (dc_context_alloc, or any with thread ranks); 0 = default: shards
                                           are staged through libdc's own shared memory. On NCCL 1 registers the
                                           memory of gathers, from 2.27 on as windows. Gathers use windows where memory
                                           lies alike on all ranks, as it does while they call in the same order. Shards
@@ -651,7 +664,7 @@ typedef struct dc_config {
   int32_t sync_before_allgather;     /**< 1: … before each all-gather that communicates */
   int32_t sync_after_allgather;      /**< 1: … after each all-gather that communicates */
   int32_t check_finite;              /**< 1: dc_reduce_grad looks for infinities and NaN in what it copies, for
-                                          dc_grads_finite; 0 = default: it does not */
+                                          dc_context_grads_finite; 0 = default: it does not */
   int32_t reserved0;                 /**< 0 */
 } dc_config;
 
@@ -678,8 +691,8 @@ DC_API dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *co
 DC_API dc_status dc_cleanup(dc_context *context);
 
 /** Drops all graphs; parameters, gathered weights and buckets stay.
- *  Returns DC_OK; DC_E_BUSY (reductions are pending: call dc_end_backward or dc_step_abort first; or local sums of
- *  stage 1: end a backward with update = 1, or call dc_step_abort, first).
+ *  Returns DC_OK; DC_E_BUSY (reductions are pending: call dc_end_backward or dc_context_step_abort first; or local sums
+ *  of stage 1: end a backward with update = 1, or call dc_context_step_abort, first).
  *  [handle] Since 0.1. */
 DC_API dc_status dc_reset(dc_context *context);
 
@@ -687,7 +700,7 @@ DC_API dc_status dc_reset(dc_context *context);
  *  drops gradients not yet reduced, gathered weights that are not persistent, and use counts. The next reductions
  *  replace the gradient buffers. Every rank must do it at the same point of the step, or abort the communicator.
  *  Returns DC_OK; DC_E_STATE, and the communication errors of dc_comm_all_gather. [handle] Since 0.1. */
-DC_API dc_status dc_step_abort(dc_context *context);
+DC_API dc_status dc_context_step_abort(dc_context *context);
 
 /** Sets the stream on which the caller's own work runs: operators order themselves against it. Later work waits for the
  *  work queued on the stream set before.
@@ -703,15 +716,15 @@ DC_API dc_status dc_step_abort(dc_context *context);
  *  stream  kept alive by the caller until replaced; NULL (the default): the calling thread
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (also: the stream set before is being captured), DC_E_UNSUPPORTED (the stream
  *  is being captured, and the context's ranks meet otherwise). [handle] Since 0.1. */
-DC_API dc_status dc_set_stream(dc_context *context, dc_stream *stream);
+DC_API dc_status dc_context_set_stream(dc_context *context, dc_stream *stream);
 
 /** The first failure of the context's asynchronous work, which every later call returns too; its text is in
  *  dc_last_error(). A failed context can only be cleaned up and destroyed.
  *  Returns DC_OK; DC_E_STATE (before dc_init and after dc_cleanup), and the errors of dc_comm_all_gather.
  *  [any] Since 0.1. */
-DC_API dc_status dc_async_error(dc_context *context);
+DC_API dc_status dc_context_check(dc_context *context);
 
-/** Kinds of memory for dc_memory_alloc(). */
+/** Kinds of memory for dc_context_alloc(). */
 enum dc_memory_kind {
   DC_MEMORY_DEVICE = 1, /**< the device's own */
   DC_MEMORY_SHARED = 2, /**< peers on this machine can read it in place: for shards under symmetric_memory */
@@ -723,7 +736,7 @@ enum dc_memory_kind {
  *  kind    enum dc_memory_kind
  *  buffer  one reference, the caller's to release; dc_buffer_data() has the address
  *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY, DC_E_STATE. [handle] Since 0.1. */
-DC_API dc_status dc_memory_alloc(dc_context *context, size_t bytes, int32_t kind, dc_buffer **buffer);
+DC_API dc_status dc_context_alloc(dc_context *context, int64_t bytes, int32_t kind, dc_buffer **buffer);
 
 /* ==== 7. Parameters ============================================================================================
  *
@@ -736,56 +749,56 @@ DC_API dc_status dc_memory_alloc(dc_context *context, size_t bytes, int32_t kind
 /** Registers a parameter of a stage 0, 1 or 2 graph: its weights are whole on every rank.
  *  shape   ndim lengths of the full parameter, copied
  *  ndim    0 to 64
- *  tensor  the full weights [shape], read only; may be NULL
- *  grad_buffer  this rank's part of the gradient: elements [offset, offset + numel) of the flattened gradient.
+ *  tensor  [in] the full weights [shape], read only; may be NULL
+ *  grad_buffer  [in,out] this rank's part of the gradient: elements [offset, offset + numel) of the flattened gradient.
  *          Stage 0: all of it, offset 0. Stages 1 and 2: any split, ranks may own nothing
  *  offset  elements
  *  Returns DC_OK; DC_E_EXISTS (id is registered; nothing changes), DC_E_SHAPE (not contiguous, tensor disagrees with
  *  shape, or the part reaches past the end), DC_E_DTYPE, DC_E_INVALID. [handle] Since 0.1. */
 DC_API dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
-                                   const dc_tensor *tensor, const dc_tensor *grad_buffer, int64_t offset);
+                                   const dc_tensor *tensor, dc_tensor *grad_buffer, int64_t offset);
 
 /** The part of a parameter that a rank has under ZeRO-3: of N elements, with P = ceil(N / ws), the range of offset
  *  min(rank * P, N) and of min(P, N - offset) elements. The last ranks may have fewer than P, or none.
  *  numel       N, >= 0
- *  world_size  ws, >= 1
  *  rank        0 to world_size - 1
+ *  world_size  ws, >= 1
  *  offset      set to the first element
  *  count       set to the number of elements; a shard of dc_register_z3_param() has P, the rest of it padding, or count
  *  Returns DC_OK; DC_E_INVALID. [any] Since 0.1. */
-DC_API dc_status dc_shard_range(int64_t numel, int32_t world_size, int32_t rank, int64_t *offset, int64_t *count);
+DC_API dc_status dc_shard_range(int64_t numel, int32_t rank, int32_t world_size, int64_t *offset, int64_t *count);
 
 /** Registers a sharded parameter of a stage 3 graph.
  *  shape    ndim lengths of the full parameter, copied
  *  ndim     0 to 64
- *  shard    this rank's P = ceil(N / ws) elements of the flattened parameter, from element rank * P on, flat; what
+ *  shard    [in] this rank's P = ceil(N / ws) elements of the flattened parameter, from element rank * P on, flat; what
  *           lies past N is padding, and is never read. Ranks past the end may also pass just their real elements
- *  grad_buffer  this rank's part of the gradient, as many elements as shard; padding is set to zero
+ *  grad_buffer  [in,out] this rank's part of the gradient, as many elements as shard; padding is set to zero
  *  persistent   1: stays gathered until the weights change; 0: not
  *  expected_grad_dtype  type in which gradients are reduced; DC_DTYPE_NONE = as they come
  *  Errors as dc_register_param; DC_E_SHAPE names the rank and the length that was expected. Does not
  *  communicate. [handle] Since 0.1. */
 DC_API dc_status dc_register_z3_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
-                                      const dc_tensor *shard, const dc_tensor *grad_buffer, int32_t persistent,
+                                      const dc_tensor *shard, dc_tensor *grad_buffer, int32_t persistent,
                                       int32_t expected_grad_dtype);
 
 /** Gives a parameter a name for people: error texts, log lines and dumps have it behind the number, "parameter 7
  *  (encoder.layer.0.weight)". Every rank may, or may not, give its own.
  *  name  copied; of a long one texts have the last 96 bytes; NULL or "" takes the name away
  *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_INVALID (a control byte in it), DC_E_NO_MEMORY. [handle] Since 0.1. */
-DC_API dc_status dc_set_param_name(dc_context *context, int64_t id, const char *name);
+DC_API dc_status dc_context_set_param_name(dc_context *context, int64_t id, const char *name);
 
 /** Points a parameter's gradient at another buffer, which is set to zero. Graphs that contain the parameter keep their
  *  split: the length and the offset on every rank must be those of the registration, or the buffer empty on all ranks.
  *  Until there is one again, a dc_reduce_grad that would communicate is DC_E_STATE. Where some rank owns nothing of the
  *  gradient, and so cannot know, the reduction itself fails with it, on every rank, and with it the context. A local
  *  sum of stage 1 stays, and is added to the new buffer; what other stages have added to the old one stays there.
- *  grad_buffer  as in dc_register_param
+ *  grad_buffer  [in,out] as in dc_register_param
  *  offset       as in dc_register_param; 0 for stage 3
  *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a reduction into the old buffer is pending), DC_E_SHAPE (not the
  *  registration's; the graph must be registered again for another one), DC_E_DTYPE.
  *  [handle] Since 0.1. */
-DC_API dc_status dc_update_param_grad_buffer(dc_context *context, int64_t id, const dc_tensor *grad_buffer,
+DC_API dc_status dc_context_update_param_grad_buffer(dc_context *context, int64_t id, dc_tensor *grad_buffer,
                                              int64_t offset);
 
 /** Forgets a parameter. Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a graph contains it, or it is gathered and in use:
@@ -811,11 +824,11 @@ DC_API dc_status dc_clear_all_gathered_params(dc_context *context);
  *  communicates. Every rank must say it at the same point.
  *  ids, count  count numbers of parameters; NULL with count 0 = all parameters
  *  Returns DC_OK; DC_E_NOT_FOUND. [handle] Since 0.1. */
-DC_API dc_status dc_params_updated(dc_context *context, const int64_t *ids, int64_t count);
+DC_API dc_status dc_context_params_updated(dc_context *context, const int64_t *ids, int64_t count);
 
 /** Says that the gradient buffers of these parameters hold gradients to keep: their next reduction adds to them
  *  instead of replacing them. Returns DC_OK; DC_E_NOT_FOUND. [handle] Since 0.1. */
-DC_API dc_status dc_accumulate_grads(dc_context *context, const int64_t *ids, int64_t count);
+DC_API dc_status dc_context_accumulate_grads(dc_context *context, const int64_t *ids, int64_t count);
 
 /* ==== 8. Graphs ================================================================================================
  *
@@ -854,19 +867,17 @@ DC_API dc_status dc_unregister_graph(dc_context *context, int64_t graph_id);
  * (no dc_init yet, or cleaned up), DC_E_NOT_FOUND (unknown graph; unknown parameter; parameter not in the graph:
  * three texts), DC_E_STAGE (a gather, wait, release or offload of a parameter on a graph that is not stage 3),
  * and the context's first asynchronous failure.
- * `a` arguments that are tokens only carry device and data flow in a compiler's graph: they may be NULL.
  * Source: the operators' contract is that of DeepSpeed's DeepCompile (arXiv 2504.09983); what is done differently is
  * in docs/differences.md. */
 
 /** Starts to gather a parameter's full weights, or does nothing if they are there and current.
- *  a       token; not read
  *  dtype   element type of the result; DC_DTYPE_NONE = the shard's. The shard is cast, then gathered; or, where a current
  *          copy in the shard's type or a larger one of its kind (float or integer) is there, that is cast. Both give the
  *          same bits, whatever was gathered before
- *  out     the full parameter in its registered shape, contiguous, memory of the library: readable after
+ *  out     [view] the full parameter in its registered shape, contiguous, memory of the library: readable after
  *          dc_wait_allgather, until dc_release_param; shape stays valid as long as the registration
  *  Also DC_E_DTYPE, DC_E_NO_MEMORY. [handle, collective] Since 0.1. */
-DC_API dc_status dc_allgather_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
+DC_API dc_status dc_allgather_param(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id,
                                     int32_t dtype, dc_tensor *out);
 
 /** Starts to gather several parameters in one handshake; those that are there already are skipped.
@@ -878,30 +889,31 @@ DC_API dc_status dc_prefetch_params_fused(dc_context *context, int64_t graph_id,
                                           const int32_t *dtypes, int64_t count);
 
 /** Lets the caller's stream wait until the parameter is gathered (stream NULL: blocks, at most the deadline).
- *  a  the token that dc_allgather_param returned, or NULL; in a compiler's graph the result is `a` itself
+ *  token  [none] of dc_allgather_param, or NULL; in a compiler's graph the result is the token itself
  *  Also DC_E_STATE (it is not being gathered). [handle] Since 0.1. */
-DC_API dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
+DC_API dc_status dc_wait_allgather(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id);
 
 /** One of n_users says that it no longer reads the parameter on the caller's stream. The last one gives the memory
  *  back: every view of it is invalid from then on. Persistent parameters stay.
  *  n_users  >= 1 and the same in each call of one cycle
  *  Also DC_E_INVALID (n_users), DC_E_STATE (not gathered, or released more often than n_users).
  *  [handle] Since 0.1. */
-DC_API dc_status dc_release_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
+DC_API dc_status dc_release_param(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id,
                                   int64_t n_users);
 
 /** Releases a parameter as its only user, but hands the memory to the caller. It waits like dc_wait_allgather; then
  *  *buffer is the caller's to release when done reading, and the library forgets it. For languages whose values own
  *  their memory. A persistent parameter stays the library's: *buffer is then another reference, whose contents change
- *  with the next gather after dc_params_updated. Once the parameter is no longer persistent it is the caller's alone.
+ *  with the next gather after dc_context_params_updated. Once the parameter is no longer persistent it is the caller's
+ *  alone.
  *  dtype   as in dc_allgather_param: which of its copies
  *  buffer  N elements; one reference, the caller's to release
  *  Errors as dc_release_param. [handle] Since 0.1. */
 DC_API dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32_t dtype, dc_buffer **buffer);
 
 /** Takes a parameter's gradient for averaging over ranks.
- *  a       the full gradient: contiguous, as many elements as the parameter; read before the caller's stream goes
- *          on, so it may be overwritten or freed after (stream NULL: when the call returns)
+ *  grad    [in] the full gradient: contiguous, as many elements as the parameter; read before the caller's stream
+ *          goes on, so it may be overwritten or freed after (stream NULL: when the call returns)
  *  The result arrives in the registered gradient buffer, complete after dc_end_backward; see chapter 8 for the
  *  stages. Several gradients of a parameter are added in the order of the calls, also if their types differ. Each mean
  *  is rounded to the buffer's type before it is added to what lies there, and the sum is rounded again. A local sum of
@@ -911,10 +923,10 @@ DC_API dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id
  *  bucket of another type than its next one. While profiling, and for frozen parameters, nothing happens. May block
  *  while both buckets are being reduced.
  *  Also DC_E_SHAPE, DC_E_DTYPE (not a floating-point type), DC_E_NO_MEMORY. [handle, collective] Since 0.1. */
-DC_API dc_status dc_reduce_grad(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
+DC_API dc_status dc_reduce_grad(dc_context *context, const dc_tensor *grad, int64_t graph_id, int64_t id);
 
 /** Says which tensors the caller may free early: those with more elements than free_activation_threshold.
- *  tensors  count views of any shapes; reloaded tensors (buffer set) are given back here
+ *  tensors  [none] count views of any shapes; reloaded tensors (buffer set) are given back here
  *  tensor_size  bytes from one view to the next: sizeof(dc_tensor)
  *  count    of tensors and flags, >= 0
  *  freed    count flags, set to 1 for each that is, or is to be, freed. 0 for gathered parameters, which
@@ -924,49 +936,52 @@ DC_API dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, 
                                  int32_t *freed);
 
 /** Copies a tensor to host memory that the context keeps under id, over steps, in place of what it kept there.
- *  a    of any shape, contiguous; with stream NULL it may be freed when the call returns, else after dc_wait_offload
- *  id   any number of a tensor
- *  out  the host copy, of the shape of a, the context's, readable on the host after dc_wait_offload and its stream
+ *  tensor  [in] of any shape, contiguous; with stream NULL it may be freed when the call returns, else after
+ *          dc_wait_offload
+ *  id      any number of a tensor
+ *  out     [view] the host copy, of the tensor's shape, the context's, readable on the host after dc_wait_offload and
+ *          its stream
  *  Also DC_E_SHAPE (shape or type are not those of the id's first use), DC_E_NO_MEMORY.
  *  [handle] Since 0.1. */
-DC_API dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
+DC_API dc_status dc_offload_tensor(dc_context *context, const dc_tensor *tensor, int64_t graph_id, int64_t id,
                                    dc_tensor *out);
 /** Lets the caller's stream wait for the copy of dc_offload_tensor.
  *  id   as given to dc_offload_tensor
- *  out  the host copy, as in dc_offload_tensor, the context's
+ *  out  [view] the host copy, as in dc_offload_tensor, the context's
  *  Also DC_E_NOT_FOUND (id was never offloaded in this graph). [handle] Since 0.1. */
-DC_API dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
+DC_API dc_status dc_wait_offload(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id,
                                  dc_tensor *out);
 /** Starts to bring an offloaded tensor back to the device, or does nothing if what was offloaded last is there. A copy of
  *  what was offloaded before that is freed as dc_end_backward would; that may block until its reload is done.
  *  id   as given to dc_offload_tensor
- *  out  the device copy in its former shape, freed by dc_end_backward unless the caller retains its buffer
+ *  out  [view] the device copy in its former shape, freed by dc_end_backward unless the caller retains its buffer
  *  Also DC_E_STATE (id was not offloaded in this graph), DC_E_NO_MEMORY. [handle] Since 0.1. */
-DC_API dc_status dc_reload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
+DC_API dc_status dc_reload_tensor(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id,
                                   dc_tensor *out);
 /** Lets the caller's stream wait for dc_reload_tensor.
- *  a    returned as out while profiling without a reload; otherwise a token
- *  id   as given to dc_offload_tensor
- *  out  the device copy, as in dc_reload_tensor
+ *  tensor  [none] of any shape: returned as out while profiling without a reload; otherwise a token, and may be NULL
+ *  id      as given to dc_offload_tensor
+ *  out     [view] the device copy, as in dc_reload_tensor
  *  Also DC_E_NOT_FOUND (never offloaded), DC_E_STATE (no reload was started). [handle] Since 0.1. */
-DC_API dc_status dc_wait_reload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id,
+DC_API dc_status dc_wait_reload(dc_context *context, const dc_tensor *tensor, int64_t graph_id, int64_t id,
                                 dc_tensor *out);
 
 /** Drops the device copy of a shard that lives in host memory (dc_reload_parameter); nothing is copied, since the
  *  host's is the master. Nothing to drop: no effect. [handle] Since 0.1. */
-DC_API dc_status dc_offload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
+DC_API dc_status dc_offload_parameter(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id);
 /** Starts to copy a shard that lives in host memory to the device; gathers use the copy until dc_offload_parameter.
  *  A gather without it reads the host's shard itself. On a device whose memory is the host's, the copy is made all
  *  the same. Reloaded already and unchanged: no effect. Also DC_E_NO_MEMORY. [handle] Since 0.1. */
-DC_API dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id);
+DC_API dc_status dc_reload_parameter(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id);
 
 /** Reduces what the buckets still hold, of every graph, and blocks until all gradients of the context have arrived in
  *  their buffers. In a backward with update = 1 that includes all local sums of stage 1; a gradient that comes after this
  *  call is averaged by itself and added. May be called more than once in a backward, and with nothing pending.
  *  graph_id         a registered graph of the context; all graphs' gradients are reduced
- *  release_buckets  1 gives the buckets' memory back too, 0 keeps it, as it must be within a capture (dc_set_stream)
- *  Also DC_E_STATE (the gradient buffer of a parameter with a local sum was taken away by dc_update_param_grad_buffer),
- *  DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK. [handle, collective] Since 0.1. */
+ *  release_buckets  1 gives the buckets' memory back too, 0 keeps it, as it must be within a capture
+ *  (dc_context_set_stream) Also DC_E_STATE (the gradient buffer of a parameter with a local sum was taken away by
+ *  dc_context_update_param_grad_buffer), DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK.
+ *  [handle, collective] Since 0.1. */
 DC_API dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release_buckets);
 
 /* ==== 10. The step: forward, backward, update =======================================================================
@@ -987,9 +1002,9 @@ DC_API dc_status dc_end_forward(dc_context *context);
 DC_API dc_status dc_start_backward(dc_context *context, int32_t update);
 /** Whether the gradients that the optimizer is about to use are finite, on all ranks: for loss scaling, which leaves a
  *  step out otherwise. May be called after dc_end_backward of a backward with update = 1, until the next
- *  dc_start_backward, dc_step_abort or dc_reset. On a device it may also follow each launch of a graph into which such
- *  a step was captured. Needs config.check_finite. Collective, with one answer for all: every rank calls it, at the
- *  same point. Waits for the caller's stream; gradients are not read again.
+ *  dc_start_backward, dc_context_step_abort or dc_reset. On a device it may also follow each launch of a graph into
+ *  which such a step was captured. Needs config.check_finite. Collective, with one answer for all: every rank calls it,
+ *  at the same point. Waits for the caller's stream; gradients are not read again.
  *  It covers every gradient given to dc_reduce_grad since the last such step, of all micro-batches. Each is checked as
  *  it is stored on the way, in the gradient's expected type, so that a float32 gradient beyond float16 counts. In stage
  *  1 it is checked with the local sum to which it is added. The sums over ranks and the additions to a gradient buffer,
@@ -1000,7 +1015,7 @@ DC_API dc_status dc_start_backward(dc_context *context, int32_t update);
  *  id      the lowest parameter whose gradient is not finite, over all ranks; left alone where *finite is 1; may be NULL
  *  Returns DC_OK; DC_E_INVALID (finite is NULL), DC_E_STATE (check_finite is 0, no such step has ended, or the stream is
  *  being captured), and the errors of dc_comm_all_gather. [handle, collective] Since 0.1. */
-DC_API dc_status dc_grads_finite(dc_context *context, int32_t *finite, int64_t *id);
+DC_API dc_status dc_context_grads_finite(dc_context *context, int32_t *finite, int64_t *id);
 /** Turns profiling on or off: while on, reductions and dc_free_tensors do nothing, and gathers are real; so that
  *  operators can be run one by one, waits and releases of a parameter that is not gathered do nothing either.
  *  enable  1 or 0
@@ -1018,13 +1033,13 @@ DC_API int32_t dc_is_profiling(const dc_context *context);
 typedef struct dc_memory_stats {
   size_t struct_size;            /**< sizeof(dc_memory_stats) */
   int64_t gathered_bytes;        /**< gathered parameters now */
-  int64_t gathered_peak_bytes;   /**< most since dc_reset_stats */
+  int64_t gathered_peak_bytes;   /**< most since dc_context_reset_stats */
   int64_t bucket_bytes;          /**< gradient buckets, in all */
   int64_t offload_bytes;         /**< host copies of offloaded tensors */
   int64_t reload_bytes;          /**< device copies of reloaded tensors and shards now */
   int64_t arena_bytes;           /**< device memory taken from the allocator for gathered and reloaded blocks */
-  int64_t allocations;           /**< memory allocations of libdc since dc_reset_stats; 0 in a steady step */
-  int64_t gathers;               /**< parameters gathered over the wire since dc_reset_stats */
+  int64_t allocations;           /**< memory allocations of libdc since dc_context_reset_stats; 0 in a steady step */
+  int64_t gathers;               /**< parameters gathered over the wire since dc_context_reset_stats */
   int64_t gather_hits;           /**< gathers that found current weights and did not communicate */
   int64_t gather_wire_bytes;     /**< wire bytes of gathers */
   int64_t reductions;            /**< parameter gradients reduced over the wire */
@@ -1047,12 +1062,12 @@ DC_API void dc_memory_stats_init(dc_memory_stats *stats, size_t struct_size);
 /** Counts what a context holds and moved.
  *  stats  filled in; struct_size is set by the caller
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
-DC_API dc_status dc_get_memory_stats(dc_context *context, dc_memory_stats *stats);
+DC_API dc_status dc_context_get_memory_stats(dc_context *context, dc_memory_stats *stats);
 /** Sets the counters to zero and the peak to the present.
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
-DC_API dc_status dc_reset_stats(dc_context *context);
+DC_API dc_status dc_context_reset_stats(dc_context *context);
 
-/** The operators, for dc_dry_run() and traces. */
+/** The operators, for dc_context_dry_run() and traces. */
 enum dc_op {
   DC_OP_NONE = 0,                  /**< no operator */
   DC_OP_ALLGATHER_PARAM = 1,       /**< dc_allgather_param */
@@ -1072,7 +1087,7 @@ enum dc_op {
   DC_OP_SET_PERSISTENT = 15,       /**< dc_set_persistent */
   DC_OP_REGISTER_GRAPH = 16,       /**< dc_register_graph_z0 to _z3 */
   DC_OP_INIT = 17,                 /**< dc_init */
-  DC_OP_GRADS_FINITE = 18,         /**< dc_grads_finite */
+  DC_OP_GRADS_FINITE = 18,         /**< dc_context_grads_finite */
   DC_OP_COMM_ALL_GATHER = 32,      /**< dc_comm_all_gather */
   DC_OP_COMM_REDUCE_SCATTER = 33,  /**< dc_comm_reduce_scatter */
   DC_OP_COMM_ALL_REDUCE = 34,      /**< dc_comm_all_reduce */
@@ -1112,7 +1127,7 @@ DC_API void dc_op_info_init(dc_op_info *info, size_t struct_size);
  *  info   filled in; struct_size is set by the caller
  *  Returns what the operator would, checks included: DC_OK; DC_E_INVALID, DC_E_STATE, DC_E_NOT_FOUND, DC_E_STAGE,
  *  DC_E_DTYPE. [handle] Since 0.1. */
-DC_API dc_status dc_dry_run(dc_context *context, int32_t op, int64_t graph_id, int64_t id, int32_t dtype,
+DC_API dc_status dc_context_dry_run(dc_context *context, int32_t op, int64_t graph_id, int64_t id, int32_t dtype,
                             dc_op_info *info);
 
 /** One piece of work that ran on a stream of the context. */
@@ -1129,28 +1144,29 @@ typedef struct dc_trace_event {
 /** Keeps a trace of the last events from now on.
  *  capacity  events to keep, 0 to 16777216; 0 stops and forgets
  *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [handle] Since 0.1. */
-DC_API dc_status dc_trace_start(dc_context *context, int64_t capacity);
+DC_API dc_status dc_context_trace_start(dc_context *context, int64_t capacity);
 /** Moves the kept events, oldest first, into an array; what does not fit stays for the next call.
  *  events      cap entries
  *  event_size  bytes from one entry to the next: sizeof(dc_trace_event)
  *  cap         entries, >= 0
  *  count       set to how many were moved
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE. [handle] Since 0.1. */
-DC_API dc_status dc_trace_read(dc_context *context, dc_trace_event *events, size_t event_size, int64_t cap,
+DC_API dc_status dc_context_trace_read(dc_context *context, dc_trace_event *events, size_t event_size, int64_t cap,
                                int64_t *count);
 
-/** Writes the context's last operations (4096, or more after dc_trace_start) to folder/rank-R.json: the whole file, or
- *  none. The flight recorder keeps them at all times, and the context's first failure. It has each one's operator,
- *  graph, parameter, bytes, number of the collective, times of the call, begin and end of its work, stream and state.
- *  `dc trace` and `dc doctor --dump` read the files of all ranks. Another call on the context may be blocked meanwhile.
+/** Writes the context's last operations (4096, or more after dc_context_trace_start) to folder/rank-R.json: the whole
+ *  file, or none. The flight recorder keeps them at all times, and the context's first failure. It has each one's
+ *  operator, graph, parameter, bytes, number of the collective, times of the call, begin and end of its work, stream
+ *  and state. `dc trace` and `dc doctor --dump` read the files of all ranks. Another call on the context may be blocked
+ *  meanwhile.
  *  folder  a path; made if the folder above it is there; a file of the same rank is replaced
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (no rank before dc_init), DC_E_SYSTEM. [any] Since 0.1. */
-DC_API dc_status dc_trace_dump(dc_context *context, const char *folder);
+DC_API dc_status dc_context_trace_dump(dc_context *context, const char *folder);
 /** Does so by itself at the context's first communication error, before the call that found it returns it. May be
  *  called before dc_init, whose errors then are dumped too. A file that can't be written is logged as a warning.
- *  folder  as in dc_trace_dump, copied; NULL: not any more
+ *  folder  as in dc_context_trace_dump, copied; NULL: not any more
  *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [any] Since 0.1. */
-DC_API dc_status dc_trace_dump_on_error(dc_context *context, const char *folder);
+DC_API dc_status dc_context_trace_dump_on_error(dc_context *context, const char *folder);
 
 /* ==== 12. The transformer layer =====================================================================================
  *
@@ -1223,7 +1239,8 @@ typedef struct dc_layer_config {
   double layer_norm_eps;        /**< added to the variance; 0 = 1e-12 */
   int64_t seed;                 /**< of dropout and of the initial weights; any value */
   int64_t layer_id;             /**< this layer's place in the model, so that layers differ; 0 to 2^32 - 1 */
-  int32_t local_rank;           /**< taken for compatibility, >= -1; no effect: the device says where a layer lives */
+  int32_t local_rank;           /**< >= -1; no effect: the device of dc_layer_create() says where a layer lives. In the
+                                     original it picks the rank's card, which its first layer makes the current one */
   int32_t fp16;                 /**< 1: dtype DC_FLOAT16 unless dtype is given */
   int32_t dtype;                /**< of activations and weights: DC_FLOAT32 (default), DC_FLOAT16, DC_BFLOAT16; sums
                                      are in float32 */
@@ -1232,7 +1249,9 @@ typedef struct dc_layer_config {
   int32_t pre_layer_norm;       /**< 0 = default = 1: Pre-LN; -1: Post-LN */
   int32_t normalize_invertible; /**< 1: keep two activations of [N, H] less (what they were is computed again) */
   int32_t gelu_checkpoint;      /**< 1: keep GELU's input alone, an activation of [N, I] less */
-  int32_t attn_dropout_checkpoint; /**< 1: taken; no effect, since nothing of the attention's dropout is kept anyway */
+  int32_t attn_dropout_checkpoint; /**< 0 or 1; no effect: nothing of the attention's dropout is kept anyway. In the
+                                     original 1 keeps the mask alone, and the backward computes the dropped
+                                     probabilities again */
   int32_t adjust_init_range;    /**< 0 = default = 1: attn_ow and output_w start with initializer_range /
                                      sqrt(2 num_hidden_layers), on every rank; -1: with initializer_range */
   int32_t stochastic_mode;      /**< 1: permits sums in an order that varies from run to run. The CPU has no faster
@@ -1259,16 +1278,16 @@ typedef struct dc_layer_call {
   int64_t batch;             /**< B, 0 to config.batch_size. Without tokens only gradients of weights are written: zeros */
   int64_t seq_length;        /**< S, 0 to config.max_seq_length; packed: the longest sample's, or more */
   const int32_t *cu_seqlens; /**< NULL: dense; else B + 1 ascending offsets in tokens, the first 0; host memory */
-  const dc_tensor *mask;     /**< added to the scores of key j of sample b: [B, S] with any 1s between, in dtype or
+  const dc_tensor *mask;     /**< [in] added to the scores of key j of sample b: [B, S] with any 1s between, in dtype or
                                   float32; 0 keeps, -10000 drops. -inf drops too, and a row without any key gives
                                   zeros. NULL: zeros; must be NULL when packed. No gradient */
   int64_t offset;            /**< of dropout: another value, another mask; a backward needs its forward's */
   int32_t accumulate;        /**< dc_layer_backward: 1 adds to the weights' gradients, 0 replaces them */
   int32_t reserved0;         /**< 0 */
-  void *workspace;           /**< 64-byte aligned; contents are lost from one call to the next */
-  size_t workspace_bytes;    /**< at least what dc_layer_get_cost() says */
-  void *reserve;             /**< what a forward keeps for its backward, 64-byte aligned; NULL for inference */
-  size_t reserve_bytes;      /**< at least what dc_layer_get_cost() says */
+  void *workspace;           /**< [in,out] 64-byte aligned; contents are lost from one call to the next */
+  int64_t workspace_bytes;   /**< at least what dc_layer_get_cost() says */
+  void *reserve;             /**< [in,out] what a forward keeps for its backward, 64-byte aligned; NULL for inference */
+  int64_t reserve_bytes;     /**< at least what dc_layer_get_cost() says */
   dc_stream *stream;         /**< where the work runs; NULL: the calling thread. cu_seqlens is read by the call, all
                                   other memory until the work is done */
 } dc_layer_call;
@@ -1336,63 +1355,70 @@ DC_API dc_status dc_layer_get_cost(const dc_layer *layer, const dc_layer_call *c
  *  shape  two lengths; the second is 1 when ndim is 1
  *  ndim   set to 1 or 2
  *  Returns DC_OK; DC_E_INVALID. [any] Since 0.1. */
-DC_API dc_status dc_layer_weight_shape(const dc_layer *layer, int32_t index, int64_t *shape, int32_t *ndim);
+DC_API dc_status dc_layer_get_weight_shape(const dc_layer *layer, int32_t index, int64_t *shape, int32_t *ndim);
 
 /** Writes initial weights: matrices are normal with mean 0, biases 0, scales 1. The numbers are a function of the
  *  layer's seed and id and of the weight and element alone.
  *  layer    the layer
- *  weights  12 tensors, shapes as in enum dc_layer_weight, of the layer's dtype or float32, the caller's memory
+ *  weights  [out] the 12 tensors, shapes as in enum dc_layer_weight, of the layer's dtype or float32, the caller's
+ *           memory
+ *  tensor_size  bytes from one tensor to the next: sizeof(dc_tensor)
+ *  count    of tensors: DC_LAYER_WEIGHTS
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. [any] Since 0.1. */
-DC_API dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *weights);
+DC_API dc_status dc_layer_init_weights(const dc_layer *layer, dc_tensor *weights, size_t tensor_size, int64_t count);
 
 /** Computes the layer and keeps in call->reserve what dc_layer_backward() needs.
  *  layer    the layer
  *  call     the call; workspace and reserve of at least the cost's forward bytes
- *  weights  12 tensors, shapes as in enum dc_layer_weight, of the layer's dtype
- *  input    x, [B, S, H] or [N, H], of the layer's dtype
- *  output   as input, the caller's memory; overlaps nothing else of the call
+ *  weights  [in] the 12 tensors, shapes as in enum dc_layer_weight, of the layer's dtype
+ *  tensor_size, count  as in dc_layer_init_weights
+ *  input    [in] x, [B, S, H] or [N, H], of the layer's dtype
+ *  output   [out] as input, the caller's memory; overlaps nothing else of the call
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_BUFFER_TOO_SMALL (workspace or reserve; the text has the
  *  bytes), DC_E_STATE (the stream's own work, with the queue full). [any] Since 0.1. */
-DC_API dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
-                                  const dc_tensor *input, const dc_tensor *output);
+DC_API dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *weights, size_t tensor_size, int64_t count,
+                                  const dc_tensor *input, dc_tensor *output);
 
 /** Computes the layer without dropout, and keeps nothing; the same bits as a forward with both ratios 0.
  *  layer    the layer
  *  call     the call; workspace of at least the cost's inference bytes. The reserve is not used
- *  weights  as in dc_layer_forward
- *  input    as in dc_layer_forward
- *  output   as in dc_layer_forward
+ *  weights  [in] as in dc_layer_forward
+ *  tensor_size, count  as in dc_layer_init_weights
+ *  input    [in] as in dc_layer_forward
+ *  output   [out] as in dc_layer_forward
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_BUFFER_TOO_SMALL, DC_E_STATE (the stream's own work, with
  *  the queue full). [any] Since 0.1. */
-DC_API dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
-                                    const dc_tensor *input, const dc_tensor *output);
+DC_API dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, const dc_tensor *weights, size_t tensor_size, int64_t count,
+                                    const dc_tensor *input, dc_tensor *output);
 
 /** Computes the gradients. The reserve is read, so a second backward gives the same; batch, seq_length, cu_seqlens,
  *  mask and offset must be those of the forward.
  *  layer         the layer
  *  call          the call; workspace of at least the cost's backward bytes
- *  weights       as in the forward
- *  input         as in the forward
- *  output        the forward's, as in dc_layer_forward; needed by Post-LN with normalize_invertible, else it may be NULL
- *  grad_output   gradient by the output, of its shape and the layer's dtype
- *  grad_input    gradient by the input, of its shape, written; NULL: not wanted
- *  grad_weights  12 tensors, shapes as in enum dc_layer_weight, of grad_dtype, written or added to; an entry may be NULL:
- *                not wanted
+ *  weights       [in] as in dc_layer_forward
+ *  tensor_size, count  of weights and of grad_weights, as in dc_layer_init_weights
+ *  input         [in] as in dc_layer_forward
+ *  output        [in] the forward's, as in dc_layer_forward; needed by Post-LN with normalize_invertible, else it may
+ *                be NULL
+ *  grad_output   [in] gradient by the output, of its shape and the layer's dtype
+ *  grad_input    [out] gradient by the input, of its shape; NULL: not wanted
+ *  grad_weights  [in,out] 12 tensors, shapes as in enum dc_layer_weight, of grad_dtype, written or added to. One
+ *                without a type (DC_TENSOR_INIT) is not wanted
  *  Returns as dc_layer_forward; DC_E_STATE (config.training is -1). [any] Since 0.1. */
-DC_API dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
+DC_API dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *weights, size_t tensor_size, int64_t count,
                                    const dc_tensor *input, const dc_tensor *output, const dc_tensor *grad_output,
-                                   const dc_tensor *grad_input, const dc_tensor *const *grad_weights);
+                                   dc_tensor *grad_input, dc_tensor *grad_weights);
 
 /** The dropout mask that a forward with this call's offset applies, for tests: 1 kept, 0 dropped. Kept values are
  *  multiplied by *scale = 65536 / (65536 - round(65536 p)), so the mean stays exactly.
  *  layer  the layer
  *  call   batch, seq_length and offset count
  *  site   enum dc_dropout_site
- *  mask   of the site's shape, DC_UINT8 or DC_BOOL, the caller's memory, written
+ *  mask   [out] of the site's shape, DC_UINT8 or DC_BOOL, the caller's memory
  *  scale  set; may be NULL
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. [any] Since 0.1. */
-DC_API dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site,
-                                       const dc_tensor *mask, double *scale);
+DC_API dc_status dc_layer_get_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site,
+                                       dc_tensor *mask, double *scale);
 
 /** Whose activations a plan counts. */
 enum dc_layer_inventory {
@@ -1524,14 +1550,15 @@ DC_API dc_status dc_linalg_begin_query(dc_linalg *linalg);
 /** Ends a query.
  *  bytes  set to the most scratch memory that any of the calls would have used
  *  Returns DC_OK; DC_E_STATE (none has begun), DC_E_INVALID. [handle] Since 0.1. */
-DC_API dc_status dc_linalg_end_query(dc_linalg *linalg, size_t *bytes);
+DC_API dc_status dc_linalg_end_query(dc_linalg *linalg, int64_t *bytes);
 /** Gives the handle scratch memory of the caller's: calls allocate nothing on its device from then on, and one that needs
  *  more fails with DC_E_BUFFER_TOO_SMALL.
- *  memory  64-byte aligned, on the handle's device, the caller's until replaced or the handle is destroyed. NULL: the
- *          handle's own again, which grows to what the largest call needed and stays until the handle is destroyed
+ *  memory  [in,out] 64-byte aligned, on the handle's device, the caller's until replaced or the handle is destroyed.
+ *          NULL: the handle's own again, which grows to what the largest call needed and stays until the handle is
+ *          destroyed
  *  bytes   of memory; 0 for NULL
  *  Returns DC_OK; DC_E_INVALID (one of the two is 0, or memory is not 64-byte aligned). [handle] Since 0.1. */
-DC_API dc_status dc_linalg_set_workspace(dc_linalg *linalg, void *memory, size_t bytes);
+DC_API dc_status dc_linalg_set_workspace(dc_linalg *linalg, void *memory, int64_t bytes);
 
 /* ---- symmetric matrices ---- */
 
@@ -1597,10 +1624,10 @@ typedef struct dc_spectral_info {
 } dc_spectral_info;
 
 /** Eigenvalues and eigenvectors of symmetric matrices, A = V diag(values) V^T.
- *  a        symmetric matrices, [n, n] or [b, n, n], any strides; float32 or float64
+ *  a        [in] symmetric matrices, [n, n] or [b, n, n], any strides; float32 or float64
  *  options  symmetry, precision, descending; NULL = defaults
- *  values   [n] or [b, n], ascending unless descending = 1; a's type
- *  vectors  a's shape, column j belongs to value j; NULL = values alone
+ *  values   [out] [n] or [b, n], ascending unless descending = 1; a's type
+ *  vectors  [out] a's shape, column j belongs to value j; NULL = values alone
  *  Returns DC_OK, or the status of the first matrix that failed; the others of the batch are computed all the same.
  *  A matrix fails with DC_E_NOT_FINITE (NaN or infinity in either triangle), DC_E_NOT_SYMMETRIC, DC_E_NOT_CONVERGED.
  *  For the call: DC_E_SHAPE (not square, or shapes disagree), DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY,
@@ -1611,9 +1638,9 @@ DC_API dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectra
                          dc_tensor *vectors, dc_spectral_info *info, size_t info_size);
 
 /** Powers of symmetric positive semidefinite matrices: out = V diag((values + epsilon)^power) V^T, exactly symmetric.
- *  a        as in dc_eigh
+ *  a        [in] as in dc_eigh
  *  power    any real number; 0 gives the identity (with rank_rtol, the projection on the range)
- *  out      a's shape and type
+ *  out      [out] a's shape and type
  *  Returns what dc_eigh does, for the same reasons. A matrix also fails with DC_E_NOT_POSITIVE (a negative eigenvalue
  *  beyond rounding, or a negative power of an eigenvalue that is zero with no epsilon). It fails with DC_E_NOT_FINITE
  *  if the result does not fit its type. DC_E_INVALID (power is NaN or infinite). DC_OK. CPU and CUDA.
@@ -1630,12 +1657,12 @@ DC_API dc_status dc_matrix_power(dc_linalg *linalg, const dc_tensor *a, double p
  *  options.precision = DC_FLOAT64 keeps. Matrices with regularised eigenvalues that are farther apart than 1e12 or
  *  negative are decomposed from T on. The plain solver and a CUDA device decompose all. Source: Hale, Higham and
  *  Trefethen 2008 (doi 10.1137/070700607) for sums of inverses after an elliptic substitution.
- *  a        as in dc_eigh
+ *  a        [in] as in dc_eigh
  *  root     1 to 64; Shampoo's is 4 for a matrix
- *  basis    a's shape, float32 or float64, in and out: eigenvectors of an earlier call in its columns; NULL = none.
- *           Set to the new ones by each decomposition. Computation is in basis' type, so float64 keeps the small
+ *  basis    [in,out] a's shape, float32 or float64: eigenvectors of an earlier call in its columns; NULL =
+ *           none. Set to the new ones by each decomposition. Computation is in basis' type, so float64 keeps the small
  *           eigenvalues of a float32 matrix accurate
- *  out      a's shape and type
+ *  out      [out] a's shape and type
  *  With options.tolerance > 0 basis is read first: B = Q^T A Q is nearly diagonal when A changed little. The root of B
  *  is then that of its diagonal plus the first-order term of its off-diagonal part E (Daletskii and Krein; divided
  *  differences without cancellation). The relative error is of the second order, estimated by power iteration as
@@ -1683,9 +1710,9 @@ typedef struct dc_iteration_info {
 
 /** Inverse roots by products of matrices alone, out = (A + epsilon I)^(-1/root): coupled Newton iteration, each step with
  *  the two numbers that lift the least eigenvalue most. No LAPACK; on CPUs an eigendecomposition takes less time.
- *  a     as in dc_eigh
+ *  a     [in] as in dc_eigh
  *  root  1 to 64
- *  out   a's shape and type
+ *  out   [out] a's shape and type
  *  info  NULL, or one entry a matrix; info_size: sizeof(dc_iteration_info)
  *  Returns what dc_eigh does, for the same reasons. A matrix also fails with DC_E_NOT_POSITIVE (epsilon is 0), or
  *  DC_E_NOT_FINITE (the result does not fit its type). DC_E_NOT_CONVERGED means that iterations ended too early, or
@@ -1707,10 +1734,10 @@ enum dc_orthogonal {
 
 /** The nearest matrix with orthonormal rows or columns, U V^T of a's singular value decomposition, by products alone
  *  (Newton and Schulz): Muon's step. Zeros stay zeros.
- *  a           matrices, [m, n] or [b, m, n], any strides; float32 or float64
+ *  a           [in] matrices, [m, n] or [b, m, n], any strides; float32 or float64
  *  polynomial  enum dc_orthogonal
  *  steps       1 to 64; 0 = the polynomial's own number
- *  out         a's shape and type; that of a transposed a has the same bits, unless a is square
+ *  out         [out] a's shape and type; that of a transposed a has the same bits, unless a is square
  *  Returns DC_OK; DC_E_NOT_FINITE (a NaN or an infinity: its place), DC_E_INVALID (polynomial, steps), DC_E_SHAPE,
  *  DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_orthogonalize(dc_linalg *linalg, const dc_tensor *a, int32_t polynomial, int32_t steps,
@@ -1722,27 +1749,27 @@ DC_API dc_status dc_orthogonalize(dc_linalg *linalg, const dc_tensor *a, int32_t
  * kron(A, B) vec(X) = vec(A X B^T); with vec taken column by column, kron(A, B) vec(X) = vec(B X A^T): swap A and B. */
 
 /** The Kronecker product, written out.
- *  a, b   [m, n] and [p, q], any strides; float32 or float64, one type
- *  out    [m * p, n * q]
+ *  a, b   [in] [m, n] and [p, q], any strides; float32 or float64, one type
+ *  out    [out] [m * p, n * q]
  *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_kron(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, dc_tensor *out);
 
 /** A Kronecker product applied without being written out: out = A X B^T is kron(a, b) times x, taken row by row. The
  *  cheaper side first: at most 2 m n q + 2 m q p flops.
- *  a, b   [m, n] and [p, q]; strides as in dc_batch_matmul; float32 or float64, one type
- *  x      [n, q] or [b, n, q], strides as in dc_batch_matmul
- *  out    [m, p] or [b, m, p]; may be x where the shapes agree
+ *  a, b   [in] [m, n] and [p, q]; strides as in dc_batch_matmul; float32 or float64, one type
+ *  x      [in] [n, q] or [b, n, q], strides as in dc_batch_matmul
+ *  out    [out] [m, p] or [b, m, p]; may be x where the shapes agree
  *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_kron_apply(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, const dc_tensor *x,
                                dc_tensor *out);
 
 /** Solves with a damped Kronecker product, out = (kron(A, B) + damping I)^-1 x, from the eigendecompositions of A and
  *  B: four products of matrices. Source: Grosse and Martens 2016 (arXiv 1602.01407), K-FAC's step.
- *  a_vectors, b_vectors  [m, m] and [p, p], as dc_eigh gives them
- *  a_values, b_values    [m] and [p], as dc_eigh gives them
+ *  a_vectors, b_vectors  [in] [m, m] and [p, p], as dc_eigh gives them
+ *  a_values, b_values    [in] [m] and [p], as dc_eigh gives them
  *  damping  >= 0; with 0, all products of eigenvalues must be positive
- *  x        [m, p]; float32 or float64, the type of all
- *  out      [m, p]; may be x
+ *  x        [in] [m, p]; float32 or float64, the type of all
+ *  out      [out] [m, p]; may be x
  *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NOT_POSITIVE (a product plus damping is not positive),
  *  DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, const dc_tensor *a_values,
@@ -1751,8 +1778,8 @@ DC_API dc_status dc_kron_solve(dc_linalg *linalg, const dc_tensor *a_vectors, co
 
 /** The Kronecker product nearest to x in the Frobenius norm. Symmetric positive semidefinite x gives such factors.
  *  Source: Van Loan and Pitsianis 1993; power iteration on the rearranged matrix.
- *  x      [m * p, n * q], any strides; float32 or float64
- *  a, b   outputs, [m, n] and [p, q]: their shapes say how x is cut; both get the same norm, but for rounding
+ *  x      [in] [m * p, n * q], any strides; float32 or float64
+ *  a, b   [out] [m, n] and [p, q]: their shapes say how x is cut; both get the same norm, but for rounding
  *  residual  |x - kron(a, b)| / |x|; 0 for x = 0; may be NULL
  *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_NOT_FINITE, DC_E_NOT_CONVERGED, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL.
  *  CPU and CUDA. [handle] Since 0.1. */
@@ -1761,11 +1788,11 @@ DC_API dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tenso
 /* ---- products of matrices ---- */
 
 /** Products of batches of matrices: out = alpha A B + beta out.
- *  a, b     [b, m, k] and [b, k, n]; any strides in which rows or columns are dense (transposed views, slices). One
- *           without the batch, or with stride 0 there, serves all. float32, float64, float16 or bfloat16, one type;
+ *  a, b     [in] [b, m, k] and [b, k, n]; any strides in which rows or columns are dense (transposed views, slices).
+ *           One without the batch, or with stride 0 there, serves all. float32, float64, float16 or bfloat16, one type;
  *           16-bit types are summed in float32
  *  alpha, beta  finite; beta 0: out is not read
- *  out      [b, m, n] of the inputs' type, or float32 for 16-bit ones. k = 0: beta out
+ *  out      [in,out] [b, m, n] of the inputs' type, or float32 for 16-bit ones. k = 0: beta out
  *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (alpha or beta not finite). CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, double alpha, double beta,
                                  dc_tensor *out);
@@ -1773,26 +1800,27 @@ DC_API dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc
 /** A matrix that may lie in a file. */
 typedef struct dc_matrix_source {
   size_t struct_size;      /**< sizeof(dc_matrix_source) */
-  const dc_tensor *tensor; /**< [rows, cols]; data NULL: the matrix is in the file, row-major without gaps */
-  int64_t offset;          /**< of its first element in the file, in bytes */
-  int32_t fd;              /**< an open file, read by pread() and written by pwrite(); not closed */
-  int32_t reserved0;       /**< 0 */
+  dc_tensor *tensor;       /**< [in,out] [rows, cols], read or, of an out, written. With in_file data is NULL, and the
+                                file has the matrix, row-major without gaps */
+  int64_t offset;          /**< in_file: of its first element, in bytes. Else 0 */
+  int32_t fd;              /**< in_file: an open file, read by pread() and written by pwrite(); not closed. Else 0 */
+  int32_t in_file;         /**< 1: the matrix is in the file fd, from offset on; 0: in memory */
 } dc_matrix_source;
 
 /** A dc_matrix_source of zeros, but for its size. */
 #define DC_MATRIX_SOURCE_INIT {sizeof(dc_matrix_source), NULL, 0, 0, 0}
 
 /** DC_MATRIX_SOURCE_INIT as a function.
- *  source  the struct to fill in; NULL does nothing
+ *  source  [view] the struct to fill in; NULL does nothing
  *  [any] Since 0.1. */
 DC_API void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size);
 
 /** A product of matrices, out = a b, with at most budget_bytes of memory beside the operands' own. Operands in files go
  *  through it in tiles, chosen so that calls, copies and packing cost least. Source: Hong and Kung 1981, the bound
  *  on the bytes that must be read.
- *  a, b     [m, k] and [k, n], each in memory (strides as in dc_batch_matmul) or in a file; types as there
- *  out      [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32. A file that is open
- *           for reading as well takes fewer and longer writes
+ *  a, b     [in] [m, k] and [k, n], each in memory (strides as in dc_batch_matmul) or in a file; types as there
+ *  out      [out] [m, n], contiguous in memory or in a file; float64 for float64 inputs, else float32. A file that is
+ *           open for reading as well takes fewer and longer writes
  *  budget_bytes  >= 1; nothing of it is needed where all three are in memory. The threads' scratch of 7 MiB each, which
  *           all products share, is not counted. CUDA: of the device's memory; files go through 8 MiB of pinned memory
  *           beside it, which the handle keeps
@@ -1802,7 +1830,7 @@ DC_API void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size);
  *  Returns DC_OK; DC_E_INVALID (budget_bytes < 1, a bad file), DC_E_BUFFER_TOO_SMALL (needed is set), DC_E_SHAPE,
  *  DC_E_DTYPE, DC_E_SYSTEM, DC_E_NO_MEMORY. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_matmul_bounded(dc_linalg *linalg, const dc_matrix_source *a, const dc_matrix_source *b,
-                                   const dc_matrix_source *out, int64_t budget_bytes, int64_t *needed);
+                                   dc_matrix_source *out, int64_t budget_bytes, int64_t *needed);
 
 /* ---- gradients per sample ----
  *
@@ -1835,13 +1863,15 @@ typedef struct dc_sample_layer {
   int64_t padding[3];  /**< zeros in front; what lies past the end counts as zero too */
   int64_t dilation[3]; /**< 0 = default = 1 */
   int64_t rows;        /**< embedding: rows of the weight */
-  int64_t padding_row; /**< embedding: a row without a gradient, plus 1; 0 = default = none */
+  int64_t padding_row; /**< has_padding_row: 0 to rows - 1, the row without a gradient. Else 0 */
   int64_t features;    /**< norms: d, the number of last elements that are normalised; 0 = default = the last length */
   double eps;          /**< norms: added to the variance; >= 0 */
+  int32_t has_padding_row; /**< embedding: 1: padding_row has no gradient; 0 = default: all rows have one */
+  int32_t reserved0;   /**< 0 */
 } dc_sample_layer;
 
 /** A dc_sample_layer of zeros, but for its size. */
-#define DC_SAMPLE_LAYER_INIT {sizeof(dc_sample_layer), 0, 0, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, 0, 0, 0, 0}
+#define DC_SAMPLE_LAYER_INIT {sizeof(dc_sample_layer),0,0,{0,0,0},{0,0,0},{0,0,0},{0,0,0},0,0,0,0,0,0}
 
 /** DC_SAMPLE_LAYER_INIT as a function.
  *  layer  the struct to fill in; NULL does nothing
@@ -1850,9 +1880,9 @@ DC_API void dc_sample_layer_init(dc_sample_layer *layer, size_t struct_size);
 
 /** Each sample's gradients, into the caller's memory.
  *  layer    its constants
- *  x, delta  the layer's input and the gradient of its output, shapes as in enum dc_sample_kind; contiguous, one type,
- *           float32 or float64
- *  weight, bias  outputs, [N, and the weight's or bias' own shape]; NULL = not wanted. Old contents are not read
+ *  x, delta  [in] the layer's input and the gradient of its output, shapes as in enum dc_sample_kind; contiguous, one
+ *           type, float32 or float64
+ *  weight, bias  [out] [N, and the weight's or bias' own shape]; NULL = not wanted. Old contents are not read
  *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (a number out of its range; an embedding's index outside rows:
  *  names its place), DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_per_sample_grads(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
@@ -1867,10 +1897,11 @@ enum dc_sample_part {
 /** Squares of the norms of the samples' gradients, without the gradients. They come from the products of positions, or,
  *  where that is more work (2 T T >= i o), from a few rows of one sample's gradient at a time. Source: Bu et al. 2022
  *  (arXiv 2205.10683).
- *  layer, x, delta  as in dc_per_sample_grads
+ *  layer     as in dc_per_sample_grads
+ *  x, delta  [in] as in dc_per_sample_grads
  *  parts       sum of enum dc_sample_part: which parts count
  *  accumulate  1: adds to squares, so that many layers make one norm; 0: replaces them
- *  squares     [N] of delta's type; never negative, and NaN for a sample that has one, without touching others
+ *  squares     [in,out] [N] of delta's type; never negative, and NaN for a sample that has one, without touching others
  *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle]
  *  Since 0.1. */
 DC_API dc_status dc_per_sample_norms(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
@@ -1878,18 +1909,20 @@ DC_API dc_status dc_per_sample_norms(dc_linalg *linalg, const dc_sample_layer *l
 
 /** How much of each sample's gradient a bound on its norm lets through: factors[n] = min(1, max_norm /
  *  (sqrt(squares[n]) + 1e-6)), and 0 where squares[n] is NaN or infinite. Source: Abadi et al. 2016 (arXiv 1607.00133).
- *  squares, factors  [N], float32 or float64, one type; may be the same memory
+ *  squares  [in] [N], float32 or float64
+ *  factors  [out] [N], the type of squares, whose memory it may be
  *  max_norm  > 0; infinity is allowed, and clips nothing
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_clip_factors(dc_linalg *linalg, const dc_tensor *squares, double max_norm, dc_tensor *factors);
 
 /** The sum over samples of factors[n] times the sample's gradient, without the gradients. Source: Bu et al. 2022 (arXiv
  *  2210.00038).
- *  layer, x, delta  as in dc_per_sample_grads
- *  factors  [N] of delta's type; NULL = all 1, and the result is the batch's gradient. A sample whose factor is 0 is
- *           not read at all, so what is not finite there does no harm
+ *  layer     as in dc_per_sample_grads
+ *  x, delta  [in] as in dc_per_sample_grads
+ *  factors  [in] [N] of delta's type; NULL = all 1, and the result is the batch's gradient. A sample whose factor is 0
+ *           is not read at all, so what is not finite there does no harm
  *  accumulate  1: adds to weight and bias; 0: replaces them
- *  weight, bias  outputs in their own shapes; NULL = not wanted
+ *  weight, bias  [in,out] in their own shapes; NULL = not wanted
  *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY, DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle]
  *  Since 0.1. */
 DC_API dc_status dc_clipped_grad_sum(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
@@ -1931,12 +1964,12 @@ DC_API void dc_device_memory_init(dc_device_memory *memory, size_t struct_size);
  *  memory  filled in; struct_size set by the caller
  *  Returns DC_OK; DC_E_INVALID, DC_E_SYSTEM (the system does not say).
  *  [any] Since 0.1. */
-DC_API dc_status dc_get_device_memory(dc_device *device, dc_device_memory *memory);
+DC_API dc_status dc_device_get_memory(dc_device *device, dc_device_memory *memory);
 
 /** Memory for a tensor: zeros, 256-byte aligned.
- *  shape, ndim  ndim lengths, 0 to 64; out->shape is this very array, so it must live as long as out is used
- *  out     a view [shape]; struct_size set by the caller; data and buffer are set; give the memory back with
- *          dc_buffer_release(out->buffer)
+ *  shape, ndim  ndim lengths, 0 to 64; copied
+ *  out     [view] of [shape]; struct_size set by the caller. Its data and its shape live until
+ *          dc_buffer_release(out->buffer) gives them back
  *  Returns DC_OK; DC_E_SHAPE (a negative length, more than 2^56 elements), DC_E_DTYPE, DC_E_NO_MEMORY.
  *  [any] Since 0.1. */
 DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32_t ndim, int32_t dtype,
@@ -1957,7 +1990,7 @@ DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32
  *
  * Parameters belong to groups, which have their own options and learning rate; group 0 is there from the beginning.
  * 16-bit weights have a float32 copy in the state, which steps change; a weight that was changed since the last
- * step counts as it is. The optimizer knows no context: after a step on its shards call dc_params_updated().
+ * step counts as it is. The optimizer knows no context: after a step on its shards call dc_context_params_updated().
  *
  * A step is done when the call returns, unless dc_optimizer_set_stream() has named a stream for it. The caller must
  * wait for work on weights and gradients that its own streams still do.
@@ -1969,7 +2002,6 @@ DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32
  * cuSOLVER so are the later ones. DC_E_UNSUPPORTED: cuBLASLt is missing; in the first step of Shampoo or of K-FAC's
  * layers cuSOLVER is. A CPU's saved state can be loaded there, and the other way round.
  *
- * Zero in an option means its default. Where zero itself means something, -1 stands for it, as it says there.
  * Source: each kind names its own. */
 
 /** An optimizer: options, parameters and state. */
@@ -2302,9 +2334,9 @@ DC_API dc_status dc_kfac_add_layer(dc_optimizer *optimizer, const dc_sample_laye
  *  it as often as each needs to. Gradients for labels drawn from the model's own distribution make the factors those of
  *  the Fisher matrix, which K-FAC approximates. Those for the true labels make the empirical one.
  *  index       of the layer
- *  x, delta    its input and the gradient of its output by the loss, shaped as in dc_per_sample_grads; each float32,
- *              float16 or bfloat16. Products are summed in float32. On a CUDA device memory of it, which is the caller's
- *              again when the call returns
+ *  x, delta    [in] its input and the gradient of its output by the loss, shaped as in dc_per_sample_grads; each
+ *              float32, float16 or bfloat16. Products are summed in float32. On a CUDA device memory of it, which is
+ *              the caller's again when the call returns
  *  loss_scale  finite and not 0: delta times this is that of each sample's own loss. It is the number of samples for
  *              the mean of their losses, and one over a scale that the loss was multiplied by
  *  A step whose group's factor_frequency is not due forgets it, so this only checks then. Nothing is added on an error.
@@ -2341,9 +2373,11 @@ DC_API dc_status dc_optimizer_set_lr(dc_optimizer *optimizer, int32_t group, dou
 DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, const int64_t *shape, int32_t ndim,
                                         int64_t offset, int64_t count, int32_t dtype, int64_t *index);
 /** Makes a step: changes weights and state, in one pass over all parameters.
- *  weights      one tensor a parameter, this rank's part of it in any shape of its count and dtype; changed in place
- *  grads        the gradients, as weights; float32, float16 or bfloat16, each its own choice. A tensor without a type
- *               (DC_TENSOR_INIT) leaves its parameter and its state alone; on every rank, if there is a communicator
+ *  weights      [in,out] one tensor a parameter, this rank's part of it in any shape of its count and dtype; changed
+ *               in place
+ *  grads        [in] the gradients, as weights; float32, float16 or bfloat16, each its own choice. A tensor without a
+ *               type (DC_TENSOR_INIT) leaves its parameter and its state alone; on every rank, if there is a
+ *               communicator
  *  tensor_size  bytes from one tensor to the next in both: sizeof(dc_tensor)
  *  count        of tensors in each: the number of parameters
  *  grad_scale   finite; gradients are multiplied by it on the way (1 = as they are): for loss scales and clipping
@@ -2353,15 +2387,15 @@ DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, 
  *  names the parameter, and the rank; AdamW and SGD only with check_finite), DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID,
  *  DC_E_NOT_CONVERGED (a root, see tolerated_failures), DC_E_MISMATCH (a rank added other parameters, gave other
  *  gradients, or refused its own arguments), DC_E_NO_MEMORY, and the communicator's. [handle, collective] Since 0.1. */
-DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads,
+DC_API dc_status dc_optimizer_step(dc_optimizer *optimizer, dc_tensor *weights, const dc_tensor *grads,
                                    size_t tensor_size, int64_t count, double grad_scale);
 /** Names numbers of the caller's that each later step reads when it runs, not when it is called, until others are
  *  named. So a step uses what a loss scaler has computed by then, and no host waits for it.
- *  loss_scale  [1] or [], float32, finite and not 0: what the loss was multiplied by; gradients are multiplied by
+ *  loss_scale  [in] [1] or [], float32, finite and not 0: what the loss was multiplied by; gradients are multiplied by
  *              grad_scale / loss_scale, rounded to float32. NULL: 1
- *  found_inf   [1] or [], float32: if it is not 0, the step changes nothing, is not counted, and is no error but one
- *              more of dc_optimizer_stats.skipped_steps. AdamW and SGD go by this rank's: name one that is the same on
- *              all ranks. The others skip it on all ranks if it is not 0 on any. NULL: 0
+ *  found_inf   [in] [1] or [], float32: if it is not 0, the step changes nothing, is not counted, and is no error but
+ *              one more of dc_optimizer_stats.skipped_steps. AdamW and SGD go by this rank's: name one that is the same
+ *              on all ranks. The others skip it on all ranks if it is not 0 on any. NULL: 0
  *  Both are memory of the optimizer's device, as weights are, at a multiple of 4, and must stay until the steps that read
  *  them are done. Of a step that is captured into a CUDA graph each launch reads them, where they were when it was
  *  captured.
@@ -2374,7 +2408,7 @@ DC_API dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_t
  *  done. check_finite decides on the stream: a step whose gradients are not finite changes nothing and is not counted.
  *  It is no error but one more of dc_optimizer_stats.skipped_steps. Each rank decides by its own part of the gradients.
  *  The bits are those of steps without a stream. Calls that read the handle wait for the stream, so that the caller
- *  need not: dc_optimizer_steps(), _state(), _save(), _load(), dc_get_optimizer_stats(). On a CUDA device no other call
+ *  need not: dc_optimizer_get_steps(), _get_state(), _save(), _load(), _get_stats(). On a CUDA device no other call
  *  waits, and learning rates are set on the stream, for the steps behind it. On the CPU a step is a task of the stream,
  *  which every later call on the handle waits for first.
  *  All other steps wait for the stream, and run within the call as ever. They are Shampoo's, SOAP's and K-FAC's, and
@@ -2394,9 +2428,10 @@ DC_API dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_t
  *  Returns DC_OK; DC_E_INVALID (a stream of another device), DC_E_STATE (the stream set before is being captured),
  *  DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_optimizer_set_stream(dc_optimizer *optimizer, dc_stream *stream);
-/** How many steps the parameters have made: the most of any; -1 for NULL, and where they cannot be read: the device
- *  failed, or the stream is being captured. [handle] Since 0.1. */
-DC_API int64_t dc_optimizer_steps(const dc_optimizer *optimizer);
+/** How many steps the parameters have made.
+ *  steps  set to the most of any
+ *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (the stream is being captured), DC_E_DEVICE. [handle] Since 0.1. */
+DC_API dc_status dc_optimizer_get_steps(dc_optimizer *optimizer, int64_t *steps);
 
 /** The name of a piece of a parameter's state on this rank. "step" (int64, no dimension) is the first one of all; 16-bit
  *  weights have "master".
@@ -2404,34 +2439,34 @@ DC_API int64_t dc_optimizer_steps(const dc_optimizer *optimizer);
  *  piece  0, 1, …
  *  name   set to the name, which lives as long as the handle, or to NULL past the last piece
  *  Returns DC_OK; DC_E_NOT_FOUND (no such parameter), DC_E_INVALID, DC_E_NO_MEMORY. [handle] Since 0.1. */
-DC_API dc_status dc_optimizer_state_name(dc_optimizer *optimizer, int64_t index, int64_t piece, const char **name);
+DC_API dc_status dc_optimizer_get_state_name(dc_optimizer *optimizer, int64_t index, int64_t piece, const char **name);
 /** A view of a piece of a parameter's state, which may be read and written between steps.
  *  index  of the parameter
- *  name   as dc_optimizer_state_name gives it
- *  view   struct_size set by the caller; filled in. Its memory and shape live as long as the handle
+ *  name   as dc_optimizer_get_state_name gives it
+ *  view   [view] struct_size set by the caller; filled in. Its memory and shape live as long as the handle
  *  Returns DC_OK; DC_E_NOT_FOUND (no such parameter, or no such piece), DC_E_INVALID, DC_E_NO_MEMORY.
  *  [handle] Since 0.1. */
-DC_API dc_status dc_optimizer_state(dc_optimizer *optimizer, int64_t index, const char *name, dc_tensor *view);
+DC_API dc_status dc_optimizer_get_state(dc_optimizer *optimizer, int64_t index, const char *name, dc_tensor *view);
 
 /** How many bytes dc_optimizer_save() writes.
  *  bytes  set
  *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [handle] Since 0.1. */
-DC_API dc_status dc_optimizer_save_size(dc_optimizer *optimizer, size_t *bytes);
+DC_API dc_status dc_optimizer_get_save_bytes(dc_optimizer *optimizer, int64_t *bytes);
 /** Writes this rank's state as bytes: a version, the kind, each parameter's shape and part, each piece, a checksum.
  *  Options and learning rates are not in it.
- *  memory  written
- *  bytes   of memory, at least dc_optimizer_save_size()
+ *  memory  [out] written
+ *  bytes   of memory, at least dc_optimizer_get_save_bytes()
  *  Returns DC_OK; DC_E_INVALID, DC_E_BUFFER_TOO_SMALL (the text has the bytes), DC_E_NO_MEMORY.
  *  [handle] Since 0.1. */
-DC_API dc_status dc_optimizer_save(dc_optimizer *optimizer, void *memory, size_t bytes);
+DC_API dc_status dc_optimizer_save(dc_optimizer *optimizer, void *memory, int64_t bytes);
 /** Reads a state that an optimizer with the same parameters, on the same rank of as many, has saved. All of it is
  *  checked before anything changes.
- *  memory  what dc_optimizer_save() wrote; read
+ *  memory  [in] what dc_optimizer_save() wrote
  *  bytes   of it
  *  Returns DC_OK; DC_E_CORRUPT (no saved state, cut off, or damaged), DC_E_UNSUPPORTED (a later version's), DC_E_STATE
  *  (another kind's), DC_E_SHAPE (other parameters, parts or pieces: names the first), DC_E_INVALID, DC_E_NO_MEMORY.
  *  [handle] Since 0.1. */
-DC_API dc_status dc_optimizer_load(dc_optimizer *optimizer, const void *memory, size_t bytes);
+DC_API dc_status dc_optimizer_load(dc_optimizer *optimizer, const void *memory, int64_t bytes);
 
 /** An optimizer's memory and counts, on this rank. */
 typedef struct dc_optimizer_stats {
@@ -2460,7 +2495,7 @@ DC_API void dc_optimizer_stats_init(dc_optimizer_stats *stats, size_t struct_siz
 /** Counts what an optimizer holds and did.
  *  stats  filled in; struct_size is set by the caller
  *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [handle] Since 0.1. */
-DC_API dc_status dc_get_optimizer_stats(dc_optimizer *optimizer, dc_optimizer_stats *stats);
+DC_API dc_status dc_optimizer_get_stats(dc_optimizer *optimizer, dc_optimizer_stats *stats);
 
 #ifdef __cplusplus
 }

@@ -143,7 +143,7 @@ static void *train(void *argument) {
     for (int p = 0; p < 2; p++)
       for (int64_t at = 0; at < params[p]->half; at++)
         params[p]->shard[at] -= rate * params[p]->grad[at];
-    CHECK(dc_params_updated(context, ids, 2));
+    CHECK(dc_context_params_updated(context, ids, 2));
     loss /= BATCH / RANKS;
     dc_tensor mean = flat(&loss, &scalar);
     CHECK(dc_comm_all_reduce(comms[rank], &mean, DC_MEAN, NULL));

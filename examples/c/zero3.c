@@ -79,7 +79,7 @@ static void *train(void *argument) {
     CHECK(dc_end_backward(context, GRAPH, 0)); /* gradients = this rank's part of the mean over ranks */
     for (int k = 0; k < SHARD; k++)
       weights[k] -= 0.3f * gradients[k];
-    CHECK(dc_params_updated(context, NULL, 0));
+    CHECK(dc_context_params_updated(context, NULL, 0));
     if (rank == 0)
       losses[step] = loss;
   }

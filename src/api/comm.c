@@ -31,6 +31,10 @@ static dc_status read_options(const char *fn, int32_t world, int32_t most, const
     return dc__fail(DC_E_INVALID, "%s: options.timeout_ns = %" PRId64 ", must be >= 0 (0 = 300 s)", fn,
                     out->timeout_ns);
   }
+  if (out->heap_bytes < 0 || out->heap_bytes > (int64_t)(SIZE_MAX / 4)) {
+    return dc__fail(DC_E_INVALID, "%s: options.heap_bytes = %" PRId64 ", must be 0 to %zu", fn, out->heap_bytes,
+                    SIZE_MAX / 4);
+  }
   if (out->timeout_ns == 0) {
     out->timeout_ns = default_timeout_ns;
   } else if (out->timeout_ns > INT64_MAX / 4) {
@@ -110,10 +114,6 @@ dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world
   dc_comm_options known;
   DC__TRY(comm_begin_create(fn, rank, world_size, DC__COMM_MAX_LOCAL, options, &known, comm));
   DC__TRY(check_name(fn, name));
-  if (known.heap_bytes > SIZE_MAX / 4) {
-    return dc__fail(DC_E_INVALID, "%s: options.heap_bytes = %zu, must be at most %zu", fn, known.heap_bytes,
-                    SIZE_MAX / 4);
-  }
   return dc__comm_create_processes(name, rank, world_size, &known, comm);
 }
 
@@ -165,10 +165,10 @@ dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl) 
   return dc__comm_create_nccl(comm, device, nccl);
 }
 
-dc_status dc_nccl_version(int32_t *version) {
+dc_status dc_nccl_get_version(int32_t *version) {
   DC__WITHOUT_TRAPS;
   if (version == NULL) {
-    return dc__fail(DC_E_INVALID, "dc_nccl_version: version is NULL");
+    return dc__fail(DC_E_INVALID, "dc_nccl_get_version: version is NULL");
   }
   *version = 0;
   return dc__nccl_version(version);

@@ -149,7 +149,7 @@ static dc_status abort_step(dc_context *ctx) {
   return status;
 }
 
-dc_status dc_step_abort(dc_context *context) {
+dc_status dc_context_step_abort(dc_context *context) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
   return dc__context_leave(context, abort_step(context));
@@ -176,19 +176,19 @@ static dc_status context_set_stream(dc_context *ctx, const char *fn, dc_stream *
   return DC_OK;
 }
 
-dc_status dc_set_stream(dc_context *context, dc_stream *stream) {
+dc_status dc_context_set_stream(dc_context *context, dc_stream *stream) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
   return dc__context_leave(context, context_set_stream(context, __func__, stream));
 }
 
-dc_status dc_async_error(dc_context *context) {
+dc_status dc_context_check(dc_context *context) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
   return dc__context_leave(context, DC_OK); /* entering looks for a failure */
 }
 
-static dc_status context_alloc(dc_context *ctx, const char *fn, size_t bytes, int32_t kind, dc_buffer **buffer) {
+static dc_status context_alloc(dc_context *ctx, const char *fn, int64_t bytes, int32_t kind, dc_buffer **buffer) {
   const dc__arenas *arenas =
       ctx->capturing ? &ctx->saved_arenas : &ctx->arenas; /* what the caller keeps no graph may take */
   dc__arena *arena = kind == DC_MEMORY_DEVICE   ? arenas->working
@@ -199,18 +199,16 @@ static dc_status context_alloc(dc_context *ctx, const char *fn, size_t bytes, in
     return dc__fail(DC_E_INVALID, "%s: kind = %" PRId32 ", must be DC_MEMORY_DEVICE (1), _SHARED (2) or _HOST (3)", fn,
                     kind);
   }
-  if (bytes > SIZE_MAX / 4) {
-    return dc__fail(DC_E_INVALID, "%s: bytes = %zu, must be at most %zu", fn, bytes, SIZE_MAX / 4);
-  }
+  DC__TRY(dc__check_range(fn, "bytes", bytes, 0, (int64_t)(SIZE_MAX / 4)));
   void *data;
-  DC__TRY(dc__arena_alloc(arena, NULL, bytes, &data));
-  DC__TRY(dc__buffer_create(arena, data, bytes, buffer));
-  dc__stream_zero(dc__stream_or_internal(ctx->device, NULL), data, bytes);
+  DC__TRY(dc__arena_alloc(arena, NULL, (size_t)bytes, &data));
+  DC__TRY(dc__buffer_create(arena, data, (size_t)bytes, buffer));
+  dc__stream_zero(dc__stream_or_internal(ctx->device, NULL), data, (size_t)bytes);
   dc__device_sync_internal(ctx->device, NULL);
   return DC_OK;
 }
 
-dc_status dc_memory_alloc(dc_context *context, size_t bytes, int32_t kind, dc_buffer **buffer) {
+dc_status dc_context_alloc(dc_context *context, int64_t bytes, int32_t kind, dc_buffer **buffer) {
   DC__WITHOUT_TRAPS;
   if (buffer == NULL) {
     return dc__fail(DC_E_INVALID, "%s: buffer is NULL", __func__);

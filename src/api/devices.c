@@ -62,7 +62,7 @@ void dc_device_memory_init(dc_device_memory *memory, size_t struct_size) {
   dc__init_sized(memory, struct_size, sizeof *memory);
 }
 
-dc_status dc_get_device_memory(dc_device *device, dc_device_memory *memory) {
+dc_status dc_device_get_memory(dc_device *device, dc_device_memory *memory) {
   DC__WITHOUT_TRAPS;
   dc_device_memory now = {.struct_size = sizeof now};
   size_t size;
@@ -112,5 +112,11 @@ dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32_t ndim
   if (status != DC_OK) {
     return dc__fail(status, "%s: %s", __func__, dc_last_error());
   }
-  return dc__tensor_write(__func__, "out", out, dc_buffer_data(buffer), shape, ndim, dtype, buffer);
+  const int64_t *kept;
+  status = dc__buffer_keep_shape(buffer, shape, ndim, &kept);
+  if (status != DC_OK) {
+    dc_buffer_release(buffer);
+    return dc__fail(status, "%s: %s", __func__, dc_last_error());
+  }
+  return dc__tensor_write(__func__, "out", out, dc_buffer_data(buffer), kept, ndim, dtype, buffer);
 }

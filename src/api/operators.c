@@ -20,10 +20,10 @@ static dc_status op_allgather(dc_context *ctx, const char *fn, int64_t graph_id,
   return write_copy(fn, param, dc__gather_copy(param, dtype), out);
 }
 
-dc_status dc_allgather_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, int32_t dtype,
+dc_status dc_allgather_param(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id, int32_t dtype,
                              dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  (void)a;
+  (void)token;
   DC__TRY(dc__operator_enter(context, __func__));
   return dc__operator_leave(context, op_allgather(context, __func__, graph_id, id, dtype, out));
 }
@@ -64,9 +64,9 @@ static dc_status op_wait_allgather(dc_context *ctx, const char *fn, int64_t grap
   return dc__recorder_end_call(span, dc__gather_wait(ctx, fn, param));
 }
 
-dc_status dc_wait_allgather(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
+dc_status dc_wait_allgather(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id) {
   DC__WITHOUT_TRAPS;
-  (void)a;
+  (void)token;
   DC__TRY(dc__operator_enter(context, __func__));
   return dc__operator_leave(context, op_wait_allgather(context, __func__, graph_id, id));
 }
@@ -80,9 +80,9 @@ static dc_status op_release(dc_context *ctx, const char *fn, int64_t graph_id, i
   return dc__recorder_end_call(span, dc__gather_release(ctx, fn, param, n_users));
 }
 
-dc_status dc_release_param(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, int64_t n_users) {
+dc_status dc_release_param(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id, int64_t n_users) {
   DC__WITHOUT_TRAPS;
-  (void)a;
+  (void)token;
   DC__TRY(dc__operator_enter(context, __func__));
   return dc__operator_leave(context, op_release(context, __func__, graph_id, id, n_users));
 }
@@ -109,24 +109,25 @@ dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32
 
 /* ---- gradients ---- */
 
-static dc_status check_grad(const char *fn, const dc_tensor *a, const dc__param *param, dc_tensor *grad) {
+static dc_status check_grad(const char *fn, const dc_tensor *tensor, const dc__param *param, dc_tensor *grad) {
   int64_t count;
-  DC__TRY(dc__tensor_read(fn, "a", a, false, grad, &count));
+  DC__TRY(dc__tensor_read(fn, "grad", tensor, false, grad, &count));
   if (!dc__dtype_is_float(grad->dtype)) {
-    return dc__fail(DC_E_DTYPE, "%s: a is %s, must be a floating-point type", fn, dc_dtype_name(grad->dtype));
+    return dc__fail(DC_E_DTYPE, "%s: grad is %s, must be a floating-point type", fn, dc_dtype_name(grad->dtype));
   }
   return count == param->numel
              ? DC_OK
-             : dc__fail(DC_E_SHAPE, "%s: a has %" PRId64 " element%s, but parameter %" PRId64 " has %" PRId64, fn,
+             : dc__fail(DC_E_SHAPE, "%s: grad has %" PRId64 " element%s, but parameter %" PRId64 " has %" PRId64, fn,
                         count, DC__PLURAL_S(count), param->id, param->numel);
 }
 
-static dc_status op_reduce_grad(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id) {
+static dc_status op_reduce_grad(dc_context *ctx, const char *fn, const dc_tensor *tensor, int64_t graph_id,
+                                int64_t id) {
   dc__graph *graph;
   dc__param *param;
   dc_tensor grad;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, false, &graph, &param));
-  DC__TRY(check_grad(fn, a, param, &grad));
+  DC__TRY(check_grad(fn, tensor, param, &grad));
   if (ctx->config.sync_before_reduce == 1) {
     DC__TRY(dc__context_synchronize(ctx));
   }
@@ -138,10 +139,10 @@ static dc_status op_reduce_grad(dc_context *ctx, const char *fn, const dc_tensor
   return ctx->config.sync_after_reduce == 1 ? dc__context_synchronize(ctx) : DC_OK;
 }
 
-dc_status dc_reduce_grad(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
+dc_status dc_reduce_grad(dc_context *context, const dc_tensor *grad, int64_t graph_id, int64_t id) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__operator_enter(context, __func__));
-  return dc__operator_leave(context, op_reduce_grad(context, __func__, a, graph_id, id));
+  return dc__operator_leave(context, op_reduce_grad(context, __func__, grad, graph_id, id));
 }
 
 /* After the last backward before the optimizer: its gradients are whole, so the next ones replace them. A parameter of
@@ -184,35 +185,27 @@ dc_status dc_end_backward(dc_context *context, int64_t graph_id, int32_t release
 
 /* ---- activations ---- */
 
-/* The caller's tensors may be of another version's size. */
-static const dc_tensor *op_tensor_at(const char *tensors, size_t tensor_size, int64_t i) {
-  return (const dc_tensor *)(const void *)(tensors + (size_t)i * tensor_size);
-}
-
-static dc_status op_free_tensors(dc_context *ctx, const char *fn, const char *tensors, size_t tensor_size,
+static dc_status op_free_tensors(dc_context *ctx, const char *fn, const dc_tensor *tensors, size_t tensor_size,
                                  int64_t count, int32_t *freed) {
   if (count < 0) {
     return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 ", must be >= 0", fn, count);
   }
-  if (count > 0 && (tensors == NULL || freed == NULL)) {
-    return dc__fail(DC_E_INVALID, "%s: %s is NULL, must have count = %" PRId64 " entr%s", fn,
-                    tensors == NULL ? "tensors" : "freed", count, count == 1 ? "y" : "ies");
-  }
-  if (count > 0 && tensor_size < DC__TENSOR_SIZE_0_1) {
-    return dc__fail(DC_E_INVALID, "%s: tensor_size = %zu, must be at least %d", fn, tensor_size,
-                    (int)DC__TENSOR_SIZE_0_1);
+  DC__TRY(dc__tensors_check(fn, "tensors", tensors, tensor_size, count));
+  if (count > 0 && freed == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: freed is NULL, must have count = %" PRId64 " entr%s", fn, count,
+                    count == 1 ? "y" : "ies");
   }
   int64_t threshold = ctx->config.free_activation_threshold;
   threshold = threshold == 0 ? 10485760 : threshold == -1 ? 0 : threshold;
   dc_tensor t;
   int64_t numel;
   for (int64_t i = 0; i < count; i++) { /* all are checked before any is freed */
-    DC__TRY(dc__tensor_read(fn, "tensors", op_tensor_at(tensors, tensor_size, i), false, &t, &numel));
+    DC__TRY(dc__tensor_read(fn, "tensors", dc__tensors_at(tensors, tensor_size, i), false, &t, &numel));
   }
   dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_FREE_TENSORS};
   dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
   for (int64_t i = 0; i < count; i++) {
-    (void)dc__tensor_read(fn, "tensors", op_tensor_at(tensors, tensor_size, i), false, &t, &numel);
+    (void)dc__tensor_read(fn, "tensors", dc__tensors_at(tensors, tensor_size, i), false, &t, &numel);
     bool frees = !ctx->profiling && numel > threshold;
     freed[i] = frees && (t.buffer == NULL || dc__free_buffer(ctx, t.buffer));
   }
@@ -223,22 +216,22 @@ dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t 
                           int32_t *freed) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__operator_enter(context, __func__));
-  return dc__operator_leave(
-      context, op_free_tensors(context, __func__, (const char *)(const void *)tensors, tensor_size, count, freed));
+  return dc__operator_leave(context, op_free_tensors(context, __func__, tensors, tensor_size, count, freed));
 }
 
 /* Offloading, as gathering, belongs to stage 3. */
-static dc_status op_offload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
+static dc_status op_offload(dc_context *ctx, const char *fn, const dc_tensor *tensor, int64_t graph_id, int64_t id,
                             dc_tensor *out) {
   dc__graph *graph;
   DC__TRY(dc__graph_find_stage3(ctx, fn, graph_id, &graph));
-  return dc__offload_tensor(ctx, fn, graph, id, a, out);
+  return dc__offload_tensor(ctx, fn, graph, id, tensor, out);
 }
 
-dc_status dc_offload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
+dc_status dc_offload_tensor(dc_context *context, const dc_tensor *tensor, int64_t graph_id, int64_t id,
+                            dc_tensor *out) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__operator_enter(context, __func__));
-  return dc__operator_leave(context, op_offload(context, __func__, a, graph_id, id, out));
+  return dc__operator_leave(context, op_offload(context, __func__, tensor, graph_id, id, out));
 }
 
 static dc_status op_wait_offload(dc_context *ctx, const char *fn, int64_t graph_id, int64_t id, dc_tensor *out) {
@@ -249,9 +242,9 @@ static dc_status op_wait_offload(dc_context *ctx, const char *fn, int64_t graph_
   return dc__recorder_end_call(span, dc__wait_offload(ctx, fn, graph, id, out));
 }
 
-dc_status dc_wait_offload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
+dc_status dc_wait_offload(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  (void)a;
+  (void)token;
   DC__TRY(dc__operator_enter(context, __func__));
   return dc__operator_leave(context, op_wait_offload(context, __func__, graph_id, id, out));
 }
@@ -262,26 +255,26 @@ static dc_status op_reload(dc_context *ctx, const char *fn, int64_t graph_id, in
   return dc__reload_tensor(ctx, fn, graph, id, out);
 }
 
-dc_status dc_reload_tensor(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
+dc_status dc_reload_tensor(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
-  (void)a;
+  (void)token;
   DC__TRY(dc__operator_enter(context, __func__));
   return dc__operator_leave(context, op_reload(context, __func__, graph_id, id, out));
 }
 
-static dc_status op_wait_reload(dc_context *ctx, const char *fn, const dc_tensor *a, int64_t graph_id, int64_t id,
+static dc_status op_wait_reload(dc_context *ctx, const char *fn, const dc_tensor *tensor, int64_t graph_id, int64_t id,
                                 dc_tensor *out) {
   dc__graph *graph;
   DC__TRY(dc__graph_find_stage3(ctx, fn, graph_id, &graph));
   dc__tag tag = {.graph_id = graph->ordinal, .id = id, .op = DC_OP_WAIT_RELOAD};
   dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
-  return dc__recorder_end_call(span, dc__wait_reload(ctx, fn, graph, id, a, out));
+  return dc__recorder_end_call(span, dc__wait_reload(ctx, fn, graph, id, tensor, out));
 }
 
-dc_status dc_wait_reload(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id, dc_tensor *out) {
+dc_status dc_wait_reload(dc_context *context, const dc_tensor *tensor, int64_t graph_id, int64_t id, dc_tensor *out) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__operator_enter(context, __func__));
-  return dc__operator_leave(context, op_wait_reload(context, __func__, a, graph_id, id, out));
+  return dc__operator_leave(context, op_wait_reload(context, __func__, tensor, graph_id, id, out));
 }
 
 /* ---- shards ---- */
@@ -296,9 +289,9 @@ static dc_status op_offload_parameter(dc_context *ctx, const char *fn, int64_t g
   return dc__recorder_end_call(span, DC_OK);
 }
 
-dc_status dc_offload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
+dc_status dc_offload_parameter(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id) {
   DC__WITHOUT_TRAPS;
-  (void)a;
+  (void)token;
   DC__TRY(dc__operator_enter(context, __func__));
   return dc__operator_leave(context, op_offload_parameter(context, __func__, graph_id, id));
 }
@@ -310,9 +303,9 @@ static dc_status op_reload_parameter(dc_context *ctx, const char *fn, int64_t gr
   return dc__reload_shard(ctx, graph, param);
 }
 
-dc_status dc_reload_parameter(dc_context *context, const dc_tensor *a, int64_t graph_id, int64_t id) {
+dc_status dc_reload_parameter(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id) {
   DC__WITHOUT_TRAPS;
-  (void)a;
+  (void)token;
   DC__TRY(dc__operator_enter(context, __func__));
   return dc__operator_leave(context, op_reload_parameter(context, __func__, graph_id, id));
 }

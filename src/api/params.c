@@ -2,7 +2,7 @@
 #include "api/api_internal.h"
 
 dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
-                            const dc_tensor *tensor, const dc_tensor *grad_buffer, int64_t offset) {
+                            const dc_tensor *tensor, dc_tensor *grad_buffer, int64_t offset) {
   DC__WITHOUT_TRAPS;
   dc__param_spec spec = {
       .id = id, .shape = shape, .ndim = ndim, .offset = offset, .tensor = tensor, .grad = grad_buffer};
@@ -10,7 +10,7 @@ dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shap
   return dc__context_leave(context, dc__param_register(context, __func__, &spec));
 }
 
-dc_status dc_shard_range(int64_t numel, int32_t world_size, int32_t rank, int64_t *offset, int64_t *count) {
+dc_status dc_shard_range(int64_t numel, int32_t rank, int32_t world_size, int64_t *offset, int64_t *count) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__check_range(__func__, "numel", numel, 0, INT64_MAX));
   DC__TRY(dc__check_range(__func__, "world_size", world_size, 1, INT32_MAX));
@@ -25,7 +25,7 @@ dc_status dc_shard_range(int64_t numel, int32_t world_size, int32_t rank, int64_
 }
 
 dc_status dc_register_z3_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
-                               const dc_tensor *shard, const dc_tensor *grad_buffer, int32_t persistent,
+                               const dc_tensor *shard, dc_tensor *grad_buffer, int32_t persistent,
                                int32_t expected_grad_dtype) {
   DC__WITHOUT_TRAPS;
   dc__param_spec spec = {.id = id,
@@ -41,13 +41,13 @@ dc_status dc_register_z3_param(dc_context *context, int64_t id, const int64_t *s
   return dc__context_leave(context, dc__param_register(context, __func__, &spec));
 }
 
-dc_status dc_set_param_name(dc_context *context, int64_t id, const char *name) {
+dc_status dc_context_set_param_name(dc_context *context, int64_t id, const char *name) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
   return dc__context_leave(context, dc__name_set(context, __func__, id, name));
 }
 
-dc_status dc_update_param_grad_buffer(dc_context *context, int64_t id, const dc_tensor *grad_buffer, int64_t offset) {
+dc_status dc_context_update_param_grad_buffer(dc_context *context, int64_t id, dc_tensor *grad_buffer, int64_t offset) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
   return dc__context_leave(context, dc__param_set_grad(context, __func__, id, grad_buffer, offset));
@@ -166,7 +166,7 @@ static void raise_version(dc__param *param) {
   param->version++;
 }
 
-dc_status dc_params_updated(dc_context *context, const int64_t *ids, int64_t count) {
+dc_status dc_context_params_updated(dc_context *context, const int64_t *ids, int64_t count) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
   return dc__context_leave(context, params_for_each(context, __func__, ids, count, raise_version));
@@ -176,7 +176,7 @@ static void keep_grad(dc__param *param) {
   param->has_grad = true;
 }
 
-dc_status dc_accumulate_grads(dc_context *context, const int64_t *ids, int64_t count) {
+dc_status dc_context_accumulate_grads(dc_context *context, const int64_t *ids, int64_t count) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
   return dc__context_leave(context, params_for_each(context, __func__, ids, count, keep_grad));

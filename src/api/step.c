@@ -65,7 +65,7 @@ static dc_status grads_finite(dc_context *ctx, const char *fn, int32_t *finite, 
   return dc__grad_finite_query(ctx, fn, finite, id);
 }
 
-dc_status dc_grads_finite(dc_context *context, int32_t *finite, int64_t *id) {
+dc_status dc_context_grads_finite(dc_context *context, int32_t *finite, int64_t *id) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
   return dc__context_leave(context, grads_finite(context, __func__, finite, id));
@@ -110,7 +110,7 @@ static dc_status step_get_stats(dc_context *ctx, const char *fn, dc_memory_stats
   return dc__write_sized(fn, "stats", stats, &s, sizeof s, DC__MEMORY_STATS_SIZE_0_1);
 }
 
-dc_status dc_get_memory_stats(dc_context *context, dc_memory_stats *stats) {
+dc_status dc_context_get_memory_stats(dc_context *context, dc_memory_stats *stats) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
   return dc__context_leave(context, step_get_stats(context, __func__, stats));
@@ -121,7 +121,7 @@ static dc_status reset_stats(dc_context *ctx) {
   return DC_OK;
 }
 
-dc_status dc_reset_stats(dc_context *context) {
+dc_status dc_context_reset_stats(dc_context *context) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
   return dc__context_leave(context, reset_stats(context));
@@ -137,13 +137,14 @@ static dc_status dry_run(dc_context *ctx, const char *fn, int32_t op, int64_t gr
   return dc__write_sized(fn, "info", info, &i, sizeof i, DC__OP_INFO_SIZE_0_1);
 }
 
-dc_status dc_dry_run(dc_context *context, int32_t op, int64_t graph_id, int64_t id, int32_t dtype, dc_op_info *info) {
+dc_status dc_context_dry_run(dc_context *context, int32_t op, int64_t graph_id, int64_t id, int32_t dtype,
+                             dc_op_info *info) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
   return dc__context_leave(context, dry_run(context, __func__, op, graph_id, id, dtype, info));
 }
 
-dc_status dc_trace_start(dc_context *context, int64_t capacity) {
+dc_status dc_context_trace_start(dc_context *context, int64_t capacity) {
   DC__WITHOUT_TRAPS;
   if (capacity < 0 || capacity > 16777216) {
     return dc__fail(DC_E_INVALID, "%s: capacity = %" PRId64 ", must be 0 to 16777216", __func__, capacity);
@@ -157,7 +158,8 @@ static dc_status trace_read(dc_context *ctx, dc_trace_event *events, size_t even
   return DC_OK;
 }
 
-dc_status dc_trace_read(dc_context *context, dc_trace_event *events, size_t event_size, int64_t cap, int64_t *count) {
+dc_status dc_context_trace_read(dc_context *context, dc_trace_event *events, size_t event_size, int64_t cap,
+                                int64_t *count) {
   DC__WITHOUT_TRAPS;
   if (cap < 0) {
     return dc__fail(DC_E_INVALID, "%s: cap = %" PRId64 ", must be >= 0", __func__, cap);
@@ -182,7 +184,7 @@ static dc_status check_folder(const char *fn, const dc_context *context, const c
   return DC_OK;
 }
 
-dc_status dc_trace_dump(dc_context *context, const char *folder) {
+dc_status dc_context_trace_dump(dc_context *context, const char *folder) {
   DC__WITHOUT_TRAPS;
   DC__TRY(check_folder(__func__, context, folder));
   if (folder == NULL) {
@@ -191,7 +193,7 @@ dc_status dc_trace_dump(dc_context *context, const char *folder) {
   return dc__trace_dump(context, __func__, folder); /* without the context's mutex: a blocked call holds it */
 }
 
-dc_status dc_trace_dump_on_error(dc_context *context, const char *folder) {
+dc_status dc_context_trace_dump_on_error(dc_context *context, const char *folder) {
   DC__WITHOUT_TRAPS;
   DC__TRY(check_folder(__func__, context, folder));
   return dc__trace_dump_on_error(context, folder);

@@ -87,6 +87,11 @@ dc_status dc__numel(const char *function, const char *argument, const int64_t *s
  * may be NULL only if optional: then dst is an empty tensor of no type and numel 0. */
 dc_status dc__tensor_read(const char *function, const char *argument, const dc_tensor *src, bool optional,
                           dc_tensor *dst, int64_t *numel);
+/* An array of tensors, whose elements may be of another version's size: whether it has `count` of them, and the i-th.
+ */
+dc_status dc__tensors_check(const char *function, const char *argument, const dc_tensor *tensors, size_t tensor_size,
+                            int64_t count);
+const dc_tensor *dc__tensors_at(const dc_tensor *tensors, size_t tensor_size, int64_t i);
 /* Fills a caller's output tensor. */
 dc_status dc__tensor_write(const char *function, const char *argument, dc_tensor *dst, void *data, const int64_t *shape,
                            int32_t ndim, int32_t dtype, dc_buffer *buffer);

@@ -65,10 +65,10 @@ const char *dc_last_error(void) {
   return last_error;
 }
 
-dc_status dc_last_error_copy(char *buf, size_t cap, size_t *needed) {
-  size_t length = strlen(last_error) + 1;
+dc_status dc_last_error_copy(char *buf, int64_t cap, int64_t *needed) {
+  const int64_t length = (int64_t)strlen(last_error) + 1;
   if (buf == NULL && cap >= length) {
-    return dc__fail(DC_E_INVALID, "dc_last_error_copy: buf is NULL, but cap = %zu", cap);
+    return dc__fail(DC_E_INVALID, "dc_last_error_copy: buf is NULL, but cap = %" PRId64, cap);
   }
   if (needed != NULL) {
     *needed = length;
@@ -76,7 +76,7 @@ dc_status dc_last_error_copy(char *buf, size_t cap, size_t *needed) {
   if (cap < length) {
     return DC_E_BUFFER_TOO_SMALL; /* the text that was asked for must survive, so no text for this */
   }
-  memcpy(buf, last_error, length);
+  memcpy(buf, last_error, (size_t)length);
   return DC_OK;
 }
 

@@ -118,6 +118,23 @@ dc_status dc__tensor_check_output(const char *function, const char *argument, co
   return dc__check_size(function, argument, size, DC__TENSOR_SIZE_0_1);
 }
 
+dc_status dc__tensors_check(const char *function, const char *argument, const dc_tensor *tensors, size_t tensor_size,
+                            int64_t count) {
+  if (count > 0 && tensors == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: %s is NULL, must have count = %" PRId64 " entr%s", function, argument, count,
+                    count == 1 ? "y" : "ies");
+  }
+  if (count > 0 && tensor_size < DC__TENSOR_SIZE_0_1) {
+    return dc__fail(DC_E_INVALID, "%s: tensor_size = %zu, must be at least %d", function, tensor_size,
+                    (int)DC__TENSOR_SIZE_0_1);
+  }
+  return DC_OK;
+}
+
+const dc_tensor *dc__tensors_at(const dc_tensor *tensors, size_t tensor_size, int64_t i) {
+  return (const dc_tensor *)(const void *)((const char *)(const void *)tensors + (size_t)i * tensor_size);
+}
+
 dc_status dc__tensor_write(const char *function, const char *argument, dc_tensor *dst, void *data, const int64_t *shape,
                            int32_t ndim, int32_t dtype, dc_buffer *buffer) {
   dc_tensor t = {.struct_size = sizeof t,

@@ -16,7 +16,7 @@ int32_t dc__coll_missing_recv(const dc__coll *coll, int32_t rank) {
 dc_status dc__coll_fail_missing_recv(int64_t id, int32_t rank) {
   return dc__fail(DC_E_STATE,
                   "dc_reduce_grad: the gradient buffer of parameter %" PRId64
-                  " was taken away by dc_update_param_grad_buffer on rank %" PRId32 "; give it one first",
+                  " was taken away by dc_context_update_param_grad_buffer on rank %" PRId32 "; give it one first",
                   id, rank);
 }
 

@@ -1,5 +1,7 @@
 /* Counted handles on arena blocks. They are the public dc_buffer, so the four functions of dc_api.h are here too:
  * a handle has no argument to check. Foreign tensors own buffers: they may outlive the context and go on any thread. */
+#include <string.h>
+
 #include "device/arena.h"
 
 struct dc_buffer {
@@ -7,6 +9,7 @@ struct dc_buffer {
   dc__arena *arena;
   _Atomic(void *) ptr; /* NULL: revoked */
   size_t bytes;
+  int64_t *shape; /* of dc_tensor_create(); or NULL */
   atomic_int refs;
 };
 
@@ -21,9 +24,22 @@ dc_status dc__buffer_create(dc__arena *arena, void *ptr, size_t bytes, dc_buffer
   self->handle = DC__HANDLE_BUFFER;
   self->arena = dc__arena_retain(arena);
   self->bytes = bytes;
+  self->shape = NULL;
   atomic_init(&self->ptr, ptr);
   atomic_init(&self->refs, 1);
   *buffer = self;
+  return DC_OK;
+}
+
+dc_status dc__buffer_keep_shape(dc_buffer *buffer, const int64_t *shape, int32_t ndim, const int64_t **kept) {
+  if (ndim > 0) {
+    buffer->shape = dc__calloc((size_t)ndim, sizeof *shape);
+    if (buffer->shape == NULL) {
+      return DC_E_NO_MEMORY;
+    }
+    memcpy(buffer->shape, shape, (size_t)ndim * sizeof *shape);
+  }
+  *kept = buffer->shape;
   return DC_OK;
 }
 
@@ -48,6 +64,7 @@ void dc__buffer_release_after(dc_buffer *buffer, dc_event *after) {
   }
   dc__buffer_revoke(buffer, after, NULL);
   dc__arena *arena = buffer->arena;
+  dc__free(buffer->shape);
   dc__handle_clear(&buffer->handle);
   dc__arena_record_free(arena, buffer);
   dc__arena_release(arena);
@@ -64,6 +81,6 @@ void *dc_buffer_data(const dc_buffer *buffer) {
   return dc__handle_is(buffer, DC__HANDLE_BUFFER) ? atomic_load(&buffer->ptr) : NULL;
 }
 
-size_t dc_buffer_bytes(const dc_buffer *buffer) {
-  return dc_buffer_data(buffer) == NULL ? 0 : buffer->bytes;
+int64_t dc_buffer_bytes(const dc_buffer *buffer) {
+  return dc_buffer_data(buffer) == NULL ? 0 : (int64_t)buffer->bytes;
 }

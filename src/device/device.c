@@ -31,12 +31,12 @@ void dc__device_head_destroy(dc_device *device) {
 
 dc_status dc__device_alloc_user(dc_device *device, size_t bytes, void **ptr) {
   const dc_allocator *allocator = &device->allocator;
-  void *block = allocator->alloc(bytes, DC__ALIGNMENT, allocator->user);
+  void *block = allocator->alloc((int64_t)bytes, DC__ALIGNMENT, allocator->user);
   if (block == NULL) {
     return dc__fail(DC_E_NO_MEMORY, "device \"%s\": the caller's allocator gave no %zu bytes", device->name, bytes);
   }
   if ((uintptr_t)block % DC__ALIGNMENT != 0) {
-    allocator->free(block, bytes, DC__ALIGNMENT, allocator->user);
+    allocator->free(block, (int64_t)bytes, DC__ALIGNMENT, allocator->user);
     return dc__fail(DC_E_CALLBACK, "device \"%s\": the caller's allocator gave %p, must be %d-byte aligned",
                     device->name, block, DC__ALIGNMENT);
   }

@@ -320,6 +320,8 @@ void dc__arena_reset_peak(dc__arena *arena);
 
 /* Wraps a block that `arena` gave; one reference for the caller. On failure the block is freed. */
 dc_status dc__buffer_create(dc__arena *arena, void *ptr, size_t bytes, dc_buffer **buffer);
+/* A copy of a tensor's shape that lives as long as the buffer; once in its life. */
+dc_status dc__buffer_keep_shape(dc_buffer *buffer, const int64_t *shape, int32_t ndim, const int64_t **kept);
 /* Takes the memory back from all holders, whose handles are empty from then on. */
 void dc__buffer_revoke(dc_buffer *buffer, dc_event *after_a, dc_event *after_b);
 /* dc_buffer_release(); memory that it frees is used again only after the event. */

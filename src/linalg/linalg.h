@@ -288,11 +288,12 @@ void dc__kron_apply_inverse(dc_linalg *l, const dc__kron_inverse *inverse, const
 dc_status dc__kron_nearest(dc_linalg *l, const char *fn, const dc__mat *x, const dc__mat *a, const dc__mat *b,
                            double *residual);
 
-/* A matrix of an out-of-core product: in memory, or with data NULL, dense in a file. */
+/* A matrix of an out-of-core product: in memory, or dense in a file, with data NULL. */
 typedef struct dc__matrix_source {
   dc__mat mat;
   int64_t offset;
   int32_t fd;
+  bool in_file;
 } dc__matrix_source;
 dc_status dc__matmul_bounded(dc_linalg *l, const char *fn, const dc__matrix_source *a, const dc__matrix_source *b,
                              const dc__matrix_source *out, int64_t budget, int64_t *needed);

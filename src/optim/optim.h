@@ -79,7 +79,7 @@ dc_status dc__optim_add_param(dc_optimizer *o, const char *fn, int32_t group, co
 dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, double grad_scale);
 /* The caller's memory for weights. */
 void dc__optim_set_loss_scale(dc_optimizer *o, const float *loss_scale, const float *found_inf);
-int64_t dc__optim_steps(dc_optimizer *o, const char *fn); /* -1 if they cannot be read, with the last error set */
+dc_status dc__optim_get_steps(dc_optimizer *o, const char *fn, int64_t *steps);
 dc_status dc__optim_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats);
 
 /* ---- steps on a stream (stream_step.c) ---- */

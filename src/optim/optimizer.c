@@ -316,15 +316,13 @@ dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, doub
 
 /* ---- queries ---- */
 
-int64_t dc__optim_steps(dc_optimizer *o, const char *fn) {
+dc_status dc__optim_get_steps(dc_optimizer *o, const char *fn, int64_t *steps) {
   enum { CHUNK = 64 };
   int64_t chunk[CHUNK];
   int64_t max = 0;
   dc_device *device = o->linalg->device;
   dc_stream *on = dc__optim_counts_on_device(o) ? device->internal_stream : NULL;
-  if (dc__optim_synchronize(o, fn) != DC_OK) {
-    return -1;
-  }
+  DC__TRY(dc__optim_synchronize(o, fn));
   for (int64_t i = 0; i < o->prepared; i++) {
     dc__stream_copy(on, &chunk[i % CHUNK], o->params[i].step, sizeof *chunk);
     if (i % CHUNK == CHUNK - 1 || i == o->prepared - 1) {
@@ -334,7 +332,9 @@ int64_t dc__optim_steps(dc_optimizer *o, const char *fn) {
       }
     }
   }
-  return dc__device_check(device) == DC_OK ? max : -1;
+  DC__TRY(dc__device_check(device));
+  *steps = max;
+  return DC_OK;
 }
 
 dc_status dc__optim_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats) {

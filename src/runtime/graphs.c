@@ -188,13 +188,13 @@ dc_status dc__graph_check_idle(const dc_context *ctx, const char *fn, const dc__
     if (param->pending > 0) {
       return dc__fail(DC_E_BUSY,
                       "%s: reductions%s are pending, one of parameter %" PRId64
-                      "; call dc_end_backward or dc_step_abort first",
+                      "; call dc_end_backward or dc_context_step_abort first",
                       fn, which, param->id);
     }
     if (param->local_sum != NULL) {
       return dc__fail(DC_E_BUSY,
                       "%s: local sums%s are pending, one of parameter %" PRId64
-                      "; end a backward with update = 1, which averages them, or call dc_step_abort first",
+                      "; end a backward with update = 1, which averages them, or call dc_context_step_abort first",
                       fn, which, param->id);
     }
   }

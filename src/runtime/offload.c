@@ -120,14 +120,14 @@ dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, 
                              dc_tensor *out) {
   dc_tensor t;
   int64_t numel;
-  DC__TRY(dc__tensor_read(fn, "a", tensor, false, &t, &numel));
+  DC__TRY(dc__tensor_read(fn, "tensor", tensor, false, &t, &numel));
   DC__TRY(dc__tensor_check_output(fn, "out", out));
   dc__offloaded *value = dc__map_get(&graph->values, id);
   if (value == NULL) {
     DC__TRY(value_make(ctx, graph, id, &t, numel, &value));
   } else if (!same_tensor(value, &t)) {
     return dc__fail(DC_E_SHAPE,
-                    "%s: a (%s, %" PRId64 " element%s, %" PRId32
+                    "%s: tensor (%s, %" PRId64 " element%s, %" PRId32
                     " dimension%s) differs in shape or type from "
                     "the first tensor offloaded as id = %" PRId64 " (%s, %" PRId32 " dimension%s)",
                     fn, dc_dtype_name(t.dtype), numel, DC__PLURAL_S(numel), t.ndim, DC__PLURAL_S(t.ndim), id,
@@ -192,14 +192,14 @@ dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, i
   return write_value(fn, value, value->device, out);
 }
 
-dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, const dc_tensor *a,
+dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, const dc_tensor *tensor,
                           dc_tensor *out) {
   dc__offloaded *value = dc__map_get(&graph->values, id);
   DC__TRY(dc__tensor_check_output(fn, "out", out));
   if (ctx->profiling && (value == NULL || value->device == NULL)) {
     dc_tensor t;
     int64_t numel;
-    DC__TRY(dc__tensor_read(fn, "a", a, false, &t, &numel));
+    DC__TRY(dc__tensor_read(fn, "tensor", tensor, false, &t, &numel));
     return dc__tensor_write(fn, "out", out, t.data, t.shape, t.ndim, t.dtype, t.buffer);
   }
   DC__TRY(dc__offloaded_find(graph, fn, id, &value));

@@ -86,7 +86,7 @@ static dc_status set_weights(dc_context *ctx, const char *fn, const dc__param_sp
     return dc__fail(DC_E_INVALID,
                     "%s: shard of parameter %" PRId64
                     " does not lie in memory that peers can read, as "
-                    "symmetric_memory = 1 wants; allocate it with dc_memory_alloc and DC_MEMORY_SHARED",
+                    "symmetric_memory = 1 wants; allocate it with dc_context_alloc and DC_MEMORY_SHARED",
                     fn, spec->id);
   }
   param->shard = t.data;
@@ -196,7 +196,7 @@ dc_status dc__param_unregister(dc_context *ctx, const char *fn, int64_t id) {
     return dc__fail(DC_E_BUSY,
                     "%s: parameter %" PRId64
                     " is in use: it is gathered, and not released by all of its users; call "
-                    "dc_release_param or dc_step_abort first",
+                    "dc_release_param or dc_context_step_abort first",
                     fn, id);
   }
   DC__TRY(dc__context_synchronize(ctx)); /* collectives under way read its ranges and its shard */
@@ -245,7 +245,7 @@ dc_status dc__param_check_buffer(const dc_context *ctx, const char *fn, const dc
   }
   return dc__fail(DC_E_STATE,
                   "%s: the gradient buffer of parameter %" PRId64
-                  " was taken away by dc_update_param_grad_buffer; give it one first",
+                  " was taken away by dc_context_update_param_grad_buffer; give it one first",
                   fn, param->id);
 }
 

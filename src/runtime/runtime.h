@@ -55,7 +55,7 @@ typedef struct dc__param {
   /* weights */
   const void *shard;       /* stage 3: this rank's range */
   const dc__range *chunks; /* each rank's real part of its chunk; shared by parameters of this size (chunks.c) */
-  int64_t version;         /* raised by dc_params_updated */
+  int64_t version;         /* raised by dc_context_params_updated */
   dc__gathered_copy copies[DC__COPIES];
   bool in_use;             /* waited for, and not released by the last of its users */
   int64_t planned_in;      /* the call of dc__gather, counted from 1, that planned it last */

@@ -116,7 +116,7 @@ static dc_status dry_reduce(dc_context *ctx, const char *fn, int64_t graph_id, i
   dc__param *param;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, false, &graph, &param));
   if (dtype != DC_DTYPE_NONE && !dc__dtype_is_float(dtype)) {
-    return dc__fail(DC_E_DTYPE, "%s: a is %s, must be a floating-point type", fn, dc_dtype_name(dtype));
+    return dc__fail(DC_E_DTYPE, "%s: grad is %s, must be a floating-point type", fn, dc_dtype_name(dtype));
   }
   dtype = dtype == DC_DTYPE_NONE ? param->expected_grad_dtype : dc__reduce_dtype(param, dtype);
   bool communicates = !ctx->profiling && !param->frozen && (graph->stage != 1 || ctx->update);

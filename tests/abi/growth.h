@@ -16,12 +16,12 @@ static dc_linalg *linalg;
 static float weights[4], gradient[4];
 static const int64_t four = 4;
 
-static void *allocate(size_t bytes, size_t align, void *user) {
+static void *allocate(int64_t bytes, int64_t align, void *user) {
   (void)bytes, (void)align, (void)user;
   return NULL;
 }
 
-static void release(void *ptr, size_t bytes, size_t align, void *user) {
+static void release(void *ptr, int64_t bytes, int64_t align, void *user) {
   (void)ptr, (void)bytes, (void)align, (void)user;
 }
 
@@ -30,7 +30,7 @@ static int32_t gather(const void *send, void *recv, int64_t count, int32_t dtype
   return 0;
 }
 
-static int32_t broadcast(void *data, size_t bytes, int32_t root, void *user) {
+static int32_t broadcast(void *data, int64_t bytes, int32_t root, void *user) {
   (void)data, (void)bytes, (void)root, (void)user;
   return 0;
 }
@@ -117,11 +117,11 @@ static dc_status call_config(void *at) {
 }
 
 static dc_status call_stats(void *at) {
-  return dc_get_memory_stats(context, at);
+  return dc_context_get_memory_stats(context, at);
 }
 
 static dc_status call_op_info(void *at) {
-  return dc_dry_run(context, DC_OP_ALLGATHER_PARAM, GRAPH, ID, DC_DTYPE_NONE, at);
+  return dc_context_dry_run(context, DC_OP_ALLGATHER_PARAM, GRAPH, ID, DC_DTYPE_NONE, at);
 }
 
 static dc_status call_trace(void *at, size_t size) {
@@ -130,7 +130,7 @@ static dc_status call_trace(void *at, size_t size) {
   if (dc_invalidate_gathered_param(context, ID) != DC_OK || call_tensor_out(&out) != DC_OK) {
     return DC_E_INTERNAL; /* there is an event to be read then */
   }
-  return dc_trace_read(context, at, size, 1, &count);
+  return dc_context_trace_read(context, at, size, 1, &count);
 }
 
 static void fill_layer_config(void *at) {
@@ -269,7 +269,7 @@ static dc_status call_layer(void *at) {
 }
 
 static dc_status call_device_memory(void *at) {
-  return dc_get_device_memory(device, at);
+  return dc_device_get_memory(device, at);
 }
 
 static dc_status made(dc_status status, dc_optimizer *optimizer) {
@@ -293,7 +293,7 @@ CALL_OPTIMIZER(kfac, linalg, NULL, at, &optimizer)
 static dc_status call_optimizer_stats(void *at) {
   dc_optimizer *optimizer = NULL;
   dc_status status = dc_sgd_create(linalg, NULL, &optimizer);
-  return made(status == DC_OK ? dc_get_optimizer_stats(optimizer, at) : status, optimizer);
+  return made(status == DC_OK ? dc_optimizer_get_stats(optimizer, at) : status, optimizer);
 }
 
 #endif

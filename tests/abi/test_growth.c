@@ -56,7 +56,7 @@ static const row rows[] = {
     ROW(dc_iteration_options, 48, IN, call_iteration_options, NULL, fill_iteration),
     ROW(dc_iteration_info, 40, STRIDED, NULL, call_iteration_info, NULL),
     ROW(dc_matrix_source, 32, IN, call_source, NULL, fill_source),
-    ROW(dc_sample_layer, 144, IN, call_layer, NULL, fill_layer),
+    ROW(dc_sample_layer, 152, IN, call_layer, NULL, fill_layer),
     ROW(dc_device_memory, 40, OUT, call_device_memory, NULL, NULL),
     ROW(dc_adamw_options, 56, IN_OR_NULL, call_adamw_options, NULL, NULL),
     ROW(dc_sgd_options, 48, IN_OR_NULL, call_sgd_options, NULL, NULL),
@@ -212,7 +212,7 @@ static void test_initialisers(void **state) {
              {init_dc_config, 48},         {init_dc_memory_stats, 144},      {init_dc_op_info, 48},
              {init_dc_layer_config, 160},  {init_dc_layer_call, 96},         {init_dc_layer_cost, 80},
              {init_dc_linalg_options, 16}, {init_dc_spectral_options, 56},   {init_dc_matrix_source, 32},
-             {init_dc_sample_layer, 144},  {init_dc_layer_plan_options, 72}, {init_dc_layer_plan, 80},
+             {init_dc_sample_layer, 152},  {init_dc_layer_plan_options, 72}, {init_dc_layer_plan, 80},
              {init_dc_device_memory, 40},  {init_dc_iteration_options, 48},  {init_dc_adamw_options, 56},
              {init_dc_sgd_options, 48},    {init_dc_shampoo_options, 136},   {init_dc_soap_options, 88},
              {init_dc_muon_options, 64},   {init_dc_kfac_options, 80},       {init_dc_optimizer_stats, 104}};
@@ -251,7 +251,7 @@ static int set_up(void **state) {
   return dc_device_open("cpu", NULL, &device) || dc_layer_create(device, &config, &layer) ||
          dc_linalg_create(device, NULL, &linalg) || dc_context_create(device, NULL, &context) ||
          dc_init(context, NULL, NULL, 64) || dc_register_z3_param(context, ID, &four, 1, &shard, &grad, 0, 0) ||
-         dc_register_graph_z3(context, GRAPH, &id, 1) || dc_trace_start(context, 64);
+         dc_register_graph_z3(context, GRAPH, &id, 1) || dc_context_trace_start(context, 64);
 }
 
 static int tear_down(void **state) {

@@ -82,16 +82,16 @@ static void step(dc_context *context, dc_stream *stream) {
   grad.data = gradient, given.data = own;
   dc_buffer *taken = NULL, *block = NULL;
   if (works(dc_register_z3_param(context, ID, &whole, 1, &shard, &grad, 0, DC_DTYPE_NONE)) &&
-      works(dc_register_graph_z3(context, GRAPH, &id, 1)) && works(dc_trace_start(context, 64)) &&
-      works(dc_set_stream(context, stream)) && works(dc_start_backward(context, 1)) &&
+      works(dc_register_graph_z3(context, GRAPH, &id, 1)) && works(dc_context_trace_start(context, 64)) &&
+      works(dc_context_set_stream(context, stream)) && works(dc_start_backward(context, 1)) &&
       works(dc_prefetch_params_fused(context, GRAPH, &id, NULL, 1)) &&
       works(dc_allgather_param(context, NULL, GRAPH, ID, DC_BFLOAT16, &full)) &&
       works(dc_take_param(context, GRAPH, ID, DC_BFLOAT16, &taken)) &&
       works(dc_reduce_grad(context, &given, GRAPH, ID)) &&
       works(dc_offload_tensor(context, &given, GRAPH, 50, &full)) &&
       works(dc_reload_tensor(context, NULL, GRAPH, 50, &full)) &&
-      works(dc_memory_alloc(context, 100, DC_MEMORY_SHARED, &block)) && works(dc_end_backward(context, GRAPH, 1))) {
-    works(dc_params_updated(context, &id, 1));
+      works(dc_context_alloc(context, 100, DC_MEMORY_SHARED, &block)) && works(dc_end_backward(context, GRAPH, 1))) {
+    works(dc_context_params_updated(context, &id, 1));
   }
   dc_buffer_release(taken);
   dc_buffer_release(block);

@@ -89,7 +89,6 @@ static void test_results_for_null(void **state) {
   assert_int_equal(dc_is_profiling(NULL), 0);
   assert_string_equal(dc_linalg_solver(NULL), "");
   assert_int_equal(dc_device_count(NULL), 0);
-  assert_int_equal(dc_optimizer_steps(NULL), -1);
   assert_non_null(dc_get_optimal_device(NULL));
   assert_int_equal(dc_device_count("cpu"), 1);
   assert_int_equal(dc_device_count("tpu"), 0);

@@ -39,8 +39,8 @@ static void test_no_failure_yet(void **state) {
   assert_int_equal(dc_device_open("cpu", NULL, &device), DC_OK);
   assert_int_equal(dc_context_create(device, NULL, &context), DC_OK);
   assert_int_equal(dc_init(context, NULL, NULL, 1), DC_OK);
-  assert_int_equal(dc_async_error(context), DC_OK);
-  assert_int_equal(dc_async_error(NULL), DC_E_INVALID);
+  assert_int_equal(dc_context_check(context), DC_OK);
+  assert_int_equal(dc_context_check(NULL), DC_E_INVALID);
   dc_context_destroy(context);
   dc_device_destroy(device);
 }

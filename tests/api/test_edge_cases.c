@@ -19,7 +19,7 @@ static void test_statuses_have_names_and_sentences(void **state) {
 
 static void test_the_last_error_needs_a_buffer(void **state) {
   (void)state;
-  size_t needed = 0;
+  int64_t needed = 0;
   assert_int_equal(dc_init(NULL, NULL, NULL, 1), DC_E_INVALID);
   assert_int_equal(dc_last_error_copy(NULL, 0, &needed), DC_E_BUFFER_TOO_SMALL);
   assert_int_equal(needed, strlen("dc_init: context is NULL") + 1);
@@ -33,7 +33,7 @@ static void test_no_context(void **state) {
   assert_int_equal(dc_context_create(NULL, NULL, NULL), DC_E_INVALID);
   assert_int_equal(dc_cleanup(NULL), DC_E_INVALID);
   assert_int_equal(dc_reset(NULL), DC_E_INVALID);
-  assert_int_equal(dc_memory_alloc(NULL, 1, DC_MEMORY_DEVICE, &buffer), DC_E_INVALID);
+  assert_int_equal(dc_context_alloc(NULL, 1, DC_MEMORY_DEVICE, &buffer), DC_E_INVALID);
   assert_int_equal(dc_is_profiling(NULL), 0);
   dc_context_destroy(NULL);
 }
@@ -51,30 +51,31 @@ static void every_dry_run(rank *r) {
   OK(r, dc_register_graph_z1(r->ctx, WHOLE, &other, 1));
   dc_op_info info = {.struct_size = sizeof info};
   for (int32_t op = DC_OP_ALLGATHER_PARAM; op <= DC_OP_END_BACKWARD; op++) {
-    dc_status status = dc_dry_run(r->ctx, op, GRAPH, PARAM, DC_FLOAT32, &info);
+    dc_status status = dc_context_dry_run(r->ctx, op, GRAPH, PARAM, DC_FLOAT32, &info);
     CHECK(r, status == DC_OK || strstr(dc_last_error(), "is none of the operators") != NULL);
   }
-  FAILS(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, PARAM, DC_FLOAT32, NULL), DC_E_INVALID, "info is NULL");
-  FAILS(r, dc_dry_run(r->ctx, DC_OP_INIT, GRAPH, PARAM, 0, &info), DC_E_INVALID, "is none of the operators");
-  FAILS(r, dc_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, PARAM, DC_INT8, &info), DC_E_DTYPE, "a is int8");
-  FAILS(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, PARAM, DC_BOOL, &info), DC_E_DTYPE, "bool");
-  FAILS(r, dc_dry_run(r->ctx, DC_OP_RELEASE_PARAM, GRAPH, OTHER, 0, &info), DC_E_NOT_FOUND, "not in graph");
-  FAILS(r, dc_dry_run(r->ctx, DC_OP_END_BACKWARD, 99, 0, 0, &info), DC_E_NOT_FOUND, "graph_id = 99");
-  FAILS(r, dc_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, 99, 1, 0, &info), DC_E_NOT_FOUND, "graph_id = 99");
-  OK(r, dc_dry_run(r->ctx, DC_OP_FREE_TENSORS, 0, 0, 0, &info));
+  FAILS(r, dc_context_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, PARAM, DC_FLOAT32, NULL), DC_E_INVALID,
+        "info is NULL");
+  FAILS(r, dc_context_dry_run(r->ctx, DC_OP_INIT, GRAPH, PARAM, 0, &info), DC_E_INVALID, "is none of the operators");
+  FAILS(r, dc_context_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, PARAM, DC_INT8, &info), DC_E_DTYPE, "grad is int8");
+  FAILS(r, dc_context_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, PARAM, DC_BOOL, &info), DC_E_DTYPE, "bool");
+  FAILS(r, dc_context_dry_run(r->ctx, DC_OP_RELEASE_PARAM, GRAPH, OTHER, 0, &info), DC_E_NOT_FOUND, "not in graph");
+  FAILS(r, dc_context_dry_run(r->ctx, DC_OP_END_BACKWARD, 99, 0, 0, &info), DC_E_NOT_FOUND, "graph_id = 99");
+  FAILS(r, dc_context_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, 99, 1, 0, &info), DC_E_NOT_FOUND, "graph_id = 99");
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_FREE_TENSORS, 0, 0, 0, &info));
   CHECK(r, info.wire_bytes == 0 && info.ndim == -1);
   /* Stage 1 sends at the boundary alone, and a gradient of no type cannot be counted. */
   OK(r, dc_start_backward(r->ctx, 0));
-  OK(r, dc_dry_run(r->ctx, DC_OP_REDUCE_GRAD, WHOLE, OTHER, DC_FLOAT32, &info));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_REDUCE_GRAD, WHOLE, OTHER, DC_FLOAT32, &info));
   CHECK(r, info.wire_bytes == 0);
-  OK(r, dc_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, PARAM, DC_DTYPE_NONE, &info));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, PARAM, DC_DTYPE_NONE, &info));
   CHECK(r, info.wire_bytes == 0);
   /* An offloaded tensor is known by its shape. */
   OK(r, dc_offload_tensor(r->ctx, &grad, GRAPH, 5, &out));
-  OK(r, dc_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, GRAPH, 5, 0, &info));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, GRAPH, 5, 0, &info));
   CHECK(r, info.ndim == 1 && info.shape[0] == LENGTH && info.dtype == DC_FLOAT32);
   CHECK(r, info.device_bytes == (int64_t)sizeof whole && info.host == 0);
-  OK(r, dc_dry_run(r->ctx, DC_OP_OFFLOAD_TENSOR, GRAPH, 5, 0, &info));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_OFFLOAD_TENSOR, GRAPH, 5, 0, &info));
   CHECK(r, info.device_bytes == 0 && info.host == 1);
   free_sharded(&p);
 }
@@ -98,14 +99,14 @@ static void dry_runs_tell_the_bytes(rank *r) {
   OK(r, dc_register_param(r->ctx, PARAM, &twelve, 1, NULL, &whole, stage == 0 ? 0 : r->rank * half));
   OK(r, stage == 0 ? dc_register_graph_z0(r->ctx, GRAPH, &id, 1) : dc_register_graph_z1(r->ctx, GRAPH, &id, 1));
   OK(r, dc_start_backward(r->ctx, 0));
-  OK(r, dc_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, PARAM, DC_FLOAT32, &first));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, PARAM, DC_FLOAT32, &first));
   OK(r, dc_reduce_grad(r->ctx, &grad, GRAPH, PARAM));
   OK(r, dc_start_backward(r->ctx, 1));
-  OK(r, dc_dry_run(r->ctx, DC_OP_END_BACKWARD, GRAPH, 0, DC_DTYPE_NONE, &second));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_END_BACKWARD, GRAPH, 0, DC_DTYPE_NONE, &second));
   CHECK(r, first.wire_bytes == (stage == 0 ? half * 4 + half * 8 : 0));
   CHECK(r, second.wire_bytes == (stage == 0 ? 0 : half * 4));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
-  OK(r, dc_get_memory_stats(r->ctx, &stats));
+  OK(r, dc_context_get_memory_stats(r->ctx, &stats));
   CHECK(r, stats.reduce_wire_bytes == first.wire_bytes + second.wire_bytes);
 }
 
@@ -142,16 +143,17 @@ static void edges(rank *r) {
   FAILS(r, dc_free_tensors(r->ctx, &out, 8, 1, &freed), DC_E_INVALID, "tensor_size = 8");
   FAILS(r, dc_free_tensors(r->ctx, &out, sizeof out, -1, &freed), DC_E_INVALID, "count = -1, must be >= 0");
   OK(r, dc_free_tensors(r->ctx, NULL, 0, 0, NULL));
-  FAILS(r, dc_params_updated(r->ctx, NULL, 1), DC_E_INVALID, "count = 1 with ids NULL, must be 0 without ids");
-  FAILS(r, dc_params_updated(r->ctx, &id, -1), DC_E_INVALID, "count = -1");
-  FAILS(r, dc_trace_start(r->ctx, -1), DC_E_INVALID, "capacity = -1");
-  FAILS(r, dc_trace_start(r->ctx, INT64_MAX), DC_E_INVALID, "capacity");
-  FAILS(r, dc_trace_read(r->ctx, &event, sizeof event, 1, NULL), DC_E_INVALID, "count is NULL");
-  FAILS(r, dc_trace_read(r->ctx, &event, sizeof event, -1, &count), DC_E_INVALID, "cap = -1, must be >= 0");
-  FAILS(r, dc_trace_read(r->ctx, NULL, sizeof event, 1, &count), DC_E_INVALID, "events is NULL");
-  FAILS(r, dc_trace_read(r->ctx, &event, 3, 1, &count), DC_E_INVALID, "event_size = 3, must be at least 48");
-  FAILS(r, dc_memory_alloc(r->ctx, SIZE_MAX, DC_MEMORY_DEVICE, &buffer), DC_E_INVALID, "must be at most ");
-  FAILS(r, dc_memory_alloc(r->ctx, 1, DC_MEMORY_DEVICE, NULL), DC_E_INVALID, "buffer is NULL");
+  FAILS(r, dc_context_params_updated(r->ctx, NULL, 1), DC_E_INVALID, "count = 1 with ids NULL, must be 0 without ids");
+  FAILS(r, dc_context_params_updated(r->ctx, &id, -1), DC_E_INVALID, "count = -1");
+  FAILS(r, dc_context_trace_start(r->ctx, -1), DC_E_INVALID, "capacity = -1");
+  FAILS(r, dc_context_trace_start(r->ctx, INT64_MAX), DC_E_INVALID, "capacity");
+  FAILS(r, dc_context_trace_read(r->ctx, &event, sizeof event, 1, NULL), DC_E_INVALID, "count is NULL");
+  FAILS(r, dc_context_trace_read(r->ctx, &event, sizeof event, -1, &count), DC_E_INVALID, "cap = -1, must be >= 0");
+  FAILS(r, dc_context_trace_read(r->ctx, NULL, sizeof event, 1, &count), DC_E_INVALID, "events is NULL");
+  FAILS(r, dc_context_trace_read(r->ctx, &event, 3, 1, &count), DC_E_INVALID, "event_size = 3, must be at least 48");
+  FAILS(r, dc_context_alloc(r->ctx, INT64_MAX, DC_MEMORY_DEVICE, &buffer), DC_E_INVALID, "bytes = ");
+  FAILS(r, dc_context_alloc(r->ctx, -1, DC_MEMORY_DEVICE, &buffer), DC_E_INVALID, "bytes = -1, must be 0 to ");
+  FAILS(r, dc_context_alloc(r->ctx, 1, DC_MEMORY_DEVICE, NULL), DC_E_INVALID, "buffer is NULL");
   free_sharded(&p);
 }
 
@@ -170,9 +172,9 @@ static void too_late(rank *r) {
   OK(r, dc_register_param(r->ctx, OTHER, &twelve, 1, NULL, &part, r->rank * few));
   OK(r, dc_register_graph_z1(r->ctx, WHOLE, &other, 1));
   /* A graph is registered with each rank's part. */
-  FAILS(r, dc_update_param_grad_buffer(r->ctx, OTHER, &grad, 0), DC_E_SHAPE,
+  FAILS(r, dc_context_update_param_grad_buffer(r->ctx, OTHER, &grad, 0), DC_E_SHAPE,
         "grad_buffer of parameter 2 covers elements 0 to 12");
-  OK(r, dc_update_param_grad_buffer(r->ctx, OTHER, &part, r->rank * few));
+  OK(r, dc_context_update_param_grad_buffer(r->ctx, OTHER, &part, r->rank * few));
 }
 
 static void test_late_calls_are_refused(void **state) {

@@ -20,7 +20,7 @@ static void test_statuses(void **state) {
   dc__fail(DC_E_SHAPE, "again: %s", dc_last_error()); /* its own text as an argument */
   assert_string_equal(dc_last_error(), "again: x = 3");
   char copy[13];
-  size_t needed = 0;
+  int64_t needed = 0;
   assert_int_equal(dc_last_error_copy(copy, 12, &needed), DC_E_BUFFER_TOO_SMALL);
   assert_int_equal(needed, 13);
   assert_int_equal(dc_last_error_copy(copy, sizeof copy, NULL), DC_OK);

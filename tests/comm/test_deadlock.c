@@ -22,7 +22,7 @@ static int open_model(model *m, dc_comm *comm) {
   CHECK_OK(dc_context_create(m->device, NULL, &m->ctx));
   CHECK_OK(dc_init(m->ctx, comm, NULL, 1024));
   for (int i = 0; i < 2; i++) {
-    const dc_tensor shard = flat(m->shard[i], &chunk, DC_FLOAT32), grad = flat(m->grad[i], &chunk, DC_FLOAT32);
+    dc_tensor shard = flat(m->shard[i], &chunk, DC_FLOAT32), grad = flat(m->grad[i], &chunk, DC_FLOAT32);
     CHECK_OK(dc_register_z3_param(m->ctx, ids[i], &numel, 1, &shard, &grad, 0, DC_DTYPE_NONE));
   }
   CHECK_OK(dc_register_graph_z3(m->ctx, GRAPH, ids, 2));
@@ -82,7 +82,7 @@ static int cross(dc_comm *comm, void *arg) {
     for (enum call call = BARRIER; call <= BACKWARD; call++) {
       CHECK_OK(make_call(comm, &m, call));
     }
-    CHECK_OK(dc_params_updated(m.ctx, NULL, 0));
+    CHECK_OK(dc_context_params_updated(m.ctx, NULL, 0));
   }
   sleep_ms(comm->rank == 1 ? x->late_ms : 0);
   int64_t begin = dc__now_ns();
@@ -167,7 +167,7 @@ static int come_late(dc_comm *comm, void *arg) {
   CHECK_OK(dc_comm_barrier(comm));
   sleep_ms(comm->rank == 0 ? DELAY : 0);
   CHECK_OK(gather_and_wait(&m));
-  CHECK_OK(dc_params_updated(m.ctx, NULL, 0));
+  CHECK_OK(dc_context_params_updated(m.ctx, NULL, 0));
   if (comm->rank == 1) {
     CHECK_OK(start_gather(&m, &full));
     sleep_ms(DELAY);

@@ -207,7 +207,9 @@ static void test_bad_arguments(void **state) {
   EXPECT(DC_E_INVALID, dc_comm_create_threads(2, NULL, NULL));
   EXPECT(DC_E_INVALID, dc_comm_create_threads(2, &options, comms));
   options.timeout_ns = 0;
-  options.heap_bytes = SIZE_MAX;
+  options.heap_bytes = INT64_MAX;
+  EXPECT(DC_E_INVALID, dc_comm_create_processes("x", 0, 1, &options, &comm));
+  options.heap_bytes = -1;
   EXPECT(DC_E_INVALID, dc_comm_create_processes("x", 0, 1, &options, &comm));
   EXPECT(DC_E_INVALID, dc_comm_create_processes(NULL, 0, 1, NULL, &comm));
   EXPECT(DC_E_INVALID, dc_comm_create_processes("", 0, 1, NULL, &comm));

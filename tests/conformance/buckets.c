@@ -35,7 +35,7 @@ static void early_flush(rank *r) {
   register_all(r, *(const int32_t *)r->user, p);
   CHECK(r, r->failure[0] == '\0');
   for (int64_t step = 0; step < 2; step++) {
-    OK(r, dc_reset_stats(r->ctx));
+    OK(r, dc_context_reset_stats(r->ctx));
     OK(r, dc_start_backward(r->ctx, 1));
     for (int64_t i = 0; i < COUNT; i++) {
       OK(r, reduce(r, GRAPH, &p[i], step));
@@ -92,7 +92,7 @@ static void while_the_first_is_reduced(rank *r) {
   }
   OK(r, new_stream(r, &stream));
   OK(r, dc_event_create(r->device, &copied));
-  OK(r, dc_set_stream(r->ctx, stream));
+  OK(r, dc_context_set_stream(r->ctx, stream));
   if (r->rank == 1) {
     OK(r, await_flag());
   }
@@ -145,7 +145,7 @@ static void buckets_used_again(rank *r) {
     OK(r, write_to(r, sources[i].data, DC_FLOAT32, values, EACH));
   }
   OK(r, new_stream(r, &stream));
-  OK(r, dc_set_stream(r->ctx, stream));
+  OK(r, dc_context_set_stream(r->ctx, stream));
   for (int round = 0; round < 4; round++) {
     OK(r, dc_start_backward(r->ctx, 1));
     for (int64_t i = 0; i < COUNT; i++) {
@@ -198,7 +198,7 @@ static void order_of_flushes(rank *r) {
   int64_t count, found = 0;
   register_all(r, 3, p);
   CHECK(r, r->failure[0] == '\0');
-  OK(r, dc_trace_start(r->ctx, 100));
+  OK(r, dc_context_trace_start(r->ctx, 100));
   OK(r, dc_start_backward(r->ctx, 1));
   if (r->rank == 1) {
     OK(r, await_flag());
@@ -211,7 +211,7 @@ static void order_of_flushes(rank *r) {
   }
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   has_all(r, p, 0);
-  OK(r, dc_trace_read(r->ctx, events, sizeof events[0], 16, &count));
+  OK(r, dc_context_trace_read(r->ctx, events, sizeof events[0], 16, &count));
   for (int64_t i = 0; i < count; i++) {
     if (events[i].op == DC_OP_REDUCE_GRAD && events[i].lane == 2) {
       CHECK(r, found < COUNT && events[i].id == leaders[found]);

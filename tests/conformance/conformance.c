@@ -40,7 +40,7 @@ static void return_memory(rank *r) {
   kept *mine = &all[r->rank];
   open_gate(r);
   if (r->ctx != NULL) { /* what is under way still uses what goes below */
-    (void)dc_set_stream(r->ctx, NULL);
+    (void)dc_context_set_stream(r->ctx, NULL);
     (void)dc_cleanup(r->ctx);
   }
   for (int32_t i = 0; i < mine->stream_count; i++) {
@@ -183,7 +183,7 @@ static dc_status allocate(rank *r, array *a, int64_t count, int32_t dtype, int32
     return DC_E_INTERNAL;
   }
   dc_buffer **buffer = &mine->buffers[mine->buffer_count];
-  dc_status status = dc_memory_alloc(r->ctx, (size_t)count * dc_dtype_size(dtype), kind, buffer);
+  dc_status status = dc_context_alloc(r->ctx, count * (int64_t)dc_dtype_size(dtype), kind, buffer);
   if (status == DC_OK) {
     mine->buffer_count++;
     *a = (array){dc_buffer_data(*buffer), count, dtype};

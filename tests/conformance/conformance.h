@@ -115,7 +115,7 @@ dc_status backward(rank *r, param *p, int32_t update, int64_t step);
 /* ---- looking on ---- */
 
 dc_memory_stats stats_of(rank *r);
-/* How often an operator ran on a lane since dc_trace_start; the rest of the trace is dropped. */
+/* How often an operator ran on a lane since dc_context_trace_start; the rest of the trace is dropped. */
 int64_t traced(rank *r, int32_t op, int32_t lane);
 
 /* The device's table with a counter in it: installed on this rank's device by watch_device(), until its end. */

@@ -112,30 +112,30 @@ static void everything_fails(rank *r, const param *p, const char *text) {
                {"dc_enable_profiling", dc_enable_profiling(c, 1)},
                {"dc_init", dc_init(c, r->comm, NULL, 10)},
                {"dc_reset", dc_reset(c)},
-               {"dc_step_abort", dc_step_abort(c)},
-               {"dc_set_stream", dc_set_stream(c, NULL)},
-               {"dc_async_error", dc_async_error(c)},
-               {"dc_memory_alloc", dc_memory_alloc(c, 8, DC_MEMORY_DEVICE, &buffer)},
+               {"dc_context_step_abort", dc_context_step_abort(c)},
+               {"dc_context_set_stream", dc_context_set_stream(c, NULL)},
+               {"dc_context_check", dc_context_check(c)},
+               {"dc_context_alloc", dc_context_alloc(c, 8, DC_MEMORY_DEVICE, &buffer)},
                {"dc_register_param", dc_register_param(c, 9, p->shape, 1, NULL, NULL, 0)},
                {"dc_register_z3_param", dc_register_z3_param(c, 9, p->shape, 1, &a, NULL, 0, 0)},
-               {"dc_update_param_grad_buffer", dc_update_param_grad_buffer(c, id, NULL, 0)},
+               {"dc_context_update_param_grad_buffer", dc_context_update_param_grad_buffer(c, id, NULL, 0)},
                {"dc_unregister_param", dc_unregister_param(c, id)},
                {"dc_set_persistent", dc_set_persistent(c, id)},
                {"dc_clear_persistent", dc_clear_persistent(c, id)},
                {"dc_invalidate_gathered_param", dc_invalidate_gathered_param(c, id)},
                {"dc_clear_all_gathered_params", dc_clear_all_gathered_params(c)},
-               {"dc_params_updated", dc_params_updated(c, NULL, 0)},
-               {"dc_accumulate_grads", dc_accumulate_grads(c, &id, 1)},
+               {"dc_context_params_updated", dc_context_params_updated(c, NULL, 0)},
+               {"dc_context_accumulate_grads", dc_context_accumulate_grads(c, &id, 1)},
                {"dc_register_graph_z0", dc_register_graph_z0(c, 9, NULL, 0)},
                {"dc_register_graph_z1", dc_register_graph_z1(c, 9, NULL, 0)},
                {"dc_register_graph_z2", dc_register_graph_z2(c, 9, NULL, 0)},
                {"dc_register_graph_z3", dc_register_graph_z3(c, 9, NULL, 0)},
                {"dc_unregister_graph", dc_unregister_graph(c, GRAPH)},
-               {"dc_get_memory_stats", dc_get_memory_stats(c, &stats)},
-               {"dc_reset_stats", dc_reset_stats(c)},
-               {"dc_dry_run", dc_dry_run(c, DC_OP_ALLGATHER_PARAM, GRAPH, id, 0, &info)},
-               {"dc_trace_start", dc_trace_start(c, 10)},
-               {"dc_trace_read", dc_trace_read(c, &event, sizeof event, 1, &count)}};
+               {"dc_context_get_memory_stats", dc_context_get_memory_stats(c, &stats)},
+               {"dc_context_reset_stats", dc_context_reset_stats(c)},
+               {"dc_context_dry_run", dc_context_dry_run(c, DC_OP_ALLGATHER_PARAM, GRAPH, id, 0, &info)},
+               {"dc_context_trace_start", dc_context_trace_start(c, 10)},
+               {"dc_context_trace_read", dc_context_trace_read(c, &event, sizeof event, 1, &count)}};
   for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
     if (calls[i].status != DC_E_STATE) {
       snprintf(r->failure, sizeof r->failure, "rank %d: %s gives %s", r->rank, calls[i].name,
@@ -210,7 +210,7 @@ static void reset_keeps(rank *r) {
   CHECK(r, stats_of(r).registered_graphs == 0 && stats_of(r).registered_params == 1);
   FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, 1), DC_E_NOT_FOUND, "is not a registered graph");
   OK(r, register_graph(r, GRAPH, 3, &p.id, 1));
-  OK(r, dc_reset_stats(r->ctx));
+  OK(r, dc_context_reset_stats(r->ctx));
   OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &after));
   CHECK(r, stats_of(r).gathers == 0 && stats_of(r).gather_hits == 1 && before.data == after.data);
   OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 1)); /* and persistent it is */

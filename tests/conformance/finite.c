@@ -1,4 +1,5 @@
-/* Whether the gradients of a step are finite (dc_grads_finite): which gradients and ranks count, and until when. */
+/* Whether the gradients of a step are finite (dc_context_grads_finite): which gradients and ranks count, and until
+ * when. */
 #include "conformance.h"
 
 #include <math.h>
@@ -40,7 +41,7 @@ static dc_status reduce_with(rank *r, param *p, int64_t step, int32_t dtype, int
 static int32_t asked(rank *r, int64_t *id) {
   int32_t finite = -1;
   *id = -7;
-  return dc_grads_finite(r->ctx, &finite, id) == DC_OK && finite == (*id == -7) ? finite : -1;
+  return dc_context_grads_finite(r->ctx, &finite, id) == DC_OK && finite == (*id == -7) ? finite : -1;
 }
 
 /* Two micro-batches; in one of them one rank's gradient of some parameters has an infinity at its end. */
@@ -151,13 +152,13 @@ static void streams(rank *r) {
   for (int64_t step = 0; step < 4; step++) {
     const bool odd = step % 2 == 1;
     for (int64_t k = 0; k < 2; k++) {
-      OK(r, dc_set_stream(r->ctx, stream[(step + k) % 2]));
+      OK(r, dc_context_set_stream(r->ctx, stream[(step + k) % 2]));
       OK(r, dc_start_backward(r->ctx, k == 1));
       OK(r, reduce_with(r, &p, step, DC_FLOAT32, odd && k == 0 && r->rank == 1 ? 17 : -1, NAN));
       OK(r, dc_end_backward(r->ctx, GRAPH, 0));
     }
     CHECK(r, asked(r, &id) == !odd);
-    OK(r, dc_set_stream(r->ctx, NULL));
+    OK(r, dc_context_set_stream(r->ctx, NULL));
     CHECK(r, asked(r, &id) == !odd);
   }
 }
@@ -174,25 +175,25 @@ static void when_it_can_be_asked(rank *r) {
   int32_t finite = -1;
   int64_t id;
   OK(r, register_one(r, &p));
-  FAILS(r, dc_grads_finite(r->ctx, NULL, &id), DC_E_INVALID, "dc_grads_finite: finite is NULL");
-  FAILS(r, dc_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, NOT_YET);
+  FAILS(r, dc_context_grads_finite(r->ctx, NULL, &id), DC_E_INVALID, "dc_context_grads_finite: finite is NULL");
+  FAILS(r, dc_context_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, NOT_YET);
   OK(r, dc_start_backward(r->ctx, 0));
   OK(r, reduce_with(r, &p, 0, DC_FLOAT32, 1, INFINITY));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
-  FAILS(r, dc_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, NOT_YET);
-  OK(r, dc_step_abort(r->ctx)); /* which forgets it */
-  FAILS(r, dc_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, NOT_YET);
+  FAILS(r, dc_context_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, NOT_YET);
+  OK(r, dc_context_step_abort(r->ctx)); /* which forgets it */
+  FAILS(r, dc_context_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, NOT_YET);
   CHECK(r, finite == -1);
   OK(r, backward(r, &p, 1, 1));
-  OK(r, dc_grads_finite(r->ctx, &finite, NULL));
+  OK(r, dc_context_grads_finite(r->ctx, &finite, NULL));
   CHECK(r, finite == 1);
   OK(r, dc_start_backward(r->ctx, 1));
-  FAILS(r, dc_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, NOT_YET);
+  FAILS(r, dc_context_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, NOT_YET);
   OK(r, reduce_with(r, &p, 0, DC_FLOAT32, 1, INFINITY));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   CHECK(r, asked(r, &id) == 0 && id == 1);
   OK(r, dc_reset(r->ctx));
-  FAILS(r, dc_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, NOT_YET);
+  FAILS(r, dc_context_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, NOT_YET);
   OK(r, register_graph(r, GRAPH, 2, &p.id, 1));
   OK(r, backward(r, &p, 1, 1));
   CHECK(r, asked(r, &id) == 1);
@@ -208,7 +209,7 @@ static void nobody_looks(rank *r) {
   int32_t finite = -1;
   OK(r, register_one(r, &p));
   OK(r, backward(r, &p, 1, 0));
-  FAILS(r, dc_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, "config.check_finite was 0 in dc_init");
+  FAILS(r, dc_context_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, "config.check_finite was 0 in dc_init");
   CHECK(r, finite == -1);
 }
 

@@ -50,10 +50,10 @@ static void waits_on_a_stream(rank *r) {
   OK(r, register_one(r, &p));
   OK(r, new_array(r, &to, 50, DC_FLOAT32));
   OK(r, new_stream(r, &stream));
-  OK(r, dc_set_stream(r->ctx, stream));
+  OK(r, dc_context_set_stream(r->ctx, stream));
   for (int64_t version = 0; version < 3; version++) {
     OK(r, set_weights(r, &p, version));
-    OK(r, dc_params_updated(r->ctx, NULL, 0));
+    OK(r, dc_context_params_updated(r->ctx, NULL, 0));
     OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, 1, DC_DTYPE_NONE, &full));
     OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, 1));
     dc__stream_copy(stream, to.data, full.data, 50 * sizeof(float));
@@ -103,7 +103,7 @@ static void waits_on_the_wrong_stream(rank *r) {
   OK(r, new_array(r, &to, 50, DC_FLOAT32));
   OK(r, new_stream(r, &waits));
   OK(r, new_stream(r, &reads));
-  OK(r, dc_set_stream(r->ctx, waits));
+  OK(r, dc_context_set_stream(r->ctx, waits));
   if (r->rank != 0) {
     OK(r, await_flag());
   }
@@ -132,7 +132,7 @@ static void follows_the_callers_work(rank *r) {
   OK(r, new_array(r, &next.weights, p.padded, DC_FLOAT32));
   OK(r, set_weights(r, &next, 1));
   OK(r, new_stream(r, &stream));
-  OK(r, dc_set_stream(r->ctx, stream));
+  OK(r, dc_context_set_stream(r->ctx, stream));
   close_gate(r, stream);
   dc__stream_copy(stream, p.weights.data, next.weights.data, (size_t)p.padded * sizeof(float));
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, 1, DC_DTYPE_NONE, &full));
@@ -190,7 +190,7 @@ static void cast_then_gathered(rank *r) {
   CHECK(r, full.dtype == DC_BFLOAT16 && holds(r, full.data, DC_BFLOAT16, expected, 99));
   CHECK(r, stats_of(r).gather_wire_bytes == 2 * (99 - p.count));
   OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 1));
-  OK(r, dc_reset_stats(r->ctx));
+  OK(r, dc_context_reset_stats(r->ctx));
   OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full));
   CHECK(r, stats_of(r).gather_wire_bytes == 4 * (99 - p.count));
 }
@@ -248,7 +248,7 @@ static void another_type_after_an_update(rank *r) {
   OK(r, register_one(r, &p));
   OK(r, gather(r, GRAPH, &p, DC_FLOAT32, &full));
   OK(r, set_weights(r, &p, 1));
-  OK(r, dc_params_updated(r->ctx, &p.id, 1));
+  OK(r, dc_context_params_updated(r->ctx, &p.id, 1));
   for (int i = 0; i < 2; i++) {
     OK(r, gather(r, GRAPH, &p, DC_BFLOAT16, &full));
     CHECK(r, is_whole(r, &full, &p, DC_BFLOAT16, 1));

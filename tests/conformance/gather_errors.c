@@ -59,7 +59,7 @@ static void check_46_an_unsupported_type_changes_nothing(void **state) {
 /* A gather that fails: its text is every later call's, and a new context gathers. */
 static void poisoned(rank *r, dc_context *ctx, dc_status status, const char *text) {
   dc_tensor full = DC_TENSOR_INIT;
-  FAILS(r, dc_async_error(ctx), status, text);
+  FAILS(r, dc_context_check(ctx), status, text);
   FAILS(r, dc_wait_allgather(ctx, NULL, GRAPH, 1), status, text);
   FAILS(r, dc_allgather_param(ctx, NULL, GRAPH, 1, 0, &full), status, text);
   FAILS(r, dc_end_backward(ctx, GRAPH, 0), status, text);
@@ -144,7 +144,7 @@ static void gathered_by_another_graph(rank *r) {
   OK(r, register_graph(r, GRAPH + 1, 3, &p.id, 1));
   OK(r, new_stream(r, &stream));
   for (int step = 0; step < 6; step++) {
-    OK(r, dc_set_stream(r->ctx, step % 2 == 0 ? stream : NULL)); /* a caller on a stream, and on the host */
+    OK(r, dc_context_set_stream(r->ctx, step % 2 == 0 ? stream : NULL)); /* a caller on a stream, and on the host */
     OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, 1, DC_DTYPE_NONE, &full));
     OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH + 1, 1));
     OK(r, dc_stream_synchronize(stream, 0));

@@ -9,7 +9,7 @@ static void sums_then_averages(rank *r) {
   param p = {.id = 1, .shape = {30}, .stage = 1};
   OK(r, register_one(r, &p));
   for (int64_t step = 0; step < 3; step++) {
-    OK(r, dc_reset_stats(r->ctx));
+    OK(r, dc_context_reset_stats(r->ctx));
     for (int64_t micro = 0; micro < 3; micro++) {
       OK(r, backward(r, &p, micro == 2, 3 * step + micro));
     }
@@ -111,7 +111,7 @@ static void overwritten_source(rank *r) {
   }
   OK(r, write_to(r, p.source.data, DC_FLOAT32, values, 30));
   OK(r, new_stream(r, &stream));
-  OK(r, dc_set_stream(r->ctx, stream));
+  OK(r, dc_context_set_stream(r->ctx, stream));
   dc_tensor t = tensor_of(&p.source);
   OK(r, dc_start_backward(r->ctx, 1));
   OK(r, dc_reduce_grad(r->ctx, &t, GRAPH, 1));
@@ -154,7 +154,7 @@ static void every_micro_batch(rank *r) {
   param p = {.id = 1, .shape = {30}, .stage = stage};
   OK(r, register_one(r, &p));
   for (int64_t step = 0; step < 3; step++) {
-    OK(r, dc_reset_stats(r->ctx));
+    OK(r, dc_context_reset_stats(r->ctx));
     for (int64_t micro = 0; micro < 3; micro++) {
       OK(r, backward(r, &p, micro == 2, 3 * step + micro));
       CHECK(r, stats_of(r).reductions == micro + 1);
@@ -324,7 +324,7 @@ static void persistent_over_steps(rank *r) {
     OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full)); /* the end of a backward changes no weights */
     CHECK(r, stats_of(r).gathers == step + 1);
     OK(r, set_weights(r, &p, step + 1));
-    OK(r, dc_params_updated(r->ctx, NULL, 0));
+    OK(r, dc_context_params_updated(r->ctx, NULL, 0));
   }
 }
 
@@ -344,7 +344,7 @@ static void forward_before_the_step(rank *r) {
     OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full)); /* an evaluation between backward and step */
     CHECK(r, is_whole(r, &full, &p, DC_DTYPE_NONE, step));
     OK(r, set_weights(r, &p, step + 1));
-    OK(r, dc_params_updated(r->ctx, &p.id, 1));
+    OK(r, dc_context_params_updated(r->ctx, &p.id, 1));
   }
 }
 

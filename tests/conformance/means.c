@@ -23,7 +23,7 @@ static void graphs(rank *r) {
   OK(r, register_graph(r, GRAPH, 3, ids, 2));
   OK(r, register_graph(r, GRAPH + 1, 3, ids + 2, 2));
   for (int64_t step = 0; step < 3; step++) {
-    OK(r, dc_reset_stats(r->ctx));
+    OK(r, dc_context_reset_stats(r->ctx));
     OK(r, dc_start_backward(r->ctx, 1));
     for (int64_t i = 0; i < COUNT; i++) {
       OK(r, reduce(r, order[i] < 2 ? GRAPH : GRAPH + 1, &p[order[i]], step));

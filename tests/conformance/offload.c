@@ -113,7 +113,7 @@ static void freed_while_read(rank *r) {
   OK(r, new_stream(r, &caller));
   OK(r, new_stream(r, &other));
   OK(r, dc_event_create(r->device, &read));
-  OK(r, dc_set_stream(r->ctx, caller));
+  OK(r, dc_context_set_stream(r->ctx, caller));
   close_gate(r, other);
   dc__stream_copy(other, to.data, first.data, NUMEL * sizeof(float));
   OK(r, dc_event_record(read, other));
@@ -180,7 +180,7 @@ static void follows_the_producer(rank *r) {
   CHECK(r, has_content(r, &host, 1));
   OK(r, write_content(r, &made, 2));
   OK(r, new_stream(r, &stream));
-  OK(r, dc_set_stream(r->ctx, stream));
+  OK(r, dc_context_set_stream(r->ctx, stream));
   close_gate(r, stream);
   dc__stream_copy(stream, a.data, made.data, NUMEL * sizeof(float));
   OK(r, dc_offload_tensor(r->ctx, &t, GRAPH, 1, &host));
@@ -286,7 +286,7 @@ static void five_steps(rank *r) {
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
     CHECK(r, stats_of(r).reload_bytes == 0 && stats_of(r).offload_bytes == 3 * NUMEL * 4);
     CHECK(r, step == 0 || stats_of(r).allocations == 0);
-    OK(r, dc_reset_stats(r->ctx));
+    OK(r, dc_context_reset_stats(r->ctx));
   }
 }
 
@@ -307,7 +307,7 @@ static void ended_while_read(rank *r) {
   dc_tensor t = tensor_of(&a);
   OK(r, dc_offload_tensor(r->ctx, &t, GRAPH, 1, &host));
   OK(r, new_stream(r, &stream));
-  OK(r, dc_set_stream(r->ctx, stream));
+  OK(r, dc_context_set_stream(r->ctx, stream));
   OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 1, &device));
   OK(r, dc_wait_reload(r->ctx, NULL, GRAPH, 1, &device));
   close_gate(r, stream);
@@ -338,9 +338,9 @@ static void read_on_the_host(rank *r) {
   dc_tensor t = tensor_of(&a);
   for (int64_t step = 0; step < 4; step++) {
     OK(r, write_content(r, &a, step));
-    OK(r, dc_set_stream(r->ctx, stream));
+    OK(r, dc_context_set_stream(r->ctx, stream));
     OK(r, dc_offload_tensor(r->ctx, &t, GRAPH, 1, &host));
-    OK(r, dc_set_stream(r->ctx, NULL));
+    OK(r, dc_context_set_stream(r->ctx, NULL));
     OK(r, dc_wait_offload(r->ctx, NULL, GRAPH, 1, &host));
     const float *values = on_host(host.data, NUMEL * sizeof(float));
     for (int64_t i = 0; i < NUMEL; i++) {

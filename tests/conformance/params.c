@@ -147,14 +147,14 @@ dc_status backward(rank *r, param *p, int32_t update, int64_t step) {
 
 dc_memory_stats stats_of(rank *r) {
   dc_memory_stats s = {.struct_size = sizeof s};
-  (void)dc_get_memory_stats(r->ctx, &s);
+  (void)dc_context_get_memory_stats(r->ctx, &s);
   return s;
 }
 
 int64_t traced(rank *r, int32_t op, int32_t lane) {
   dc_trace_event events[64];
   int64_t count = 0, found = 0;
-  (void)dc_trace_read(r->ctx, events, sizeof events[0], 64, &count);
+  (void)dc_context_trace_read(r->ctx, events, sizeof events[0], 64, &count);
   for (int64_t i = 0; i < count; i++) {
     found += events[i].op == op && events[i].lane == lane;
   }

@@ -11,7 +11,7 @@ static void register_all(rank *r, param *p, int64_t *ids, int64_t numel) {
     OK(r, register_param(r, &p[i]));
   }
   OK(r, register_graph(r, GRAPH, 3, ids, COUNT));
-  OK(r, dc_trace_start(r->ctx, 100));
+  OK(r, dc_context_trace_start(r->ctx, 100));
 }
 
 static void use_all(rank *r, param *p, const int32_t *dtypes) {

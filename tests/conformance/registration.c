@@ -52,7 +52,7 @@ static void another_buffer(rank *r) {
   OK(r, new_array(r, &p.buffer, p.padded, DC_FLOAT32));
   OK(r, set_all(r, &p.buffer, 5));
   dc_tensor grad = tensor_of(&p.buffer);
-  OK(r, dc_update_param_grad_buffer(r->ctx, 1, &grad, stage == 3 ? 0 : p.begin));
+  OK(r, dc_context_update_param_grad_buffer(r->ctx, 1, &grad, stage == 3 ? 0 : p.begin));
   CHECK(r, is_all(r, &p.buffer, 0));
   OK(r, backward(r, &p, 1, 1));
   CHECK(r, has_grad(r, &p, 1, 1) && has_grad(r, &old, 0, 0));
@@ -70,7 +70,7 @@ static void without_a_buffer(rank *r) {
   int32_t stage = *(const int32_t *)r->user;
   param p = {.id = 1, .shape = {30}, .stage = stage};
   OK(r, register_one(r, &p));
-  OK(r, dc_update_param_grad_buffer(r->ctx, 1, NULL, 0));
+  OK(r, dc_context_update_param_grad_buffer(r->ctx, 1, NULL, 0));
   if (stage == 1) {
     OK(r, backward(r, &p, 0, 0));
   }
@@ -78,7 +78,7 @@ static void without_a_buffer(rank *r) {
   dc_tensor source = tensor_of(&p.source);
   FAILS(r, dc_reduce_grad(r->ctx, &source, GRAPH, 1), DC_E_STATE, "the gradient buffer of parameter 1 was taken away");
   dc_tensor grad = tensor_of(&p.buffer);
-  OK(r, dc_update_param_grad_buffer(r->ctx, 1, &grad, stage == 3 ? 0 : p.begin));
+  OK(r, dc_context_update_param_grad_buffer(r->ctx, 1, &grad, stage == 3 ? 0 : p.begin));
   OK(r, reduce(r, GRAPH, &p, 1));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   CHECK(r, has_grad(r, &p, stage == 1 ? 0 : 1, 1));
@@ -259,7 +259,7 @@ static void strided(rank *r) {
   grad.strides = &twos;
   FAILS(r, dc_register_z3_param(r->ctx, 1, &numel, 1, &shard, &grad, 0, 0), DC_E_SHAPE, "not contiguous");
   OK(r, dc_register_z3_param(r->ctx, 1, &numel, 1, &shard, NULL, 0, 0));
-  FAILS(r, dc_update_param_grad_buffer(r->ctx, 1, &grad, 0), DC_E_SHAPE, "not contiguous");
+  FAILS(r, dc_context_update_param_grad_buffer(r->ctx, 1, &grad, 0), DC_E_SHAPE, "not contiguous");
   CHECK(r, is_all(r, &grads, 5));
 }
 

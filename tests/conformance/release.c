@@ -10,7 +10,7 @@ static void after_the_last_reader(rank *r) {
   OK(r, register_one(r, &p));
   OK(r, new_array(r, &to, 99, DC_FLOAT32));
   OK(r, new_stream(r, &stream));
-  OK(r, dc_set_stream(r->ctx, stream));
+  OK(r, dc_context_set_stream(r->ctx, stream));
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, 1, DC_DTYPE_NONE, &full));
   OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, 1));
   close_gate(r, stream);
@@ -21,7 +21,7 @@ static void after_the_last_reader(rank *r) {
   OK(r, dc_stream_synchronize(stream, 0));
   full.data = to.data;
   CHECK(r, is_whole(r, &full, &p, DC_DTYPE_NONE, 0));
-  OK(r, dc_set_stream(r->ctx, NULL));
+  OK(r, dc_context_set_stream(r->ctx, NULL));
   OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full)); /* the arena looks when it is asked for memory */
   OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 1));
   CHECK(r, stats_of(r).gathered_bytes == 0);
@@ -121,7 +121,7 @@ static void again_in_the_same_step(rank *r) {
     OK(r, backward(r, &p, 1, step));
     CHECK(r, has_grad(r, &p, step, step));
     OK(r, set_weights(r, &p, step + 1));
-    OK(r, dc_params_updated(r->ctx, NULL, 0));
+    OK(r, dc_context_params_updated(r->ctx, NULL, 0));
   }
 }
 
@@ -137,7 +137,7 @@ static void aborted_step(rank *r) {
   OK(r, dc_start_forward(r->ctx));
   OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full));
   OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 3)); /* one of three, then something goes wrong */
-  OK(r, dc_step_abort(r->ctx));
+  OK(r, dc_context_step_abort(r->ctx));
   CHECK(r, stats_of(r).gathered_bytes == 0);
   OK(r, dc_start_forward(r->ctx));
   OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full));

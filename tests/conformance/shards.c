@@ -54,7 +54,7 @@ static void updated_on_the_host(rank *r) {
       OK(r, dc_offload_parameter(r->ctx, NULL, GRAPH, 1));
     }
     OK(r, set_weights(r, &p, step + 1));
-    OK(r, dc_params_updated(r->ctx, NULL, 0));
+    OK(r, dc_context_params_updated(r->ctx, NULL, 0));
   }
 }
 
@@ -95,7 +95,7 @@ static void round_and_round(rank *r) {
   OK(r, new_stream(r, &stream));
   for (int64_t step = 0; step < 6; step++) {
     const param *q = &p[step % 2];
-    OK(r, dc_set_stream(r->ctx, step % 3 == 0 ? stream : NULL));
+    OK(r, dc_context_set_stream(r->ctx, step % 3 == 0 ? stream : NULL));
     OK(r, dc_reload_parameter(r->ctx, NULL, GRAPH, q->id));
     OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, q->id, step % 2 == 0 ? DC_BFLOAT16 : DC_FLOAT32, &full));
     OK(r, dc_offload_parameter(r->ctx, NULL, GRAPH, q->id));

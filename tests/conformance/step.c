@@ -33,11 +33,11 @@ static void without_start(rank *r) {
   for (int32_t stage = 0; stage <= 3; stage++) {
     param p = {.id = stage, .shape = {30}, .stage = stage};
     OK(r, register_one(r, &p));
-    OK(r, dc_reset_stats(r->ctx));
+    OK(r, dc_context_reset_stats(r->ctx));
     OK(r, reduce(r, GRAPH, &p, 0));
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
     CHECK(r, stats_of(r).reductions == (stage != 1));
-    OK(r, dc_step_abort(r->ctx)); /* nothing averages the local sum of stage 1 any more */
+    OK(r, dc_context_step_abort(r->ctx)); /* nothing averages the local sum of stage 1 any more */
     CHECK(r, stage == 1 ? is_all(r, &p.buffer, 0) : has_grad(r, &p, 0, 0));
   }
 }
@@ -142,7 +142,7 @@ static void made_persistent(rank *r) {
     }
     CHECK(r, stats_of(r).gathers == step + 1);
     OK(r, set_weights(r, &p, step + 1));
-    OK(r, dc_params_updated(r->ctx, NULL, 0));
+    OK(r, dc_context_params_updated(r->ctx, NULL, 0));
   }
   OK(r, dc_clear_persistent(r->ctx, 1));
   CHECK(r, stats_of(r).gathered_bytes == 0);

@@ -258,7 +258,7 @@ static void forgotten_graph(rank *r) {
   CHECK(r, has_grad(r, &two.p, 0, 0));
   OK(r, dc_start_backward(r->ctx, 0));
   OK(r, reduce(r, GRAPH, &two.p, 1));
-  OK(r, dc_step_abort(r->ctx)); /* drops it on purpose */
+  OK(r, dc_context_step_abort(r->ctx)); /* drops it on purpose */
   OK(r, dc_unregister_graph(r->ctx, GRAPH));
   OK(r, dc_unregister_param(r->ctx, 1));
 }
@@ -275,14 +275,14 @@ static void buffer_of_one_backward(rank *r) {
   pair two;
   OK(r, register_two(r, &two));
   for (int64_t step = 0; step < 3; step++) {
-    OK(r, dc_update_param_grad_buffer(r->ctx, 1, NULL, 0));
+    OK(r, dc_context_update_param_grad_buffer(r->ctx, 1, NULL, 0));
     OK(r, dc_start_backward(r->ctx, 0));
     OK(r, reduce(r, GRAPH, &two.p, step));
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
     OK(r, dc_start_backward(r->ctx, 1));
     FAILS(r, dc_end_backward(r->ctx, GRAPH, 0), DC_E_STATE, "dc_end_backward: the gradient buffer of parameter 1");
     dc_tensor grad = flat(two.p.buffer.data, &two.p.count, two.p.grad);
-    OK(r, dc_update_param_grad_buffer(r->ctx, 1, &grad, two.p.begin));
+    OK(r, dc_context_update_param_grad_buffer(r->ctx, 1, &grad, two.p.begin));
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
     CHECK(r, has_grad(r, &two.p, step, step));
   }

@@ -53,7 +53,7 @@ static dc_status any_gather(chaos *c, int64_t graph, int64_t id) {
     case 6:
       return pick(c, 2) == 0 ? dc_invalidate_gathered_param(ctx, id) : dc_clear_all_gathered_params(ctx);
     default:
-      return pick(c, 2) == 0 ? dc_params_updated(ctx, &id, 1) : dc_params_updated(ctx, NULL, 0);
+      return pick(c, 2) == 0 ? dc_context_params_updated(ctx, &id, 1) : dc_context_params_updated(ctx, NULL, 0);
   }
 }
 
@@ -76,11 +76,11 @@ static dc_status any_reduction(chaos *c, int64_t graph, int64_t id) {
     case 5:
       return dc_end_backward(ctx, graph, (int32_t)pick(c, 3));
     case 6:
-      return pick(c, 2) == 0 ? dc_accumulate_grads(ctx, &id, 1) : dc_enable_profiling(ctx, (int32_t)pick(c, 3));
+      return pick(c, 2) == 0 ? dc_context_accumulate_grads(ctx, &id, 1) : dc_enable_profiling(ctx, (int32_t)pick(c, 3));
     default:
       /* Only of stage 3: a rank that owns nothing cannot know that others' buffers are gone. */
-      return pick(c, 3) == 0 ? dc_step_abort(ctx)
-                             : dc_update_param_grad_buffer(ctx, id < 2 ? id : PARAMS, NULL, pick(c, 3) - 1);
+      return pick(c, 3) == 0 ? dc_context_step_abort(ctx)
+                             : dc_context_update_param_grad_buffer(ctx, id < 2 ? id : PARAMS, NULL, pick(c, 3) - 1);
   }
 }
 
@@ -115,7 +115,7 @@ static dc_status any_other(chaos *c, int64_t graph, int64_t id) {
   dc_op_info info = {.struct_size = sizeof info};
   switch (pick(c, 10)) {
     case 9: /* the caller on the host, or on a stream */
-      return dc_set_stream(ctx, pick(c, 2) == 0 ? c->stream : NULL);
+      return dc_context_set_stream(ctx, pick(c, 2) == 0 ? c->stream : NULL);
     case 0:
       return dc_offload_tensor(ctx, &t, graph, id, &out);
     case 1:
@@ -131,7 +131,7 @@ static dc_status any_other(chaos *c, int64_t graph, int64_t id) {
     case 6:
       return pick(c, 2) == 0 ? dc_start_forward(ctx) : dc_end_forward(ctx);
     case 7:
-      return dc_dry_run(ctx, (int32_t)pick(c, 30), graph, id, (int32_t)pick(c, 12), &info);
+      return dc_context_dry_run(ctx, (int32_t)pick(c, 30), graph, id, (int32_t)pick(c, 12), &info);
     default:
       return dc_init(ctx, c->r->comm, NULL, pick(c, 20));
   }
@@ -157,9 +157,9 @@ static void any_calls(rank *r) {
     c.failed += status != DC_OK;
   }
   CHECK(r, c.passed > CALLS / 20 && c.failed > CALLS / 20); /* both are tried */
-  OK(r, dc_async_error(r->ctx));                            /* and none of it has broken anything */
-  OK(r, dc_set_stream(r->ctx, NULL));
-  OK(r, dc_step_abort(r->ctx));
+  OK(r, dc_context_check(r->ctx));                          /* and none of it has broken anything */
+  OK(r, dc_context_set_stream(r->ctx, NULL));
+  OK(r, dc_context_step_abort(r->ctx));
   OK(r, dc_enable_profiling(r->ctx, 0));
   OK(r, dc_reset(r->ctx));
   param p = {.id = 1000, .shape = {40}, .stage = 3};
@@ -199,7 +199,7 @@ static void step_alone(rank *r) {
   OK(r, dc_register_graph_z3(solo.ctx, GRAPH, &p.id, 1));
   for (int step = 0; step < 20; step++) {
     OK(r, set_all(&solo, &weights, step + r->rank));
-    OK(r, dc_params_updated(solo.ctx, NULL, 0));
+    OK(r, dc_context_params_updated(solo.ctx, NULL, 0));
     OK(r, dc_allgather_param(solo.ctx, NULL, GRAPH, 1, DC_BFLOAT16, &full));
     OK(r, dc_wait_allgather(solo.ctx, NULL, GRAPH, 1));
     array found = {full.data, 40, DC_BFLOAT16};

@@ -61,7 +61,7 @@ static int32_t echo_reduce(const void *send, void *recv, int64_t count, int32_t 
   return atomic_load(&((echo *)user)->fail);
 }
 
-static int32_t echo_broadcast(void *data, size_t bytes, int32_t root, void *user) {
+static int32_t echo_broadcast(void *data, int64_t bytes, int32_t root, void *user) {
   (void)data;
   (void)bytes;
   (void)root;

@@ -30,14 +30,14 @@ typedef struct fixture {
   atomic_bool open; /* lets wait_for_open() pass */
 } fixture;
 
-static inline void *counting_alloc(size_t bytes, size_t align, void *user) {
+static inline void *counting_alloc(int64_t bytes, int64_t align, void *user) {
   fixture *f = user;
   atomic_fetch_add(&f->live, 1);
   atomic_fetch_add(&f->calls, 1);
-  return aligned_alloc(align, bytes);
+  return aligned_alloc((size_t)align, (size_t)bytes);
 }
 
-static inline void counting_free(void *ptr, size_t bytes, size_t align, void *user) {
+static inline void counting_free(void *ptr, int64_t bytes, int64_t align, void *user) {
   fixture *f = user;
   (void)bytes, (void)align;
   atomic_fetch_sub(&f->live, 1);

@@ -49,7 +49,7 @@ static int again(actor *a, dc_status status, const char *call) {
   char text[512];
   snprintf(text, sizeof text, "%s", dc_last_error());
   a->end.first = a->end.first == DC_OK ? status : a->end.first;
-  dc_status now = a->ctx == NULL ? DC_OK : dc_async_error(a->ctx);
+  dc_status now = a->ctx == NULL ? DC_OK : dc_context_check(a->ctx);
   int alive = now == DC_OK || now == DC_E_STATE; /* not initialised yet */
   a->end.last = status;
   snprintf(a->end.text, sizeof a->end.text, "%s%.90s: %s", text[0] == '\0' ? "wrong: no text: " : "", call, text);
@@ -114,7 +114,7 @@ static int set_up(actor *a) {
   dc_tensor summed = flat(a->m->summed, a->rank == 0 ? &small : &none, DC_FLOAT32); /* rank 0 owns all of it */
   DO(a, dc_register_param(a->ctx, sum, &small, 1, NULL, &summed, 0));
   DO(a, dc_register_graph_z1(a->ctx, SUMMED, &sum, 1));
-  DO(a, dc_trace_start(a->ctx, 64));
+  DO(a, dc_context_trace_start(a->ctx, 64));
   return 1;
 }
 
@@ -125,7 +125,7 @@ static int forward(actor *a) {
     DO(a, dc_allgather_param(a->ctx, NULL, GRAPH, ids[p], DC_DTYPE_NONE, &full));
     DO(a, dc_wait_allgather(a->ctx, NULL, GRAPH, ids[p]));
     DO(a, dc_stream_synchronize(a->stream, 0));
-    DO(a, dc_async_error(a->ctx)); /* a gather that failed came too */
+    DO(a, dc_context_check(a->ctx)); /* a gather that failed came too */
     for (int64_t i = 0; i < numel[p]; i++) {
       MUST(a, ((const float *)full.data)[i] == weight(ids[p], i));
     }
@@ -178,7 +178,7 @@ static int backward(actor *a, int step) {
     MUST(a, a->m->whole[i] == gradient(7, 0, i) + (float)(a->world - 1));
     MUST(a, a->rank != 0 || a->m->summed[i] == 2 * (gradient(8, 0, i) + (float)(a->world - 1)));
   }
-  DO(a, dc_params_updated(a->ctx, NULL, 0));
+  DO(a, dc_context_params_updated(a->ctx, NULL, 0));
   return 1;
 }
 
@@ -186,9 +186,9 @@ static int run_actor(actor *a) {
   if (!set_up(a)) {
     return 0;
   }
-  DO(a, dc_memory_alloc(a->ctx, 100, DC_MEMORY_SHARED, &a->shared));
+  DO(a, dc_context_alloc(a->ctx, 100, DC_MEMORY_SHARED, &a->shared));
   for (int step = 0; step < STEPS; step++) {
-    DO(a, dc_set_stream(a->ctx, step == 0 ? NULL : a->stream));
+    DO(a, dc_context_set_stream(a->ctx, step == 0 ? NULL : a->stream));
     if (!forward(a) || !backward(a, step)) {
       return 0;
     }
@@ -203,7 +203,7 @@ static int run_actor(actor *a) {
   }
   DO(a, dc_comm_barrier(a->comm));
   if (a->folder != NULL) {
-    DO(a, dc_trace_dump(a->ctx, a->folder));
+    DO(a, dc_context_trace_dump(a->ctx, a->folder));
   }
   return 1;
 }
@@ -211,9 +211,9 @@ static int run_actor(actor *a) {
 /* A failed context gives the same answer to every later call; nothing of it is lost or left. */
 static void tear_down(actor *a) {
   dc_memory_stats stats = {.struct_size = sizeof stats};
-  dc_status failure = a->ctx == NULL ? DC_OK : dc_async_error(a->ctx);
+  dc_status failure = a->ctx == NULL ? DC_OK : dc_context_check(a->ctx);
   if (failure != DC_OK && failure != DC_E_STATE &&
-      (dc_end_backward(a->ctx, GRAPH, 0) != failure || dc_get_memory_stats(a->ctx, &stats) != failure)) {
+      (dc_end_backward(a->ctx, GRAPH, 0) != failure || dc_context_get_memory_stats(a->ctx, &stats) != failure)) {
     snprintf(a->end.text, sizeof a->end.text, "wrong: after %s a call gave another status: %.400s",
              dc_status_name(failure), dc_last_error());
   }

@@ -50,7 +50,7 @@ static dc_status set_up(handles *h, dc_comm *comm) {
   status = status != DC_OK ? status : dc_init(r->ctx, comm, NULL, 1000);
   status = status != DC_OK ? status : dc_stream_create(r->device, &h->stream);
   status = status != DC_OK ? status : dc_event_create(r->device, &h->event);
-  status = status != DC_OK ? status : dc_memory_alloc(r->ctx, 100, DC_MEMORY_SHARED, &h->buffer);
+  status = status != DC_OK ? status : dc_context_alloc(r->ctx, 100, DC_MEMORY_SHARED, &h->buffer);
   status = status != DC_OK ? status : register_sharded(r, &h->p, ID, COUNT, 0);
   return status != DC_OK ? status : dc_register_graph_z3(r->ctx, GRAPH, &id, 1);
 }
@@ -93,11 +93,11 @@ static int use_inherited(handles *h) {
   REFUSED(dc_register_graph_z3(ctx, 2, NULL, 0));
   REFUSED(dc_end_backward(ctx, GRAPH, 0));
   REFUSED(dc_offload_tensor(ctx, &t, GRAPH, 1, &t));
-  REFUSED(dc_memory_alloc(ctx, 8, DC_MEMORY_DEVICE, &buffer));
-  REFUSED(dc_get_memory_stats(ctx, &stats));
-  REFUSED(dc_set_stream(ctx, NULL));
-  REFUSED(dc_step_abort(ctx));
-  REFUSED(dc_async_error(ctx));
+  REFUSED(dc_context_alloc(ctx, 8, DC_MEMORY_DEVICE, &buffer));
+  REFUSED(dc_context_get_memory_stats(ctx, &stats));
+  REFUSED(dc_context_set_stream(ctx, NULL));
+  REFUSED(dc_context_step_abort(ctx));
+  REFUSED(dc_context_check(ctx));
   REFUSED(dc_init(ctx, NULL, NULL, 1));
   REFUSED(dc_cleanup(ctx));
   REFUSED(dc_context_create(h->r.device, NULL, &other));
@@ -128,7 +128,7 @@ static int use_new(handles *old) {
     return 1;
   }
   dc_context *ctx = NULL;
-  REFUSED(dc_set_stream(h.r.ctx, old->stream));
+  REFUSED(dc_context_set_stream(h.r.ctx, old->stream));
   if (dc_context_create(h.r.device, NULL, &ctx) != DC_OK) {
     return 1;
   }

@@ -41,14 +41,14 @@ static bool run_layer(rig *r, fault_kind kind, long n) {
   r->call.stream = NULL;
   r->call.cu_seqlens = NULL;
   fill_outputs(r);
-  OK(dc_layer_forward(layer, &r->call, r->weights, &r->x.t, &r->out.t));
-  OK(dc_layer_backward(layer, &r->call, r->weights, &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients));
+  OK(dc_layer_forward(layer, &r->call, TWELVE(r->weights), &r->x.t, &r->out.t));
+  OK(dc_layer_backward(layer, &r->call, TWELVE(r->weights), &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients));
   assert_expected(r);
   TWICE(dc_stream_create(r->device, &r->call.stream));
   r->call.cu_seqlens = offsets;
   fill_outputs(r);
-  TWICE(dc_layer_forward(layer, &r->call, r->weights, &r->x.t, &r->out.t));
-  TWICE(dc_layer_backward(layer, &r->call, r->weights, &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients));
+  TWICE(dc_layer_forward(layer, &r->call, TWELVE(r->weights), &r->x.t, &r->out.t));
+  TWICE(dc_layer_backward(layer, &r->call, TWELVE(r->weights), &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients));
   OK(dc_stream_synchronize(r->call.stream, 0));
   assert_expected(r);
   bool refused = fault_injected() != NULL;

@@ -20,7 +20,7 @@
 
 static const size_t MIB = (size_t)1 << 20;
 
-static int make_group(size_t heap_bytes, dc_comm **comm) {
+static int make_group(int64_t heap_bytes, dc_comm **comm) {
   static int groups;
   char name[64];
   const dc_comm_options options = {
@@ -108,10 +108,10 @@ static int small_heap(void) {
   CHECK_OK(dc_device_open("cpu", NULL, &device));
   CHECK_OK(dc_context_create(device, NULL, &context));
   CHECK_OK(dc_init(context, comm, NULL, 100));
-  CHECK(dc_memory_alloc(context, 16 * MIB, DC_MEMORY_SHARED, &large) == DC_E_NO_MEMORY && large == NULL);
+  CHECK(dc_context_alloc(context, 16 * MIB, DC_MEMORY_SHARED, &large) == DC_E_NO_MEMORY && large == NULL);
   CHECK_SAYS("options.heap_bytes");
-  CHECK_OK(dc_async_error(context));
-  CHECK_OK(dc_memory_alloc(context, MIB, DC_MEMORY_SHARED, &small));
+  CHECK_OK(dc_context_check(context));
+  CHECK_OK(dc_context_alloc(context, MIB, DC_MEMORY_SHARED, &small));
   memset(dc_buffer_data(small), 1, MIB);
   CHECK_OK(dc_comm_barrier(comm));
   dc_buffer_release(small);

@@ -225,7 +225,7 @@ static void run_rank_of(const group *g, int32_t index) {
   o->status = o->status != DC_OK ? o->status : train(t);
   armed = false;
   snprintf(o->text, sizeof o->text, "%s", dc_last_error());
-  if (o->status != DC_OK && dc_async_error(t->r.ctx) != o->status) {
+  if (o->status != DC_OK && dc_context_check(t->r.ctx) != o->status) {
     snprintf(o->text, sizeof o->text, "later calls gave another status: %s", dc_last_error());
   }
   close_rank(t);

@@ -71,8 +71,8 @@ public final class Scenario {
     int dc_wait_allgather(Pointer context, Tensor a, long graph, long id);
     int dc_release_param(Pointer context, Tensor a, long graph, long id, long users);
     int dc_reduce_grad(Pointer context, Tensor a, long graph, long id);
-    int dc_params_updated(Pointer context, Pointer ids, long count);
-    int dc_get_memory_stats(Pointer context, Pointer stats);
+    int dc_context_params_updated(Pointer context, Pointer ids, long count);
+    int dc_context_get_memory_stats(Pointer context, Pointer stats);
   }
 
   private static final Dc dc = Native.load(System.getenv("LIBDC_LIBRARY"), Dc.class);
@@ -139,7 +139,7 @@ public final class Scenario {
       weights[i] -= 0.5f * received[i];
     }
     shard.write(0, weights, 0, SHARD);
-    check(dc.dc_params_updated(context, ids, 1));
+    check(dc.dc_context_params_updated(context, ids, 1));
     gather(context, full);
     check(dc.dc_release_param(context, null, GRAPH, ID, 1));
 
@@ -148,7 +148,7 @@ public final class Scenario {
     Memory stats = new Memory(144);
     stats.clear();
     stats.setLong(0, 144);
-    check(dc.dc_get_memory_stats(context, stats));
+    check(dc.dc_context_get_memory_stats(context, stats));
     System.out.println("stats " + stats.getLong(64) + " " + stats.getLong(88) + " " + stats.getLong(128));
   }
 

@@ -69,7 +69,7 @@ static void step(dc_context *context, int rank) {
   for (int i = 0; i < SHARD; i++) {
     weights[i] -= 0.5f * gradient[i];
   }
-  check(dc_params_updated(context, &id, 1));
+  check(dc_context_params_updated(context, &id, 1));
   check(dc_allgather_param(context, NULL, GRAPH, ID, DC_DTYPE_NONE, &full));
   check(dc_wait_allgather(context, NULL, GRAPH, ID));
   print("full", (const float *)full.data, WEIGHTS);
@@ -80,7 +80,7 @@ static void step(dc_context *context, int rank) {
   dc_memory_stats stats;
   memset(&stats, 0, sizeof stats);
   stats.struct_size = sizeof stats;
-  check(dc_get_memory_stats(context, &stats));
+  check(dc_context_get_memory_stats(context, &stats));
   printf("stats %" PRId64 " %" PRId64 " %" PRId64 "\n", stats.gathers, stats.reductions, stats.registered_params);
 }
 

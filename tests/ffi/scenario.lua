@@ -85,7 +85,7 @@ show("grad", gradient, SHARD)
 for i = 0, SHARD - 1 do
   weights[i] = weights[i] - 0.5 * gradient[i]
 end
-check(dc.dc_params_updated(context, ids, 1))
+check(dc.dc_context_params_updated(context, ids, 1))
 gather()
 check(dc.dc_release_param(context, nil, GRAPH, ID, 1))
 
@@ -93,7 +93,7 @@ local status = dc.dc_allgather_param(context, nil, GRAPH, 99, 0, full)
 print("error " .. status .. " " .. ffi.string(dc.dc_status_name(status)) .. " " .. ffi.string(dc.dc_last_error()))
 local stats = ffi.new("dc_memory_stats")
 stats.struct_size = ffi.sizeof(stats)
-check(dc.dc_get_memory_stats(context, stats))
+check(dc.dc_context_get_memory_stats(context, stats))
 print(string.format("stats %d %d %d", tonumber(stats.gathers), tonumber(stats.reductions),
   tonumber(stats.registered_params)))
 dc.dc_context_destroy(context)

@@ -41,7 +41,7 @@ dc.dc_end_backward.argtypes = [c_void_p, c_int64, c_int32]
 dc.dc_init.argtypes = [c_void_p, c_void_p, c_void_p, c_int64]
 dc.dc_register_z3_param.argtypes = [c_void_p, c_int64, c_void_p, c_int32, c_void_p, c_void_p, c_int32, c_int32]
 dc.dc_register_graph_z3.argtypes = [c_void_p, c_int64, c_void_p, c_int64]
-dc.dc_params_updated.argtypes = [c_void_p, c_void_p, c_int64]
+dc.dc_context_params_updated.argtypes = [c_void_p, c_void_p, c_int64]
 
 
 def check(status: int) -> None:
@@ -91,7 +91,7 @@ def step(context: c_void_p, rank: int) -> None:
     show("grad", gradient[:])
     for i in range(SHARD):
         weights[i] -= 0.5 * gradient[i]
-    check(dc.dc_params_updated(context, ids, 1))
+    check(dc.dc_context_params_updated(context, ids, 1))
     check(dc.dc_allgather_param(context, None, GRAPH, ID, NONE, byref(full)))
     check(dc.dc_wait_allgather(context, None, GRAPH, ID))
     show("full", cast(full.data, POINTER(c_float))[:WEIGHTS])
@@ -100,7 +100,7 @@ def step(context: c_void_p, rank: int) -> None:
     status = dc.dc_allgather_param(context, None, GRAPH, 99, NONE, byref(full))
     print("error", status, dc.dc_status_name(status).decode(), dc.dc_last_error().decode())
     stats = MemoryStats(struct_size=sizeof(MemoryStats))
-    check(dc.dc_get_memory_stats(context, byref(stats)))
+    check(dc.dc_context_get_memory_stats(context, byref(stats)))
     print("stats", stats.gathers, stats.reductions, stats.registered_params)
 
 

@@ -120,12 +120,12 @@ static void report(world *w, bytes *b) {
   dc_trace_event events[4];
   int64_t count = 0;
   if (stats.struct_size <= sizeof stats) {
-    check(dc_get_memory_stats(w->ctx, &stats));
+    check(dc_context_get_memory_stats(w->ctx, &stats));
   }
-  check(dc_dry_run(w->ctx, read_u8(b) % 20, read_u8(b) % 3, id_of(b), read_u8(b) % 12, &info));
-  check(dc_trace_start(w->ctx, read_count(b) % 64));
-  check(dc_trace_read(w->ctx, events, read_u8(b) % 2 ? sizeof events[0] : 1, read_count(b) % 5, &count));
-  check(dc_reset_stats(w->ctx));
+  check(dc_context_dry_run(w->ctx, read_u8(b) % 20, read_u8(b) % 3, id_of(b), read_u8(b) % 12, &info));
+  check(dc_context_trace_start(w->ctx, take_count(b) % 64));
+  check(dc_context_trace_read(w->ctx, events, read_u8(b) % 2 ? sizeof events[0] : 1, take_count(b) % 5, &count));
+  check(dc_context_reset_stats(w->ctx));
 }
 
 /* The calls that take a graph and a parameter. */
@@ -167,17 +167,17 @@ static void of_param(world *w, bytes *b, uint8_t what) {
       check(dc_invalidate_gathered_param(w->ctx, id));
       break;
     case 3:
-      check(dc_params_updated(w->ctx, &id, read_u8(b) % 3 - 1));
+      check(dc_context_params_updated(w->ctx, &id, read_u8(b) % 3 - 1));
       break;
     case 4:
-      check(dc_accumulate_grads(w->ctx, &id, read_u8(b) % 3 - 1));
+      check(dc_context_accumulate_grads(w->ctx, &id, read_u8(b) % 3 - 1));
       break;
     case 5:
       check(dc_unregister_param(w->ctx, id));
       break;
     default:
       grad = tensor(b, w->grad[id % PARAMS], &length);
-      check(dc_update_param_grad_buffer(w->ctx, id, &grad, read_u8(b) % 4));
+      check(dc_context_update_param_grad_buffer(w->ctx, id, &grad, read_u8(b) % 4));
   }
 }
 
@@ -196,7 +196,7 @@ static void of_context(world *w, bytes *b, uint8_t what) {
       check(dc_reset(w->ctx));
       break;
     case 4:
-      check(dc_step_abort(w->ctx));
+      check(dc_context_step_abort(w->ctx));
       break;
     case 5:
       check(dc_clear_all_gathered_params(w->ctx));
@@ -208,10 +208,10 @@ static void of_context(world *w, bytes *b, uint8_t what) {
       check(dc_unregister_graph(w->ctx, read_u8(b) % 3));
       break;
     case 8:
-      check(dc_set_stream(w->ctx, read_u8(b) % 2 ? w->stream : NULL));
+      check(dc_context_set_stream(w->ctx, read_u8(b) % 2 ? w->stream : NULL));
       break;
     default:
-      check(dc_async_error(w->ctx));
+      check(dc_context_check(w->ctx));
   }
 }
 

@@ -13,8 +13,10 @@ static struct subject {
 } subjects[KINDS];
 
 static void save(dc_optimizer *optimizer, unsigned char *to, size_t *bytes) {
-  PROMISE(dc_optimizer_save_size(optimizer, bytes) == DC_OK && *bytes <= MOST);
-  PROMISE(dc_optimizer_save(optimizer, to, *bytes) == DC_OK);
+  int64_t size;
+  PROMISE(dc_optimizer_get_save_bytes(optimizer, &size) == DC_OK && size <= MOST);
+  PROMISE(dc_optimizer_save(optimizer, to, size) == DC_OK);
+  *bytes = (size_t)size;
 }
 
 static void make_subjects(void) {
@@ -68,7 +70,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   }
   uint8_t choice = read_u8(&b);
   struct subject *s = &subjects[choice % KINDS];
-  PROMISE(dc_optimizer_load(s->optimizer, s->whole, s->bytes) == DC_OK);
+  PROMISE(dc_optimizer_load(s->optimizer, s->whole, (int64_t)s->bytes) == DC_OK);
   size_t length = b.left;
   if (choice / KINDS % 4 == 0) {
     take(&b, state, length);
@@ -76,7 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     length = changed(&b, s, state);
   }
   size_t saved;
-  dc_status status = dc_optimizer_load(s->optimizer, state, length);
+  dc_status status = dc_optimizer_load(s->optimizer, state, (int64_t)length);
   save(s->optimizer, after, &saved);
   if (status == DC_OK) {
     PROMISE(saved == length && memcmp(after, state, saved) == 0);

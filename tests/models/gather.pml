@@ -296,7 +296,7 @@ inline carry_out() {
      push_caller(LOOK, where[p], ready[OF(me, p)]);
      awaited[p] = true
   :: call == WAIT && result == OK -> push_caller(AWAIT, 0, ready[OF(me, p)]); awaited[p] = true
-  :: call == UPDATE -> /* the optimizer's kernel, and dc_params_updated */
+  :: call == UPDATE -> /* the optimizer's kernel, and dc_context_params_updated */
      d_step { version[p] = (version[p] + 1) % 3 };
      push_caller(WRITE, 0, 0)
   :: else

@@ -71,7 +71,7 @@ static dc_status make(rank *r, call c, int32_t user) {
       dc_buffer_release(buffer);
       return status;
     case UPDATE:
-      return dc_params_updated(ctx, NULL, 0);
+      return dc_context_params_updated(ctx, NULL, 0);
     case INVALIDATE:
       return dc_invalidate_gathered_param(ctx, PARAM);
     case CLEAR_ALL:
@@ -81,7 +81,7 @@ static dc_status make(rank *r, call c, int32_t user) {
     case KEEP_NOT:
       return dc_clear_persistent(ctx, PARAM);
     default:
-      return dc_step_abort(ctx);
+      return dc_context_step_abort(ctx);
   }
 }
 
@@ -133,7 +133,7 @@ static void every_row(rank *r) {
                rows[i].text, (int)state_of(r), dc_last_error());
       return;
     }
-    OK(r, dc_step_abort(r->ctx));
+    OK(r, dc_context_step_abort(r->ctx));
     OK(r, dc_reset(r->ctx));
     OK(r, dc_unregister_param(r->ctx, PARAM));
     free_sharded(&p);
@@ -198,9 +198,9 @@ static int copies_of(rank *r) {
 static source source_of(rank *r, int asked) {
   dc_memory_stats before = DC_MEMORY_STATS_INIT, after = DC_MEMORY_STATS_INIT;
   dc_tensor full = DC_TENSOR_INIT;
-  (void)dc_get_memory_stats(r->ctx, &before);
+  (void)dc_context_get_memory_stats(r->ctx, &before);
   (void)dc_allgather_param(r->ctx, NULL, GRAPHS, PARAM, types[asked], &full);
-  (void)dc_get_memory_stats(r->ctx, &after);
+  (void)dc_context_get_memory_stats(r->ctx, &after);
   return after.gather_hits > before.gather_hits ? FOUND : after.gathers > before.gathers ? WIRE : CAST;
 }
 

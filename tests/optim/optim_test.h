@@ -79,7 +79,7 @@ static inline dc_status step(bundle *b) {
 /* A piece of float32 state. */
 static inline float *piece(const bundle *b, int64_t index, const char *name) {
   dc_tensor view = DC_TENSOR_INIT;
-  OK(dc_optimizer_state(b->optimizer, index, name, &view));
+  OK(dc_optimizer_get_state(b->optimizer, index, name, &view));
   assert_int_equal(view.dtype, DC_FLOAT32);
   return view.data;
 }

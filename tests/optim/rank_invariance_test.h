@@ -28,7 +28,7 @@ static inline void *run_rank(void *arg) {
   memcpy(weights, r->m.weights, sizeof weights);
   open_model(&r->m, r->make(linalg, r->comm), r->rank, r->world, r->split);
   memcpy(r->m.weights, weights, sizeof weights);
-  OK(dc_optimizer_load(r->m.optimizer, memory, bytes));
+  OK(dc_optimizer_load(r->m.optimizer, memory, (int64_t)bytes));
   free(memory);
   steps(&r->m, 4, STEPS + 1);
   dc_optimizer_destroy(r->m.optimizer);
@@ -93,17 +93,17 @@ static inline void the_last_good_one_stays(dc_optimizer *optimizer, const char *
     assert_true(isfinite(weight[0]));
   }
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
-  OK(dc_get_optimizer_stats(optimizer, &stats));
+  OK(dc_optimizer_get_stats(optimizer, &stats));
   assert_int_equal(stats.failed_refreshes, 3);
   assert_int_equal(*(int64_t *)(void *)state_of(optimizer, "failures.0.0"), 3);
   int64_t count = 6;
   memcpy(before, weight, sizeof before);
-  const dc_tensor w = {sizeof w, weight, &count, NULL, 1, DC_FLOAT32, NULL};
+  dc_tensor w = {sizeof w, weight, &count, NULL, 1, DC_FLOAT32, NULL};
   const dc_tensor g = {sizeof g, grad, &count, NULL, 1, DC_FLOAT32, NULL};
   assert_int_equal(dc_optimizer_step(optimizer, &w, &g, sizeof w, 1, 1), DC_E_NOT_CONVERGED);
   SAYS(text);
   assert_memory_equal(weight, before, sizeof before);
-  OK(dc_optimizer_load(optimizer, healthy, bytes));
+  OK(dc_optimizer_load(optimizer, healthy, (int64_t)bytes));
   one_step(optimizer, weight, grad, 6);
   assert_true(memcmp(stays, good, sizeof good) != 0);
   free(healthy);

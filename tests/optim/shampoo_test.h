@@ -141,16 +141,18 @@ static inline dc_shampoo_options plain_options(void) {
 }
 
 static inline void *saved(dc_optimizer *optimizer, size_t *bytes) {
-  OK(dc_optimizer_save_size(optimizer, bytes));
+  int64_t size;
+  OK(dc_optimizer_get_save_bytes(optimizer, &size));
+  *bytes = (size_t)size;
   void *memory = calloc(1, *bytes);
-  OK(dc_optimizer_save(optimizer, memory, *bytes));
+  OK(dc_optimizer_save(optimizer, memory, size));
   return memory;
 }
 
 /* ---- one parameter ---- */
 
 static inline void one_step(dc_optimizer *optimizer, float *weight, const float *grad, int64_t count) {
-  const dc_tensor w = {sizeof w, weight, &count, NULL, 1, DC_FLOAT32, NULL};
+  dc_tensor w = {sizeof w, weight, &count, NULL, 1, DC_FLOAT32, NULL};
   const dc_tensor g = {sizeof g, (void *)(uintptr_t)grad, &count, NULL, 1, DC_FLOAT32, NULL};
   OK(dc_optimizer_step(optimizer, &w, &g, sizeof w, 1, 1));
 }
@@ -163,7 +165,7 @@ static inline dc_optimizer *one_param(dc_optimizer *optimizer, int64_t rows, int
 
 static inline float *state_of(dc_optimizer *optimizer, const char *name) {
   dc_tensor view = DC_TENSOR_INIT;
-  OK(dc_optimizer_state(optimizer, 0, name, &view));
+  OK(dc_optimizer_get_state(optimizer, 0, name, &view));
   return view.data;
 }
 

@@ -1,6 +1,7 @@
 /* AdamW and SGD: against their definitions in float64; parts, threads and instruction sets; 16-bit types; groups.
  * Numbers are the points of the second-order conformance list. Against PyTorch: tests/torch/optim/test_optim.py. */
 #include "optim_test.h"
+#include "support/steps.h"
 
 static bundle a, b;
 
@@ -53,7 +54,7 @@ static void compare(bundle *x, const dc_adamw_options *adamw, const dc_sgd_optio
   for (int i = 0; i < N; i++) {
     assert_true(fabs((double)x->weight[0][i] - want[i].w) <= 4e-6 * fmax(1, fabs(want[i].w)));
   }
-  assert_int_equal(dc_optimizer_steps(x->optimizer), STEPS);
+  assert_int_equal(steps_of(x->optimizer), STEPS);
   dc_optimizer_destroy(x->optimizer);
 }
 
@@ -237,11 +238,11 @@ static void test_skipped_and_empty(void **state) {
   assert_true(fabs(fabs((double)(a.weight[0][0] - before[0])) - 1e-3) < 1e-6);
   dc_tensor view = DC_TENSOR_INIT;
   for (int64_t i = 0; i < 4; i++) {
-    OK(dc_optimizer_state(a.optimizer, i, "step", &view));
+    OK(dc_optimizer_get_state(a.optimizer, i, "step", &view));
     assert_int_equal(view.ndim, 0);
     assert_int_equal(*(int64_t *)view.data, i == 0 ? 1 : 2);
   }
-  assert_int_equal(dc_optimizer_steps(a.optimizer), 2);
+  assert_int_equal(steps_of(a.optimizer), 2);
   dc_optimizer_destroy(a.optimizer);
 }
 
@@ -264,7 +265,7 @@ static void test_44_not_finite(void **state) {
     FAILS(step(&a), DC_E_NOT_FINITE, "grads[1]");
     assert_memory_equal(a.weight, b.weight, sizeof a.weight);
     assert_true(piece(&a, 0, "exp_avg")[3] == m);
-    assert_int_equal(dc_optimizer_steps(a.optimizer), 1);
+    assert_int_equal(steps_of(a.optimizer), 1);
   }
   a.grad[1][29999] = 3e38f;
   FAILS(dc_optimizer_step(a.optimizer, a.weights, a.grads, sizeof(dc_tensor), 2, 2), DC_E_NOT_FINITE, "grads[1]");

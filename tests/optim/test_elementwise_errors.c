@@ -1,5 +1,6 @@
 /* Errors of AdamW and SGD, by the points of the second-order conformance list. */
 #include "optim_test.h"
+#include "support/steps.h"
 
 static bundle a;
 
@@ -112,8 +113,8 @@ static void test_bad_steps(void **state) {
   a.grads[1].struct_size = 3;
   FAILS(step(&a), DC_E_INVALID, "struct_size = 3");
   assert_true(a.weight[0][0] == before);
-  assert_int_equal(dc_optimizer_steps(o), 0);
-  assert_int_equal(dc_optimizer_steps(NULL), -1);
+  assert_int_equal(steps_of(o), 0);
+  assert_int_equal(steps_of(NULL), -1);
   dc_optimizer_destroy(o);
 }
 

@@ -1,6 +1,7 @@
 /* A loss scale and found_inf, in memory that steps read in stream order. All kinds of optimizers, on a stream of the
  * CPU, and on ranks of which one has found something. */
 #include "rank_invariance_test.h"
+#include "support/steps.h"
 
 enum { KINDS = 5 };
 
@@ -44,7 +45,7 @@ static void multiply(float grads[PARAMS][MOST], float by) {
 
 static int64_t skipped(const model *m) {
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
-  OK(dc_get_optimizer_stats(m->optimizer, &stats));
+  OK(dc_optimizer_get_stats(m->optimizer, &stats));
   return stats.skipped_steps;
 }
 
@@ -69,7 +70,7 @@ static void test_the_bits_of_gradients_that_were_not_scaled(void **state) {
       memcpy(before, scaled.weights, sizeof before);
       OK(step_with(&scaled, grads, NULL));
       assert_memory_equal(before, scaled.weights, sizeof before);
-      assert_int_equal(dc_optimizer_steps(scaled.optimizer), s - 1);
+      assert_int_equal(steps_of(scaled.optimizer), s - 1);
       found = 0;
       gradients_of(s, grads);
       multiply(grads, scale /= 2);
@@ -77,7 +78,7 @@ static void test_the_bits_of_gradients_that_were_not_scaled(void **state) {
       assert_memory_equal(plain.weights, scaled.weights, sizeof plain.weights);
     }
     assert_int_equal(skipped(&scaled), STEPS);
-    assert_int_equal(dc_optimizer_steps(scaled.optimizer), STEPS);
+    assert_int_equal(steps_of(scaled.optimizer), STEPS);
     OK(name(&scaled, NULL, NULL));
     scale = found = NAN; /* not read any more */
     gradients_of(9, grads);
@@ -99,7 +100,7 @@ static void test_a_scale_that_is_no_power_of_two(void **state) {
     dc_optimizer *optimizer;
     OK(dc_sgd_create(linalg, NULL, &optimizer));
     OK(dc_optimizer_add_param(optimizer, 0, &one, 1, 0, 1, DC_FLOAT32, NULL));
-    const dc_tensor w = {sizeof w, &weights[k], &one, NULL, 1, DC_FLOAT32, NULL};
+    dc_tensor w = {sizeof w, &weights[k], &one, NULL, 1, DC_FLOAT32, NULL};
     const dc_tensor g = {sizeof g, (void *)(uintptr_t)&grad, &one, NULL, 1, DC_FLOAT32, NULL};
     const dc_tensor s = {sizeof s, &scale, &one, NULL, 1, DC_FLOAT32, NULL};
     OK(dc_optimizer_set_lr(optimizer, 0, 1));
@@ -137,7 +138,7 @@ static void test_numbers_are_read_in_the_steps_turn(void **state) {
   OK(step_with(&queued, grads, NULL));
   OK(step_with(&plain, grads, NULL));
   assert_int_equal(skipped(&queued), 1);
-  assert_int_equal(dc_optimizer_steps(queued.optimizer), 1);
+  assert_int_equal(steps_of(queued.optimizer), 1);
   assert_memory_equal(plain.weights, queued.weights, sizeof plain.weights);
   dc_optimizer_destroy(plain.optimizer);
   dc_optimizer_destroy(queued.optimizer);
@@ -166,7 +167,7 @@ static void *find_on_one(void *arg) {
     assert_int_equal(skipped(m), 2);
     OK(name(m, NULL, NULL));
     steps(m, 1, 3);
-    assert_int_equal(dc_optimizer_steps(m->optimizer), 2);
+    assert_int_equal(steps_of(m->optimizer), 2);
     dc_optimizer_destroy(m->optimizer);
   }
   free(weights);

@@ -2,6 +2,7 @@
 #include <pthread.h>
 
 #include "optim_test.h"
+#include "support/steps.h"
 
 static bundle plain, queued;
 
@@ -33,7 +34,7 @@ static dc_status half_step(bundle *b) {
 }
 
 static void same(void) {
-  assert_int_equal(dc_optimizer_steps(plain.optimizer), dc_optimizer_steps(queued.optimizer)); /* which waits */
+  assert_int_equal(steps_of(plain.optimizer), steps_of(queued.optimizer)); /* which waits */
   for (int64_t i = 0; i < plain.count; i++) {
     assert_memory_equal(plain.weight[i], queued.weight[i], (size_t)plain.parts[i] * sizeof(float));
   }
@@ -92,7 +93,7 @@ static void test_a_gradient_that_is_not_finite(void **state) {
   OK(half_step(&queued));
   same();
   for (int k = 0; k < 2; k++) {
-    OK(dc_get_optimizer_stats(k == 0 ? plain.optimizer : queued.optimizer, &stats));
+    OK(dc_optimizer_get_stats(k == 0 ? plain.optimizer : queued.optimizer, &stats));
     assert_int_equal(stats.steps, 0);
     assert_int_equal(stats.skipped_steps, 1);
   }
@@ -122,7 +123,7 @@ static void test_other_kinds_wait_for_the_stream(void **state) {
   OK(dc_stream_call(stream, zero, queued.grad[0]));
   OK(half_step(&queued));
   assert_true(queued.weight[0][0] == before);
-  assert_int_equal(dc_optimizer_steps(queued.optimizer), 1);
+  assert_int_equal(steps_of(queued.optimizer), 1);
   dc_optimizer_destroy(queued.optimizer);
   dc_stream_destroy(stream);
 }

@@ -90,12 +90,12 @@ void sync_caller(program *p) {
 
 int64_t wire_bytes(const program *p, bool of_gathers) {
   dc_memory_stats stats = DC_MEMORY_STATS_INIT;
-  return dc_get_memory_stats(p->ctx, &stats) != DC_OK ? -1
-         : of_gathers                                 ? stats.gather_wire_bytes
-                                                      : stats.reduce_wire_bytes;
+  return dc_context_get_memory_stats(p->ctx, &stats) != DC_OK ? -1
+         : of_gathers                                         ? stats.gather_wire_bytes
+                                                              : stats.reduce_wire_bytes;
 }
 
 int64_t dry_bytes(const program *p, int32_t op, int64_t graph, int64_t id, int32_t dtype) {
   dc_op_info info = DC_OP_INFO_INIT;
-  return dc_dry_run(p->ctx, op, graph, id, dtype, &info) == DC_OK ? info.wire_bytes : -1;
+  return dc_context_dry_run(p->ctx, op, graph, id, dtype, &info) == DC_OK ? info.wire_bytes : -1;
 }

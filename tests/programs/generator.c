@@ -8,7 +8,7 @@ static const int64_t lengths[] = {0, 1, 2, 3, 5, 8, 17, 40, 61};
 static void set_stream(program *p) {
   dc_stream *const choice[] = {NULL, p->streams[0], p->streams[1]};
   p->caller = choice[pick(p, 3)];
-  OK(p, dc_set_stream(p->ctx, p->caller));
+  OK(p, dc_context_set_stream(p->ctx, p->caller));
 }
 
 static void step_gradients(program *p, param *a, int64_t graph) {
@@ -21,7 +21,7 @@ static void step_gradients(program *p, param *a, int64_t graph) {
       break;
     case 2:
       if (pick(p, 3) == 0) {
-        OK(p, dc_accumulate_grads(p->ctx, &a->id, 1));
+        OK(p, dc_context_accumulate_grads(p->ctx, &a->id, 1));
         a->has_grad = true;
       }
       break;
@@ -228,13 +228,13 @@ static void open_second(program *p, const setup *s) {
 
 static void finish(program *p) {
   sync_caller(p);
-  OK(p, dc_set_stream(p->ctx, NULL));
+  OK(p, dc_context_set_stream(p->ctx, NULL));
   p->caller = NULL;
   end_backward(p);
 }
 
 static void close(program *p) {
-  (void)dc_set_stream(p->ctx, NULL);
+  (void)dc_context_set_stream(p->ctx, NULL);
   for (int i = 0; i < 2; i++) {
     dc_stream_destroy(p->streams[i]);
   }

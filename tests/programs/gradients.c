@@ -75,7 +75,7 @@ void end_backward(program *p) {
 }
 
 void abort_step(program *p) {
-  OK(p, dc_step_abort(p->ctx));
+  OK(p, dc_context_step_abort(p->ctx));
   model_abort(p);
   p->wire = wire_bytes(p, false); /* only the library knows which buckets were full */
 }
@@ -125,12 +125,12 @@ void new_grad_buffer(program *p, param *a) {
   a->has_grad = a->unknown = false;
   memset(a->expected, 0, (size_t)a->numel * sizeof *a->expected);
   if (a->unbound) {
-    OK(p, dc_update_param_grad_buffer(p->ctx, a->id, NULL, 0));
+    OK(p, dc_context_update_param_grad_buffer(p->ctx, a->id, NULL, 0));
     return;
   }
   int64_t length = p->stage == 3 ? a->chunk : a->count;
   a->grad = ground_new((size_t)length * dc_dtype_size(a->buffer_type));
   dc_tensor grad = flat(a->grad, &length, a->buffer_type);
-  OK(p, dc_update_param_grad_buffer(p->ctx, a->id, &grad, p->stage == 3 ? 0 : a->begin));
+  OK(p, dc_context_update_param_grad_buffer(p->ctx, a->id, &grad, p->stage == 3 ? 0 : a->begin));
   sync_caller(p);
 }

@@ -24,8 +24,8 @@ static void unknown_ids(program *p, param *a) {
   REFUSED(p, dc_unregister_graph(p->ctx, NOBODY), DC_E_NOT_FOUND);
   REFUSED(p, dc_unregister_param(p->ctx, NOBODY), DC_E_NOT_FOUND);
   REFUSED(p, dc_set_persistent(p->ctx, NOBODY), DC_E_NOT_FOUND);
-  REFUSED(p, dc_params_updated(p->ctx, ids, 2), DC_E_NOT_FOUND);
-  REFUSED(p, dc_accumulate_grads(p->ctx, ids, 2), DC_E_NOT_FOUND);
+  REFUSED(p, dc_context_params_updated(p->ctx, ids, 2), DC_E_NOT_FOUND);
+  REFUSED(p, dc_context_accumulate_grads(p->ctx, ids, 2), DC_E_NOT_FOUND);
   REFUSED(p, dc_take_param(p->ctx, NOBODY, a->id, DC_DTYPE_NONE, &buffer), DC_E_NOT_FOUND);
   if (p->stage == 3) {
     REFUSED(p, dc_prefetch_params_fused(p->ctx, GRAPH, ids, NULL, 2), DC_E_NOT_FOUND); /* none of them starts */
@@ -60,7 +60,7 @@ static void wrong_order(program *p, param *a) {
   REFUSED(p, dc_unregister_param(p->ctx, a->id), DC_E_BUSY);
   REFUSED(p, dc_comm_group_end(p->r->comm, NULL), DC_E_STATE);
   if (a->pending && a->numel > 0) {
-    REFUSED(p, dc_update_param_grad_buffer(p->ctx, a->id, NULL, 0), DC_E_BUSY);
+    REFUSED(p, dc_context_update_param_grad_buffer(p->ctx, a->id, NULL, 0), DC_E_BUSY);
   }
   if ((a->pending || a->has_local) && a->numel > 0) { /* an empty one never has work under way */
     REFUSED(p, dc_reset(p->ctx), DC_E_BUSY);
@@ -94,14 +94,14 @@ static void wrong_numbers(program *p, param *a) {
   REFUSED(p, dc_end_backward(p->ctx, GRAPH, 2), DC_E_INVALID);
   REFUSED(p, dc_start_backward(p->ctx, -1), DC_E_INVALID);
   REFUSED(p, dc_enable_profiling(p->ctx, 7), DC_E_INVALID);
-  REFUSED(p, dc_memory_alloc(p->ctx, 8, 9, &buffer), DC_E_INVALID);
-  REFUSED(p, dc_memory_alloc(p->ctx, SIZE_MAX, DC_MEMORY_DEVICE, &buffer), DC_E_INVALID);
-  REFUSED(p, dc_trace_start(p->ctx, -1), DC_E_INVALID);
-  REFUSED(p, dc_trace_read(p->ctx, &event, 1, 1, &count), DC_E_INVALID);
+  REFUSED(p, dc_context_alloc(p->ctx, 8, 9, &buffer), DC_E_INVALID);
+  REFUSED(p, dc_context_alloc(p->ctx, -1, DC_MEMORY_DEVICE, &buffer), DC_E_INVALID);
+  REFUSED(p, dc_context_trace_start(p->ctx, -1), DC_E_INVALID);
+  REFUSED(p, dc_context_trace_read(p->ctx, &event, 1, 1, &count), DC_E_INVALID);
   REFUSED(p, dc_free_tensors(p->ctx, NULL, sizeof(dc_tensor), 1, &freed), DC_E_INVALID);
   REFUSED(p, dc_prefetch_params_fused(p->ctx, GRAPH, NULL, NULL, 1), DC_E_INVALID);
   REFUSED(p, dc_prefetch_params_fused(p->ctx, GRAPH, &a->id, NULL, -1), DC_E_INVALID);
-  REFUSED(p, dc_params_updated(p->ctx, NULL, 1), DC_E_INVALID);
+  REFUSED(p, dc_context_params_updated(p->ctx, NULL, 1), DC_E_INVALID);
   dc_status (*const graph)(dc_context *, int64_t, const int64_t *, int64_t) = p->stage == 3   ? dc_register_graph_z3
                                                                               : p->stage == 2 ? dc_register_graph_z2
                                                                               : p->stage == 1 ? dc_register_graph_z1
@@ -168,7 +168,7 @@ static void wrong_registrations(program *p, param *a) {
     int64_t longer = a->chunk + 1;
     void *ptr = ground_new((size_t)longer * sizeof(float));
     dc_tensor grad = flat(ptr, &longer, DC_FLOAT32);
-    REFUSED(p, dc_update_param_grad_buffer(p->ctx, a->id, &grad, 0), DC_E_SHAPE);
+    REFUSED(p, dc_context_update_param_grad_buffer(p->ctx, a->id, &grad, 0), DC_E_SHAPE);
   }
 }
 
@@ -176,10 +176,10 @@ static void wrong_outputs(program *p, param *a) {
   dc_tensor small = DC_TENSOR_INIT;
   dc_memory_stats stats = {.struct_size = 4};
   small.struct_size = 8;
-  REFUSED(p, dc_get_memory_stats(p->ctx, NULL), DC_E_INVALID);
-  REFUSED(p, dc_get_memory_stats(p->ctx, &stats), DC_E_INVALID);
-  REFUSED(p, dc_dry_run(p->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, a->id, 0, NULL), DC_E_INVALID);
-  REFUSED(p, dc_memory_alloc(p->ctx, 8, DC_MEMORY_DEVICE, NULL), DC_E_INVALID);
+  REFUSED(p, dc_context_get_memory_stats(p->ctx, NULL), DC_E_INVALID);
+  REFUSED(p, dc_context_get_memory_stats(p->ctx, &stats), DC_E_INVALID);
+  REFUSED(p, dc_context_dry_run(p->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, a->id, 0, NULL), DC_E_INVALID);
+  REFUSED(p, dc_context_alloc(p->ctx, 8, DC_MEMORY_DEVICE, NULL), DC_E_INVALID);
   REFUSED(p, dc_take_param(p->ctx, GRAPH, a->id, 0, NULL), DC_E_INVALID);
   if (p->stage == 3) {
     REFUSED(p, dc_allgather_param(p->ctx, NULL, GRAPH, a->id, 0, NULL), DC_E_INVALID);
@@ -200,7 +200,7 @@ static void no_handles(program *p, param *a) {
   dc_comm *comm = NULL;
   REFUSED(p, dc_end_backward(NULL, GRAPH, 0), DC_E_INVALID);
   REFUSED(p, dc_set_persistent(NULL, a->id), DC_E_INVALID);
-  REFUSED(p, dc_async_error(NULL), DC_E_INVALID);
+  REFUSED(p, dc_context_check(NULL), DC_E_INVALID);
   REFUSED(p, dc_cleanup(NULL), DC_E_INVALID);
   REFUSED(p, dc_context_create(NULL, NULL, &ctx), DC_E_INVALID);
   REFUSED(p, dc_device_open("gpu of my dreams", NULL, &device), DC_E_NO_DEVICE);
@@ -242,7 +242,7 @@ void illegal_call(program *p) {
   param *a = &p->params[own_pick(p, (uint64_t)p->count)];
   calls[own_pick(p, sizeof calls / sizeof calls[0])](p, a);
   if (!broken(p)) {
-    OK(p, dc_async_error(p->ctx)); /* no rank is affected */
+    OK(p, dc_context_check(p->ctx)); /* no rank is affected */
   }
 }
 
@@ -256,13 +256,13 @@ static void other_config(program *p, bool culprit) {
   dc_context_destroy(ctx);
   bool alone = status == DC_E_BUSY && strstr(dc_last_error(), "cannot be copied, and another context uses it") != NULL;
   CHECK(p, alone || (status == DC_E_MISMATCH && strstr(dc_last_error(), "initial_reduce_bucket_size") != NULL));
-  OK(p, dc_async_error(p->ctx));
+  OK(p, dc_context_check(p->ctx));
 }
 
 static dc_status gather_other(program *p, bool culprit) {
   const param *a = &p->params[0];
   dc_tensor out = DC_TENSOR_INIT;
-  dc_status status = dc_params_updated(p->ctx, NULL, 0);
+  dc_status status = dc_context_params_updated(p->ctx, NULL, 0);
   if (status == DC_OK) {
     status = dc_allgather_param(p->ctx, NULL, GRAPH, a->id, a->types[culprit ? 1 : 0], &out);
   }
@@ -293,7 +293,7 @@ void mismatch(program *p) {
   dc_status status = gathers ? gather_other(p, culprit) : register_other(p, culprit);
   CHECK(p, status == DC_E_MISMATCH && dc_last_error()[0] != '\0');
   /* The group has failed, for everything and for good. */
-  REFUSED(p, dc_async_error(p->ctx), DC_E_MISMATCH);
+  REFUSED(p, dc_context_check(p->ctx), DC_E_MISMATCH);
   REFUSED(p, dc_end_backward(p->ctx, GRAPH, 0), DC_E_MISMATCH);
   REFUSED(p, dc_comm_barrier(p->r->comm), DC_E_MISMATCH);
 }

@@ -140,7 +140,7 @@ void update_weights(program *p) {
     }
     on_caller(p, t);
   }
-  OK(p, dc_params_updated(p->ctx, NULL, 0));
+  OK(p, dc_context_params_updated(p->ctx, NULL, 0));
 }
 
 void shard_to_device(program *p, param *a) {

@@ -41,10 +41,10 @@ def test_a_context_on_the_cpu_names_what_it_refuses(context: libdc.Context) -> N
     refused("register_param: tensor is on cuda:0, must be in host memory", context.register_param, 1, (4,), there, here)
     refused("update_param_grad_buffer: grad_buffer is on cuda:0, must be in host memory",
             context.update_param_grad_buffer, 1, there)
-    refused("reduce_grad: a is on cuda:0, must be in host memory", context.reduce_grad, there, 1, 1)
-    refused("offload_tensor: a is on cuda:0, must be in host memory", context.offload_tensor, there, 1, 1)
+    refused("reduce_grad: grad is on cuda:0, must be in host memory", context.reduce_grad, there, 1, 1)
+    refused("offload_tensor: tensor is on cuda:0, must be in host memory", context.offload_tensor, there, 1, 1)
     refused("free_tensors: tensors[1] is on cuda:0, must be in host memory", context.free_tensors, [here, there])
-    refused("reduce_grad: a is a tensor on DLPack device 10, must be in host memory, or on a CUDA device",
+    refused("reduce_grad: grad is a tensor on DLPack device 10, must be in host memory, or on a CUDA device",
             context.reduce_grad, Elsewhere((10, 0)), 1, 1)
     assert set(there.streams) == {-1}, "the producer need not wait for a stream"
 
@@ -83,7 +83,7 @@ with libdc.Context(device) as context:
             context.register_z3_param, 7, (3, 2), weights, plain)
     context.register_z3_param(7, (3, 2), weights, grad)
     context.register_graph_z3(1, [7])
-    refused("reduce_grad: a is in pinned host memory, must be on cuda:0", context.reduce_grad, weights, 1, 7)
+    refused("reduce_grad: grad is in pinned host memory, must be on cuda:0", context.reduce_grad, weights, 1, 7)
     full = context.wait_allgather(context.allgather_param(None, 1, 7), 1, 7)
     assert full.__dlpack_device__() == (2, 0)
     context.start_backward(True)

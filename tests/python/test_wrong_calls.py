@@ -87,7 +87,7 @@ ONE = np.zeros(1, np.float32)
     ("is not a registered graph (1 is registered)", lambda c: c.allgather_param(None, 5, 1)),
     ("is not in graph 1 (it has 1 parameter)", lambda c: (c.register_z3_param(2, (4,), FEW, FEW),
                                                           c.allgather_param(None, 1, 2))),
-    ("a has 1 element, but parameter 1 has 4", lambda c: c.reduce_grad(ONE, 1, 1)),
+    ("grad has 1 element, but parameter 1 has 4", lambda c: c.reduce_grad(ONE, 1, 1)),
     ("is in 1 graph; unregister it first", lambda c: c.unregister_param(1)),
     ("a has 1 dimension, must have 2", lambda c: linalg.eigh(FEW)),
     ("must have one for each of 1 rank", lambda c: libdc.Comm.single().all_gather(FEW, FEW.copy(), counts=[1, 2])),

@@ -75,29 +75,29 @@ static void keeps_the_last(rank *r) {
   static _Thread_local dc_trace_event events[3 * KEPT];
   OK(r, register_sharded(r, &p, id, 10, 0));
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
-  OK(r, dc_trace_dump(r->ctx, folder));
+  OK(r, dc_context_trace_dump(r->ctx, folder));
   char *text = read_dump(r->rank);
   CHECK(r, whole(text) && occurrences(text, "\"n\":") == 2 && strstr(text, "\"register_graph\"") != NULL);
   free(text);
   for (int i = 0; i < KEPT; i++) { /* three operations each */
     OK(r, gather(r, id));
   }
-  OK(r, dc_trace_dump(r->ctx, folder));
+  OK(r, dc_context_trace_dump(r->ctx, folder));
   text = read_dump(r->rank);
   CHECK(r, whole(text) && occurrences(text, "\"n\":") == KEPT && strstr(text, "\"n\":2,") == NULL);
   CHECK(r, strstr(text, "\"state\":\"done\"") != NULL && strstr(text, "\"state\":\"running\"") == NULL);
   free(text);
-  OK(r, dc_trace_start(r->ctx, 3 * KEPT)); /* a larger ring has the old ones, but traces begin now */
+  OK(r, dc_context_trace_start(r->ctx, 3 * KEPT)); /* a larger ring has the old ones, but traces begin now */
   for (int i = 0; i < KEPT; i++) {
     OK(r, gather(r, id));
   }
-  OK(r, dc_trace_read(r->ctx, events, sizeof events[0], 3 * KEPT, &count));
+  OK(r, dc_context_trace_read(r->ctx, events, sizeof events[0], 3 * KEPT, &count));
   CHECK(r, count == 3 * KEPT && events[0].op == DC_OP_ALLGATHER_PARAM);
   for (int64_t i = 0; i < count; i++) {
     CHECK(r, events[i].end_ns >= events[i].begin_ns && events[i].begin_ns > 0);
   }
-  OK(r, dc_trace_start(r->ctx, 0));
-  OK(r, dc_trace_dump(r->ctx, folder));
+  OK(r, dc_context_trace_start(r->ctx, 0));
+  OK(r, dc_context_trace_dump(r->ctx, folder));
   text = read_dump(r->rank);
   CHECK(r, whole(text) && occurrences(text, "\"n\":") == KEPT);
   free(text);
@@ -129,7 +129,7 @@ static void dump_while_blocked(rank *r) {
     for (int i = 0; i < 60000 && !found; i++) {
       usleep(1000);
       if (atomic_load(&seen) == 1) {
-        OK(r, dc_trace_dump(waiting->ctx, folder));
+        OK(r, dc_context_trace_dump(waiting->ctx, folder));
         char *text = read_dump(0);
         CHECK(r, whole(text));
         found = strstr(text, "\"op\":\"wait_allgather\"") != NULL && occurrences(text, "\"state\":\"running\"") == 2;
@@ -152,7 +152,7 @@ static void test_dump_while_blocked(void **state) {
 static void *dump_often(void *arg) {
   rank *r = arg;
   for (int i = 0; i < 50; i++) {
-    char *text = dc_trace_dump(r->ctx, folder) == DC_OK ? read_dump(r->rank) : NULL;
+    char *text = dc_context_trace_dump(r->ctx, folder) == DC_OK ? read_dump(r->rank) : NULL;
     if (!whole(text)) {
       snprintf(r->failure, sizeof r->failure, "dump %d is not whole: %s", i, dc_last_error());
     }
@@ -172,7 +172,7 @@ static void dump_beside_work(rank *r) {
   for (int i = 0; i < 3000 && status == DC_OK; i++) { /* the ring is overwritten while it is read */
     status = gather(r, id);
     if (status == DC_OK && i % 500 == 0) {
-      status = dc_trace_start(r->ctx, KEPT * (i / 500 % 2 + 1)); /* and replaced */
+      status = dc_context_trace_start(r->ctx, KEPT * (i / 500 % 2 + 1)); /* and replaced */
     }
   }
   pthread_join(thread, NULL);
@@ -195,8 +195,8 @@ static void fails(rank *r) {
   OK(r, register_sharded(r, &p, 4, 10, 0));
   OK(r, register_sharded(r, &q, 5, 10, 0));
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, ids, 2));
-  OK(r, dc_trace_dump_on_error(r->ctx, "/tmp/other"));
-  OK(r, dc_trace_dump_on_error(r->ctx, r->user == NULL ? folder : r->user));
+  OK(r, dc_context_trace_dump_on_error(r->ctx, "/tmp/other"));
+  OK(r, dc_context_trace_dump_on_error(r->ctx, r->user == NULL ? folder : r->user));
   FAILS(r, gather(r, 9), DC_E_NOT_FOUND, "id = 9"); /* a wrong argument is no reason to dump */
   char *text = read_dump(r->rank);
   CHECK(r, text == NULL);
@@ -231,7 +231,7 @@ static void *other_bucket(void *arg) {
   dc_context_options options = DC_CONTEXT_OPTIONS_INIT;
   options.log = dc_comm_rank(comm) == 0 ? keep_line : NULL;
   if (dc_device_open("cpu", NULL, &device) == DC_OK && dc_context_create(device, &options, &ctx) == DC_OK) {
-    (void)dc_trace_dump_on_error(ctx, dc_comm_rank(comm) == 0 ? "/proc/no such place" : folder);
+    (void)dc_context_trace_dump_on_error(ctx, dc_comm_rank(comm) == 0 ? "/proc/no such place" : folder);
     (void)dc_init(ctx, comm, NULL, 100 + dc_comm_rank(comm));
   }
   dc_context_destroy(ctx);
@@ -267,20 +267,20 @@ static void test_bad_input(void **state) {
   longest[sizeof longest - 1] = '\0';
   assert_int_equal(dc_device_open("cpu", NULL, &device), DC_OK);
   assert_int_equal(dc_context_create(device, NULL, &ctx), DC_OK);
-  assert_int_equal(dc_trace_dump(NULL, folder), DC_E_INVALID);
-  assert_int_equal(dc_trace_dump_on_error(NULL, folder), DC_E_INVALID);
-  assert_int_equal(dc_trace_dump(ctx, folder), DC_E_STATE);
+  assert_int_equal(dc_context_trace_dump(NULL, folder), DC_E_INVALID);
+  assert_int_equal(dc_context_trace_dump_on_error(NULL, folder), DC_E_INVALID);
+  assert_int_equal(dc_context_trace_dump(ctx, folder), DC_E_STATE);
   assert_int_equal(dc_init(ctx, NULL, NULL, 1), DC_OK);
-  assert_int_equal(dc_trace_dump(ctx, NULL), DC_E_INVALID);
-  assert_int_equal(dc_trace_dump(ctx, ""), DC_E_INVALID);
-  assert_int_equal(dc_trace_dump_on_error(ctx, ""), DC_E_INVALID);
-  assert_int_equal(dc_trace_dump_on_error(ctx, NULL), DC_OK);
-  assert_int_equal(dc_trace_dump(ctx, longest), DC_E_INVALID);
+  assert_int_equal(dc_context_trace_dump(ctx, NULL), DC_E_INVALID);
+  assert_int_equal(dc_context_trace_dump(ctx, ""), DC_E_INVALID);
+  assert_int_equal(dc_context_trace_dump_on_error(ctx, ""), DC_E_INVALID);
+  assert_int_equal(dc_context_trace_dump_on_error(ctx, NULL), DC_OK);
+  assert_int_equal(dc_context_trace_dump(ctx, longest), DC_E_INVALID);
   assert_non_null(strstr(dc_last_error(), "folder has 4999 bytes"));
-  assert_int_equal(dc_trace_dump(ctx, "/proc/no such place/at all"), DC_E_SYSTEM);
+  assert_int_equal(dc_context_trace_dump(ctx, "/proc/no such place/at all"), DC_E_SYSTEM);
   assert_non_null(strstr(dc_last_error(), "/proc/no such place/at all"));
   assert_int_equal(dc_cleanup(ctx), DC_OK);
-  assert_int_equal(dc_trace_dump(ctx, folder), DC_OK); /* what was is still there */
+  assert_int_equal(dc_context_trace_dump(ctx, folder), DC_OK); /* what was is still there */
   dc_context_destroy(ctx);
   dc_device_destroy(device);
   empty_folder();

@@ -17,7 +17,7 @@ static bool holds_weights(const dc_tensor *full, const sharded *p, float scale) 
 
 static dc_memory_stats stats_of(rank *r) {
   dc_memory_stats s = {.struct_size = sizeof s};
-  dc_get_memory_stats(r->ctx, &s);
+  dc_context_get_memory_stats(r->ctx, &s);
   return s;
 }
 
@@ -38,7 +38,7 @@ static void every_shape(rank *r) {
       OK(r, dc_release_param(r->ctx, &full, GRAPH, ids[i], 1));
     }
     if (step == 0) {
-      OK(r, dc_reset_stats(r->ctx));
+      OK(r, dc_context_reset_stats(r->ctx));
     }
   }
   dc_memory_stats s = stats_of(r);
@@ -112,7 +112,7 @@ static void hits_and_updates(rank *r) {
   for (int64_t i = 0; i < p.chunk; i++) {
     p.shard[i] *= 2;
   }
-  OK(r, dc_params_updated(r->ctx, NULL, 0));
+  OK(r, dc_context_params_updated(r->ctx, NULL, 0));
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &b));
   OK(r, dc_wait_allgather(r->ctx, &b, GRAPH, id));
   CHECK(r, a.data == b.data && holds_weights(&b, &p, 2.0f));
@@ -139,7 +139,7 @@ static void test_hits_and_updates(void **state) {
   run_ranks((setup){.world = 3}, hits_and_updates, NULL);
 }
 
-/* From the wait to the last release only dc_step_abort and an invalidation free the memory. */
+/* From the wait to the last release only dc_context_step_abort and an invalidation free the memory. */
 static void in_use(rank *r) {
   sharded p;
   int64_t id = 3;
@@ -170,7 +170,7 @@ static void in_use(rank *r) {
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &a));
   OK(r, dc_wait_allgather(r->ctx, &a, GRAPH, id));
   OK(r, dc_reset(r->ctx));
-  OK(r, dc_step_abort(r->ctx));
+  OK(r, dc_context_step_abort(r->ctx));
   OK(r, dc_unregister_param(r->ctx, id));
   free_sharded(&p);
 }
@@ -224,7 +224,7 @@ static void other_types(rank *r) {
   OK(r, dc_release_param(r->ctx, &a, GRAPH, id, 1));
   /* Persistent in float32, then gathered in bfloat16 after an update: the result is bfloat16. */
   OK(r, dc_set_persistent(r->ctx, id));
-  OK(r, dc_params_updated(r->ctx, &id, 1));
+  OK(r, dc_context_params_updated(r->ctx, &id, 1));
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_BFLOAT16, &b));
   OK(r, dc_wait_allgather(r->ctx, &b, GRAPH, id));
   CHECK(r, is_bf16_of_weights(&b, &p));
@@ -299,10 +299,10 @@ static void prefetch(rank *r) {
   int64_t before = stats_of(r).gathers;
   OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, again, types, 4));
   CHECK(r, stats_of(r).gathers == before + 3);
-  OK(r, dc_step_abort(r->ctx));
+  OK(r, dc_context_step_abort(r->ctx));
   int64_t unknown[2] = {0, 99};
   FAILS(r, dc_prefetch_params_fused(r->ctx, GRAPH, unknown, NULL, 2), DC_E_NOT_FOUND, "id = 99");
-  OK(r, dc_step_abort(r->ctx));
+  OK(r, dc_context_step_abort(r->ctx));
   CHECK(r, stats_of(r).gathered_bytes == 0); /* the failed call started nothing */
   for (int64_t i = 0; i < COUNT; i++) {
     free_sharded(&p[i]);

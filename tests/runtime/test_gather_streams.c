@@ -24,7 +24,7 @@ static void on_a_stream(rank *r) {
   OK(r, register_sharded(r, &p, id, 3000, 0));
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
   OK(r, dc_stream_create(r->device, &stream));
-  OK(r, dc_set_stream(r->ctx, stream));
+  OK(r, dc_context_set_stream(r->ctx, stream));
   for (int i = 0; i < 20; i++) {
     OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
     OK(r, dc_wait_allgather(r->ctx, &full, GRAPH, id));
@@ -32,7 +32,7 @@ static void on_a_stream(rank *r) {
     CHECK(r, holds_weights(&full, &p, 1.0f));
     OK(r, dc_release_param(r->ctx, &full, GRAPH, id, 1));
   }
-  OK(r, dc_set_stream(r->ctx, NULL));
+  OK(r, dc_context_set_stream(r->ctx, NULL));
   dc_stream_destroy(stream);
   free_sharded(&p);
 }
@@ -63,7 +63,7 @@ static void runs_ahead(rank *r) {
   }
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, ids, AHEAD));
   OK(r, dc_stream_create(r->device, &stream));
-  OK(r, dc_set_stream(r->ctx, stream));
+  OK(r, dc_context_set_stream(r->ctx, stream));
   OK(r, dc_stream_call(stream, wait_until, &open));
   for (int64_t i = 0; i < AHEAD; i++) {
     OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, i, DC_DTYPE_NONE, &full));
@@ -71,7 +71,7 @@ static void runs_ahead(rank *r) {
     OK(r, dc_release_param(r->ctx, &full, GRAPH, i, 1));
   }
   dc_memory_stats stats = DC_MEMORY_STATS_INIT;
-  OK(r, dc_get_memory_stats(r->ctx, &stats));
+  OK(r, dc_context_get_memory_stats(r->ctx, &stats));
   CHECK(r, stats.gathered_peak_bytes <= 2 * LARGE); /* what a chunk holds */
   atomic_store(&open, 1);
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, 7, DC_DTYPE_NONE, &full));
@@ -79,7 +79,7 @@ static void runs_ahead(rank *r) {
   OK(r, dc_stream_synchronize(stream, 0));
   CHECK(r, holds_weights(&full, &p[7], 1.0f));
   OK(r, dc_release_param(r->ctx, &full, GRAPH, 7, 1));
-  OK(r, dc_set_stream(r->ctx, NULL));
+  OK(r, dc_context_set_stream(r->ctx, NULL));
   dc_stream_destroy(stream);
   for (int64_t i = 0; i < AHEAD; i++) {
     free_sharded(&p[i]);

@@ -44,13 +44,13 @@ static void taken_away(rank *r) {
   part p;
   OK(r, register_part(r, &p, r->rank == 0 ? 0 : s->cut, r->rank == 0 || r->rank + 1 < r->world ? s->cut : LENGTH));
   OK(r, register_graph(r, s->stage));
-  OK(r, dc_update_param_grad_buffer(r->ctx, PARAM, NULL, 0));
+  OK(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, NULL, 0));
   OK(r, dc_start_backward(r->ctx, 1));
-  static const char text[] = "the gradient buffer of parameter 1 was taken away by dc_update_param_grad_buffer";
+  static const char text[] = "the gradient buffer of parameter 1 was taken away by dc_context_update_param_grad_buffer";
   if (all_own) {
     FAILS(r, reduce_ones(r), DC_E_STATE, text);
     dc_tensor grad = flat(p.grad, &p.count, DC_FLOAT32);
-    OK(r, dc_update_param_grad_buffer(r->ctx, PARAM, &grad, p.begin));
+    OK(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, &grad, p.begin));
     OK(r, reduce_ones(r));
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
     CHECK(r, p.grad[0] == 1.0f && p.grad[p.count - 1] == 1.0f);
@@ -82,8 +82,8 @@ static void given_anew(rank *r) {
   OK(r, register_graph(r, 2));
   for (int i = 0; i < 3; i++) {
     dc_tensor grad = flat(i % 2 == 0 ? other.grad : p.grad, &p.count, DC_FLOAT32);
-    OK(r, dc_update_param_grad_buffer(r->ctx, PARAM, NULL, 0));
-    OK(r, dc_update_param_grad_buffer(r->ctx, PARAM, &grad, begin));
+    OK(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, NULL, 0));
+    OK(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, &grad, begin));
     OK(r, dc_start_backward(r->ctx, 1));
     OK(r, reduce_ones(r));
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
@@ -101,7 +101,7 @@ static void thawed(rank *r) {
   sharded p;
   const int64_t id = PARAM, chunk = ceil_div(LENGTH, r->world);
   OK(r, register_sharded(r, &p, PARAM, LENGTH, 0));
-  OK(r, dc_update_param_grad_buffer(r->ctx, PARAM, NULL, 0));
+  OK(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, NULL, 0));
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
   dc_tensor grad = flat(p.grad, &chunk, DC_FLOAT32);
   for (int64_t i = 0; i < chunk; i++) {
@@ -109,12 +109,14 @@ static void thawed(rank *r) {
   }
   int64_t mine = LENGTH - r->rank * chunk < chunk ? LENGTH - r->rank * chunk : chunk;
   if (mine > 0) {
-    FAILS(r, dc_update_param_grad_buffer(r->ctx, PARAM, &grad, 0), DC_E_SHAPE, "but its graph was registered with");
-    FAILS(r, dc_update_param_grad_buffer(r->ctx, PARAM, &grad, 0), DC_E_SHAPE, "register it again with the new buffer");
+    FAILS(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, &grad, 0), DC_E_SHAPE,
+          "but its graph was registered with");
+    FAILS(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, &grad, 0), DC_E_SHAPE,
+          "register it again with the new buffer");
   }
   CHECK(r, p.grad[0] == 7.0f);
   OK(r, dc_unregister_graph(r->ctx, GRAPH));
-  OK(r, dc_update_param_grad_buffer(r->ctx, PARAM, &grad, 0));
+  OK(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, &grad, 0));
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
   OK(r, dc_start_backward(r->ctx, 1));
   OK(r, reduce_ones(r));
@@ -147,17 +149,17 @@ static void registered_meanwhile(rank *r) {
   OK(r, dc_start_backward(r->ctx, 0));
   OK(r, s->stage == 1 ? reduce_ones(r) : DC_OK);
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
-  OK(r, dc_update_param_grad_buffer(r->ctx, PARAM, NULL, 0));
+  OK(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, NULL, 0));
   OK(r, register_other(r, s->stage));
   OK(r, dc_start_backward(r->ctx, 1));
   FAILS(r, reduce_ones(r), DC_E_STATE, "the gradient buffer of parameter 1 was taken away");
   dc_tensor grad = flat(p.grad, &p.count, DC_FLOAT32);
-  OK(r, dc_update_param_grad_buffer(r->ctx, PARAM, &grad, p.begin));
+  OK(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, &grad, p.begin));
   OK(r, reduce_ones(r));
   OK(r, dc_end_backward(r->ctx, OTHER_GRAPH, 0));
   CHECK(r, p.grad[0] == (s->stage == 1 ? 2.0f : 1.0f) && p.grad[p.count - 1] == p.grad[0]);
   if (r->rank == 0) {
-    OK(r, dc_update_param_grad_buffer(r->ctx, PARAM, NULL, 0));
+    OK(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, NULL, 0));
   }
   FAILS(r, register_other(r, s->stage), DC_E_MISMATCH,
         "grad_buffer of parameter 1 covers elements 0 to 0 on rank 0, but another graph was registered with 0 to 5");

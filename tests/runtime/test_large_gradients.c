@@ -70,7 +70,7 @@ static void large_gradients(rank *r) {
     OK(r, one_backward(r, c, step, step == STEPS - 1, scratch));
   }
   dc_memory_stats stats = {.struct_size = sizeof stats};
-  OK(r, dc_get_memory_stats(r->ctx, &stats));
+  OK(r, dc_context_get_memory_stats(r->ctx, &stats));
   CHECK(r, c->records || stats.bucket_bytes <= 2 * PIECE * (int64_t)dc_dtype_size(c->dtype));
   for (int64_t id = 0; id < PARAMS; id++) {
     int64_t chunk = ceil_div(sizes[id], r->world);

@@ -15,30 +15,30 @@ static void in_errors(rank *r) {
   }
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, ids, COUNT));
   FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, 3), DC_E_STATE, "parameter 3 is not gathered");
-  OK(r, dc_set_param_name(r->ctx, 3, "encoder.layer.0.weight"));
-  OK(r, dc_set_param_name(r->ctx, -4, "bias"));
+  OK(r, dc_context_set_param_name(r->ctx, 3, "encoder.layer.0.weight"));
+  OK(r, dc_context_set_param_name(r->ctx, -4, "bias"));
   FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, 3), DC_E_STATE,
         "dc_wait_allgather: parameter 3 (encoder.layer.0.weight) is not gathered; call dc_allgather_param first");
   FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, -4), DC_E_STATE, "parameter -4 (bias) is not gathered");
   FAILS(r, dc_release_param(r->ctx, NULL, GRAPH, 3, 0), DC_E_INVALID,
         "n_users = 0 for parameter 3 (encoder.layer.0.weight), must be >= 1");
-  OK(r, dc_set_param_name(r->ctx, -4, NULL));
+  OK(r, dc_context_set_param_name(r->ctx, -4, NULL));
   FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, -4), DC_E_STATE, "parameter -4 is not gathered");
-  FAILS(r, dc_set_param_name(r->ctx, 99, "x"), DC_E_NOT_FOUND, "id = 99");
-  FAILS(r, dc_set_param_name(r->ctx, 3, "a\nb"), DC_E_INVALID,
+  FAILS(r, dc_context_set_param_name(r->ctx, 99, "x"), DC_E_NOT_FOUND, "id = 99");
+  FAILS(r, dc_context_set_param_name(r->ctx, 3, "a\nb"), DC_E_INVALID,
         "name of parameter 3 (encoder.layer.0.weight) has byte 0x0a at 1, must have no control bytes");
   /* Of a long name the end is shown, in whole characters. */
   char longer[300];
   memset(longer, 'a', sizeof longer);
   memcpy(longer + 202, "\xc3\xa4", 2); /* cut in its middle it would be no character */
   memcpy(longer + sizeof longer - 8, ".weight", 8);
-  OK(r, dc_set_param_name(r->ctx, 3, longer));
+  OK(r, dc_context_set_param_name(r->ctx, 3, longer));
   FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, 3), DC_E_STATE, "parameter 3 (...aaaa");
   FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, 3), DC_E_STATE, ".weight) is not gathered; call dc_allgather_param");
   CHECK(r, strstr(dc_last_error(), "\xa4") == NULL);
   /* Ranks that call differently are told the names of both. */
-  OK(r, dc_set_param_name(r->ctx, 3, "weight"));
-  OK(r, dc_set_param_name(r->ctx, 4, "bias"));
+  OK(r, dc_context_set_param_name(r->ctx, 3, "weight"));
+  OK(r, dc_context_set_param_name(r->ctx, 4, "bias"));
   const int64_t mine = r->rank == 0 ? 3 : 4;
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, mine, DC_DTYPE_NONE, &full));
   FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, mine), DC_E_MISMATCH,
@@ -60,7 +60,7 @@ static void ends_with_its_parameter(rank *r) {
   sharded p;
   const int64_t id = 3;
   OK(r, register_sharded(r, &p, id, 11, 0));
-  OK(r, dc_set_param_name(r->ctx, id, "first"));
+  OK(r, dc_context_set_param_name(r->ctx, id, "first"));
   OK(r, dc_unregister_param(r->ctx, id));
   free_sharded(&p);
   OK(r, register_sharded(r, &p, id, 11, 0));
@@ -81,11 +81,11 @@ static void in_dumps(rank *r) {
   char folder[] = "/tmp/libdc-names-XXXXXX", path[64], text[1 << 16] = "";
   OK(r, register_sharded(r, &p, id, 11, 0));
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
-  OK(r, dc_set_param_name(r->ctx, id, "say \"weight\""));
+  OK(r, dc_context_set_param_name(r->ctx, id, "say \"weight\""));
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
   OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, id));
   CHECK(r, mkdtemp(folder) != NULL);
-  OK(r, dc_trace_dump(r->ctx, folder));
+  OK(r, dc_context_trace_dump(r->ctx, folder));
   snprintf(path, sizeof path, "%s/rank-0.json", folder);
   FILE *file = fopen(path, "r");
   CHECK(r, file != NULL);
@@ -123,7 +123,7 @@ static void test_in_the_log(void **state) {
   assert_int_equal(dc_context_create(device, &options, &ctx), DC_OK);
   assert_int_equal(dc_init(ctx, NULL, NULL, 100), DC_OK);
   assert_int_equal(dc_register_z3_param(ctx, id, &four, 1, &t, NULL, 0, DC_DTYPE_NONE), DC_OK);
-  assert_int_equal(dc_set_param_name(ctx, id, "weight"), DC_OK);
+  assert_int_equal(dc_context_set_param_name(ctx, id, "weight"), DC_OK);
   assert_int_equal(dc_register_graph_z3(ctx, GRAPH, &id, 1), DC_OK);
   assert_int_equal(dc_start_forward(ctx), DC_OK);
   assert_int_equal(dc_allgather_param(ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full), DC_OK);

@@ -130,7 +130,7 @@ static void every_stage(rank *r) {
   OK(r, register_stage(r, stage, GRAPH, ids, COUNT));
   for (int64_t step = 0; step < 4; step++) {
     if (step == 2) {
-      OK(r, dc_reset_stats(r->ctx));
+      OK(r, dc_context_reset_stats(r->ctx));
     }
     OK(r, dc_start_backward(r->ctx, 1));
     for (int64_t i = COUNT - 1; i >= 0; i--) {
@@ -142,7 +142,7 @@ static void every_stage(rank *r) {
     }
   }
   dc_memory_stats s = {.struct_size = sizeof s};
-  OK(r, dc_get_memory_stats(r->ctx, &s));
+  OK(r, dc_context_get_memory_stats(r->ctx, &s));
   int64_t expected = 0;
   for (int64_t i = 0; i < COUNT; i++) {
     any part = p[i];
@@ -182,12 +182,12 @@ static void micro_batches(rank *r) {
   OK(r, register_stage(r, stage, GRAPH, &id, 1));
   dc_memory_stats s = {.struct_size = sizeof s};
   for (int64_t step = 0; step < 4; step++) {
-    OK(r, dc_reset_stats(r->ctx));
+    OK(r, dc_context_reset_stats(r->ctx));
     for (int64_t micro = 0; micro < 3; micro++) {
       OK(r, dc_start_backward(r->ctx, micro == 2));
       OK(r, reduce(r, &p, 3 * step + micro));
       OK(r, dc_end_backward(r->ctx, GRAPH, 1));
-      OK(r, dc_get_memory_stats(r->ctx, &s));
+      OK(r, dc_context_get_memory_stats(r->ctx, &s));
       CHECK(r, s.reductions == (stage == 1 ? micro / 2 : micro + 1));
       CHECK(r, s.bucket_bytes == 0);
     }
@@ -220,7 +220,7 @@ static void test_micro_batches(void **state) {
 }
 
 /* A parameter without a gradient in the first micro-batch is replaced in the second, not added to what lies there;
- * dc_accumulate_grads says the opposite. */
+ * dc_context_accumulate_grads says the opposite. */
 static void accumulation_is_per_parameter(rank *r) {
   any p[2];
   int64_t ids[2] = {2, 3};
@@ -238,7 +238,7 @@ static void accumulation_is_per_parameter(rank *r) {
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   CHECK(r, has_mean(r, &p[0], 0) && has_mean(r, &p[1], 1));
   OK(r, dc_start_backward(r->ctx, 1));
-  OK(r, dc_accumulate_grads(r->ctx, &ids[1], 1));
+  OK(r, dc_context_accumulate_grads(r->ctx, &ids[1], 1));
   OK(r, reduce(r, &p[1], 2));
   OK(r, reduce(r, &p[1], 3)); /* tied weights reduce twice in a backward */
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
@@ -246,16 +246,16 @@ static void accumulation_is_per_parameter(rank *r) {
     float sum = mean_over_ranks(r->world, 3, 1, p[1].begin + i) + mean_over_ranks(r->world, 3, 2, p[1].begin + i);
     CHECK(r, p[1].grad[i] == sum + mean_over_ranks(r->world, 3, 3, p[1].begin + i));
   }
-  FAILS(r, dc_update_param_grad_buffer(r->ctx, 77, NULL, 0), DC_E_NOT_FOUND, "id = 77");
+  FAILS(r, dc_context_update_param_grad_buffer(r->ctx, 77, NULL, 0), DC_E_NOT_FOUND, "id = 77");
   float *other = malloc(sizeof(float) * (size_t)p[1].padded);
   dc_tensor buffer = flat(other, &p[1].padded, DC_FLOAT32);
   OK(r, dc_start_backward(r->ctx, 1));
   OK(r, reduce(r, &p[1], 4));
-  FAILS(r, dc_update_param_grad_buffer(r->ctx, 3, &buffer, 0), DC_E_BUSY, "pending");
+  FAILS(r, dc_context_update_param_grad_buffer(r->ctx, 3, &buffer, 0), DC_E_BUSY, "pending");
   FAILS(r, dc_reset(r->ctx), DC_E_BUSY, "pending");
   FAILS(r, dc_register_graph_z3(r->ctx, GRAPH, ids, 2), DC_E_BUSY, "pending");
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
-  OK(r, dc_update_param_grad_buffer(r->ctx, 3, &buffer, 0));
+  OK(r, dc_context_update_param_grad_buffer(r->ctx, 3, &buffer, 0));
   OK(r, reduce(r, &p[1], 5));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   free(p[1].grad);
@@ -361,10 +361,10 @@ static void profiling_and_frozen(rank *r) {
   OK(r, dc_reduce_grad(r->ctx, &grad, GRAPH, frozen));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   dc_memory_stats s = {.struct_size = sizeof s};
-  OK(r, dc_get_memory_stats(r->ctx, &s));
+  OK(r, dc_context_get_memory_stats(r->ctx, &s));
   CHECK(r, s.reductions == 0 && s.flushes == 0 && p.grad[0] == 0.0f);
   OK(r, reduce(r, &p, 1));
-  OK(r, dc_step_abort(r->ctx)); /* drops it */
+  OK(r, dc_context_step_abort(r->ctx)); /* drops it */
   OK(r, reduce(r, &p, 2));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   CHECK(r, has_mean(r, &p, 2));

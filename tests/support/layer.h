@@ -43,8 +43,8 @@ typedef struct rig {
   dc_layer_cost cost;
   owned x, out, dout, dx;
   owned w[DC_LAYER_WEIGHTS], g[DC_LAYER_WEIGHTS];
-  const dc_tensor *weights[DC_LAYER_WEIGHTS];
-  const dc_tensor *gradients[DC_LAYER_WEIGHTS];
+  dc_tensor weights[DC_LAYER_WEIGHTS];
+  dc_tensor gradients[DC_LAYER_WEIGHTS];
   owned workspace, reserve;
 } rig;
 
@@ -96,6 +96,9 @@ static void randomize(owned *o, uint64_t seed) {
   }
 }
 
+/* A call's arguments of the weights. */
+#define TWELVE(tensors) tensors, sizeof(dc_tensor), DC_LAYER_WEIGHTS
+
 /* batch samples of seq tokens. */
 static rig make_rig(dc_layer_config config, int64_t batch, int64_t seq) {
   int32_t dtype = config.dtype == DC_DTYPE_NONE ? DC_FLOAT32 : config.dtype;
@@ -113,7 +116,7 @@ static rig make_rig(dc_layer_config config, int64_t batch, int64_t seq) {
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
     int64_t lengths[2];
     int32_t ndim;
-    OK(dc_layer_weight_shape(r.layer, i, lengths, &ndim));
+    OK(dc_layer_get_weight_shape(r.layer, i, lengths, &ndim));
     r.w[i] = make_owned(dtype, ndim, lengths);
     r.g[i] = make_owned(dtype, ndim, lengths);
   }
@@ -134,24 +137,24 @@ static void settle_rig(rig *r) {
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
     set_shape(&r->w[i]);
     set_shape(&r->g[i]);
-    r->weights[i] = &r->w[i].t;
-    r->gradients[i] = &r->g[i].t;
+    r->weights[i] = r->w[i].t;
+    r->gradients[i] = r->g[i].t;
   }
   r->call.workspace = r->workspace.t.data;
-  r->call.workspace_bytes = r->workspace.bytes;
+  r->call.workspace_bytes = (int64_t)r->workspace.bytes;
   r->call.reserve = r->reserve.t.data;
-  r->call.reserve_bytes = r->reserve.bytes;
-  OK(dc_layer_init_weights(r->layer, r->weights));
+  r->call.reserve_bytes = (int64_t)r->reserve.bytes;
+  OK(dc_layer_init_weights(r->layer, TWELVE(r->weights)));
   randomize(&r->x, 1);
   randomize(&r->dout, 2);
 }
 
 static void forward(rig *r) {
-  OK(dc_layer_forward(r->layer, &r->call, r->weights, &r->x.t, &r->out.t));
+  OK(dc_layer_forward(r->layer, &r->call, TWELVE(r->weights), &r->x.t, &r->out.t));
 }
 
 static void backward(rig *r) {
-  OK(dc_layer_backward(r->layer, &r->call, r->weights, &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients));
+  OK(dc_layer_backward(r->layer, &r->call, TWELVE(r->weights), &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients));
 }
 
 static void free_rig(rig *r) {

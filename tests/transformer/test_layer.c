@@ -150,7 +150,7 @@ static void test_11_inference(void **state) {
     static float trained[2 * 19 * 48];
     memcpy(trained, r.out.t.data, r.out.bytes);
     memset(r.out.t.data, 0xff, r.out.bytes);
-    OK(dc_layer_inference(r.layer, &r.call, r.weights, &r.x.t, &r.out.t));
+    OK(dc_layer_inference(r.layer, &r.call, TWELVE(r.weights), &r.x.t, &r.out.t));
     assert_memory_equal(trained, r.out.t.data, r.out.bytes);
     /* With the workspace it asks for, and no more; as a layer that is not for training, too. */
     c.training = -1;
@@ -159,13 +159,14 @@ static void test_11_inference(void **state) {
     dc_layer_cost cost = DC_LAYER_COST_INIT;
     OK(dc_layer_get_cost(other, &r.call, &cost));
     assert_int_equal(cost.reserve_bytes, 0);
-    r.call.workspace_bytes = (size_t)cost.inference_workspace_bytes;
+    r.call.workspace_bytes = cost.inference_workspace_bytes;
     r.call.reserve = NULL;
     memset(r.out.t.data, 0xff, r.out.bytes);
-    OK(dc_layer_forward(other, &r.call, r.weights, &r.x.t, &r.out.t));
+    OK(dc_layer_forward(other, &r.call, TWELVE(r.weights), &r.x.t, &r.out.t));
     assert_memory_equal(trained, r.out.t.data, r.out.bytes);
-    assert_int_equal(dc_layer_backward(other, &r.call, r.weights, &r.x.t, &r.out.t, &r.dout.t, &r.dx.t, r.gradients),
-                     DC_E_STATE);
+    assert_int_equal(
+        dc_layer_backward(other, &r.call, TWELVE(r.weights), &r.x.t, &r.out.t, &r.dout.t, &r.dx.t, r.gradients),
+        DC_E_STATE);
     dc_layer_destroy(other);
     free_rig(&r);
   }
@@ -188,7 +189,7 @@ static void test_02_without_tokens(void **state) {
       OK(dc_stream_create(r.device, &stream));
       r.call.stream = stream;
     }
-    OK(dc_layer_inference(r.layer, &r.call, r.weights, &r.x.t, &r.out.t));
+    OK(dc_layer_inference(r.layer, &r.call, TWELVE(r.weights), &r.x.t, &r.out.t));
     for (int32_t accumulate = 1; accumulate >= 0; accumulate--) {
       for (int32_t k = 0; k < DC_LAYER_WEIGHTS; k++) {
         memset(r.g[k].t.data, 0x3c, r.g[k].bytes);

@@ -73,12 +73,13 @@ enum { FORWARD = 1, INFERENCE = 2, BACKWARD = 4, TRAINING = FORWARD | BACKWARD, 
 
 static dc_status run(rig *r, int32_t which) {
   if (which == FORWARD) {
-    return dc_layer_forward(r->layer, &r->call, r->weights, &r->x.t, &r->out.t);
+    return dc_layer_forward(r->layer, &r->call, TWELVE(r->weights), &r->x.t, &r->out.t);
   }
   if (which == INFERENCE) {
-    return dc_layer_inference(r->layer, &r->call, r->weights, &r->x.t, &r->out.t);
+    return dc_layer_inference(r->layer, &r->call, TWELVE(r->weights), &r->x.t, &r->out.t);
   }
-  return dc_layer_backward(r->layer, &r->call, r->weights, &r->x.t, &r->out.t, &r->dout.t, &r->dx.t, r->gradients);
+  return dc_layer_backward(r->layer, &r->call, TWELVE(r->weights), &r->x.t, &r->out.t, &r->dout.t, &r->dx.t,
+                           r->gradients);
 }
 
 /* After a change of the rig these calls fail so, and with the change undone they are right. */
@@ -131,12 +132,10 @@ static void test_27_sizes_and_memory(void **state) {
   BAD(ALL, "struct_size", DC_E_INVALID, r.call.struct_size = 8);
   BAD(ALL, "workspace is NULL", DC_E_INVALID, r.call.workspace = NULL);
   BAD(ALL, "workspace is not aligned", DC_E_INVALID, r.call.workspace = (char *)r.call.workspace + 4);
-  BAD(FORWARD, "workspace_bytes", DC_E_BUFFER_TOO_SMALL,
-      r.call.workspace_bytes = (size_t)r.cost.forward_workspace_bytes - 1);
+  BAD(FORWARD, "workspace_bytes", DC_E_BUFFER_TOO_SMALL, r.call.workspace_bytes = r.cost.forward_workspace_bytes - 1);
   BAD(INFERENCE, "workspace_bytes", DC_E_BUFFER_TOO_SMALL,
-      r.call.workspace_bytes = (size_t)r.cost.inference_workspace_bytes - 1);
-  BAD(BACKWARD, "workspace_bytes", DC_E_BUFFER_TOO_SMALL,
-      r.call.workspace_bytes = (size_t)r.cost.backward_workspace_bytes - 1);
+      r.call.workspace_bytes = r.cost.inference_workspace_bytes - 1);
+  BAD(BACKWARD, "workspace_bytes", DC_E_BUFFER_TOO_SMALL, r.call.workspace_bytes = r.cost.backward_workspace_bytes - 1);
   BAD(TRAINING, "reserve is NULL", DC_E_INVALID, r.call.reserve = NULL);
   BAD(TRAINING, "reserve is not aligned", DC_E_INVALID, r.call.reserve = (char *)r.call.reserve + 32);
   BAD(TRAINING, "reserve_bytes", DC_E_BUFFER_TOO_SMALL, r.call.reserve_bytes--);
@@ -214,9 +213,9 @@ static void test_27_tensors(void **state) {
   BAD_TENSOR(BACKWARD, "grad_output", &r.dout.t);
   BAD_TENSOR(BACKWARD, "grad_input", &r.dx.t);
   for (int32_t k = 0; k < DC_LAYER_WEIGHTS; k++) {
-    BAD_TENSOR(ALL, "weights[", &r.w[k].t);
-    BAD_TENSOR(BACKWARD, "grad_weights[", &r.g[k].t);
-    BAD(ALL, "weights[", DC_E_INVALID, r.weights[k] = NULL);
+    BAD_TENSOR(ALL, "weights[", &r.weights[k]);
+    BAD_TENSOR(BACKWARD, "grad_weights[", &r.gradients[k]);
+    BAD(ALL, "weights[", DC_E_INVALID, r.weights[k].struct_size = 0);
   }
   assert_untouched(&r);
   free_rig(&r);
@@ -234,9 +233,9 @@ static void test_27_overlaps(void **state) {
   BAD(TRAINING, "overlaps", DC_E_INVALID, r.call.workspace = r.call.reserve);
   BAD(BACKWARD, "overlaps", DC_E_INVALID, r.dx.t.data = r.dout.t.data);
   BAD(BACKWARD, "overlaps", DC_E_INVALID, r.dx.t.data = r.x.t.data);
-  BAD(BACKWARD, "overlaps", DC_E_INVALID, r.g[0].t.data = r.w[0].t.data);
-  BAD(BACKWARD, "overlaps", DC_E_INVALID, r.g[4].t.data = r.g[5].t.data);
-  BAD(BACKWARD, "overlaps", DC_E_INVALID, r.g[0].t.data = r.call.reserve);
+  BAD(BACKWARD, "overlaps", DC_E_INVALID, r.gradients[0].data = r.w[0].t.data);
+  BAD(BACKWARD, "overlaps", DC_E_INVALID, r.gradients[4].data = r.gradients[5].data);
+  BAD(BACKWARD, "overlaps", DC_E_INVALID, r.gradients[0].data = r.call.reserve);
   assert_untouched(&r);
   free_rig(&r);
 }
@@ -253,34 +252,39 @@ static void test_27_nothing_given(void **state) {
     none.layer = NULL;
     REFUSED(DC_E_INVALID, "layer", run(&none, which));
   }
-  REFUSED(DC_E_INVALID, "call", dc_layer_forward(r.layer, NULL, r.weights, &r.x.t, &r.out.t));
-  REFUSED(DC_E_INVALID, "weights", dc_layer_forward(r.layer, &r.call, NULL, &r.x.t, &r.out.t));
-  REFUSED(DC_E_INVALID, "input", dc_layer_forward(r.layer, &r.call, r.weights, NULL, &r.out.t));
-  REFUSED(DC_E_INVALID, "output", dc_layer_forward(r.layer, &r.call, r.weights, &r.x.t, NULL));
-  REFUSED(DC_E_INVALID, "call", dc_layer_inference(r.layer, NULL, r.weights, &r.x.t, &r.out.t));
-  REFUSED(DC_E_INVALID, "input", dc_layer_inference(r.layer, &r.call, r.weights, NULL, &r.out.t));
-  REFUSED(DC_E_INVALID, "output", dc_layer_inference(r.layer, &r.call, r.weights, &r.x.t, NULL));
-  const dc_tensor *x = &r.x.t, *out = &r.out.t, *dout = &r.dout.t, *dx = &r.dx.t;
-  REFUSED(DC_E_INVALID, "call", dc_layer_backward(r.layer, NULL, r.weights, x, out, dout, dx, r.gradients));
-  REFUSED(DC_E_INVALID, "weights", dc_layer_backward(r.layer, &r.call, NULL, x, out, dout, dx, r.gradients));
-  REFUSED(DC_E_INVALID, "input", dc_layer_backward(r.layer, &r.call, r.weights, NULL, out, dout, dx, r.gradients));
-  REFUSED(DC_E_INVALID, "output", dc_layer_backward(r.layer, &r.call, r.weights, x, NULL, dout, dx, r.gradients));
-  REFUSED(DC_E_INVALID, "grad_output", dc_layer_backward(r.layer, &r.call, r.weights, x, out, NULL, dx, r.gradients));
-  REFUSED(DC_E_INVALID, "grad_weights", dc_layer_backward(r.layer, &r.call, r.weights, x, out, dout, dx, NULL));
+  REFUSED(DC_E_INVALID, "call", dc_layer_forward(r.layer, NULL, TWELVE(r.weights), &r.x.t, &r.out.t));
+  REFUSED(DC_E_INVALID, "weights", dc_layer_forward(r.layer, &r.call, TWELVE(NULL), &r.x.t, &r.out.t));
+  REFUSED(DC_E_INVALID, "input", dc_layer_forward(r.layer, &r.call, TWELVE(r.weights), NULL, &r.out.t));
+  REFUSED(DC_E_INVALID, "output", dc_layer_forward(r.layer, &r.call, TWELVE(r.weights), &r.x.t, NULL));
+  REFUSED(DC_E_INVALID, "call", dc_layer_inference(r.layer, NULL, TWELVE(r.weights), &r.x.t, &r.out.t));
+  REFUSED(DC_E_INVALID, "input", dc_layer_inference(r.layer, &r.call, TWELVE(r.weights), NULL, &r.out.t));
+  REFUSED(DC_E_INVALID, "output", dc_layer_inference(r.layer, &r.call, TWELVE(r.weights), &r.x.t, NULL));
+  dc_tensor *x = &r.x.t, *out = &r.out.t, *dout = &r.dout.t, *dx = &r.dx.t;
+  REFUSED(DC_E_INVALID, "call", dc_layer_backward(r.layer, NULL, TWELVE(r.weights), x, out, dout, dx, r.gradients));
+  REFUSED(DC_E_INVALID, "weights", dc_layer_backward(r.layer, &r.call, TWELVE(NULL), x, out, dout, dx, r.gradients));
+  REFUSED(DC_E_INVALID, "input",
+          dc_layer_backward(r.layer, &r.call, TWELVE(r.weights), NULL, out, dout, dx, r.gradients));
+  REFUSED(DC_E_INVALID, "output",
+          dc_layer_backward(r.layer, &r.call, TWELVE(r.weights), x, NULL, dout, dx, r.gradients));
+  REFUSED(DC_E_INVALID, "grad_output",
+          dc_layer_backward(r.layer, &r.call, TWELVE(r.weights), x, out, NULL, dx, r.gradients));
+  REFUSED(DC_E_INVALID, "grad_weights", dc_layer_backward(r.layer, &r.call, TWELVE(r.weights), x, out, dout, dx, NULL));
   int64_t shape[2];
   int32_t ndim;
-  REFUSED(DC_E_INVALID, "index", dc_layer_weight_shape(r.layer, 12, shape, &ndim));
-  REFUSED(DC_E_INVALID, "index", dc_layer_weight_shape(r.layer, -1, shape, &ndim));
-  REFUSED(DC_E_INVALID, "shape", dc_layer_weight_shape(r.layer, 0, NULL, &ndim));
-  REFUSED(DC_E_INVALID, "ndim", dc_layer_weight_shape(r.layer, 0, shape, NULL));
-  REFUSED(DC_E_INVALID, "weights", dc_layer_init_weights(r.layer, NULL));
-  REFUSED(DC_E_INVALID, "layer", dc_layer_init_weights(NULL, r.weights));
+  REFUSED(DC_E_INVALID, "index", dc_layer_get_weight_shape(r.layer, 12, shape, &ndim));
+  REFUSED(DC_E_INVALID, "index", dc_layer_get_weight_shape(r.layer, -1, shape, &ndim));
+  REFUSED(DC_E_INVALID, "shape", dc_layer_get_weight_shape(r.layer, 0, NULL, &ndim));
+  REFUSED(DC_E_INVALID, "ndim", dc_layer_get_weight_shape(r.layer, 0, shape, NULL));
+  REFUSED(DC_E_INVALID, "weights", dc_layer_init_weights(r.layer, TWELVE(NULL)));
+  REFUSED(DC_E_INVALID, "count = 11", dc_layer_init_weights(r.layer, r.weights, sizeof(dc_tensor), 11));
+  REFUSED(DC_E_INVALID, "tensor_size = 40", dc_layer_init_weights(r.layer, r.weights, 40, DC_LAYER_WEIGHTS));
+  REFUSED(DC_E_INVALID, "layer", dc_layer_init_weights(NULL, TWELVE(r.weights)));
   uint8_t bits[8];
   const int64_t eight = 8;
   dc_tensor small = {sizeof small, bits, &eight, NULL, 1, DC_UINT8, NULL};
-  REFUSED(DC_E_SHAPE, "mask", dc_layer_dropout_mask(r.layer, &r.call, DC_DROPOUT_OUTPUT, &small, NULL));
-  REFUSED(DC_E_INVALID, "site", dc_layer_dropout_mask(r.layer, &r.call, 4, &small, NULL));
-  REFUSED(DC_E_INVALID, "mask", dc_layer_dropout_mask(r.layer, &r.call, 1, NULL, NULL));
+  REFUSED(DC_E_SHAPE, "mask", dc_layer_get_dropout_mask(r.layer, &r.call, DC_DROPOUT_OUTPUT, &small, NULL));
+  REFUSED(DC_E_INVALID, "site", dc_layer_get_dropout_mask(r.layer, &r.call, 4, &small, NULL));
+  REFUSED(DC_E_INVALID, "mask", dc_layer_get_dropout_mask(r.layer, &r.call, 1, NULL, NULL));
   assert_untouched(&r);
   free_rig(&r);
 }
@@ -302,9 +306,9 @@ static void test_27_training_and_inference(void **state) {
   forward(&r);
   backward(&r);
   for (int32_t k = 0; k < DC_LAYER_WEIGHTS; k++) {
-    r.gradients[k] = k % 2 == 0 ? NULL : &r.g[k].t;
+    r.gradients[k] = k % 2 == 0 ? (dc_tensor)DC_TENSOR_INIT : r.g[k].t;
   }
-  OK(dc_layer_backward(r.layer, &r.call, r.weights, &r.x.t, NULL, &r.dout.t, NULL, r.gradients));
+  OK(dc_layer_backward(r.layer, &r.call, TWELVE(r.weights), &r.x.t, NULL, &r.dout.t, NULL, r.gradients));
   free_rig(&r);
 }
 
@@ -329,9 +333,9 @@ static void test_30_newer_structs(void **state) {
     int64_t tail;
   } call = {r.call, 0};
   call.call.struct_size = sizeof call;
-  OK(dc_layer_inference(r.layer, &call.call, r.weights, &r.x.t, &r.out.t));
+  OK(dc_layer_inference(r.layer, &call.call, TWELVE(r.weights), &r.x.t, &r.out.t));
   call.tail = 1;
-  REFUSED(DC_E_UNSUPPORTED, "call", dc_layer_inference(r.layer, &call.call, r.weights, &r.x.t, &r.out.t));
+  REFUSED(DC_E_UNSUPPORTED, "call", dc_layer_inference(r.layer, &call.call, TWELVE(r.weights), &r.x.t, &r.out.t));
   free_rig(&r);
 }
 

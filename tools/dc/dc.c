@@ -30,7 +30,8 @@ const command commands[] = {
              "ranks that are threads and processes, each result to the bit, and the Python package and the PyTorch\n"
              "adapter where they are installed. It takes less than two minutes and names the part that is broken.\n"
              "\n"
-             "With --dump: reads the flight recorders' files of all ranks (dc_trace_dump, dc_trace_dump_on_error, or\n"
+             "With --dump: reads the flight recorders' files of all ranks (dc_context_trace_dump, "
+             "dc_context_trace_dump_on_error, or\n"
              "LIBDC_DUMP_DIR for the Python package) and says in a sentence which rank did what differently.\n",
      .run = run_doctor,
      .options = {TEXT("--dump", "FOLDER", "reads FOLDER/rank-*.json instead of testing"),

@@ -1,4 +1,4 @@
-/* The flight recorders' files of a folder: folder/rank-R.json, written by dc_trace_dump(). */
+/* The flight recorders' files of a folder: folder/rank-R.json, written by dc_context_trace_dump(). */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 
 #include "dc.h"
 
-/* The most that dc_trace_dump() can write: as many entries as a trace may keep, of at most 512 bytes. */
+/* The most that dc_context_trace_dump() can write: as many entries as a trace may keep, of at most 512 bytes. */
 static const int64_t max_dump_bytes = INT64_C(16777216) * 512 + 65536;
 
 /* Checks the file before anything is read, since reading a pipe would wait for its writer. "" or the reason why it
@@ -191,7 +191,7 @@ static int compare_ranks(const void *a, const void *b) {
 /* Checks that the dumps are of one run. */
 static bool dumps_check(const args *a, const char *argument, const char *folder, dumps *d) {
   if (d->count == 0) {
-    report_error(a, EXIT_UNAVAILABLE, "%s = %s has no rank-R.json; dc_trace_dump and LIBDC_DUMP_DIR write them",
+    report_error(a, EXIT_UNAVAILABLE, "%s = %s has no rank-R.json; dc_context_trace_dump and LIBDC_DUMP_DIR write them",
                  argument, folder);
     return false;
   }
@@ -207,7 +207,7 @@ static bool dumps_check(const args *a, const char *argument, const char *folder,
   return true;
 }
 
-/* "rank-" and a number as dc_trace_dump() writes it. */
+/* "rank-" and a number as dc_context_trace_dump() writes it. */
 static bool is_dump(const char *name) {
   int number;
   int end = 0;

@@ -138,7 +138,7 @@ static void print_communicator(report *r, const char *name, bool processes) {
 static void print_nccl(report *r) {
   char text[40];
   int32_t version = 0;
-  dc_status status = dc_nccl_version(&version);
+  dc_status status = dc_nccl_get_version(&version);
   snprintf(text, sizeof text, "NCCL %d.%d.%d, between cards", version / 10000, version / 100 % 100, version % 100);
   print_found(r, "nccl", status == DC_OK, status == DC_OK ? text : dc_last_error());
 }

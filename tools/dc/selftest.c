@@ -253,7 +253,7 @@ static bool step_reduce_and_update(const step *s) {
     }
     s->shard[i] -= s->grad[i];
   }
-  return step_ok(s, "dc_params_updated", dc_params_updated(s->context, NULL, 0));
+  return step_ok(s, "dc_context_params_updated", dc_context_params_updated(s->context, NULL, 0));
 }
 
 bool check_zero3(rank *r) {

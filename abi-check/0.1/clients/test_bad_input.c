@@ -60,23 +60,23 @@ static void operators(rank *r) {
   FAILS(r, dc_allgather_param(c, NULL, Z3, PARAM, 77, &out), DC_E_DTYPE, "dtype = 77 (unknown)");
   FAILS(r, dc_allgather_param(c, NULL, Z3, PARAM, 0, NULL), DC_E_INVALID, "out is NULL");
   a.dtype = DC_INT32;
-  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_DTYPE, "a is int32, must be a floating-point type");
+  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_DTYPE, "grad is int32, must be a floating-point type");
   a.dtype = 77;
-  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_DTYPE, "a.dtype = 77");
+  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_DTYPE, "grad.dtype = 77");
   a = flat(data, &eleven, DC_FLOAT32);
-  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_SHAPE, "a has 11 elements, but parameter 1 has 12");
+  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_SHAPE, "grad has 11 elements, but parameter 1 has 12");
   int64_t shape[2] = {3, 4}, strides[2] = {1, 3}, negative = -1;
   a = flat(data, shape, DC_FLOAT32);
   a.ndim = 2;
   a.strides = strides;
-  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_SHAPE, "a is not contiguous");
+  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_SHAPE, "grad is not contiguous");
   a = flat(data, &negative, DC_FLOAT32);
-  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_SHAPE, "a has length -1 in dimension 0");
+  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_SHAPE, "grad has length -1 in dimension 0");
   a = flat(NULL, &twelve, DC_FLOAT32);
-  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_INVALID, "a.data is NULL");
+  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_INVALID, "grad.data is NULL");
   a.struct_size = 3;
-  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_INVALID, "a.struct_size = 3");
-  FAILS(r, dc_reduce_grad(c, NULL, Z3, PARAM), DC_E_INVALID, "a is NULL");
+  FAILS(r, dc_reduce_grad(c, &a, Z3, PARAM), DC_E_INVALID, "grad.struct_size = 3");
+  FAILS(r, dc_reduce_grad(c, NULL, Z3, PARAM), DC_E_INVALID, "grad is NULL");
   /* Order of calls. */
   FAILS(r, dc_wait_allgather(c, NULL, Z3, PARAM), DC_E_STATE, "parameter 1 is not gathered");
   FAILS(r, dc_release_param(c, NULL, Z3, PARAM, 1), DC_E_STATE, "parameter 1 is not gathered");
@@ -143,9 +143,9 @@ static void registration(rank *r) {
   FAILS(r, dc_unregister_graph(c, Z3), DC_E_NOT_FOUND, "graph_id = 13");
   FAILS(r, dc_set_persistent(c, WHOLE), DC_E_STAGE, "parameter 2 is not sharded");
   FAILS(r, dc_invalidate_gathered_param(c, UNKNOWN), DC_E_NOT_FOUND, "id = 99");
-  FAILS(r, dc_params_updated(c, ids, -1), DC_E_INVALID, "count = -1");
+  FAILS(r, dc_context_params_updated(c, ids, -1), DC_E_INVALID, "count = -1");
   ids[0] = UNKNOWN;
-  FAILS(r, dc_params_updated(c, ids, 1), DC_E_NOT_FOUND, "id = 99");
+  FAILS(r, dc_context_params_updated(c, ids, 1), DC_E_NOT_FOUND, "id = 99");
 }
 
 static void test_registration(void **state) {

@@ -5,7 +5,7 @@ enum { GRAPH = 1 };
 
 static dc_memory_stats stats_of(rank *r) {
   dc_memory_stats s = {.struct_size = sizeof s};
-  dc_get_memory_stats(r->ctx, &s);
+  dc_context_get_memory_stats(r->ctx, &s);
   return s;
 }
 
@@ -39,7 +39,7 @@ static void tensors(rank *r) {
     CHECK(r, stats_of(r).reload_bytes == 0 && ((float *)dc_buffer_data(kept))[7] == value_of(step, 7));
     dc_buffer_release(kept);
     if (step == 0) {
-      OK(r, dc_reset_stats(r->ctx));
+      OK(r, dc_context_reset_stats(r->ctx));
     }
   }
   CHECK(r, stats_of(r).allocations == 0 && stats_of(r).copied_d2h_bytes == 240 && stats_of(r).offload_bytes == 60);
@@ -67,7 +67,7 @@ static void newer_content(rank *r) {
   dc_stream *stream = NULL;
   if (*(const bool *)r->user) {
     OK(r, dc_stream_create(r->device, &stream));
-    OK(r, dc_set_stream(r->ctx, stream));
+    OK(r, dc_context_set_stream(r->ctx, stream));
   }
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, NULL, 0));
   OK(r, dc_register_graph_z3(r->ctx, OTHER_GRAPH, NULL, 0));
@@ -81,14 +81,14 @@ static void newer_content(rank *r) {
     if (step == 2) {
       continue; /* offloaded twice, reloaded once */
     }
-    OK(r, dc_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, GRAPH, 5, 0, &info));
+    OK(r, dc_context_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, GRAPH, 5, 0, &info));
     CHECK(r, info.device_bytes == 60);
     OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 5, &out));
     kept[step] = dc_buffer_retain(out.buffer);
     CHECK(r, stats_of(r).reload_bytes == 60); /* the earlier copy is the caller's alone */
     OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 5, &out));
     CHECK(r, out.buffer == kept[step]); /* nothing is newer */
-    OK(r, dc_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, GRAPH, 5, 0, &info));
+    OK(r, dc_context_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, GRAPH, 5, 0, &info));
     CHECK(r, info.device_bytes == 0);
     OK(r, dc_wait_reload(r->ctx, NULL, GRAPH, 5, &out));
     OK(r, stream != NULL ? dc_stream_synchronize(stream, 0) : DC_OK);
@@ -103,7 +103,7 @@ static void newer_content(rank *r) {
   }
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   CHECK(r, stats_of(r).reload_bytes == 0);
-  OK(r, dc_set_stream(r->ctx, NULL));
+  OK(r, dc_context_set_stream(r->ctx, NULL));
   dc_stream_destroy(stream);
 }
 
@@ -135,7 +135,7 @@ static void shards(rank *r) {
     for (int64_t i = 0; i < p.chunk; i++) {
       p.shard[i] = p.shard[i] / (float)step * (float)(step + 1); /* the optimizer updates the host's shard */
     }
-    OK(r, dc_params_updated(r->ctx, NULL, 0));
+    OK(r, dc_context_params_updated(r->ctx, NULL, 0));
   }
   free_sharded(&p);
 }
@@ -181,7 +181,7 @@ static void freeing_the_contexts(rank *r) {
   OK(r, dc_offload_tensor(r->ctx, &a, GRAPH, 1, &host));
   OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 1, &back));
   OK(r, dc_wait_reload(r->ctx, NULL, GRAPH, 1, &back));
-  OK(r, dc_memory_alloc(r->ctx, 60, DC_MEMORY_DEVICE, &memory));
+  OK(r, dc_context_alloc(r->ctx, 60, DC_MEMORY_DEVICE, &memory));
   dc_tensor own = flat(dc_buffer_data(memory), &fifteen, DC_FLOAT32);
   own.buffer = memory;
   const dc_tensor list[4] = {full, host, back, own};
@@ -203,18 +203,18 @@ static void test_freeing(void **state) {
 static void memory(rank *r) {
   for (int32_t kind = DC_MEMORY_DEVICE; kind <= DC_MEMORY_HOST; kind++) {
     dc_buffer *b;
-    OK(r, dc_memory_alloc(r->ctx, 1000, kind, &b));
+    OK(r, dc_context_alloc(r->ctx, 1000, kind, &b));
     CHECK(r, dc_buffer_bytes(b) == 1000 && ((uintptr_t)dc_buffer_data(b) & 255) == 0);
     for (int i = 0; i < 1000; i++) {
       CHECK(r, ((char *)dc_buffer_data(b))[i] == 0);
     }
     memset(dc_buffer_data(b), 1, 1000);
     dc_buffer_release(b);
-    OK(r, dc_memory_alloc(r->ctx, 0, kind, &b));
+    OK(r, dc_context_alloc(r->ctx, 0, kind, &b));
     dc_buffer_release(b);
   }
   dc_buffer *none = (dc_buffer *)&none;
-  FAILS(r, dc_memory_alloc(r->ctx, 1, 9, &none), DC_E_INVALID, "kind = 9");
+  FAILS(r, dc_context_alloc(r->ctx, 1, 9, &none), DC_E_INVALID, "kind = 9");
   CHECK(r, none == NULL); /* handles become NULL on failure */
 }
 
@@ -230,35 +230,35 @@ static void dry_runs(rank *r) {
   OK(r, register_sharded(r, &p, id, 10, 0));
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
   dc_memory_stats before = stats_of(r);
-  OK(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_DTYPE_NONE, &info));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_DTYPE_NONE, &info));
   CHECK(r, info.ndim == 1 && info.shape[0] == 10 && info.dtype == DC_FLOAT32 && info.device_bytes == 40);
   CHECK(r, info.wire_bytes == 20 && info.host == 0); /* two ranks: half of it comes from the other */
-  OK(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_BFLOAT16, &info));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_BFLOAT16, &info));
   CHECK(r, info.dtype == DC_BFLOAT16 && info.wire_bytes == 10);
-  OK(r, dc_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, id, DC_FLOAT32, &info));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, id, DC_FLOAT32, &info));
   CHECK(r, info.ndim == -1 && info.wire_bytes == 20);
-  OK(r, dc_dry_run(r->ctx, DC_OP_OFFLOAD_TENSOR, GRAPH, 9, DC_DTYPE_NONE, &info));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_OFFLOAD_TENSOR, GRAPH, 9, DC_DTYPE_NONE, &info));
   CHECK(r, info.ndim == -1 && info.host == 1);
-  FAILS(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, 11, 0, &info), DC_E_NOT_FOUND, "id = 11");
-  FAILS(r, dc_dry_run(r->ctx, 99, GRAPH, id, 0, &info), DC_E_INVALID, "op = 99");
-  OK(r, dc_dry_run(r->ctx, DC_OP_RELOAD_PARAMETER, GRAPH, id, DC_DTYPE_NONE, &info));
+  FAILS(r, dc_context_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, 11, 0, &info), DC_E_NOT_FOUND, "id = 11");
+  FAILS(r, dc_context_dry_run(r->ctx, 99, GRAPH, id, 0, &info), DC_E_INVALID, "op = 99");
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_RELOAD_PARAMETER, GRAPH, id, DC_DTYPE_NONE, &info));
   CHECK(r, info.device_bytes == 20);
   dc_memory_stats after = stats_of(r);
   CHECK(r, memcmp(&before, &after, sizeof before) == 0); /* nothing happened */
   /* The dry run of a gather depends on the copies that are there. */
   dc_tensor full = DC_TENSOR_INIT;
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_BFLOAT16, &full));
-  OK(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_FLOAT64, &info));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_FLOAT64, &info));
   CHECK(r, info.wire_bytes == 40 && info.device_bytes == 80); /* bfloat16 has not all of float32 */
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
-  OK(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_FLOAT64, &info));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_FLOAT64, &info));
   CHECK(r, info.wire_bytes == 0 && info.device_bytes == 80); /* a cast */
-  OK(r, dc_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_DTYPE_NONE, &info));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_DTYPE_NONE, &info));
   CHECK(r, info.wire_bytes == 0 && info.device_bytes == 0);
-  OK(r, dc_dry_run(r->ctx, DC_OP_TAKE_PARAM, GRAPH, id, DC_DTYPE_NONE, &info));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_TAKE_PARAM, GRAPH, id, DC_DTYPE_NONE, &info));
   CHECK(r, info.wire_bytes == 0 && info.device_bytes == 0);
   OK(r, dc_reload_parameter(r->ctx, NULL, GRAPH, id));
-  OK(r, dc_dry_run(r->ctx, DC_OP_RELOAD_PARAMETER, GRAPH, id, DC_DTYPE_NONE, &info));
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_RELOAD_PARAMETER, GRAPH, id, DC_DTYPE_NONE, &info));
   CHECK(r, info.device_bytes == 0);
   OK(r, dc_unregister_graph(r->ctx, GRAPH));
   OK(r, dc_unregister_param(r->ctx, id)); /* waits for the work that reads the shard */
@@ -277,24 +277,24 @@ static void traces(rank *r) {
   dc_tensor full = DC_TENSOR_INIT;
   OK(r, register_sharded(r, &p, id, 1000, 0));
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
-  OK(r, dc_trace_start(r->ctx, 4));
+  OK(r, dc_context_trace_start(r->ctx, 4));
   for (int i = 0; i < 5; i++) {
     OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
     OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, id));
     OK(r, dc_release_param(r->ctx, NULL, GRAPH, id, 1));
   }
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
-  OK(r, dc_trace_read(r->ctx, events, sizeof events[0], 16, &count));
+  OK(r, dc_context_trace_read(r->ctx, events, sizeof events[0], 16, &count));
   CHECK(r, count == 4); /* the last ones */
   for (int64_t i = 0; i < count; i++) {
     CHECK(r, events[i].end_ns >= events[i].begin_ns && events[i].begin_ns > 0);
     CHECK(r,
           events[i].op == DC_OP_ALLGATHER_PARAM ? events[i].lane == 1 && events[i].bytes == 2000 : events[i].lane == 0);
   }
-  OK(r, dc_trace_start(r->ctx, 0));
-  OK(r, dc_trace_read(r->ctx, events, sizeof events[0], 16, &count));
+  OK(r, dc_context_trace_start(r->ctx, 0));
+  OK(r, dc_context_trace_read(r->ctx, events, sizeof events[0], 16, &count));
   CHECK(r, count == 0);
-  FAILS(r, dc_trace_start(r->ctx, -1), DC_E_INVALID, "capacity = -1");
+  FAILS(r, dc_context_trace_start(r->ctx, -1), DC_E_INVALID, "capacity = -1");
   free_sharded(&p);
 }
 

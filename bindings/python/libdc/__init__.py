@@ -48,7 +48,7 @@ def nccl_version() -> int:
     """Version of the NCCL that Comm.nccl would use: major * 10000 + minor * 100 + patch. An Error says why there is
     none."""
     version = _ffi.new("int32_t *")
-    check(_lib.dc_nccl_version(version))
+    check(_lib.dc_nccl_get_version(version))
     return int(version[0])
 
 

@@ -17,7 +17,7 @@ from .tensors import HOST, PINNED, Buffer, Tensor, View, fill, output, result
 from .types import Config, DType, MemoryKind, MemoryStats, Op, OpInfo, Status, TraceEvent
 
 _logs = Registry()
-_MAX_TRACE_EVENTS = 1 << 24  # that dc_trace_start() keeps
+_MAX_TRACE_EVENTS = 1 << 24  # that dc_context_trace_start() keeps
 
 
 @callback("dc_log_fn")
@@ -36,7 +36,7 @@ def _report_async_error(reference: "weakref.ref[Context]") -> None:
     """Lets a context notice, at the end of the process, a failure that the program met elsewhere."""
     context = reference()
     if context is not None and context._owned is not None:
-        lib.dc_async_error(context._owned)
+        lib.dc_context_check(context._owned)
 
 
 class Context(OwnedHandle):
@@ -118,20 +118,20 @@ class Context(OwnedHandle):
         self._check(lib.dc_reset(self._handle))
 
     def step_abort(self) -> None:
-        self._check(lib.dc_step_abort(self._handle))
+        self._check(lib.dc_context_step_abort(self._handle))
 
     def set_stream(self, stream: Optional[Stream]) -> None:
-        self._check(lib.dc_set_stream(self._handle, handle_of(stream)))
+        self._check(lib.dc_context_set_stream(self._handle, handle_of(stream)))
         self._stream = stream
         self._pending["stream"] = stream
 
     def async_error(self) -> None:
         """Raises the first failure of asynchronous work, if there was one."""
-        self._check(lib.dc_async_error(self._handle))
+        self._check(lib.dc_context_check(self._handle))
 
     def memory_alloc(self, nbytes: int, kind: int = MemoryKind.DEVICE) -> Buffer:
         out = ffi.new("dc_buffer **")
-        self._check(lib.dc_memory_alloc(self._handle, check_size("memory_alloc: nbytes", nbytes), kind, out))
+        self._check(lib.dc_context_alloc(self._handle, check_size("memory_alloc: nbytes", nbytes), kind, out))
         pinned = kind == MemoryKind.HOST and self._place != HOST
         return Buffer(out[0], PINNED if pinned else self._place)
 
@@ -163,11 +163,11 @@ class Context(OwnedHandle):
     def set_param_name(self, id: int, name: Optional[str]) -> None:
         """Error texts, log lines and dumps have the name behind the parameter's number. None takes it away."""
         c_name = ffi.NULL if name is None else c_string("set_param_name: name", name)
-        self._check(lib.dc_set_param_name(self._handle, id, c_name))
+        self._check(lib.dc_context_set_param_name(self._handle, id, c_name))
 
     def update_param_grad_buffer(self, id: int, grad_buffer: Any, offset: int = 0) -> None:
         grad = self._view("update_param_grad_buffer: grad_buffer", grad_buffer, writable=True)
-        self._check(lib.dc_update_param_grad_buffer(self._handle, id, grad.c, offset))
+        self._check(lib.dc_context_update_param_grad_buffer(self._handle, id, grad.c, offset))
         self._registered.setdefault(id, [None, None])[1] = grad.keep
 
     def unregister_param(self, id: int) -> None:
@@ -189,12 +189,12 @@ class Context(OwnedHandle):
     def params_updated(self, ids: Optional[Sequence[int]] = None) -> None:
         """Weights changed: these, or with None all."""
         if ids is None:
-            self._check(lib.dc_params_updated(self._handle, ffi.NULL, 0))
+            self._check(lib.dc_context_params_updated(self._handle, ffi.NULL, 0))
         elif len(ids):
-            self._check(lib.dc_params_updated(self._handle, *int64_array("ids", ids)))
+            self._check(lib.dc_context_params_updated(self._handle, *int64_array("ids", ids)))
 
     def accumulate_grads(self, ids: Sequence[int]) -> None:
-        self._check(lib.dc_accumulate_grads(self._handle, *int64_array("ids", ids)))
+        self._check(lib.dc_context_accumulate_grads(self._handle, *int64_array("ids", ids)))
 
     # Graphs
 
@@ -215,7 +215,7 @@ class Context(OwnedHandle):
 
     # The operators
 
-    def allgather_param(self, a: Any, graph_id: int, id: int, dtype: Any = None) -> Tensor:
+    def allgather_param(self, token: Any, graph_id: int, id: int, dtype: Any = None) -> Tensor:
         """The full parameter: readable after wait_allgather, until release_param."""
         out = output()
         self._check(lib.dc_allgather_param(self._handle, ffi.NULL, graph_id, id, DType.of(dtype), out))
@@ -229,15 +229,15 @@ class Context(OwnedHandle):
         c_ids, count = int64_array("ids", ids)
         self._check(lib.dc_prefetch_params_fused(self._handle, graph_id, c_ids, types, count))
 
-    def wait_allgather(self, a: Any, graph_id: int, id: int) -> Any:
-        """Returns a."""
+    def wait_allgather(self, token: Any, graph_id: int, id: int) -> Any:
+        """Returns the token."""
         self._check(lib.dc_wait_allgather(self._handle, ffi.NULL, graph_id, id))
-        return a
+        return token
 
-    def release_param(self, a: Any, graph_id: int, id: int, n_users: int = 1) -> Any:
-        """Returns a. The last of n_users ends every view of the gathered parameter."""
+    def release_param(self, token: Any, graph_id: int, id: int, n_users: int = 1) -> Any:
+        """Returns the token. The last of n_users ends every view of the gathered parameter."""
         self._check(lib.dc_release_param(self._handle, ffi.NULL, graph_id, id, n_users))
-        return a
+        return token
 
     def take_param(self, graph_id: int, id: int, dtype: Any = None) -> Tensor:
         """The gathered parameter as memory of the caller's own; releases it as its only user."""
@@ -246,8 +246,8 @@ class Context(OwnedHandle):
         self._check(lib.dc_take_param(self._handle, graph_id, id, DType.of(dtype), out))
         return Buffer(out[0], self._place).tensor(info.shape or (), info.dtype)
 
-    def reduce_grad(self, a: Any, graph_id: int, id: int) -> None:
-        view = self._view("reduce_grad: a", a)
+    def reduce_grad(self, grad: Any, graph_id: int, id: int) -> None:
+        view = self._view("reduce_grad: grad", grad)
         self._check(lib.dc_reduce_grad(self._handle, view.c, graph_id, id))
         self._pin_until_read(view)
 
@@ -261,36 +261,36 @@ class Context(OwnedHandle):
         self._pin_until_read(keep)
         return [bool(freed[i]) for i in range(count)]
 
-    def offload_tensor(self, a: Any, graph_id: int, id: int) -> Tensor:
+    def offload_tensor(self, tensor: Any, graph_id: int, id: int) -> Tensor:
         """The host copy that the context keeps: readable after wait_offload."""
-        view, out = self._view("offload_tensor: a", a), output()
+        view, out = self._view("offload_tensor: tensor", tensor), output()
         self._check(lib.dc_offload_tensor(self._handle, view.c, graph_id, id, out))
         if self._stream is not None:
             self._pending[graph_id, id] = view
         return result(out, self)
 
-    def wait_offload(self, a: Any, graph_id: int, id: int) -> Tensor:
+    def wait_offload(self, token: Any, graph_id: int, id: int) -> Tensor:
         out = output()
         self._check(lib.dc_wait_offload(self._handle, ffi.NULL, graph_id, id, out))
         self._pin_until_read(self._pending.pop((graph_id, id), None))
         return result(out, self)
 
-    def reload_tensor(self, a: Any, graph_id: int, id: int) -> Tensor:
+    def reload_tensor(self, token: Any, graph_id: int, id: int) -> Tensor:
         """The new device copy: readable after wait_reload."""
         out = output()
         self._check(lib.dc_reload_tensor(self._handle, ffi.NULL, graph_id, id, out))
         return result(out, self, self._place)
 
-    def wait_reload(self, a: Any, graph_id: int, id: int) -> Any:
-        """The device copy; while profiling without a reload, a."""
-        view, out = View(a, False, "wait_reload: a", self._device_or_host), output()
+    def wait_reload(self, tensor: Any, graph_id: int, id: int) -> Any:
+        """The device copy; while profiling without a reload, the tensor."""
+        view, out = View(tensor, False, "wait_reload: tensor", self._device_or_host), output()
         self._check(lib.dc_wait_reload(self._handle, view.c, graph_id, id, out))
-        return a if view.c and out.data == view.c.data else result(out, self, self._place)
+        return tensor if view.c and out.data == view.c.data else result(out, self, self._place)
 
-    def offload_parameter(self, a: Any, graph_id: int, id: int) -> None:
+    def offload_parameter(self, token: Any, graph_id: int, id: int) -> None:
         self._check(lib.dc_offload_parameter(self._handle, ffi.NULL, graph_id, id))
 
-    def reload_parameter(self, a: Any, graph_id: int, id: int) -> None:
+    def reload_parameter(self, token: Any, graph_id: int, id: int) -> None:
         self._check(lib.dc_reload_parameter(self._handle, ffi.NULL, graph_id, id))
 
     def end_backward(self, graph_id: int, release_buckets: bool = False) -> None:
@@ -311,7 +311,7 @@ class Context(OwnedHandle):
         """Whether the last step's gradients are finite on every rank, and the lowest parameter whose are not, or
         None."""
         finite, id = ffi.new("int32_t *"), ffi.new("int64_t *")
-        self._check(lib.dc_grads_finite(self._handle, finite, id))
+        self._check(lib.dc_context_grads_finite(self._handle, finite, id))
         return bool(finite[0]), None if finite[0] else id[0]
 
     def enable_profiling(self, enable: bool) -> None:
@@ -324,16 +324,16 @@ class Context(OwnedHandle):
 
     def get_memory_stats(self) -> MemoryStats:
         stats = new_struct("dc_memory_stats")
-        self._check(lib.dc_get_memory_stats(self._handle, stats))
+        self._check(lib.dc_context_get_memory_stats(self._handle, stats))
         return MemoryStats(*(getattr(stats, field) for field in MemoryStats._fields))
 
     def reset_stats(self) -> None:
-        self._check(lib.dc_reset_stats(self._handle))
+        self._check(lib.dc_context_reset_stats(self._handle))
 
     def dry_run(self, op: int, graph_id: int, id: int, dtype: Any = None) -> OpInfo:
         """The result and the memory that an operator would have, without running it."""
         info = new_struct("dc_op_info")
-        self._check(lib.dc_dry_run(self._handle, op, graph_id, id, DType.of(dtype), info))
+        self._check(lib.dc_context_dry_run(self._handle, op, graph_id, id, DType.of(dtype), info))
         shape: Optional[Tuple[int, ...]] = None
         if info.ndim >= 0:
             shape = tuple(info.shape[i] for i in range(info.ndim))
@@ -341,23 +341,23 @@ class Context(OwnedHandle):
 
     def trace_start(self, capacity: int = 65536) -> None:
         """Keeps the last `capacity` events from now on; 0 stops and forgets."""
-        self._check(lib.dc_trace_start(self._handle, capacity))
+        self._check(lib.dc_context_trace_start(self._handle, capacity))
 
     def trace_read(self, limit: int = 65536) -> List[TraceEvent]:
         """Up to `limit` kept events, oldest first; the rest stays for the next call."""
         limit = min(check_size("trace_read: limit", limit), _MAX_TRACE_EVENTS)
         events, count = ffi.new("dc_trace_event[]", max(limit, 1)), ffi.new("int64_t *")
-        self._check(lib.dc_trace_read(self._handle, events, ffi.sizeof("dc_trace_event"), limit, count))
+        self._check(lib.dc_context_trace_read(self._handle, events, ffi.sizeof("dc_trace_event"), limit, count))
         return [TraceEvent(event.begin_ns, event.end_ns, event.graph_id, event.id, event.bytes, Op(event.op),
                            event.lane) for event in events[0 : count[0]]]
 
     def trace_dump(self, folder: Union[str, "os.PathLike[str]"]) -> None:
         """Writes this rank's last operations to folder/rank-R.json. From any thread, also while a call is blocked."""
-        check(lib.dc_trace_dump(self._handle, os.fsencode(folder)))
+        check(lib.dc_context_trace_dump(self._handle, os.fsencode(folder)))
 
     def trace_dump_on_error(self, folder: Union[str, "os.PathLike[str]", None]) -> None:
         """Does so at the first communication error; None: not any more."""
-        check(lib.dc_trace_dump_on_error(self._handle, ffi.NULL if folder is None else os.fsencode(folder)))
+        check(lib.dc_context_trace_dump_on_error(self._handle, ffi.NULL if folder is None else os.fsencode(folder)))
 
 
 def _config_items(config: Any) -> List[Tuple[str, Any]]:

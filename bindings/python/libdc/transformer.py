@@ -167,14 +167,19 @@ def _type_summary(value: Any) -> str:
 
 
 class _Arrays:
-    """An array of dc_tensor pointers; None is NULL."""
+    """An array of dc_tensor; None is a tensor without a type."""
 
     def __init__(self, arrays: Sequence[Any], name: str, place: Place, writable: bool) -> None:
         if isinstance(arrays, dict) or not hasattr(arrays, "__len__") or len(arrays) != len(WEIGHTS):
             raise TypeError(f"{name} is {_type_summary(arrays)}, must be a sequence of {len(WEIGHTS)} arrays: "
                             f"{', '.join(WEIGHTS)}")
         self._views = [View(array, writable, f"{name}[{weight}]", (place,)) for array, weight in zip(arrays, WEIGHTS)]
-        self.c = ffi.new("dc_tensor *[]", [view.c for view in self._views])
+        self.c = ffi.new("dc_tensor[]", [(new_struct("dc_tensor") if view.c == ffi.NULL else view.c)[0]
+                                         for view in self._views])
+
+    @property
+    def arguments(self) -> Tuple[Any, int, int]:
+        return self.c, ffi.sizeof("dc_tensor"), len(WEIGHTS)
 
 
 class Layer(OwnedHandle):
@@ -203,7 +208,7 @@ class Layer(OwnedHandle):
         shapes = {}
         for index, name in enumerate(WEIGHTS):
             shape, ndim = ffi.new("int64_t[2]"), ffi.new("int32_t *")
-            check(lib.dc_layer_weight_shape(self._handle, index, shape, ndim))
+            check(lib.dc_layer_get_weight_shape(self._handle, index, shape, ndim))
             shapes[name] = tuple(shape[0:ndim[0]])
         return shapes
 
@@ -215,7 +220,7 @@ class Layer(OwnedHandle):
 
     def initialize(self, weights: Sequence[Any]) -> None:
         """Writes initial weights into arrays."""
-        check(lib.dc_layer_init_weights(self._handle, self._views(weights, "weights", True).c))
+        check(lib.dc_layer_init_weights(self._handle, *self._views(weights, "weights", True).arguments))
 
     def _call(self, shape: Sequence[int], seq_length: Optional[int], cu_seqlens: Optional[Sequence[int]],
               mask: Any = None, offset: int = 0) -> Tuple[Any, List[Any]]:
@@ -263,7 +268,7 @@ class Layer(OwnedHandle):
         return block
 
     def _run(self, function: Any, call: Any, nbytes: int, where: Tuple[Optional[Stream], Any], keep: List[Any],
-             *arguments: Any) -> None:
+             weights: _Arrays, *arguments: Any) -> None:
         """Calls the function with nbytes of workspace, and keeps all alive until the stream has passed it. where: the
         stream, and the caller's workspace if there is one."""
         stream, workspace = where
@@ -271,9 +276,9 @@ class Layer(OwnedHandle):
                            True)
         call.workspace, call.workspace_bytes = block.c.data, block.c.shape[0]
         call.stream = handle_of(stream)
-        check(function(self._handle, call, *(argument.c for argument in arguments)))
+        check(function(self._handle, call, *weights.arguments, *(argument.c for argument in arguments)))
         if stream is not None and workspace is None:
-            stream.pin(block, keep, arguments)
+            stream.pin(block, keep, weights, arguments)
 
     def _cost(self, call: Any) -> Cost:
         cost = new_struct("dc_layer_cost")
@@ -352,5 +357,5 @@ class Layer(OwnedHandle):
         shape = ((batch, config.heads, seq_length, seq_length) if site == "attention"
                  else (batch, seq_length, config.hidden_size))
         mask, scale = self._empty(shape, DType.UINT8), ffi.new("double *")
-        check(lib.dc_layer_dropout_mask(self._handle, call, c_site, self._view(mask, "mask", True).c, scale))
+        check(lib.dc_layer_get_dropout_mask(self._handle, call, c_site, self._view(mask, "mask", True).c, scale))
         return mask, scale[0]

@@ -21,7 +21,8 @@ DC_API dc_context *dct_get_context(void);
 DC_API int dct_bind(int64_t graph_id, dc_context *context);
 
 /** For a context on a CUDA device, before it is bound or set. From now on its operators work on PyTorch's current
- * stream of that device, and on its tensors alone. dc_set_stream() is then the adapter's. A second call does nothing.
+ * stream of that device, and on its tensors alone. dc_context_set_stream() is then the adapter's. A second call does
+ * nothing.
  *  device  the context's, which is PyTorch's cuda:index; it and the context live until dct_untrack_stream() has
  * returned Returns NULL, or an error's text, which stays valid. */
 DC_API const char *dct_track_stream(dc_context *context, dc_device *device, int32_t index);

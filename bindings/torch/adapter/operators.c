@@ -1,5 +1,5 @@
 /* The operators' bodies. Real ones map 1:1 to chapter 9 of dc_api.h; fakes, the kernels of the Meta key, rest on
- * dc_dry_run() and never read a size, which would specialise a dynamic shape. */
+ * dc_context_dry_run() and never read a size, which would specialise a dynamic shape. */
 #include "operators.h"
 
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static const char *take(dct_call *call) {
 
 static const char *gather_fake(dct_call *call) {
   dc_op_info info = {.struct_size = sizeof info};
-  if (dc_dry_run(call->context, DC_OP_ALLGATHER_PARAM, call->graph_id, call->id, call->dtype, &info) != DC_OK) {
+  if (dc_context_dry_run(call->context, DC_OP_ALLGATHER_PARAM, call->graph_id, call->id, call->dtype, &info) != DC_OK) {
     return dc_last_error();
   }
   return dct_return_empty(call, info.shape, info.ndim, dct_torch.dtypes[info.dtype], dct_torch.meta, 0);
@@ -238,7 +238,7 @@ static const char *alloc(dct_call *call) {
     return dct_format_error("shape has %zu dimensions, at most %d are allowed", call->int_count, DCT_MAX_DIMS);
   }
   dc_buffer *owned = NULL;
-  if (dc_memory_alloc(call->context, (size_t)bytes, (int32_t)call->kind, &owned) != DC_OK) {
+  if (dc_context_alloc(call->context, bytes, (int32_t)call->kind, &owned) != DC_OK) {
     return dc_last_error();
   }
   dc_tensor out = {sizeof out, dc_buffer_data(owned),    (const int64_t *)call->ints,

@@ -114,7 +114,7 @@ static const char *set_current_stream(dct_stream_sync *f) {
     return NULL;
   }
   int slot = find_slot(f, native);
-  if (slot < 0 || dc_set_stream(f->context, f->streams[slot].stream) != DC_OK) {
+  if (slot < 0 || dc_context_set_stream(f->context, f->streams[slot].stream) != DC_OK) {
     return dc_last_error();
   }
   f->current = slot;
@@ -268,7 +268,7 @@ const char *dct_update_stream(dc_context *context) {
 /* With no stream set, waiting is the calling thread's. A context that was cleaned up refuses, and has waited already;
  * one that failed refuses too, and nothing but its end is left, which waits for all. */
 static dct_pinned *wait_pinned(dct_stream_sync *f) {
-  dc_status status = dc_set_stream(f->context, NULL);
+  dc_status status = dc_context_set_stream(f->context, NULL);
   if (status != DC_OK && status != DC_E_STATE) {
     (void)dc_cleanup(f->context);
   }

@@ -103,7 +103,7 @@ dc_status dc_layer_get_cost(const dc_layer *layer, const dc_layer_call *call, dc
   return dc__write_sized(__func__, "cost", cost, &out, sizeof out, DC__LAYER_COST_SIZE_0_1);
 }
 
-dc_status dc_layer_weight_shape(const dc_layer *layer, int32_t index, int64_t *shape, int32_t *ndim) {
+dc_status dc_layer_get_weight_shape(const dc_layer *layer, int32_t index, int64_t *shape, int32_t *ndim) {
   DC__WITHOUT_TRAPS;
   DC__TRY(layer_check_handle(__func__, layer));
   DC__TRY(dc__check_range(__func__, "index", index, 0, DC_LAYER_WEIGHTS - 1));
@@ -115,6 +115,13 @@ dc_status dc_layer_weight_shape(const dc_layer *layer, int32_t index, int64_t *s
   shape[1] = shape[1] > 0 ? shape[1] : 1;
   return DC_OK;
 }
+
+/* The twelve tensors of a call's `weights`; count is checked once for `grad_weights` too. */
+typedef struct tensor_array {
+  const dc_tensor *tensors;
+  size_t tensor_size;
+  int64_t count;
+} tensor_array;
 
 /* A call's memory, so that written memory overlaps no other. */
 typedef struct layer_span {
@@ -178,14 +185,14 @@ static dc_status read_tensor(layer_reader *r, const char *name, const dc_tensor 
   return DC_OK;
 }
 
-static dc_status reader_read_block(layer_reader *r, const char *name, void *data, size_t bytes, int64_t needed,
+static dc_status reader_read_block(layer_reader *r, const char *name, void *data, int64_t bytes, int64_t needed,
                                    bool written) {
   if (needed > 0 && data == NULL) {
     return dc__fail(DC_E_INVALID, "%s: call.%s is NULL, must have %" PRId64 " bytes", r->fn, name, needed);
   }
-  if (bytes < (size_t)needed) {
-    return dc__fail(DC_E_BUFFER_TOO_SMALL, "%s: call.%s_bytes = %zu, must be at least %" PRId64, r->fn, name, bytes,
-                    needed);
+  if (bytes < needed) {
+    return dc__fail(DC_E_BUFFER_TOO_SMALL, "%s: call.%s_bytes = %" PRId64 ", must be at least %" PRId64, r->fn, name,
+                    bytes, needed);
   }
   if ((uintptr_t)data % DC__LAYER_ALIGN != 0) {
     return dc__fail(DC_E_INVALID, "%s: call.%s is not aligned to %d bytes", r->fn, name, (int)DC__LAYER_ALIGN);
@@ -216,18 +223,21 @@ static dc_status read_mask(layer_reader *r, const dc_layer_call *call, dc__layer
   return DC_OK;
 }
 
-static dc_status read_weights(layer_reader *r, const char *argument, const dc_tensor *const *weights, bool gradients,
+static dc_status read_weights(layer_reader *r, const char *argument, const tensor_array *weights, bool gradients,
                               int32_t dtype, void **data) {
-  if (weights == NULL) {
-    return dc__fail(DC_E_INVALID, "%s: %s is NULL", r->fn, argument);
-  }
+  DC__TRY(dc__check_range(r->fn, "count", weights->count, DC_LAYER_WEIGHTS, DC_LAYER_WEIGHTS));
+  DC__TRY(dc__tensors_check(r->fn, argument, weights->tensors, weights->tensor_size, weights->count));
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
     int64_t rows;
     int64_t columns;
     int64_t numel = dc__layer_weight_numel(r->layer, i, &rows, &columns);
     char name[64];
     snprintf(name, sizeof name, "%s[%s]", argument, WEIGHTS[i]);
-    DC__TRY(read_tensor(r, name, weights[i], gradients, numel, dtype, gradients, &data[i]));
+    const dc_tensor *tensor = dc__tensors_at(weights->tensors, weights->tensor_size, i);
+    dc_tensor known = DC_TENSOR_INIT;
+    DC__TRY(dc__read_options(r->fn, name, &known, sizeof known, tensor, DC__TENSOR_SIZE_0_1));
+    const bool wanted = !gradients || known.dtype != DC_DTYPE_NONE;
+    DC__TRY(read_tensor(r, name, wanted ? tensor : NULL, gradients, numel, dtype, gradients, &data[i]));
     if (data[i] != NULL) {
       r->spans[r->count - 1].name = WEIGHTS[i]; /* outlives this loop */
     }
@@ -236,7 +246,7 @@ static dc_status read_weights(layer_reader *r, const char *argument, const dc_te
 }
 
 /* The parts that all three calls share. */
-static dc_status read_call(layer_reader *r, const dc_layer_call *call, const dc_tensor *const *weights,
+static dc_status read_call(layer_reader *r, const dc_layer_call *call, const tensor_array *weights,
                            const dc_tensor *input, dc_layer_call *read, dc__layer_job *job) {
   DC__TRY(layer_check_handle(r->fn, r->layer));
   DC__TRY(read_size(r->fn, r->layer, call, read, &job->size));
@@ -269,8 +279,8 @@ static dc_status layer_submit_job(const layer_reader *r, dc_layer *layer, const 
   return dc__layer_submit(r->fn, job, call->stream, run);
 }
 
-static dc_status layer_infer(const char *fn, dc_layer *layer, const dc_layer_call *call,
-                             const dc_tensor *const *weights, const dc_tensor *input, const dc_tensor *output) {
+static dc_status layer_infer(const char *fn, dc_layer *layer, const dc_layer_call *call, const tensor_array *weights,
+                             const dc_tensor *input, const dc_tensor *output) {
   layer_reader r = {.fn = fn, .layer = layer};
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
@@ -283,22 +293,24 @@ static dc_status layer_infer(const char *fn, dc_layer *layer, const dc_layer_cal
   return layer_submit_job(&r, layer, &c, &job, dc__layer_inference);
 }
 
-dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
-                             const dc_tensor *input, const dc_tensor *output) {
+dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, const dc_tensor *weights, size_t tensor_size,
+                             int64_t count, const dc_tensor *input, dc_tensor *output) {
   DC__WITHOUT_TRAPS;
-  return layer_infer(__func__, layer, call, weights, input, output);
+  const tensor_array all = {.tensors = weights, .tensor_size = tensor_size, .count = count};
+  return layer_infer(__func__, layer, call, &all, input, output);
 }
 
-dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
-                           const dc_tensor *input, const dc_tensor *output) {
+dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *weights, size_t tensor_size,
+                           int64_t count, const dc_tensor *input, dc_tensor *output) {
   DC__WITHOUT_TRAPS;
+  const tensor_array all = {.tensors = weights, .tensor_size = tensor_size, .count = count};
   if (dc__handle_is(layer, DC__HANDLE_LAYER) && !layer->config.training) {
-    return layer_infer(__func__, layer, call, weights, input, output);
+    return layer_infer(__func__, layer, call, &all, input, output);
   }
   layer_reader r = {.fn = __func__, .layer = layer};
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
-  DC__TRY(read_call(&r, call, weights, input, &c, &job));
+  DC__TRY(read_call(&r, call, &all, input, &c, &job));
   int64_t numel = job.size.tokens * layer->config.hidden_size;
   DC__TRY(read_tensor(&r, "output", output, false, numel, layer->config.dtype, true, &job.output));
   job.at = dc__layer_forward_workspace(layer, &job.size);
@@ -308,14 +320,16 @@ dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_
   return layer_submit_job(&r, layer, &c, &job, dc__layer_forward);
 }
 
-dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *const *weights,
-                            const dc_tensor *input, const dc_tensor *output, const dc_tensor *grad_output,
-                            const dc_tensor *grad_input, const dc_tensor *const *grad_weights) {
+dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *weights, size_t tensor_size,
+                            int64_t count, const dc_tensor *input, const dc_tensor *output,
+                            const dc_tensor *grad_output, dc_tensor *grad_input, dc_tensor *grad_weights) {
   DC__WITHOUT_TRAPS;
+  const tensor_array all = {.tensors = weights, .tensor_size = tensor_size, .count = count};
+  const tensor_array gradients = {.tensors = grad_weights, .tensor_size = tensor_size, .count = count};
   layer_reader r = {.fn = __func__, .layer = layer};
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
-  DC__TRY(read_call(&r, call, weights, input, &c, &job));
+  DC__TRY(read_call(&r, call, &all, input, &c, &job));
   const dc_layer_config *config = &layer->config;
   if (!config->training) {
     return dc__fail(DC_E_STATE, "%s: config.training was -1: the layer is for inference", __func__);
@@ -326,7 +340,7 @@ dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc
   DC__TRY(read_tensor(&r, "output", output, optional, numel, config->dtype, false, &job.output));
   DC__TRY(read_tensor(&r, "grad_output", grad_output, false, numel, config->dtype, false, &grad_output_data));
   DC__TRY(read_tensor(&r, "grad_input", grad_input, true, numel, config->dtype, true, &job.grad_input));
-  DC__TRY(read_weights(&r, "grad_weights", grad_weights, true, config->grad_dtype, job.grad_weight));
+  DC__TRY(read_weights(&r, "grad_weights", &gradients, true, config->grad_dtype, job.grad_weight));
   job.grad_output = grad_output_data;
   job.at = dc__layer_backward_workspace(layer, &job.size);
   DC__TRY(reader_read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
@@ -337,16 +351,14 @@ dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc
 
 /* ---- weights and masks ---- */
 
-dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *weights) {
+dc_status dc_layer_init_weights(const dc_layer *layer, dc_tensor *weights, size_t tensor_size, int64_t count) {
   DC__WITHOUT_TRAPS;
   DC__TRY(layer_check_handle(__func__, layer));
   layer_reader r = {.fn = __func__, .layer = layer};
-  int32_t dtype = layer->config.dtype;
-  if (weights != NULL && weights[0] != NULL && weights[0]->dtype == DC_FLOAT32) {
-    dtype = DC_FLOAT32;
-  }
+  const tensor_array all = {.tensors = weights, .tensor_size = tensor_size, .count = count};
+  const int32_t dtype = weights != NULL && weights->dtype == DC_FLOAT32 ? DC_FLOAT32 : layer->config.dtype;
   void *data[DC_LAYER_WEIGHTS];
-  DC__TRY(read_weights(&r, "weights", weights, false, dtype, data));
+  DC__TRY(read_weights(&r, "weights", &all, false, dtype, data));
   for (int32_t i = 0; i < r.count; i++) {
     r.spans[i].written = true;
   }
@@ -362,8 +374,8 @@ dc_status dc_layer_init_weights(const dc_layer *layer, const dc_tensor *const *w
   return DC_OK;
 }
 
-dc_status dc_layer_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site, const dc_tensor *mask,
-                                double *scale) {
+dc_status dc_layer_get_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site, dc_tensor *mask,
+                                    double *scale) {
   DC__WITHOUT_TRAPS;
   DC__TRY(layer_check_handle(__func__, layer));
   dc_layer_call c = DC_LAYER_CALL_INIT;

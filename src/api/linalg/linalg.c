@@ -88,7 +88,7 @@ dc_status dc_linalg_begin_query(dc_linalg *linalg) {
   return dc__linalg_leave(linalg, begin_query(__func__, linalg));
 }
 
-static dc_status end_query(const char *fn, dc_linalg *l, size_t *bytes) {
+static dc_status end_query(const char *fn, dc_linalg *l, int64_t *bytes) {
   if (bytes == NULL) {
     return dc__fail(DC_E_INVALID, "%s: bytes is NULL", fn);
   }
@@ -96,27 +96,28 @@ static dc_status end_query(const char *fn, dc_linalg *l, size_t *bytes) {
     return dc__fail(DC_E_STATE, "%s: no query has begun", fn);
   }
   l->query = false;
-  *bytes = l->query_bytes;
+  *bytes = (int64_t)l->query_bytes;
   return DC_OK;
 }
 
-dc_status dc_linalg_end_query(dc_linalg *linalg, size_t *bytes) {
+dc_status dc_linalg_end_query(dc_linalg *linalg, int64_t *bytes) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__linalg_enter(linalg, __func__));
   return dc__linalg_leave(linalg, end_query(__func__, linalg, bytes));
 }
 
-static dc_status set_workspace(const char *fn, dc_linalg *l, void *memory, size_t bytes) {
-  if ((memory == NULL) != (bytes == 0) || (uintptr_t)memory % 64 != 0) {
-    return dc__fail(DC_E_INVALID, "%s: memory = %p of %zu bytes, must be 64-byte aligned and not empty, or NULL of 0",
-                    fn, memory, bytes);
+static dc_status set_workspace(const char *fn, dc_linalg *l, void *memory, int64_t bytes) {
+  if ((memory == NULL) != (bytes == 0) || bytes < 0 || (uintptr_t)memory % 64 != 0) {
+    return dc__fail(DC_E_INVALID,
+                    "%s: memory = %p of %" PRId64 " bytes, must be 64-byte aligned and not empty, or NULL of 0", fn,
+                    memory, bytes);
   }
   l->user_workspace = memory;
-  l->user_workspace_bytes = bytes;
+  l->user_workspace_bytes = (size_t)bytes;
   return DC_OK;
 }
 
-dc_status dc_linalg_set_workspace(dc_linalg *linalg, void *memory, size_t bytes) {
+dc_status dc_linalg_set_workspace(dc_linalg *linalg, void *memory, int64_t bytes) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__linalg_enter(linalg, __func__));
   return dc__linalg_leave(linalg, set_workspace(__func__, linalg, memory, bytes));

@@ -170,7 +170,23 @@ dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc_tensor
   return dc__linalg_leave(linalg, matrix_batch_matmul(__func__, linalg, a, b, alpha, beta, out));
 }
 
-/* A source's tensor with data NULL is a matrix in a file; the reader of tensors would call that a mistake. */
+/* Data and file exclude each other, so that a tensor without data, or a descriptor that was not set, is no file. */
+static dc_status check_source(const char *fn, const char *arg, const dc_matrix_source *s, const dc_tensor *t) {
+  if (s->in_file != 0 && s->in_file != 1) {
+    return dc__fail(DC_E_INVALID, "%s: %s.in_file = %" PRId32 ", must be 0 or 1", fn, arg, s->in_file);
+  }
+  if (s->in_file == 0 && (s->fd != 0 || s->offset != 0)) {
+    return dc__fail(DC_E_INVALID, "%s: %s.%s = %" PRId64 ", must be 0 unless in_file is 1", fn, arg,
+                    s->fd != 0 ? "fd" : "offset", s->fd != 0 ? s->fd : s->offset);
+  }
+  if (s->in_file == 1 && t->data != NULL) {
+    return dc__fail(DC_E_INVALID, "%s: %s.tensor has data, must have none where in_file is 1", fn, arg);
+  }
+  return s->in_file == 1 && t->strides != NULL
+             ? dc__fail(DC_E_SHAPE, "%s: %s is in a file, and must have no strides", fn, arg)
+             : DC_OK;
+}
+
 static dc_status read_source(const dc_linalg *l, const char *fn, const char *arg, const dc_matrix_source *source,
                              int32_t layout, dc__matrix_source *read) {
   dc_matrix_source s = DC_MATRIX_SOURCE_INIT;
@@ -183,27 +199,23 @@ static dc_status read_source(const dc_linalg *l, const char *fn, const char *arg
     return dc__fail(DC_E_INVALID, "%s: %s.tensor is NULL", fn, arg);
   }
   DC__TRY(dc__read_options(fn, arg, &t, sizeof t, s.tensor, DC__TENSOR_SIZE_0_1));
-  bool file = t.data == NULL;
-  t.data = file ? &t : t.data; /* never followed */
-  if (file && t.strides != NULL) {
-    return dc__fail(DC_E_SHAPE, "%s: %s is in a file, and must have no strides", fn, arg);
-  }
-  if (s.reserved0 != 0) {
-    return dc__fail(DC_E_INVALID, "%s: %s.reserved0 = %" PRId32 ", must be 0", fn, arg, s.reserved0);
-  }
+  DC__TRY(check_source(fn, arg, &s, &t));
+  const bool file = s.in_file == 1;
+  t.data = file ? &t : t.data; /* never followed, but the reader of tensors wants one */
   DC__TRY(dc__mat_read(fn, arg, &t, layout, &read->mat));
   DC__TRY(no_batch(fn, arg, &read->mat));
   if (!file) {
     DC__TRY(dc__linalg_check_alignment(l, fn, arg, t.data, t.dtype));
   }
   read->mat.data = file ? NULL : t.data;
+  read->in_file = file;
   read->fd = s.fd;
   read->offset = s.offset;
   return DC_OK;
 }
 
 static dc_status matmul_bounded(const char *fn, dc_linalg *l, const dc_matrix_source *a, const dc_matrix_source *b,
-                                const dc_matrix_source *out, int64_t budget_bytes, int64_t *needed) {
+                                dc_matrix_source *out, int64_t budget_bytes, int64_t *needed) {
   dc__matrix_source sa, sb, so;
   if (budget_bytes < 1) {
     return dc__fail(DC_E_INVALID, "%s: budget_bytes = %" PRId64 ", must be >= 1", fn, budget_bytes);
@@ -220,7 +232,7 @@ static dc_status matmul_bounded(const char *fn, dc_linalg *l, const dc_matrix_so
 }
 
 dc_status dc_matmul_bounded(dc_linalg *linalg, const dc_matrix_source *a, const dc_matrix_source *b,
-                            const dc_matrix_source *out, int64_t budget_bytes, int64_t *needed) {
+                            dc_matrix_source *out, int64_t budget_bytes, int64_t *needed) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__linalg_enter_compute(linalg, __func__));
   return dc__linalg_leave(linalg, matmul_bounded(__func__, linalg, a, b, out, budget_bytes, needed));

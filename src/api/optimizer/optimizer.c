@@ -139,10 +139,6 @@ dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, const i
 
 /* ---- a step ---- */
 
-static const dc_tensor *optimizer_tensor_at(const dc_tensor *tensors, size_t size, int64_t i) {
-  return (const dc_tensor *)(const void *)((const char *)tensors + (size_t)i * size);
-}
-
 /* One tensor of a step; the index in the text costs a moment, so it is only looked for when there is a fault. */
 static dc_status optimizer_read_part(const char *fn, const char *arg, const dc_tensor *tensor, int64_t index,
                                      const dc__optim_param *p, dc_tensor *read) {
@@ -188,25 +184,20 @@ static dc_status read_step(dc_optimizer *o, const char *fn, const dc_tensor *wei
     return dc__fail(DC_E_INVALID, "%s: count = %" PRId64 ", must be %" PRId64 ", the number of parameters", fn, count,
                     o->count);
   }
-  if (count > 0 && (weights == NULL || grads == NULL)) {
-    return dc__fail(DC_E_INVALID, "%s: %s is NULL", fn, weights == NULL ? "weights" : "grads");
-  }
-  if (count > 0 && tensor_size < DC__TENSOR_SIZE_0_1) {
-    return dc__fail(DC_E_INVALID, "%s: tensor_size = %zu, must be at least %d", fn, tensor_size,
-                    (int)DC__TENSOR_SIZE_0_1);
-  }
+  DC__TRY(dc__tensors_check(fn, "weights", weights, tensor_size, count));
+  DC__TRY(dc__tensors_check(fn, "grads", grads, tensor_size, count));
   if (!isfinite(grad_scale)) {
     return dc__fail(DC_E_INVALID, "%s: grad_scale = %g, must be finite", fn, grad_scale);
   }
   for (int64_t i = 0; i < count; i++) {
-    DC__TRY(read_pair(fn, optimizer_tensor_at(weights, tensor_size, i), optimizer_tensor_at(grads, tensor_size, i), i,
+    DC__TRY(read_pair(fn, dc__tensors_at(weights, tensor_size, i), dc__tensors_at(grads, tensor_size, i), i,
                       &o->params[i], &o->io[i]));
   }
   return DC_OK;
 }
 
-dc_status dc_optimizer_step(dc_optimizer *optimizer, const dc_tensor *weights, const dc_tensor *grads,
-                            size_t tensor_size, int64_t count, double grad_scale) {
+dc_status dc_optimizer_step(dc_optimizer *optimizer, dc_tensor *weights, const dc_tensor *grads, size_t tensor_size,
+                            int64_t count, double grad_scale) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__optimizer_enter(optimizer, __func__));
   return dc__optimizer_leave(
@@ -267,24 +258,18 @@ dc_status dc_optimizer_set_stream(dc_optimizer *optimizer, dc_stream *stream) {
   return dc__optimizer_leave(optimizer, optimizer_set_stream(optimizer, __func__, stream));
 }
 
-int64_t dc_optimizer_steps(const dc_optimizer *optimizer) {
+dc_status dc_optimizer_get_steps(dc_optimizer *optimizer, int64_t *steps) {
   DC__WITHOUT_TRAPS;
-  dc_optimizer *o = (dc_optimizer *)(uintptr_t)optimizer; /* to wait changes nothing */
-  if (!dc__handle_is(o, DC__HANDLE_OPTIMIZER) ||
-      dc__owner_check(__func__, "handle", &o->linalg->device->owner) != DC_OK) {
-    return -1;
+  if (steps == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: steps is NULL", __func__);
   }
-  pthread_mutex_lock(&o->linalg->mutex);
-  dc__device_begin(o->linalg->device);
-  const int64_t steps = dc__optim_wait_task(o) == DC_OK ? dc__optim_steps(o, __func__) : -1;
-  dc__device_end(o->linalg->device);
-  pthread_mutex_unlock(&o->linalg->mutex);
-  return steps;
+  DC__TRY(dc__optimizer_enter(optimizer, __func__));
+  return dc__optimizer_leave(optimizer, dc__optim_get_steps(optimizer, __func__, steps));
 }
 
 /* ---- state ---- */
 
-dc_status dc_optimizer_state_name(dc_optimizer *optimizer, int64_t index, int64_t piece, const char **name) {
+dc_status dc_optimizer_get_state_name(dc_optimizer *optimizer, int64_t index, int64_t piece, const char **name) {
   DC__WITHOUT_TRAPS;
   if (name == NULL) {
     return dc__fail(DC_E_INVALID, "%s: name is NULL", __func__);
@@ -293,7 +278,7 @@ dc_status dc_optimizer_state_name(dc_optimizer *optimizer, int64_t index, int64_
   return dc__optimizer_leave(optimizer, dc__optim_state_name(optimizer, __func__, index, piece, name));
 }
 
-dc_status dc_optimizer_state(dc_optimizer *optimizer, int64_t index, const char *name, dc_tensor *view) {
+dc_status dc_optimizer_get_state(dc_optimizer *optimizer, int64_t index, const char *name, dc_tensor *view) {
   DC__WITHOUT_TRAPS;
   if (name == NULL) {
     return dc__fail(DC_E_INVALID, "%s: name is NULL", __func__);
@@ -303,31 +288,40 @@ dc_status dc_optimizer_state(dc_optimizer *optimizer, int64_t index, const char 
   return dc__optimizer_leave(optimizer, dc__optim_state(optimizer, __func__, index, name, view));
 }
 
-dc_status dc_optimizer_save_size(dc_optimizer *optimizer, size_t *bytes) {
+static dc_status optimizer_get_save_bytes(dc_optimizer *o, const char *fn, int64_t *bytes) {
+  size_t size;
+  DC__TRY(dc__optim_save_size(o, fn, &size));
+  *bytes = (int64_t)size;
+  return DC_OK;
+}
+
+dc_status dc_optimizer_get_save_bytes(dc_optimizer *optimizer, int64_t *bytes) {
   DC__WITHOUT_TRAPS;
   if (bytes == NULL) {
     return dc__fail(DC_E_INVALID, "%s: bytes is NULL", __func__);
   }
   DC__TRY(dc__optimizer_enter(optimizer, __func__));
-  return dc__optimizer_leave(optimizer, dc__optim_save_size(optimizer, __func__, bytes));
+  return dc__optimizer_leave(optimizer, optimizer_get_save_bytes(optimizer, __func__, bytes));
 }
 
-dc_status dc_optimizer_save(dc_optimizer *optimizer, void *memory, size_t bytes) {
+dc_status dc_optimizer_save(dc_optimizer *optimizer, void *memory, int64_t bytes) {
   DC__WITHOUT_TRAPS;
   if (memory == NULL) {
     return dc__fail(DC_E_INVALID, "%s: memory is NULL", __func__);
   }
+  DC__TRY(dc__check_range(__func__, "bytes", bytes, 0, INT64_MAX));
   DC__TRY(dc__optimizer_enter(optimizer, __func__));
-  return dc__optimizer_leave(optimizer, dc__optim_save(optimizer, __func__, memory, bytes));
+  return dc__optimizer_leave(optimizer, dc__optim_save(optimizer, __func__, memory, (size_t)bytes));
 }
 
-dc_status dc_optimizer_load(dc_optimizer *optimizer, const void *memory, size_t bytes) {
+dc_status dc_optimizer_load(dc_optimizer *optimizer, const void *memory, int64_t bytes) {
   DC__WITHOUT_TRAPS;
   if (memory == NULL) {
     return dc__fail(DC_E_INVALID, "%s: memory is NULL", __func__);
   }
+  DC__TRY(dc__check_range(__func__, "bytes", bytes, 0, INT64_MAX));
   DC__TRY(dc__optimizer_enter(optimizer, __func__));
-  return dc__optimizer_leave(optimizer, dc__optim_load(optimizer, __func__, memory, bytes));
+  return dc__optimizer_leave(optimizer, dc__optim_load(optimizer, __func__, memory, (size_t)bytes));
 }
 
 static dc_status optimizer_get_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats) {
@@ -336,7 +330,7 @@ static dc_status optimizer_get_stats(dc_optimizer *o, const char *fn, dc_optimiz
   return dc__write_sized(fn, "stats", stats, &read, sizeof read, OPTIMIZER_STATS_SIZE_0_1);
 }
 
-dc_status dc_get_optimizer_stats(dc_optimizer *optimizer, dc_optimizer_stats *stats) {
+dc_status dc_optimizer_get_stats(dc_optimizer *optimizer, dc_optimizer_stats *stats) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__optimizer_enter(optimizer, __func__));
   return dc__optimizer_leave(optimizer, optimizer_get_stats(optimizer, __func__, stats));

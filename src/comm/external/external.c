@@ -132,8 +132,8 @@ static dc_status external_run_collective(dc__external *self, const dc__coll *col
     return dc__external_reduce(self, coll);
   }
   if (coll->kind == DC__COLL_BROADCAST) {
-    size_t bytes = (size_t)coll->items[0].total;
-    atomic_fetch_add(&self->head.wire_bytes, coll->root == self->head.rank ? 0 : coll->items[0].total);
+    const int64_t bytes = coll->items[0].total;
+    atomic_fetch_add(&self->head.wire_bytes, coll->root == self->head.rank ? 0 : bytes);
     if (bytes == 0) {
       return DC_OK;
     }

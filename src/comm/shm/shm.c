@@ -144,7 +144,7 @@ static size_t machine_memory(void) {
 
 dc_status dc__comm_create_processes(const char *name, int32_t rank, int32_t world, const dc_comm_options *options,
                                     dc_comm **comm) {
-  size_t reserve = options->heap_bytes > 0 ? options->heap_bytes : machine_memory();
+  size_t reserve = options->heap_bytes > 0 ? (size_t)options->heap_bytes : machine_memory();
   dc__shm_group *group = NULL;
   DC__TRY(dc__shm_group_create(rank, world, reserve, options->timeout_ns, &group));
   dc_status status = dc__shm_rendezvous(name, group);

@@ -64,7 +64,7 @@ static void cpu_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
   size_t size = cpu_alloc_size(bytes);
   dc__device_count_bytes(device, -(int64_t)size);
   if (device->allocator.alloc != NULL) {
-    device->allocator.free(ptr, size, DC__ALIGNMENT, device->allocator.user);
+    device->allocator.free(ptr, (int64_t)size, DC__ALIGNMENT, device->allocator.user);
   } else if (size >= HUGE_PAGE) {
     munmap(ptr, size);
   } else {

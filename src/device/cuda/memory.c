@@ -94,7 +94,7 @@ void dc__cuda_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
   if (kind != DC_MEMORY_HOST) {
     dc__device_count_bytes(device, -(int64_t)size);
     if (device->allocator.alloc != NULL) {
-      device->allocator.free(ptr, size, DC__ALIGNMENT, device->allocator.user);
+      device->allocator.free(ptr, (int64_t)size, DC__ALIGNMENT, device->allocator.user);
       return;
     }
   }

@@ -43,7 +43,7 @@ typedef struct dc__out_of_core_model {
 /* ---- matrices in files (out_of_core_file.c) ---- */
 
 static inline bool dc__in_file(const dc__matrix_source *s) {
-  return s->mat.data == NULL;
+  return s->in_file;
 }
 
 /* The first failure of several threads' I/O; later ones are ignored. */

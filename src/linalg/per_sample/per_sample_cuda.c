@@ -126,7 +126,7 @@ static void run_embedding(const per_sample_cuda *w) {
   dc__cuda_indices of = {.ids = s->x, .delta = s->delta, .samples = s->samples, .positions = s->positions};
   of.rows = s->in;
   of.columns = s->out;
-  of.padding = s->layer.padding_row - 1;
+  of.padding = s->layer.has_padding_row == 1 ? s->layer.padding_row : -1;
   of.wide_ids = s->x_dtype == DC_INT64;
   of.bag = dc__is_embedding_bag(s->layer.kind);
   of.wide = s->dtype == DC_FLOAT64;

@@ -11,7 +11,7 @@ static int64_t index_at(const dc__per_sample *s, int64_t place) {
 }
 
 static bool is_not_padding(const dc__per_sample *s, int64_t id) {
-  return id != s->layer.padding_row - 1;
+  return s->layer.has_padding_row == 0 || id != s->layer.padding_row;
 }
 
 /* delta's row for a position; all positions of a bag share one. */

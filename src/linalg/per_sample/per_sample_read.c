@@ -56,8 +56,12 @@ static dc_status read_embedding(dc__per_sample *s, const dc_tensor *x, const dc_
   if (s->in < 0) {
     return invalid_field(s, "rows", s->in, ">= 0");
   }
-  if (s->layer.padding_row < 0 || s->layer.padding_row > s->in) {
-    return invalid_field(s, "padding_row", s->layer.padding_row, "0 (none) to rows");
+  if (s->layer.has_padding_row != 0 && s->layer.has_padding_row != 1) {
+    return invalid_field(s, "has_padding_row", s->layer.has_padding_row, "0 or 1");
+  }
+  if (s->layer.padding_row < 0 || s->layer.padding_row >= (s->layer.has_padding_row == 1 ? s->in : 1)) {
+    return invalid_field(s, "padding_row", s->layer.padding_row,
+                         s->layer.has_padding_row == 1 ? "0 to rows - 1" : "0, since has_padding_row is 0");
   }
   if (bag && x->ndim != 2) {
     return dc__fail(DC_E_SHAPE, "%s: x has %" PRId32 " dimension%s, must have 2 for bags", s->fn, x->ndim,
@@ -167,7 +171,7 @@ static dc_status read_conv(dc__per_sample *s, const dc_tensor *x, const dc_tenso
 }
 
 static dc_status read_layer(dc__per_sample *s, const dc_sample_layer *layer) {
-  enum { LAYER_SIZE_0_1 = 144 };
+  enum { LAYER_SIZE_0_1 = 152 };
   _Static_assert(sizeof(void *) != 8 || sizeof(dc_sample_layer) >= LAYER_SIZE_0_1, "0.1");
   if (layer == NULL) {
     return dc__fail(DC_E_INVALID, "%s: layer is NULL", s->fn);

@@ -23,7 +23,7 @@ static int32_t no_reduce_scatter(const void *send, void *recv, int64_t count, in
   return 0;
 }
 
-static int32_t no_broadcast(void *data, size_t bytes, int32_t root, void *arg) {
+static int32_t no_broadcast(void *data, int64_t bytes, int32_t root, void *arg) {
   (void)data, (void)bytes, (void)root, (void)arg;
   return 0;
 }

@@ -51,12 +51,12 @@ static int32_t reduce_scatter(const void *send, void *recv, int64_t count, int32
   return atomic_load(&u->room->error);
 }
 
-static int32_t broadcast(void *data, size_t bytes, int32_t root, void *arg) {
+static int32_t broadcast(void *data, int64_t bytes, int32_t root, void *arg) {
   const user *u = arg;
   u->room->sends[u->rank] = data;
   pthread_barrier_wait(&u->room->barrier);
   if (u->rank != root) {
-    memcpy(data, u->room->sends[root], bytes);
+    memcpy(data, u->room->sends[root], (size_t)bytes);
   }
   pthread_barrier_wait(&u->room->barrier);
   return 0;

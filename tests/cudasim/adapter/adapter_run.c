@@ -60,7 +60,7 @@ dc_status open_run(run *r, const char *key, dc_comm *comm, int64_t graph) {
   for (int i = 0; i < 2 && status == DC_OK; i++) {
     r->shard[i] = tensor_of(r, 1, length);
     r->grad[i] = tensor_of(r, 1, length);
-    const dc_tensor shard = described(r->shard[i], length), grad = described(r->grad[i], length);
+    dc_tensor shard = described(r->shard[i], length), grad = described(r->grad[i], length);
     status = dc_register_z3_param(r->context, i, SHAPE, 2, &shard, &grad, 0, DC_DTYPE_NONE);
     write_values(r, r->shard[i], (float)(1 + 100 * i));
   }

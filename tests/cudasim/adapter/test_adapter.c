@@ -187,7 +187,7 @@ static void weights_as_gradients(run *r) {
   }
   end_backward(r);
   expect_no_error(r);
-  assert_int_equal(dc_params_updated(r->context, (const int64_t[]){0, 1}, 2), DC_OK);
+  assert_int_equal(dc_context_params_updated(r->context, (const int64_t[]){0, 1}, 2), DC_OK);
 }
 
 static void gradients_are(const run *r, float first) {

@@ -167,7 +167,7 @@ static void test_a_device_that_fails(void **state) {
       cudasim_fail(NULL, 0, 0);
       came = cudasim_calls(functions[i]) - calls > before;
       assert_true(came || before > 0);
-      if (came && dc_async_error(r.context) != DC_E_DEVICE) {
+      if (came && dc_context_check(r.context) != DC_E_DEVICE) {
         fail_msg("%s, call %d: %s", functions[i], before, r.error == NULL ? "no error" : r.error);
       }
       r.error = NULL;

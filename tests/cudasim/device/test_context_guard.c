@@ -168,7 +168,7 @@ static int32_t record_context(const void *send, void *recv, int64_t count, int32
   ++*(int *)user;
   return 0;
 }
-static int32_t tell(void *data, size_t bytes, int32_t root, void *user) {
+static int32_t tell(void *data, int64_t bytes, int32_t root, void *user) {
   (void)data, (void)bytes, (void)root, (void)user;
   return 0;
 }

@@ -103,7 +103,7 @@ static void lose_it(rank *r) {
   float *data;
   dc_buffer *buffer;
   int64_t count = COUNT;
-  OK(r, dc_memory_alloc(r->ctx, COUNT * sizeof *data, DC_MEMORY_DEVICE, &buffer));
+  OK(r, dc_context_alloc(r->ctx, COUNT * sizeof *data, DC_MEMORY_DEVICE, &buffer));
   data = dc_buffer_data(buffer);
   dc_tensor t = flat(data, &count, DC_FLOAT32);
   int64_t shape = COUNT * r->world;
@@ -118,7 +118,7 @@ static void lose_it(rank *r) {
   status = status != DC_OK ? status : dc_wait_allgather(r->ctx, NULL, 1, 3);
   dc_buffer_release(buffer);
   CHECK(r, status == DC_E_DEVICE || status == DC_E_ABORTED); /* either rank may see it first */
-  status = dc_async_error(r->ctx);
+  status = dc_context_check(r->ctx);
   CHECK(r, status == DC_E_DEVICE || status == DC_E_ABORTED);
   CHECK(r, strstr(dc_last_error(), "ILLEGAL_ADDRESS") != NULL);
 }

@@ -66,7 +66,6 @@ typedef struct bert {
   dc_layer *layer;
   dc_layer_call call;
   dc_tensor x, out, dout, dx, w[DC_LAYER_WEIGHTS], g[DC_LAYER_WEIGHTS];
-  const dc_tensor *weights[DC_LAYER_WEIGHTS], *gradients[DC_LAYER_WEIGHTS];
 } bert;
 
 static void make_bert(bert *b) {
@@ -88,32 +87,31 @@ static void make_bert(bert *b) {
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
     int64_t shape[2];
     int32_t ndim;
-    DO(dc_layer_weight_shape(b->layer, i, shape, &ndim));
+    DO(dc_layer_get_weight_shape(b->layer, i, shape, &ndim));
     b->w[i] = tensor(device, DC_BFLOAT16, shape[0], ndim == 2 ? shape[1] : 1);
     b->g[i] = tensor(device, DC_BFLOAT16, shape[0], ndim == 2 ? shape[1] : 1);
-    b->weights[i] = &b->w[i];
-    b->gradients[i] = &b->g[i];
   }
-  DO(dc_layer_init_weights(b->layer, b->weights));
+  DO(dc_layer_init_weights(b->layer, b->w, sizeof(dc_tensor), DC_LAYER_WEIGHTS));
   b->call = (dc_layer_call)DC_LAYER_CALL_INIT;
   b->call.batch = BATCH;
   b->call.seq_length = LENGTH;
   b->call.stream = stream;
   DO(dc_layer_get_cost(b->layer, &b->call, &cost));
-  b->call.workspace_bytes = (size_t)(cost.backward_workspace_bytes + cost.forward_workspace_bytes);
-  b->call.workspace = device_alloc(device, b->call.workspace_bytes);
-  b->call.reserve_bytes = (size_t)cost.reserve_bytes;
-  b->call.reserve = device_alloc(device, b->call.reserve_bytes);
+  b->call.workspace_bytes = cost.backward_workspace_bytes + cost.forward_workspace_bytes;
+  b->call.workspace = device_alloc(device, (size_t)b->call.workspace_bytes);
+  b->call.reserve_bytes = cost.reserve_bytes;
+  b->call.reserve = device_alloc(device, (size_t)b->call.reserve_bytes);
 }
 
 static void forward(void *arg) {
   bert *b = arg;
-  DO(dc_layer_forward(b->layer, &b->call, b->weights, &b->x, &b->out));
+  DO(dc_layer_forward(b->layer, &b->call, b->w, sizeof(dc_tensor), DC_LAYER_WEIGHTS, &b->x, &b->out));
 }
 
 static void backward(void *arg) {
   bert *b = arg;
-  DO(dc_layer_backward(b->layer, &b->call, b->weights, &b->x, &b->out, &b->dout, &b->dx, b->gradients));
+  DO(dc_layer_backward(b->layer, &b->call, b->w, sizeof(dc_tensor), DC_LAYER_WEIGHTS, &b->x, &b->out, &b->dout, &b->dx,
+                       b->g));
 }
 
 static void test_a_layer(void **state) {

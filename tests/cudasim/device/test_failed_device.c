@@ -165,7 +165,7 @@ static dc_status open_run(run *r) {
   dc_tensor grad = flat(r->grad, &count, DC_FLOAT32);
   dc_status status = dc_context_create(r->device, NULL, &r->ctx);
   status = status != DC_OK ? status : dc_init(r->ctx, NULL, NULL, COUNT);
-  status = status != DC_OK ? status : dc_set_stream(r->ctx, r->stream);
+  status = status != DC_OK ? status : dc_context_set_stream(r->ctx, r->stream);
   status = status != DC_OK ? status : dc_register_z3_param(r->ctx, 1, &count, 1, &shard, &grad, 0, DC_DTYPE_NONE);
   return status != DC_OK ? status : dc_register_graph_z3(r->ctx, GRAPH, ids, 1);
 }
@@ -188,7 +188,7 @@ static void step(run *r) {
   (void)dc_release_param(r->ctx, NULL, GRAPH, 1, 1);
   (void)dc_reduce_grad(r->ctx, &x, GRAPH, 1); /* a full bucket */
   (void)dc_end_backward(r->ctx, GRAPH, 0);
-  (void)dc_params_updated(r->ctx, NULL, 0);
+  (void)dc_context_params_updated(r->ctx, NULL, 0);
 }
 
 static void close_run(run *r) {
@@ -244,7 +244,7 @@ static void offer_nothing(rank *r) {
   const int64_t all = 2 * COUNT;
   dc_buffer *buffer;
   dc_stream *stream;
-  OK(r, dc_memory_alloc(r->ctx, 2 * COUNT * sizeof(float), DC_MEMORY_DEVICE, &buffer));
+  OK(r, dc_context_alloc(r->ctx, 2 * COUNT * sizeof(float), DC_MEMORY_DEVICE, &buffer));
   OK(r, dc_stream_create(r->device, &stream));
   float *x = dc_buffer_data(buffer);
   dc_tensor full = flat(x, &all, DC_FLOAT32);

@@ -67,7 +67,7 @@ static void test_failures(void **state) {
 
 static void test_scratch_and_refusals(void **state) {
   (void)state;
-  size_t bytes;
+  int64_t bytes;
   void *lent;
   double *a = spectrum_pair(3, SIZE);
   tensor_pair ta = matrix_pair(a, DC_FLOAT64, 3, SIZE, SIZE), tx = matrix_pair(NULL, DC_FLOAT64, 3, SIZE, SIZE);
@@ -81,7 +81,7 @@ static void test_scratch_and_refusals(void **state) {
   OK(dc_eigh(cuda_linalg, &ta.t[1], NULL, &tw.t[1], &tx.t[1], NULL, 0));
   OK(dc_linalg_end_query(cuda_linalg, &bytes));
   assert_true(relative_gap(&tx) == 0 && relative_gap(&tw) == 0);
-  assert_int_equal(card->ops->alloc(card, bytes, DC_MEMORY_DEVICE, &lent), DC_OK);
+  assert_int_equal(card->ops->alloc(card, (size_t)bytes, DC_MEMORY_DEVICE, &lent), DC_OK);
   OK(dc_linalg_set_workspace(cuda_linalg, lent, bytes - 64));
   FAILS(dc_matrix_inverse_root(cuda_linalg, &ta.t[1], 4, &o, NULL, &tx.t[1], NULL, 0), DC_E_BUFFER_TOO_SMALL,
         "dc_matrix_inverse_root: the workspace");
@@ -89,7 +89,7 @@ static void test_scratch_and_refusals(void **state) {
   BOTH(dc_matrix_inverse_root(linalg_of(k), &ta.t[k], 4, &o, NULL, &tx.t[k], NULL, 0));
   assert_true(relative_gap(&tx) <= 1e-9);
   OK(dc_linalg_set_workspace(cuda_linalg, NULL, 0));
-  card->ops->free(card, lent, bytes, DC_MEMORY_DEVICE);
+  card->ops->free(card, lent, (size_t)bytes, DC_MEMORY_DEVICE);
   dc_tensor askew = tw.t[1];
   askew.data = (char *)askew.data + 4;
   FAILS(dc_eigh(cuda_linalg, &ta.t[1], NULL, &askew, NULL, NULL, 0), DC_E_INVALID, "values.data = ");

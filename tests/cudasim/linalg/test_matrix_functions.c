@@ -287,7 +287,7 @@ static void test_newton_failures(void **state) {
 static void test_scratch_and_refusals(void **state) {
   (void)state;
   double a[SIZE * SIZE];
-  size_t bytes;
+  int64_t bytes;
   void *lent;
   spectrum_pair(a, 1);
   tensor_pair ta = matrix_pair(a, DC_FLOAT64, -1, SIZE, SIZE), tx = matrix_pair(NULL, DC_FLOAT64, -1, SIZE, SIZE);
@@ -299,7 +299,7 @@ static void test_scratch_and_refusals(void **state) {
   OK(dc_orthogonalize(cuda_linalg, &ta.t[1], 0, 0, &tx.t[1]));
   OK(dc_matrix_inverse_root_newton(cuda_linalg, &ta.t[1], 4, &o, &tx.t[1], NULL, 0));
   OK(dc_linalg_end_query(cuda_linalg, &bytes));
-  assert_int_equal(card->ops->alloc(card, bytes, DC_MEMORY_DEVICE, &lent), DC_OK);
+  assert_int_equal(card->ops->alloc(card, (size_t)bytes, DC_MEMORY_DEVICE, &lent), DC_OK);
   OK(dc_linalg_set_workspace(cuda_linalg, lent, bytes - 64));
   FAILS(dc_matrix_inverse_root_newton(cuda_linalg, &ta.t[1], 4, &o, &tx.t[1], NULL, 0), DC_E_BUFFER_TOO_SMALL,
         "the workspace");
@@ -308,7 +308,7 @@ static void test_scratch_and_refusals(void **state) {
   assert_true(relative_gap(&tx) <= 1e-10);
   BOTH(dc_orthogonalize(linalg_of(k), &ta.t[k], 0, 0, &tx.t[k]));
   OK(dc_linalg_set_workspace(cuda_linalg, NULL, 0));
-  card->ops->free(card, lent, bytes, DC_MEMORY_DEVICE);
+  card->ops->free(card, lent, (size_t)bytes, DC_MEMORY_DEVICE);
   dc_tensor askew = tx.t[1];
   askew.data = (char *)askew.data + 4;
   FAILS(dc_orthogonalize(cuda_linalg, &ta.t[1], 0, 0, &askew), DC_E_INVALID, "out.data = ");

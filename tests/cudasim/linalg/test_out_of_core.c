@@ -110,11 +110,11 @@ static void run(product *p, int64_t budget) {
   OK(dc_linalg_create(card, NULL, &own));
   atomic_store(&card->peak_bytes, atomic_load(&card->bytes));
   const long long before = atomic_load(&card->bytes);
-  size_t used = 0;
+  int64_t used = 0;
   OK(dc_linalg_begin_query(own));
   OK(dc_matmul_bounded(own, &p->from[0], &p->from[1], &p->from[2], budget, NULL));
   OK(dc_linalg_end_query(own, &used));
-  assert_true((int64_t)used <= budget);
+  assert_true(used <= budget);
   OK(dc_matmul_bounded(own, &p->from[0], &p->from[1], &p->from[2], budget, NULL));
   assert_true(atomic_load(&card->peak_bytes) - before <= budget);
   expect_right(p);

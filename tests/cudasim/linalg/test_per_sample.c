@@ -192,8 +192,9 @@ static void test_embeddings(void **state) {
   for (int32_t each = 0; each < 3; each++) {
     static const int32_t kinds[] = {DC_SAMPLE_EMBEDDING, DC_SAMPLE_BAG_SUM, DC_SAMPLE_BAG_MEAN};
     dc_sample_layer layer = kind(kinds[each]);
-    for (int64_t padding = 0; padding < 3; padding += 2) {
+    for (int32_t padding = 0; padding < 2; padding++) {
       layer.rows = 7;
+      layer.has_padding_row = padding;
       layer.padding_row = padding;
       check(&layer, L(3, 5), each > 0 ? L(3, 4) : L(3, 5, 4), L(7, 4));
       check(&layer, L(2, 0), each > 0 ? L(2, 4) : L(2, 0, 4), L(7, 4));
@@ -281,7 +282,7 @@ static void test_scratch_and_refusals(void **state) {
   finish();
   /* A norm's memory does not grow with the positions; a workspace is used, and too small a one refused. */
   const dc_sample_layer linear = kind(DC_SAMPLE_LINEAR);
-  size_t bytes[2];
+  int64_t bytes[2];
   for (int i = 0; i < 2; i++) {
     double one = 1;
     dc_tensor x = batch(&one, DC_FLOAT32, 8, i == 0 ? 1024 : 4096, 8192), n = vector(&one, DC_FLOAT32, 8);
@@ -289,14 +290,14 @@ static void test_scratch_and_refusals(void **state) {
     OK(dc_per_sample_norms(cuda_linalg, &linear, &x, &x, 3, 0, &n));
     OK(dc_linalg_end_query(cuda_linalg, &bytes[i]));
   }
-  assert_true(bytes[0] == bytes[1] && bytes[0] < (size_t)64 << 20);
+  assert_true(bytes[0] == bytes[1] && bytes[0] < 64 << 20);
   begin(&linear, DC_FLOAT32, L(5, 2, 7), L(5, 2, 9), L(9, 7));
   tensor_pair squares = number_pair(NULL, DC_FLOAT32, s.bias_shape, 1);
   void *lent;
   OK(dc_linalg_begin_query(cuda_linalg));
   OK(dc_per_sample_norms(cuda_linalg, &linear, &s.x.t[1], &s.delta.t[1], 3, 0, &squares.t[1]));
   OK(dc_linalg_end_query(cuda_linalg, &bytes[0]));
-  assert_int_equal(card->ops->alloc(card, bytes[0], DC_MEMORY_DEVICE, &lent), DC_OK);
+  assert_int_equal(card->ops->alloc(card, (size_t)bytes[0], DC_MEMORY_DEVICE, &lent), DC_OK);
   OK(dc_linalg_set_workspace(cuda_linalg, lent, bytes[0] - 64));
   FAILS(dc_per_sample_norms(cuda_linalg, &linear, &s.x.t[1], &s.delta.t[1], 3, 0, &squares.t[1]), DC_E_BUFFER_TOO_SMALL,
         "the workspace");
@@ -304,7 +305,7 @@ static void test_scratch_and_refusals(void **state) {
   BOTH(dc_per_sample_norms(linalg_of(k), &linear, &s.x.t[k], &s.delta.t[k], 3, 0, &squares.t[k]));
   assert_true(near(&squares));
   OK(dc_linalg_set_workspace(cuda_linalg, NULL, 0));
-  card->ops->free(card, lent, bytes[0], DC_MEMORY_DEVICE);
+  card->ops->free(card, lent, (size_t)bytes[0], DC_MEMORY_DEVICE);
   free_pair(&squares);
   finish();
 }

@@ -49,7 +49,7 @@ static void count(card_rank *c, dc_stream *stream, void *shard) {
   double calls[OPERATORS] = {0};
   OK(&c->r, dc_context_create(c->r.device, NULL, &c->r.ctx));
   OK(&c->r, dc_init(c->r.ctx, c->nccl, NULL, COUNT));
-  OK(&c->r, dc_set_stream(c->r.ctx, stream));
+  OK(&c->r, dc_context_set_stream(c->r.ctx, stream));
   OK(&c->r, dc_register_z3_param(c->r.ctx, ID, &whole, 1, &weight, NULL, 0, DC_DTYPE_NONE));
   OK(&c->r, dc_register_graph_z3(c->r.ctx, GRAPH, &id, 1));
   int worker = 0;

@@ -58,7 +58,7 @@ static dc_status open_run(card_rank *c, int32_t stage, run *r) {
   DC__TRY(run_alloc(r, COUNT, 0, &r->activation));
   DC__TRY(dc_context_create(c->r.device, NULL, &r->ctx));
   DC__TRY(dc_init(r->ctx, c->r.comm, &(dc_config){.struct_size = sizeof(dc_config), .check_finite = 1}, 2 * COUNT));
-  DC__TRY(dc_set_stream(r->ctx, r->stream));
+  DC__TRY(dc_context_set_stream(r->ctx, r->stream));
   for (int64_t i = 0; i < PARAMS; i++) {
     dc_tensor weight = flat(r->weights + i * COUNT, stage == 3 ? &shard : &whole, DC_FLOAT32);
     dc_tensor grad = flat(r->grads + i * COUNT, stage == 3 ? &shard : &r->count, DC_FLOAT32);
@@ -113,7 +113,7 @@ static dc_status update(run *r) {
   dc_tensor bias = flat(r->bias, &whole, DC_FLOAT32);
   DC__TRY(dc_comm_broadcast(r->c->nccl, &bias, 0, r->stream)); /* so later steps' activations are alike */
   DC__TRY(dc_comm_all_reduce(r->c->nccl, &bias, DC_MEAN, r->stream));
-  return dc_params_updated(r->ctx, NULL, 0);
+  return dc_context_params_updated(r->ctx, NULL, 0);
 }
 
 /* Two micro-batches and an optimizer's step, all on the stream. */
@@ -146,7 +146,7 @@ static dc_status capture(run *r) {
 static bool same(run *a, run *b) {
   const size_t bytes = PARAMS * COUNT * sizeof(float);
   return dc_stream_synchronize(a->stream, 0) == DC_OK && dc_stream_synchronize(b->stream, 0) == DC_OK &&
-         dc_async_error(a->ctx) == DC_OK && dc_async_error(b->ctx) == DC_OK &&
+         dc_context_check(a->ctx) == DC_OK && dc_context_check(b->ctx) == DC_OK &&
          memcmp(cudasim_host_ptr(a->weights), cudasim_host_ptr(b->weights), bytes) == 0 &&
          memcmp(cudasim_host_ptr(a->grads), cudasim_host_ptr(b->grads), bytes) == 0 &&
          memcmp(cudasim_host_ptr(a->activation), cudasim_host_ptr(b->activation), COUNT * sizeof(float)) == 0;
@@ -215,7 +215,7 @@ static void launches_are_looked_at(card_rank *c) {
       OK(&c->r, put(c, r.bias + 5, &infinite, sizeof infinite));
     }
     cudasim_launch(r.native);
-    OK(&c->r, dc_grads_finite(r.ctx, &finite, &id));
+    OK(&c->r, dc_context_grads_finite(r.ctx, &finite, &id));
     CHECK(&c->r, finite == (i != 1) && id == (i == 1 ? 0 : -1));
   }
   close_run(&r);
@@ -244,7 +244,7 @@ static void half_captures(card_rank *c) {
   }
   (void)(c->r.rank == 1 ? capture(&r) : step(&r));
   (void)dc_stream_synchronize(r.stream, 0);
-  status = dc_async_error(r.ctx);
+  status = dc_context_check(r.ctx);
   CHECK(&c->r, status == DC_E_MISMATCH);
   CHECK(&c->r, strstr(dc_last_error(),
                       "rank 1 captured allgather_param of parameter 0 into a CUDA graph where rank 0 "
@@ -269,7 +269,7 @@ static void launch_and(card_rank *c, void (*go_wrong)(card_rank *c, run *r), dc_
   OK(&c->r, capture(&r));
   cudasim_launch(r.native);
   OK(&c->r, dc_stream_synchronize(r.stream, 0));
-  OK(&c->r, dc_async_error(r.ctx));
+  OK(&c->r, dc_context_check(r.ctx));
   if (c->r.rank != 1) {
     cudasim_launch(r.native);
   }
@@ -278,7 +278,7 @@ static void launch_and(card_rank *c, void (*go_wrong)(card_rank *c, run *r), dc_
     go_wrong(c, &r);
   }
   OK(&c->r, dc_stream_synchronize(r.stream, 0)); /* does not wait for ever */
-  dc_status status = dc_async_error(r.ctx);
+  dc_status status = dc_context_check(r.ctx);
   CHECK(&c->r, (status == expected || status == DC_E_ABORTED) && strstr(dc_last_error(), text) != NULL);
   close_run(&r);
 }
@@ -327,7 +327,7 @@ static void captures_with_a_failure(card_rank *c) {
   }
   (void)dc_comm_barrier(c->nccl); /* the other one may have failed already */
   (void)capture(&r);
-  (void)dc_async_error(r.ctx);
+  (void)dc_context_check(r.ctx);
   if (c->r.rank == 0) {
     calls_seen = cudasim_calls(failing) - calls_seen;
   }

@@ -20,7 +20,7 @@ static void one_step(card_rank *c, int32_t memory) {
   for (int64_t i = 0; i < chunk; i++) {
     host[i] = value_of(7, r->rank * chunk + i);
   }
-  OK(r, dc_memory_alloc(r->ctx, bytes, memory, &shard));
+  OK(r, dc_context_alloc(r->ctx, (int64_t)bytes, memory, &shard));
   OK(r, put(c, dc_buffer_data(shard), host, bytes));
   float *grad = on_card(c, bytes), *whole = on_card(c, sizeof found);
   dc_tensor weights = flat(dc_buffer_data(shard), &chunk, DC_FLOAT32), sum = flat(grad, &chunk, DC_FLOAT32);
@@ -112,9 +112,8 @@ static int32_t call_reduce(const void *send, void *recv, int64_t count, int32_t 
   return dc_comm_reduce_scatter(host, &from, &to, NULL, DC_SUM, NULL);
 }
 
-static int32_t call_broadcast(void *data, size_t bytes, int32_t root, void *user) {
-  int64_t count = (int64_t)bytes;
-  dc_tensor tensor = flat(data, &count, DC_INT8);
+static int32_t call_broadcast(void *data, int64_t bytes, int32_t root, void *user) {
+  dc_tensor tensor = flat(data, &bytes, DC_INT8);
   return dc_comm_broadcast(user, &tensor, root, NULL);
 }
 

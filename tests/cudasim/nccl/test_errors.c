@@ -25,7 +25,7 @@ static void refuses_arguments(card_rank *c) {
   FAILS(&c->r, dc_comm_create_nccl(NULL, c->r.device, &c->nccl), DC_E_INVALID, "comm is NULL");
   FAILS(&c->r, dc_comm_create_nccl(c->r.comm, NULL, &c->nccl), DC_E_INVALID, "device is NULL");
   FAILS(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, NULL), DC_E_INVALID, "nccl is NULL");
-  FAILS(&c->r, dc_nccl_version(NULL), DC_E_INVALID, "version is NULL");
+  FAILS(&c->r, dc_nccl_get_version(NULL), DC_E_INVALID, "version is NULL");
   OK(&c->r, dc_device_open("cpu", NULL, &cpu));
   dc_status status = dc_comm_create_nccl(c->r.comm, cpu, &c->nccl);
   dc_device_destroy(cpu);
@@ -58,16 +58,16 @@ static void finds_none(card_rank *c) {
 static void test_versions(void **state) {
   (void)state;
   int32_t version = 0;
-  assert_int_equal(dc_nccl_version(&version), DC_OK);
+  assert_int_equal(dc_nccl_get_version(&version), DC_OK);
   assert_int_equal(version, 22907);
   ncclsim_set_version(21805);
   on_cards(2, ON_PROCESSES, 100 * second, finds_none);
   ncclsim_set_version(2804);
-  assert_int_equal(dc_nccl_version(&version), DC_E_UNSUPPORTED);
+  assert_int_equal(dc_nccl_get_version(&version), DC_E_UNSUPPORTED);
   assert_true(says("is version 2.8.4, 2.19 or later is needed"));
   ncclsim_reset();
   assert_int_equal(setenv("LIBDC_CUDA_LIB_DIR", "/nowhere", 1), 0);
-  assert_int_equal(dc_nccl_version(&version), DC_E_UNSUPPORTED);
+  assert_int_equal(dc_nccl_get_version(&version), DC_E_UNSUPPORTED);
   assert_true(says("NCCL: there is none: /nowhere/libnccl.so.2: cannot open"));
   unsetenv("LIBDC_CUDA_LIB_DIR");
   nothing_left();

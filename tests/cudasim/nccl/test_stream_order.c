@@ -151,7 +151,7 @@ static void waits_for_a_parameter(card_rank *c) {
   OK(&c->r, dc_stream_wrap(c->r.device, native, &theirs));
   OK(&c->r, dc_context_create(c->r.device, NULL, &c->r.ctx));
   OK(&c->r, dc_init(c->r.ctx, c->r.comm, NULL, 1000));
-  OK(&c->r, dc_set_stream(c->r.ctx, theirs));
+  OK(&c->r, dc_context_set_stream(c->r.ctx, theirs));
   OK(&c->r, open_data(c, &d, 7));
   dc_tensor shard = flat(d.send, &count, DC_FLOAT32);
   OK(&c->r, dc_register_z3_param(c->r.ctx, 1, &all, 1, &shard, NULL, 0, DC_DTYPE_NONE));

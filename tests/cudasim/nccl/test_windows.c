@@ -31,8 +31,8 @@ static dc_status make(card_rank *c, int32_t memory, model *m) {
   size_t bytes = (size_t)m->chunk * sizeof(float);
   DC__TRY(dc_context_create(c->r.device, NULL, &c->r.ctx));
   DC__TRY(dc_init(c->r.ctx, c->r.comm, &config, 1000));
-  DC__TRY(dc_set_stream(c->r.ctx, c->stream));
-  DC__TRY(dc_memory_alloc(c->r.ctx, PARAMS * bytes, memory, &m->shards));
+  DC__TRY(dc_context_set_stream(c->r.ctx, c->stream));
+  DC__TRY(dc_context_alloc(c->r.ctx, (int64_t)(PARAMS * bytes), memory, &m->shards));
   m->grads = on_card(c, PARAMS * bytes);
   for (int64_t id = 0; id < PARAMS; id++) {
     for (int64_t i = 0; i < m->chunk; i++) {
@@ -259,7 +259,7 @@ static void loses_one(card_rank *c) {
   dc_status status = dc_allgather_param(c->r.ctx, NULL, GRAPH, 0, DC_DTYPE_NONE, &full);
   for (int64_t k = 0; status == DC_OK && k < 100000; k++) {
     usleep(1000);
-    status = dc_async_error(c->r.ctx);
+    status = dc_context_check(c->r.ctx);
   }
   bool named = strstr(dc_last_error(), "ncclCommWindowRegister") != NULL;
   end(&m);

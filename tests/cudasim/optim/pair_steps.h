@@ -9,9 +9,11 @@ static inline void move(const device_optimizer *s, void *to, const void *from, s
 }
 
 static inline char *saved(const device_optimizer *s, size_t *bytes) {
-  assert_int_equal(dc_optimizer_save_size(s->optimizer, bytes), DC_OK);
+  int64_t size;
+  assert_int_equal(dc_optimizer_get_save_bytes(s->optimizer, &size), DC_OK);
+  *bytes = (size_t)size;
   char *memory = test_malloc(*bytes);
-  assert_int_equal(dc_optimizer_save(s->optimizer, memory, *bytes), DC_OK);
+  assert_int_equal(dc_optimizer_save(s->optimizer, memory, size), DC_OK);
   return memory;
 }
 
@@ -32,7 +34,7 @@ static inline void swap_states(device_optimizer *pair) {
   assert_int_equal(bytes[0], bytes[1]);
   for (int k = 0; k < 2; k++) {
     size_t again;
-    assert_int_equal(dc_optimizer_load(pair[k].optimizer, states[1 - k], bytes[0]), DC_OK);
+    assert_int_equal(dc_optimizer_load(pair[k].optimizer, states[1 - k], (int64_t)bytes[0]), DC_OK);
     char *memory = saved(&pair[k], &again);
     assert_memory_equal(memory, states[1 - k], bytes[0]);
     test_free(memory);

@@ -7,6 +7,7 @@
 #include "cudasim.h"
 #endif
 #include "kernels/kernels.h"
+#include "support/steps.h"
 
 enum { PARAMS = 19, MOST = 3000, STEPS = 4 };
 
@@ -130,10 +131,11 @@ static void compare_all(void) {
     const size_t at = shift(i, weight_type(i));
     compare("the weight", i, (char *)pair[0].weights[i] + at, (char *)pair[1].weights[i] + at,
             (size_t)counts[i] * dc_dtype_size(weight_type(i)));
-    for (int piece = 0; dc_optimizer_state_name(pair[0].optimizer, i, piece, &name) == DC_OK && name != NULL; piece++) {
+    for (int piece = 0; dc_optimizer_get_state_name(pair[0].optimizer, i, piece, &name) == DC_OK && name != NULL;
+         piece++) {
       dc_tensor views[2] = {DC_TENSOR_INIT, DC_TENSOR_INIT};
-      assert_int_equal(dc_optimizer_state(pair[0].optimizer, i, name, &views[0]), DC_OK);
-      assert_int_equal(dc_optimizer_state(pair[1].optimizer, i, name, &views[1]), DC_OK);
+      assert_int_equal(dc_optimizer_get_state(pair[0].optimizer, i, name, &views[0]), DC_OK);
+      assert_int_equal(dc_optimizer_get_state(pair[1].optimizer, i, name, &views[1]), DC_OK);
       const size_t bytes = views[0].dtype == DC_INT64 ? sizeof(int64_t) : (size_t)counts[i] * sizeof(float);
       compare(name, i, views[0].data, views[1].data, bytes);
     }
@@ -141,16 +143,16 @@ static void compare_all(void) {
 }
 
 static void saved_by_one_and_loaded_by_the_other(void) {
-  size_t bytes[2];
+  int64_t bytes[2];
   for (int k = 0; k < 2; k++) {
-    assert_int_equal(dc_optimizer_save_size(pair[k].optimizer, &bytes[k]), DC_OK);
+    assert_int_equal(dc_optimizer_get_save_bytes(pair[k].optimizer, &bytes[k]), DC_OK);
   }
   assert_int_equal(bytes[0], bytes[1]);
-  char *saved[2] = {test_malloc(bytes[0]), test_malloc(bytes[0])};
+  char *saved[2] = {test_malloc((size_t)bytes[0]), test_malloc((size_t)bytes[0])};
   for (int k = 0; k < 2; k++) {
     assert_int_equal(dc_optimizer_save(pair[k].optimizer, saved[k], bytes[0]), DC_OK);
   }
-  assert_memory_equal(saved[0], saved[1], bytes[0]);
+  assert_memory_equal(saved[0], saved[1], (size_t)bytes[0]);
   assert_int_equal(step(&pair[1], 1), DC_OK); /* and back */
   assert_int_equal(dc_optimizer_load(pair[1].optimizer, saved[0], bytes[0]), DC_OK);
   test_free(saved[0]);
@@ -239,7 +241,7 @@ static void test_gradients_that_are_not_finite(void **state) {
     put(&pair[k], (char *)pair[k].grads[16] + 2, &nan, sizeof nan);
     assert_int_equal(step(&pair[k], 1), DC_E_NOT_FINITE);
     assert_non_null(strstr(dc_last_error(), "grads[16]"));
-    assert_int_equal(dc_optimizer_steps(pair[k].optimizer), 0);
+    assert_int_equal(steps_of(pair[k].optimizer), 0);
   }
   compare_all();
   for (int i = 0; i < PARAMS; i++) {

@@ -50,10 +50,10 @@ static double gate_of(const char *name) {
 static void compare_state(int p) {
   char copy[8 * MOST];
   const char *name;
-  for (int i = 0; dc_optimizer_state_name(pair[0].optimizer, p, i, &name) == DC_OK && name != NULL; i++) {
+  for (int i = 0; dc_optimizer_get_state_name(pair[0].optimizer, p, i, &name) == DC_OK && name != NULL; i++) {
     dc_tensor views[2] = {DC_TENSOR_INIT, DC_TENSOR_INIT};
     for (int k = 0; k < 2; k++) {
-      assert_int_equal(dc_optimizer_state(pair[k].optimizer, p, name, &views[k]), DC_OK);
+      assert_int_equal(dc_optimizer_get_state(pair[k].optimizer, p, name, &views[k]), DC_OK);
     }
     const int64_t count = product_of(views[0].shape, views[0].ndim);
     const bool host = views[0].dtype == DC_INT64; /* on both sides */
@@ -91,7 +91,7 @@ static void run(const dc_kfac_options *options, int32_t approximation, const int
   step_both(STEPS + 1, dtypes);
   compare();
   for (int k = 0; k < 2; k++) {
-    assert_int_equal(dc_get_optimizer_stats(pair[k].optimizer, &stats[k]), DC_OK);
+    assert_int_equal(dc_optimizer_get_stats(pair[k].optimizer, &stats[k]), DC_OK);
   }
   assert_int_equal(stats[0].refreshes, stats[1].refreshes);
   assert_int_equal(stats[1].failed_refreshes, 0);
@@ -189,7 +189,7 @@ static dc_status step_plainly(device_optimizer *s) {
 
 static dc_status write_state(device_optimizer *s, int p, const char *name, int64_t at, float value) {
   dc_tensor view = DC_TENSOR_INIT;
-  const dc_status status = dc_optimizer_state(s->optimizer, p, name, &view);
+  const dc_status status = dc_optimizer_get_state(s->optimizer, p, name, &view);
   move(s, (float *)view.data + at, &value, sizeof value);
   return status;
 }

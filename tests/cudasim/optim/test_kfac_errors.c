@@ -43,11 +43,11 @@ static void test_a_solver_that_fails(void **state) {
   assert_int_equal(make(&s, NULL, &options, DC_KFAC_EXPAND), DC_OK);
   cudasim_fail("cusolverDnXsyevd", 0, DC__CUSOLVER_ALLOC_FAILED);
   assert_int_equal(step(&s, 1, floats), DC_OK);
-  assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);
+  assert_int_equal(dc_optimizer_get_stats(s.optimizer, &stats), DC_OK);
   assert_int_equal(stats.failed_refreshes, 1);
   assert_int_equal(step(&s, 4, floats), DC_OK);
   for (int p = 0; p < 4; p += p == 0 ? 2 : 1) { /* the layers' weights */
-    assert_int_equal(dc_optimizer_state(s.optimizer, p, "counts", &counts), DC_OK);
+    assert_int_equal(dc_optimizer_get_state(s.optimizer, p, "counts", &counts), DC_OK);
     assert_int_equal(((int64_t *)counts.data)[2] + ((int64_t *)counts.data)[4], 0);
   }
   close_optimizer(&s);

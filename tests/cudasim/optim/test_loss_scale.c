@@ -63,7 +63,7 @@ static void follow(int kind, const model *m, numbers *on_device, void (*go)(cons
   static char weights[2][BYTES];
   for (int k = 0; k < 2; k++) {
     const model *device_optimizer = k == 0 ? &plain : m;
-    DO(dc_get_optimizer_stats(device_optimizer->optimizer, &stats[k]));
+    DO(dc_optimizer_get_stats(device_optimizer->optimizer, &stats[k]));
     move(weights[k], device_optimizer->memory, BYTES);
   }
   assert_memory_equal(weights[0], weights[1], BYTES);
@@ -134,7 +134,7 @@ static void test_found_inf_is_no_error(void **state) {
   DO(step(&m, BAD));
   DO(dc_optimizer_set_loss_scale(m.optimizer, NULL, NULL));
   assert_int_equal(step(&m, BAD), DC_E_NOT_FINITE);
-  DO(dc_get_optimizer_stats(m.optimizer, &stats));
+  DO(dc_optimizer_get_stats(m.optimizer, &stats));
   assert_int_equal(stats.skipped_steps, 2);
   assert_int_equal(stats.steps, 0);
   close_model(&m);
@@ -160,7 +160,7 @@ static void test_second_order_kinds_read_them(void **state) {
   DO(dc_optimizer_set_stream(optimizer, stream));
   const model m = {.optimizer = optimizer};
   name(&m, on_device);
-  const dc_tensor weight = flat(x, &count, DC_FLOAT32), grad = flat(x + 16, &count, DC_FLOAT32);
+  dc_tensor weight = flat(x, &count, DC_FLOAT32), grad = flat(x + 16, &count, DC_FLOAT32);
   for (int found = 1; found >= 0; found--) {
     const numbers now = {.loss_scale = 2, .found_inf = (float)found};
     dc__stream_copy(stream, on_device, &now, sizeof now);

@@ -1,6 +1,7 @@
 /* Steps of AdamW, SGD and Muon on a stream that is held back, and in CUDA graphs, whose launches are steps; calls of
  * the driver that fail. */
 #include "stream_steps.h"
+#include "support/steps.h"
 
 /* ---- work that the host does not wait for is held back ---- */
 
@@ -52,7 +53,7 @@ static void test_reading_waits_for_the_stream_before(void **state) {
     cudasim_hold();
     DO(step(&m, 1));
     DO(dc_optimizer_set_stream(m.optimizer, NULL));
-    DO(dc_optimizer_state(m.optimizer, 0, "step", &count));
+    DO(dc_optimizer_get_state(m.optimizer, 0, "step", &count));
     assert_int_equal(*(const int64_t *)cudasim_host_ptr(count.data), 2);
     close_model(&m);
     dc_stream_destroy(stream);
@@ -73,7 +74,7 @@ static void test_other_kinds_wait_for_the_stream(void **state) {
   DO(dc_shampoo_create(linalg, NULL, NULL, &optimizer));
   DO(dc_optimizer_add_param(optimizer, 0, &n, 1, 0, n, DC_FLOAT32, NULL));
   DO(dc_optimizer_set_stream(optimizer, stream));
-  const dc_tensor weight = flat(x, &n, DC_FLOAT32), grad = flat(x + 8, &n, DC_FLOAT32);
+  dc_tensor weight = flat(x, &n, DC_FLOAT32), grad = flat(x + 8, &n, DC_FLOAT32);
   static const float ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
   cudasim_hold();
   dc__stream_copy(stream, x + 8, ones, sizeof ones);
@@ -97,8 +98,8 @@ static void refuse(const model *fresh, const model *m) {
   DO(dc_optimizer_set_lr(m->optimizer, 0, 1e-3)); /* as it is */
   assert_int_equal(dc_optimizer_save(m->optimizer, bytes, sizeof bytes), DC_E_STATE);
   assert_non_null(strstr(dc_last_error(), "where the host cannot wait"));
-  assert_int_equal(dc_get_optimizer_stats(m->optimizer, &stats), DC_E_STATE);
-  assert_int_equal(dc_optimizer_steps(m->optimizer), -1);
+  assert_int_equal(dc_optimizer_get_stats(m->optimizer, &stats), DC_E_STATE);
+  assert_int_equal(steps_of(m->optimizer), -1);
   assert_int_equal(dc_optimizer_set_stream(m->optimizer, NULL), DC_E_STATE);
   assert_non_null(strstr(dc_last_error(), "end the capture first"));
 }
@@ -194,7 +195,7 @@ static int use(int kind, const char *counted, const char *failing, int before) {
   status = status == DC_OK ? step(&m, 0) : status;
   status = status == DC_OK ? dc_optimizer_set_lr(m.optimizer, 1, 0.5) : status;
   status = status == DC_OK ? step(&m, 1) : status;
-  status = status == DC_OK && dc_optimizer_steps(m.optimizer) != 2 ? DC_E_DEVICE : status;
+  status = status == DC_OK && steps_of(m.optimizer) != 2 ? DC_E_DEVICE : status;
   const int calls = cudasim_calls(counted) - begun;
   if ((status != DC_OK) != (failing != NULL)) {
     fail_msg("%s, call %d: %s", failing == NULL ? "nothing" : failing, before, dc_last_error());

@@ -26,11 +26,11 @@ static void compare(device_optimizer *pair, bool exact) {
     move(&pair[1], copy, pair[1].weights[p], (size_t)pair[1].count[p] * dc_dtype_size(shapes[p].dtype));
     same("the weight", p, pair[0].weights[p], copy, pair[0].count[p], shapes[p].dtype,
          shapes[p].dtype == DC_FLOAT32 ? 2e-4 : 8e-3);
-    for (int i = 0; dc_optimizer_state_name(pair[0].optimizer, p, i, &name) == DC_OK && name != NULL; i++) {
+    for (int i = 0; dc_optimizer_get_state_name(pair[0].optimizer, p, i, &name) == DC_OK && name != NULL; i++) {
       dc_tensor views[2] = {DC_TENSOR_INIT, DC_TENSOR_INIT};
       int64_t count = 1;
       for (int k = 0; k < 2; k++) {
-        assert_int_equal(dc_optimizer_state(pair[k].optimizer, p, name, &views[k]), DC_OK);
+        assert_int_equal(dc_optimizer_get_state(pair[k].optimizer, p, name, &views[k]), DC_OK);
       }
       for (int32_t d = 0; d < views[0].ndim; d++) {
         count *= views[0].shape[d];
@@ -68,7 +68,7 @@ static void run(make_fn make, const void *options, bool exact) {
   compare(pair, false);
   dc_optimizer_stats stats[2] = {DC_OPTIMIZER_STATS_INIT, DC_OPTIMIZER_STATS_INIT};
   for (int k = 0; k < 2; k++) {
-    assert_int_equal(dc_get_optimizer_stats(pair[k].optimizer, &stats[k]), DC_OK);
+    assert_int_equal(dc_optimizer_get_stats(pair[k].optimizer, &stats[k]), DC_OK);
     dc_optimizer_destroy(pair[k].optimizer);
     close_optimizer(&pair[k]);
   }
@@ -143,15 +143,15 @@ static void fail_often(make_fn make, const void *options, const char *matrix) {
   assert_int_equal(make(&s, NULL, options), DC_OK);
   assert_int_equal(add_params(&s, 0, 1), DC_OK);
   assert_int_equal(step(&s, 1), DC_OK);
-  assert_int_equal(dc_optimizer_state(s.optimizer, 0, "factor.0.0", &factor), DC_OK);
-  assert_int_equal(dc_optimizer_state(s.optimizer, 0, name, &view), DC_OK);
+  assert_int_equal(dc_optimizer_get_state(s.optimizer, 0, "factor.0.0", &factor), DC_OK);
+  assert_int_equal(dc_optimizer_get_state(s.optimizer, 0, name, &view), DC_OK);
   move(&s, good, view.data, sizeof good);
   move(&s, (float *)factor.data + 7, &nan, sizeof nan);
   for (int number = 3; number < 6; number++) {
     assert_int_equal(step(&s, number), DC_OK);
     move(&s, now, view.data, sizeof now);
     assert_memory_equal(now, good, sizeof good);
-    assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);
+    assert_int_equal(dc_optimizer_get_stats(s.optimizer, &stats), DC_OK);
     assert_int_equal(stats.failed_refreshes, number - 2);
   }
   assert_int_equal(step(&s, 6), DC_E_NOT_CONVERGED);

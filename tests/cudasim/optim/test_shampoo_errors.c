@@ -27,7 +27,7 @@ static void test_a_qr_that_fails(void **state) {
     cudasim_fail(calls[i], 0, DC__CUSOLVER_ALLOC_FAILED);
     for (int number = 3; number < 5; number++) {
       assert_int_equal(step(&s, number), DC_OK);
-      assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);
+      assert_int_equal(dc_optimizer_get_stats(s.optimizer, &stats), DC_OK);
       assert_int_equal(stats.failed_refreshes, 1);
     }
     dc_optimizer_destroy(s.optimizer);
@@ -76,10 +76,10 @@ static void test_a_solver_that_fails(void **state) {
   assert_int_equal(add_params(&s, 0, 1), DC_OK);
   cudasim_fail("cusolverDnXsyevd", 0, DC__CUSOLVER_ALLOC_FAILED);
   assert_int_equal(step(&s, 1), DC_OK);
-  assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);
+  assert_int_equal(dc_optimizer_get_stats(s.optimizer, &stats), DC_OK);
   assert_int_equal(stats.failed_refreshes, 1);
   assert_int_equal(step(&s, 3), DC_OK);
-  assert_int_equal(dc_optimizer_state(s.optimizer, 0, "failures.0.0", &failures), DC_OK);
+  assert_int_equal(dc_optimizer_get_state(s.optimizer, 0, "failures.0.0", &failures), DC_OK);
   assert_int_equal(*(int64_t *)failures.data, 0);
   dc_optimizer_destroy(s.optimizer);
   close_optimizer(&s);
@@ -98,7 +98,7 @@ static void test_a_batch_that_fails(void **state) {
   cudasim_fail("cusolverDnXsyevBatched", 0, DC__CUSOLVER_ALLOC_FAILED);
   assert_int_equal(step(&s, 1), DC_OK);
   assert_true(cudasim_calls("cusolverDnXsyevBatched") > begun);
-  assert_int_equal(dc_get_optimizer_stats(s.optimizer, &stats), DC_OK);
+  assert_int_equal(dc_optimizer_get_stats(s.optimizer, &stats), DC_OK);
   assert_int_equal(stats.failed_refreshes, 0);
   dc_optimizer_destroy(s.optimizer);
   close_optimizer(&s);

@@ -2,6 +2,7 @@
  * learning rates and saved states come between them. They run on several streams in turn, and for parts of parameters,
  * each on its own. On the simulated driver, or on a card (tests/card). */
 #include "stream_steps.h"
+#include "support/steps.h"
 
 /* Steps with all that may come between them. */
 static void run(const model *m) {
@@ -15,7 +16,7 @@ static void run(const model *m) {
       char *weights = test_malloc(BYTES);
       move(weights, m->memory, BYTES);
       DO(step(m, n));
-      DO(dc_optimizer_load(m->optimizer, state, bytes));
+      DO(dc_optimizer_load(m->optimizer, state, (int64_t)bytes));
       move(m->memory, weights, BYTES);
       test_free(state);
       test_free(weights);
@@ -36,10 +37,10 @@ static void test_the_bits_of_steps_without_a_stream(void **state) {
     run(&plain);
     run(&queued);
     same(&plain, &queued);
-    DO(dc_optimizer_state(queued.optimizer, 5, "step", &count));
+    DO(dc_optimizer_get_state(queued.optimizer, 5, "step", &count));
     move(&steps, count.data, sizeof steps);
-    assert_int_equal(steps, 4);                                /* of the steps 0, 2, 4 and 6 */
-    assert_int_equal(dc_optimizer_steps(queued.optimizer), 6); /* without BAD */
+    assert_int_equal(steps, 4);                      /* of the steps 0, 2, 4 and 6 */
+    assert_int_equal(steps_of(queued.optimizer), 6); /* without BAD */
     DO(step(&plain, 1));
     DO(dc_optimizer_set_stream(plain.optimizer, streams[1]));
     DO(step(&plain, 2)); /* in order behind the other's */

@@ -73,7 +73,7 @@ static inline run open_run(int32_t stage) {
   dc__stream_copy(r.stream, r.weights, host, sizeof host);
   DO(dc_context_create(r.device, NULL, &r.ctx));
   DO(dc_init(r.ctx, NULL, &(dc_config){.struct_size = sizeof(dc_config), .check_finite = 1}, 2 * COUNT));
-  DO(dc_set_stream(r.ctx, r.stream));
+  DO(dc_context_set_stream(r.ctx, r.stream));
   register_all(&r);
   return r;
 }
@@ -144,15 +144,15 @@ static inline void step(run *r) {
   dc__stream_copy(r->stream, r->full, r->activation, COUNT * sizeof(float));
   dc__stream_accumulate(r->stream, r->weights, DC_FLOAT32, r->grads, DC_FLOAT32, PARAMS * COUNT);
   int64_t ids[PARAMS] = {0, 1, 2, 3};
-  DO(dc_params_updated(r->ctx, ids, PARAMS));
+  DO(dc_context_params_updated(r->ctx, ids, PARAMS));
 }
 
 static inline void capture(run *r) {
   dc_memory_stats stats = DC_MEMORY_STATS_INIT;
   graph_capture(r->native);
-  DO(dc_reset_stats(r->ctx));
+  DO(dc_context_reset_stats(r->ctx));
   step(r);
-  DO(dc_get_memory_stats(r->ctx, &stats));
+  DO(dc_context_get_memory_stats(r->ctx, &stats));
   assert_true(stats.gathered_peak_bytes < 2 * COUNT * (int64_t)sizeof(float)); /* one at a time */
   graph_capture_end(r->native);
 }

@@ -37,12 +37,12 @@ static void test_a_graph_writes_to_nothing_of_others(void **state) {
   dc_buffer *buffers[24];
   step(&r);
   capture(&r);
-  DO(dc_get_memory_stats(r.ctx, &before));
+  DO(dc_context_get_memory_stats(r.ctx, &before));
   DO(dc_end_backward(r.ctx, GRAPH, 1)); /* what was given back is others' now */
   for (int i = 0; i < 24; i++) {
     const size_t bytes = (size_t)(i % 8 + 1) * COUNT;
     int32_t kind = i < 8 ? DC_MEMORY_DEVICE : i < 16 ? DC_MEMORY_SHARED : DC_MEMORY_HOST;
-    DO(dc_memory_alloc(r.ctx, bytes, kind, &buffers[i]));
+    DO(dc_context_alloc(r.ctx, (int64_t)bytes, kind, &buffers[i]));
   }
   for (int i = 0; i < STEPS; i++) {
     graph_launch(r.native);
@@ -58,7 +58,7 @@ static void test_a_graph_writes_to_nothing_of_others(void **state) {
   /* Captures share their memory, and take no more from one to the next. */
   capture(&r);
   capture(&r);
-  DO(dc_get_memory_stats(r.ctx, &after));
+  DO(dc_context_get_memory_stats(r.ctx, &after));
   assert_int_equal(before.arena_bytes, after.arena_bytes);
   close_run(&r);
 }
@@ -93,15 +93,15 @@ static void test_calls_that_a_capture_forbids(void **state) {
   graph_capture(r.native);
   step(&r);
   DO(dc_stream_create(r.device, &other));
-  refused(dc_set_stream(r.ctx, other), DC_E_STATE, "the stream set before is captured into a CUDA graph");
+  refused(dc_context_set_stream(r.ctx, other), DC_E_STATE, "the stream set before is captured into a CUDA graph");
   refused(dc_end_backward(r.ctx, GRAPH, 1), DC_E_STATE, "release_buckets = 1, but the CUDA graph");
   DO(dc_comm_create_threads(1, NULL, &self));
   refused(dc_comm_broadcast(self, &a, 0, r.stream), DC_E_UNSUPPORTED, "a CUDA graph, which cannot hold a collective");
   DO(dc_allgather_param(r.ctx, NULL, GRAPH, 3, DC_DTYPE_NONE, &out));
   graph_capture_end(r.native);
   refused(dc_start_backward(r.ctx, 1), DC_E_STATE, "has ended, but parameter 3 is still gathered");
-  DO(dc_set_stream(r.ctx, other));
-  DO(dc_set_stream(r.ctx, r.stream));
+  DO(dc_context_set_stream(r.ctx, other));
+  DO(dc_context_set_stream(r.ctx, r.stream));
   step(&r);
   dc_comm_destroy(self);
   dc_stream_destroy(other);
@@ -111,7 +111,7 @@ static void test_calls_that_a_capture_forbids(void **state) {
 static void expect_finite(run *r, int32_t expected) {
   int32_t finite = -1;
   int64_t id = -1;
-  DO(dc_grads_finite(r->ctx, &finite, &id));
+  DO(dc_context_grads_finite(r->ctx, &finite, &id));
   assert_int_equal(finite, expected);
   assert_int_equal(id, expected == 1 ? -1 : 0); /* what one weight has spoilt is in all gradients */
 }
@@ -126,7 +126,8 @@ static void test_each_launch_looks_for_itself(void **state) {
     expect_finite(&r, 1);
     graph_capture(r.native);
     step(&r);
-    refused(dc_grads_finite(r.ctx, &finite, NULL), DC_E_STATE, "captured into a CUDA graph; ask after a launch");
+    refused(dc_context_grads_finite(r.ctx, &finite, NULL), DC_E_STATE,
+            "captured into a CUDA graph; ask after a launch");
     graph_capture_end(r.native);
     for (int i = 0; i < 3; i++) {            /* weights grow, and one is gathered as float16 */
       for (int64_t k = 0; k < PARAMS; k++) { /* where the last step's gradients went */
@@ -153,11 +154,11 @@ static void test_a_captured_stream_is_set(void **state) {
   step(&captured);
   graph_capture(native);
   captured.stream = theirs;
-  DO(dc_set_stream(captured.ctx, theirs));
+  DO(dc_context_set_stream(captured.ctx, theirs));
   step(&captured);
   graph_capture_end(native);
   captured.stream = before;
-  DO(dc_set_stream(captured.ctx, before));
+  DO(dc_context_set_stream(captured.ctx, before));
   graph_launch(captured.native);
   compare(&plain, &captured);
   dc_stream_destroy(theirs);
@@ -171,14 +172,14 @@ static void one_of_two(rank *r) {
   void *native = graph_stream();
   dc_stream *stream;
   OK(r, dc_stream_wrap(r->device, native, &stream));
-  OK(r, dc_set_stream(r->ctx, stream));
+  OK(r, dc_context_set_stream(r->ctx, stream));
   graph_capture(native);
   CHECK(r, dc_start_forward(r->ctx) == DC_E_UNSUPPORTED);
   CHECK(r, strstr(dc_last_error(), "the context has ranks that meet (local, 2 of them)") != NULL);
   graph_capture_end(native);
   graph_drop();
   OK(r, dc_start_forward(r->ctx));
-  OK(r, dc_set_stream(r->ctx, NULL));
+  OK(r, dc_context_set_stream(r->ctx, NULL));
   dc_stream_destroy(stream);
   graph_stream_end(native);
 }
@@ -197,13 +198,13 @@ static void test_the_default_stream_has_two_names(void **state) {
     dc_stream *stream;
     float found[2] = {7, 7};
     DO(dc_stream_wrap(r.device, (void *)name, &stream));
-    DO(dc_set_stream(r.ctx, stream));
+    DO(dc_context_set_stream(r.ctx, stream));
     dc__stream_zero(stream, r.full, sizeof found);
     dc__stream_copy(stream, r.full, r.weights, 0); /* nothing */
     dc__stream_copy(stream, found, r.full, sizeof found);
     DO(dc_stream_synchronize(stream, 0));
     assert_true(found[1] == 0.0f);
-    DO(dc_set_stream(r.ctx, r.stream));
+    DO(dc_context_set_stream(r.ctx, r.stream));
     dc_stream_destroy(stream);
   }
   close_run(&r);

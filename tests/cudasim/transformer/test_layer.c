@@ -18,7 +18,6 @@ typedef struct device_layer {
   dc_layer_call call;
   dc_layer_cost cost;
   dc_tensor x, out, dout, dx, mask, w[DC_LAYER_WEIGHTS], g[DC_LAYER_WEIGHTS];
-  const dc_tensor *weights[DC_LAYER_WEIGHTS], *gradients[DC_LAYER_WEIGHTS];
   void *workspace, *reserve;
 } device_layer;
 
@@ -52,7 +51,7 @@ static dc_layer_config config_of(const choice *c) {
 }
 
 static void fill(device_layer *s, const choice *c) {
-  assert_int_equal(dc_layer_init_weights(s->layer, s->weights), DC_OK);
+  assert_int_equal(dc_layer_init_weights(s->layer, s->w, sizeof(dc_tensor), DC_LAYER_WEIGHTS), DC_OK);
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
     bool scale = i == DC_LAYER_ATTN_NW || i == DC_LAYER_NORM_W;
     if (s->w[i].shape[1] == 1) {
@@ -92,11 +91,9 @@ static void open_layer(device_layer *s, const char *name, const choice *c) {
   for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) {
     int64_t shape[2];
     int32_t ndim;
-    assert_int_equal(dc_layer_weight_shape(s->layer, i, shape, &ndim), DC_OK);
+    assert_int_equal(dc_layer_get_weight_shape(s->layer, i, shape, &ndim), DC_OK);
     s->w[i] = tensor(s->device, c->dtype, shape[0], shape[1]);
     s->g[i] = tensor(s->device, grad_dtype, shape[0], shape[1]);
-    s->weights[i] = &s->w[i];
-    s->gradients[i] = &s->g[i];
   }
   if (c->mask != 0) {
     s->mask = tensor(s->device, c->mask == 1 ? c->dtype : DC_FLOAT32, BATCH, LONGEST);
@@ -107,9 +104,9 @@ static void open_layer(device_layer *s, const char *name, const choice *c) {
                                                                                     : s->cost.backward_workspace_bytes;
   most = s->cost.inference_workspace_bytes > most ? s->cost.inference_workspace_bytes : most;
   s->call.workspace = device_alloc(s->device, (size_t)most);
-  s->call.workspace_bytes = (size_t)most;
+  s->call.workspace_bytes = most;
   s->call.reserve = device_alloc(s->device, (size_t)s->cost.reserve_bytes);
-  s->call.reserve_bytes = (size_t)s->cost.reserve_bytes;
+  s->call.reserve_bytes = s->cost.reserve_bytes;
   s->call.stream = s->stream;
   fill(s, c);
 }
@@ -125,13 +122,14 @@ static void close_layer(device_layer *s) {
 }
 
 static void forward(device_layer *s) {
-  if (dc_layer_forward(s->layer, &s->call, s->weights, &s->x, &s->out) != DC_OK) {
+  if (dc_layer_forward(s->layer, &s->call, s->w, sizeof(dc_tensor), DC_LAYER_WEIGHTS, &s->x, &s->out) != DC_OK) {
     fail_msg("%s", dc_last_error());
   }
 }
 
 static void backward(device_layer *s) {
-  if (dc_layer_backward(s->layer, &s->call, s->weights, &s->x, &s->out, &s->dout, &s->dx, s->gradients) != DC_OK) {
+  if (dc_layer_backward(s->layer, &s->call, s->w, sizeof(dc_tensor), DC_LAYER_WEIGHTS, &s->x, &s->out, &s->dout, &s->dx,
+                        s->g) != DC_OK) {
     fail_msg("%s", dc_last_error());
   }
 }
@@ -214,7 +212,8 @@ static void test_without_tokens(void **state) {
     s.call.stream = i < 2 ? s.stream : NULL;
     forward(&s);
     backward(&s);
-    assert_int_equal(dc_layer_inference(s.layer, &s.call, s.weights, &s.x, &s.out), DC_OK);
+    assert_int_equal(dc_layer_inference(s.layer, &s.call, s.w, sizeof(dc_tensor), DC_LAYER_WEIGHTS, &s.x, &s.out),
+                     DC_OK);
     assert_int_equal(dc_stream_synchronize(s.stream, 0), DC_OK);
     if (i % 2 == 0) {
       memset(before, 0, bytes_of(&s.g[0]));
@@ -317,7 +316,7 @@ static void test_failures_are_reported(void **state) {
     cudasim_reset();
     open_layer(&s, "cuda", &c);
     cudasim_fail(faults[i].function, faults[i].before, faults[i].error);
-    if (dc_layer_forward(s.layer, &s.call, s.weights, &s.x, &s.out) == DC_OK) {
+    if (dc_layer_forward(s.layer, &s.call, s.w, sizeof(dc_tensor), DC_LAYER_WEIGHTS, &s.x, &s.out) == DC_OK) {
       fail_msg("%s, call %d: nobody was told", faults[i].function, faults[i].before);
     }
     assert_non_null(strstr(dc_last_error(), "device \"cuda\""));
@@ -336,7 +335,7 @@ static void test_dropout_masks(void **state) {
   for (int i = 0; i < 2; i++) {
     open_layer(&s[i], i == 0 ? "cpu" : "cuda", &c);
     dc_tensor mask = tensor(s[i].device, DC_UINT8, BATCH * 2 * LONGEST, LONGEST);
-    assert_int_equal(dc_layer_dropout_mask(s[i].layer, &s[i].call, DC_DROPOUT_ATTENTION, &mask, NULL), DC_OK);
+    assert_int_equal(dc_layer_get_dropout_mask(s[i].layer, &s[i].call, DC_DROPOUT_ATTENTION, &mask, NULL), DC_OK);
     copy(s[i].device, found[i], mask.data, sizeof found[i]);
   }
   assert_memory_equal(found[0], found[1], sizeof found[0]);

@@ -45,7 +45,7 @@ typedef struct counting {
   bool empty;
 } counting;
 
-static void *counting_alloc(size_t bytes, size_t align, void *user) {
+static void *counting_alloc(int64_t bytes, int64_t align, void *user) {
   counting *c = user;
   assert_true(align > 0 && align <= 4096 && (align & (align - 1)) == 0);
   c->calls++;
@@ -53,15 +53,15 @@ static void *counting_alloc(size_t bytes, size_t align, void *user) {
     return NULL;
   }
   c->live++;
-  c->live_bytes += (int64_t)bytes;
-  return (char *)aligned_alloc(align, (bytes + 2 * align - 1) / align * align) + c->skew;
+  c->live_bytes += bytes;
+  return (char *)aligned_alloc((size_t)align, (size_t)((bytes + 2 * align - 1) / align * align)) + c->skew;
 }
 
-static void counting_free(void *ptr, size_t bytes, size_t align, void *user) {
+static void counting_free(void *ptr, int64_t bytes, int64_t align, void *user) {
   counting *c = user;
   assert_int_equal(align, 256); /* as alloc was asked */
   c->live--;
-  c->live_bytes -= (int64_t)bytes;
+  c->live_bytes -= bytes;
   free((char *)ptr - c->skew);
 }
 

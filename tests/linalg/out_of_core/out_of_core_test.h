@@ -7,11 +7,15 @@
 
 #include "linalg/linalg_test.h"
 
-static inline dc_matrix_source source_of(const dc_tensor *tensor, int32_t fd, int64_t offset) {
+/* A tensor without data is in the file fd. */
+static inline dc_matrix_source source_of(dc_tensor *tensor, int32_t fd, int64_t offset) {
   dc_matrix_source s = DC_MATRIX_SOURCE_INIT;
   s.tensor = tensor;
-  s.fd = fd;
-  s.offset = offset;
+  if (fd >= 0 && tensor->data == NULL) {
+    s.in_file = 1;
+    s.fd = fd;
+    s.offset = offset;
+  }
   return s;
 }
 

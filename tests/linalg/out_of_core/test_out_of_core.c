@@ -100,11 +100,11 @@ static void test_28_bounded(void **state) {
     }
     for (int64_t budget = needed; budget < 400000; budget = budget * 2 + 64) {
       memset(got, 0, sizeof got);
-      size_t used = 0;
+      int64_t used = 0;
       OK(dc_linalg_begin_query(linalg));
       OK(dc_matmul_bounded(linalg, &sa, &sb, &so, budget, NULL));
       OK(dc_linalg_end_query(linalg, &used));
-      assert_true((int64_t)used <= budget);
+      assert_true(used <= budget);
       OK(dc_matmul_bounded(linalg, &sa, &sb, &so, budget, NULL));
       if ((files & 4) != 0) {
         assert_true(pread(fo, got, sizeof got, 40) == sizeof got);
@@ -120,8 +120,14 @@ static void test_28_bounded(void **state) {
   FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "offset = -8");
   sa.fd = -1;
   FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "no open file");
-  sa.reserved0 = 1;
-  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "reserved0");
+  sa.in_file = 2;
+  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "in_file = 2, must be 0 or 1");
+  sa = source_of(&da, fa, 24), sa.tensor = &ma;
+  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "a.tensor has data");
+  sa.in_file = 0;
+  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "must be 0 unless in_file is 1");
+  sa = source_of(&da, 0, 0), sa.in_file = 0; /* standard input is no file that was forgotten */
+  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "a.data is NULL");
   FAILS(dc_matmul_bounded(linalg, NULL, &sb, &so, 100000, NULL), DC_E_INVALID, "a is NULL");
   dc_tensor no_k = matrix(NULL, DC_FLOAT64, BM, 0), no_rows = matrix(NULL, DC_FLOAT64, 0, BN);
   sa = source_of(&no_k, fa, 24), sb = source_of(&no_rows, fb, 0), so = source_of(&dd, fo, 40);

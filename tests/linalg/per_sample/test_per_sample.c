@@ -231,7 +231,7 @@ static void test_34_embedding(void **state) {
   int64_t ids[SAMPLES * T] = {1, 1, 3, 0, 6, 2, 2, 2, 2, 2, 5, 0, 0, 6, 5};
   begin(DC_SAMPLE_EMBEDDING, 1, SAMPLES * T * D, SAMPLES);
   s.layer.rows = ROWS;
-  s.layer.padding_row = 1; /* row 0 */
+  s.layer.has_padding_row = 1; /* row 0 */
   s.x = matrix(ids, DC_INT64, SAMPLES, T);
   s.delta = batch(s.gradient, DC_FLOAT64, SAMPLES, T, D);
   s.weights = ROWS * D;
@@ -259,8 +259,15 @@ static void test_34_embedding(void **state) {
   assert_memory_equal(w, before, sizeof w);
   ids[12] = 0;
   FAILS(dc_per_sample_grads(linalg, &s.layer, &s.x, &s.delta, &tw, &tb), DC_E_INVALID, "has no bias");
-  s.layer.padding_row = ROWS + 1;
-  FAILS(dc_per_sample_grads(linalg, &s.layer, &s.x, &s.delta, &tw, NULL), DC_E_INVALID, "padding_row = 8");
+  s.layer.padding_row = ROWS;
+  FAILS(dc_per_sample_grads(linalg, &s.layer, &s.x, &s.delta, &tw, NULL), DC_E_INVALID,
+        "padding_row = 7, must be 0 to rows - 1");
+  s.layer.has_padding_row = 0;
+  s.layer.padding_row = 1;
+  FAILS(dc_per_sample_grads(linalg, &s.layer, &s.x, &s.delta, &tw, NULL), DC_E_INVALID, "has_padding_row is 0");
+  s.layer.has_padding_row = 2;
+  FAILS(dc_per_sample_grads(linalg, &s.layer, &s.x, &s.delta, &tw, NULL), DC_E_INVALID, "has_padding_row = 2");
+  s.layer.has_padding_row = 0;
   s.layer.padding_row = 0;
   dc_tensor floats = matrix(s.gradient, DC_FLOAT64, SAMPLES, T);
   FAILS(dc_per_sample_grads(linalg, &s.layer, &floats, &s.delta, &tw, NULL), DC_E_DTYPE, "int64 or int32");
@@ -355,11 +362,11 @@ static void test_39_memory(void **state) {
   layer.kind = DC_SAMPLE_LINEAR;
   float one = 1;
   dc_tensor x = batch(&one, DC_FLOAT32, 8, T, I), d = batch(&one, DC_FLOAT32, 8, T, I), n = vector(&one, DC_FLOAT32, 8);
-  size_t bytes = 0;
+  int64_t bytes = 0;
   OK(dc_linalg_begin_query(linalg));
   OK(dc_per_sample_norms(linalg, &layer, &x, &d, 3, 0, &n));
   OK(dc_linalg_end_query(linalg, &bytes));
-  assert_true(bytes < (size_t)1 << 20);
+  assert_true(bytes < 1 << 20);
 }
 
 int main(void) {

@@ -26,7 +26,7 @@ static void bags(int32_t kind) {
   }
   dc_sample_layer layer = DC_SAMPLE_LAYER_INIT;
   layer.rows = ROWS;
-  layer.padding_row = 1;
+  layer.has_padding_row = 1;
   dc_tensor x = matrix(index, DC_INT64, SAMPLES, T), tf = vector(factors, DC_FLOAT64, SAMPLES);
   for (int bag = 0; bag < 2; bag++) {
     dc_tensor d = bag ? matrix(delta, DC_FLOAT64, SAMPLES, D) : batch(spread, DC_FLOAT64, SAMPLES, T, D);

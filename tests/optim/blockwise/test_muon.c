@@ -283,7 +283,7 @@ static void point_44_54_a_bad_gradient_and_steady_memory(void **state) {
   size_t bytes;
   open_model(&m, make_short(linalg, NULL), 0, 1, false);
   steps(&m, 1, 3);
-  OK(dc_get_optimizer_stats(m.optimizer, &first));
+  OK(dc_optimizer_get_stats(m.optimizer, &first));
   assert_int_equal(first.blocks, PARAMS - 1);
   void *before = saved(m.optimizer, &bytes);
   gradients_of(3, grads);
@@ -296,7 +296,7 @@ static void point_44_54_a_bad_gradient_and_steady_memory(void **state) {
   free(after);
   OK(dc_muon_set_group(m.optimizer, 0, &exact));
   steps(&m, 3, 30);
-  OK(dc_get_optimizer_stats(m.optimizer, &last));
+  OK(dc_optimizer_get_stats(m.optimizer, &last));
   assert_int_equal(first.state_bytes, last.state_bytes);
   assert_int_equal(first.scratch_bytes, last.scratch_bytes);
   dc_optimizer_destroy(m.optimizer);

@@ -2,6 +2,7 @@
 #include "shampoo_test.h"
 /* after what it needs */
 #include "shampoo_reference.h"
+#include "support/steps.h"
 
 /* ---- against the reference ---- */
 
@@ -158,7 +159,7 @@ static void point_40_roots_persist_between_refreshes(void **state) {
     }
   }
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
-  OK(dc_get_optimizer_stats(optimizer, &stats));
+  OK(dc_optimizer_get_stats(optimizer, &stats));
   assert_int_equal(stats.refreshes, 4);
   assert_int_equal(stats.failed_refreshes, 0);
   assert_int_equal(stats.blocks, 1);
@@ -257,7 +258,7 @@ static void point_43_a_rate_of_zero_moves_no_weight(void **state) {
   before = m;
   steps(&m, 1, 3);
   assert_memory_equal(m.weights, before.weights, sizeof m.weights);
-  assert_int_equal(dc_optimizer_steps(m.optimizer), 2);
+  assert_int_equal(steps_of(m.optimizer), 2);
   dc_optimizer_destroy(m.optimizer);
 }
 

@@ -147,7 +147,7 @@ static void point_45_without_factors_it_is_adam(void **state) {
       }
     }
     dc_tensor view = DC_TENSOR_INIT;
-    assert_int_equal(dc_optimizer_state(optimizer, 0, "factor.0.0", &view), DC_E_NOT_FOUND);
+    assert_int_equal(dc_optimizer_get_state(optimizer, 0, "factor.0.0", &view), DC_E_NOT_FOUND);
     dc_optimizer_destroy(optimizer);
     dc_optimizer_destroy(adamw);
   }
@@ -239,7 +239,7 @@ static void point_44_54_a_bad_gradient_and_steady_memory(void **state) {
   size_t bytes;
   open_model(&m, make(linalg, NULL), 0, 1, false);
   steps(&m, 1, 3);
-  OK(dc_get_optimizer_stats(m.optimizer, &first));
+  OK(dc_optimizer_get_stats(m.optimizer, &first));
   void *before = saved(m.optimizer, &bytes);
   gradients_of(3, grads);
   grads[3][17] = INFINITY;
@@ -249,7 +249,7 @@ static void point_44_54_a_bad_gradient_and_steady_memory(void **state) {
   free(before);
   free(after);
   steps(&m, 3, 30);
-  OK(dc_get_optimizer_stats(m.optimizer, &last));
+  OK(dc_optimizer_get_stats(m.optimizer, &last));
   assert_int_equal(first.state_bytes, last.state_bytes);
   assert_int_equal(first.scratch_bytes, last.scratch_bytes);
   assert_true(last.warm_refreshes > 0 && last.warm_refreshes < last.refreshes && last.failed_refreshes == 0);

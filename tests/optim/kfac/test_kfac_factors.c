@@ -250,7 +250,7 @@ static void panels(void **state) {
     assert_true(fabsf(factors[0][i] - factors[1][i]) < 1e-6f);
   }
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
-  OK(dc_get_optimizer_stats(models[0].optimizer, &stats));
+  OK(dc_optimizer_get_stats(models[0].optimizer, &stats));
   int64_t unfolded = (int64_t)N * S * S * C * K * K * (int64_t)sizeof(float);
   assert_true(stats.scratch_bytes < unfolded); /* which is never there as a whole */
   close_model(&models[0]);

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "kfac_test.h"
+#include "support/steps.h"
 
 /* Three layers, one of them with a bias and one a convolution in groups, and a vector without a layer. */
 enum { N = 12, I = 6, H = 5, O = 4, C = 4, S = 5, STEPS = 7, ALL = 5 };
@@ -112,7 +113,7 @@ static void *run_rank(void *arg) {
   int64_t n = r->share ? N / r->c.world : N;
   r->status = train(&r->m, 0, STEPS, r->share ? r->c.rank * n : 0, n);
   snprintf(r->text, sizeof r->text, "%s", dc_last_error());
-  if (dc_get_optimizer_stats(r->m.optimizer, &stats) == DC_OK) {
+  if (dc_optimizer_get_stats(r->m.optimizer, &stats) == DC_OK) {
     r->owned = stats.owned_blocks;
   }
   dc_optimizer_destroy(r->m.optimizer);
@@ -194,21 +195,23 @@ static void point_49_frequencies(void **state) {
     }
     assert_true(most > 0 && most < 1); /* no jump at a refresh */
   }
-  OK(dc_get_optimizer_stats(m.optimizer, &stats));
+  OK(dc_optimizer_get_stats(m.optimizer, &stats));
   assert_int_equal(stats.steps, 9);
   assert_int_equal(stats.blocks, 3);
   assert_int_equal(stats.refreshes, 3 * 2 * 3); /* steps 1, 5 and 9, two factors of three layers */
   assert_int_equal(stats.failed_refreshes, 0);
-  assert_int_equal(dc_optimizer_steps(m.optimizer), 9);
+  assert_int_equal(steps_of(m.optimizer), 9);
   close_model(&m);
 }
 
 /* ---- what is not finite ---- */
 
 static void *saved(const model *m, size_t *bytes) {
-  OK(dc_optimizer_save_size(m->optimizer, bytes));
+  int64_t size;
+  OK(dc_optimizer_get_save_bytes(m->optimizer, &size));
+  *bytes = (size_t)size;
   void *memory = malloc(*bytes);
-  OK(dc_optimizer_save(m->optimizer, memory, *bytes));
+  OK(dc_optimizer_save(m->optimizer, memory, size));
   return memory;
 }
 
@@ -311,7 +314,7 @@ static void point_16_failed_decompositions(void **state) {
     factor[3] = kept;
     OK(train(&m, 2, 3, 0, N)); /* and one that succeeds ends the row */
   }
-  OK(dc_get_optimizer_stats(m.optimizer, &stats));
+  OK(dc_optimizer_get_stats(m.optimizer, &stats));
   assert_int_equal(stats.failed_refreshes, 6);
   close_model(&m);
 }
@@ -370,7 +373,7 @@ static void point_48_save_and_load(void **state) {
     OK(train(&m, 0, at, 0, N));
     void *memory = saved(&m, &bytes);
     memcpy(other.weight, m.weight, sizeof m.weight);
-    OK(dc_optimizer_load(other.optimizer, memory, bytes));
+    OK(dc_optimizer_load(other.optimizer, memory, (int64_t)bytes));
     OK(train(&m, at, 10, 0, N));
     OK(train(&other, at, 10, 0, N));
     assert_memory_equal(m.weight, other.weight, sizeof m.weight);
@@ -379,7 +382,7 @@ static void point_48_save_and_load(void **state) {
     for (int64_t i = 0; i < m.count; i++) {
       add_vector(&other, m.parts[i]);
     }
-    assert_true(dc_optimizer_load(other.optimizer, memory, bytes) == DC_E_SHAPE);
+    assert_true(dc_optimizer_load(other.optimizer, memory, (int64_t)bytes) == DC_E_SHAPE);
     free(memory);
     close_model(&m);
     close_model(&other);

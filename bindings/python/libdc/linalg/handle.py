@@ -39,7 +39,7 @@ class Handle(OwnedHandle):
 
     def end_query(self) -> int:
         """The most scratch bytes that a call of the query would have used."""
-        needed = ffi.new("size_t *")
+        needed = ffi.new("int64_t *")
         check(lib.dc_linalg_end_query(self._handle, needed))
         return int(needed[0])
 

@@ -109,7 +109,8 @@ class _Source:
             self._keep = ffi.new("int64_t[]", list(matrix.shape))
             self._tensor = new_struct("dc_tensor")
             self._tensor.shape, self._tensor.ndim, self._tensor.dtype = self._keep, len(matrix.shape), self.dtype
-            self.c.fd, self.c.offset = self._descriptor(matrix.file, writable), matrix.offset
+            self.c.in_file, self.c.offset = 1, matrix.offset
+            self.c.fd = self._descriptor(matrix.file, writable)
         else:
             given = Array(matrix, name, handle, writable)
             self.array, self.dtype, self.shape = matrix, given.dtype, given.shape

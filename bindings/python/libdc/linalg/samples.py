@@ -36,7 +36,8 @@ class SampleLayer(NamedTuple):
     def c(self) -> Any:
         layer = new_struct("dc_sample_layer")
         layer.kind, layer.groups, layer.rows = choice("kind", self.kind, _KINDS), self.groups, self.rows
-        layer.padding_row = 0 if self.padding_row is None else self.padding_row + 1
+        if self.padding_row is not None:
+            layer.has_padding_row, layer.padding_row = 1, self.padding_row
         layer.features, layer.eps = self.features, self.eps
         for name in ("kernel", "stride", "padding", "dilation"):
             for i, length in enumerate(getattr(self, name)):

@@ -57,7 +57,7 @@ extern "C" {
     pub fn dc_last_error() -> *const ::std::os::raw::c_char;
 }
 extern "C" {
-    pub fn dc_last_error_copy(buf: *mut ::std::os::raw::c_char, cap: usize, needed: *mut usize) -> dc_status;
+    pub fn dc_last_error_copy(buf: *mut ::std::os::raw::c_char, cap: i64, needed: *mut i64) -> dc_status;
 }
 pub const DC_DTYPE_NONE: dc_dtype = 0;
 pub const DC_FLOAT32: dc_dtype = 1;
@@ -214,17 +214,13 @@ pub struct dc_event {
 pub struct dc_allocator {
     pub struct_size: usize,
     pub alloc: ::std::option::Option<
-        unsafe extern "C" fn(
-            bytes: usize,
-            align: usize,
-            user: *mut ::std::os::raw::c_void,
-        ) -> *mut ::std::os::raw::c_void,
+        unsafe extern "C" fn(bytes: i64, align: i64, user: *mut ::std::os::raw::c_void) -> *mut ::std::os::raw::c_void,
     >,
     pub free: ::std::option::Option<
         unsafe extern "C" fn(
             ptr: *mut ::std::os::raw::c_void,
-            bytes: usize,
-            align: usize,
+            bytes: i64,
+            align: i64,
             user: *mut ::std::os::raw::c_void,
         ),
     >,
@@ -421,7 +417,7 @@ extern "C" {
     pub fn dc_buffer_data(buffer: *const dc_buffer) -> *mut ::std::os::raw::c_void;
 }
 extern "C" {
-    pub fn dc_buffer_bytes(buffer: *const dc_buffer) -> usize;
+    pub fn dc_buffer_bytes(buffer: *const dc_buffer) -> i64;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -433,7 +429,7 @@ pub struct dc_comm {
 pub struct dc_comm_options {
     pub struct_size: usize,
     pub timeout_ns: i64,
-    pub heap_bytes: usize,
+    pub heap_bytes: i64,
     pub secret: *const ::std::os::raw::c_char,
     pub network: *const ::std::os::raw::c_char,
     pub heartbeat_ns: i64,
@@ -608,7 +604,7 @@ pub struct dc_comm_callbacks {
     pub broadcast: ::std::option::Option<
         unsafe extern "C" fn(
             data: *mut ::std::os::raw::c_void,
-            bytes: usize,
+            bytes: i64,
             root: i32,
             user: *mut ::std::os::raw::c_void,
         ) -> i32,
@@ -767,7 +763,7 @@ extern "C" {
     pub fn dc_comm_create_nccl(comm: *mut dc_comm, device: *mut dc_device, nccl: *mut *mut dc_comm) -> dc_status;
 }
 extern "C" {
-    pub fn dc_nccl_version(version: *mut i32) -> dc_status;
+    pub fn dc_nccl_get_version(version: *mut i32) -> dc_status;
 }
 extern "C" {
     pub fn dc_comm_destroy(comm: *mut dc_comm);
@@ -1074,21 +1070,20 @@ extern "C" {
     pub fn dc_reset(context: *mut dc_context) -> dc_status;
 }
 extern "C" {
-    pub fn dc_step_abort(context: *mut dc_context) -> dc_status;
+    pub fn dc_context_step_abort(context: *mut dc_context) -> dc_status;
 }
 extern "C" {
-    pub fn dc_set_stream(context: *mut dc_context, stream: *mut dc_stream) -> dc_status;
+    pub fn dc_context_set_stream(context: *mut dc_context, stream: *mut dc_stream) -> dc_status;
 }
 extern "C" {
-    pub fn dc_async_error(context: *mut dc_context) -> dc_status;
+    pub fn dc_context_check(context: *mut dc_context) -> dc_status;
 }
 pub const DC_MEMORY_DEVICE: dc_memory_kind = 1;
 pub const DC_MEMORY_SHARED: dc_memory_kind = 2;
 pub const DC_MEMORY_HOST: dc_memory_kind = 3;
 pub type dc_memory_kind = i32;
 extern "C" {
-    pub fn dc_memory_alloc(context: *mut dc_context, bytes: usize, kind: i32, buffer: *mut *mut dc_buffer)
-        -> dc_status;
+    pub fn dc_context_alloc(context: *mut dc_context, bytes: i64, kind: i32, buffer: *mut *mut dc_buffer) -> dc_status;
 }
 extern "C" {
     pub fn dc_register_param(
@@ -1097,12 +1092,12 @@ extern "C" {
         shape: *const i64,
         ndim: i32,
         tensor: *const dc_tensor,
-        grad_buffer: *const dc_tensor,
+        grad_buffer: *mut dc_tensor,
         offset: i64,
     ) -> dc_status;
 }
 extern "C" {
-    pub fn dc_shard_range(numel: i64, world_size: i32, rank: i32, offset: *mut i64, count: *mut i64) -> dc_status;
+    pub fn dc_shard_range(numel: i64, rank: i32, world_size: i32, offset: *mut i64, count: *mut i64) -> dc_status;
 }
 extern "C" {
     pub fn dc_register_z3_param(
@@ -1111,19 +1106,23 @@ extern "C" {
         shape: *const i64,
         ndim: i32,
         shard: *const dc_tensor,
-        grad_buffer: *const dc_tensor,
+        grad_buffer: *mut dc_tensor,
         persistent: i32,
         expected_grad_dtype: i32,
     ) -> dc_status;
 }
 extern "C" {
-    pub fn dc_set_param_name(context: *mut dc_context, id: i64, name: *const ::std::os::raw::c_char) -> dc_status;
-}
-extern "C" {
-    pub fn dc_update_param_grad_buffer(
+    pub fn dc_context_set_param_name(
         context: *mut dc_context,
         id: i64,
-        grad_buffer: *const dc_tensor,
+        name: *const ::std::os::raw::c_char,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_context_update_param_grad_buffer(
+        context: *mut dc_context,
+        id: i64,
+        grad_buffer: *mut dc_tensor,
         offset: i64,
     ) -> dc_status;
 }
@@ -1143,10 +1142,10 @@ extern "C" {
     pub fn dc_clear_all_gathered_params(context: *mut dc_context) -> dc_status;
 }
 extern "C" {
-    pub fn dc_params_updated(context: *mut dc_context, ids: *const i64, count: i64) -> dc_status;
+    pub fn dc_context_params_updated(context: *mut dc_context, ids: *const i64, count: i64) -> dc_status;
 }
 extern "C" {
-    pub fn dc_accumulate_grads(context: *mut dc_context, ids: *const i64, count: i64) -> dc_status;
+    pub fn dc_context_accumulate_grads(context: *mut dc_context, ids: *const i64, count: i64) -> dc_status;
 }
 extern "C" {
     pub fn dc_register_graph_z0(context: *mut dc_context, graph_id: i64, ids: *const i64, count: i64) -> dc_status;
@@ -1166,7 +1165,7 @@ extern "C" {
 extern "C" {
     pub fn dc_allgather_param(
         context: *mut dc_context,
-        a: *const dc_tensor,
+        token: *const dc_tensor,
         graph_id: i64,
         id: i64,
         dtype: i32,
@@ -1183,12 +1182,12 @@ extern "C" {
     ) -> dc_status;
 }
 extern "C" {
-    pub fn dc_wait_allgather(context: *mut dc_context, a: *const dc_tensor, graph_id: i64, id: i64) -> dc_status;
+    pub fn dc_wait_allgather(context: *mut dc_context, token: *const dc_tensor, graph_id: i64, id: i64) -> dc_status;
 }
 extern "C" {
     pub fn dc_release_param(
         context: *mut dc_context,
-        a: *const dc_tensor,
+        token: *const dc_tensor,
         graph_id: i64,
         id: i64,
         n_users: i64,
@@ -1204,7 +1203,7 @@ extern "C" {
     ) -> dc_status;
 }
 extern "C" {
-    pub fn dc_reduce_grad(context: *mut dc_context, a: *const dc_tensor, graph_id: i64, id: i64) -> dc_status;
+    pub fn dc_reduce_grad(context: *mut dc_context, grad: *const dc_tensor, graph_id: i64, id: i64) -> dc_status;
 }
 extern "C" {
     pub fn dc_free_tensors(
@@ -1218,7 +1217,7 @@ extern "C" {
 extern "C" {
     pub fn dc_offload_tensor(
         context: *mut dc_context,
-        a: *const dc_tensor,
+        tensor: *const dc_tensor,
         graph_id: i64,
         id: i64,
         out: *mut dc_tensor,
@@ -1227,7 +1226,7 @@ extern "C" {
 extern "C" {
     pub fn dc_wait_offload(
         context: *mut dc_context,
-        a: *const dc_tensor,
+        token: *const dc_tensor,
         graph_id: i64,
         id: i64,
         out: *mut dc_tensor,
@@ -1236,7 +1235,7 @@ extern "C" {
 extern "C" {
     pub fn dc_reload_tensor(
         context: *mut dc_context,
-        a: *const dc_tensor,
+        token: *const dc_tensor,
         graph_id: i64,
         id: i64,
         out: *mut dc_tensor,
@@ -1245,17 +1244,18 @@ extern "C" {
 extern "C" {
     pub fn dc_wait_reload(
         context: *mut dc_context,
-        a: *const dc_tensor,
+        tensor: *const dc_tensor,
         graph_id: i64,
         id: i64,
         out: *mut dc_tensor,
     ) -> dc_status;
 }
 extern "C" {
-    pub fn dc_offload_parameter(context: *mut dc_context, a: *const dc_tensor, graph_id: i64, id: i64) -> dc_status;
+    pub fn dc_offload_parameter(context: *mut dc_context, token: *const dc_tensor, graph_id: i64, id: i64)
+        -> dc_status;
 }
 extern "C" {
-    pub fn dc_reload_parameter(context: *mut dc_context, a: *const dc_tensor, graph_id: i64, id: i64) -> dc_status;
+    pub fn dc_reload_parameter(context: *mut dc_context, token: *const dc_tensor, graph_id: i64, id: i64) -> dc_status;
 }
 extern "C" {
     pub fn dc_end_backward(context: *mut dc_context, graph_id: i64, release_buckets: i32) -> dc_status;
@@ -1270,7 +1270,7 @@ extern "C" {
     pub fn dc_start_backward(context: *mut dc_context, update: i32) -> dc_status;
 }
 extern "C" {
-    pub fn dc_grads_finite(context: *mut dc_context, finite: *mut i32, id: *mut i64) -> dc_status;
+    pub fn dc_context_grads_finite(context: *mut dc_context, finite: *mut i32, id: *mut i64) -> dc_status;
 }
 extern "C" {
     pub fn dc_enable_profiling(context: *mut dc_context, enable: i32) -> dc_status;
@@ -1529,10 +1529,10 @@ extern "C" {
     pub fn dc_memory_stats_init(stats: *mut dc_memory_stats, struct_size: usize);
 }
 extern "C" {
-    pub fn dc_get_memory_stats(context: *mut dc_context, stats: *mut dc_memory_stats) -> dc_status;
+    pub fn dc_context_get_memory_stats(context: *mut dc_context, stats: *mut dc_memory_stats) -> dc_status;
 }
 extern "C" {
-    pub fn dc_reset_stats(context: *mut dc_context) -> dc_status;
+    pub fn dc_context_reset_stats(context: *mut dc_context) -> dc_status;
 }
 pub const DC_OP_NONE: dc_op = 0;
 pub const DC_OP_ALLGATHER_PARAM: dc_op = 1;
@@ -1688,7 +1688,7 @@ extern "C" {
     pub fn dc_op_info_init(info: *mut dc_op_info, struct_size: usize);
 }
 extern "C" {
-    pub fn dc_dry_run(
+    pub fn dc_context_dry_run(
         context: *mut dc_context,
         op: i32,
         graph_id: i64,
@@ -1798,10 +1798,10 @@ fn bindgen_test_layout_dc_trace_event() {
     test_field_lane();
 }
 extern "C" {
-    pub fn dc_trace_start(context: *mut dc_context, capacity: i64) -> dc_status;
+    pub fn dc_context_trace_start(context: *mut dc_context, capacity: i64) -> dc_status;
 }
 extern "C" {
-    pub fn dc_trace_read(
+    pub fn dc_context_trace_read(
         context: *mut dc_context,
         events: *mut dc_trace_event,
         event_size: usize,
@@ -1810,10 +1810,11 @@ extern "C" {
     ) -> dc_status;
 }
 extern "C" {
-    pub fn dc_trace_dump(context: *mut dc_context, folder: *const ::std::os::raw::c_char) -> dc_status;
+    pub fn dc_context_trace_dump(context: *mut dc_context, folder: *const ::std::os::raw::c_char) -> dc_status;
 }
 extern "C" {
-    pub fn dc_trace_dump_on_error(context: *mut dc_context, folder: *const ::std::os::raw::c_char) -> dc_status;
+    pub fn dc_context_trace_dump_on_error(context: *mut dc_context, folder: *const ::std::os::raw::c_char)
+        -> dc_status;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2220,9 +2221,9 @@ pub struct dc_layer_call {
     pub accumulate: i32,
     pub reserved0: i32,
     pub workspace: *mut ::std::os::raw::c_void,
-    pub workspace_bytes: usize,
+    pub workspace_bytes: i64,
     pub reserve: *mut ::std::os::raw::c_void,
-    pub reserve_bytes: usize,
+    pub reserve_bytes: i64,
     pub stream: *mut dc_stream,
 }
 #[test]
@@ -2555,47 +2556,58 @@ extern "C" {
         -> dc_status;
 }
 extern "C" {
-    pub fn dc_layer_weight_shape(layer: *const dc_layer, index: i32, shape: *mut i64, ndim: *mut i32) -> dc_status;
+    pub fn dc_layer_get_weight_shape(layer: *const dc_layer, index: i32, shape: *mut i64, ndim: *mut i32) -> dc_status;
 }
 extern "C" {
-    pub fn dc_layer_init_weights(layer: *const dc_layer, weights: *const *const dc_tensor) -> dc_status;
+    pub fn dc_layer_init_weights(
+        layer: *const dc_layer,
+        weights: *mut dc_tensor,
+        tensor_size: usize,
+        count: i64,
+    ) -> dc_status;
 }
 extern "C" {
     pub fn dc_layer_forward(
         layer: *mut dc_layer,
         call: *const dc_layer_call,
-        weights: *const *const dc_tensor,
+        weights: *const dc_tensor,
+        tensor_size: usize,
+        count: i64,
         input: *const dc_tensor,
-        output: *const dc_tensor,
+        output: *mut dc_tensor,
     ) -> dc_status;
 }
 extern "C" {
     pub fn dc_layer_inference(
         layer: *mut dc_layer,
         call: *const dc_layer_call,
-        weights: *const *const dc_tensor,
+        weights: *const dc_tensor,
+        tensor_size: usize,
+        count: i64,
         input: *const dc_tensor,
-        output: *const dc_tensor,
+        output: *mut dc_tensor,
     ) -> dc_status;
 }
 extern "C" {
     pub fn dc_layer_backward(
         layer: *mut dc_layer,
         call: *const dc_layer_call,
-        weights: *const *const dc_tensor,
+        weights: *const dc_tensor,
+        tensor_size: usize,
+        count: i64,
         input: *const dc_tensor,
         output: *const dc_tensor,
         grad_output: *const dc_tensor,
-        grad_input: *const dc_tensor,
-        grad_weights: *const *const dc_tensor,
+        grad_input: *mut dc_tensor,
+        grad_weights: *mut dc_tensor,
     ) -> dc_status;
 }
 extern "C" {
-    pub fn dc_layer_dropout_mask(
+    pub fn dc_layer_get_dropout_mask(
         layer: *const dc_layer,
         call: *const dc_layer_call,
         site: i32,
-        mask: *const dc_tensor,
+        mask: *mut dc_tensor,
         scale: *mut f64,
     ) -> dc_status;
 }
@@ -2995,13 +3007,13 @@ extern "C" {
     pub fn dc_linalg_begin_query(linalg: *mut dc_linalg) -> dc_status;
 }
 extern "C" {
-    pub fn dc_linalg_end_query(linalg: *mut dc_linalg, bytes: *mut usize) -> dc_status;
+    pub fn dc_linalg_end_query(linalg: *mut dc_linalg, bytes: *mut i64) -> dc_status;
 }
 extern "C" {
     pub fn dc_linalg_set_workspace(
         linalg: *mut dc_linalg,
         memory: *mut ::std::os::raw::c_void,
-        bytes: usize,
+        bytes: i64,
     ) -> dc_status;
 }
 pub const DC_SYMMETRY_CHECK: dc_symmetry = 0;
@@ -3583,10 +3595,10 @@ extern "C" {
 #[derive(Debug, Copy, Clone)]
 pub struct dc_matrix_source {
     pub struct_size: usize,
-    pub tensor: *const dc_tensor,
+    pub tensor: *mut dc_tensor,
     pub offset: i64,
     pub fd: i32,
-    pub reserved0: i32,
+    pub in_file: i32,
 }
 #[test]
 fn bindgen_test_layout_dc_matrix_source() {
@@ -3644,18 +3656,18 @@ fn bindgen_test_layout_dc_matrix_source() {
         );
     }
     test_field_fd();
-    fn test_field_reserved0() {
+    fn test_field_in_file() {
         assert_eq!(
             unsafe {
                 let uninit = ::std::mem::MaybeUninit::<dc_matrix_source>::uninit();
                 let ptr = uninit.as_ptr();
-                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+                ::std::ptr::addr_of!((*ptr).in_file) as usize - ptr as usize
             },
             28usize,
-            concat!("Offset of field: ", stringify!(dc_matrix_source), "::", stringify!(reserved0))
+            concat!("Offset of field: ", stringify!(dc_matrix_source), "::", stringify!(in_file))
         );
     }
-    test_field_reserved0();
+    test_field_in_file();
 }
 impl Default for dc_matrix_source {
     fn default() -> Self {
@@ -3674,7 +3686,7 @@ extern "C" {
         linalg: *mut dc_linalg,
         a: *const dc_matrix_source,
         b: *const dc_matrix_source,
-        out: *const dc_matrix_source,
+        out: *mut dc_matrix_source,
         budget_bytes: i64,
         needed: *mut i64,
     ) -> dc_status;
@@ -3702,10 +3714,12 @@ pub struct dc_sample_layer {
     pub padding_row: i64,
     pub features: i64,
     pub eps: f64,
+    pub has_padding_row: i32,
+    pub reserved0: i32,
 }
 #[test]
 fn bindgen_test_layout_dc_sample_layer() {
-    assert_eq!(::std::mem::size_of::<dc_sample_layer>(), 144usize, concat!("Size of: ", stringify!(dc_sample_layer)));
+    assert_eq!(::std::mem::size_of::<dc_sample_layer>(), 152usize, concat!("Size of: ", stringify!(dc_sample_layer)));
     assert_eq!(
         ::std::mem::align_of::<dc_sample_layer>(),
         8usize,
@@ -3843,6 +3857,30 @@ fn bindgen_test_layout_dc_sample_layer() {
         );
     }
     test_field_eps();
+    fn test_field_has_padding_row() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sample_layer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).has_padding_row) as usize - ptr as usize
+            },
+            144usize,
+            concat!("Offset of field: ", stringify!(dc_sample_layer), "::", stringify!(has_padding_row))
+        );
+    }
+    test_field_has_padding_row();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_sample_layer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            148usize,
+            concat!("Offset of field: ", stringify!(dc_sample_layer), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
 }
 extern "C" {
     pub fn dc_sample_layer_init(layer: *mut dc_sample_layer, struct_size: usize);
@@ -3982,7 +4020,7 @@ extern "C" {
     pub fn dc_device_memory_init(memory: *mut dc_device_memory, struct_size: usize);
 }
 extern "C" {
-    pub fn dc_get_device_memory(device: *mut dc_device, memory: *mut dc_device_memory) -> dc_status;
+    pub fn dc_device_get_memory(device: *mut dc_device, memory: *mut dc_device_memory) -> dc_status;
 }
 extern "C" {
     pub fn dc_tensor_create(
@@ -5157,7 +5195,7 @@ extern "C" {
 extern "C" {
     pub fn dc_optimizer_step(
         optimizer: *mut dc_optimizer,
-        weights: *const dc_tensor,
+        weights: *mut dc_tensor,
         grads: *const dc_tensor,
         tensor_size: usize,
         count: i64,
@@ -5175,10 +5213,10 @@ extern "C" {
     pub fn dc_optimizer_set_stream(optimizer: *mut dc_optimizer, stream: *mut dc_stream) -> dc_status;
 }
 extern "C" {
-    pub fn dc_optimizer_steps(optimizer: *const dc_optimizer) -> i64;
+    pub fn dc_optimizer_get_steps(optimizer: *mut dc_optimizer, steps: *mut i64) -> dc_status;
 }
 extern "C" {
-    pub fn dc_optimizer_state_name(
+    pub fn dc_optimizer_get_state_name(
         optimizer: *mut dc_optimizer,
         index: i64,
         piece: i64,
@@ -5186,7 +5224,7 @@ extern "C" {
     ) -> dc_status;
 }
 extern "C" {
-    pub fn dc_optimizer_state(
+    pub fn dc_optimizer_get_state(
         optimizer: *mut dc_optimizer,
         index: i64,
         name: *const ::std::os::raw::c_char,
@@ -5194,20 +5232,20 @@ extern "C" {
     ) -> dc_status;
 }
 extern "C" {
-    pub fn dc_optimizer_save_size(optimizer: *mut dc_optimizer, bytes: *mut usize) -> dc_status;
+    pub fn dc_optimizer_get_save_bytes(optimizer: *mut dc_optimizer, bytes: *mut i64) -> dc_status;
 }
 extern "C" {
     pub fn dc_optimizer_save(
         optimizer: *mut dc_optimizer,
         memory: *mut ::std::os::raw::c_void,
-        bytes: usize,
+        bytes: i64,
     ) -> dc_status;
 }
 extern "C" {
     pub fn dc_optimizer_load(
         optimizer: *mut dc_optimizer,
         memory: *const ::std::os::raw::c_void,
-        bytes: usize,
+        bytes: i64,
     ) -> dc_status;
 }
 #[repr(C)]
@@ -5400,5 +5438,5 @@ extern "C" {
     pub fn dc_optimizer_stats_init(stats: *mut dc_optimizer_stats, struct_size: usize);
 }
 extern "C" {
-    pub fn dc_get_optimizer_stats(optimizer: *mut dc_optimizer, stats: *mut dc_optimizer_stats) -> dc_status;
+    pub fn dc_optimizer_get_stats(optimizer: *mut dc_optimizer, stats: *mut dc_optimizer_stats) -> dc_status;
 }

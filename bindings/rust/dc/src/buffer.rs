@@ -42,7 +42,7 @@ impl Buffer {
 
     /// Usable bytes.
     pub fn bytes(&self) -> usize {
-        unsafe { sys::dc_buffer_bytes(self.0.as_ptr()) }
+        unsafe { sys::dc_buffer_bytes(self.0.as_ptr()) as usize }
     }
 
     /// The elements. The buffer must hold as many, of memory that is not written meanwhile.

@@ -50,7 +50,7 @@ impl CommOptions {
         sys::dc_comm_options {
             struct_size: size_of::<sys::dc_comm_options>(),
             timeout_ns: nanoseconds(self.timeout),
-            heap_bytes: self.heap_bytes,
+            heap_bytes: self.heap_bytes as i64,
             ..Default::default()
         }
     }

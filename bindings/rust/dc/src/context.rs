@@ -105,7 +105,7 @@ impl Context {
             Error::new(Status::NO_MEMORY, format!("length = {length} elements, more bytes than can be counted"))
         })?;
         let mut buffer = ptr::null_mut();
-        check(unsafe { sys::dc_memory_alloc(self.as_ptr(), bytes, kind as i32, &mut buffer) })?;
+        check(unsafe { sys::dc_context_alloc(self.as_ptr(), bytes as i64, kind as i32, &mut buffer) })?;
         Ok(unsafe { Memory::from_buffer(Buffer::from_raw(buffer), length) })
     }
 
@@ -122,9 +122,9 @@ impl Context {
         let (weights, grad) = (weights.into(), grad.into());
         check_shape(shape, weights.len())?;
         let part = [grad.len() as i64];
-        let (whole, buffer) = (view(weights.as_ptr().cast(), shape, T::DTYPE), view_of(&grad, &part));
+        let (whole, mut buffer) = (view(weights.as_ptr().cast(), shape, T::DTYPE), view_of(&grad, &part));
         let (lengths, ndim) = (shape.as_ptr(), shape.len() as i32);
-        check(unsafe { sys::dc_register_param(self.as_ptr(), id, lengths, ndim, &whole, &buffer, offset) })?;
+        check(unsafe { sys::dc_register_param(self.as_ptr(), id, lengths, ndim, &whole, &mut buffer, offset) })?;
         let part = offset..offset + grad.len() as i64;
         self.keep(id, shape, weights, grad, part, false);
         Ok(())
@@ -143,10 +143,10 @@ impl Context {
         let (shard, grad) = (shard.into(), grad.into());
         let (held, part) = ([shard.len() as i64], [grad.len() as i64]);
         let dtype = options.expected_grad_dtype.map_or(sys::DC_DTYPE_NONE, |dtype| dtype as i32);
-        let (weights, buffer) = (view_of(&shard, &held), view_of(&grad, &part));
+        let (weights, mut buffer) = (view_of(&shard, &held), view_of(&grad, &part));
         let (lengths, ndim, persistent) = (shape.as_ptr(), shape.len() as i32, i32::from(options.persistent));
         check(unsafe {
-            sys::dc_register_z3_param(self.as_ptr(), id, lengths, ndim, &weights, &buffer, persistent, dtype)
+            sys::dc_register_z3_param(self.as_ptr(), id, lengths, ndim, &weights, &mut buffer, persistent, dtype)
         })?;
         let (rank, ranks) = (i64::from(self.ranks.0), i64::from(self.ranks.1));
         let numel = shape.iter().product::<i64>();
@@ -172,7 +172,7 @@ impl Context {
     /// Gives a parameter a name, which errors and dumps have behind its number; "" takes it away.
     pub fn set_param_name(&mut self, id: i64, name: &str) -> Result<()> {
         let name = crate::error::c_name("name", name)?;
-        check(unsafe { sys::dc_set_param_name(self.as_ptr(), id, name.as_ptr()) })
+        check(unsafe { sys::dc_context_set_param_name(self.as_ptr(), id, name.as_ptr()) })
     }
 
     /// Points a parameter's gradient at other memory, which is set to zero.
@@ -184,7 +184,8 @@ impl Context {
     ) -> Result<()> {
         let grad = grad.into();
         let part = [grad.len() as i64];
-        check(unsafe { sys::dc_update_param_grad_buffer(self.as_ptr(), id, &view_of(&grad, &part), offset) })?;
+        let mut buffer = view_of(&grad, &part);
+        check(unsafe { sys::dc_context_update_param_grad_buffer(self.as_ptr(), id, &mut buffer, offset) })?;
         if let Some(param) = self.params.get_mut(&id) {
             if !param.sharded && !grad.is_empty() {
                 param.part = offset..offset + grad.len() as i64;
@@ -272,10 +273,10 @@ impl Context {
 
     /// After the last backward of a step: the lowest parameter of which some rank's gradient is not finite; None: all
     /// are. Needs [`Config::check_finite`](crate::Config::check_finite); every rank asks.
-    #[doc(alias = "dc_grads_finite")]
+    #[doc(alias = "dc_context_grads_finite")]
     pub fn first_not_finite(&self) -> Result<Option<i64>> {
         let (mut finite, mut id) = (0, 0);
-        check(unsafe { sys::dc_grads_finite(self.as_ptr(), &mut finite, &mut id) })?;
+        check(unsafe { sys::dc_context_grads_finite(self.as_ptr(), &mut finite, &mut id) })?;
         Ok((finite == 0).then_some(id))
     }
 
@@ -286,17 +287,17 @@ impl Context {
             let text = "ids is empty, must name a parameter; all_params_updated is for all of them";
             return Err(Error::new(Status::INVALID, text));
         }
-        check(unsafe { sys::dc_params_updated(self.as_ptr(), ids.as_ptr(), ids.len() as i64) })
+        check(unsafe { sys::dc_context_params_updated(self.as_ptr(), ids.as_ptr(), ids.len() as i64) })
     }
 
     /// Announces that the weights of all parameters changed. Every rank calls it at the same point.
     pub fn all_params_updated(&mut self) -> Result<()> {
-        check(unsafe { sys::dc_params_updated(self.as_ptr(), ptr::null(), 0) })
+        check(unsafe { sys::dc_context_params_updated(self.as_ptr(), ptr::null(), 0) })
     }
 
     /// Says that the gradients of these parameters are to be kept: the next reduction adds to them.
     pub fn accumulate_grads(&mut self, ids: &[i64]) -> Result<()> {
-        check(unsafe { sys::dc_accumulate_grads(self.as_ptr(), ids.as_ptr(), ids.len() as i64) })
+        check(unsafe { sys::dc_context_accumulate_grads(self.as_ptr(), ids.as_ptr(), ids.len() as i64) })
     }
 
     /// Keeps a sharded parameter gathered from now on; every rank does it.
@@ -328,7 +329,7 @@ impl Context {
 
     /// Leaves a step in the middle: drops gradients not yet reduced, and gathered weights. Every rank must do it.
     pub fn step_abort(&mut self) -> Result<()> {
-        check(unsafe { sys::dc_step_abort(self.as_ptr()) })?;
+        check(unsafe { sys::dc_context_step_abort(self.as_ptr()) })?;
         self.idle();
         Ok(())
     }
@@ -347,7 +348,7 @@ impl Context {
 
     /// The first failure of asynchronous work, if there was one.
     pub fn async_error(&self) -> Result<()> {
-        check(unsafe { sys::dc_async_error(self.as_ptr()) })
+        check(unsafe { sys::dc_context_check(self.as_ptr()) })
     }
 
     /// Orders the operators against a stream's work instead of the calling thread's.
@@ -356,7 +357,7 @@ impl Context {
     /// Slices that operators get, and results that they give, are then used by the stream after the call returned. The
     /// caller keeps them alive and unwritten, and waits for the stream before reading.
     pub unsafe fn set_stream(&self, stream: Option<&Stream>) -> Result<()> {
-        check(sys::dc_set_stream(self.as_ptr(), stream.map_or(ptr::null_mut(), Stream::as_ptr)))
+        check(sys::dc_context_set_stream(self.as_ptr(), stream.map_or(ptr::null_mut(), Stream::as_ptr)))
     }
 
     /// While on, reductions do nothing, and gathers are real.

@@ -109,16 +109,16 @@ impl Device {
 
 // A panic must not unwind into C; what it says has been printed by the panic hook.
 
-unsafe extern "C" fn alloc<A: GlobalAlloc>(bytes: usize, align: usize, user: *mut c_void) -> *mut c_void {
+unsafe extern "C" fn alloc<A: GlobalAlloc>(bytes: i64, align: i64, user: *mut c_void) -> *mut c_void {
     let allocator = &*(user as *const A);
-    let layout = Layout::from_size_align(bytes.max(1), align);
+    let layout = Layout::from_size_align(bytes.max(1) as usize, align as usize);
     let block = catch_unwind(AssertUnwindSafe(|| layout.map(|layout| allocator.alloc(layout))));
     block.map_or(ptr::null_mut(), |block| block.map_or(ptr::null_mut(), |block| block.cast()))
 }
 
-unsafe extern "C" fn free<A: GlobalAlloc>(block: *mut c_void, bytes: usize, align: usize, user: *mut c_void) {
+unsafe extern "C" fn free<A: GlobalAlloc>(block: *mut c_void, bytes: i64, align: i64, user: *mut c_void) {
     let allocator = &*(user as *const A);
-    let layout = Layout::from_size_align_unchecked(bytes.max(1), align);
+    let layout = Layout::from_size_align_unchecked(bytes.max(1) as usize, align as usize);
     let _ = catch_unwind(AssertUnwindSafe(|| allocator.dealloc(block.cast(), layout)));
 }
 

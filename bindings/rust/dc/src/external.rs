@@ -124,9 +124,9 @@ unsafe extern "C" fn reduce_scatter<C: Collectives>(
     })
 }
 
-unsafe extern "C" fn broadcast<C: Collectives>(data: *mut c_void, bytes: usize, root: i32, user: *mut c_void) -> i32 {
+unsafe extern "C" fn broadcast<C: Collectives>(data: *mut c_void, bytes: i64, root: i32, user: *mut c_void) -> i32 {
     let user = &*(user as *const User<C>);
-    guarded(|| user.collectives.broadcast(write(data, bytes), root))
+    guarded(|| user.collectives.broadcast(write(data, bytes as usize), root))
 }
 
 unsafe extern "C" fn barrier<C: Collectives>(user: *mut c_void) -> i32 {

@@ -120,17 +120,19 @@ impl<K: Kind> Optimizer<K> {
     /// Makes a step with a part of each parameter, in the order in which they were added. Gradients are multiplied by
     /// `grad_scale`. On an error nothing has changed, on any rank, unless the ranks could not talk.
     pub fn step(&mut self, parts: &mut [Part<'_>], grad_scale: f64) -> Result<()> {
-        let weights: Vec<_> = parts.iter().map(Part::weights).collect();
+        let mut weights: Vec<_> = parts.iter().map(Part::weights).collect();
         let grads: Vec<_> = parts.iter().map(Part::grad).collect();
         let (size, count) = (size_of::<sys::dc_tensor>(), parts.len() as i64);
         check(unsafe {
-            sys::dc_optimizer_step(self.as_ptr(), weights.as_ptr(), grads.as_ptr(), size, count, grad_scale)
+            sys::dc_optimizer_step(self.as_ptr(), weights.as_mut_ptr(), grads.as_ptr(), size, count, grad_scale)
         })
     }
 
     /// The most steps that any parameter has made.
-    pub fn steps(&self) -> i64 {
-        unsafe { sys::dc_optimizer_steps(self.as_ptr()) }
+    pub fn steps(&self) -> Result<i64> {
+        let mut steps = 0;
+        check(unsafe { sys::dc_optimizer_get_steps(self.as_ptr(), &mut steps) })?;
+        Ok(steps)
     }
 
     /// The names of the pieces of a parameter's state on this rank.
@@ -138,7 +140,7 @@ impl<K: Kind> Optimizer<K> {
         let mut names = Vec::new();
         loop {
             let mut name = ptr::null();
-            check(unsafe { sys::dc_optimizer_state_name(self.as_ptr(), index, names.len() as i64, &mut name) })?;
+            check(unsafe { sys::dc_optimizer_get_state_name(self.as_ptr(), index, names.len() as i64, &mut name) })?;
             if name.is_null() {
                 return Ok(names);
             }
@@ -149,7 +151,7 @@ impl<K: Kind> Optimizer<K> {
     /// A piece of a parameter's state.
     pub fn state<T: Element>(&mut self, index: i64, name: &str) -> Result<Tensor<'_, T>> {
         let (c_name, mut piece) = (c_name("name", name)?, output());
-        check(unsafe { sys::dc_optimizer_state(self.as_ptr(), index, c_name.as_ptr(), &mut piece) })?;
+        check(unsafe { sys::dc_optimizer_get_state(self.as_ptr(), index, c_name.as_ptr(), &mut piece) })?;
         if piece.dtype != T::DTYPE as i32 {
             let is = DType::from_raw(piece.dtype).map_or("unknown", DType::name);
             let text = format!("name = {name:?} of parameter {index} is of {is}, not {}", T::DTYPE.name());
@@ -168,22 +170,22 @@ impl<K: Kind> Optimizer<K> {
     /// This rank's state as bytes.
     pub fn save(&mut self) -> Result<Vec<u8>> {
         let mut bytes = 0;
-        check(unsafe { sys::dc_optimizer_save_size(self.as_ptr(), &mut bytes) })?;
-        let mut state = vec![0u8; bytes];
+        check(unsafe { sys::dc_optimizer_get_save_bytes(self.as_ptr(), &mut bytes) })?;
+        let mut state = vec![0u8; bytes as usize];
         check(unsafe { sys::dc_optimizer_save(self.as_ptr(), state.as_mut_ptr().cast(), bytes) })?;
         Ok(state)
     }
 
     /// Loads a state that [`Optimizer::save`] returned, with the same parameters.
     pub fn load(&mut self, state: &[u8]) -> Result<()> {
-        check(unsafe { sys::dc_optimizer_load(self.as_ptr(), state.as_ptr().cast(), state.len()) })
+        check(unsafe { sys::dc_optimizer_load(self.as_ptr(), state.as_ptr().cast(), state.len() as i64) })
     }
 
     /// Counts of its memory and work on this rank.
     pub fn stats(&mut self) -> Result<OptimizerStats> {
         let size = size_of::<sys::dc_optimizer_stats>();
         let mut stats = sys::dc_optimizer_stats { struct_size: size, ..Default::default() };
-        check(unsafe { sys::dc_get_optimizer_stats(self.as_ptr(), &mut stats) })?;
+        check(unsafe { sys::dc_optimizer_get_stats(self.as_ptr(), &mut stats) })?;
         Ok(stats.into())
     }
 }

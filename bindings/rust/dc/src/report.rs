@@ -86,33 +86,35 @@ impl Context {
     /// Counts of the context's memory and traffic.
     pub fn memory_stats(&self) -> Result<MemoryStats> {
         let mut stats = sys::dc_memory_stats { struct_size: size_of::<sys::dc_memory_stats>(), ..Default::default() };
-        check(unsafe { sys::dc_get_memory_stats(self.as_ptr(), &mut stats) })?;
+        check(unsafe { sys::dc_context_get_memory_stats(self.as_ptr(), &mut stats) })?;
         Ok(stats.into())
     }
 
     /// Sets the counters to zero.
     pub fn reset_stats(&self) -> Result<()> {
-        check(unsafe { sys::dc_reset_stats(self.as_ptr()) })
+        check(unsafe { sys::dc_context_reset_stats(self.as_ptr()) })
     }
 
     /// Dry run of an operator.
     pub fn dry_run(&self, op: Op, graph: i64, id: i64, dtype: Option<DType>) -> Result<OpInfo> {
         let mut info = sys::dc_op_info { struct_size: size_of::<sys::dc_op_info>(), ..Default::default() };
         let dtype = dtype.map_or(sys::DC_DTYPE_NONE, |dtype| dtype as i32);
-        check(unsafe { sys::dc_dry_run(self.as_ptr(), op as i32, graph, id, dtype, &mut info) })?;
+        check(unsafe { sys::dc_context_dry_run(self.as_ptr(), op as i32, graph, id, dtype, &mut info) })?;
         Ok(unsafe { OpInfo::read(&info) })
     }
 
     /// Keeps the last `capacity` events from now on; 0 stops.
     pub fn trace_start(&self, capacity: i64) -> Result<()> {
-        check(unsafe { sys::dc_trace_start(self.as_ptr(), capacity) })
+        check(unsafe { sys::dc_context_trace_start(self.as_ptr(), capacity) })
     }
 
     /// Takes the kept events, at most `limit`, oldest first.
     pub fn trace_read(&self, limit: usize) -> Result<Vec<TraceEvent>> {
         let mut events = vec![sys::dc_trace_event::default(); limit];
         let (size, mut count) = (size_of::<sys::dc_trace_event>(), 0);
-        check(unsafe { sys::dc_trace_read(self.as_ptr(), events.as_mut_ptr(), size, limit as i64, &mut count) })?;
+        check(unsafe {
+            sys::dc_context_trace_read(self.as_ptr(), events.as_mut_ptr(), size, limit as i64, &mut count)
+        })?;
         events.truncate(count as usize);
         Ok(events.into_iter().map(TraceEvent::from).collect())
     }
@@ -120,14 +122,14 @@ impl Context {
     /// Writes this rank's last operations to `folder/rank-R.json`.
     pub fn trace_dump(&self, folder: &Path) -> Result<()> {
         let folder = path(folder)?;
-        check(unsafe { sys::dc_trace_dump(self.as_ptr(), folder.as_ptr()) })
+        check(unsafe { sys::dc_context_trace_dump(self.as_ptr(), folder.as_ptr()) })
     }
 
     /// Does so at the first communication error; `None`: not any more.
     pub fn trace_dump_on_error(&self, folder: Option<&Path>) -> Result<()> {
         let folder = folder.map(path).transpose()?;
         let pointer = folder.as_ref().map_or(ptr::null(), |folder| folder.as_ptr());
-        check(unsafe { sys::dc_trace_dump_on_error(self.as_ptr(), pointer) })
+        check(unsafe { sys::dc_context_trace_dump_on_error(self.as_ptr(), pointer) })
     }
 }
 

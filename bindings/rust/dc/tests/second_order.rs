@@ -113,7 +113,7 @@ fn train<K: Distributed>(options: &K, comm: Option<&Comm>, part: std::ops::Range
         }
         seen.push(weights.clone());
     }
-    assert_eq!(optimizer.steps(), 6);
+    assert_eq!(optimizer.steps().unwrap(), 6);
     seen
 }
 

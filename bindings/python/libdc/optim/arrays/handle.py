@@ -171,14 +171,16 @@ class Optimizer(OwnedHandle):
     @property
     def steps(self) -> int:
         """The most steps that any parameter has made; waits for the stream, if there is one."""
-        return int(lib.dc_optimizer_steps(self._handle))
+        steps = ffi.new("int64_t *")
+        check(lib.dc_optimizer_get_steps(self._handle, steps))
+        return int(steps[0])
 
     def state_names(self, index: int) -> List[str]:
         """The pieces of a parameter's state on this rank."""
         names: List[str] = []
         name = ffi.new("char const **")
         while True:
-            check(lib.dc_optimizer_state_name(self._handle, index, len(names), name))
+            check(lib.dc_optimizer_get_state_name(self._handle, index, len(names), name))
             if name[0] == ffi.NULL:
                 return names
             names.append(text(name[0]))
@@ -187,14 +189,14 @@ class Optimizer(OwnedHandle):
         """A piece of a parameter's state, to read and write between steps. It is memory of the handle's device, except
         the host's counts ("step" and "failures" of all but AdamW, SGD and Muon without comm)."""
         view = output()
-        check(lib.dc_optimizer_state(self._handle, index, c_string("name", name), view))
+        check(lib.dc_optimizer_get_state(self._handle, index, c_string("name", name), view))
         counts = view.dtype == DType.INT64 and self._counts_on_host
         return result(view, self._handle, HOST if counts else self.place)
 
     def save(self) -> bytes:
         """This rank's state."""
-        size = ffi.new("size_t *")
-        check(lib.dc_optimizer_save_size(self._handle, size))
+        size = ffi.new("int64_t *")
+        check(lib.dc_optimizer_get_save_bytes(self._handle, size))
         memory = bytearray(size[0])
         check(lib.dc_optimizer_save(self._handle, ffi.from_buffer(memory), len(memory)))
         return bytes(memory)
@@ -209,5 +211,5 @@ class Optimizer(OwnedHandle):
 
     def stats(self) -> OptimizerStats:
         stats = new_struct("dc_optimizer_stats")
-        check(lib.dc_get_optimizer_stats(self._handle, stats))
+        check(lib.dc_optimizer_get_stats(self._handle, stats))
         return OptimizerStats(*(int(getattr(stats, name)) for name in OptimizerStats._fields))
