@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The public header compiles alone and twice, as C99 to C23 and C++11 to C++20, with every compiler that is there and
 all warnings on. It has no type that another language cannot bind: no bool, int, long, enum, union, bit-field, variable
-arguments or struct by value. Its structs start with struct_size, each initialiser is there twice, as a macro and as a
-function. check_manual.py reads its comments."""
+arguments or struct by value. size_t is a sizeof, and nothing else. Its structs start with struct_size, each initialiser
+is there twice, as a macro and as a function. check_manual.py reads its comments."""
 
 from __future__ import annotations
 
@@ -80,6 +80,8 @@ def check_types(code: str) -> List[str]:
         faults += [f"{at}: {what}" for pattern, what in FORBIDDEN.items() if re.search(pattern, line)]
         if not line.lstrip().startswith("typedef struct"):
             faults += [f"{at}: {match[1]} by value" for match in re.finditer(values, line)]
+    faults += [f"size_t {name}: a number of bytes is an int64_t" for name in re.findall(r"\bsize_t \*?(\w+)", plain)
+               if name not in ("struct_size", "tensor_size", "event_size", "info_size", "dc_dtype_size")]
     for name, body in bodies.items():
         # An array's elements need none where the call is told how far apart they are.
         strided = re.findall(rf"\b{name} \*\w+, size_t \w+_size\b", plain)

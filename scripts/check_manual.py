@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The header is a whole manual: each declaration says what it is, each parameter, field and constant what it means. A
-function names its errors, its thread class and its version; its result has an owner. Each chapter names the source of
-its mathematics. Planted faults show that what is left out is found."""
+function names its errors, its thread class and its version; its result has an owner. Tensors and untyped memory say
+what happens to their data, and const agrees. A context's functions are named after it. Each chapter names the source
+of its mathematics. Planted faults show that what is left out is found."""
 
 from __future__ import annotations
 
@@ -14,6 +15,27 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 import manual
 
 OWNER = re.compile(r"[Ss]tatic|[Ll]ives as long|the caller's|the library's|[Kk]ept|argument|buffer's|context's")
+# Pointers whose data has a direction that the type does not tell; `user` and `native` are handed on, not followed.
+DATA = re.compile(r"(?:const )?(?:dc_tensor|dc_matrix_source|void) \*")
+HANDED_ON = ("user", "native", "log_user")
+# Functions of a context without its noun: the original's operators and bindings, and their opposites.
+ORIGINAL = """allgather_param prefetch_params_fused wait_allgather release_param reduce_grad free_tensors offload_tensor
+reload_tensor wait_offload wait_reload offload_parameter reload_parameter end_backward init cleanup reset register_param
+register_z3_param register_graph_z1 register_graph_z2 register_graph_z3 set_persistent enable_profiling is_profiling
+invalidate_gathered_param clear_all_gathered_params start_forward end_forward start_backward take_param
+register_graph_z0 unregister_graph unregister_param clear_persistent""".split()
+# Directions in dc_api.json, one of each kind.
+DIRECTIONS = {
+    ("dc_comm_all_reduce", "data"): "in,out", ("dc_comm_all_gather", "recv"): "out",
+    ("dc_optimizer_step", "weights"): "in,out", ("dc_optimizer_step", "grads"): "in",
+    ("dc_layer_forward", "output"): "out", ("dc_register_param", "grad_buffer"): "in,out",
+    ("dc_allgather_param", "token"): "none", ("dc_allgather_param", "out"): "view",
+    ("dc_optimizer_save", "memory"): "out", ("dc_optimizer_load", "memory"): "in",
+    ("dc_optimizer_get_state_name", "name"): "out", ("dc_device_open", "device"): "out",
+    ("dc_layer_create", "device"): "in", ("dc_stream_wrap", "native"): "in", ("dc_comm_all_gather", "counts"): "in",
+    ("dc_layer_call", "reserve"): "in,out", ("dc_layer_call", "mask"): "in", ("dc_layer_cost", "kept_bytes"): "out",
+    ("dc_adamw_options", "beta1"): "in", ("dc_matrix_source", "fd"): "in", ("dc_tensor", "ndim"): "in,out",
+}
 # A tensor's shape is there, or that of another argument, or it has none to say.
 SHAPE = re.compile(r"\[|[Ss]hape|elements|[Tt]oken|\bas (in |weights|input|dc_)|struct to fill in")
 
@@ -25,8 +47,14 @@ def check_function(name: str, function: Dict[str, Any], model: Dict[str, Any]) -
     for param in function["params"]:
         if not param["doc"]:
             yield f"{name}: parameter {param['name']} is not described"
-        elif "dc_tensor" in param["type"] and not SHAPE.search(param["doc"]):
+        elif "dc_tensor" in param["type"] and param["direction"] != "none" and not SHAPE.search(manual.TAG.sub("", param["doc"])):
             yield f"{name}: parameter {param['name']} has no shape"
+    yield from check_directions(name, "parameter ", function["params"])
+    first = function["params"][0]["type"] if function["params"] else ""
+    if first.endswith("dc_context *") and not name.startswith("dc_context_") and name[3:] not in ORIGINAL:
+        yield f"{name}: a function of a context is dc_context_…"
+    if "_get_" in name and function["returns"] != "dc_status" and name != "dc_get_optimal_device":
+        yield f"{name}: a getter that returns its value has no get in its name"
     if not function["threads"]:
         yield f"{name}: no thread class, [any] or [handle]"
     if re.search(r"(?<!Not )\bCollective( in the sense|[.:,])", said) and not function["collective"]:
@@ -48,6 +76,26 @@ def check_function(name: str, function: Dict[str, Any], model: Dict[str, Any]) -
         yield f"{name}: does not say whose its result is"
 
 
+def check_directions(name: str, what: str, items: List[Dict[str, Any]]) -> Iterator[str]:
+    for item in items:
+        tag, kind = manual.tag(item["doc"]), item["type"]
+        if not DATA.fullmatch(kind) or item["name"] in HANDED_ON:
+            if tag and kind.rstrip("*").strip() != "char":
+                yield f"{name}: {what}{item['name']} has a tag, and its type tells the direction"
+        elif not tag and kind != "const void *":
+            yield f"{name}: {what}{item['name']} has none of [in], [out], [in,out], [view], [none]"
+        elif tag and kind.startswith("const ") != (tag in ("in", "none")):
+            yield f"{name}: {what}{item['name']} is [{tag}], and its type is {kind}"
+
+
+def check_table(model: Dict[str, Any]) -> Iterator[str]:
+    for (owner, name), expected in DIRECTIONS.items():
+        items = model["functions"][owner]["params"] if owner in model["functions"] else model["structs"][owner]["fields"]
+        found = [item["direction"] for item in items if item["name"] == name]
+        if found != [expected]:
+            yield f"{owner}: the direction of {name} is {found}, must be {expected}"
+
+
 def errors_of_chapter(model: Dict[str, Any], function: Dict[str, Any]) -> bool:
     return any(chapter["number"] == function["chapter"] and "Errors that all share" in " ".join(chapter["intro"])
                for chapter in model["chapters"])
@@ -66,6 +114,7 @@ def check_model(model: Dict[str, Any]) -> List[str]:
         found += [f"{name}: has no comment" for name, item in model[kind].items()
                   if not item["doc"] and name not in ("DC_API", "DC_API_H")]
     for name, struct in model["structs"].items():
+        found += check_directions(name, "field ", [field for field in struct["fields"] if "(" not in field["type"]])
         found += [f"{name}.{field['name']}: not described" for field in struct["fields"] if not field["doc"]]
     for name, enum in model["enums"].items():
         found += [f"{member['name']}: not described" for member in enum["members"] if not member["doc"]]
@@ -76,6 +125,7 @@ def check_model(model: Dict[str, Any]) -> List[str]:
         if not re.search(r"Source: |Computes nothing", " ".join(inside)):
             found.append(f"chapter {chapter['number']}, {chapter['title']}: no 'Source: ' and no 'Computes nothing'")
     found += check_layout(model)
+    found += check_table(model)
     header = manual.HEADER.read_text(encoding="utf-8")
     if len("".join(re.findall(r"/\*.*?\*/", header, re.S))) < len(header) / 2:
         found.append("less than half of the header is comment")
@@ -107,6 +157,12 @@ PLANTED: List[Tuple[str, str, str]] = [
     (r"Static, never NULL\. (?=\[any\] Since 0\.1\. \*/\nDC_API const char \*dc_op_name)", "",
      "dc_op_name: does not say"),
     (r"/\*\*< bucket reductions started \*/", "", "dc_memory_stats.flushes: not described"),
+    (r"data    \[in,out\] contiguous", "data    contiguous", "dc_comm_all_reduce: parameter data has none of [in]"),
+    (r"data    \[in,out\] contiguous", "data    [in] contiguous", "dc_comm_all_reduce: parameter data is [in], and"),
+    (r"recv    \[out\] contiguous, sum", "recv    [in,out] contiguous, sum", "dc_comm_all_gather: the direction of recv"),
+    (r"/\*\*< \[in\] added to", "/**< added to", "dc_layer_call: field mask has none of [in]"),
+    (r"dc_context_dry_run\(dc_context", "dc_dry_run(dc_context", "dc_dry_run: a function of a context"),
+    (r"int32_t dc_comm_rank\(", "int32_t dc_comm_get_rank(", "dc_comm_get_rank: a getter that returns its value"),
     (r"/\*\*< four bytes \*/", "", "DC_INT32: not described"),
     (r"/\*\* How reductions combine ranks\. \*/\n", "", "dc_reduce_op: has no comment"),
     (r"\n \* Source: the stages are those of ZeRO[^\n]*\n?", " */\n", "chapter 8, Graphs: no "),

@@ -3,7 +3,9 @@ check_manual.py holds the header to it. Needs nothing but Python, since `meson i
 
 A block is: a first sentence; prose; lines `name  text` of parameters; `Returns …`; and `[class] Since version.`
 A parameter that a block leaves out is described in the list of arguments on the header's first page. `as dc_x`
-refers to another block for errors; a chapter's introduction may give errors that all its functions share."""
+refers to another block for errors; a chapter's introduction may give errors that all its functions share. A
+parameter's or a field's text begins with [in], [out], [in,out], [view] or [none] where its type does not tell the
+direction of its data."""
 
 from __future__ import annotations
 
@@ -25,6 +27,9 @@ TOKEN = re.compile(
     r"|^typedef (?P<target>\w+) (?P<alias>\w+);"
     r"|^DC_API (?P<prototype>[^;]*);",
     re.S | re.M)
+
+
+TAG = re.compile(r"\[(in|out|in,out|view|none)\] ")
 
 
 class Text(NamedTuple):
@@ -200,8 +205,18 @@ def read(path: Path = HEADER) -> Dict[str, Any]:
     for name, function in model["functions"].items():
         function["errors"] = errors_of(name, model["functions"], shared)
         for param in function["params"]:
-            param["direction"] = _direction(param["type"], model["opaque"])
+            param["direction"] = tag(param["doc"]) or _direction(param["type"], model["opaque"])
+    for name, struct in model["structs"].items():
+        struct["direction"] = _struct_direction(name, model)
+        for field in struct["fields"]:
+            field["direction"] = tag(field["doc"]) or struct["direction"]
     return model
+
+
+def tag(doc: str) -> str:
+    """The direction with which a text begins, or ""."""
+    found = TAG.match(doc)
+    return found[1] if found else ""
 
 
 def _lay_out(struct: Dict[str, Any]) -> None:
@@ -217,9 +232,24 @@ def _lay_out(struct: Dict[str, Any]) -> None:
 
 
 def _direction(kind: str, opaque: Dict[str, Any]) -> str:
+    """Of data whose direction the type tells: places for handles, texts and numbers are written, structs too unless
+    they are const. Untyped memory is the caller's pointer, which is handed on."""
     target = kind[:-1].strip()
-    written = kind.endswith("*") and not kind.startswith("const ") and target != "void" and target not in opaque
-    return "out" if written else "in"
+    written = kind.endswith("*") and (target.endswith("*") or not kind.startswith("const ")) and target != "void"
+    return "out" if written and target not in opaque else "in"
+
+
+def _struct_direction(name: str, model: Dict[str, Any]) -> str:
+    """in: callers fill the struct; out: the library does; in,out: both, each in other calls."""
+    filled = read = False
+    for function, entry in model["functions"].items():
+        for param in entry["params"]:
+            if param["type"] == f"{name} *" and not function.endswith("_init"):
+                filled |= tag(param["doc"]) in ("", "view")
+            read |= param["type"] == f"const {name} *"
+    read |= any(re.search(rf"\b{name} \*", field["type"]) for struct in model["structs"].values()
+                for field in struct["fields"])
+    return "in,out" if filled and read else "out" if filled else "in"
 
 
 def _shared(intro: List[str]) -> str:
