@@ -30,9 +30,9 @@ const command commands[] = {
              "ranks that are threads and processes, each result to the bit, and the Python package and the PyTorch\n"
              "adapter where they are installed. It takes less than two minutes and names the part that is broken.\n"
              "\n"
-             "With --dump: reads the flight recorders' files of all ranks (dc_context_trace_dump, "
-             "dc_context_trace_dump_on_error, or\n"
-             "LIBDC_DUMP_DIR for the Python package) and says in a sentence which rank did what differently.\n",
+             "With --dump: reads the flight recorders' files of all ranks, which dc_context_trace_dump() writes, or\n"
+             "at an error dc_context_trace_dump_on_error() and, for the Python package, LIBDC_DUMP_DIR. It says in\n"
+             "a sentence which rank did what differently.\n",
      .run = run_doctor,
      .options = {TEXT("--dump", "FOLDER", "reads FOLDER/rank-*.json instead of testing"),
                  NUMBER("--ranks", "N", 1, 8, "ranks of the tests, 1 to 8; 2 without it"), JSON_OPTION}},
