@@ -46,7 +46,7 @@ def refused(text, call):
     ("dtype = '99', must be one of float32", lambda c: c.allgather_param(None, 1, 1, 99)),
     ("ids = 7, must be a sequence", lambda c: c.register_graph_z3(1, 7)),
     ("ids = ['a'], must be a sequence", lambda c: c.register_graph_z3(1, ["a"])),
-    ("a is a list, must have __dlpack__", lambda c: c.reduce_grad([1.0], 1, 7)),
+    ("grad is a list, must have __dlpack__", lambda c: c.reduce_grad([1.0], 1, 7)),
     ("nbytes = -1, must be 0 to", lambda c: c.memory_alloc(-1)),
     ("kind = 77, must be", lambda c: c.memory_alloc(8, 77)),
     ("limit = -1, must be 0 to", lambda c: c.trace_read(-1)),
