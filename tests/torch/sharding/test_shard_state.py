@@ -108,6 +108,40 @@ def inputs(step: int) -> torch.Tensor:
     return torch.randn(4, 16, generator=torch.Generator().manual_seed(step)).bfloat16()
 
 
+@pytest.mark.parametrize("used", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_the_mean_of_16_bit_gradients_is_not_rounded_to_16_bits(stage: int, used: torch.dtype) -> None:
+    """Float64 is the judge. A sum in the weights' type would be rounded to 16 bits first."""
+    world = 2
+    plain = make(Plain).to(used)
+    exact = [torch.zeros(p.shape, dtype=torch.float64) for p in plain.parameters()]
+    for rank in range(world):
+        plain.zero_grad()
+        plain(inputs(rank).to(used)).backward()
+        for total, p in zip(exact, plain.parameters()):
+            total += p.grad.double() / world
+
+    def work(comm: Any) -> Any:
+        model = make(Plain)
+        dct.shard(model, stage, comm=comm, param_dtype=used)
+        model(inputs(comm.rank).to(used)).backward()
+        return [whole_grad(comm, p) for p in model.parameters()]
+
+    assert any(not torch.equal(mean, mean.to(used).double()) for mean in exact)
+    for grads in on(world, work):
+        for grad, mean in zip(grads, exact):
+            assert grad.dtype == torch.float32 and torch.equal(grad.double(), mean)
+
+
+def whole_grad(comm: Any, param: nn.Parameter) -> torch.Tensor:
+    if param.grad.shape == dct.full_shape(param):
+        return param.grad.clone()
+    whole = param.grad.new_empty(comm.size * param.grad.numel())
+    comm.all_gather(param.grad, whole)
+    shape = dct.full_shape(param)
+    return whole[: shape.numel()].view(shape)
+
+
 def test_types_that_are_none() -> None:
     for name in ("param_dtype", "reduce_dtype"):
         for wrong in (torch.int32, "bfloat16", {nn.LayerNorm: torch.float32}):
