@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import struct
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -226,6 +227,12 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: py
             dct.save_checkpoint(net, tmp_path / "none" / "step")
         with pytest.raises((OSError, RuntimeError), match="is a folder, must be a file's name"):
             dct.save_checkpoint(net, tmp_path)
+        if comm.rank == 0:
+            os.mkfifo(tmp_path.with_name("pipe"))
+        comm.barrier()
+        for wrong, text in ("", "must be a file's name"), (tmp_path.with_name("pipe"), "is a pipe or a device"):
+            with pytest.raises((ValueError, RuntimeError), match=f"path = '{wrong}',? {text}"):
+                dct.save_checkpoint(net, wrong)
         assert path.read_bytes() == before and os.listdir(tmp_path) == ["step.safetensors"]
 
     mine: Any = set()
@@ -254,6 +261,15 @@ def test_any_bytes_are_tensors_or_an_error(tmp_path: Path) -> None:
         for name, tensor in file.tensors.items():
             file.read(name, 0, tensor.numel())
     assert fine > 100
+
+
+def test_descriptions_of_another_form(tmp_path: Path) -> None:
+    for text, reason in (("[1]", "its description is no object of JSON"),
+                         ('{"__metadata__":[1]}', "its metadata are no strings"),
+                         ('{"__metadata__":{"x":1}}', "its metadata are no strings")):
+        (tmp_path / "x").write_bytes(struct.pack("<Q", len(text)) + text.encode())
+        with pytest.raises(ValueError, match=f"{tmp_path / 'x'} is no safetensors file, or a part of one: {reason}"):
+            safetensors_file.File(str(tmp_path / "x"))
 
 
 def test_every_type(tmp_path: Path) -> None:

@@ -163,10 +163,13 @@ class File:
         is_summed = self._check_header(start + text)
         try:
             description = json.loads(text)
+            if not isinstance(description, dict):
+                raise ValueError("its description is no object of JSON")
             self.metadata = description.pop("__metadata__", {})
-            found = list(_validate(description, size - 8 - length))
-            if not all(isinstance(value, str) for value in self.metadata.values()):
+            values = self.metadata.values() if isinstance(self.metadata, dict) else [None]
+            if not all(isinstance(value, str) for value in values):
                 raise ValueError("its metadata are no strings")
+            found = list(_validate(description, size - 8 - length))
             if _SUMS in self.metadata or _HEADER_SUM in self.metadata:
                 self._read_sums(description, size - 8 - length, is_summed)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

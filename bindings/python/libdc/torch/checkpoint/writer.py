@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 from ..sharding.root import Root
@@ -30,8 +31,7 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
 
     def begin() -> None:
         nonlocal lock
-        if os.path.isdir(path):
-            raise IsADirectoryError(f"save_checkpoint: path = {path!r} is a folder, must be a file's name")
+        _check_path(path)
         lock = _create(path, part)
         safetensors_file.reserve(lock, layout.nbytes)
 
@@ -76,6 +76,20 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
     finally:
         if lock >= 0:
             os.close(lock)
+
+
+def _check_path(path: str) -> None:
+    """Raises where there is something that the file must not take the place of."""
+    if not path:
+        raise ValueError("save_checkpoint: path = '', must be a file's name")
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(f"save_checkpoint: path = {path!r} is a folder, must be a file's name")
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"save_checkpoint: path = {path!r} is a pipe or a device, must be a file's name")
 
 
 def _create(path: str, part: str) -> int:
