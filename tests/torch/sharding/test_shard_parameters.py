@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any
+import re
+from typing import Any, Dict
 
 import libdc.run
 import libdc.torch as dct
@@ -151,6 +152,48 @@ def test_parameters_do_not_come_later() -> None:
         model(*data(0, comm.rank)).backward()
         assert bits(dct.full_state_dict(sharded(comm))) == before
         nn.Sequential(model).append(nn.Linear(2, 2))  # around it
+
+    on(2, rank)
+
+
+def two(first: str, second: str, frozen: bool = False, buffer: int = 1) -> nn.Module:
+    model = nn.Module()
+    for name in (first, second):
+        model.add_module(name, nn.Linear(3, 3, bias=False))
+    model.get_submodule(first).requires_grad_(not frozen)
+    model.register_buffer("steps", torch.zeros(buffer))
+    return model
+
+
+def test_ranks_that_differ_learn_it_alike() -> None:
+    """Another order would exchange weights in silence, as the shapes are the same."""
+    makers: Dict[str, Any] = {
+        "where rank 0 has parameter 0, a.weight of shape (3, 3) and type float32, rank 1 has 0, b.weight":
+            (lambda: two("a", "b"), lambda: two("b", "a")),
+        "rank 1 has 0, a.weight of shape (3, 3) and type float32, frozen":
+            (lambda: two("a", "b"), lambda: two("a", "b", frozen=True)),
+        "and type float32, rank 1 has 0, a.weight of shape (3, 3) and type float64":
+            (lambda: two("a", "b"), lambda: two("a", "b").double()),
+        "where rank 0 has parameter 1, b.weight of shape (3, 3) and type float32, rank 1 has nothing":
+            (lambda: two("a", "b"), lambda: two("a", "a")),
+        "where rank 0 has buffer 0, steps of shape (1,) and type float32, rank 1 has 0, steps of shape (2,)":
+            (lambda: two("a", "b"), lambda: two("a", "b", buffer=2)),
+    }
+    options: Dict[str, Any] = {"stage": (3, 1), "bucket_size": (8, 9), "prefetch": (1, 0), "group_size": (1, 2),
+                               "reduce_dtype": (None, torch.bfloat16), "param_dtype": (None, torch.float16),
+                               "broadcast": (True, False), "check_finite": (False, True)}
+
+    def refused(comm: Any, make: Any, text: str, **given: Any) -> None:
+        with pytest.raises(ValueError, match=f"shard: .*{re.escape(text)}.*: all ranks must shard the same model"):
+            dct.shard(make(), comm=comm, **given)
+
+    def rank(comm: Any) -> None:
+        for text, models in makers.items():
+            refused(comm, models[comm.rank], text)
+        for name, values in options.items():
+            refused(comm, make, f"{name} = {values[0]} on rank 0, but {values[1]} on rank 1",
+                    **{name: values[comm.rank]})
+        sharded(comm)
 
     on(2, rank)
 

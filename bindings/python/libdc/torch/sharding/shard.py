@@ -10,7 +10,7 @@ from torch import nn
 from .. import devices, patches
 from ..compile import register_backend
 from ..default_comm import resolve_comm
-from . import managed_modules, module_class
+from . import agreement, managed_modules, module_class
 from .eager import make_saved_tensor_hooks
 from .param_group import Options
 from .parameter import set_param_class
@@ -53,6 +53,7 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     params = managed_modules.parameters_of(model)
     options = Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype, bool(check_finite))
     root = Root(resolve_comm(comm), options, params[0][1].device if params else devices.CPU, model)
+    agreement.check(root, model, params, {**options._asdict(), "broadcast": bool(broadcast)})
     entries: Dict[nn.Parameter, ShardedParam] = {}
     for name, param in params:
         if param in entries:
