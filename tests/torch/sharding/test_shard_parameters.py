@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import re
 from typing import Any, Dict
@@ -204,6 +205,24 @@ def test_modules_that_write_or_are_sparse_are_refused() -> None:
             dct.shard(nn.Sequential(kind(10, 4, max_norm=1.0)), 3)
         with pytest.raises(ValueError, match="shard: 0 has sparse = True, but gradients are averaged dense"):
             dct.shard(nn.Sequential(kind(10, 4, sparse=True)), 3)
+
+
+def test_forward_keeps_its_signature() -> None:
+    """Transformers' generate() makes a mask where forward has an argument for it, and its Trainer drops the columns
+    that forward has no argument for."""
+
+    class Masked(nn.Linear):
+        def forward(self, x: torch.Tensor, mask: Any = None, *, scale: float = 1.0) -> torch.Tensor:
+            return super().forward(x) * scale
+
+    def signatures(model: nn.Module) -> Any:
+        return [inspect.signature(module.forward) for module in model.modules()]
+
+    plain = nn.Sequential(Masked(2, 2), nn.Linear(2, 2))
+    plain[1].register_forward_hook(lambda module, args, result: None)
+    expected = signatures(plain)
+    dct.shard(plain, 3)
+    assert signatures(plain) == expected and "mask" in expected[1].parameters
 
 
 def test_parts_know_the_whole() -> None:

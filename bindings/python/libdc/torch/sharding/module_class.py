@@ -82,8 +82,9 @@ def _param_property(name: str) -> Callable[[nn.Module], Any]:
 
 
 def _with_full_params(inner: Callable[..., Any], is_root: bool) -> Callable[..., Any]:
-    """A method of a module in which its parameters are whole."""
+    """A method of a module in which its parameters are whole. Its signature stays: programs look into forward's."""
 
+    @functools.wraps(inner)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             if is_root:
@@ -91,7 +92,6 @@ def _with_full_params(inner: Callable[..., Any], is_root: bool) -> Callable[...,
             return inner(self, *args, **kwargs)
         return self.__dict__[MODULE_STATE].call(inner, self, args, kwargs)
 
-    method.__name__ = inner.__name__
     return method
 
 
