@@ -67,6 +67,7 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     root.saved_tensor_hooks = make_saved_tensor_hooks(root)
     for entry in root.group.entries:
         set_param_class(entry)
+        entry.reduce_direct_gradients()
     for module in model.modules():
         own = [name for name, param in module._parameters.items() if param is not None]
         if own or module is model or module_class.has_forward_hooks(module):

@@ -20,8 +20,8 @@ class ShardedParam:
     it alive; it keeps neither the parameter nor the root."""
 
     __slots__ = ("_root", "_param", "id", "names", "shape", "numel", "shard_numel", "param_dtype", "reduce_dtype",
-                 "data", "grad", "registered_ptr", "version", "optimizer_steps", "unreduced", "hooks",
-                 "__weakref__")  # fmt: skip
+                 "data", "grad", "registered_ptr", "version", "optimizer_steps", "unreduced", "direct",
+                 "hooks", "__weakref__")  # fmt: skip
 
     def __init__(self, root: Root, index: int, name: str, param: nn.Parameter) -> None:
         self._root = weakref.ref(root)
@@ -40,6 +40,7 @@ class ShardedParam:
         self.version = 0  # of the shard, as the library knows it
         self.optimizer_steps = 0  # optimizer steps; fused optimizers leave no trace in the version
         self.unreduced: Optional[Tensor] = None  # whole local sum of no_sync()
+        self.direct: Optional[Tuple[Optional[Tensor]]] = None  # .grad, while autograd makes a gradient of its own
         self.hooks: Optional[Dict[int, Callable[[nn.Parameter], None]]] = None  # called when .grad is complete
 
     @property
@@ -102,3 +103,33 @@ class ShardedParam:
         root.begin_reductions()
         root.with_grad[self.id] = self
         eager_calls.reduce_grad(grad, root.group.graph_id, self.id)
+
+    def reduce_direct_gradients(self) -> None:
+        """Stage 0: the whole parameter can be used without a module's attribute, and autograd has a gradient then. It
+        is reduced as all others are. Hooks tell of it: one before autograd adds it to `.grad`, one behind."""
+        if self.group.stage > 0 or not self.param.requires_grad:
+            return
+        reference = weakref.ref(self)
+
+        def before(grad: Optional[Tensor]) -> None:
+            entry = reference()
+            if grad is not None and entry is not None and entry.alive:
+                entry.root.pre_backward()
+                entry.direct = (entry.param.grad,)
+                entry.param.grad = None
+
+        def behind(param: Tensor) -> None:
+            entry = reference()
+            if entry is not None and entry.direct is not None:
+                grad = param.grad
+                entry.restore_grad()
+                if grad is not None:
+                    entry.reduce(grad.detach())
+
+        torch.Tensor.register_hook(self.param, before)
+        torch.Tensor.register_post_accumulate_grad_hook(self.param, behind)
+
+    def restore_grad(self) -> None:
+        """autograd.grad() calls the first hook alone."""
+        if self.direct is not None:
+            (self.param.grad,), self.direct = self.direct, None
