@@ -1,7 +1,7 @@
 """Whether all ranks shard the same model in the same way.
 
-Parameters are registered by number. Models with the same shapes in another order would exchange their weights without
-an error, and where options differ, the first collective that tells of it names a consequence and not the option."""
+Parameters are registered by number. So models with the same shapes in another order would exchange their weights
+without an error. Where options differ, the first collective that notices it names a consequence and not the option."""
 
 from __future__ import annotations
 
