@@ -74,6 +74,8 @@ class LayerConfig:
                     raise ValueError(f"gelu = {value!r}, must be 'tanh' or 'erf'")
                 value = _GELU[value]
             elif field.name in ("pre_layer_norm", "adjust_init_range", "training"):
+                if value not in (True, False):  # C's -1 would be true
+                    raise ValueError(f"config.{field.name} = {value!r}, must be True or False")
                 value = 1 if value else -1
             elif field.name == "threads":
                 value = value or int(os.environ.get("LIBDC_NUM_THREADS", 0))
