@@ -13,7 +13,6 @@ import ctypes
 import errno
 import json
 import math
-import mmap
 import os
 import re
 import stat
@@ -104,9 +103,8 @@ def write(fd: int, offset: int, elements: Tensor) -> int:
     crc = 0
     for piece in elements.split(max(1, _STAGING_BYTES // elements.element_size())) if elements.is_cuda else (elements,):
         host = piece.cpu().contiguous()
-        nbytes = host.numel() * host.element_size()
-        crc = write_bytes(fd, offset, memoryview((ctypes.c_char * nbytes).from_address(host.data_ptr())), crc)
-        offset += nbytes
+        crc = write_bytes(fd, offset, _bytes_of(host), crc)
+        offset += host.numel() * host.element_size()
     return crc
 
 
@@ -120,6 +118,12 @@ def write_bytes(fd: int, offset: int, data: Any, crc: int = 0) -> int:
     return crc
 
 
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Of a contiguous tensor, which the caller keeps."""
+    nbytes = tensor.numel() * tensor.element_size()
+    return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
 class ReadRange(NamedTuple):
     """A range of a tensor's elements that was read, and its checksum."""
 
@@ -129,13 +133,13 @@ class ReadRange(NamedTuple):
 
 
 class File:
-    """A file's tensors, whose elements are zeros until they are read."""
+    """A file and its description. A range of a tensor is read straight into the caller's memory."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.sums: Optional[Dict[str, int]] = None  # each tensor's checksum; None: the file has none
         self.metadata: Dict[str, str] = {}
-        self.tensors: Dict[str, Tensor] = {}
+        self.tensors: Dict[str, Tensor] = {}  # types and shapes, without memory
         self._fd = _open(path)
         try:
             self._describe()
@@ -175,8 +179,7 @@ class File:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"{self.path} is no safetensors file, or a part of one: {error}") from None
         self._offsets = {name: 8 + length + begin for name, begin, _ in found}
-        self._pages = _reserve_memory(size)
-        self.tensors = {name: _view(self._pages, self._offsets[name], of) for name, _, of in found}
+        self.tensors = {name: torch.empty(of.shape, dtype=_DTYPES[of.dtype], device="meta") for name, _, of in found}
 
     def _check_header(self, header: bytes) -> bool:
         """Whether there is a checksum to compare the header with."""
@@ -211,11 +214,18 @@ class File:
             view, offset = view[got:], offset + got
         return crc
 
-    def read(self, name: str, begin: int, end: int) -> ReadRange:
-        """Reads a tensor's elements from begin to end."""
-        width = self.tensors[name].element_size()
-        offset = self._offsets[name]
-        crc = self._fill(memoryview(self._pages)[offset + begin * width : offset + end * width], offset + begin * width)
+    def read(self, name: str, begin: int, into: Tensor) -> ReadRange:
+        """Reads a tensor's elements from begin on into a flat tensor of its type, in the host's memory."""
+        crc = self._fill(_bytes_of(into), self._offsets[name] + begin * into.element_size())
+        return ReadRange(begin, begin + into.numel(), crc)
+
+    def _sum(self, name: str, begin: int, end: int) -> ReadRange:
+        """The checksum of elements that no rank keeps."""
+        dtype = self.tensors[name].dtype
+        chunk, crc = torch.empty(min(_CHUNK // dtype.itemsize, end - begin), dtype=dtype), 0
+        for at in range(begin, end, max(1, chunk.numel())):
+            part = self.read(name, at, chunk[: end - at])
+            crc = crc32c.join(crc, part.crc, (part.end - at) * dtype.itemsize)
         return ReadRange(begin, end, crc)
 
     def check(self, name: str, parts: Sequence[ReadRange]) -> None:
@@ -225,10 +235,10 @@ class File:
         tensor, crc, reached = self.tensors[name], 0, 0
         for part in sorted(set(parts)) + [ReadRange(tensor.numel(), tensor.numel(), 0)]:
             if part.begin > reached:
-                crc = crc32c.join(crc, self.read(name, reached, part.begin).crc,
+                crc = crc32c.join(crc, self._sum(name, reached, part.begin).crc,
                                   (part.begin - reached) * tensor.element_size())
             elif part.begin < reached:
-                part = self.read(name, reached, max(reached, part.end))
+                part = self._sum(name, reached, max(reached, part.end))
             crc = crc32c.join(crc, part.crc, (part.end - part.begin) * tensor.element_size())
             reached = max(reached, part.end)
         if crc != self.sums[name]:
@@ -242,17 +252,6 @@ def _open(path: str) -> int:
         os.close(fd)
         raise ValueError(f"{path} is no safetensors file: it is a folder, a pipe or a device")
     return fd
-
-
-def _reserve_memory(nbytes: int) -> mmap.mmap:
-    """Zeroed memory, of which the system gives pages as they are written."""
-    reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | reserve)
-    try:
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    except (AttributeError, OSError):
-        pass  # a kernel without them
-    return pages
 
 
 def open_files(path: str) -> List[File]:
@@ -290,13 +289,6 @@ def _validate(description: Mapping[str, Any], nbytes: int) -> Iterator[Tuple[str
         if not begin <= end <= nbytes or end - begin != described.nbytes:
             raise ValueError(f"{name} is {dtype} {shape} at bytes {begin} to {end} of {nbytes}")
         yield name, begin, described
-
-
-def _view(pages: mmap.mmap, offset: int, of: TensorInfo) -> Tensor:
-    dtype = _DTYPES[of.dtype]
-    if of.nbytes == 0:
-        return torch.empty(of.shape, dtype=dtype)
-    return torch.frombuffer(pages, dtype=torch.uint8, count=of.nbytes, offset=offset).view(dtype).view(of.shape)
 
 
 def missing_ranges(pieces: Sequence[Tuple[int, int]], count: int) -> List[Tuple[int, int]]:

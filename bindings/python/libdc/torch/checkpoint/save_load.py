@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..sharding.buffers import check_buffer_rule, synced_buffers
 from ..sharding.model import root_of
-from ..sharding.parameter import copy_shard, entry_of
+from ..sharding.parameter import entry_of
 from ..sharding.root import Root
 from ..sharding.sharded_param import ShardedParam
 from . import safetensors_file, state_dict, writer
@@ -41,6 +41,19 @@ class WriteItem(NamedTuple):
     @property
     def end(self) -> int:
         return self.begin + self.elements.numel()
+
+
+class Target(NamedTuple):
+    """Where this rank's elements of a file's tensor go, from begin to end: the first ones of new memory on the host.
+    So damage never reaches the model."""
+
+    memory: Tensor
+    begin: int
+    end: int
+
+    @property
+    def elements(self) -> Tensor:
+        return self.memory.view(-1)[: self.end - self.begin]
 
 
 def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
@@ -94,19 +107,20 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     def read() -> Tuple[Dict[str, Tensor], Any, Any]:
         tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
         metadata = _read_metadata(files)
-        weights, ranges = _match_weights(model, path, tensors, strict)
+        weights, targets = _match_weights(model, path, tensors, strict)
         states = None
         if optimizer is not None:
             if "optimizer" not in metadata:
                 raise ValueError(f"{path} has no optimizer's state")
             states = _read_optimizer_state(path, metadata["optimizer"], tensors, optimizer)
-            ranges.update(_state_ranges(model, optimizer, states))
-        extra = {name[len(_EXTRA):]: tensor for name, tensor in tensors.items() if name.startswith(_EXTRA)}
-        ranges.update({_EXTRA + name: (0, tensor.numel()) for name, tensor in extra.items()})
+            targets.update(_state_targets(model, optimizer, states))
+        extra = {name: _new_target(tensor) for name, tensor in tensors.items() if name.startswith(_EXTRA)}
+        targets.update(extra)
         for file in files:
-            parts.update({name: file.read(name, *ranges[name]) for name in file.tensors if name in ranges})
-        extra = {name: tensor.clone() for name, tensor in extra.items()}
-        return weights, states, {**metadata.get("extra", {}), **extra}
+            parts.update({name: file.read(name, targets[name].begin, targets[name].elements)
+                          for name in file.tensors if name in targets})
+        return weights, states, {**metadata.get("extra", {}),
+                                 **{name[len(_EXTRA):]: target.memory for name, target in extra.items()}}
 
     def check(lists: List[Dict[str, Any]]) -> None:
         for file in files:
@@ -124,15 +138,14 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
         for file in files:
             file.close()
     if optimizer is not None:
-        run_on_all_ranks(root, lambda: state_dict.load_full_optimizer_state_dict(model, optimizer, states))
+        run_on_all_ranks(root, lambda: state_dict.load_optimizer_shards(model, optimizer, states))
     current = model.state_dict(keep_vars=True)
     with torch.no_grad():
         for name, value in weights.items():
-            entry = entry_of(current[name])
-            if entry is None:
+            if value.shape == current[name].shape:
                 current[name].copy_(value)
             else:
-                copy_shard(entry, value, current[name])
+                current[name][: value.numel()].copy_(value)  # the padding stays
     return extra
 
 
@@ -254,15 +267,15 @@ def _read_metadata(files: List[safetensors_file.File]) -> Dict[str, Any]:
 
 
 def _match_weights(model: nn.Module, path: Path, tensors: Mapping[str, Tensor],
-         strict: bool) -> Tuple[Dict[str, Tensor], Dict[str, Tuple[int, int]]]:
-    """The file's weights under the model's names, and this rank's elements of those by the file's names; a tied weight
-    may have any of its names."""
+                   strict: bool) -> Tuple[Dict[str, Tensor], Dict[str, Target]]:
+    """Memory for this rank's part of the weights, under the model's names, and the same by the file's names; a tied
+    weight may have any of its names."""
     current = model.state_dict(keep_vars=True)
     same: Dict[int, List[str]] = {}
     for name, value in current.items():
         same.setdefault(id(value), []).append(name)
     weights: Dict[str, Tensor] = {}
-    ranges: Dict[str, Tuple[int, int]] = {}
+    targets: Dict[str, Target] = {}
     missing = []
     for group in same.values():
         found = next((name for name in group if name in tensors), None)
@@ -275,13 +288,20 @@ def _match_weights(model: nn.Module, path: Path, tensors: Mapping[str, Tensor],
         if tuple(tensors[found].shape) != shape:
             raise ValueError(f"load_checkpoint: {found} has shape {tuple(tensors[found].shape)} in {path}, must be "
                              f"{shape}")
-        weights[group[0]] = tensors[found]
-        ranges[found] = (0, tensors[found].numel()) if entry is None else entry.shard_range
+        targets[found] = _new_target(tensors[found], None if value.shape == shape else entry)
+        weights[group[0]] = targets[found].memory
     unknown = [name for name in tensors if name not in current and not name.startswith((_EXTRA, _OPTIMIZER))]
     if strict and (missing or unknown):
         raise ValueError(f"load_checkpoint: {path} lacks {_name_list(missing)}, and has {_name_list(unknown)}, which "
                          "the model does not have; strict=False reads the rest")
-    return weights, ranges
+    return weights, targets
+
+
+def _new_target(tensor: Tensor, entry: Optional[ShardedParam] = None) -> Target:
+    """Memory for all of a file's tensor, or for this rank's part, flat."""
+    begin, end = (0, tensor.numel()) if entry is None else entry.shard_range
+    shape = tensor.shape if entry is None else torch.Size([end - begin])
+    return Target(torch.empty(shape, dtype=tensor.dtype), begin, end)
 
 
 def _name_list(names: List[str]) -> str:
@@ -320,16 +340,18 @@ def _read_optimizer_state(path: Path, metadata: Mapping[str, Any], tensors: Mapp
     return {"state": {name: values for name, values in states.items() if values}, "param_groups": groups}
 
 
-def _state_ranges(model: nn.Module, optimizer: torch.optim.Optimizer,
-                  states: Mapping[str, Any]) -> Dict[str, Tuple[int, int]]:
-    """The elements of the optimizer's tensors that this rank reads."""
+def _state_targets(model: nn.Module, optimizer: torch.optim.Optimizer, states: Dict[str, Any]) -> Dict[str, Target]:
+    """Puts memory for this rank's part in place of the states' described tensors, and leaves out those of others."""
     params = dict(model.named_parameters())
-    ranges: Dict[str, Tuple[int, int]] = {}
+    targets: Dict[str, Target] = {}
     for name, values in states["state"].items():
-        for key, value in values.items():
-            if isinstance(value, Tensor) and name in params and state_dict.is_read(optimizer, params[name], key):
-                ranges[f"{_OPTIMIZER}{name}/{key}"] = state_dict.range_of(optimizer, params[name], key, value)
-    return ranges
+        for key, value in list(values.items()):
+            if name not in params or not state_dict.is_read(optimizer, params[name], key):
+                del values[key]
+            elif isinstance(value, Tensor):
+                target = Target(*state_dict.new_shard(optimizer, params[name], key, value))
+                targets[f"{_OPTIMIZER}{name}/{key}"], values[key] = target, target.memory
+    return targets
 
 
 def _as_type_of(ours: Any, value: Any) -> Any:

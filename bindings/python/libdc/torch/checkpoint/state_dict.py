@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -83,11 +83,29 @@ def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
 def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer,
                                    state: Mapping[str, Any]) -> None:
     """The reverse of full_optimizer_state_dict(), on any number of ranks and at any stage."""
-    params = {name: param for name, param in model.named_parameters()}
+    numbers, groups = _numbered(model, optimizer, state["param_groups"])
+    params = dict(model.named_parameters())
+    packed = {}
+    for name, values in state["state"].items():
+        packed[numbers[name]] = {key: _shard_of(optimizer, params[name], key, value) for key, value in values.items()
+                                 if is_read(optimizer, params[name], key)}
+    optimizer.load_state_dict({"state": packed, "param_groups": groups})
+
+
+def load_optimizer_shards(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """As load_full_optimizer_state_dict(), from tensors that have this rank's part alone (new_shard())."""
+    numbers, groups = _numbered(model, optimizer, state["param_groups"])
+    packed = {numbers[name]: values for name, values in state["state"].items()}
+    optimizer.load_state_dict({"state": packed, "param_groups": groups})
+
+
+def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer,
+              saved: List[Dict[str, Any]]) -> Tuple[Dict[str, int], List[Dict[str, Any]]]:
+    """The parameters' numbers by their names, and the saved groups with numbers."""
     numbers: Dict[str, int] = {}
     names = names_of(model)
     groups = []
-    for group, shown in zip(optimizer.param_groups, state["param_groups"]):
+    for group, shown in zip(optimizer.param_groups, saved):
         ours = [names[id(param)] for param in group["params"]]
         if ours != list(shown["params"]):
             raise ValueError("load_full_optimizer_state_dict: a parameter group has other parameters than the "
@@ -95,22 +113,16 @@ def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Opti
         for name in ours:
             numbers[name] = len(numbers)
         groups.append({**shown, "params": [numbers[name] for name in ours]})
+    return numbers, groups
 
-    def shard_of(entry: ShardedParam, whole: Tensor) -> Tensor:
-        part = torch.zeros_like(entry.data, dtype=whole.dtype)
-        copy_shard(entry, whole, part)
-        return part
 
-    def part(entry: Optional[ShardedParam], key: str, value: Any) -> Any:
-        whole = entry is None or is_owned(optimizer, key) or not _is_like(entry.shape, key, value)
-        return _copy(value) if whole else shard_of(entry, value)
-
-    packed = {}
-    for name, values in state["state"].items():
-        param = params[name]
-        packed[numbers[name]] = {key: part(entry_of(param), key, value) for key, value in values.items()
-                                 if is_read(optimizer, param, key)}
-    optimizer.load_state_dict({"state": packed, "param_groups": groups})
+def _shard_of(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str, value: Any) -> Any:
+    entry = entry_of(param)
+    if entry is None or not _is_shared(optimizer, entry, key, value):
+        return _copy(value)
+    part = torch.zeros_like(entry.data, dtype=value.dtype)
+    copy_shard(entry, value, part)
+    return part
 
 
 def is_read(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str) -> bool:
@@ -118,11 +130,22 @@ def is_read(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str) -> 
     return not is_owned(optimizer, key) or key in optimizer.pieces(param)  # type: ignore[attr-defined]
 
 
-def range_of(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str, value: Tensor) -> Tuple[int, int]:
-    """The elements of a piece that this rank loads, from begin to end."""
+def new_shard(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str,
+              value: Tensor) -> Tuple[Tensor, int, int]:
+    """New memory on the host for this rank's part of a piece, and the elements that belong there, from begin to end.
+    The memory's first elements are theirs; the padding behind them is zeros already."""
     entry = entry_of(param)
-    is_whole = entry is None or is_owned(optimizer, key) or not _is_like(entry.shape, key, value)
-    return (0, value.numel()) if entry is None or is_whole else entry.shard_range
+    if entry is None or not _is_shared(optimizer, entry, key, value):
+        return torch.empty(value.shape, dtype=value.dtype), 0, value.numel()
+    begin, end = entry.shard_range
+    part = torch.empty(entry.data.shape, dtype=value.dtype)
+    part.view(-1)[end - begin :].zero_()
+    return part, begin, end
+
+
+def _is_shared(optimizer: torch.optim.Optimizer, entry: ShardedParam, key: str, value: Any) -> bool:
+    """Whether each rank has a part of a piece."""
+    return not is_owned(optimizer, key) and _is_like(entry.shape, key, value)
 
 
 def is_owned(optimizer: torch.optim.Optimizer, key: str) -> bool:
