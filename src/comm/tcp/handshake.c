@@ -87,7 +87,8 @@ void dc__tcp_pending_close(dc__tcp_pending *p) {
   }
 }
 
-int64_t dc__tcp_pending_expiry(const dc__tcp_pending *p) {
+/* When the oldest pending connection has had its time; INT64_MAX if none is pending. */
+static int64_t pending_expiry(const dc__tcp_pending *p) {
   return p->count == 0 ? INT64_MAX : p->candidates[0].since_ns + handshake_ns;
 }
 
@@ -245,14 +246,15 @@ static bool step_candidates(dc__tcp_group *group, dc__tcp_hello *hello, int *fd)
       return true;
     }
   }
-  while (dc__now_ns() >= dc__tcp_pending_expiry(p)) {
+  while (dc__now_ns() >= pending_expiry(p)) {
     candidate_reject(p, 0, "which took too long");
   }
   return false;
 }
 
-/* Serves pending connections before it accepts new ones, which may evict them. */
-bool dc__tcp_poll_hello(dc__tcp_group *group, bool can_accept, dc__tcp_hello *hello, int *fd, dc_status *status) {
+/* As dc__tcp_wait_hello(), without waiting. Serves pending connections before it accepts new ones, which may evict
+ * them. can_accept: the listener is readable. */
+static bool poll_hello(dc__tcp_group *group, bool can_accept, dc__tcp_hello *hello, int *fd, dc_status *status) {
   *status = DC_OK;
   if (step_candidates(group, hello, fd)) {
     return true;
@@ -280,7 +282,7 @@ bool dc__tcp_wait_hello(dc__tcp_group *group, const int *extra, int32_t extra_co
     for (int32_t i = 0; i < p->count; i++) {
       polls[count++] = (struct pollfd){.fd = p->candidates[i].fd, .events = POLLIN};
     }
-    int64_t expiry = dc__tcp_pending_expiry(p);
+    int64_t expiry = pending_expiry(p);
     if (poll(polls, (nfds_t)count, dc__poll_timeout_ms(expiry < deadline ? expiry : deadline)) < 0) {
       if (errno != EINTR) {
         *status = dc__fail(DC_E_SYSTEM, "group \"%s\": poll: %s", group->name, strerror(errno));
@@ -292,7 +294,7 @@ bool dc__tcp_wait_hello(dc__tcp_group *group, const int *extra, int32_t extra_co
     for (int32_t i = 0; i < extra_count; i++) {
       ended = ended || polls[1 + i].revents != 0;
     }
-    if (dc__tcp_poll_hello(group, polls[0].revents != 0, hello, fd, status)) {
+    if (poll_hello(group, polls[0].revents != 0, hello, fd, status)) {
       return true;
     }
     ended = ended || *status != DC_OK;

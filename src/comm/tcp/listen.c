@@ -28,14 +28,14 @@ static bool address_bytes(const struct sockaddr *from, unsigned char bytes[16]) 
   return from->sa_family == AF_INET;
 }
 
-static bool is_mapped(const unsigned char bytes[16]) {
+bool dc__tcp_is_mapped(const unsigned char bytes[16]) {
   static const unsigned char prefix[12] = {[10] = 0xff, [11] = 0xff};
   return memcmp(bytes, prefix, sizeof prefix) == 0;
 }
 
 bool dc__tcp_is_loopback(const unsigned char bytes[16]) {
   static const unsigned char six[16] = {[15] = 1};
-  return memcmp(bytes, six, sizeof six) == 0 || (is_mapped(bytes) && bytes[12] == 127);
+  return memcmp(bytes, six, sizeof six) == 0 || (dc__tcp_is_mapped(bytes) && bytes[12] == 127);
 }
 
 /* Reads "10.1.0.0/16" or "fd00::/8". False if the text is something else, a name then. */
@@ -73,7 +73,8 @@ static dc_status find_on_interface(const dc__tcp_group *group, const unsigned ch
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: no list of interfaces: %s", strerror(errno));
   }
   for (const struct ifaddrs *i = list; i != NULL; i = i->ifa_next) {
-    bool fits = i->ifa_addr != NULL && address_bytes(i->ifa_addr, address) && is_mapped(address) == is_mapped(near) &&
+    bool fits = i->ifa_addr != NULL && address_bytes(i->ifa_addr, address) &&
+                dc__tcp_is_mapped(address) == dc__tcp_is_mapped(near) &&
                 (is_cidr ? has_prefix(address, prefix, bits) : strcmp(i->ifa_name, group->network) == 0);
     bool link_local = fits && address[0] == 0xfe && (address[1] & 0xc0) == 0x80;
     if (fits && !link_local && (!any || memcmp(address, near, 16) == 0)) {
@@ -87,7 +88,7 @@ static dc_status find_on_interface(const dc__tcp_group *group, const unsigned ch
                         "dc_comm_create_tcp: options.network = \"%.60s\": rank %" PRId32
                         "'s machine has no IPv%d "
                         "address there",
-                        group->network, group->rank, is_mapped(near) ? 4 : 6);
+                        group->network, group->rank, dc__tcp_is_mapped(near) ? 4 : 6);
 }
 
 static dc_status fail_no_secret(const dc__tcp_group *group) {
@@ -133,7 +134,24 @@ dc_status dc__tcp_listen_near(dc__tcp_group *group, const struct sockaddr *near,
   }
   DC__TRY(listen_in_range(group, bound, &port, &group->listener));
   own->port = port;
+  if (bound != NULL) {
+    memcpy(group->listens_at, bound, sizeof group->listens_at);
+  }
   return DC_OK;
+}
+
+void dc__tcp_stop_listening(dc__tcp_group *group) {
+  dc__tcp_close(&group->listener);
+  dc__tcp_pending_close(&group->pending); /* no rank is among them */
+}
+
+dc_status dc__tcp_listen_again(dc__tcp_group *group) {
+  static const unsigned char any[16];
+  dc__tcp_close(&group->listener); /* of a mesh that failed */
+  int32_t *port = &group->endpoints[group->rank].port;
+  *port = 0;
+  return listen_in_range(group, memcmp(group->listens_at, any, sizeof any) == 0 ? NULL : group->listens_at, port,
+                         &group->listener);
 }
 
 /* HOST may have several addresses; rank 0 takes the first one where it can listen. */

@@ -1,6 +1,7 @@
 /* Heartbeats. Each watcher sends one to every rank. A rank without them is judged by its machine, whose kernel
  * acknowledges received bytes. While it does, the process is stopped or starved, and the collective's deadline decides.
  * If it does not, the machine vanished or the network is cut, and the group fails. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <netinet/tcp.h>
@@ -45,18 +46,17 @@ static int64_t silence_of_machine(const dc__tcp_group *group, int32_t r) {
   return (int64_t)info.tcpi_last_ack_recv * 1000000;
 }
 
-/* The address of a rank without its port. */
-static void host_text(const dc__tcp_group *group, int32_t r, char text[DC__TCP_PEER]) {
-  dc__tcp_peer_text(group->control[r], text);
-  char *port = strrchr(text, ':');
-  if (port != NULL) {
-    *port = '\0';
+void dc__tcp_host_text(const dc__tcp_group *group, int32_t r, char text[DC__TCP_PEER]) {
+  const unsigned char *address = group->endpoints[r].address;
+  const bool four = dc__tcp_is_mapped(address);
+  if (inet_ntop(four ? AF_INET : AF_INET6, four ? address + 12 : address, text, DC__TCP_PEER) == NULL) {
+    snprintf(text, DC__TCP_PEER, "an unknown one");
   }
 }
 
 static void fail_vanished(dc__tcp_group *group, int32_t r, int64_t silence_ns) {
   char host[DC__TCP_PEER];
-  host_text(group, r, host);
+  dc__tcp_host_text(group, r, host);
   pthread_mutex_lock(&group->mutex);
   int none = 0;
   atomic_store(&group->error[r], ETIMEDOUT);
@@ -95,7 +95,7 @@ void dc__tcp_describe_silence(dc__tcp_group *group, int32_t r, char *text, size_
   size_t length = strlen(text);
   int64_t silence_ns = silence_of(group, r);
   if (is_connected(group, r) && silence_ns >= MISSED * group->heartbeat_ns) {
-    host_text(group, r, host);
+    dc__tcp_host_text(group, r, host);
     snprintf(text + length, cap - length,
              ", but its machine, %s, does: the process is alive but has been late for %.1f s", host,
              (double)silence_ns / 1e9);

@@ -1,8 +1,9 @@
-/* A mesh: one connection between any two ranks, made by the higher one. Early connections are kept for their mesh. */
+/* A mesh: one connection between any two ranks, made by the higher one. Those of the control mesh and of the first
+ * communicator go to the rendezvous' listeners. For a later one each rank listens until the mesh is made, and tells the
+ * higher ranks its port over the control mesh. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
-#include <sys/eventfd.h>
 
 #include "comm/tcp/auth.h"
 
@@ -51,16 +52,15 @@ static dc_status mesh_fail_duplicate(const dc__tcp_group *group, const dc__tcp_h
                   group->name, group->rank, hello->rank, hello->mesh, first, second);
 }
 
-/* Accepts a connection, into fds if it is for the mesh in progress, or rejects it. fds is NULL if none is in progress.
- * An error fails the group. */
+/* Accepts a connection, into fds if it is for the mesh in progress, or rejects it. An error fails the group. */
 static dc_status dispatch_connection(dc__tcp_group *group, const dc__tcp_hello *hello, int fd, int *fds) {
   dc_status status = DC_OK;
   if (hello->mesh == DC__TCP_RENDEZVOUS) {
     dc__tcp_reject(fd, fail_no_rendezvous(group, hello));
   } else if (hello->rank > group->rank && hello->rank < group->world && hello->mesh >= group->meshes &&
-             hello->mesh <= group->meshes + DC__TCP_MAX_AHEAD) {
+             hello->mesh <= group->meshes + 1) {
     const dc__tcp_early *early = find_early(group, hello->mesh, hello->rank);
-    bool now = fds != NULL && hello->mesh == group->meshes;
+    bool now = hello->mesh == group->meshes;
     int other = early != NULL ? early->fd : now ? fds[hello->rank] : -1;
     if (other >= 0) {
       status = mesh_fail_duplicate(group, hello, fd, other);
@@ -75,134 +75,6 @@ static dc_status dispatch_connection(dc__tcp_group *group, const dc__tcp_hello *
   }
   dc__tcp_note_rejected(&group->pending, fd, "which said that it was of another group, or came twice");
   dc__tcp_close(&fd);
-  return status;
-}
-
-void dc__tcp_serve_listener(dc__tcp_group *group, bool can_accept, bool *retry) {
-  dc__tcp_hello hello;
-  dc_status status;
-  int fd;
-  for (; dc__tcp_poll_hello(group, can_accept, &hello, &fd, &status); can_accept = false) {
-    dc_status failure = dispatch_connection(group, &hello, fd, NULL);
-    if (failure != DC_OK) {
-      dc__tcp_group_fail_async(group, failure);
-    }
-  }
-  *retry = status != DC_OK;
-}
-
-/* ---- outgoing connections ---- */
-
-typedef union socket_address {
-  struct sockaddr any;
-  struct sockaddr_in four;
-  struct sockaddr_in6 six;
-} socket_address;
-
-static socklen_t sockaddr_of(const dc__tcp_endpoint *endpoint, socket_address *to) {
-  memset(to, 0, sizeof *to);
-  to->six.sin6_family = AF_INET6;
-  to->six.sin6_port = htons((uint16_t)endpoint->port);
-  memcpy(&to->six.sin6_addr, endpoint->address, sizeof endpoint->address);
-  if (!IN6_IS_ADDR_V4MAPPED(&to->six.sin6_addr)) {
-    return sizeof to->six;
-  }
-  memset(to, 0, sizeof *to);
-  to->four.sin_family = AF_INET;
-  to->four.sin_port = htons((uint16_t)endpoint->port);
-  memcpy(&to->four.sin_addr, endpoint->address + 12, 4);
-  return sizeof to->four;
-}
-
-static dc_status mesh_fail_connect(const dc__tcp_group *group, int32_t r, int error, const char *where) {
-  dc_status status = error == ETIMEDOUT                 ? DC_E_TIMEOUT
-                     : dc__tcp_is_resource_error(error) ? DC_E_SYSTEM
-                                                        : DC_E_PEER_DEAD;
-  return dc__fail(status, "group \"%s\": rank %" PRId32 " could not connect to rank %" PRId32 ": %s (at %s)",
-                  group->name, group->rank, r, error == 0 ? "it closed the connection" : strerror(error), where);
-}
-
-static enum dc__tcp_call_result mesh_call_open(dc__tcp_group *group, int32_t r, int64_t deadline, dc__tcp_call *call) {
-  socket_address to;
-  socklen_t length = sockaddr_of(&group->endpoints[r], &to);
-  do {
-    call->fd = dc__tcp_connect(&to.any, length, deadline);
-  } while (call->fd < 0 && dc__tcp_is_resource_error(errno) && dc__tcp_drop_pending(group));
-  call->error = errno;
-  call->challenged = false;
-  return call->fd < 0 ? DC__TCP_CALL_LOST : dc__tcp_call_open(group, call, deadline);
-}
-
-static void endpoint_text(const dc__tcp_group *group, int32_t r, char where[DC__TCP_PEER]) {
-  socket_address to;
-  (void)sockaddr_of(&group->endpoints[r], &to);
-  dc__tcp_address_text(&to.any, where);
-}
-
-static enum dc__tcp_call_result mesh_call_prove(const dc__tcp_group *group, int32_t r, int64_t deadline,
-                                                dc__tcp_call *call) {
-  char where[DC__TCP_PEER];
-  endpoint_text(group, r, where);
-  return dc__tcp_call_prove(group, call, deadline, where);
-}
-
-/* The rest of the handshake. Under a flood of connections a rank may drop one that has not proved itself yet; it comes
- * again. */
-static dc_status mesh_call_complete(dc__tcp_group *group, int32_t r, int64_t deadline, dc__tcp_call *call,
-                                    enum dc__tcp_call_result result) {
-  char where[DC__TCP_PEER];
-  endpoint_text(group, r, where);
-  for (int32_t attempt = 1;; attempt++) {
-    result = result == DC__TCP_CALL_OK && !call->challenged ? dc__tcp_call_prove(group, call, deadline, where) : result;
-    result = result == DC__TCP_CALL_OK ? dc__tcp_call_finish(group, call, deadline, where) : result;
-    if (result == DC__TCP_CALL_OK) {
-      return DC_OK;
-    }
-    if (result == DC__TCP_CALL_FOREIGN) {
-      return mesh_fail_connect(group, r, EPROTO, where);
-    }
-    if (result == DC__TCP_CALL_FAILED) {
-      return call->status;
-    }
-    DC__TRY(dc__tcp_group_check(group));
-    if (!call->challenged || call->error == ETIMEDOUT || attempt == DC__TCP_ATTEMPTS) {
-      return mesh_fail_connect(group, r, call->error, where);
-    }
-    dc__tcp_close(&call->fd);
-    result = mesh_call_open(group, r, deadline, call);
-  }
-}
-
-/* The steps of all handshakes overlap, so that they take the time of one round trip and not of one a rank. */
-static dc_status mesh_call_all(dc__tcp_group *group, int32_t mesh, int64_t deadline, dc__tcp_call *calls, int *fds) {
-  enum dc__tcp_call_result results[DC__COMM_MAX_WORLD];
-  dc_status status = DC_OK;
-  for (int32_t r = 0; r < group->rank; r++) {
-    calls[r].hello = dc__tcp_hello_make(group, mesh);
-    results[r] = mesh_call_open(group, r, deadline, &calls[r]);
-  }
-  for (int32_t r = 0; r < group->rank; r++) {
-    if (results[r] == DC__TCP_CALL_OK) {
-      results[r] = mesh_call_prove(group, r, deadline, &calls[r]);
-    }
-  }
-  for (int32_t r = 0; r < group->rank; r++) {
-    status = status != DC_OK ? status : mesh_call_complete(group, r, deadline, &calls[r], results[r]);
-    fds[r] = calls[r].fd;
-    if (status != DC_OK) {
-      dc__tcp_close(&fds[r]); /* a connection without a complete handshake carries no messages */
-    }
-  }
-  return status;
-}
-
-static dc_status connect_to_lower(dc__tcp_group *group, int32_t mesh, int64_t deadline, int *fds) {
-  dc__tcp_call *calls = dc__calloc((size_t)group->rank + 1, sizeof *calls);
-  if (calls == NULL) {
-    return DC_E_NO_MEMORY;
-  }
-  dc_status status = mesh_call_all(group, mesh, deadline, calls, fds);
-  dc__free(calls);
   return status;
 }
 
@@ -255,17 +127,26 @@ static dc_status check_control(const dc__tcp_group *group, const int *fds, dc__r
   return DC_OK;
 }
 
-/* An error if the wait for hellos should end. */
+/* The first of these ranks that has left or ended; -1: none. */
+static int32_t find_closed(const dc__tcp_group *group, const dc__rank_set *ranks) {
+  for (int32_t r = 0; r < group->world; r++) {
+    if (dc__rank_set_has(ranks, r) && atomic_load(&group->closed[r]) != 0) {
+      return r;
+    }
+  }
+  return -1;
+}
+
+/* An error if the wait for other ranks should end. */
 static dc_status check_waiting(dc__tcp_group *group, int32_t mesh, int64_t deadline, const int *fds,
                                const dc__rank_set *missing, dc__rank_set *ended) {
   DC__TRY(dc__tcp_group_check(group));
   if (mesh == DC__TCP_CONTROL) {
     DC__TRY(check_control(group, fds, ended));
   }
-  for (int32_t r = group->rank + 1; r < group->world; r++) {
-    if (dc__rank_set_has(missing, r) && atomic_load(&group->closed[r]) != 0) {
-      return dc__tcp_fail_closed(group, r, "a new communicator");
-    }
+  const int32_t gone = find_closed(group, missing);
+  if (gone >= 0) {
+    return dc__tcp_fail_closed(group, gone, "a new communicator");
   }
   return dc__now_ns() < deadline ? DC_OK : mesh_fail_timeout(group, missing);
 }
@@ -308,17 +189,96 @@ static dc_status accept_from_higher(dc__tcp_group *group, int32_t mesh, int64_t 
   return status;
 }
 
+/* ---- a mesh after the meeting ---- */
+
+void dc__tcp_handle_listening(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message) {
+  if (r < group->rank && message->status >= 1 && message->status <= 65535) {
+    group->listens_for[r] = message->mesh;
+    group->endpoints[r].port = message->status;
+  }
+}
+
+/* Requires group->mutex. Of the lower ranks without a connection those that listen, and the others. A lower rank makes
+ * no next mesh without this rank, so that its latest message is of this one or of an earlier one. */
+static void find_lower(const dc__tcp_group *group, int32_t mesh, const int *fds, dc__rank_set *ready,
+                       dc__rank_set *missing) {
+  *ready = *missing = (dc__rank_set){{0}};
+  for (int32_t r = 0; r < group->rank; r++) {
+    if (fds[r] < 0) {
+      dc__rank_set_add(mesh <= DC__TCP_FIRST || group->listens_for[r] == mesh ? ready : missing, r);
+    }
+  }
+}
+
+/* Waits until a lower rank listens, unless there is none without a connection. */
+static dc_status await_lower(dc__tcp_group *group, int32_t mesh, int64_t deadline, const int *fds,
+                             dc__rank_set *ready) {
+  dc__rank_set missing, ended = {{0}};
+  dc_status status = DC_OK;
+  pthread_mutex_lock(&group->mutex);
+  for (;;) {
+    find_lower(group, mesh, fds, ready, &missing);
+    if (status != DC_OK || !dc__rank_set_is_empty(ready) || dc__rank_set_is_empty(&missing)) {
+      break;
+    }
+    dc__tcp_wait_begin(&group->mesh_wait, &missing);
+    if (atomic_load(&group->failed) == 0 && find_closed(group, &missing) < 0 && dc__now_ns() < deadline) {
+      dc__tcp_wait_change(group, deadline);
+      continue;
+    }
+    pthread_mutex_unlock(&group->mutex);
+    status = check_waiting(group, mesh, deadline, fds, &missing, &ended);
+    pthread_mutex_lock(&group->mutex);
+  }
+  pthread_mutex_unlock(&group->mutex);
+  dc__tcp_wait_end(&group->mesh_wait);
+  return status;
+}
+
+/* Each rank as soon as it listens, so that it does not wait for this one. */
+static dc_status connect_to_lower(dc__tcp_group *group, int32_t mesh, int64_t deadline, int *fds) {
+  dc__rank_set ready;
+  DC__TRY(await_lower(group, mesh, deadline, fds, &ready));
+  while (!dc__rank_set_is_empty(&ready)) {
+    DC__TRY(dc__tcp_connect_ranks(group, mesh, deadline, &ready, fds));
+    DC__TRY(await_lower(group, mesh, deadline, fds, &ready));
+  }
+  return DC_OK;
+}
+
+static dc_status listen_for_higher(dc__tcp_group *group, int32_t mesh) {
+  if (mesh <= DC__TCP_FIRST || group->rank == group->world - 1) {
+    return DC_OK;
+  }
+  DC__TRY(dc__tcp_listen_again(group));
+  const dc__tcp_control_msg message = {
+      .kind = DC__TCP_LISTENING, .mesh = mesh, .status = group->endpoints[group->rank].port};
+  pthread_mutex_lock(&group->mutex);
+  for (int32_t r = group->rank + 1; r < group->world; r++) {
+    dc__tcp_send_control(group, r, &message);
+  }
+  pthread_mutex_unlock(&group->mutex);
+  return DC_OK;
+}
+
+static dc_status mesh_connect(dc__tcp_group *group, int32_t mesh, int64_t deadline, int *fds) {
+  DC__TRY(listen_for_higher(group, mesh));
+  DC__TRY(connect_to_lower(group, mesh, deadline, fds));
+  return accept_from_higher(group, mesh, deadline, fds);
+}
+
 dc_status dc__tcp_mesh_connect(dc__tcp_group *group, int64_t deadline, int *fds, int32_t *mesh) {
   for (int32_t r = 0; r < group->world; r++) {
     fds[r] = -1;
   }
   pthread_mutex_lock(&group->mesh_mutex);
   *mesh = group->meshes;
-  dc_status status = connect_to_lower(group, *mesh, deadline, fds);
-  status = status != DC_OK ? status : accept_from_higher(group, *mesh, deadline, fds);
+  const dc_status status = mesh_connect(group, *mesh, deadline, fds);
   group->meshes += status == DC_OK;
+  if (*mesh >= DC__TCP_FIRST && status == DC_OK) {
+    dc__tcp_stop_listening(group);
+  }
   pthread_mutex_unlock(&group->mesh_mutex);
-  (void)eventfd_write(group->wake_event, 1); /* the watcher polls the listener again */
   for (int32_t r = 0; status != DC_OK && *mesh != DC__TCP_CONTROL && r < group->world; r++) {
     dc__tcp_close(&fds[r]);
   }

@@ -241,7 +241,7 @@ static dc_status tcp_connect_to_root(const dc__tcp_group *group, const dc__tcp_a
   return *fd >= 0 ? DC_OK
                   : dc__fail(DC_E_TIMEOUT,
                              "dc_comm_create_tcp: group \"%s\": rank 0 of %" PRId32 " has not come to %s:%" PRId32
-                             " after %.1f s: %s",
+                             " after %.1f s, or its group has formed already: %s",
                              group->name, group->world, to->host, to->port, (double)group->timeout_ns / 1e9,
                              strerror(error));
 }

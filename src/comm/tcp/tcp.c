@@ -117,6 +117,9 @@ static dc_status open_mesh(dc__tcp_group *group, dc_comm **comm) {
   if (status != DC_OK) {
     dc__tcp_group_fail(group, status); /* peers wait for this rank, or have a mesh that it lacks */
     status = dc__tcp_group_check(group);
+    pthread_mutex_lock(&group->mesh_mutex);
+    dc__tcp_stop_listening(group);
+    pthread_mutex_unlock(&group->mesh_mutex);
   }
   return status;
 }

@@ -2,9 +2,10 @@
  *
  * Rank 0 listens at the caller's address and sends all ranks the table of endpoints (rendezvous.c). A mesh is one
  * connection between any two ranks, made by the higher one (mesh.c). Each communicator has a mesh for its collectives,
- * and the group has one more, the control mesh. Each rank's watcher thread reads the control mesh and serves the
- * listener (watcher.c). Over the control mesh ranks find stragglers (stragglers.c), detect deadlocks (deadlock.c) and
- * agree on one failure (failure.c).
+ * and the group has one more, the control mesh. A listener is open until the first communicator is made, and then for
+ * the time in which a further one is made. Each rank's watcher thread reads the control mesh (watcher.c). Over the
+ * control mesh ranks find stragglers (stragglers.c), detect deadlocks (deadlock.c) and agree on one failure
+ * (failure.c).
  *
  * In a collective each rank sends every peer its call, followed by the peer's data. It compares all calls before it
  * reads any data (collective.c), so a mismatch writes nothing. Gathers move data between the callers' buffers without
@@ -20,7 +21,7 @@
 #include "comm/tcp/socket.h"
 
 enum {
-  DC__TCP_PROTOCOL = 4, /* raise it when a message changes */
+  DC__TCP_PROTOCOL = 5, /* raise it when a message changes */
   DC__TCP_NAME = 88,    /* of the group, zero-padded */
   DC__TCP_TEXT = 512,
   DC__TCP_RUN = 16, /* random bytes of one meeting: ranks of an earlier one have others */
@@ -28,8 +29,8 @@ enum {
   DC__TCP_ATTEMPTS = 16,     /* of a handshake that the other side drops */
   DC__TCP_RENDEZVOUS = -1,   /* mesh number of a hello that asks for rank 0's table */
   DC__TCP_CONTROL = 0,       /* that of the control mesh */
+  DC__TCP_FIRST = 1,         /* that of the first communicator, the last one that uses the rendezvous' listeners */
   DC__TCP_MAX_PENDING = 256, /* connections without a complete hello */
-  DC__TCP_MAX_AHEAD = 1024,  /* communicators that one rank may create ahead of another */
   DC__TCP_SEQ_LEAVE = 0,     /* instead of a call's number: the rank destroys this communicator, and maybe no other */
   DC__TCP_CLOSED = 1,        /* a rank destroyed its last communicator */
   DC__TCP_DISCONNECTED = 2   /* its control connection ended without a goodbye */
@@ -93,14 +94,16 @@ enum dc__tcp_control_kind {
   DC__TCP_FAILURE,     /* the sender's vote: why the group fails */
   DC__TCP_QUERY,       /* has the receiver joined a collective? */
   DC__TCP_REPLY,
-  DC__TCP_HEARTBEAT /* the sender's watcher runs */
+  DC__TCP_HEARTBEAT, /* the sender's watcher runs */
+  DC__TCP_LISTENING  /* the sender waits for higher ranks to connect */
 };
 
 typedef struct dc__tcp_control_msg {
   int32_t kind;
-  int32_t status; /* FAILURE: dc_status; REPLY: enum dc__tcp_rank_state */
+  int32_t status; /* FAILURE: dc_status; REPLY: enum dc__tcp_rank_state; LISTENING: the port */
   int32_t rank;   /* FAILURE: the rank that reported it first */
-  int32_t mesh;   /* QUERY: of the collective; REPLY: where the queried communicator's user is blocked, see seq */
+  int32_t mesh;   /* QUERY: of the collective; REPLY: where the queried communicator's user is blocked, see seq;
+                     LISTENING: the mesh to connect for */
   int64_t query;  /* QUERY, REPLY: the query's number */
   uint64_t seq;   /* QUERY: the collective's number; REPLY: the one that blocks the user; 0: none */
   int64_t id;     /* REPLY: parameter of the rank's latest collective, or of the one it waits in */
@@ -134,7 +137,7 @@ typedef struct dc__tcp_wait {
   atomic_ullong ranks[DC__RANK_WORDS];
 } dc__tcp_wait;
 
-/* A connection whose hello came before this rank made its mesh. */
+/* A connection for the first communicator that came before the control mesh was complete. */
 typedef struct dc__tcp_early {
   int fd;
   int32_t mesh;
@@ -173,18 +176,19 @@ typedef struct dc__tcp_group {
   unsigned char run[DC__TCP_RUN];
   char network[64]; /* the interface to listen at, by name or addresses; empty: not given */
   int32_t first_port, last_port;
-  int listener;
+  unsigned char listens_at[16]; /* an address, or zeros: all of the machine */
+  int listener;                 /* -1: none */
   dc__tcp_endpoint endpoints[DC__COMM_MAX_WORLD];
   pthread_mutex_t mesh_mutex; /* one mesh at a time; guards what follows, to early_count */
   int32_t meshes;             /* made so far */
-  dc__tcp_pending pending;    /* kept between meshes: a slow one may be a rank that is ahead */
-  dc__tcp_early *early;       /* from ranks that create communicators ahead of this one */
+  dc__tcp_pending pending;
+  dc__tcp_early *early; /* from ranks that are ahead of this one */
   int64_t early_capacity;
   int32_t early_count;
   dc__tcp_wait mesh_wait;          /* the ranks missing in the mesh in progress */
   int control[DC__COMM_MAX_WORLD]; /* -1: none */
   int failure_event;               /* readable once the group has failed */
-  int wake_event;                  /* wakes the watcher after a mesh, or to stop */
+  int wake_event;                  /* wakes the watcher to stop */
   atomic_int stopping;             /* 1 stops the watcher */
   bool watcher_running;
   pthread_t watcher;
@@ -196,6 +200,7 @@ typedef struct dc__tcp_group {
   pthread_mutex_t mutex;                     /* guards all below, and writes to control */
   pthread_cond_t changed;                    /* signals a message, a closed connection, the failure */
   bool unreachable[DC__COMM_MAX_WORLD];      /* a message could not be sent */
+  int32_t listens_for[DC__COMM_MAX_WORLD];   /* the mesh for which a lower rank listens at its endpoint's port */
   struct dc__tcp *members;                   /* communicators */
   int32_t joined;                            /* 1 + the last mesh that got a communicator */
   int64_t query;                             /* the last query's number */
@@ -268,11 +273,17 @@ void dc__tcp_reject(int fd, dc_status status);
 /* ---- listen.c: opens the listener ---- */
 
 bool dc__tcp_is_loopback(const unsigned char address[16]);
+/* IPv4, written as IPv6. */
+bool dc__tcp_is_mapped(const unsigned char address[16]);
 /* near: an address of this machine. */
 dc_status dc__tcp_listen_near(dc__tcp_group *group, const struct sockaddr *near, int32_t port);
 dc_status dc__tcp_listen_root(dc__tcp_group *group, const dc__tcp_address *address);
 /* fd: the connection to rank 0. */
 dc_status dc__tcp_listen_peer(dc__tcp_group *group, int fd);
+/* Where it listened before, at a new port. */
+dc_status dc__tcp_listen_again(dc__tcp_group *group);
+/* Requires mesh_mutex, or that no mesh is made. */
+void dc__tcp_stop_listening(dc__tcp_group *group);
 
 /* ---- handshake.c: incoming connections ---- */
 
@@ -288,20 +299,22 @@ bool dc__tcp_drop_pending(dc__tcp_group *group);
  * DC_OK if none is. Rejects connections of other processes. A readable descriptor of extra ends the wait. */
 bool dc__tcp_wait_hello(dc__tcp_group *group, const int *extra, int32_t extra_count, int64_t deadline,
                         dc__tcp_hello *hello, int *fd, dc_status *status);
-/* As dc__tcp_wait_hello(), without waiting. can_accept: the listener is readable. */
-bool dc__tcp_poll_hello(dc__tcp_group *group, bool can_accept, dc__tcp_hello *hello, int *fd, dc_status *status);
-/* When the oldest pending connection has had its time; INT64_MAX if none is pending. */
-int64_t dc__tcp_pending_expiry(const dc__tcp_pending *pending);
 void dc__tcp_pending_close(dc__tcp_pending *pending);
+
+/* ---- mesh_calls.c ---- */
+
+/* Connects to lower ranks that listen. fds gets the connections that are complete. */
+dc_status dc__tcp_connect_ranks(dc__tcp_group *group, int32_t mesh, int64_t deadline, const dc__rank_set *ranks,
+                                int *fds);
 
 /* ---- mesh.c ---- */
 
 /* Collective. Makes the group's next mesh: fds has one connection per rank, -1 for this one; *mesh is its number. If
- * the control mesh fails, fds keeps the connections made so far, over which the failure is reported. */
+ * the control mesh fails, fds keeps the connections made so far, over which the failure is reported. If it fails, the
+ * rank still listens, until the group has failed: a rank that is refused meanwhile would report that. */
 dc_status dc__tcp_mesh_connect(dc__tcp_group *group, int64_t deadline, int *fds, int32_t *mesh);
-/* For the watcher, under mesh_mutex: dispatches connections with a complete hello. *retry: accept failed for lack of
- * descriptors or memory. */
-void dc__tcp_serve_listener(dc__tcp_group *group, bool can_accept, bool *retry);
+/* For the watcher, under the mutex: a lower rank listens for a mesh. */
+void dc__tcp_handle_listening(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message);
 
 /* ---- failure.c: one failure for the whole group ---- */
 
@@ -334,6 +347,8 @@ void dc__tcp_start_heartbeats(dc__tcp_group *group);
 /* For the watcher, each heartbeat_ns: sends a heartbeat to all ranks, and fails the group if a machine has not answered
  * for three. was_late: this watcher did not run in time, so that it cannot judge. */
 void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late);
+/* A rank's address, without its port. */
+void dc__tcp_host_text(const dc__tcp_group *group, int32_t r, char text[DC__TCP_PEER]);
 /* Adds how long a rank has been silent though its machine answers, if so. */
 void dc__tcp_describe_silence(dc__tcp_group *group, int32_t r, char *text, size_t cap);
 

@@ -1,5 +1,4 @@
-/* The watcher thread: reads the control mesh and answers queries, whatever the rank itself does. Between meshes it
- * serves the listener, so that a late rank gets a reason at once. */
+/* The watcher thread: reads the control mesh and answers queries, whatever the rank itself does. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -7,16 +6,11 @@
 
 #include "comm/tcp/tcp.h"
 
-enum { RETRY_NS = 100000000 /* pause after accept lacked resources */ };
-
 typedef struct tcp_watcher {
   dc__tcp_group *group;
   size_t bytes_received[DC__COMM_MAX_WORLD];
   dc__tcp_control_msg messages[DC__COMM_MAX_WORLD];
-  struct pollfd polls[DC__COMM_MAX_WORLD + 2 + DC__TCP_MAX_PENDING];
-  bool mesh_in_progress; /* another thread makes a mesh and serves the listener, or accept is paused */
-  int64_t retry_after;   /* when accept resumes; 0: at once */
-  int64_t pending_expiry;
+  struct pollfd polls[DC__COMM_MAX_WORLD + 1];
   int64_t next_heartbeat_ns;
 } tcp_watcher;
 
@@ -31,6 +25,8 @@ static void handle_message(dc__tcp_group *group, int32_t r, dc__tcp_control_msg 
     dc__tcp_handle_query(group, r, message);
   } else if (message->kind == DC__TCP_REPLY) {
     dc__tcp_handle_reply(group, r, message);
+  } else if (message->kind == DC__TCP_LISTENING) {
+    dc__tcp_handle_listening(group, r, message);
   }
   pthread_cond_broadcast(&group->changed);
   pthread_mutex_unlock(&group->mutex);
@@ -67,42 +63,10 @@ static bool receive_message(tcp_watcher *w, int32_t r) {
   return false;
 }
 
-/* Appends the listener and the pending connections to the control mesh and the event. */
-static nfds_t list_polls(tcp_watcher *w) {
+/* Time until the vote deadline or the next heartbeat. */
+static int poll_timeout(const tcp_watcher *w) {
   dc__tcp_group *group = w->group;
-  nfds_t count = (nfds_t)group->world + 1;
-  w->pending_expiry = INT64_MAX;
-  w->mesh_in_progress = w->retry_after > dc__now_ns() || pthread_mutex_trylock(&group->mesh_mutex) != 0;
-  if (!w->mesh_in_progress) {
-    w->polls[count++] = (struct pollfd){.fd = group->listener, .events = POLLIN};
-    w->pending_expiry = dc__tcp_pending_expiry(&group->pending);
-    for (int32_t i = 0; i < group->pending.count; i++) {
-      w->polls[count++] = (struct pollfd){.fd = group->pending.candidates[i].fd, .events = POLLIN};
-    }
-    pthread_mutex_unlock(&group->mesh_mutex);
-  }
-  return count;
-}
-
-static void serve_listener(tcp_watcher *w, nfds_t count) {
-  dc__tcp_group *group = w->group;
-  nfds_t first = (nfds_t)group->world + 1;
-  bool any = dc__now_ns() >= w->pending_expiry, retry = false;
-  for (nfds_t i = first; i < count; i++) {
-    any = any || w->polls[i].revents != 0;
-  }
-  if (any && pthread_mutex_trylock(&group->mesh_mutex) == 0) {
-    dc__tcp_serve_listener(group, w->polls[first].revents != 0, &retry);
-    pthread_mutex_unlock(&group->mesh_mutex);
-  }
-  w->retry_after = retry ? dc__now_ns() + RETRY_NS : 0;
-}
-
-/* Time until the vote deadline, the next accept or the next heartbeat. */
-static int poll_timeout(tcp_watcher *w) {
-  dc__tcp_group *group = w->group;
-  int64_t until = w->mesh_in_progress && w->retry_after != 0 ? w->retry_after : w->pending_expiry;
-  until = until < w->next_heartbeat_ns ? until : w->next_heartbeat_ns;
+  int64_t until = w->next_heartbeat_ns;
   pthread_mutex_lock(&group->mutex);
   if (group->voted && atomic_load(&group->failed) == 0 && group->vote_deadline < until) {
     until = group->vote_deadline;
@@ -130,8 +94,7 @@ static void *watcher_main(void *arg) {
   w->next_heartbeat_ns = dc__now_ns();
   w->polls[world] = (struct pollfd){.fd = group->wake_event, .events = POLLIN};
   while (atomic_load(&group->stopping) == 0) {
-    nfds_t count = list_polls(w);
-    if (poll(w->polls, count, poll_timeout(w)) < 0) {
+    if (poll(w->polls, (nfds_t)world + 1, poll_timeout(w)) < 0) {
       continue;
     }
     for (int32_t r = 0; r < world; r++) {
@@ -143,7 +106,6 @@ static void *watcher_main(void *arg) {
       eventfd_t any;
       (void)eventfd_read(group->wake_event, &any);
     }
-    serve_listener(w, count);
     send_heartbeats_if_due(w);
     for (int32_t r = 0; r < world; r++) {
       w->polls[r].fd = atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED ? -1 : w->polls[r].fd;

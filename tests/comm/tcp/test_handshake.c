@@ -188,84 +188,177 @@ static void test_rejected_ranks_learn_why(void **state) {
   }
 }
 
-/* ---- a group that has formed ---- */
+/* ---- a meeting that this test leads by hand ---- */
 
-typedef struct formed {
+typedef struct root {
   char address[64];
-  atomic_int step;
-} formed;
+  int32_t world;
+  int64_t timeout_ns;
+  dc_status status;
+  char text[512];
+} root;
 
-static void reach(formed *f, int step) {
-  while (atomic_load(&f->step) < step) {
-    sleep_ms(1);
-  }
-}
-
-static int rank_of_formed(dc_comm *comm, formed *f) {
-  dc_comm *copy = NULL;
-  CHECK_OK(dc_comm_barrier(comm));
-  atomic_fetch_add(&f->step, 1); /* 2: both are here, and call nothing */
-  reach(f, 3);
-  if (comm->rank == 1) {
-    reach(f, 4); /* while rank 0 waits for it to make a copy */
-  }
-  CHECK_OK(dc_comm_dup(comm, &copy));
-  CHECK_OK(dc_comm_barrier(copy));
-  atomic_fetch_add(&f->step, 1); /* 6 */
-  reach(f, 7);
-  dc_comm_destroy(copy);
-  return 0;
-}
-
-typedef struct member {
-  formed *group;
-  int32_t rank;
-  int result;
-} member;
-
-static void *join_formed(void *arg) {
-  member *m = arg;
+static void *run_root(void *arg) {
+  root *r = arg;
   dc_comm *comm = NULL;
-  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
-  m->result = dc_comm_create_tcp(m->group->address, "g", m->rank, 2, &options, &comm) == DC_OK
-                  ? rank_of_formed(comm, m->group)
-                  : 1;
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = r->timeout_ns};
+  r->status = dc_comm_create_tcp(r->address, "g", 0, r->world, &options, &comm);
+  snprintf(r->text, sizeof r->text, "%s", dc_last_error());
   dc_comm_destroy(comm);
   return NULL;
 }
 
-static void come_late(const formed *f, const char *name, const char *says) {
+static pthread_t start_root(root *r, int32_t world) {
+  pthread_t thread;
+  *r = (root){.world = world, .timeout_ns = limit};
+  fresh_address(r->address);
+  pthread_create(&thread, NULL, run_root, r);
+  return thread;
+}
+
+/* Plays the other ranks until rank 0 has sent its table. They do not connect to it again. */
+static void meet(dc__tcp_group *others, const root *r) {
+  int fds[DC__COMM_MAX_WORLD];
+  for (int32_t i = 1; i < r->world; i++) {
+    others[i] = (dc__tcp_group){.rank = i, .world = r->world, .name = "g", .failure_event = -1};
+    others[i].endpoints[i].port = 1;
+    const dc__tcp_hello hello = dc__tcp_hello_make(&others[i], DC__TCP_RENDEZVOUS);
+    fds[i] = connect_to(r->address);
+    assert_true(prove(fds[i], &others[i], &hello));
+  }
+  for (int32_t i = 1; i < r->world; i++) {
+    dc__tcp_welcome welcome = {.more = 1};
+    while (welcome.more != 0) {
+      assert_int_equal(recv(fds[i], &welcome, sizeof welcome, MSG_WAITALL), sizeof welcome);
+      assert_int_equal(welcome.status, DC_OK);
+    }
+    memcpy(others[i].run, welcome.run, sizeof welcome.run);
+    close(fds[i]);
+  }
+}
+
+/* Its connection of the control mesh. */
+static int join_control(const dc__tcp_group *other, const root *r) {
+  const dc__tcp_hello hello = dc__tcp_hello_make(other, DC__TCP_CONTROL);
+  const int fd = connect_to(r->address);
+  assert_true(prove(fd, other, &hello));
+  return fd;
+}
+
+static void come_late(const root *r, const char *name, const char *says) {
   dc_comm *comm = NULL;
-  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit / 3};
-  assert_int_equal(dc_comm_create_tcp(f->address, name, 1, 2, &options, &comm), DC_E_EXISTS);
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
+  assert_int_equal(dc_comm_create_tcp(r->address, name, 1, 2, &options, &comm), DC_E_EXISTS);
   assert_non_null(strstr(dc_last_error(), says));
 }
 
 static void test_a_late_rank(void **state) {
   (void)state;
-  static const char formed_already[] = "s ago, with another rank 1; no rank can join it now";
-  formed f = {.step = 0};
-  member ms[] = {{&f, 0, 0}, {&f, 1, 0}};
-  pthread_t threads[2];
-  fresh_address(f.address);
-  for (int i = 0; i < 2; i++) {
-    pthread_create(&threads[i], NULL, join_formed, &ms[i]);
+  root r;
+  dc__tcp_group others[2];
+  pthread_t thread = start_root(&r, 2);
+  meet(others, &r);
+  come_late(&r, "g", "s ago, with another rank 1; no rank can join it now");
+  come_late(&r, "h", "another group meets at this address");
+  close(join_control(&others[1], &r));
+  pthread_join(thread, NULL);
+  assert_int_equal(r.status, DC_E_PEER_DEAD);
+}
+
+/* Rank 1's watcher runs already, so that a heartbeat comes before its failure; rank 2 never connects. */
+static void test_a_failure_behind_a_heartbeat(void **state) {
+  (void)state;
+  root r;
+  dc__tcp_group others[3];
+  dc__tcp_control_msg messages[] = {{.kind = DC__TCP_HEARTBEAT},
+                                    {.kind = DC__TCP_HEARTBEAT},
+                                    {.kind = DC__TCP_FAILURE, .status = DC_E_SYSTEM, .rank = 1, .text = "as told"}};
+  pthread_t thread = start_root(&r, 3);
+  meet(others, &r);
+  int fd = join_control(&others[1], &r);
+  assert_int_equal(send(fd, messages, sizeof messages, MSG_NOSIGNAL), sizeof messages);
+  pthread_join(thread, NULL);
+  assert_string_equal(r.text, "as told");
+  assert_int_equal(r.status, DC_E_SYSTEM);
+  close(fd);
+}
+
+/* ---- after the meeting ---- */
+
+static bool listens(const dc_comm *comm) {
+  dc__tcp_group *group = ((const dc__tcp *)comm)->group;
+  pthread_mutex_lock(&group->mesh_mutex);
+  const bool is_open = group->listener >= 0;
+  pthread_mutex_unlock(&group->mesh_mutex);
+  return is_open;
+}
+
+/* The sockets that listen at loopback addresses, of this process and of all others in its network namespace. */
+static bool is_listening_at(const char *address) {
+  const unsigned port = (unsigned)atoi(strrchr(address, ':') + 1);
+  bool found = false;
+  static const char *const files[] = {"/proc/self/net/tcp", "/proc/self/net/tcp6"};
+  for (size_t i = 0; i < DC__COUNT(files); i++) {
+    char line[512];
+    FILE *file = fopen(files[i], "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+      unsigned at = 0, is = 0;
+      if (sscanf(line, " %*u: %*[0-9A-F]:%x %*[0-9A-F]:%*x %x", &at, &is) == 2) {
+        found = found || (at == port && is == 10); /* TCP_LISTEN */
+      }
+    }
+    if (file != NULL) {
+      fclose(file);
+    }
   }
-  reach(&f, 2);
+  return found;
+}
+
+static int closed_after(dc_comm *comm, void *arg) {
+  const char *address = arg;
+  CHECK_OK(dc_comm_barrier(comm));
+  CHECK(!listens(comm));
+  CHECK(!is_listening_at(address));
   for (int i = 0; i < 3; i++) {
-    come_late(&f, "g", formed_already);
-    come_late(&f, "h", "another group meets at this address");
+    dc_comm *copy = NULL;
+    CHECK_OK(dc_comm_dup(comm, &copy));
+    CHECK(!listens(comm));
+    CHECK_OK(dc_comm_barrier(copy));
+    dc_comm_destroy(copy);
   }
-  atomic_store(&f.step, 3);
-  for (int i = 0; i < 20; i++) { /* one of them at least when rank 0 waits itself */
-    come_late(&f, "g", formed_already);
-    sleep_ms(5);
+  return 0;
+}
+
+typedef struct member {
+  const char *address;
+  int32_t rank;
+  int result;
+} member;
+
+static void *join(void *arg) {
+  member *m = arg;
+  dc_comm *comm = NULL;
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
+  m->result = 1;
+  if (dc_comm_create_tcp(m->address, "g", m->rank, 3, &options, &comm) == DC_OK) {
+    m->result = closed_after(comm, (void *)(uintptr_t)m->address);
   }
-  atomic_store(&f.step, 4);
-  reach(&f, 6);
-  come_late(&f, "g", formed_already);
-  atomic_store(&f.step, 7);
-  for (int i = 0; i < 2; i++) {
+  dc_comm_destroy(comm);
+  return NULL;
+}
+
+/* Not at the meeting's address, and nowhere else. */
+static void test_listeners_close(void **state) {
+  (void)state;
+  char address[64];
+  member ms[3];
+  pthread_t threads[3];
+  fresh_address(address);
+  for (int32_t i = 0; i < 3; i++) {
+    ms[i] = (member){address, i, 0};
+    pthread_create(&threads[i], NULL, join, &ms[i]);
+  }
+  for (int32_t i = 0; i < 3; i++) {
     pthread_join(threads[i], NULL);
     assert_int_equal(ms[i].result, 0);
   }
@@ -275,15 +368,18 @@ static void test_a_late_rank(void **state) {
 
 typedef struct squat {
   char text[2][512];
-  atomic_int here;
-  bool early; /* the foreign connection comes before the rank, else after it */
 } squat;
 
+/* Rank 1's place in communicator 2, for which rank 0 listens. */
 static int connect_as_stranger(const dc_comm *comm) {
-  const dc__tcp_group *group = ((const dc__tcp *)comm)->group;
+  dc__tcp_group *group = ((const dc__tcp *)comm)->group;
   char address[64];
-  dc__tcp_hello hello = dc__tcp_hello_make(group, 2);
-  hello.rank = 1;
+  const dc__tcp_hello hello = dc__tcp_hello_make(group, 2);
+  for (bool there = false; !there; sleep_ms(1)) {
+    pthread_mutex_lock(&group->mutex);
+    there = group->listens_for[0] == 2;
+    pthread_mutex_unlock(&group->mutex);
+  }
   snprintf(address, sizeof address, ":%d", group->endpoints[0].port);
   int fd = connect_to(address);
   if (!prove(fd, group, &hello)) {
@@ -292,62 +388,43 @@ static int connect_as_stranger(const dc_comm *comm) {
   return fd;
 }
 
-/* Waits for rank 1's connection for a communicator that this rank has not made yet. */
-static void await_early(const dc_comm *comm) {
-  dc__tcp_group *group = ((const dc__tcp *)comm)->group;
-  for (bool there = false; !there; sleep_ms(1)) {
-    pthread_mutex_lock(&group->mesh_mutex);
-    there = group->early_count > 0;
-    pthread_mutex_unlock(&group->mesh_mutex);
-  }
-}
-
+/* Rank 2 does not come before the group has failed, so that rank 0 still listens. */
 static int taken(dc_comm *comm, void *arg) {
   squat *s = arg;
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_barrier(comm));
-  if (comm->rank == 0) {
-    int fd = s->early ? connect_as_stranger(comm) : -1;
-    if (s->early) {
-      await_early(comm);
-    }
-    atomic_store(&s->here, 1);
-    if (!s->early) {
-      await_early(comm);
-      fd = connect_as_stranger(comm);
-    }
+  if (comm->rank == 2) {
     while (dc_comm_check(comm) == DC_OK) {
       sleep_ms(1);
     }
+    return 0;
+  }
+  int fd = comm->rank == 1 ? connect_as_stranger(comm) : -1;
+  dc_status status = dc_comm_dup(comm, &copy);
+  snprintf(s->text[comm->rank], sizeof s->text[0], "%s", dc_last_error());
+  if (fd >= 0) {
     close(fd);
   }
-  while (atomic_load(&s->here) == 0) {
-    sleep_ms(1);
-  }
-  dc_status status = dc_comm_dup(comm, &copy);
-  if (status == DC_OK) { /* rank 1 waits for no rank there */
-    status = dc_comm_barrier(copy);
-  }
-  snprintf(s->text[comm->rank], sizeof s->text[0], "%s", dc_last_error());
   CHECK(status == DC_E_EXISTS);
   CHECK_SAYS("two connections to rank 0 say that they are rank 1's for communicator 2: from 127.0.0.1:");
-  dc_comm_destroy(copy);
   return 0;
 }
 
 static void test_a_place_is_taken(void **state) {
   (void)state;
-  for (int early = 0; early < 2; early++) {
-    squat s = {.early = early != 0};
-    assert_int_equal(on_tcp(2, limit, taken, &s), 0);
-    assert_string_equal(s.text[0], s.text[1]);
-  }
+  squat s;
+  assert_int_equal(on_tcp(3, limit, taken, &s), 0);
+  assert_string_equal(s.text[0], s.text[1]);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_another_service),          cmocka_unit_test(test_text_from_the_wire),
-      cmocka_unit_test(test_rejected_ranks_learn_why), cmocka_unit_test(test_a_late_rank),
+      cmocka_unit_test(test_another_service),
+      cmocka_unit_test(test_text_from_the_wire),
+      cmocka_unit_test(test_rejected_ranks_learn_why),
+      cmocka_unit_test(test_a_late_rank),
+      cmocka_unit_test(test_a_failure_behind_a_heartbeat),
+      cmocka_unit_test(test_listeners_close),
       cmocka_unit_test(test_a_place_is_taken),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
