@@ -4,6 +4,8 @@
 #include "comm/shm/shm.h"
 #include "comm_ranks.h"
 
+#include "leftovers.h"
+
 enum { SMALL = 12, LARGE = 600000 }; /* elements: staged; in place with threads, in several rounds with processes */
 
 typedef struct damage {
@@ -182,5 +184,5 @@ int main(void) {
       cmocka_unit_test(test_in_place),          cmocka_unit_test(test_later_round),
       cmocka_unit_test(test_unnoticed_without), cmocka_unit_test(test_switch),
   };
-  return cmocka_run_group_tests_name("corruption", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("corruption", tests, leftovers_note, leftovers_compare);
 }

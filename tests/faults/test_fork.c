@@ -6,6 +6,8 @@
 
 #include "harness.h"
 
+#include "leftovers.h"
+
 enum { GRAPH = 1, ID = 5, COUNT = 40000 };
 
 typedef struct handles {
@@ -223,7 +225,7 @@ int main(void) {
       cmocka_unit_test(test_one_rank),
   };
   gradient = calloc(COUNT, sizeof *gradient);
-  int failed = gradient == NULL ? 1 : cmocka_run_group_tests_name("fork", tests, NULL, NULL);
+  int failed = gradient == NULL ? 1 : cmocka_run_group_tests_name("fork", tests, leftovers_note, leftovers_compare);
   free(gradient);
   return failed;
 }

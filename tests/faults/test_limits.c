@@ -10,6 +10,8 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include "leftovers.h"
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
 #elif defined(__has_feature)
@@ -171,5 +173,5 @@ int main(void) {
       cmocka_unit_test(test_no_descriptors), cmocka_unit_test(test_small_heap),
       cmocka_unit_test(test_full_dev_shm),
   };
-  return cmocka_run_group_tests_name("limits", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("limits", tests, leftovers_note, leftovers_compare);
 }

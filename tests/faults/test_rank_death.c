@@ -12,6 +12,8 @@
 #include "kernels/kernels.h"
 #include "runtime/runtime.h"
 
+#include "leftovers.h"
+
 enum { MOST = 8, GRAPH = 1, ID = 5, VALUE = 9, COUNT = 4000, STEPS = 3, HANG_S = 300 };
 
 static const int64_t patience_ns = INT64_C(3000000000000); /* no wait ends by it unless the test lets it pass */
@@ -344,5 +346,5 @@ int main(void) {
       cmocka_unit_test(test_killed_of_2),  cmocka_unit_test(test_killed_of_4),  cmocka_unit_test(test_killed_of_8),
       cmocka_unit_test(test_stopped_of_2), cmocka_unit_test(test_stopped_of_4), cmocka_unit_test(test_stopped_of_8),
   };
-  return cmocka_run_group_tests_name("rank_death", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("rank_death", tests, leftovers_note, leftovers_compare);
 }

@@ -10,6 +10,8 @@
 #include "harness.h"
 #include "runtime/runtime.h"
 
+#include "leftovers.h"
+
 enum { MOST = 8, GRAPH = 1, CULPRIT = 1 };
 
 static const int32_t worlds[] = {2, 4, 8};
@@ -257,5 +259,5 @@ int main(void) {
     return 1;
   }
   outcomes = shared;
-  return cmocka_run_group_tests_name("rank_faults", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("rank_faults", tests, leftovers_note, leftovers_compare);
 }

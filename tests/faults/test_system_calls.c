@@ -20,6 +20,8 @@
 #include "scenario.h"
 #include "system_calls.h"
 
+#include "leftovers.h"
+
 enum { MOST = 2, FOREVER = 100000, HANG_S = 300 };
 
 static const int64_t limit_ns = INT64_C(3500000000000); /* no wait may end by it, but for a rank that does not come */
@@ -250,7 +252,7 @@ int main(void) {
   if (mkdtemp(folder) == NULL) {
     return 1;
   }
-  int failed = cmocka_run_group_tests_name("system_calls", tests, NULL, NULL);
+  int failed = cmocka_run_group_tests_name("system_calls", tests, leftovers_note, leftovers_compare);
   char file[64];
   for (int i = 0; i < MOST; i++) {
     snprintf(file, sizeof file, "%s/rank-%d.json", folder, i);

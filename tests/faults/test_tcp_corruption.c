@@ -6,6 +6,8 @@
 
 #include "comm/tcp/tcp.h"
 
+#include "leftovers.h"
+
 enum { WORLD = 2, LONGEST = 6000, FEW = 60, LIMIT_S = 30 };
 
 static int32_t transfers = FEW;
@@ -148,5 +150,5 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_no_damage),
       cmocka_unit_test(test_no_wrong_sum),
   };
-  return cmocka_run_group_tests_name("tcp_corruption", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("tcp_corruption", tests, leftovers_note, leftovers_compare);
 }

@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <sys/mman.h>
 
+#include "leftovers.h"
+
 enum { WORLD = 4, GROUPS = 6, ELEMENTS = 400000, LIMIT_S = 60 };
 
 static const int64_t deadline_ns = INT64_C(8000000000); /* the busiest machine's living ranks move something before */
@@ -130,5 +132,5 @@ static void test_stopped(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped)};
-  return cmocka_run_group_tests_name("tcp_rank_death", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("tcp_rank_death", tests, leftovers_note, leftovers_compare);
 }

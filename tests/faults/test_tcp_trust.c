@@ -8,6 +8,8 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
+#include "leftovers.h"
+
 static const int64_t limit = INT64_C(60000000000);
 static const char secret[] = "0123456789abcdef0123456789abcdef";
 
@@ -277,5 +279,5 @@ int main(void) {
       cmocka_unit_test(test_stale_rank),    cmocka_unit_test(test_garbage_at_each_byte),
       cmocka_unit_test(test_floods),
   };
-  return cmocka_run_group_tests_name("tcp trust", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("tcp trust", tests, leftovers_note, leftovers_compare);
 }

@@ -180,7 +180,7 @@ static void as_another(bytes *b) {
 static void send_notices(bytes *b, dc__tcp_group *group, int32_t r, int *peer) {
   group->control[r] = connect_pair(peer);
   for (int32_t i = read_u8(b) % 4; i > 0; i--) {
-    dc__tcp_control_msg notice = {.kind = read_u8(b) % 5,
+    dc__tcp_control_msg notice = {.kind = read_u8(b) % 7,
                                   .status = (int32_t)read_count(b),
                                   .rank = (int32_t)read_count(b),
                                   .mesh = read_u8(b) % 3,

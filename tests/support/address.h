@@ -10,10 +10,11 @@
 
 enum { HELD_ADDRESSES = 64 };
 
+static _Atomic int held_addresses[HELD_ADDRESSES]; /* 0: none */
+
 /* An address of this machine without a listener. A socket that does not listen holds it, so that no other process gets
  * it until HELD_ADDRESSES others have been asked for. */
 static inline const char *fresh_address(char address[64]) {
-  static _Atomic int held[HELD_ADDRESSES];
   static atomic_uint next;
   const int on = 1;
   struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -23,7 +24,7 @@ static inline const char *fresh_address(char address[64]) {
       getsockname(fd, (struct sockaddr *)&any, &length) != 0) {
     perror("fresh_address");
   }
-  int before = atomic_exchange(&held[atomic_fetch_add(&next, 1) % HELD_ADDRESSES], fd);
+  int before = atomic_exchange(&held_addresses[atomic_fetch_add(&next, 1) % HELD_ADDRESSES], fd);
   if (before > 0) {
     close(before);
   }

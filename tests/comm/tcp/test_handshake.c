@@ -5,6 +5,8 @@
 
 #include <errno.h>
 
+#include "leftovers.h"
+
 static const int64_t limit = INT64_C(60000000000);
 
 static int connect_to(const char *address) {
@@ -293,32 +295,11 @@ static bool listens(const dc_comm *comm) {
   return is_open;
 }
 
-/* The sockets that listen at loopback addresses, of this process and of all others in its network namespace. */
-static bool is_listening_at(const char *address) {
-  const unsigned port = (unsigned)atoi(strrchr(address, ':') + 1);
-  bool found = false;
-  static const char *const files[] = {"/proc/self/net/tcp", "/proc/self/net/tcp6"};
-  for (size_t i = 0; i < DC__COUNT(files); i++) {
-    char line[512];
-    FILE *file = fopen(files[i], "r");
-    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
-      unsigned at = 0, is = 0;
-      if (sscanf(line, " %*u: %*[0-9A-F]:%x %*[0-9A-F]:%*x %x", &at, &is) == 2) {
-        found = found || (at == port && is == 10); /* TCP_LISTEN */
-      }
-    }
-    if (file != NULL) {
-      fclose(file);
-    }
-  }
-  return found;
-}
-
 static int closed_after(dc_comm *comm, void *arg) {
   const char *address = arg;
   CHECK_OK(dc_comm_barrier(comm));
   CHECK(!listens(comm));
-  CHECK(!is_listening_at(address));
+  CHECK(!is_listening(address));
   for (int i = 0; i < 3; i++) {
     dc_comm *copy = NULL;
     CHECK_OK(dc_comm_dup(comm, &copy));

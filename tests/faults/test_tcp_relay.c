@@ -1,0 +1,280 @@
+/* A relay on the path between two ranks with a secret. It delays, cuts, resets, swaps or flips what it forwards, or
+ * falls silent. Both ranks get an error or the right sums, always within their deadlines. Each line that is printed has
+ * the fault, the ranks' statuses, the seconds from the fault on, and the text. */
+#define _GNU_SOURCE
+#include "comm_ranks.h"
+
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+
+#include "leftovers.h"
+
+enum { MOST_LINKS = 8, ELEMENTS = 3000, CALLS = 6, LIMIT_S = 100 };
+enum { RENDEZVOUS, CONTROL, DATA, ALL }; /* in the order in which rank 1 connects */
+
+static const int64_t limit = INT64_C(60000000000);
+static const char secret[] = "0123456789abcdef0123456789abcdef";
+
+typedef enum kind { NOTHING, DELAY, CUT, RESET, SWAP, FLIP, SILENCE } kind;
+static const char *const kind_names[] = {"nothing", "delay", "cut", "reset", "swap", "flip", "silence"};
+
+typedef struct fault {
+  kind kind;
+  int link, direction; /* 0: to rank 0 */
+  int64_t at;          /* the byte of that direction */
+} fault;
+
+typedef struct relay {
+  fault fault;
+  int listener, stop[2];
+  int ends[MOST_LINKS][2]; /* rank 1's, rank 0's */
+  int64_t moved[MOST_LINKS][2];
+  int links;
+  bool silent;
+  atomic_llong struck_ns;
+  char to[64], address[64];
+} relay;
+
+static struct sockaddr_in address_of(const char *text) {
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  address.sin_port = htons((uint16_t)atoi(strrchr(text, ':') + 1));
+  return address;
+}
+
+static void close_link(relay *r, int i, bool resets) {
+  const struct linger now = {.l_onoff = 1, .l_linger = 0};
+  for (int side = 0; side < 2; side++) {
+    if (r->ends[i][side] >= 0) {
+      (void)(resets && setsockopt(r->ends[i][side], SOL_SOCKET, SO_LINGER, &now, sizeof now));
+      close(r->ends[i][side]);
+      r->ends[i][side] = -1;
+    }
+  }
+}
+
+static void add_link(relay *r) {
+  const struct sockaddr_in to = address_of(r->to);
+  const int on = 1, near = accept4(r->listener, NULL, NULL, SOCK_CLOEXEC);
+  const int far = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (near < 0 || far < 0 || r->links == MOST_LINKS || connect(far, (const struct sockaddr *)&to, sizeof to) != 0) {
+    close(near); /* rank 0 does not listen yet, or any more */
+    close(far);
+    return;
+  }
+  (void)setsockopt(near, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  (void)setsockopt(far, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  r->ends[r->links][0] = near;
+  r->ends[r->links++][1] = far;
+}
+
+/* Changes the bytes, or the link. False if they are not to be forwarded. */
+static bool strike(relay *r, int i, int direction, char *data, int64_t bytes) {
+  const fault *f = &r->fault;
+  const int64_t at = f->at - r->moved[i][direction];
+  r->moved[i][direction] += bytes;
+  if (f->kind == DELAY) {
+    sleep_ms(5);
+  }
+  if (f->link != i || f->direction != direction || at < 0 || at >= bytes) {
+    return true;
+  }
+  atomic_store(&r->struck_ns, dc__now_ns());
+  if (f->kind == FLIP) {
+    data[at] ^= 0x10;
+  } else if (f->kind == SWAP) {
+    char first[64];
+    const size_t half = (size_t)(bytes / 2 < 64 ? bytes / 2 : 64);
+    memcpy(first, data, half);
+    memmove(data, data + half, half);
+    memcpy(data + half, first, half);
+  } else if (f->kind == CUT || f->kind == RESET) {
+    close_link(r, i, f->kind == RESET);
+  }
+  r->silent = f->kind == SILENCE;
+  return f->kind == FLIP || f->kind == SWAP || f->kind == NOTHING || f->kind == DELAY;
+}
+
+static void forward(relay *r, int i, int direction) {
+  char data[4096];
+  const ssize_t got = recv(r->ends[i][direction], data, sizeof data, MSG_DONTWAIT);
+  if (got == 0 || (got < 0 && errno != EAGAIN)) {
+    close_link(r, i, got < 0);
+  } else if (got > 0 && !r->silent && strike(r, i, direction, data, got)) {
+    for (ssize_t sent = 0, n = 0; sent < got && n >= 0; sent += n) {
+      n = send(r->ends[i][!direction], data + sent, (size_t)(got - sent), MSG_NOSIGNAL);
+    }
+  }
+}
+
+static void *run_relay(void *arg) {
+  relay *r = arg;
+  for (;;) {
+    struct pollfd polls[2 + 2 * MOST_LINKS] = {{.fd = r->stop[0], .events = POLLIN},
+                                               {.fd = r->listener, .events = POLLIN}};
+    const int links = r->links;
+    for (int i = 0; i < 2 * links; i++) {
+      polls[2 + i] = (struct pollfd){.fd = r->ends[i / 2][i % 2], .events = POLLIN};
+    }
+    (void)poll(polls, (nfds_t)(2 + 2 * links), -1);
+    if (polls[0].revents != 0) {
+      return NULL;
+    }
+    for (int i = 0; i < 2 * links; i++) {
+      if (polls[2 + i].revents != 0 && r->ends[i / 2][i % 2] >= 0) {
+        forward(r, i / 2, i % 2);
+      }
+    }
+    if (polls[1].revents != 0) {
+      add_link(r);
+    }
+  }
+}
+
+typedef struct member {
+  const char *address;
+  int32_t rank;
+  int64_t meeting_ns, deadline_ns;
+  dc_status status;
+  bool wrong;
+  int64_t end_ns;
+  char text[512];
+} member;
+
+static dc_status sum(member *m, dc_comm *comm) {
+  float data[ELEMENTS];
+  const int64_t count = ELEMENTS;
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  dc_status status = dc_comm_set_checksums(comm, 1);
+  comm->timeout_ns = m->deadline_ns;
+  for (int call = 0; status == DC_OK && call < CALLS; call++) {
+    for (int i = 0; i < ELEMENTS; i++) {
+      data[i] = (float)(i + m->rank + call);
+    }
+    status = dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL);
+    for (int i = 0; status == DC_OK && i < ELEMENTS; i++) {
+      m->wrong = m->wrong || data[i] != (float)(2 * (i + call) + 1);
+    }
+  }
+  return status;
+}
+
+static void *join(void *arg) {
+  member *m = arg;
+  dc_comm *comm = NULL;
+  dc_comm_options options = DC_COMM_OPTIONS_INIT;
+  options.timeout_ns = m->meeting_ns;
+  options.secret = secret;
+  options.heartbeat_ns = 100 * MS;
+  m->status = dc_comm_create_tcp(m->address, "g", m->rank, 2, &options, &comm);
+  m->status = m->status == DC_OK ? sum(m, comm) : m->status;
+  m->end_ns = dc__now_ns();
+  snprintf(m->text, sizeof m->text, "%s", dc_last_error());
+  dc_comm_destroy(comm);
+  return NULL;
+}
+
+/* Both ranks, of which rank 1 knows the relay's address alone. */
+static void meet(fault f, int64_t meeting_ns, int64_t deadline_ns, member ms[2]) {
+  relay r = {.fault = f};
+  pthread_t threads[2], relays;
+  fresh_address(r.to);
+  fresh_address(r.address);
+  struct sockaddr_in at = address_of(r.address);
+  const int on = 1;
+  r.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  assert_int_equal(setsockopt(r.listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on), 0);
+  assert_int_equal(bind(r.listener, (struct sockaddr *)&at, sizeof at), 0);
+  assert_int_equal(pipe2(r.stop, O_CLOEXEC), 0);
+  for (int32_t i = 0; i < 2; i++) {
+    ms[i] = (member){i == 0 ? r.to : r.address, .rank = i, .meeting_ns = meeting_ns, .deadline_ns = deadline_ns};
+    pthread_create(&threads[i], NULL, join, &ms[i]);
+    while (i == 0 && !is_listening(r.to)) { /* so that the first link is the meeting's */
+      sleep_ms(1);
+    }
+    if (i == 0) {
+      assert_int_equal(listen(r.listener, 16), 0);
+      pthread_create(&relays, NULL, run_relay, &r);
+    }
+  }
+  pthread_join(threads[0], NULL);
+  pthread_join(threads[1], NULL);
+  assert_int_equal(write(r.stop[1], "", 1), 1);
+  pthread_join(relays, NULL);
+  for (int i = 0; i < r.links; i++) {
+    close_link(&r, i, false);
+  }
+  close(r.listener);
+  close(r.stop[0]);
+  close(r.stop[1]);
+  const int64_t struck = atomic_load(&r.struck_ns);
+  for (int i = 0; i < 2; i++) {
+    const double seconds = struck == 0 ? 0 : (double)(ms[i].end_ns - struck) / 1e9;
+    print_message("%-8s link %d byte %6lld  rank %d: %-15s %5.2f s  %s\n", kind_names[f.kind], f.link, (long long)f.at,
+                  i, dc_status_name(ms[i].status), seconds, ms[i].text);
+    assert_false(ms[i].wrong);
+    assert_true(seconds < LIMIT_S);
+  }
+}
+
+/* agreed: the ranks can still agree on one text. */
+static void expect(fault f, int64_t deadline_ns, dc_status status, const char *says, bool agreed) {
+  member ms[2];
+  meet(f, limit, deadline_ns, ms);
+  for (int i = 0; i < 2; i++) {
+    if (ms[i].status != status || strstr(ms[i].text, says) == NULL || (agreed && strcmp(ms[i].text, ms[0].text) != 0)) {
+      fail_msg("%s on link %d: rank %d: %s: %s; expected %s: %s", kind_names[f.kind], f.link, i,
+               dc_status_name(ms[i].status), ms[i].text, dc_status_name(status), says);
+    }
+  }
+}
+
+static void test_what_does_not_matter(void **state) {
+  (void)state;
+  expect((fault){NOTHING, ALL, 0, 0}, limit, DC_OK, "", true);
+  expect((fault){DELAY, ALL, 0, 0}, limit, DC_OK, "", true);
+}
+
+static void test_broken_connections(void **state) {
+  (void)state;
+  expect((fault){CUT, DATA, 0, 9000}, limit, DC_E_SYSTEM, "the connection to rank ", true);
+  expect((fault){RESET, DATA, 1, 9000}, limit, DC_E_SYSTEM, "the connection to rank ", true);
+  expect((fault){CUT, CONTROL, 0, 700}, limit, DC_E_PEER_DEAD, "rank ", false);
+  expect((fault){RESET, CONTROL, 1, 700}, limit, DC_E_PEER_DEAD, "rank ", false);
+}
+
+/* The relay's own machine still acknowledges, so that the deadline decides. */
+static void test_silence(void **state) {
+  (void)state;
+  expect((fault){SILENCE, DATA, 0, 9000}, 2000 * MS, DC_E_TIMEOUT, "the process is alive but has been late for ",
+         false);
+}
+
+/* Of the data, wherever they are: an error, and never another sum. */
+static void test_damaged_data(void **state) {
+  (void)state;
+  for (int64_t at = 600; at < 60000; at += 2971) {
+    member ms[2];
+    meet((fault){at % 2 == 0 ? FLIP : SWAP, DATA, (int)(at / 2 % 2), at}, limit, limit, ms);
+    assert_true(ms[0].status != DC_OK && ms[1].status != DC_OK);
+    assert_string_equal(ms[0].text, ms[1].text);
+  }
+}
+
+/* Of the handshakes, the table of endpoints and the control connection: an error on both, or right sums, since some
+ * bytes are padding and some flips hit nothing. A rank that is refused leaves the other one waiting for it, so that
+ * meetings are short. */
+static void test_damaged_meeting(void **state) {
+  (void)state;
+  for (int64_t at = 3; at < 900; at += 61) {
+    member ms[2];
+    meet((fault){FLIP, at % 2 == 0 ? RENDEZVOUS : CONTROL, (int)(at / 2 % 2), at}, 1500 * MS, 1500 * MS, ms);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_what_does_not_matter),
+                                     cmocka_unit_test(test_broken_connections), cmocka_unit_test(test_silence),
+                                     cmocka_unit_test(test_damaged_data), cmocka_unit_test(test_damaged_meeting)};
+  return cmocka_run_group_tests_name("tcp relay", tests, leftovers_note, leftovers_compare);
+}
