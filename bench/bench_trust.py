@@ -1,12 +1,12 @@
-"""What trust costs over TCP: a meeting of 64 ranks among 9,000 and more hostile connections beside a quiet one, and an
+"""The cost of trust over TCP: a meeting of 64 ranks among 9,000 and more hostile connections beside a quiet one, and an
 all-gather of 64 MiB with and without checksums.
 
     python bench/bench_trust.py [--save]
 
 The ranks of a meeting are threads and have a secret. A process of its own connects to rank 0 as fast as it can, from
-before the other ranks come. A third of its connections say nothing, a third send garbage, and a third half a handshake.
-All stay open. Quiet and hostile meetings take turns, and so do all-gathers with and without checksums, whose 2 ranks are
-processes. Their processor time is that of both.
+before the other ranks come. Its connections say nothing, send garbage, or send half a handshake, and all stay open.
+Quiet and hostile meetings take turns, and so do all-gathers with and without checksums, whose 2 ranks are processes.
+Their processor time is that of both.
 """
 from __future__ import annotations
 
@@ -121,16 +121,17 @@ def page(meetings: Dict[bool, List[Tuple[float, int]]], costs: Dict[bool, List[T
     told = machine.describe()
     quiet, hostile = (statistics.median(seconds for seconds, _ in meetings[way]) for way in (False, True))
     made = min(number for _, number in meetings[True])
-    lines = ["# What trust costs over TCP", "", f"{told['date']}, {told['cpu']}, {told['cores']} cores, Python "
+    lines = ["# The cost of trust over TCP", "", f"{told['date']}, {told['cpu']}, {told['cores']} cores, Python "
              f"{told['python']}, libdc {told['packages'].get('libdc', '')}, commit {told['commit']}; others used "
              f"{foreign:.0%} of the machine.", "", "    python bench/bench_trust.py", "",
-             f"A meeting of {RANKS} ranks, medians (least) of {len(meetings[True])}. At least {made} hostile connections "
-             "were made before the last rank had met.", "", "| meeting | s |", "|---|---|"]
+             f"A meeting of {RANKS} ranks, medians (least) of {len(meetings[True])}. At least {made} hostile "
+             "connections were made before the last rank had met.", "", "| meeting | s |", "|---|---|"]
     for way, name in ((False, "quiet"), (True, "hostile")):
         lines.append(f"| {name} | {statistics.median(s for s, _ in meetings[way]):.2f} "
                      f"({min(s for s, _ in meetings[way]):.2f}) |")
-    lines += ["", f"Hostile by quiet: {hostile / quiet:.2f}.", "", f"An all-gather of {MIB} MiB between 2 processes, medians "
-              f"(least) of {len(costs[True])}.", "", "| checksums | processor time of both, ms | elapsed, ms |",
+    lines += ["", f"Hostile by quiet: {hostile / quiet:.2f}.", "",
+              f"An all-gather of {MIB} MiB between 2 processes, medians (least) of {len(costs[True])}.", "",
+              "| checksums | processor time of both, ms | elapsed, ms |",
               "|---|---|---|"]
     for way, name in ((False, "off"), (True, "on")):
         cells = [f"{statistics.median(c[i] for c in costs[way]) * 1e3:.1f} ({min(c[i] for c in costs[way]) * 1e3:.1f})"

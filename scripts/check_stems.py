@@ -48,7 +48,7 @@ ELSEWHERE: List[Elsewhere] = [
     Elsewhere("faults/test_tcp_liveness.c", "comm/tcp/liveness", "dead, cut off and stopped ranks"),
     Elsewhere("faults/test_tcp_corruption.c", "comm/tcp/own_part", "sums and copies of received data, damaged or not"),
     Elsewhere("comm/tcp/hmac/test_hmac.c", "comm/tcp/hmac/sodium_sha256", "the vectors of FIPS 180-4 and RFC 4231"),
-    Elsewhere("comm/tcp/test_handshake.c", "comm/tcp/mesh comm/tcp/mesh_calls", "connections of strangers and of late ranks"),
+    Elsewhere("comm/tcp/test_mesh.c", "comm/tcp/mesh_calls", "connections of all ranks, of strangers and of late ones"),
     Elsewhere("comm/tcp/test_stragglers.c", "comm/tcp/failure comm/tcp/watcher",
               "queries while a rank waits, one failure for all ranks"),
     Elsewhere("cudasim/nccl/test_contexts.c", "comm/nccl/nccl", "communicators, made and freed by contexts"),

@@ -1,5 +1,5 @@
-"""The command lines of docs/guide/several-machines.md for srun, mpirun and torchrun, with stand-ins for these that start
-two machines' ranks here and set what the real ones set. The ranks meet over TCP with the run's secret."""
+"""The command lines of docs/guide/several-machines.md for srun, mpirun and torchrun. Stand-ins for these start two
+machines' ranks here and set what the real ones set. The ranks meet over TCP with the run's secret."""
 
 from __future__ import annotations
 

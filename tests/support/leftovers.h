@@ -1,5 +1,5 @@
-/* What a test of faults must not leave behind: descriptors, children, abstract sockets and files of shared memory. As
- * the setup and the teardown of a group of tests: leftovers_note() and leftovers_compare(). */
+/* Descriptors, children, abstract sockets and files of shared memory that a test of faults must not leave behind. The
+ * setup and the teardown of a group of tests are leftovers_note() and leftovers_compare(). */
 #ifndef DC_TESTS_LEFTOVERS_H
 #define DC_TESTS_LEFTOVERS_H
 

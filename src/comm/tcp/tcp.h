@@ -102,8 +102,7 @@ typedef struct dc__tcp_control_msg {
   int32_t kind;
   int32_t status; /* FAILURE: dc_status; REPLY: enum dc__tcp_rank_state; LISTENING: the port */
   int32_t rank;   /* FAILURE: the rank that reported it first */
-  int32_t mesh;   /* QUERY: of the collective; REPLY: where the queried communicator's user is blocked, see seq;
-                     LISTENING: the mesh to connect for */
+  int32_t mesh;   /* QUERY, LISTENING: its; REPLY: where the queried communicator's user is blocked, see seq */
   int64_t query;  /* QUERY, REPLY: the query's number */
   uint64_t seq;   /* QUERY: the collective's number; REPLY: the one that blocks the user; 0: none */
   int64_t id;     /* REPLY: parameter of the rank's latest collective, or of the one it waits in */
@@ -280,9 +279,8 @@ dc_status dc__tcp_listen_near(dc__tcp_group *group, const struct sockaddr *near,
 dc_status dc__tcp_listen_root(dc__tcp_group *group, const dc__tcp_address *address);
 /* fd: the connection to rank 0. */
 dc_status dc__tcp_listen_peer(dc__tcp_group *group, int fd);
-/* Where it listened before, at a new port. */
+/* Where it listened before, at a new port. Both require mesh_mutex. */
 dc_status dc__tcp_listen_again(dc__tcp_group *group);
-/* Requires mesh_mutex, or that no mesh is made. */
 void dc__tcp_stop_listening(dc__tcp_group *group);
 
 /* ---- handshake.c: incoming connections ---- */
