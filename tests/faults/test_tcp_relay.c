@@ -98,7 +98,10 @@ static bool strike(relay *r, int i, int direction, char *data, int64_t bytes) {
 static void forward(relay *r, int i, int direction) {
   char data[4096];
   const ssize_t got = recv(r->ends[i][direction], data, sizeof data, MSG_DONTWAIT);
-  if (got == 0 || (got < 0 && errno != EAGAIN)) {
+  if (got <= 0 && r->silent && errno != EAGAIN) {
+    close(r->ends[i][direction]); /* and the other end hears nothing of it */
+    r->ends[i][direction] = -1;
+  } else if (got == 0 || (got < 0 && errno != EAGAIN)) {
     close_link(r, i, got < 0);
   } else if (got > 0 && !r->silent && strike(r, i, direction, data, got)) {
     for (ssize_t sent = 0, n = 0; sent < got && n >= 0; sent += n) {
@@ -135,6 +138,8 @@ typedef struct member {
   const char *address;
   int32_t rank;
   int64_t meeting_ns, deadline_ns;
+  bool until_failure;            /* else CALLS collectives */
+  const atomic_llong *stalls_ns; /* after CALLS collectives the rank waits until this is set, and a while; or NULL */
   dc_status status;
   bool wrong;
   int64_t end_ns;
@@ -147,13 +152,16 @@ static dc_status sum(member *m, dc_comm *comm) {
   dc_tensor tensor = flat(data, &count, DC_FLOAT32);
   dc_status status = dc_comm_set_checksums(comm, 1);
   comm->timeout_ns = m->deadline_ns;
-  for (int call = 0; status == DC_OK && call < CALLS; call++) {
+  for (int call = 0; status == DC_OK && (m->until_failure || call < CALLS); call++) {
+    for (; call == CALLS && m->stalls_ns != NULL && atomic_load(m->stalls_ns) == 0; sleep_ms(1)) {
+    }
+    sleep_ms(call == CALLS && m->stalls_ns != NULL ? 1500 : 0);
     for (int i = 0; i < ELEMENTS; i++) {
-      data[i] = (float)(i + m->rank + call);
+      data[i] = (float)(i + m->rank + call % CALLS);
     }
     status = dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL);
     for (int i = 0; status == DC_OK && i < ELEMENTS; i++) {
-      m->wrong = m->wrong || data[i] != (float)(2 * (i + call) + 1);
+      m->wrong = m->wrong || data[i] != (float)(2 * (i + call % CALLS) + 1);
     }
   }
   return status;
@@ -188,6 +196,8 @@ static void meet(fault f, int64_t meeting_ns, int64_t deadline_ns, member ms[2])
   assert_int_equal(pipe2(r.stop, O_CLOEXEC), 0);
   for (int32_t i = 0; i < 2; i++) {
     ms[i] = (member){i == 0 ? r.to : r.address, .rank = i, .meeting_ns = meeting_ns, .deadline_ns = deadline_ns};
+    ms[i].stalls_ns = i == 1 && f.link == CONTROL && meeting_ns == limit ? &r.struck_ns : NULL;
+    ms[i].until_failure = f.kind > DELAY && meeting_ns == limit;
     pthread_create(&threads[i], NULL, join, &ms[i]);
     while (i == 0 && !is_listening(r.to)) { /* so that the first link is the meeting's */
       sleep_ms(1);
@@ -235,6 +245,7 @@ static void test_what_does_not_matter(void **state) {
   expect((fault){DELAY, ALL, 0, 0}, limit, DC_OK, "", true);
 }
 
+/* A rank whose control connection broke gets the error when it waits for the other one. */
 static void test_broken_connections(void **state) {
   (void)state;
   expect((fault){CUT, DATA, 0, 9000}, limit, DC_E_SYSTEM, "the connection to rank ", true);

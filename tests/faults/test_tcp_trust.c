@@ -209,10 +209,10 @@ static int stale(dc_comm *comm, void *arg) {
     for (bool there = false; !there; sleep_ms(1)) {
       pthread_mutex_lock(&group->mutex);
       there = group->listens_for[0] == 2;
+      snprintf(address, sizeof address, ":%d", group->listens_on[0]);
       pthread_mutex_unlock(&group->mutex);
     }
     call.hello.run[0] ^= 1;
-    snprintf(address, sizeof address, ":%d", group->endpoints[0].port);
     call.fd = connect_to(address);
     CHECK(dc__tcp_call_open(group, &call, dc__now_ns() + limit) == DC__TCP_CALL_OK);
     CHECK(dc__tcp_call_prove(group, &call, dc__now_ns() + limit, "here") == DC__TCP_CALL_OK);

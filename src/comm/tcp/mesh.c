@@ -194,18 +194,19 @@ static dc_status accept_from_higher(dc__tcp_group *group, int32_t mesh, int64_t 
 void dc__tcp_handle_listening(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message) {
   if (r < group->rank && message->status >= 1 && message->status <= 65535) {
     group->listens_for[r] = message->mesh;
-    group->endpoints[r].port = message->status;
+    group->listens_on[r] = message->status;
   }
 }
 
 /* Requires group->mutex. Of the lower ranks without a connection those that listen, and the others. A lower rank makes
  * no next mesh without this rank, so that its latest message is of this one or of an earlier one. */
-static void find_lower(const dc__tcp_group *group, int32_t mesh, const int *fds, dc__rank_set *ready,
-                       dc__rank_set *missing) {
+static void find_lower(dc__tcp_group *group, int32_t mesh, const int *fds, dc__rank_set *ready, dc__rank_set *missing) {
   *ready = *missing = (dc__rank_set){{0}};
   for (int32_t r = 0; r < group->rank; r++) {
+    const bool anew = mesh > DC__TCP_FIRST && group->listens_for[r] == mesh;
+    group->endpoints[r].port = anew ? group->listens_on[r] : group->endpoints[r].port;
     if (fds[r] < 0) {
-      dc__rank_set_add(mesh <= DC__TCP_FIRST || group->listens_for[r] == mesh ? ready : missing, r);
+      dc__rank_set_add(mesh <= DC__TCP_FIRST || anew ? ready : missing, r);
     }
   }
 }

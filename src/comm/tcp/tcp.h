@@ -199,16 +199,16 @@ typedef struct dc__tcp_group {
   pthread_mutex_t mutex;                     /* guards all below, and writes to control */
   pthread_cond_t changed;                    /* signals a message, a closed connection, the failure */
   bool unreachable[DC__COMM_MAX_WORLD];      /* a message could not be sent */
-  int32_t listens_for[DC__COMM_MAX_WORLD];   /* the mesh for which a lower rank listens at its endpoint's port */
-  struct dc__tcp *members;                   /* communicators */
-  int32_t joined;                            /* 1 + the last mesh that got a communicator */
-  int64_t query;                             /* the last query's number */
-  dc__tcp_reply *replies;                    /* of the query in progress, by rank; NULL if none */
-  bool voted;                                /* this rank has voted */
-  dc__tcp_control_msg vote;                  /* the best vote so far */
-  dc__rank_set votes;                        /* ranks whose vote has arrived */
-  dc__rank_set unresponsive;                 /* ranks that did not answer the last query */
-  int64_t vote_deadline;                     /* end of the wait for votes */
+  int32_t listens_for[DC__COMM_MAX_WORLD], listens_on[DC__COMM_MAX_WORLD]; /* a lower rank's mesh, and its port */
+  struct dc__tcp *members;                                                 /* communicators */
+  int32_t joined;            /* 1 + the last mesh that got a communicator */
+  int64_t query;             /* the last query's number */
+  dc__tcp_reply *replies;    /* of the query in progress, by rank; NULL if none */
+  bool voted;                /* this rank has voted */
+  dc__tcp_control_msg vote;  /* the best vote so far */
+  dc__rank_set votes;        /* ranks whose vote has arrived */
+  dc__rank_set unresponsive; /* ranks that did not answer the last query */
+  int64_t vote_deadline;     /* end of the wait for votes */
   dc__failure failure;
   atomic_int failed;
 } dc__tcp_group;

@@ -173,9 +173,9 @@ static int connect_as_stranger(const dc_comm *comm) {
   for (bool there = false; !there; sleep_ms(1)) {
     pthread_mutex_lock(&group->mutex);
     there = group->listens_for[0] == 2;
+    snprintf(address, sizeof address, ":%d", group->listens_on[0]);
     pthread_mutex_unlock(&group->mutex);
   }
-  snprintf(address, sizeof address, ":%d", group->endpoints[0].port);
   int fd = connect_to(address);
   if (!prove(fd, group, &hello)) {
     fprintf(stderr, "knock: %s\n", dc_last_error());
