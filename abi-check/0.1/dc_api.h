@@ -418,9 +418,10 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
 /** Ranks as processes, or threads, of any machines, over TCP. Collective: blocks until all ranks have come, at most
  *  timeout_ns, and so does its dc_comm_dup(). Rank 0 listens at the address's port. The others listen on a port of their
  *  own, at the address from which they reach rank 0, and tell rank 0 so; every rank connects to every other one.
- *  options.network and the range of ports bound that. Every connection begins with a proof, by HMAC-SHA-256 and in both
- *  directions, that its ends have options.secret. Without a secret all addresses must be loopback, where every user of
- *  the machine can join. Later data are neither encrypted nor signed (docs/security.md).
+ *  options.network and the range of ports bound that. Listeners close when the group is complete; dc_comm_dup() opens
+ *  others while it runs. Every connection begins with a proof, by HMAC-SHA-256 and in both directions, that its ends
+ *  have options.secret. Without a secret all addresses must be loopback, where every user of the machine can join. Later
+ *  data are neither encrypted nor signed (docs/security.md).
  *  Ranks send heartbeats. A machine that answers none for three is DC_E_PEER_DEAD on all others, whatever the deadline.
  *  Bits are those of every other transport. A collective's deadline runs while nothing moves. symmetric_memory needs
  *  shared memory, which these ranks do not have. All machines must have one byte order.
