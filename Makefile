@@ -62,7 +62,7 @@ cuda: check-vendor-headers
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/record_kernels.py bench/results/gpu/kernels.txt \
 	  meson compile -C build/cuda
 	@$(PY) scripts/check_image.py
-	@build/cuda/tools/dc/dc info | grep cuda
+	@build/cuda/tools/libdc/libdc info | grep cuda
 
 check-vendor-headers:
 	@test -f "$(CUDA_HOME)/include/cuda.h" || { \

@@ -229,9 +229,9 @@ def dist(suite: Suite) -> Count:
         total = one(suite.run("tar", "-xzf", str(tarball), "-C", folder, "--strip-components=1") or
                     suite.run("meson", "setup", out, folder, "--wrap-mode=nodownload", "-Doptimization=0",
                               "-Ddebug=false")
-                    or suite.run("ninja", "-C", out, "tools/dc/dc", *programs))
-        for name in ("tools/dc/dc", *programs) if total.passed else ():
-            total += one(suite.run(f"{out}/{name}", *(["info"] if name.endswith("/dc") else [])))
+                    or suite.run("ninja", "-C", out, "tools/libdc/libdc", *programs))
+        for name in ("tools/libdc/libdc", *programs) if total.passed else ():
+            total += one(suite.run(f"{out}/{name}", *(["info"] if name.endswith("/libdc") else [])))
     return total
 
 

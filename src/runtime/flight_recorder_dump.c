@@ -1,5 +1,5 @@
 /* The flight recorder as a file of JSON, one a rank: written whole, or not at all. It takes no memory and not the
- * context's mutex, since it is wanted when calls hang or memory is short. `dc trace` and `dc doctor` read it. */
+ * context's mutex, since it is wanted when calls hang or memory is short. `libdc trace` and `libdc doctor` read it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>

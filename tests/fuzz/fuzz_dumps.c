@@ -3,7 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../../tools/dc/dc.h"
+#include "../../tools/libdc/tool.h"
 #include "fuzz.h"
 
 static char folder[64];

@@ -15,7 +15,7 @@ import libdc
 import pytest
 
 HERE = Path(__file__).resolve().parent
-TOOL = Path(os.environ.get("LIBDC_TOOL", str(Path(libdc.library_dir()) / "dc")))
+TOOL = Path(os.environ.get("LIBDC_TOOL", str(Path(libdc.library_dir()) / "libdc")))
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

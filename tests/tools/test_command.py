@@ -17,7 +17,7 @@ import pytest
 
 from conftest import TOOL, Run
 
-COMMANDS = ["info", "doctor", "bench", "plan", "trace", "completion", "man"]
+COMMANDS = ["info", "doctor", "bench", "plan", "trace", "help", "completion", "man"]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -32,17 +32,19 @@ def test_help_names_every_command_and_option(dc: Run) -> None:
     assert dc("-h").stdout == text and dc(code=2).stdout == text
     for command in COMMANDS:
         help = dc(command, "--help").stdout
-        assert help.startswith(f"dc {command}: ") and f"usage: dc {command} " in help
+        assert help.startswith(f"libdc {command}: ") and f"usage: libdc {command} " in help
         assert len(max(help.splitlines(), key=len)) <= 120
-    assert dc("--version").stdout == f"dc {libdc.__version__}\n"
+        assert dc("help", command).stdout == help
+    assert dc("help").stdout == text
+    assert dc("-V").stdout == dc("--version").stdout == f"libdc {libdc.__version__}\n"
 
 
 @pytest.mark.parametrize("line, words", [
     (["plann"], ["COMMAND = plann", "info", "plan", "man"]),
-    (["info", "now"], ["dc info", "now", "options only"]),
-    (["info", "--jsno"], ["dc info", "--jsno", "dc info --help"]),
+    (["info", "now"], ["libdc info", "now", "options only"]),
+    (["info", "--jsno"], ["libdc info", "--jsno", "libdc info --help"]),
     (["info", "--json=1"], ["--json", "no value", "1"]),
-    (["bench", "--ranks"], ["dc bench", "--ranks needs a value"]),
+    (["bench", "--ranks"], ["libdc bench", "--ranks needs a value"]),
     (["bench", "--ranks", "65"], ["--ranks = 65", "1 to 64"]),
     (["bench", "--ranks=two"], ["--ranks = two", "1 to 64"]),
     (["bench", "--ranks", "2x"], ["--ranks = 2x", "1 to 64"]),
@@ -50,7 +52,7 @@ def test_help_names_every_command_and_option(dc: Run) -> None:
     (["bench", "--turns", "-1"], ["--turns = -1", "3 to 10001"]),
     (["bench", "--transport", "tcp"], ["--transport = tcp", "threads|processes"]),
     (["doctor", "--ranks", "0"], ["--ranks = 0", "1 to 8"]),
-    (["plan"], ["dc plan", "WHAT is missing", "layer", "dc plan --help tells more"]),
+    (["plan"], ["libdc plan", "WHAT is missing", "layer", "libdc plan --help tells more"]),
     (["plan", "layers"], ["WHAT = layers", "layer"]),
     (["plan", "layer", "--model", "gpt"], ["--model = gpt", "bert-base|bert-large"]),
     (["plan", "layer", "--memory", "16,x"], ["--memory = 16,x", "1 to 4 numbers from 1 to 1048576"]),
@@ -64,11 +66,12 @@ def test_help_names_every_command_and_option(dc: Run) -> None:
     (["plan", "layer", "--ranks", "0"], ["--ranks = 0", "1 to 2147483647"]),
     (["plan", "layer", "--optimizer", "lamb"], ["--optimizer = lamb", "adam|momentum|sgd"]),
     (["plan", "layer", "--layers", "2147483647", "--hidden", "131072", "--intermediate", "2147483647"], ["2^63"]),
-    (["trace"], ["dc trace", "FOLDER is missing"]),
+    (["trace"], ["libdc trace", "FOLDER is missing"]),
     (["trace", "a", "b"], ["b is one argument too many", "FOLDER = a"]),
     (["trace", "a", "--format", "svg"], ["--format = svg", "perfetto|torch|torch-json"]),
     (["trace", "a", "--format", "torch"], ["--output is missing", "folder"]),
     (["trace", "a", "--json"], ["--output is missing"]),
+    (["help", "plann"], ["libdc help", "COMMAND = plann", "|".join(COMMANDS)]),
     (["completion"], ["SHELL is missing", "bash|zsh|fish"]),
     (["completion", "tcsh"], ["SHELL = tcsh", "bash|zsh|fish"]),
 ])
@@ -97,12 +100,13 @@ def test_a_bad_value_names_its_option(dc: Run, command: str, option: str) -> Non
     lists = ["1,x", "1,,2", "1,", ",1", "1,2,3,4,5"] if option in ("--memory", "--seq") else ["1,2"]
     for value in BAD_NUMBERS + lists:
         done = dc(command, f"{option}={value}", code=2)
-        assert done.stdout == "" and done.stderr.startswith(f"dc {command}: {option} = {value}, must be "), done.stderr
+        assert done.stdout == ""
+        assert done.stderr.startswith(f"libdc {command}: {option} = {value}, must be "), done.stderr
     allowed = re.search(r"from (\d+) to (\d+)", done.stderr)
     assert allowed is not None
     least, most = map(int, allowed.groups())
     for bound in (least, most):
-        assert dc(command, option, bound, "--help").stdout.startswith(f"dc {command}: ")
+        assert dc(command, option, bound, "--help").stdout.startswith(f"libdc {command}: ")
     for beyond in (least - 1, most + 1):
         assert f"{option} = {beyond}, must be " in dc(command, option, beyond, "--help", code=2).stderr
     assert f"{option} needs a value, " in dc(command, option, code=2).stderr
@@ -113,7 +117,7 @@ def test_manual_page_has_what_help_has(dc: Run) -> None:
     plain = page.replace("\\-", "-")
     for command in COMMANDS:
         help = dc(command, "--help").stdout
-        assert f".SS dc {command}" in plain
+        assert f".SS libdc {command}" in plain
         for line in re.findall(r"^  (--.*)$", help, re.M):
             option, text = re.split(r" {2,}|(?<=[A-Z]) (?=[a-z])", line, maxsplit=1)
             assert f"\\fB{option}\\fR\n{text}" in plain, line
@@ -127,7 +131,7 @@ def test_manual_page_has_what_help_has(dc: Run) -> None:
 def complete(shell: str, script: str, words: List[str]) -> List[str]:
     if shell == "bash":
         line = " ".join(f"'{word}'" for word in words)
-        program = f"{script}\ncompopt() {{ :; }}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _dc\n" \
+        program = f"{script}\ncompopt() {{ :; }}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _libdc\n" \
                   'printf "%s\\n" "${COMPREPLY[@]}"'
         command = ["bash", "-c", program]
     else:
@@ -140,13 +144,13 @@ def complete(shell: str, script: str, words: List[str]) -> List[str]:
 @pytest.mark.parametrize("shell", ["bash", "fish"])
 def test_completion_completes(dc: Run, shell: str) -> None:
     script = dc("completion", shell).stdout
-    assert set(COMMANDS) <= set(complete(shell, script, ["dc", ""]))
-    assert complete(shell, script, ["dc", "tr"]) == ["trace"]
-    assert complete(shell, script, ["dc", "bench", "--transport", "p"]) == ["processes"]
-    assert set(complete(shell, script, ["dc", "completion", ""])) >= {"bash", "zsh", "fish"}
+    assert set(COMMANDS) <= set(complete(shell, script, ["libdc", ""]))
+    assert complete(shell, script, ["libdc", "tr"]) == ["trace"]
+    assert complete(shell, script, ["libdc", "bench", "--transport", "p"]) == ["processes"]
+    assert set(complete(shell, script, ["libdc", "completion", ""])) >= {"bash", "zsh", "fish"}
     for command in COMMANDS:
         options = set(options_of(dc(command, "--help").stdout)) - {"--help"}
-        assert options <= set(complete(shell, script, ["dc", command, "--"])), command
+        assert options <= set(complete(shell, script, ["libdc", command, "--"])), command
 
 
 def test_completion_of_zsh_is_right(dc: Run) -> None:
@@ -154,11 +158,11 @@ def test_completion_of_zsh_is_right(dc: Run) -> None:
     # Its functions are stood in for, so that what they are given can be looked at.
     program = "compdef() { :; }\n_describe() { print -l ${(P)2}; }\n_arguments() { print -l -- \"$@\"; }\n" + script
     for command in COMMANDS:
-        line = f"\nwords=(dc {command} ''); CURRENT=3; _dc"
+        line = f"\nwords=(libdc {command} ''); CURRENT=3; _libdc"
         done = subprocess.run(["zsh", "-f", "-c", program + line], text=True, capture_output=True, timeout=600)
         assert done.returncode == 0 and done.stderr == "", done.stderr
         assert set(options_of(dc(command, "--help").stdout)) <= set(re.findall(r"^(--[a-z]+)\[", done.stdout, re.M))
-    done = subprocess.run(["zsh", "-f", "-c", program + "\nwords=(dc ''); CURRENT=2; _dc"], text=True,
+    done = subprocess.run(["zsh", "-f", "-c", program + "\nwords=(libdc ''); CURRENT=2; _libdc"], text=True,
                           capture_output=True, timeout=600)
     assert re.findall(r"^(\w+):", done.stdout, re.M) == COMMANDS, done.stderr
 
@@ -272,7 +276,7 @@ def test_bench(dc: Run, transport: str) -> None:
 
 PRINTS = [["--help"], ["--version"], ["info"], ["info", "--json"], ["doctor"], ["doctor", "--json"],
           ["bench", "--transport", "threads", "--bytes", "1024", "--turns", "3"], ["bench", "--turns=3", "--json"],
-          ["plan", "layer"], ["plan", "layer", "--json"], ["completion", "bash"], ["completion", "zsh"],
+          ["plan", "layer"], ["plan", "layer", "--json"], ["help"], ["completion", "bash"], ["completion", "zsh"],
           ["completion", "fish"], ["man"], ["man", "--help"]]
 
 
@@ -303,16 +307,16 @@ def test_output_that_is_lost_is_an_error(how: str, reason: str) -> None:
     assert {line[0] for line in PRINTS} >= set(COMMANDS) - {"trace"}  # which test_dumps.py has dumps for
     for line in PRINTS if how == "full" else [["info"], ["plan", "layer", "--json"], ["man"]]:
         done = unwritable(line, how)
-        assert (done.returncode, done.stderr) == (3, f"dc: standard output can't be written: {reason}\n"), line
+        assert (done.returncode, done.stderr) == (3, f"libdc: standard output can't be written: {reason}\n"), line
 
 
 def test_a_reader_that_has_seen_enough_ends_it(dc: Run) -> None:
     done = subprocess.run(["sh", "-c", '"$0" man | head -n 1', str(TOOL)], text=True, capture_output=True, timeout=600)
-    assert done.stdout.startswith(".TH DC 1") and done.stderr == ""
+    assert done.stdout.startswith(".TH LIBDC 1") and done.stderr == ""
 
 
 def test_no_file_gets_a_closed_streams_number(dc: Run) -> None:
-    """Shared memory and libraries are opened while dc info prints; none of them may be standard output or error."""
+    """Shared memory and libraries are opened while libdc info prints; none of them may be standard output or error."""
     def closed() -> None:
         for fd in (0, 1, 2):
             os.close(fd)
@@ -326,5 +330,5 @@ def test_no_file_gets_a_closed_streams_number(dc: Run) -> None:
 
 def test_readme_and_the_manual_agree_on_the_command(dc: Run) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for command in re.findall(r"^\.venv/bin/dc (\w+)", text, re.M):
+    for command in re.findall(r"^\.venv/bin/libdc (\w+)", text, re.M):
         assert command in COMMANDS

@@ -1,4 +1,4 @@
-"""dc plan layer: its figures are the library's, the seed's table stands beside them, and both outputs are one."""
+"""libdc plan layer: its figures are the library's, the seed's table stands beside them, and both outputs are one."""
 
 from __future__ import annotations
 

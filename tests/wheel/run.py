@@ -19,7 +19,7 @@ OUT = ROOT / "build" / "wheel"
 INSIDE = [
     "libdc/libdc.so", "libdc/libdc_torch.so", "libdc/_dc_api.abi3.so", "libdc/py.typed", "libdc/include/dc_api.h",
     "libdc/dc.pc", "libdc/dc_api.json", "libdc/torch/__init__.py", "man/man3/dc_allgather_param.3", "man/man7/dc_api.7",
-    "libdc/dc", "man/man1/dc.1",
+    "libdc/libdc", "man/man1/libdc.1",
 ]  # fmt: skip
 LIBC = {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
 LIBC_OF_OLD = LIBC | {"libpthread.so.0", "libdl.so.2"}
@@ -65,7 +65,7 @@ def contents(wheel: Path, libraries: set, folder: Path) -> None:
         archive.extractall(folder)
         sizes = {info.filename: info.file_size for info in archive.infolist()}
     require(sizes["libdc/libdc.so"] < MOST, f"libdc.so has {sizes['libdc/libdc.so']} bytes, at most {MOST} are allowed")
-    for library in [*sorted(folder.glob("libdc/*.so")), folder / "libdc" / "dc"]:
+    for library in [*sorted(folder.glob("libdc/*.so")), folder / "libdc" / "libdc"]:
         needed = set(re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", "-W", library)))
         require(needed <= libraries | {"libdc.so"}, f"{library.name} needs {sorted(needed)}")
         print(f"    {library.name:<20}{library.stat().st_size:>9} bytes, needs {', '.join(sorted(needed))}")
@@ -111,7 +111,8 @@ def installed(python: Path, wheel: Path, folder: Path) -> None:
     code = ("import ctypes, libdc.config; dc = ctypes.CDLL(libdc.config.answers()['libdir'] + '/libdc.so'); "
             "dc.dc_version_string.restype = ctypes.c_char_p; print(dc.dc_version_string().decode())")
     require(re.fullmatch(r"\d+\.\d+\.\d+", run(own, "-c", code, folder=folder, **clean).strip()), "ctypes")
-    require(run(folder / "bin" / "dc", "--version", folder=folder, **clean).startswith("dc "), "dc does not run")
+    require(run(folder / "bin" / "libdc", "--version", folder=folder, **clean) ==
+            run(own, "-m", "libdc", "-V", folder=folder, **clean), "libdc does not run")
     run(own, "-c", "import libdc.optim, libdc.optim.arrays", folder=folder, **clean)
     for statement in ("import libdc.torch", "from libdc.optim import AdamW", "import libdc.torchium"):
         code = f"try:\n  {statement}\nexcept ImportError as error:\n  print(error)"

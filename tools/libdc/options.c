@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dc.h"
+#include "tool.h"
 
 int report_error(const args *a, int code, const char *format, ...) {
   va_list list;
-  fprintf(stderr, "dc %s: ", a->command->name);
+  fprintf(stderr, "libdc %s: ", a->command->name);
   va_start(list, format);
   vfprintf(stderr, format, list);
   va_end(list);
@@ -92,7 +92,7 @@ static int read_option(args *a, int argc, char **argv, int *at) {
   }
   int i = option_index(c, strcmp(word, "-o") == 0 ? "--output" : word, strcmp(word, "-o") == 0 ? 8 : length);
   if (i < 0) {
-    return report_error(a, EXIT_USAGE, "%.*s is no option; dc %s --help names them", (int)length, word, c->name);
+    return report_error(a, EXIT_USAGE, "%.*s is no option; libdc %s --help names them", (int)length, word, c->name);
   }
   const option *o = &c->options[i];
   if (o->argument == NULL) {
@@ -128,8 +128,8 @@ int read_args(const command *c, int argc, char **argv, args *a) {
       a->operand = argv[at];
     }
   }
-  if (c->operand != NULL && a->operand == NULL) {
-    return report_error(a, EXIT_USAGE, "%s is missing%s%s; dc %s --help tells more", c->operand,
+  if (c->operand != NULL && a->operand == NULL && !c->operand_optional) {
+    return report_error(a, EXIT_USAGE, "%s is missing%s%s; libdc %s --help tells more", c->operand,
                         c->operand_values != NULL ? ", must be " : "",
                         c->operand_values != NULL ? c->operand_values : "", c->name);
   }

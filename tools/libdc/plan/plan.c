@@ -1,5 +1,5 @@
-/* dc plan layer: the largest micro-batch of a stack of transformer layers, by memory flags, sequence length and memory,
- * for libdc's layer and for DeepSpeed's. All bytes are dc_layer_get_plan()'s. */
+/* libdc plan layer: the largest micro-batch of a stack of transformer layers, by memory flags, sequence length and
+ * memory, for libdc's layer and for DeepSpeed's. All bytes are dc_layer_get_plan()'s. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -41,7 +41,7 @@ bool plan_one(const plan_query *q, const model *m, int32_t flags, int64_t seq, i
   if (dc_layer_get_plan(&config, &options, plan) == DC_OK) {
     return true;
   }
-  fprintf(stderr, "dc plan: %s\n", dc_last_error());
+  fprintf(stderr, "libdc plan: %s\n", dc_last_error());
   return false;
 }
 

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "dc.h"
+#include "tool.h"
 
 static const int64_t rank_timeout_ns = INT64_C(20000000000); /* a rank that does not join is a fault */
 static const int64_t job_timeout_ns = INT64_C(100000000000); /* all of a job */
@@ -142,7 +142,7 @@ static int start_process(rank_process *p, const job *j, const char *group, int n
   char world_text[12];
   snprintf(rank_text, sizeof rank_text, "%d", number);
   snprintf(world_text, sizeof world_text, "%d", world);
-  const char *argv[] = {"dc", "@rank", j->name, group, rank_text, world_text, argument, NULL};
+  const char *argv[] = {"libdc", "@rank", j->name, group, rank_text, world_text, argument, NULL};
   if (pipe2(pipe_fds, O_CLOEXEC) != 0) { /* a later rank must not hold it open */
     return errno;
   }

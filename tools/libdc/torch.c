@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "dc.h"
+#include "tool.h"
 
 /* One writer for both: pickles have opcodes where JSON has brackets. */
 typedef struct sink {

@@ -1,11 +1,11 @@
-/* dc bench: collectives and operators, each alternating with a memcpy, so that a machine that is slow for a while slows
- * both. All ranks measure; rank 0 reports. */
+/* libdc bench: collectives and operators, each alternating with a memcpy, so that a machine that is slow for a while
+ * slows both. All ranks measure; rank 0 reports. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "dc.h"
+#include "tool.h"
 
 enum { GRAPH = 1, PARAM = 7 };
 

@@ -1,4 +1,4 @@
-/* dc info: the library, its back ends on this machine, and the machine's limits. */
+/* libdc info: the library, its back ends on this machine, and the machine's limits. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -11,7 +11,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "dc.h"
+#include "tool.h"
 
 /* Sections of names and values, for people or as JSON. */
 typedef struct report {

@@ -1,9 +1,9 @@
-/* dc trace: the dumps of a folder as a trace for Perfetto or Chrome, or as PyTorch's flight recorder has them. */
+/* libdc trace: the dumps of a folder as a trace for Perfetto or Chrome, or as PyTorch's flight recorder has them. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
-#include "dc.h"
+#include "tool.h"
 
 /* ---- Perfetto: ranks are processes, streams are threads ---- */
 

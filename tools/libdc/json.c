@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dc.h"
+#include "tool.h"
 
 /* ---- writing ---- */
 

@@ -1,6 +1,6 @@
-/* Shared by the commands of `dc`. The tool uses the public header and the built library, as any program could.
+/* Shared by the command `libdc`. The tool uses the public header and the built library, as any program could.
  *
- *   dc.c        the commands' table, main
+ *   libdc.c     the commands' table, main
  *   options.c   command lines, read by the table
  *   help.c      help texts, shell completion and the manual page, made from the table
  *   output.c    checked writes to files and standard output
@@ -10,7 +10,7 @@
  *   ranks.c     ranks as threads or processes
  *   checks.c    checks of the machine
  *   selftest.c  collectives and a ZeRO-3 step, to the bit
- *   info.c doctor.c bench.c trace.c torch.c plan.c plan_seed.c plan_print.c */
+ *   info.c doctor.c bench.c trace.c torch.c plan/ */
 #ifndef DC_TOOL_H
 #define DC_TOOL_H
 
@@ -57,6 +57,7 @@ typedef struct args {
 struct command {
   const char *name;
   const char *operand; /* "FOLDER", "SHELL"; NULL: takes none */
+  bool operand_optional;
   const char *operand_values;
   const char *summary;
   const char *text; /* for the help and the manual page; paragraphs end with a newline */
@@ -76,7 +77,7 @@ bool has_option(const args *a, const char *option);
 int64_t number_of(const args *a, const char *name, int64_t fallback);
 /* An option's numbers, or those of the text; returns how many there are, at most the table's. */
 int numbers_of(const args *a, const char *name, const char *text, int64_t *numbers);
-/* "dc COMMAND: …" on standard error. Returns code. */
+/* "libdc COMMAND: …" on standard error. Returns code. */
 int report_error(const args *a, int code, const char *format, ...) PRINTF(3, 4);
 /* ---- output.c ---- */
 
@@ -92,9 +93,10 @@ int finish_file(const args *a, FILE *file, const char *path);
 
 /* ---- help.c ---- */
 
-void print_help(const command *c); /* NULL: of dc itself */
+void print_help(const command *c); /* NULL: of libdc itself */
 int run_completion(const args *a);
 int run_man(const args *a);
+int run_help(const args *a);
 
 /* ---- json.c ---- */
 

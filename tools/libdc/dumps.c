@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "dc.h"
+#include "tool.h"
 
 /* The most that dc_context_trace_dump() can write: as many entries as a trace may keep, of at most 512 bytes. */
 static const int64_t max_dump_bytes = INT64_C(16777216) * 512 + 65536;
@@ -124,7 +124,7 @@ static const char *dump_fill(dump *d, const json_value *v) {
     return "it is no dump of libdc's flight recorder";
   }
   if (int_of(v, "version") != 1) {
-    return "its version is not 1, the only one that this dc knows";
+    return "its version is not 1, the only one that this libdc knows";
   }
   int64_t number = int_of(v, "rank");
   int64_t world = int_of(v, "world");

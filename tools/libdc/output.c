@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "dc.h"
+#include "tool.h"
 
 void reserve_standard_fds(void) {
   for (int fd = 0; fd <= STDERR_FILENO; fd++) {

@@ -1,7 +1,7 @@
 /* Help texts, shell completion and the manual page, all made from the table of commands. */
 #include <string.h>
 
-#include "dc.h"
+#include "tool.h"
 
 static const char *const exit_codes[][2] = {
     {"0", "done; doctor: nothing is broken, and the dumps show no failure"},
@@ -13,12 +13,12 @@ static const char *const exit_codes[][2] = {
 static const char summary[] = "tells about, tests, measures, plans and traces libdc";
 
 static const char *const examples[] = {
-    "dc info",
-    "dc doctor",
-    "LIBDC_DUMP_DIR=dumps python -m libdc.run -n 2 train.py; dc doctor --dump dumps",
-    "dc trace dumps -o trace.json",
-    "dc bench --ranks 2 --json",
-    "dc plan layer --model bert-large",
+    "libdc info",
+    "libdc doctor",
+    "LIBDC_DUMP_DIR=dumps python -m libdc.run -n 2 train.py; libdc doctor --dump dumps",
+    "libdc trace dumps -o trace.json",
+    "libdc bench --ranks 2 --json",
+    "libdc plan layer --model bert-large",
 };
 
 /* "--ranks N" */
@@ -26,14 +26,21 @@ static void format_option(const option *o, char *text, size_t bytes) {
   snprintf(text, bytes, "%s%s%s", o->name, o->argument == NULL ? "" : " ", o->argument == NULL ? "" : o->argument);
 }
 
+/* " FOLDER", " [COMMAND]", or nothing */
+static void format_operand(const command *c, char *text, size_t bytes) {
+  const bool optional = c->operand_optional;
+  snprintf(text, bytes, "%s%s%s%s", c->operand == NULL ? "" : " ", optional ? "[" : "",
+           c->operand == NULL ? "" : c->operand, optional ? "]" : "");
+}
+
 /* ---- help ---- */
 
 static void print_overview(void) {
-  printf("dc: %s\n\nusage: dc COMMAND [OPTION...]\n\ncommands:\n", summary);
+  printf("libdc: %s\n\nusage: libdc COMMAND [OPTION...]\n\ncommands:\n", summary);
   for (int i = 0; i < command_count; i++) {
     printf("  %-12s %s\n", commands[i].name, commands[i].summary);
   }
-  puts("\ndc COMMAND --help tells more; dc --version names the version.\n\nexit codes:");
+  puts("\nlibdc COMMAND --help tells more; libdc --version (or -V) names the version.\n\nexit codes:");
   for (size_t i = 0; i < COUNT(exit_codes); i++) {
     printf("  %-12s %s\n", exit_codes[i][0], exit_codes[i][1]);
   }
@@ -44,14 +51,25 @@ void print_help(const command *c) {
     print_overview();
     return;
   }
-  printf("dc %s: %s\n\nusage: dc %s [OPTION...]%s%s\n\n%s\noptions:\n", c->name, c->summary, c->name,
-         c->operand == NULL ? "" : " ", c->operand == NULL ? "" : c->operand, c->text);
+  char operand[32];
+  format_operand(c, operand, sizeof operand);
+  printf("libdc %s: %s\n\nusage: libdc %s [OPTION...]%s\n\n%s\noptions:\n", c->name, c->summary, c->name, operand,
+         c->text);
   for (int i = 0; i < MAX_OPTIONS && c->options[i].name != NULL; i++) {
     char text[64];
     format_option(&c->options[i], text, sizeof text);
     printf("  %-22s %s\n", text, c->options[i].help);
   }
   printf("  %-22s %s\n", "--help", "prints this");
+}
+
+int run_help(const args *a) {
+  const command *chosen = NULL;
+  for (int i = 0; i < command_count && a->operand != NULL; i++) {
+    chosen = strcmp(commands[i].name, a->operand) == 0 ? &commands[i] : chosen;
+  }
+  print_help(chosen);
+  return EXIT_OK;
 }
 
 /* ---- the manual page ---- */
@@ -83,7 +101,9 @@ static void print_roff_pair(const char *tag, const char *text) {
 }
 
 static void print_man_command(const command *c) {
-  printf(".SS dc %s%s%s\n", c->name, c->operand == NULL ? "" : " ", c->operand == NULL ? "" : c->operand);
+  char operand[32];
+  format_operand(c, operand, sizeof operand);
+  printf(".SS libdc %s%s\n", c->name, operand);
   print_roff(c->summary);
   fputs(".\n.PP\n", stdout);
   print_roff(c->text);
@@ -97,10 +117,10 @@ static void print_man_command(const command *c) {
 
 int run_man(const args *a) {
   (void)a;
-  printf(".TH DC 1 \"\" \"libdc %s\" \"User Commands\"\n.SH NAME\ndc \\- ", dc_version_string());
+  printf(".TH LIBDC 1 \"\" \"libdc %s\" \"User Commands\"\n.SH NAME\nlibdc \\- ", dc_version_string());
   print_roff(summary);
   fputs(
-      "\n.SH SYNOPSIS\n\\fBdc\\fR \\fICOMMAND\\fR [\\fIOPTION\\fR...]\n.br\n\\fBdc \\-\\-version\\fR | "
+      "\n.SH SYNOPSIS\n\\fBlibdc\\fR \\fICOMMAND\\fR [\\fIOPTION\\fR...]\n.br\n\\fBdc \\-\\-version\\fR | "
       "\\fB\\-\\-help\\fR\n",
       stdout);
   fputs(".SH COMMANDS\n", stdout);
@@ -112,9 +132,9 @@ int run_man(const args *a) {
     print_roff_pair(exit_codes[i][0], exit_codes[i][1]);
   }
   fputs(".SH ENVIRONMENT\n", stdout);
-  print_roff_pair("LIBDC_DUMP_DIR", "read by the Python package, not by dc: where a rank that fails writes its dump");
+  print_roff_pair("LIBDC_DUMP_DIR", "read by the Python package, not by libdc: where a rank that fails writes its dump");
   print_roff_pair("LIBDC_PYTHON",
-                  "the interpreter that dc doctor asks about the package and the adapter; python3 without it");
+                  "the interpreter that libdc doctor asks about the package and the adapter; python3 without it");
   fputs(".SH EXAMPLES\n.nf\n", stdout);
   for (size_t i = 0; i < COUNT(examples); i++) {
     print_roff(examples[i]);
@@ -140,7 +160,7 @@ static void print_bash_values(const char *name, const char *values) {
 
 static void print_bash_completion(void) {
   puts(
-      "# bash completion for dc: source <(dc completion bash)\n_dc() {\n"
+      "# bash completion for libdc: source <(libdc completion bash)\n_libdc() {\n"
       "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]}\n"
       "  COMPREPLY=()\n  if [ \"$COMP_CWORD\" -eq 1 ]; then");
   fputs("    COMPREPLY=($(compgen -W '--help --version", stdout);
@@ -173,7 +193,7 @@ static void print_bash_completion(void) {
     }
     printf("' -- \"$word\"))%s ;;\n", c->operand == NULL ? "" : "; compopt -o default");
   }
-  puts("  esac\n}\ncomplete -F _dc dc");
+  puts("  esac\n}\ncomplete -F _libdc libdc");
 }
 
 /* For single quotes; special: what a backslash must precede even there. */
@@ -193,7 +213,7 @@ static const char in_zsh[] = "[]:\\";
 
 static void print_zsh_completion(void) {
   puts(
-      "#compdef dc\n# zsh completion for dc: source <(dc completion zsh)\n_dc() {\n"
+      "#compdef libdc\n# zsh completion for libdc: source <(libdc completion zsh)\n_libdc() {\n"
       "  if (( CURRENT == 2 )); then\n    local -a commands=(");
   for (int i = 0; i < command_count; i++) {
     printf("      '%s:", commands[i].name);
@@ -202,7 +222,7 @@ static void print_zsh_completion(void) {
   }
   puts(
       "    )\n    _describe command commands\n    return\n  fi\n  local chosen=$words[2]\n"
-      "  words=(dc \"${(@)words[3,-1]}\")\n  (( CURRENT -= 1 ))\n  case $chosen in");
+      "  words=(libdc \"${(@)words[3,-1]}\")\n  (( CURRENT -= 1 ))\n  case $chosen in");
   for (int i = 0; i < command_count; i++) {
     const command *c = &commands[i];
     printf("    %s) _arguments '--help[prints help]'", c->name);
@@ -229,22 +249,22 @@ static void print_zsh_completion(void) {
     }
     puts(" ;;");
   }
-  puts("  esac\n}\nif [ \"$funcstack[1]\" = _dc ]; then _dc \"$@\"; else compdef _dc dc; fi");
+  puts("  esac\n}\nif [ \"$funcstack[1]\" = _libdc ]; then _libdc \"$@\"; else compdef _libdc libdc; fi");
 }
 
 static void print_fish_value(const char *condition, const char *values) {
-  printf("complete -c dc -n '%s' -f -a '", condition);
+  printf("complete -c libdc -n '%s' -f -a '", condition);
   print_words(values);
   puts("'");
 }
 
 static void print_fish_completion(void) {
-  puts("# fish completion for dc: dc completion fish | source");
+  puts("# fish completion for libdc: libdc completion fish | source");
   for (int i = 0; i < command_count; i++) {
     const command *c = &commands[i];
     char condition[80];
     snprintf(condition, sizeof condition, "__fish_seen_subcommand_from %s", c->name);
-    printf("complete -c dc -n __fish_use_subcommand -f -a %s -d '", c->name);
+    printf("complete -c libdc -n __fish_use_subcommand -f -a %s -d '", c->name);
     print_quoted(c->summary, "");
     puts("'");
     if (c->operand_values != NULL) {
@@ -252,7 +272,7 @@ static void print_fish_completion(void) {
     }
     for (int k = 0; k < MAX_OPTIONS && c->options[k].name != NULL; k++) {
       const option *o = &c->options[k];
-      printf("complete -c dc -n '%s' -l %s%s -d '", condition, o->name + 2, o->argument == NULL ? "" : " -r");
+      printf("complete -c libdc -n '%s' -l %s%s -d '", condition, o->name + 2, o->argument == NULL ? "" : " -r");
       print_quoted(o->help, "");
       putchar('\'');
       if (o->values != NULL) {

@@ -1,4 +1,4 @@
-/* The results of dc plan, as text or JSON. */
+/* The results of libdc plan, as text or JSON. */
 #include <inttypes.h>
 
 #include "plan.h"

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dc.h"
+#include "tool.h"
 
 /* ---- values ---- */
 

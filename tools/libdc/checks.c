@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "dc.h"
+#include "tool.h"
 
 void report_finding(finding *f, int state, const char *format, ...) {
   va_list list;
@@ -28,7 +28,7 @@ static void check_library(finding *f, int ranks) {
   (void)dladdr((void *)(uintptr_t)dc_api_version, &where);
   bool fits = version / 1000 == DC_API_VERSION / 1000 && version >= DC_API_VERSION;
   report_finding(f, fits ? CHECK_OK : CHECK_FAILED, "libdc %s from %s%s", dc_version_string(),
-                 where.dli_fname == NULL ? "?" : where.dli_fname, fits ? "" : ", which this dc was not built for");
+                 where.dli_fname == NULL ? "?" : where.dli_fname, fits ? "" : ", which this libdc was not built for");
 }
 
 static void check_clock(finding *f, int ranks) {

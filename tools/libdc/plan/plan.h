@@ -1,4 +1,4 @@
-/* dc plan: queries and results.
+/* libdc plan: queries and results.
  *
  *   plan.c       reads the command line and counts
  *   plan_seed.c  the same under the conditions of the seed's table
@@ -6,7 +6,7 @@
 #ifndef DC_TOOL_PLAN_H
 #define DC_TOOL_PLAN_H
 
-#include "dc.h"
+#include "../tool.h"
 
 enum { FLAG_INVERTIBLE = 1, FLAG_ATTENTION = 2, FLAG_GELU = 4, FLAGS = 8 };
 enum { PLAN_COLUMNS = MAX_NUMBERS }; /* lengths and memories of one table */

@@ -1,8 +1,8 @@
-/* dc, the command line of libdc: the table of its commands, from which help, completion and parsing are made. */
+/* libdc, the command line: the table of its commands, from which help, completion and parsing are made. */
 #include <errno.h>
 #include <string.h>
 
-#include "dc.h"
+#include "tool.h"
 
 /* An entry of the table of options. */
 #define FLAG(name, help) \
@@ -21,7 +21,7 @@ const command commands[] = {
     {.name = "info",
      .summary = "names the library, what it can use here, and the machine's limits",
      .text = "Version and place of the library, devices and communicators with the reason where one is not here, the\n"
-             "instruction set that its kernels use, and what the system allows. Nothing is tested; see dc doctor.\n",
+             "instruction set that its kernels use, and what the system allows. Nothing is tested; see libdc doctor.\n",
      .run = run_info,
      .options = {JSON_OPTION}},
     {.name = "doctor",
@@ -80,18 +80,25 @@ const command commands[] = {
      .options = {TEXT("--output", "PATH", "a file, for torch a folder; -o is short for it; else standard output"),
                  ONE_OF("--format", "FORMAT", "perfetto|torch|torch-json", "perfetto without it"),
                  FLAG("--json", "prints what was written as JSON")}},
+    {.name = "help",
+     .operand = "COMMAND",
+     .operand_optional = true,
+     .operand_values = "info|doctor|bench|plan|trace|help|completion|man",
+     .summary = "explains a command, or lists them",
+     .text = "The same as libdc COMMAND --help; without COMMAND the same as libdc --help.\n",
+     .run = run_help},
     {.name = "completion",
      .operand = "SHELL",
      .operand_values = "bash|zsh|fish",
      .summary = "prints the completion script of a shell",
-     .text = "For bash: source <(dc completion bash). For fish: dc completion fish | source.\n",
+     .text = "For bash: source <(libdc completion bash). For fish: libdc completion fish | source.\n",
      .run = run_completion},
-    {.name = "man", .summary = "prints the manual page", .text = "As roff: dc man | man -l -\n", .run = run_man},
+    {.name = "man", .summary = "prints the manual page", .text = "As roff: libdc man | man -l -\n", .run = run_man},
 };
 const int command_count = COUNT(commands);
 
 static int unknown_command(const char *name) {
-  fprintf(stderr, "dc: COMMAND = %s, must be ", name);
+  fprintf(stderr, "libdc: COMMAND = %s, must be ", name);
   for (int i = 0; i < command_count; i++) {
     fprintf(stderr, "%s%s", i == 0 ? "" : i == command_count - 1 ? " or " : ", ", commands[i].name);
   }
@@ -104,8 +111,8 @@ static int run_command(int argc, char **argv) {
     print_help(NULL);
     return argc < 2 ? EXIT_USAGE : EXIT_OK;
   }
-  if (strcmp(argv[1], "--version") == 0) {
-    printf("dc %s\n", dc_version_string());
+  if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) {
+    printf("libdc %s\n", dc_version_string());
     return EXIT_OK;
   }
   if (strcmp(argv[1], "@rank") == 0) { /* one of run_processes() */
@@ -126,7 +133,7 @@ int main(int argc, char **argv) {
   reserve_standard_fds();
   int code = run_command(argc, argv);
   if (!flush_file(stdout)) {
-    fprintf(stderr, "dc: standard output can't be written: %s\n", strerror(errno));
+    fprintf(stderr, "libdc: standard output can't be written: %s\n", strerror(errno));
     return EXIT_UNAVAILABLE;
   }
   return code;

@@ -1,4 +1,4 @@
-/* dc doctor: a self-test that names the broken part, or the diagnosis of the dumps of a run. */
+/* libdc doctor: a self-test that names the broken part, or the diagnosis of the dumps of a run. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "dc.h"
+#include "tool.h"
 
 /* ---- ranks ---- */
 
