@@ -21,12 +21,12 @@ def main() -> None:
     shutil.copytree(BINDINGS / "python" / "libdc", package, ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run([sys.executable, BINDINGS / "python" / "gen_cdef.py", ROOT / "include" / "dc_api.h", os.devnull,
                     package / "_cdef.py"], check=True)
-    shutil.copy(next(build.glob("libdc.so.*.*.*[0-9]")), package / "libdc.so")
+    shutil.copy(next(build.glob("libdc.so.*.*.*[0-9]")), package / "libdc.so.0.1")
     if (build / "libdc_cuda.so").exists():
         shutil.copy(build / "libdc_cuda.so", package)
     sources = sorted((BINDINGS / "torch" / "adapter").glob("*.c"))
     subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-fexceptions", "-fvisibility=hidden", "-O2",
-                    "-std=gnu11", f"-I{ROOT / 'include'}", *sources, package / "libdc.so", "-ldl", "-pthread", "-o",
+                    "-std=gnu11", f"-I{ROOT / 'include'}", *sources, package / "libdc.so.0.1", "-ldl", "-pthread", "-o",
                     package / "libdc_torch.so"], check=True)
 
 

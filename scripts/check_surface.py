@@ -88,7 +88,7 @@ def main() -> int:
     else:
         import libdc
 
-        library = Path(libdc.library_dir()) / "libdc.so"
+        library = Path(libdc.library_dir()) / "libdc.so.0.1"
     faults = check_names(library) + check_uses(library) + check_initialisers(library)
     print("\n".join(faults) or f"{library.name}: the header's functions and no others; it uses what it may")
     return bool(faults)

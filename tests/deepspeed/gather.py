@@ -1,8 +1,8 @@
 r"""DeepSpeed gathers parameters on two ranks, where a gather does nothing until it is awaited, and memory begins as
 NaN: are the weights whole? Without libdc, those of DeepSpeed before 0.19.8 are not.
 
-    PYTHONPATH=build/deepspeed/0.18.9:build/deepspeed/packages DS_ACCELERATOR=cpu LIBDC_DEEPSPEED=1 \
-    .venv/bin/python -m libdc.run -n 2 tests/deepspeed/gather.py"""
+    PYTHONPATH=build/deepspeed/0.18.9:build/deepspeed/packages DS_ACCELERATOR=cpu \
+    .venv/bin/python -m libdc.run -n 2 -m libdc.torch.deepspeed tests/deepspeed/gather.py"""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@ r"""Trains, on two ranks and by DeepCompile on libdc, a model that DeepSpeed's o
 BatchNorm, two parameters that share one gradient, and frozen parameters. Its weights are those of a plain model that
 sees the batches of both ranks.
 
-    PYTHONPATH=build/deepspeed/0.19.8:build/deepspeed/packages DS_ACCELERATOR=cpu LIBDC_DEEPSPEED=1 \
-    .venv/bin/python -m libdc.run -n 2 tests/deepspeed/gradients.py STAGE:BACKEND…"""
+    PYTHONPATH=build/deepspeed/0.19.8:build/deepspeed/packages DS_ACCELERATOR=cpu \
+    .venv/bin/python -m libdc.run -n 2 -m libdc.torch.deepspeed tests/deepspeed/gradients.py STAGE:BACKEND…"""
 
 from __future__ import annotations
 

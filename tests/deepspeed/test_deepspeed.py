@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,9 +58,9 @@ def test_the_seeds_form(tmp_path: Path) -> None:
 
 def two_ranks(version: str, script: str, *arguments: str) -> str:
     """The output of a script in which DeepSpeed runs on libdc."""
-    done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", "2", str(HERE / script), *arguments], text=True,
-                          capture_output=True, stdin=subprocess.DEVNULL, timeout=600,
-                          env=environment(version, LIBDC_DEEPSPEED="1"))
+    done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", "2", "-m", "libdc.torch.deepspeed",
+                           str(HERE / script), *arguments], text=True, capture_output=True, stdin=subprocess.DEVNULL,
+                          timeout=600, env=environment(version))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -74,15 +75,24 @@ def test_gathered_weights_are_whole() -> None:
     two_ranks(SEED, "gather.py")
 
 
-def test_environment_switch() -> None:
+def test_programs_without_a_line_for_libdc(tmp_path: Path) -> None:
     code = """import deepspeed, libdc.torch.deepspeed as switch
 from deepspeed.ops.op_builder.dc import DeepCompileBuilder
 from deepspeed.accelerator import get_accelerator
 module = DeepCompileBuilder().load().__name__ if switch.is_enabled() else ""
 print(switch.is_enabled(), module, get_accelerator()._name)"""
-    for value, answer in (("torch", "True libdc.torch.deepspeed.handle cpu"), ("0", "False  cpu")):
-        done = python(code, LIBDC_DEEPSPEED=value)
-        assert done.stdout.splitlines()[-1:] == [answer], done.stdout + done.stderr
+    on_libdc, off = "True libdc.torch.deepspeed.handle cpu", "False  cpu"
+    (tmp_path / "program.py").write_text(code + "\nimport sys; print(switch.handle.communicator, *sys.argv[1:])")
+    for program in ([str(tmp_path / "program.py")], ["-m", "program"]):
+        done = subprocess.run([sys.executable, "-m", "libdc.torch.deepspeed", *program, "--flag"], text=True,
+                              capture_output=True, stdin=subprocess.DEVNULL, timeout=600, cwd=tmp_path,
+                              env=environment(NEWEST, LIBDC_DEEPSPEED="torch"))
+        assert done.stdout.splitlines()[-2:] == [on_libdc, "torch --flag"], done.stdout + done.stderr
+    hook = environment(NEWEST)["PYTHONPATH"]
+    done = python(code, PYTHONPATH=os.pathsep.join([str(HERE / "every"), hook]))
+    assert done.stdout.splitlines()[-1:] == [on_libdc], done.stdout + done.stderr
+    done = python(code, LIBDC_DEEPSPEED="torch")  # the variable alone does nothing
+    assert done.stdout.splitlines()[-1:] == [off], done.stdout + done.stderr
 
 
 def test_transformer_layer() -> None:

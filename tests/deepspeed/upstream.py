@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launch import BUILD, NEWEST, environment, install
+from launch import BUILD, HERE, NEWEST, environment, install
 
 FOLDERS = "tests", "deepspeed", "op_builder", "accelerator", "csrc"
 SUITES = "unit/compile", "unit/v1/compile", "unit/ops/accelerators"
@@ -57,8 +57,8 @@ def main() -> int:
         lock.unlink()  # of a build that was ended: PyTorch would wait for it for ever
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=", "--color=no", "-rs", "-W",
                "ignore", *SUITES, *(f"--ignore={path}" for path in OTHERS), f"--deselect={TOO_LARGE}", *sys.argv[2:]]
-    variables = environment(NEWEST, LIBDC_DEEPSPEED="1", LOCAL_SIZE="2", TORCH_EXTENSIONS_DIR=str(EXTENSIONS),
-                            PYTHONPATH=os.pathsep.join([str(TARGET), str(BUILD / "packages")]))
+    variables = environment(NEWEST, LOCAL_SIZE="2", TORCH_EXTENSIONS_DIR=str(EXTENSIONS),
+                            PYTHONPATH=os.pathsep.join([str(HERE / "every"), str(TARGET), str(BUILD / "packages")]))
     with open(LOG, "wb") as log:
         done = subprocess.run(command, cwd=TARGET / "tests", env=variables, stdout=log, stderr=subprocess.STDOUT,
                               stdin=subprocess.DEVNULL)

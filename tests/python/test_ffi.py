@@ -10,7 +10,7 @@ import sys
 import libdc
 import pytest
 
-LIBRARY = os.path.join(libdc.library_dir(), "libdc.so")
+LIBRARY = os.path.join(libdc.library_dir(), "libdc.so.0.1")
 
 
 def python(text: str, **environment: str) -> "subprocess.CompletedProcess[str]":

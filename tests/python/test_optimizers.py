@@ -113,3 +113,12 @@ def test_what_is_refused() -> None:
 def test_importing_needs_no_numpy_and_no_torch() -> None:
     code = "import libdc.optim.arrays, sys; assert not {'numpy', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_type_checkers_know_the_options_of_the_structs():
+    from libdc._lib import ffi
+    from libdc.optim.arrays import options
+
+    for kind in ("AdamW", "SGD", "Muon", "Shampoo", "SOAP", "KFAC"):
+        fields = {name for name, _ in ffi.typeof(f"dc_{kind.lower()}_options").fields} - {"struct_size", "reserved0"}
+        assert set(getattr(options, f"{kind}Options").__annotations__) == fields

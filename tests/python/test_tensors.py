@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import gc
+import sys
 import weakref
 
 import libdc
@@ -35,6 +36,60 @@ def test_buffer_protocol_and_dlpack_go_through():
     out = np.zeros(3, np.float32)
     comm.all_gather(OnlyDLPack(np.array([1, 2, 3], np.float32)), out)
     assert out.tolist() == [1, 2, 3]
+
+
+KINDS = [("float32", [0.5, -2.0]), ("float64", [0.5, -2.0]), ("float16", [0.5, -2.0]), ("bfloat16", [0.5, -2.0]),
+         ("int8", [1, -2]), ("int16", [1, -2]), ("int32", [1, -2]), ("int64", [1, -2]), ("uint8", [1, 2]),
+         ("bool", [True, False])]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, values", KINDS)
+def test_a_tensor_without_numpy(name, values):
+    """As lists, and by Python's views, which are of the same memory."""
+    import torch
+
+    source = torch.tensor([values, values[::-1], values], dtype=getattr(torch, name)).reshape(3, 1, 2)
+    tensor = libdc.Tensor(source.data_ptr(), (3, 1, 2), DType.of(name), source)
+    assert tensor.tolist() == source.tolist()
+    assert type(tensor.tolist()[0][0][0]) is type(values[0])
+    if name == "bfloat16" or (name == "float16" and sys.version_info < (3, 12)):
+        with pytest.raises(TypeError, match=f"{name} has no type in memoryview: use bits()"):
+            tensor.memoryview()
+        tensor = tensor.bits()
+    view = tensor.memoryview()
+    assert view.shape == (3, 1, 2) and not view.readonly and view.c_contiguous and view.tolist() == tensor.tolist()
+    view[0, 0, 0] = view[0, 0, 1]
+    assert tensor.tolist()[0][0][0] == tensor.tolist()[0][0][1]
+    if sys.version_info >= (3, 12):
+        assert memoryview(tensor).tolist() == tensor.tolist()
+
+
+def test_a_view_keeps_its_memory():
+    source = np.arange(4.0)
+    alive = weakref.ref(source)
+    view = libdc.Tensor(source.ctypes.data, (2, 2), DType.FLOAT64, source).memoryview()
+    del source
+    gc.collect()
+    assert alive() is not None and view.tolist() == [[0, 1], [2, 3]]
+    del view
+    gc.collect()
+    assert alive() is None
+
+
+def test_shapes_without_dimensions_or_elements():
+    source = np.array(7, np.int32)
+    scalar = libdc.Tensor(source.ctypes.data, (), DType.INT32, source)
+    assert scalar.tolist() == 7 and scalar.memoryview().tolist() == 7
+    for shape, lists in (((0,), []), ((2, 0), [[], []]), ((0, 2), [])):
+        empty = libdc.Tensor(0, shape, DType.INT32)
+        assert empty.tolist() == lists and empty.memoryview().tolist() == []
+
+
+def test_a_tensor_of_a_card_is_not_read():
+    tensor = libdc.Tensor(4096, (2,), DType.FLOAT32, None, (2, 0))
+    for read in (tensor.tolist, tensor.memoryview):
+        with pytest.raises(TypeError, match="this tensor is on cuda:0, which the host cannot read: use from_dlpack()"):
+            read()
 
 
 def test_torch_bfloat16_goes_through():

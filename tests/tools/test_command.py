@@ -170,7 +170,7 @@ def test_completion_of_zsh_is_right(dc: Run) -> None:
 def test_info(dc: Run) -> None:
     info = json.loads(dc("info", "--json").stdout)
     assert info["library"]["version"] == libdc.__version__
-    assert os.path.samefile(info["library"]["path"], Path(libdc.library_dir()) / "libdc.so")
+    assert os.path.samefile(info["library"]["path"], Path(libdc.library_dir()) / "libdc.so.0.1")
     assert info["library"]["simd"] in SIMD
     assert info["devices"]["cpu"]["found"] and info["communicators"]["processes"]["found"]
     assert info["devices"]["cpu solver"]["found"] and "cuda solver" not in info["devices"]

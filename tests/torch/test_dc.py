@@ -328,7 +328,8 @@ def test_another_library_has_kernels_of_its_own(tmp_path: pathlib.Path) -> None:
     library()
     other = tmp_path / "other.so"
     # By another name, or the loader would take it for the one that the adapter asks for.
-    other.write_bytes(pathlib.Path(libdc.library_dir(), "libdc.so").read_bytes().replace(b"libdc.so\0", b"libxx.so\0"))
+    library_bytes = pathlib.Path(libdc.library_dir(), "libdc.so.0.1").read_bytes()
+    other.write_bytes(library_bytes.replace(b"libdc.so.0.1\0", b"libxx.so.0.1\0"))
     code = """
 try:
     from libdc.torch import dc, ops

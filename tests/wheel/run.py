@@ -17,7 +17,7 @@ from typing import Callable, Dict, Iterator, List, Tuple
 ROOT = Path(__file__).resolve().parent.parent.parent
 OUT = ROOT / "build" / "wheel"
 INSIDE = [
-    "libdc/libdc.so", "libdc/libdc_torch.so", "libdc/_dc_api.abi3.so", "libdc/py.typed", "libdc/include/dc_api.h",
+    "libdc/libdc.so.0.1", "libdc/libdc.so", "libdc/libdc_torch.so", "libdc/_dc_api.abi3.so", "libdc/py.typed", "libdc/include/dc_api.h",
     "libdc/dc.pc", "libdc/dc_api.json", "libdc/torch/__init__.py", "man/man3/dc_allgather_param.3", "man/man7/dc_api.7",
     "libdc/libdc", "man/man1/libdc.1",
 ]  # fmt: skip
@@ -64,13 +64,25 @@ def contents(wheel: Path, libraries: set, folder: Path) -> None:
             require(any(there == name or there.endswith(f".data/data/{name}") for there in names), f"no {name} in it")
         archive.extractall(folder)
         sizes = {info.filename: info.file_size for info in archive.infolist()}
-    require(sizes["libdc/libdc.so"] < MOST, f"libdc.so has {sizes['libdc/libdc.so']} bytes, at most {MOST} are allowed")
-    for library in [*sorted(folder.glob("libdc/*.so")), folder / "libdc" / "libdc"]:
+    require(sizes["libdc/libdc.so.0.1"] < MOST, f"libdc has {sizes['libdc/libdc.so.0.1']} bytes, at most {MOST} are allowed")
+    for library in [*sorted(folder.glob("libdc/*_*.so")), folder / "libdc" / "libdc.so.0.1", folder / "libdc" / "libdc"]:
         needed = set(re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", "-W", library)))
-        require(needed <= libraries | {"libdc.so"}, f"{library.name} needs {sorted(needed)}")
+        require(needed <= libraries | {"libdc.so.0.1"}, f"{library.name} needs {sorted(needed)}")
         print(f"    {library.name:<20}{library.stat().st_size:>9} bytes, needs {', '.join(sorted(needed))}")
     print(f"    installed           {sum(sizes.values()):>9} bytes in {len(sizes)} files; the wheel has "
           f"{wheel.stat().st_size}")
+
+
+def wrong_names(checker: str, *options: str) -> None:
+    """What a user's own check says of the installed package."""
+    program = ROOT / "tests" / "wheel" / "wrong_names.py"
+    lines = program.read_text(encoding="utf-8").splitlines()
+    with tempfile.TemporaryDirectory() as folder:  # without this project's settings
+        done = subprocess.run([sys.executable, "-m", checker, *options, program], cwd=folder, text=True,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=3600)
+    found = {int(number) for number in re.findall(r"wrong_names\.py:(\d+):.*\berror:? ", done.stdout)}
+    expected = {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+    require(found == expected, f"{checker} names the lines {sorted(found)}, not {sorted(expected)}:\n{done.stdout}")
 
 
 def pythons() -> Iterator[Tuple[str, Path]]:
@@ -108,7 +120,7 @@ def installed(python: Path, wheel: Path, folder: Path) -> None:
     require(run(own, "-c", mode, folder=folder, **clean).strip() == "api", "the compiled module is not used")
     require(run(own, "-c", mode, folder=folder, LIBDC_FFI="abi", **clean).strip() == "abi",
             "the package does not work without its compiled module")
-    code = ("import ctypes, libdc.config; dc = ctypes.CDLL(libdc.config.answers()['libdir'] + '/libdc.so'); "
+    code = ("import ctypes, libdc.config; dc = ctypes.CDLL(libdc.config.answers()['library']); "
             "dc.dc_version_string.restype = ctypes.c_char_p; print(dc.dc_version_string().decode())")
     require(re.fullmatch(r"\d+\.\d+\.\d+", run(own, "-c", code, folder=folder, **clean).strip()), "ctypes")
     require(run(folder / "bin" / "libdc", "--version", folder=folder, **clean) ==
@@ -163,6 +175,8 @@ def main() -> int:
              lambda: run(Path(sys.executable).parent / "abi3audit", "--strict", given))
         test("  its contents; it needs glibc alone", lambda: contents(given, LIBC_OF_OLD, folder / "given"))
         test("mypy, strict", lambda: run(sys.executable, "-m", "mypy"))
+        test("mypy names each wrong line of wrong_names.py, and no other", lambda: wrong_names("mypy"))
+        test("and so does pyright", lambda: wrong_names("pyright", "--pythonpath", sys.executable))
         for version, python in pythons():
             test(f"{version}: the README's example, both ways of loading, ctypes, C by libdc.config and by pkg-config",
                  lambda python=python, version=version: installed(python, given, folder / version))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._lib import HERE as _HERE
 from ._lib import ffi as _ffi
@@ -20,11 +20,15 @@ from .types import Config, DType, LogLevel, MemoryKind, MemoryStats, Op, OpInfo,
 __version__ = _text(_lib.dc_version_string())
 
 
-def __getattr__(name: str) -> Any:
-    # Not imported above: `python -m libdc.run` must be the first to.
-    if name == "run":
-        return importlib.import_module("libdc.run")
-    raise AttributeError(f"module 'libdc' has no attribute {name!r}")
+# Not imported here: `python -m libdc.run` must be the first to. A type checker that saw this would allow any name.
+if TYPE_CHECKING:
+    from . import run as run
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "run":
+            return importlib.import_module("libdc.run")
+        raise AttributeError(f"module 'libdc' has no attribute {name!r}")
 
 
 def api_version() -> int:
@@ -53,7 +57,7 @@ def nccl_version() -> int:
 
 
 def library_dir() -> str:
-    """The folder of libdc.so."""
+    """The folder of libdc.so.0.1."""
     return _HERE
 
 

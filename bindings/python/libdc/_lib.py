@@ -17,6 +17,7 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar, cast
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+LIBRARY = os.path.join(HERE, "libdc.so.0.1")
 
 
 def _load() -> Tuple[Any, Any, str]:
@@ -37,7 +38,7 @@ def _load() -> Tuple[Any, Any, str]:
     # It stays until the process ends: threads of handles that were not closed must not lose the code that they run.
     keep = ffi.RTLD_NOW | os.RTLD_NODELETE
     try:
-        return ffi, ffi.dlopen(path or os.path.join(HERE, "libdc.so"), keep), "abi"
+        return ffi, ffi.dlopen(path or LIBRARY, keep), "abi"
     except OSError as error:
         raise ImportError(f"libdc: {error}") from (reason if mode == "api" else None)
 

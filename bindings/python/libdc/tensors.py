@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import sys
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ._lib import ffi, gc_handle, lib, new_struct
 from .arguments import counted
@@ -21,6 +22,11 @@ _FORMAT = {
     ("i", 4): DType.INT32, ("l", 4): DType.INT32, ("l", 8): DType.INT64, ("q", 8): DType.INT64, ("B", 1): DType.UINT8,
     ("h", 2): DType.INT16, ("?", 1): DType.BOOL,
 }  # fmt: skip
+
+# Codes of the module struct.
+_CODE = {**{dtype: code for (code, _), dtype in _FORMAT.items()}, DType.INT32: "i", DType.INT64: "q",
+         DType.BFLOAT16: "H"}
+_MemoryView = memoryview  # which a method hides below
 
 # Where memory is, as DLPack has it: (type, number).
 Place = Tuple[int, int]
@@ -65,9 +71,11 @@ class Buffer:
 
 
 class Tensor:
-    """A contiguous tensor in the library's memory, which it keeps alive. from_dlpack() reads it in place, so does every
-    call of this package, and numpy.asarray() where it is in host memory. The views of a gathered parameter end with
-    release_param. Memory of a CUDA device is ready in the order of the context's stream."""
+    """A contiguous tensor in the library's memory, which it keeps alive. from_dlpack() reads it in place, and so does
+    every call of this package. In host memory, numpy.asarray() reads it too, and so does what takes the buffer
+    protocol, which classes have from Python 3.12 on; before it, the method memoryview() gives the same. The views of a
+    gathered parameter end with release_param. Memory of a CUDA device is ready in the order of the context's
+    stream."""
 
     def __init__(self, address: int, shape: Tuple[int, ...], dtype: DType, buffer: Any = None,
                  place: Place = HOST) -> None:
@@ -102,6 +110,32 @@ class Tensor:
 
         return numpy.asarray(self)
 
+    def memoryview(self) -> "_MemoryView":
+        """The memory by Python's own view, writable; it keeps the memory alive. That of an empty tensor has one dimension.
+        float16 needs Python 3.12; bits() shows 16-bit floats as int16."""
+        code = _CODE[self.dtype]
+        if self.dtype is DType.BFLOAT16 or (code == "e" and sys.version_info < (3, 12)):
+            raise TypeError(f"{self.dtype.name.lower()} has no type in memoryview: use bits() for its 16-bit words")
+        view = self._bytes()
+        return view.cast(code, self.shape) if self.nbytes else view.cast(code)  # type: ignore[call-overload,no-any-return]
+
+    def __buffer__(self, _flags: int) -> "_MemoryView":
+        return self.memoryview()
+
+    def _bytes(self) -> "_MemoryView":
+        if self.__dlpack_device__() != HOST:
+            raise TypeError(f"this tensor is {place_name(self.place)}, which the host cannot read: use from_dlpack()")
+        first = ffi.cast("char *", self.data) if self.nbytes else ffi.new("char[1]")
+        return _MemoryView(ffi.buffer(ffi.gc(first, lambda _, keep=self.buffer: None), self.nbytes))
+
+    def tolist(self) -> Any:
+        """The elements as Python's numbers, in lists by dimension; of a scalar tensor its number."""
+        count = _count(self.shape)
+        values = struct.unpack(f"{count}{_CODE[self.dtype]}", self._bytes())
+        if self.dtype is DType.BFLOAT16:  # the upper half of a float32
+            values = struct.unpack(f"{count}f", struct.pack(f"{count}I", *(word << 16 for word in values)))
+        return _nested(values, self.shape)
+
     def bits(self) -> "Tensor":
         """The same memory of 16-bit floats as int16."""
         if self.dtype.itemsize != 2:
@@ -125,6 +159,14 @@ def _count(shape: Sequence[int]) -> int:
     for length in shape:
         count *= length
     return count
+
+
+def _nested(values: Tuple[Any, ...], shape: Sequence[int]) -> Any:
+    if not shape:
+        return values[0]
+    step = _count(shape[1:])
+    rows: List[Any] = [_nested(values[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
+    return rows
 
 
 def _describe(array: Any) -> Tuple[int, Sequence[int], Optional[Sequence[int]], DType, bool, Any, Place, Any]:

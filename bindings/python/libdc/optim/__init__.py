@@ -19,10 +19,13 @@ _MODULES = {"AdamW": "elementwise", "KFAC": "kfac", "Muon": "muon", "SGD": "elem
 __all__ = ["KFAC", "AdamW", "Muon", "SGD", "SOAP", "Shampoo", "sampled_cross_entropy", "sampled_mse_loss"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'libdc.optim' has no attribute {name!r}")
-    from .. import _pytorch  # noqa: F401  # says what to install where there is no PyTorch
+# A type checker that saw this would allow any name.
+if not TYPE_CHECKING:
 
-    value = globals()[name] = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-    return value
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module 'libdc.optim' has no attribute {name!r}")
+        from .. import _pytorch  # noqa: F401  # says what to install where there is no PyTorch
+
+        value = globals()[name] = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+        return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from ..._lib import ffi, lib
 from ...arguments import choice, handle_arg
@@ -11,6 +11,10 @@ from ...errors import check
 from ...linalg.handle import Array, Handle
 from ...linalg.samples import SampleLayer
 from .handle import Optimizer
+from .options import KFACOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _INVERSES = {"eigen": 0, "factored": 1}
 _APPROXIMATIONS = {"expand": 0, "reduce": 1}
@@ -25,9 +29,14 @@ class KFAC(Optimizer):
     _zero_allowed = ("decay", "kl_clip", "momentum", "tolerated_failures")
     _positive_only = ("damping", "factor_frequency", "refresh_frequency")
 
-    def __init__(self, lr: float = 1e-3, handle: Optional[Handle] = None, *, comm: Any = None, **options: Any) -> None:
+    def __init__(self, lr: float = 1e-3, handle: Optional[Handle] = None, *, comm: Any = None,
+                 **options: Unpack[KFACOptions]) -> None:
         self.comm = comm
         super().__init__(lr, handle, **options)
+
+    if TYPE_CHECKING:
+
+        def set_group(self, group: int, **options: Unpack[KFACOptions]) -> None: ...  # type: ignore[override]
 
     def _options_struct(self, options: Any) -> Any:
         known = dict(options)

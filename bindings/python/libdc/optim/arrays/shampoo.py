@@ -3,13 +3,17 @@ eigenvectors."""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from ..._lib import lib
 from ...arguments import handle_arg
 from ...comm import Comm
 from ...linalg.handle import Handle
 from .handle import Optimizer
+from .options import ShampooOptions, SOAPOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Blockwise(Optimizer):
@@ -27,6 +31,13 @@ class Shampoo(Blockwise):
     see dc_shampoo_options. comm: the ranks that have parts of the parameters; each of them then makes the same
     calls."""
 
+    if TYPE_CHECKING:  # the options by name
+
+        def __init__(self, lr: float = 1e-3, comm: Optional[Comm] = None, handle: Optional[Handle] = None,
+                     **options: Unpack[ShampooOptions]) -> None: ...
+
+        def set_group(self, group: int, **options: Unpack[ShampooOptions]) -> None: ...  # type: ignore[override]
+
     _struct_name = "dc_shampoo_options"
     _zero_allowed = ("beta1", "eps_abs", "eps_rel", "merge_below", "tolerated_failures")
     _positive_only = ("beta2", "graft_beta2", "graft_eps", "max_block", "precondition_frequency")
@@ -41,6 +52,13 @@ class Shampoo(Blockwise):
 class SOAP(Blockwise):
     """Options: beta1, beta2, shampoo_beta, eps, weight_decay, max_block, merge_below, max_precond_dim,
     precondition_frequency, tolerated_failures; see dc_soap_options. comm as in Shampoo."""
+
+    if TYPE_CHECKING:  # the options by name
+
+        def __init__(self, lr: float = 1e-3, comm: Optional[Comm] = None, handle: Optional[Handle] = None,
+                     **options: Unpack[SOAPOptions]) -> None: ...
+
+        def set_group(self, group: int, **options: Unpack[SOAPOptions]) -> None: ...  # type: ignore[override]
 
     _struct_name = "dc_soap_options"
     _zero_allowed = ("beta1", "beta2", "shampoo_beta", "eps", "max_precond_dim", "tolerated_failures")

@@ -1,7 +1,9 @@
 """DeepSpeed's DeepCompile on libdc's operators: its own Python, unchanged, with libdc in the place of its C++ and CUDA.
 
     import libdc.torch.deepspeed
-    libdc.torch.deepspeed.enable()      # before engine.compile(); or LIBDC_DEEPSPEED=1 in the environment
+    libdc.torch.deepspeed.enable()      # before engine.compile()
+
+`python -m libdc.torch.deepspeed train.py` does so for a program without these lines.
 
 See docs/deepspeed.md."""
 

@@ -1,12 +1,10 @@
-"""LIBDC_DEEPSPEED: enables libdc.torch.deepspeed in every Python of a job, once DeepSpeed has been imported, without a
-line in its scripts. libdc-deepspeed.pth imports this when the variable is set: to 1, or to a communicator of
-enable()."""
+"""Enables libdc.torch.deepspeed in every Python that has this folder in PYTHONPATH, also in those that DeepSpeed's own
+tests spawn, once DeepSpeed has been imported."""
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.util
-import os
 import sys
 from typing import Any, Optional
 
@@ -31,8 +29,7 @@ def _append(loader: Any) -> None:
         exec_module(module)
         import libdc.torch.deepspeed
 
-        value = os.environ["LIBDC_DEEPSPEED"]
-        libdc.torch.deepspeed.enable("auto" if value == "1" else value)
+        libdc.torch.deepspeed.enable()
 
     loader.exec_module = execute
 
