@@ -17,7 +17,7 @@ FILE = re.compile(rf"(?<![\w/.*$}}-])(?:{FOLDERS}|facts)/[\w./*-]*\w")
 SUFFIX = re.compile(r"\.\w+$")  # in code, whose strings have beginnings of paths too
 COMMENTS = {".c", ".h", ".cu", ".cpp", ".py", ".rs", ".pml"}
 NOT_READ = ("CHANGELOG.md", "bench/results/", "abi-check/0", "docs/deepspeed.md", "tests/deepspeed/", "tests/mutants/",
-            "tests/models/run.py", "tests/wheel/", "scripts/check_docs.py")
+            "tests/models/run.py", "tests/packages/", "scripts/check_docs.py")
 MADE = re.compile(r"DATE|share/|^build/")
 
 

@@ -237,9 +237,15 @@ def dist(suite: Suite) -> Count:
 
 def wheel(suite: Suite) -> Count:
     """The wheel, built twice, and used from every CPython at hand."""
-    status = suite.run(sys.executable, "tests/wheel/run.py")
-    for line in re.findall(r"^    ((?:libdc\.so|installed) .*)$", suite.text(), re.M)[-2:]:
+    status = suite.run(sys.executable, "tests/packages/wheel.py")
+    for line in re.findall(r"^    ((?:libdc\.so\S*|installed) .*)$", suite.text(), re.M)[-2:]:
         print(f"{'':<11}{line}")
+    return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
+
+
+def crates(suite: Suite) -> Count:
+    """The Rust crates, packed, and a program that has nothing else."""
+    status = suite.run(sys.executable, "tests/packages/crates.py")
     return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
 
 
@@ -328,6 +334,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "deepspeed": lambda suite: pytest(suite, "tests/deepspeed"),
     "dist": dist,
     "wheel": wheel,
+    "crates": crates,
     "docs": docs,
     "tools": lambda suite: pytest(suite, "tests/tools"),
     "conformance": conformance,

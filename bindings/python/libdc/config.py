@@ -31,7 +31,8 @@ def answers() -> Dict[str, str]:
 def main() -> int:
     helps = {
         "cflags": "flags for the compiler", "libs": "flags for the linker", "includedir": "folder of dc_api.h",
-        "libdir": "folder of the library", "library": "path of the library, for foreign-function interfaces", "pkgconfigdir": "folder of dc.pc", "json": "the header as data, for bindings",
+        "libdir": "folder of the library", "library": "path of the library, for foreign-function interfaces",
+        "pkgconfigdir": "folder of dc.pc", "json": "the header as data, for bindings",
     }
     parser = argparse.ArgumentParser(prog="python -m libdc.config", description="Where the library of this package is.")
     for name, text in helps.items():

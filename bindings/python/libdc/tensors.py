@@ -111,13 +111,14 @@ class Tensor:
         return numpy.asarray(self)
 
     def memoryview(self) -> "_MemoryView":
-        """The memory by Python's own view, writable; it keeps the memory alive. That of an empty tensor has one dimension.
-        float16 needs Python 3.12; bits() shows 16-bit floats as int16."""
+        """The memory by Python's own view, writable; it keeps the memory alive. That of an empty tensor has one
+        dimension. float16 needs Python 3.12; bits() shows 16-bit floats as int16."""
         code = _CODE[self.dtype]
         if self.dtype is DType.BFLOAT16 or (code == "e" and sys.version_info < (3, 12)):
             raise TypeError(f"{self.dtype.name.lower()} has no type in memoryview: use bits() for its 16-bit words")
-        view = self._bytes()
-        return view.cast(code, self.shape) if self.nbytes else view.cast(code)  # type: ignore[call-overload,no-any-return]
+        data: Any = self._bytes()
+        view: _MemoryView = data.cast(code, self.shape) if self.nbytes else data.cast(code)
+        return view
 
     def __buffer__(self, _flags: int) -> "_MemoryView":
         return self.memoryview()

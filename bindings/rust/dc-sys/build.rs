@@ -1,6 +1,6 @@
 //! Finds libdc: the folder in LIBDC_LIB_DIR, else pkg-config's `dc`, else the library that `make` or `make test` built
-//! in this checkout; with the feature `vendored`, the one that meson builds of it then. Dependents find the folder in
-//! DEP_DC_LIBDIR, to put it into their programs' run path.
+//! in this checkout; with the feature `vendored`, the one that meson builds of the sources then. Dependents find the
+//! folder in DEP_DC_LIBDIR, to put it into their programs' run path. docs.rs, which sets DOCS_RS, needs no libdc.
 
 use std::env;
 use std::ffi::OsStr;
@@ -29,10 +29,23 @@ fn from_pkg_config() -> Option<PathBuf> {
     has_library(&folder).then_some(folder)
 }
 
-/// The sources around this crate; what cargo packs alone, or a registry has, is without them.
+fn has_sources(root: &Path) -> bool {
+    root.join("include/dc_api.h").exists()
+}
+
+/// The sources around this crate; a registry has it without them.
 fn checkout() -> Option<PathBuf> {
     let root = Path::new(&env::var_os("CARGO_MANIFEST_DIR")?).join("../../..").canonicalize().ok()?;
-    root.join("include/dc_api.h").exists().then_some(root)
+    has_sources(&root).then_some(root)
+}
+
+/// The sources inside this crate, where scripts/make_crates.py has packed it, else those around it.
+fn sources() -> Option<PathBuf> {
+    let inside = Path::new(&env::var_os("CARGO_MANIFEST_DIR")?).join("vendor");
+    if has_sources(&inside) {
+        return Some(inside);
+    }
+    checkout()
 }
 
 /// Where this checkout's own commands put a libdc; builds with sanitizers are for their tests alone.
@@ -50,8 +63,7 @@ fn run(tool: &str, words: &[&OsStr]) {
 
 /// The library built here, into cargo's own folder.
 fn vendored() -> PathBuf {
-    let root =
-        checkout().expect("the feature `vendored` needs the sources around this crate: a checkout, or git = \"...\"");
+    let root = sources().expect("the feature `vendored` needs the sources in this crate's folder vendor, or around it");
     let folder = PathBuf::from(env::var_os("OUT_DIR").unwrap()).join("libdc");
     if !folder.join("build.ninja").exists() {
         let options = ["--buildtype=release", "-Dtests=false"].map(OsStr::new);
@@ -62,8 +74,11 @@ fn vendored() -> PathBuf {
 }
 
 fn main() {
-    for name in ["LIBDC_LIB_DIR", "PKG_CONFIG", "PKG_CONFIG_PATH"] {
+    for name in ["LIBDC_LIB_DIR", "DOCS_RS", "PKG_CONFIG", "PKG_CONFIG_PATH"] {
         println!("cargo:rerun-if-env-changed={}", name);
+    }
+    if env::var_os("DOCS_RS").is_some() {
+        return;
     }
     let found = from_environment().or_else(from_pkg_config).or_else(from_checkout);
     let found = found.or_else(|| env::var_os("CARGO_FEATURE_VENDORED").map(|_| vendored()));

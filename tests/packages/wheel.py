@@ -12,38 +12,21 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, Tuple
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from support import ROOT, Tests, require, run
+
 OUT = ROOT / "build" / "wheel"
 INSIDE = [
-    "libdc/libdc.so.0.1", "libdc/libdc.so", "libdc/libdc_torch.so", "libdc/_dc_api.abi3.so", "libdc/py.typed", "libdc/include/dc_api.h",
-    "libdc/dc.pc", "libdc/dc_api.json", "libdc/torch/__init__.py", "man/man3/dc_allgather_param.3", "man/man7/dc_api.7",
-    "libdc/libdc", "man/man1/libdc.1",
+    "libdc/libdc.so.0.1", "libdc/libdc.so", "libdc/libdc_torch.so", "libdc/_dc_api.abi3.so", "libdc/py.typed",
+    "libdc/include/dc_api.h", "libdc/dc.pc", "libdc/dc_api.json", "libdc/torch/__init__.py", "libdc/libdc",
+    "man/man1/libdc.1", "man/man3/dc_allgather_param.3", "man/man7/dc_api.7",
 ]  # fmt: skip
 LIBC = {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
 LIBC_OF_OLD = LIBC | {"libpthread.so.0", "libdl.so.2"}
 MOST = 3 << 20  # bytes of libdc.so
 ASK = """import sys, sysconfig, venv
 print(sys.implementation.name, sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"""
-
-
-class Fault(Exception):
-    pass
-
-
-def run(*command: object, folder: Path = ROOT, **environment: str) -> str:
-    done = subprocess.run([str(word) for word in command], cwd=folder, text=True, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=3600,
-                          env={**os.environ, **environment})
-    if done.returncode:
-        raise Fault(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}")
-    return done.stdout
-
-
-def require(holds: object, text: str) -> None:
-    if not holds:
-        raise Fault(text)
 
 
 def sources(folder: Path) -> Path:
@@ -64,8 +47,9 @@ def contents(wheel: Path, libraries: set, folder: Path) -> None:
             require(any(there == name or there.endswith(f".data/data/{name}") for there in names), f"no {name} in it")
         archive.extractall(folder)
         sizes = {info.filename: info.file_size for info in archive.infolist()}
-    require(sizes["libdc/libdc.so.0.1"] < MOST, f"libdc has {sizes['libdc/libdc.so.0.1']} bytes, at most {MOST} are allowed")
-    for library in [*sorted(folder.glob("libdc/*_*.so")), folder / "libdc" / "libdc.so.0.1", folder / "libdc" / "libdc"]:
+    size, package = sizes["libdc/libdc.so.0.1"], folder / "libdc"
+    require(size < MOST, f"libdc has {size} bytes, at most {MOST} are allowed")
+    for library in [*sorted(package.glob("*_*.so")), package / "libdc.so.0.1", package / "libdc"]:
         needed = set(re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", "-W", library)))
         require(needed <= libraries | {"libdc.so.0.1"}, f"{library.name} needs {sorted(needed)}")
         print(f"    {library.name:<20}{library.stat().st_size:>9} bytes, needs {', '.join(sorted(needed))}")
@@ -74,8 +58,8 @@ def contents(wheel: Path, libraries: set, folder: Path) -> None:
 
 
 def wrong_names(checker: str, *options: str) -> None:
-    """What a user's own check says of the installed package."""
-    program = ROOT / "tests" / "wheel" / "wrong_names.py"
+    """A user's own check of a program, against the installed package."""
+    program = ROOT / "tests" / "packages" / "wrong_names.py"
     lines = program.read_text(encoding="utf-8").splitlines()
     with tempfile.TemporaryDirectory() as folder:  # without this project's settings
         done = subprocess.run([sys.executable, "-m", checker, *options, program], cwd=folder, text=True,
@@ -141,18 +125,7 @@ def installed(python: Path, wheel: Path, folder: Path) -> None:
 
 
 def main() -> int:
-    results: List[bool] = []
-
-    def test(name: str, body: Callable[[], object]) -> None:
-        print(name, flush=True)
-        try:
-            body()
-            fault = ""
-        except (Fault, OSError, StopIteration, subprocess.SubprocessError) as error:
-            fault = str(error)
-        print(f"  {'FAILED ' + fault if fault else 'ok'}", flush=True)
-        results.append(not fault)
-
+    test = Tests()
     OUT.mkdir(parents=True, exist_ok=True)
     for old in OUT.glob("*.whl"):
         old.unlink()
@@ -180,8 +153,7 @@ def main() -> int:
         for version, python in pythons():
             test(f"{version}: the README's example, both ways of loading, ctypes, C by libdc.config and by pkg-config",
                  lambda python=python, version=version: installed(python, given, folder / version))
-    print(f"{results.count(True)} passed, {results.count(False)} failed")
-    return not all(results)
+    return test.end()
 
 
 if __name__ == "__main__":
