@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Packs the Rust crates for a registry: make_crates.py FOLDER. Into dc-sys go the sources of the library, for its feature
-`vendored`; into both the licence and the README. FOLDER then has the packed files, and in `registry` the unpacked
-crates as a directory source of cargo, since dc is packed against dc-sys."""
+"""Packs the Rust crates for a registry: make_crates.py FOLDER. Into dc-sys go the sources of the library, for its
+feature `vendored`; into both the licence and the README. FOLDER then has the packed files, and in `registry` the
+unpacked crates as a directory source of cargo, since dc is packed against dc-sys."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def stage(workspace: Path) -> None:
     for crate in ("dc-sys", "dc"):
         for path in (ROOT / "LICENSE", RUST / "README.md"):
             shutil.copy(path, workspace / crate)
+        # Its examples are this checkout's.
+        manifest = workspace / crate / "Cargo.toml"
+        own = re.sub(r"\[\[example\]\]\n(?:.+\n)+\n?", "", manifest.read_text(encoding="utf-8"))
+        manifest.write_text(own, encoding="utf-8")
     vendor = workspace / "dc-sys" / "vendor"
     vendor.mkdir()
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, vendor / name)
-    # Its examples are this checkout's.
-    manifest = workspace / "dc" / "Cargo.toml"
-    own = re.sub(r"\[\[example\]\]\n(?:.+\n)+\n?", "", manifest.read_text(encoding="utf-8"))
-    manifest.write_text(own, encoding="utf-8")
 
 
 def source_of(registry: Path) -> list[str]:
@@ -45,7 +45,8 @@ def source_of(registry: Path) -> list[str]:
 def pack(workspace: Path, crate: str, folder: Path) -> Path:
     registry = folder / "registry"
     subprocess.run(["cargo", "package", "--quiet", "--offline", "--no-verify", "--allow-dirty", *source_of(registry),
-                    "--manifest-path", workspace / crate / "Cargo.toml", "--target-dir", workspace / "target"], check=True)
+                    "--manifest-path", workspace / crate / "Cargo.toml", "--target-dir", workspace / "target"],
+                   check=True)
     packed = next((workspace / "target" / "package").glob(f"{crate}-[0-9]*.crate"))
     with tarfile.open(packed) as archive:
         archive.extractall(registry)

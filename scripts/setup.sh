@@ -43,8 +43,11 @@ if [ "${1:-build}" = test ]; then
   want libffi-platypus-perl perl -MFFI::Platypus -e 1
   want default-jdk-headless command -v javac
   want libjna-java test -e /usr/share/java/jna.jar
+  want golang-go command -v go
+  want fp-compiler command -v fpc
   want ocaml-findlib command -v ocamlfind
   want libctypes-ocaml-dev ocamlfind query ctypes.foreign
+  want cmake command -v cmake
   want groff-base command -v groff
   want zsh command -v zsh
   want fish command -v fish

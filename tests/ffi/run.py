@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""One scenario in many languages, and one network trained in three, must print the same: run.py LIBRARY, with LIBRARY a
-libdc.so. Ends with one line, `N passed, N failed`. A language that is missing is a failure."""
+"""One scenario in many languages, one network trained in three, and steps of an optimizer in five, must print the
+same: run.py LIBRARY, with LIBRARY a libdc.so. Ends with one line, `N passed, N failed`. A language that is missing is a
+failure."""
 
 from __future__ import annotations
 
@@ -52,6 +53,20 @@ class Builder:
                  "--example", example)
         return [str(Path(self.environment["CARGO_TARGET_DIR"]) / "debug" / "examples" / example)]
 
+    def go(self) -> List[str]:
+        program = self.folder / "step-go"
+        flags = {"CGO_CFLAGS": self.link[0], "CGO_LDFLAGS": " ".join(self.link[1:]), "GOCACHE": str(self.folder / "go"),
+                 "GO111MODULE": "off", "GOFLAGS": ""}
+        self.environment.update(flags)
+        self.run("go", "build", "-o", program, EXAMPLES / "step" / "step.go")
+        return [str(program)]
+
+    def pascal(self) -> List[str]:
+        program, library = self.folder / "step-pascal", Path(self.environment["LIBDC_LIBRARY"]).parent
+        self.run("fpc", "-O2", "-vewn", f"-Fl{library}", f"-k-rpath={library}", f"-o{program}",
+                 f"-FU{self.folder}", EXAMPLES / "step" / "step.pas")
+        return [str(program)]
+
     def lua(self) -> List[str]:
         generator, header = ROOT / "bindings/python/gen_cdef.py", ROOT / "include/dc_api.h"
         self.run(sys.executable, generator, header, self.folder / "dc.cdef")
@@ -86,6 +101,16 @@ class Builder:
             "C": lambda: self.compiled("cc", EXAMPLES / "c" / "mlp.c", "-std=c99", "-O2", "-ffp-contract=off"),
             "Rust": lambda: self.rust("mlp"),
             "Python": lambda: [sys.executable, str(EXAMPLES / "python" / "mlp.py")],
+        }
+
+    def steps(self) -> Dict[str, Callable[[], List[str]]]:
+        return {
+            "C": lambda: self.compiled("cc", EXAMPLES / "step" / "step.c", "-std=c99"),
+            "Go": self.go,
+            "Free Pascal": self.pascal,
+            "Rust, dc": lambda: self.rust("step"),
+            "Rust, dc-sys": lambda: self.rust("step_sys"),
+            "Python": lambda: [sys.executable, str(EXAMPLES / "step" / "step.py")],
         }
 
     def ranks(self, command: List[str]) -> str:
@@ -130,7 +155,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         builder = Builder(library, Path(folder))
         results = compare("scenario", builder.scenarios(), builder.ranks)
-        results += compare("network", builder.networks(), lambda command: builder.run(*command))
+        for what, programs in (("network", builder.networks()), ("step", builder.steps())):
+            results += compare(what, programs, lambda command: builder.run(*command))
     print(f"{results.count(True)} passed, {results.count(False)} failed")
     return not all(results)
 
