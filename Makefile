@@ -3,7 +3,7 @@ RANKS ?= 2
 ARGS ?=
 SUITES ?=
 PY := .venv/bin/python
-sources := $(shell find include src bindings tools -type f -not -name '*.pyc') meson.build meson_options.txt \
+sources := $(shell find include src bindings packaging tools -type f -not -name '*.pyc') meson.build meson_options.txt \
   pyproject.toml
 
 build: .venv/package

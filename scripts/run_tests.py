@@ -243,6 +243,12 @@ def wheel(suite: Suite) -> Count:
     return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
 
 
+def install(suite: Suite) -> Count:
+    """The installed library, shared and static, by pkg-config and by CMake."""
+    status = suite.run(sys.executable, "tests/packages/install.py")
+    return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
+
+
 def crates(suite: Suite) -> Count:
     """The Rust crates, packed, and a program that has nothing else."""
     status = suite.run(sys.executable, "tests/packages/crates.py")
@@ -335,6 +341,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "dist": dist,
     "wheel": wheel,
     "crates": crates,
+    "install": install,
     "docs": docs,
     "tools": lambda suite: pytest(suite, "tests/tools"),
     "conformance": conformance,

@@ -109,6 +109,8 @@ def installed(python: Path, wheel: Path, folder: Path) -> None:
     require(re.fullmatch(r"\d+\.\d+\.\d+", run(own, "-c", code, folder=folder, **clean).strip()), "ctypes")
     require(run(folder / "bin" / "libdc", "--version", folder=folder, **clean) ==
             run(own, "-m", "libdc", "-V", folder=folder, **clean), "libdc does not run")
+    require("0 broken" in run(folder / "bin" / "libdc", "doctor", folder=folder, **clean), "libdc doctor finds a fault")
+    run(own, ROOT / "examples" / "step" / "step.py", folder=folder, **clean)
     run(own, "-c", "import libdc.optim, libdc.optim.arrays", folder=folder, **clean)
     for statement in ("import libdc.torch", "from libdc.optim import AdamW", "import libdc.torchium"):
         code = f"try:\n  {statement}\nexcept ImportError as error:\n  print(error)"
@@ -151,7 +153,7 @@ def main() -> int:
         test("mypy names each wrong line of wrong_names.py, and no other", lambda: wrong_names("mypy"))
         test("and so does pyright", lambda: wrong_names("pyright", "--pythonpath", sys.executable))
         for version, python in pythons():
-            test(f"{version}: the README's example, both ways of loading, ctypes, C by libdc.config and by pkg-config",
+            test(f"{version}: README's example, a step, doctor, both ways of loading, ctypes, C by config and pkg-config",
                  lambda python=python, version=version: installed(python, given, folder / version))
     return test.end()
 

@@ -132,7 +132,7 @@ int run_man(const args *a) {
     print_roff_pair(exit_codes[i][0], exit_codes[i][1]);
   }
   fputs(".SH ENVIRONMENT\n", stdout);
-  print_roff_pair("LIBDC_DUMP_DIR", "read by the Python package, not by libdc: where a rank that fails writes its dump");
+  print_roff_pair("LIBDC_DUMP_DIR", "read by the Python package, not here: where a rank that fails writes its dump");
   print_roff_pair("LIBDC_PYTHON",
                   "the interpreter that libdc doctor asks about the package and the adapter; python3 without it");
   fputs(".SH EXAMPLES\n.nf\n", stdout);
