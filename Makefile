@@ -101,6 +101,11 @@ docs: build
 wheel: build
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/make_wheel.py build/wheel
 
+# Before a release: the version is the same everywhere, the frozen surface, and each package, built and used. Its table has
+# a line for each suite.
+release-check:
+	@$(MAKE) --no-print-directory test SUITES="checks gcc abi rust dist wheel crates install docs"
+
 # The sources as a tarball, which needs no git and no network to be built and tested.
 VERSION := $(shell sed -n "s/^project.* version: '\([0-9.]*\)'.*/\1/p" meson.build)
 dist:
@@ -150,5 +155,5 @@ bench: build
 clean:
 	rm -rf .venv build
 
-.PHONY: build train bert optimizers test test-deepspeed abi cuda check-vendor-headers docs wheel dist arm mutants \
-  coverage fuzz spin bench clean
+.PHONY: build train bert optimizers test test-deepspeed abi cuda check-vendor-headers docs wheel release-check dist \
+  arm mutants coverage fuzz spin bench clean

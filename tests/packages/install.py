@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The installed library, shared and static, as C programs find it by pkg-config and by CMake; and no others than those of
-its series. Ends with one line, `N passed, N failed`."""
+"""The installed library, shared and static, as C programs find it by pkg-config and by CMake, which takes its own series
+alone. Ends with one line, `N passed, N failed`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def by_cmake(prefix: Path, folder: Path, target: str) -> None:
 
 def refuses(prefix: Path, version: str, folder: Path) -> None:
     (folder / "CMakeLists.txt").write_text(
-        f"cmake_minimum_required(VERSION 3.18)\nproject(c C)\nfind_package(libdc {version} REQUIRED)\n", encoding="utf-8")
+        f"cmake_minimum_required(VERSION 3.18)\nproject(c C)\nfind_package(libdc {version} REQUIRED)\n",
+        encoding="utf-8")
     try:
         run("cmake", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
     except Fault as fault:

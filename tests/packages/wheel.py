@@ -153,7 +153,7 @@ def main() -> int:
         test("mypy names each wrong line of wrong_names.py, and no other", lambda: wrong_names("mypy"))
         test("and so does pyright", lambda: wrong_names("pyright", "--pythonpath", sys.executable))
         for version, python in pythons():
-            test(f"{version}: README's example, a step, doctor, both ways of loading, ctypes, C by config and pkg-config",
+            test(f"{version}: README's example, a step, doctor, both ways of loading, ctypes, C by two sorts of flags",
                  lambda python=python, version=version: installed(python, given, folder / version))
     return test.end()
 
