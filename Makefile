@@ -101,19 +101,15 @@ docs: build
 wheel: build
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/make_wheel.py build/wheel
 
-# Before a release: the version is the same everywhere, the frozen surface, and each package, built and used. Its table has
-# a line for each suite.
+# Before a release: the version is the same everywhere, the frozen surface, and each package, built and used. Its table
+# has a line for each suite.
 release-check:
 	@$(MAKE) --no-print-directory test SUITES="checks gcc abi rust dist wheel crates install docs"
 
-# The sources as a tarball, which needs no git and no network to be built and tested.
-VERSION := $(shell sed -n "s/^project.* version: '\([0-9.]*\)'.*/\1/p" meson.build)
+# The sources as a tarball, which needs no git and no network to be built and tested; pip takes it too.
 dist:
-	@mkdir -p build
-	@git ls-files -co --exclude-standard --deduplicate | \
-	  while read -r name; do test ! -f "$$name" || echo "$$name"; done | \
-	  tar -czf build/libdc-$(VERSION).tar.gz --transform 's,^,libdc-$(VERSION)/,' --owner=0 --group=0 --numeric-owner -T -
-	@echo build/libdc-$(VERSION).tar.gz
+	@scripts/setup.sh build
+	@$(PY) scripts/make_sdist.py build
 
 # Built for 64-bit ARM, and its C tests run by qemu; ARGS: names of tests. apt-get installs what it needs:
 # gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user, and after `dpkg --add-architecture arm64` and an update

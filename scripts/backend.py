@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mesonpy import (  # noqa: F401
-    build_editable, build_sdist, get_requires_for_build_editable, get_requires_for_build_sdist,
-    get_requires_for_build_wheel,
+    build_editable, get_requires_for_build_editable, get_requires_for_build_sdist, get_requires_for_build_wheel,
 )
 from mesonpy import build_wheel as _build_wheel
 
@@ -22,3 +21,10 @@ def build_wheel(wheel_directory: str, config_settings: Optional[Any] = None,
     done = subprocess.run([sys.executable, "-m", "wheel", "tags", "--python-tag", "cp39", "--remove",
                            str(Path(wheel_directory) / name)], check=True, stdout=subprocess.PIPE, text=True)
     return Path(done.stdout.strip().splitlines()[-1]).name
+
+
+def build_sdist(sdist_directory: str, config_settings: Optional[Any] = None) -> str:
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    from make_sdist import make
+
+    return make(Path(sdist_directory)).name

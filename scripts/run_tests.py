@@ -230,6 +230,10 @@ def dist(suite: Suite) -> Count:
                     suite.run("meson", "setup", out, folder, "--wrap-mode=nodownload", "-Doptimization=0",
                               "-Ddebug=false")
                     or suite.run("ninja", "-C", out, "tools/libdc/libdc", *programs))
+        # PyPI's sdist: with metadata, and pip can prepare it for installation.
+        total += one(suite.run("grep", "-q", "^Name: libdc$", f"{folder}/PKG-INFO") or
+                     suite.run(sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps",
+                               "--no-build-isolation", "--force-reinstall", str(tarball)))
         for name in ("tools/libdc/libdc", *programs) if total.passed else ():
             total += one(suite.run(f"{out}/{name}", *(["info"] if name.endswith("/libdc") else [])))
     return total

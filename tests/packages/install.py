@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The installed library, shared and static, as C programs find it by pkg-config and by CMake, which takes its own series
-alone. Ends with one line, `N passed, N failed`."""
+"""The installed library, shared and static, as C programs find it by pkg-config and by CMake, which takes its own
+series alone. Ends with one line, `N passed, N failed`."""
 
 from __future__ import annotations
 
