@@ -1158,7 +1158,7 @@ DC_API dc_status dc_context_trace_read(dc_context *context, dc_trace_event *even
 /** Writes the context's last operations (4096, or more after dc_context_trace_start) to folder/rank-R.json: the whole
  *  file, or none. The flight recorder keeps them at all times, and the context's first failure. It has each one's
  *  operator, graph, parameter, bytes, number of the collective, times of the call, begin and end of its work, stream
- *  and state. `dc trace` and `dc doctor --dump` read the files of all ranks. Another call on the context may be blocked
+ *  and state. `libdc trace` and `libdc doctor --dump` read the files of all ranks. Another call on the context may be blocked
  *  meanwhile.
  *  folder  a path; made if the folder above it is there; a file of the same rank is replaced
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (no rank before dc_init), DC_E_SYSTEM. [any] Since 0.1. */

@@ -146,9 +146,10 @@ def main() -> int:
             re.search(r"-cp39-abi3-manylinux_2_(1\d|2[0-8])_", given.name), "it is not"))
         test("  auditwheel agrees", lambda: require(
             "manylinux_2_" in run(sys.executable, "-m", "auditwheel", "show", given), "it does not"))
-        test("  abi3audit finds nothing that CPython 3.9 lacks",
-             lambda: run(Path(sys.executable).parent / "abi3audit", "--strict", given))
         test("  its contents; it needs glibc alone", lambda: contents(given, LIBC_OF_OLD, folder / "given"))
+        # Of a wheel it would read libdc.so too, the linker's script.
+        test("  abi3audit finds nothing that CPython 3.9 lacks", lambda: run(
+            Path(sys.executable).parent / "abi3audit", "--strict", folder / "given" / "libdc" / "_dc_api.abi3.so"))
         test("mypy, strict", lambda: run(sys.executable, "-m", "mypy"))
         test("mypy names each wrong line of wrong_names.py, and no other", lambda: wrong_names("mypy"))
         test("and so does pyright", lambda: wrong_names("pyright", "--pythonpath", sys.executable))
