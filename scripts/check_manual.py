@@ -47,7 +47,8 @@ def check_function(name: str, function: Dict[str, Any], model: Dict[str, Any]) -
     for param in function["params"]:
         if not param["doc"]:
             yield f"{name}: parameter {param['name']} is not described"
-        elif "dc_tensor" in param["type"] and param["direction"] != "none" and not SHAPE.search(manual.TAG.sub("", param["doc"])):
+        elif ("dc_tensor" in param["type"] and param["direction"] != "none"
+              and not SHAPE.search(manual.TAG.sub("", param["doc"]))):
             yield f"{name}: parameter {param['name']} has no shape"
     yield from check_directions(name, "parameter ", function["params"])
     first = function["params"][0]["type"] if function["params"] else ""
@@ -90,7 +91,8 @@ def check_directions(name: str, what: str, items: List[Dict[str, Any]]) -> Itera
 
 def check_table(model: Dict[str, Any]) -> Iterator[str]:
     for (owner, name), expected in DIRECTIONS.items():
-        items = model["functions"][owner]["params"] if owner in model["functions"] else model["structs"][owner]["fields"]
+        items = (model["functions"][owner]["params"] if owner in model["functions"]
+                 else model["structs"][owner]["fields"])
         found = [item["direction"] for item in items if item["name"] == name]
         if found != [expected]:
             yield f"{owner}: the direction of {name} is {found}, must be {expected}"
@@ -159,7 +161,8 @@ PLANTED: List[Tuple[str, str, str]] = [
     (r"/\*\*< bucket reductions started \*/", "", "dc_memory_stats.flushes: not described"),
     (r"data    \[in,out\] contiguous", "data    contiguous", "dc_comm_all_reduce: parameter data has none of [in]"),
     (r"data    \[in,out\] contiguous", "data    [in] contiguous", "dc_comm_all_reduce: parameter data is [in], and"),
-    (r"recv    \[out\] contiguous, sum", "recv    [in,out] contiguous, sum", "dc_comm_all_gather: the direction of recv"),
+    (r"recv    \[out\] contiguous, sum", "recv    [in,out] contiguous, sum",
+     "dc_comm_all_gather: the direction of recv"),
     (r"/\*\*< \[in\] added to", "/**< added to", "dc_layer_call: field mask has none of [in]"),
     (r"dc_context_dry_run\(dc_context", "dc_dry_run(dc_context", "dc_dry_run: a function of a context"),
     (r"int32_t dc_comm_rank\(", "int32_t dc_comm_get_rank(", "dc_comm_get_rank: a getter that returns its value"),

@@ -29,6 +29,7 @@ ELSEWHERE: List[Elsewhere] = [
     Elsewhere("comm/test_comm.c", "api/collectives", "every collective by its public function"),
     Elsewhere("conformance/context.c", "api/context runtime/context", "contexts made, reset, aborted and destroyed"),
     Elsewhere("transformer/test_layer_errors.c", "api/layer/layer_config", "each field's bounds"),
+    Elsewhere("transformer/test_layer_errors.c", "api/layer/layer_handle", "NULL and wrong handles"),
     Elsewhere("python/test_linalg.py", "api/linalg/linalg", "handles, their threads and scratch memory"),
     Elsewhere("linalg/kron/test_kron.c", "api/linalg/matrix_products", "products by their public functions"),
     Elsewhere("api/test_edge_cases.c", "api/step", "steps, statistics, dry runs and traces at their edges"),

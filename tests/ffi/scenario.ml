@@ -51,8 +51,8 @@ let allgather =
 let wait_allgather = dc "wait_allgather" (handle @-> handle @-> int64_t @-> int64_t @-> returning int)
 let release = dc "release_param" (handle @-> handle @-> int64_t @-> int64_t @-> int64_t @-> returning int)
 let reduce_grad = dc "reduce_grad" (handle @-> ptr tensor @-> int64_t @-> int64_t @-> returning int)
-let params_updated = dc "params_updated" (handle @-> ptr int64_t @-> int64_t @-> returning int)
-let memory_stats = dc "get_memory_stats" (handle @-> ptr int64_t @-> returning int)
+let params_updated = dc "context_params_updated" (handle @-> ptr int64_t @-> int64_t @-> returning int)
+let memory_stats = dc "context_get_memory_stats" (handle @-> ptr int64_t @-> returning int)
 
 let check status = if status <> 0 then failwith (status_name status ^ ": " ^ last_error ())
 

@@ -33,8 +33,8 @@ my %functions = (
     wait_allgather    => [['opaque', 'opaque', 'sint64', 'sint64'] => 'sint32'],
     release_param     => [['opaque', 'opaque', 'sint64', 'sint64', 'sint64'] => 'sint32'],
     reduce_grad       => [['opaque', 'opaque', 'sint64', 'sint64'] => 'sint32'],
-    params_updated    => [['opaque', 'opaque', 'sint64'] => 'sint32'],
-    get_memory_stats  => [['opaque', 'opaque'] => 'sint32'],
+    context_params_updated => [['opaque', 'opaque', 'sint64'] => 'sint32'],
+    context_get_memory_stats => [['opaque', 'opaque'] => 'sint32'],
 );
 $ffi->attach(["dc_$_" => $_], @{$functions{$_}}) for keys %functions;
 
@@ -91,14 +91,14 @@ show('grad', $gradient);
 my @gradient = unpack 'f*', $gradient;
 my @updated = map { (unpack 'f*', $weights)[$_] - 0.5 * $gradient[$_] } 0 .. $SHARD - 1;
 substr($weights, 0, length $weights) = pack 'f*', @updated;    # in place: the library has its address
-check(params_updated($context, scalar_to_pointer($ids), 1));
+check(context_params_updated($context, scalar_to_pointer($ids), 1));
 gather();
 check(release_param($context, undef, $GRAPH, $ID, 1));
 
 my $status = allgather_param($context, undef, $GRAPH, 99, $NONE, scalar_to_pointer($full));
 print join(' ', 'error', $status, status_name($status), last_error()), "\n";
 my $stats = pack 'Qq17', 144, (0) x 17;
-check(get_memory_stats($context, scalar_to_pointer($stats)));
+check(context_get_memory_stats($context, scalar_to_pointer($stats)));
 print join(' ', 'stats', (unpack 'Qq17', $stats)[8, 11, 16]), "\n";
 context_destroy($context);
 device_destroy($device);

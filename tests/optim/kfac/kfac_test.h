@@ -70,4 +70,13 @@ static inline void near(const float *got, const double *want, int64_t count, dou
   }
 }
 
+static inline void *saved(const model *m, size_t *bytes) {
+  int64_t size;
+  OK(dc_optimizer_get_save_bytes(m->optimizer, &size));
+  *bytes = (size_t)size;
+  void *memory = malloc(*bytes);
+  OK(dc_optimizer_save(m->optimizer, memory, size));
+  return memory;
+}
+
 #endif

@@ -206,15 +206,6 @@ static void point_49_frequencies(void **state) {
 
 /* ---- what is not finite ---- */
 
-static void *saved(const model *m, size_t *bytes) {
-  int64_t size;
-  OK(dc_optimizer_get_save_bytes(m->optimizer, &size));
-  *bytes = (size_t)size;
-  void *memory = malloc(*bytes);
-  OK(dc_optimizer_save(m->optimizer, memory, size));
-  return memory;
-}
-
 /* 44: a gradient, an input or an output's gradient that is not finite is said, and changes nothing; nor does one whose
  * products would not fit. */
 static void point_44_not_finite(void **state) {
