@@ -355,10 +355,10 @@ def init_comm(timeout: Optional[float] = None) -> Comm:
         return Comm.processes(f"{group}.{made}", rank, world, timeout)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1 + made
     return Comm.tcp(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", f"{group}.{made}", rank, world, timeout,
-                    environment_secret(), os.environ.get("LIBDC_INTERFACE") or None, _ports())
+                    environment_secret(), os.environ.get("LIBDC_INTERFACE") or None, environment_ports())
 
 
-def _ports() -> Tuple[int, int]:
+def environment_ports() -> Tuple[int, int]:
     """LIBDC_PORTS, such as 40000-40999."""
     text = os.environ.get("LIBDC_PORTS") or "0-0"
     first, _, last = text.partition("-")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _pytorch  # first
-from . import dc
+from . import dc, distributed
 from .checkpoint.save_load import load_checkpoint, save_checkpoint
 from .checkpoint.state_dict import (full_optimizer_state_dict, full_state_dict, load_full_optimizer_state_dict,
                                     load_full_state_dict)
@@ -18,8 +18,8 @@ from .transformer.layer import TransformerLayer, bert_layer_state, load_bert_lay
 
 __all__ = [
     "DeepSpeedTransformerConfig", "DeepSpeedTransformerLayer", "TransformerLayer", "bert_layer_state",
-    "clip_grad_norm_", "comm_from_process_group", "dc", "full_optimizer_state_dict", "full_shape", "full_state_dict",
-    "gathered", "grads_finite", "init", "load_bert_layer", "load_checkpoint", "load_full_optimizer_state_dict",
+    "clip_grad_norm_", "comm_from_process_group", "dc", "distributed", "full_optimizer_state_dict", "full_shape",
+    "full_state_dict", "gathered", "grads_finite", "init", "load_bert_layer", "load_checkpoint", "load_full_optimizer_state_dict",
     "load_full_state_dict", "no_sync", "save_checkpoint", "set_cache_limit", "shard", "stats", "trace_read",
     "trace_start",
 ]  # fmt: skip

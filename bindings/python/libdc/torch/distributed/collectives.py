@@ -1,0 +1,192 @@
+"""The collectives of PyTorch's interface by those of a communicator. Each blocks until done."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, List, Sequence
+
+import libdc
+import torch
+
+from .pairs import Pairs
+from .reductions import Reduction, sum_sparse
+from .tensors import as_block, check, check_same, joined, raw, raw_count, written
+
+_ROWS_BYTES = 1 << 22  # of one gather for a reduction that is not libdc's
+
+
+class Collectives:
+    """One rank's end."""
+
+    def __init__(self, comm: libdc.Comm, pairs: Pairs) -> None:
+        self.comm, self.pairs = comm, pairs
+        self.rank, self.size = comm.rank, comm.size
+
+    # ---- reductions ----
+
+    def all_reduce(self, tensors: Sequence[torch.Tensor], op: Any) -> None:
+        for tensor in tensors:
+            if tensor.layout is torch.sparse_coo:
+                self._all_reduce_sparse(tensor, op)
+                continue
+            check("all_reduce", tensor)
+            with written(tensor) as data:
+                self._all_reduce(data, Reduction("all_reduce", op, data.dtype))
+
+    def _all_reduce(self, data: torch.Tensor, reduction: Reduction) -> None:
+        if not data.numel():
+            self.comm.all_reduce(raw(data))
+        elif reduction.native:
+            if reduction.factor is not None:
+                data.mul_(reduction.factor)
+            self.comm.all_reduce(raw(_real(data)), reduction.native_op)
+        else:
+            flat = data.view(-1)
+            for window in flat.split(max(1, _ROWS_BYTES // (self.size * flat.element_size()))):
+                window.copy_(reduction.combine(self._rows(window)))
+
+    def _rows(self, part: torch.Tensor) -> torch.Tensor:
+        """Every rank's part."""
+        rows = torch.empty(self.size, part.numel(), dtype=part.dtype)
+        self.comm.all_gather(raw(part), raw(rows))
+        return rows
+
+    def _all_reduce_sparse(self, tensor: torch.Tensor, op: Any) -> None:
+        if Reduction("all_reduce", op, tensor.dtype).native_op is not libdc.ReduceOp.SUM:
+            raise ValueError(f"all_reduce: op = {op} of a sparse tensor, must be SUM")
+        own = tensor.coalesce()
+        entries = self._rows(torch.tensor([own._nnz(), own.sparse_dim()])).tolist()
+        counts = [int(count) for count, _ in entries]
+        indices = self._ragged(own.indices().t().contiguous(), counts)
+        values = self._ragged(own.values().contiguous(), counts)
+        total = sum_sparse([(part.t(), value) for part, value in zip(indices, values)], tensor.shape)
+        tensor.copy_(total)
+
+    def _ragged(self, mine: torch.Tensor, counts: List[int]) -> List[torch.Tensor]:
+        """Every rank's rows, of which each has another number."""
+        out = torch.empty(sum(counts), *mine.shape[1:], dtype=mine.dtype)
+        row = raw_count(mine.dtype, mine[:1].numel() if len(mine) else out[:1].numel())
+        self.comm.all_gather(raw(mine), raw(out), [count * row for count in counts])
+        return list(out.split(counts))
+
+    def reduce(self, tensor: torch.Tensor, op: Any, root: int) -> None:
+        """Other ranks keep their values."""
+        check("reduce", tensor)
+        reduction = Reduction("reduce", op, tensor.dtype)
+        if self.rank == root:
+            with written(tensor) as data:
+                self._all_reduce(data, reduction)
+        else:
+            self._all_reduce(tensor.clone(memory_format=torch.contiguous_format), reduction)
+
+    def reduce_scatter_flat(self, out: torch.Tensor, whole: torch.Tensor, op: Any) -> None:
+        check("reduce_scatter_tensor", out, whole)
+        _check_parts("reduce_scatter_tensor", "output", out, "input", whole, self.size)
+        with written(out, keep=False) as part:
+            self._reduce_scatter(part, whole.contiguous(), None, Reduction("reduce_scatter_tensor", op, whole.dtype))
+
+    def reduce_scatter(self, out: torch.Tensor, parts: Sequence[torch.Tensor], op: Any) -> None:
+        check("reduce_scatter", out, *parts)
+        _check_length("reduce_scatter", "input", parts, self.size)
+        check_same("reduce_scatter", parts[self.rank : self.rank + 1], out.dtype, out.numel())
+        counts = [part.numel() for part in parts]
+        with written(out, keep=False) as part:
+            self._reduce_scatter(part, joined(parts), counts, Reduction("reduce_scatter", op, out.dtype))
+
+    def _reduce_scatter(self, out: torch.Tensor, whole: torch.Tensor, counts: Any, reduction: Reduction) -> None:
+        if not reduction.native:
+            whole = whole.clone()
+            self._all_reduce(whole, reduction)
+            begin = sum(counts[: self.rank]) if counts else self.rank * out.numel()
+            out.view(-1).copy_(whole.view(-1)[begin : begin + out.numel()])
+            return
+        if reduction.factor is not None:
+            whole = whole * reduction.factor
+        if counts and whole.is_complex():
+            counts = [2 * count for count in counts]
+        self.comm.reduce_scatter(raw(_real(whole)), raw(_real(out)), counts, reduction.native_op)
+
+    # ---- moves ----
+
+    def all_gather_flat(self, out: torch.Tensor, mine: torch.Tensor) -> None:
+        check("all_gather_into_tensor", out, mine)
+        _check_parts("all_gather_into_tensor", "input", mine, "output", out, self.size)
+        with written(out, keep=False) as whole:
+            self.comm.all_gather(raw(mine.contiguous()), raw(whole))
+
+    def all_gather(self, outs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
+        """Parts may have different sizes."""
+        check("all_gather", mine, *outs)
+        _check_length("all_gather", "output", outs, self.size)
+        check_same("all_gather", outs[self.rank : self.rank + 1], mine.dtype, mine.numel())
+        counts = [raw_count(out.dtype, out.numel()) for out in outs]
+        with as_block(outs) as block:
+            self.comm.all_gather(raw(mine.contiguous()), raw(block), counts)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        check("broadcast", tensor)
+        with written(tensor) as data:
+            self.comm.broadcast(raw(data), root)
+
+    def all_to_all(self, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], call: str = "all_to_all") -> None:
+        """parts: what each rank gets from this one; outs: what this one gets."""
+        check(call, *outs, *parts)
+        _check_length(call, "output", outs, self.size)
+        _check_length(call, "input", parts, self.size)
+        self._agree(call, outs, parts)
+        outs[self.rank].copy_(parts[self.rank].reshape(outs[self.rank].shape))
+        self.pairs.exchange(parts.__getitem__, outs.__getitem__)
+
+    def _agree(self, call: str, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+        """Ranks compare what they send with what is expected, before they meet in pairs: the same error for all."""
+        dtypes = {str(tensor.dtype) for tensor in (*outs, *parts)}
+        if len(dtypes) > 1:
+            raise ValueError(f"{call}: tensors of {' and '.join(sorted(dtypes))}, must be of one type")
+        sizes = [part.nbytes for part in parts] + [out.nbytes for out in outs] + [zlib.crc32(dtypes.pop().encode())]
+        try:
+            table = self._rows(torch.tensor(sizes)).tolist()
+        except libdc.Error as error:
+            raise libdc.Error(error.status, f"{call}, which begins with an all-gather of int64: {error.text}") from None
+        for sender in range(self.size):
+            if table[sender][-1] != table[0][-1]:
+                raise libdc.Error(libdc.Status.E_MISMATCH, f"{call}: rank {sender} has tensors of another type than "
+                                                           f"rank 0")
+            for receiver in range(self.size):
+                sent, expected = table[sender][receiver], table[receiver][self.size + sender]
+                if sent != expected:
+                    raise libdc.Error(libdc.Status.E_MISMATCH, f"{call}: rank {sender} sends {sent} bytes to rank "
+                                                               f"{receiver}, which expects {expected}")
+
+    def gather(self, outs: Sequence[torch.Tensor], mine: torch.Tensor, root: int) -> None:
+        nothing = mine.new_empty(0)
+        if self.rank == root:
+            _check_length("gather", "output", outs, self.size)
+        else:
+            outs = [nothing] * self.size
+        self.all_to_all(outs, [mine if rank == root else nothing for rank in range(self.size)], "gather")
+
+    def scatter(self, out: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> None:
+        nothing = out.new_empty(0)
+        if self.rank == root:
+            _check_length("scatter", "input", parts, self.size)
+        else:
+            parts = [nothing] * self.size
+        self.all_to_all([out if rank == root else nothing for rank in range(self.size)], parts, "scatter")
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _check_length(call: str, what: str, tensors: Sequence[torch.Tensor], size: int) -> None:
+    if len(tensors) != size:
+        raise ValueError(f"{call}: {len(tensors)} {what} tensors, must be {size}, one for each rank")
+
+
+def _check_parts(call: str, part_name: str, part: torch.Tensor, whole_name: str, whole: torch.Tensor, size: int
+                 ) -> None:
+    if part.dtype is not whole.dtype:
+        raise ValueError(f"{call}: {part_name} is {part.dtype} and {whole_name} {whole.dtype}, must be the same")
+    if part.numel() * size != whole.numel():
+        raise ValueError(f"{call}: {whole_name} has {whole.numel()} elements, must have {part.numel() * size}: "
+                         f"{size} ranks times the {part.numel()} of {part_name}")

@@ -1,0 +1,225 @@
+"""A process group of PyTorch whose ranks communicate by libdc."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, Callable, List, Optional, Sequence
+
+import torch
+import torch.distributed as dist
+
+from .collectives import Collectives
+from .pairs import Pairs
+from .rendezvous import Rendezvous
+from .tensors import check
+from .work import Lane, Work
+
+_Tensors = List[torch.Tensor]
+
+
+class LibdcProcessGroup(dist.ProcessGroup):
+    """Made by init_process_group("libdc") and new_group(). Calls have the semantics of PyTorch's other backends, and
+    any two groups' calls may overlap."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+    options = None
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
+        super().__init__(rank, size)
+        self._store, self._timeout = store, timeout
+        self._name = self._desc = "undefined"
+        rendezvous = Rendezvous(store, rank, size, timeout)
+        self.comm = rendezvous.comm()
+        self._pairs = Pairs(rendezvous)
+        self._calls = Collectives(self.comm, self._pairs)
+        self._lane = Lane()
+        self._sequence = 0
+
+    @classmethod
+    def create(cls, options: Any, _backend_options: Any = None) -> "LibdcProcessGroup":
+        """For torch.distributed.Backend.register_backend."""
+        return cls(options.store, options.group_rank, options.group_size, options.timeout)
+
+    # ---- what the group is ----
+
+    def getBackendName(self) -> str:
+        return "libdc"
+
+    name = _get_backend_name = getBackendName
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    _set_group_name = setGroupName
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        self._desc = desc
+
+    _set_group_desc = setGroupDesc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    @property
+    def _device_types(self) -> List[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> "LibdcProcessGroup":
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"the process group's backend libdc has no device {device}, only cpu")
+        return self
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    # ---- work ----
+
+    def _call(self, run: Callable[[], Any], result: Any, opts: Optional[Any]) -> Work:
+        self._sequence += 1
+        blocking = opts is not None and not opts.asyncOp
+        return self._lane.submit(Work(run, result), blocking)
+
+    def allreduce(self, tensors: _Tensors, opts: Any = None) -> Work:
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        return self._call(lambda: self._calls.all_reduce(tensors, op), tensors, opts)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: _Tensors, opts: Any) -> Work:
+        op, root = opts.reduceOp, opts.rootRank
+        return self._call(lambda: self._calls.reduce(tensors[0], op, root), tensors, opts)
+
+    def broadcast(self, tensors: _Tensors, opts: Any = None) -> Work:
+        root = 0 if opts is None else opts.rootRank
+
+        def run() -> None:
+            for tensor in tensors:
+                self._calls.broadcast(tensor, root)
+
+        return self._call(run, tensors, opts)
+
+    def all_gather_single(self, out: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Work:
+        return self._call(lambda: self._calls.all_gather_flat(out, mine), [out], opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outs: _Tensors, ins: _Tensors, opts: Any = None) -> Work:
+        def run() -> None:
+            for out, mine in zip(outs, ins):
+                self._calls.all_gather_flat(out, mine)
+
+        return self._call(run, outs, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather(self, outs: Sequence[_Tensors], ins: _Tensors, opts: Any = None) -> Work:
+        def run() -> None:
+            for parts, mine in zip(outs, ins):
+                self._calls.all_gather(parts, mine)
+
+        return self._call(run, outs, opts)
+
+    def allgather_coalesced(self, outs: Sequence[_Tensors], ins: _Tensors, opts: Any = None) -> Work:
+        """outs[r][i]: tensor i of rank r."""
+        return self.allgather([list(parts) for parts in zip(*outs)], ins, opts)
+
+    def reduce_scatter_single(self, out: torch.Tensor, whole: torch.Tensor, opts: Any = None) -> Work:
+        return self.reduce_scatter_single_coalesced([out], [whole], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outs: _Tensors, ins: _Tensors, opts: Any = None) -> Work:
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+
+        def run() -> None:
+            for out, whole in zip(outs, ins):
+                self._calls.reduce_scatter_flat(out, whole, op)
+
+        return self._call(run, outs, opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def reduce_scatter(self, outs: _Tensors, ins: Sequence[_Tensors], opts: Any = None) -> Work:
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+
+        def run() -> None:
+            for out, parts in zip(outs, ins):
+                self._calls.reduce_scatter(out, parts, op)
+
+        return self._call(run, outs, opts)
+
+    def all_to_all_single(self, out: torch.Tensor, mine: torch.Tensor, out_sizes: Sequence[int],
+                          in_sizes: Sequence[int], opts: Any = None) -> Work:
+        check("all_to_all_single", out, mine)
+        outs, parts = (_split("all_to_all_single", *pair, self.size())
+                       for pair in (("output", out, out_sizes), ("input", mine.contiguous(), in_sizes)))
+        return self._call(lambda: self._calls.all_to_all(outs, parts, "all_to_all_single"), [out], opts)
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outs: _Tensors, ins: _Tensors, opts: Any = None) -> Work:
+        return self._call(lambda: self._calls.all_to_all(outs, ins), outs, opts)
+
+    def gather(self, outs: Sequence[_Tensors], ins: _Tensors, opts: Any) -> Work:
+        root, parts = opts.rootRank, outs[0] if outs else []
+        return self._call(lambda: self._calls.gather(parts, ins[0], root), parts, opts)
+
+    def scatter(self, outs: _Tensors, ins: Sequence[_Tensors], opts: Any) -> Work:
+        root, parts = opts.rootRank, ins[0] if ins else []
+        return self._call(lambda: self._calls.scatter(outs[0], parts, root), outs, opts)
+
+    def barrier(self, opts: Any = None) -> Work:
+        return self._call(self.comm.barrier, [], opts)
+
+    def send(self, tensors: _Tensors, to: int, tag: int = 0) -> Work:
+        check("send", *tensors)
+        return self._pairs.send(tensors[0], to, tag)
+
+    def recv(self, tensors: _Tensors, source: int, tag: int = 0) -> Work:
+        check("recv", *tensors)
+        return self._pairs.recv(tensors[0], source, tag)
+
+    def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> Work:
+        check("recv", *tensors)
+        return self._pairs.recv_anysource(tensors[0], tag)
+
+    # ---- the end ----
+
+    def abort(self) -> None:
+        """Ends all calls of the group, on every rank."""
+        reason = "abort() of the process group"
+        self.comm.abort(reason)
+        self._pairs.abort(reason)
+
+    def shutdown(self) -> None:
+        """After what was called before it."""
+        self._lane.close()
+        self._pairs.close()
+        self.comm.close()
+
+
+def _split(call: str, what: str, tensor: torch.Tensor, sizes: Sequence[int], ranks: int) -> _Tensors:
+    """A tensor's parts along dimension 0, equal ones without sizes."""
+    length = tensor.shape[0] if tensor.dim() else 1
+    if not sizes:
+        if length % ranks:
+            raise ValueError(f"{call}: {what} has {length} rows, must have a multiple of {ranks}, the number of ranks")
+        sizes = [length // ranks] * ranks
+    if len(sizes) != ranks or sum(sizes) != length:
+        raise ValueError(f"{call}: the split sizes of {what} are {list(sizes)}, must be {ranks} that add up to "
+                         f"{length}, its rows")
+    return list(tensor.split(list(sizes)))

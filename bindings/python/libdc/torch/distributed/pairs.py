@@ -1,0 +1,148 @@
+"""Messages between two ranks. Two ranks have a communicator for each direction and tag, made at the first message, so
+messages of one kind follow each other and those of different kinds never wait for each other."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import Any, Callable, Dict, List, Tuple
+
+import libdc
+import torch
+import torch.distributed as dist
+
+from .rendezvous import Rendezvous, poll
+from .tensors import raw, written
+from .work import Lane, Work
+
+
+class _Channel:
+    """Messages from one rank to another, in order."""
+
+    def __init__(self, rendezvous: Rendezvous, what: str, first: int, second: int, messages: str) -> None:
+        self.rendezvous, self.what, self.first, self.second = rendezvous, what, first, second
+        self.messages = messages
+        self.lane = Lane()
+        self._comm: Any = None
+
+    def comm(self) -> libdc.Comm:
+        if self._comm is None:
+            self._comm = self.rendezvous.pair(self.what, self.first, self.second)
+        return self._comm
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """root: a rank of the group, one of the two."""
+        try:
+            place = 0 if root == self.first else 1
+            if root == self.rendezvous.rank:
+                self.comm().broadcast(raw(tensor.contiguous()), place)
+            else:
+                with written(tensor, keep=False) as data:
+                    self.comm().broadcast(raw(data), place)
+        except libdc.Error as error:  # it knows the two as ranks 0 and 1
+            raise libdc.Error(error.status, f"{self.messages} rank {self.first} to rank {self.second} (below they are "
+                                            f"ranks 0 and 1): {error.text}") from None
+
+    def abort(self, reason: str) -> None:
+        if self._comm is not None:
+            self._comm.abort(reason)
+
+    def close(self) -> None:
+        self.lane.close()
+        if self._comm is not None:
+            self._comm.close()
+
+
+class Pairs:
+    """All channels of a rank."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self.rendezvous = rendezvous
+        self.rank, self.size = rendezvous.rank, rendezvous.size
+        self._channels: Dict[Tuple[str, int, int], _Channel] = {}
+        self._lock = threading.Lock()
+        # Of each tag: the ranks whose messages this one took, for recv_anysource.
+        self._taken: Dict[int, "collections.Counter[int]"] = {}
+
+    def _channel(self, what: str, first: int, second: int, messages: str) -> _Channel:
+        with self._lock:
+            channel = self._channels.get((what, first, second))
+            if channel is None:
+                channel = self._channels[what, first, second] = _Channel(self.rendezvous, what, first, second, messages)
+            return channel
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
+        self._check_peer("send", "destination", to)
+        if self.size > 2 and self.rendezvous.store.has_extended_api():  # for recv_anysource
+            self.rendezvous.store.append(f"sent/{to}/{tag}", f"{self.rank},")
+        channel = self._channel(f"message.{tag}", self.rank, to, f"send (tag {tag}) from")
+        return channel.lane.submit(Work(lambda: channel.broadcast(tensor, self.rank), [tensor]), False)
+
+    def recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
+        self._check_peer("recv", "source", source)
+        with self._lock:
+            self._taken.setdefault(tag, collections.Counter())[source] += 1
+        return self._submit_recv(tensor, source, tag)
+
+    def _submit_recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
+        channel = self._channel(f"message.{tag}", source, self.rank, f"recv (tag {tag}) from")
+        return channel.lane.submit(Work(lambda: channel.broadcast(tensor, source), [tensor], source), False)
+
+    def recv_anysource(self, tensor: torch.Tensor, tag: int) -> Work:
+        if self.size == 2:
+            return self.recv(tensor, 1 - self.rank, tag)
+        if not self.rendezvous.store.has_extended_api():
+            raise NotImplementedError("libdc: recv from any source needs a store with append (TCPStore or HashStore); "
+                                      "name the source")
+
+        def receive() -> None:
+            found = poll(lambda: self._claim(tag), self.rendezvous.timeout)
+            if found is None:
+                raise dist.DistError(f"libdc: recv from any source (tag {tag}): no rank sent within "
+                                     f"{self.rendezvous.timeout.total_seconds():g} s")
+            work.source = found[0]
+            self._submit_recv(tensor, found[0], tag).wait()
+
+        work = Work(receive, [tensor])
+        return self._channel(f"any.{tag}", self.rank, self.rank, "").lane.submit(work, False)
+
+    def _claim(self, tag: int) -> List[int]:
+        """The first rank whose message no recv has taken, as a list of one; none: an empty one."""
+        key, store = f"sent/{self.rank}/{tag}", self.rendezvous.store
+        if not store.check([key]):
+            return []
+        sent: "collections.Counter[int]" = collections.Counter()
+        with self._lock:
+            taken = self._taken.setdefault(tag, collections.Counter())
+            for source in map(int, store.get(key).decode().rstrip(",").split(",")):
+                sent[source] += 1
+                if sent[source] > taken[source]:
+                    taken[source] += 1
+                    return [source]
+        return []
+
+    def exchange(self, send: Callable[[int], torch.Tensor], recv: Callable[[int], torch.Tensor]) -> None:
+        """Each rank's part for each other one, in place. In round k the ranks whose numbers add up to k meet, so a
+        round has all ranks at work. A part without elements is no message."""
+        for k in range(self.size):
+            peer = (k - self.rank) % self.size
+            if peer == self.rank:
+                continue
+            channel = self._channel("exchange", min(peer, self.rank), max(peer, self.rank), "an exchange of")
+            for root in (channel.first, channel.second):
+                part = send(peer) if root == self.rank else recv(peer)
+                if part.numel():
+                    channel.broadcast(part, root)
+
+    def _check_peer(self, call: str, what: str, peer: int) -> None:
+        if not 0 <= peer < self.size or peer == self.rank:
+            raise ValueError(f"{call}: {what} rank = {peer}, must be another rank of 0..{self.size - 1} (this is rank "
+                             f"{self.rank})")
+
+    def abort(self, reason: str) -> None:
+        for channel in list(self._channels.values()):
+            channel.abort(reason)
+
+    def close(self) -> None:
+        for channel in list(self._channels.values()):
+            channel.close()

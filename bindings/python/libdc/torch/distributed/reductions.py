@@ -1,0 +1,66 @@
+"""PyTorch's reductions: sums and means are libdc's, all others gather and combine in rank order."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import libdc
+import torch
+import torch.distributed as dist
+
+from .tensors import SUMMABLE
+
+_Op = dist.ReduceOp.RedOpType
+
+
+def _fold(op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda rows: functools.reduce(op, rows.unbind(0))
+
+
+# Rows of the ranks' values become one row. A bool is a bit: its sum and maximum are "or".
+_COMBINE: Dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
+    _Op.SUM: lambda rows: rows.any(0) if rows.dtype is torch.bool else rows.sum(0, dtype=rows.dtype),
+    _Op.PRODUCT: lambda rows: rows.all(0) if rows.dtype is torch.bool else rows.prod(0, dtype=rows.dtype),
+    _Op.MIN: lambda rows: rows.amin(0),
+    _Op.MAX: lambda rows: rows.amax(0),
+    _Op.BAND: _fold(torch.bitwise_and),
+    _Op.BOR: _fold(torch.bitwise_or),
+    _Op.BXOR: _fold(torch.bitwise_xor),
+}
+_BITWISE = (_Op.BAND, _Op.BOR, _Op.BXOR)
+_SCALED = (_Op.AVG, _Op.PREMUL_SUM)
+
+
+class Reduction:
+    """What one reduction does with tensors of one type."""
+
+    def __init__(self, name: str, op: Any, dtype: torch.dtype) -> None:
+        self.op = getattr(op, "op", op)
+        self.factor: Optional[Any] = None
+        if self.op == _Op.PREMUL_SUM:
+            self.factor = op.__getstate__()[1]
+        inexact = dtype.is_floating_point or dtype.is_complex
+        if self.op in _BITWISE and inexact or self.op in _SCALED and not inexact:
+            raise ValueError(f"{name}: {_name(self.op)} of {dtype}: must be of "
+                             f"{'whole numbers or bool' if inexact else 'floating-point numbers'}")
+        if dtype.is_complex and self.op not in (_Op.SUM, *_SCALED):
+            raise ValueError(f"{name}: {_name(self.op)} of {dtype}: complex numbers have SUM, AVG and PREMUL_SUM only")
+        if not (self.op in _COMBINE or self.op in _SCALED):
+            raise ValueError(f"{name}: op = {op}, must be SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM")
+        # libdc's own sums, in float32 for 16-bit types
+        self.native = (self.op == _Op.SUM or self.op in _SCALED) and (dtype.is_complex or dtype in SUMMABLE)
+        self.native_op = libdc.ReduceOp.MEAN if self.op == _Op.AVG else libdc.ReduceOp.SUM
+
+    def combine(self, rows: torch.Tensor) -> torch.Tensor:
+        return _COMBINE[self.op](rows)
+
+
+def _name(op: Any) -> str:
+    return str(op).rsplit(".", 1)[-1].split(":", 1)[0]
+
+
+def sum_sparse(parts: List[Tuple[torch.Tensor, torch.Tensor]], shape: torch.Size) -> torch.Tensor:
+    """The sum of sparse tensors, from the ranks' indices and values."""
+    indices, values = zip(*parts)
+    return torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), shape, check_invariants=False).coalesce()

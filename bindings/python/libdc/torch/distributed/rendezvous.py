@@ -1,0 +1,117 @@
+"""How the ranks of a process group reach each other: shared memory on one machine, TCP otherwise."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import secrets
+import socket
+from typing import Any, Callable, List, Optional, Sequence
+
+import libdc
+import torch.distributed as dist
+
+from ..._secret import environment_secret
+from ...comm import environment_ports
+
+_MAX_LOCAL = 64  # ranks in shared memory
+_PAIR_HEAP_BYTES = 1 << 24  # a pair needs staging memory alone
+
+
+class Rendezvous:
+    """The ranks' places, which they tell each other through the store."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
+        self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
+        if size == 1:
+            return
+        store.set(f"place/{rank}", f"{_machine()} {_address()}")
+        if rank == 0:
+            plan = {"name": secrets.token_hex(16), "secret": secrets.token_hex(32),
+                    "places": [self._place_of(r) for r in range(size)]}
+            store.set("plan", json.dumps(plan))
+        self._wait_for("plan", 0)
+        plan = json.loads(store.get("plan"))
+        self._name, self._places = plan["name"], [tuple(place.split()) for place in plan["places"]]
+        self._secret: str = environment_secret() or plan["secret"]
+
+    def _place_of(self, rank: int) -> str:
+        key = f"place/{rank}"
+        self._wait_for(key, rank)
+        return str(self.store.get(key).decode())
+
+    def _wait_for(self, key: str, rank: int) -> None:
+        try:
+            self.store.wait([key], self.timeout)
+        except RuntimeError as error:
+            raise dist.DistStoreError(f"libdc: rank {self.rank} waited {self.timeout.total_seconds():g} s for rank "
+                                      f"{rank} of {self.size} in the store: it has not come") from error
+
+    def comm(self) -> libdc.Comm:
+        """A communicator of all ranks; blocks until they have come."""
+        return libdc.Comm.single() if self.size == 1 else self._meet("all", range(self.size), 0)
+
+    def pair(self, what: str, first: int, second: int) -> libdc.Comm:
+        """A communicator of two ranks, this one among them. what: unlike any other pair's of these two."""
+        return self._meet(f"{what}.{first}.{second}", (first, second), _PAIR_HEAP_BYTES)
+
+    def _meet(self, what: str, ranks: Sequence[int], heap_bytes: int) -> libdc.Comm:
+        rank, size, seconds = list(ranks).index(self.rank), len(ranks), self.timeout.total_seconds()
+        name = f"{self._name}.{what}"
+        if size <= _MAX_LOCAL and len({self._places[r][0] for r in ranks}) == 1:
+            return libdc.Comm.processes(name, rank, size, seconds, heap_bytes)
+        host = self._places[ranks[0]][1]
+        if rank == 0:
+            self.store.set(f"port/{what}", str(_free_port(host)))
+        poll(lambda: self.store.check([f"port/{what}"]), self.timeout)
+        port = int(self.store.get(f"port/{what}"))
+        return libdc.Comm.tcp(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", name, rank, size, seconds,
+                              self._secret, os.environ.get("LIBDC_INTERFACE") or None, environment_ports())
+
+
+def poll(test: Callable[[], Any], timeout: datetime.timedelta) -> Optional[Any]:
+    """What test() returns as soon as that is true; None after the timeout. A store's own wait would keep other threads
+    from the store."""
+    import time
+
+    deadline, pause = time.monotonic() + timeout.total_seconds(), 0.0001
+    while time.monotonic() < deadline:
+        found = test()
+        if found:
+            return found
+        time.sleep(pause)
+        pause = min(2 * pause, 0.01)
+    return None
+
+
+def _machine() -> str:
+    """The same for processes that can share memory: one running kernel, one network and one process namespace."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot = file.read().strip()
+    return ":".join([boot, *(str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "pid"))])
+
+
+def _address() -> str:
+    """The address at which this machine reaches the store's, so that others reach this one there."""
+    host, port = os.environ.get("MASTER_ADDR") or socket.gethostname(), int(os.environ.get("MASTER_PORT") or 1)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def _free_port(host: str) -> int:
+    """Of LIBDC_PORTS, if that is set."""
+    first, last = environment_ports()
+    candidates: List[int] = list(range(first, last + 1)) if first else [0]
+    for port in candidates:
+        try:
+            with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                return int(probe.getsockname()[1])
+        except OSError:
+            continue
+    raise RuntimeError(f"libdc: LIBDC_PORTS={first}-{last} has no free port at {host}")

@@ -1,0 +1,97 @@
+"""PyTorch's tensors as libdc's collectives take them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator, List, Optional, Sequence
+
+import libdc
+import torch
+
+from ..dtypes import DTYPES
+
+# As what libdc's collectives take a type. A sum of uint8 has the bits of int8's.
+_TAKEN = {dtype: DTYPES[dtype] for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8,
+                                             torch.int32, torch.int64)}
+_TAKEN[torch.uint8] = libdc.DType.INT8
+SUMMABLE = frozenset(_TAKEN)
+
+
+def check(name: str, *tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            raise ValueError(f"{name}: a tensor is on {tensor.device}, must be on the CPU: the backend libdc has no "
+                             "other device; make a group of the backend nccl for tensors of a card")
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"{name}: a tensor's layout is {tensor.layout}, must be torch.strided")
+        if tensor.is_conj() or tensor.is_neg():
+            raise ValueError(f"{name}: a tensor is a lazy conjugate or negative, must have its values in memory: "
+                             "resolve_conj() or resolve_neg() gives them")
+
+
+def check_same(name: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, numel: int) -> None:
+    """That the ranks' parts are alike."""
+    for place, tensor in enumerate(tensors):
+        if tensor.dtype is not dtype or tensor.numel() != numel:
+            raise ValueError(f"{name}: tensor {place} has {tensor.numel()} elements of {tensor.dtype}, must have "
+                             f"{numel} of {dtype}, as the tensor of this rank")
+
+
+def raw(tensor: torch.Tensor) -> libdc.Tensor:
+    """A contiguous tensor to move; of a type that libdc lacks, its bytes."""
+    dtype = _TAKEN.get(tensor.dtype)
+    count = tensor.numel()
+    if dtype is None:
+        return libdc.Tensor(tensor.data_ptr(), (count * tensor.element_size(),), libdc.DType.INT8)
+    return libdc.Tensor(tensor.data_ptr(), (count,), dtype)
+
+
+def raw_count(dtype: torch.dtype, numel: int) -> int:
+    """Elements of raw()."""
+    return numel if dtype in _TAKEN else numel * dtype.itemsize
+
+
+@contextlib.contextmanager
+def written(tensor: torch.Tensor, keep: bool = True) -> Iterator[torch.Tensor]:
+    """The tensor itself, or a contiguous copy that is written back. keep: whether its values are wanted."""
+    if tensor.is_contiguous():
+        yield tensor
+        return
+    copy = tensor.contiguous() if keep else torch.empty(tensor.shape, dtype=tensor.dtype)
+    yield copy
+    tensor.copy_(copy)
+
+
+def block_of(tensors: Sequence[torch.Tensor]) -> Optional[torch.Tensor]:
+    """The tensors as one flat tensor where they lie in memory one after the other; else None."""
+    first = tensors[0]
+    address = first.data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != address or not tensor.is_contiguous() or tensor.dtype is not first.dtype:
+            return None
+        address += tensor.numel() * tensor.element_size()
+    storage = first.untyped_storage()
+    if address > storage.data_ptr() + storage.nbytes():
+        return None
+    total = sum(tensor.numel() for tensor in tensors)
+    return torch.as_strided(first.detach(), (total,), (1,), first.storage_offset())
+
+
+@contextlib.contextmanager
+def as_block(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """A flat tensor to write to, whose parts become the tensors' values."""
+    block = block_of(tensors)
+    if block is not None:
+        yield block
+        return
+    counts: List[int] = [tensor.numel() for tensor in tensors]
+    block = torch.empty(sum(counts), dtype=tensors[0].dtype)
+    yield block
+    for tensor, part in zip(tensors, block.split(counts)):
+        tensor.copy_(part.view_as(tensor))
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensors' values as one flat tensor to read from."""
+    block = block_of(tensors)
+    return block if block is not None else torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -1,0 +1,164 @@
+"""Work in order: what PyTorch waits for, and the thread that does it."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import threading
+import weakref
+from typing import Any, Callable, Deque, List, Optional
+
+import torch
+import torch.distributed as dist
+
+_FOREVER = datetime.timedelta(0)
+
+
+class Work(dist.Work):
+    """One call of a process group, under way or done."""
+
+    def __init__(self, run: Callable[[], Any], result: Any, source: int = -1) -> None:
+        super().__init__()
+        self._run: Optional[Callable[[], Any]] = run
+        self._result, self.source = result, source
+        self._error: Optional[BaseException] = None
+        self._guard = threading.Lock()
+        self._future: Optional[torch.futures.Future[Any]] = None
+        self._chained: Optional[torch.futures.Future[Any]] = None
+        self._done = False
+        self._pending = threading.Lock()  # held until it is done
+        self._pending.acquire()
+
+    def execute(self) -> None:
+        try:
+            assert self._run is not None
+            self._run()
+        except BaseException as error:
+            self._error = error
+        self._run = None
+        with self._guard:
+            self._done = True
+            future = self._future
+        self._pending.release()
+        if future is not None:
+            future.set_result(None)
+
+    def wait(self, timeout: datetime.timedelta = _FOREVER) -> bool:
+        """Blocks until done; raises what the call raised, and DistError after the timeout. The call itself goes on
+        until the group's own timeout."""
+        seconds = timeout.total_seconds()
+        if not self._done:
+            if not self._pending.acquire(timeout=seconds if seconds > 0 else -1):
+                raise dist.DistError(f"libdc: the work was not done within wait's {seconds:g} s; it is still under way")
+            self._pending.release()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        return self._done
+
+    def is_success(self) -> bool:
+        return self._done and self._error is None
+
+    def exception(self) -> Optional[BaseException]:
+        return self._error
+
+    def result(self) -> Any:
+        self.wait()
+        return self._result
+
+    def source_rank(self) -> int:
+        return self.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        # A future's error reaches C++ (DDP) only if a callback raised it.
+        with self._guard:
+            if self._chained is None:
+                self._future = torch.futures.Future()
+                self._chained = self._future.then(lambda _: self.result())
+                done = self._done
+            else:
+                done = False
+        if done:
+            self._future.set_result(None)  # type: ignore[union-attr]
+        return self._chained
+
+
+class Lane:
+    """Does work in the order of its calls: on the caller's thread where the caller waits anyway and no work is under
+    way, else on a thread of its own, which starts with the first such work and ends with the lane."""
+
+    def __init__(self) -> None:
+        self._state = _State()
+        self._thread: Optional[threading.Thread] = None
+        weakref.finalize(self, _State.close, self._state).atexit = False
+
+    def submit(self, work: Work, blocking: bool) -> Work:
+        state = self._state
+        with state.changed:
+            if state.closed:
+                raise dist.DistError("libdc: this process group is closed")
+            inline = blocking and not state.busy and not state.queue
+            if inline:
+                state.busy = True
+            else:
+                state.queue.append(work)
+                state.changed.notify_all()
+                if self._thread is None:
+                    self._thread = threading.Thread(target=state.serve, name="libdc process group", daemon=True)
+                    self._thread.start()
+        if inline:
+            work.execute()
+            state.idle()
+        if blocking:
+            work.wait()
+        return work
+
+    def close(self) -> None:
+        """Does what was submitted and refuses more."""
+        self._state.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+class _State:
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.queue: Deque[Work] = collections.deque()
+        self.busy = False
+        self.closed = False
+
+    def idle(self) -> None:
+        with self.changed:
+            self.busy = False
+            if self.queue:
+                self.changed.notify_all()
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+    def serve(self) -> None:
+        while True:
+            with self.changed:
+                while self.busy or not (self.queue or self.closed):
+                    self.changed.wait()
+                if not self.queue:
+                    return
+                self.busy = True
+                work = self.queue.popleft()
+            work.execute()
+            del work  # and its tensors, while it waits
+            self.idle()
+
+
+def pending_errors(works: List[Work]) -> None:
+    """Waits for all; raises the first failure."""
+    for work in works:
+        work.wait()
