@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any, List, Sequence
 
 import libdc
 import torch
 
+from .exchange import Table as _Table
 from .pairs import Pairs
 from .reductions import Reduction, sum_sparse
 from .tensors import as_block, check, check_same, joined, raw, raw_count, written
@@ -133,29 +133,17 @@ class Collectives:
         check(call, *outs, *parts)
         _check_length(call, "output", outs, self.size)
         _check_length(call, "input", parts, self.size)
-        self._agree(call, outs, parts)
-        outs[self.rank].copy_(parts[self.rank].reshape(outs[self.rank].shape))
-        self.pairs.exchange(parts.__getitem__, outs.__getitem__)
-
-    def _agree(self, call: str, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
-        """Ranks compare what they send with what is expected, before they meet in pairs: the same error for all."""
-        dtypes = {str(tensor.dtype) for tensor in (*outs, *parts)}
+        dtypes = {tensor.dtype for tensor in (*outs, *parts)}
         if len(dtypes) > 1:
-            raise ValueError(f"{call}: tensors of {' and '.join(sorted(dtypes))}, must be of one type")
-        sizes = [part.nbytes for part in parts] + [out.nbytes for out in outs] + [zlib.crc32(dtypes.pop().encode())]
-        try:
-            table = self._rows(torch.tensor(sizes)).tolist()
-        except libdc.Error as error:
-            raise libdc.Error(error.status, f"{call}, which begins with an all-gather of int64: {error.text}") from None
-        for sender in range(self.size):
-            if table[sender][-1] != table[0][-1]:
-                raise libdc.Error(libdc.Status.E_MISMATCH, f"{call}: rank {sender} has tensors of another type than "
-                                                           f"rank 0")
-            for receiver in range(self.size):
-                sent, expected = table[sender][receiver], table[receiver][self.size + sender]
-                if sent != expected:
-                    raise libdc.Error(libdc.Status.E_MISMATCH, f"{call}: rank {sender} sends {sent} bytes to rank "
-                                                               f"{receiver}, which expects {expected}")
+            raise ValueError(f"{call}: tensors of {' and '.join(sorted(map(str, dtypes)))}, must be of one type")
+        own = [part.contiguous() for part in parts]
+        table = _Table(self._rows(_Table.row(self.rank, own, outs)), self.rank, self.size)
+        table.check(call)
+        outs[self.rank].copy_(parts[self.rank].reshape(outs[self.rank].shape))
+        table.take(outs)
+        nothing = torch.empty(0)
+        self.pairs.exchange(lambda to: nothing if table.travels_in_row(self.rank) else own[to],
+                            lambda source: nothing if table.travels_in_row(source) else outs[source])
 
     def gather(self, outs: Sequence[torch.Tensor], mine: torch.Tensor, root: int) -> None:
         nothing = mine.new_empty(0)

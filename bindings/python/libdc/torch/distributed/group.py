@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from .collectives import Collectives
 from .pairs import Pairs
-from .rendezvous import Rendezvous
+from .rendezvous import Rendezvous, poll
 from .tensors import check
 from .work import Lane, Work
 
@@ -36,7 +36,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
         self._pairs = Pairs(rendezvous)
         self._calls = Collectives(self.comm, self._pairs)
         self._lane = Lane()
-        self._sequence = 0
+        self._sequence = self._monitored = self._splits = 0
 
     @classmethod
     def create(cls, options: Any, _backend_options: Any = None) -> "LibdcProcessGroup":
@@ -77,6 +77,24 @@ class LibdcProcessGroup(dist.ProcessGroup):
             raise RuntimeError(f"the process group's backend libdc has no device {device}, only cpu")
         return self
 
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        raise NotImplementedError("libdc: a group's timeout is the one it was made with: init_process_group(timeout=...) "
+                                  "or new_group(timeout=...)")
+
+    def split_group(self, ranks: Sequence[int], timeout: Optional[datetime.timedelta] = None, opts: Any = None,
+                    group_name: Optional[str] = None, group_desc: Optional[str] = None, device_types: Any = None
+                    ) -> Optional["LibdcProcessGroup"]:
+        """A group of some ranks of this one; None on the others. Every rank calls it, with its own part's ranks."""
+        self._splits += 1
+        if self.rank() not in ranks:
+            return None
+        ordered = sorted(ranks)
+        store = dist.PrefixStore(f"split/{self._splits}/{ordered[0]}", self._store)
+        group = LibdcProcessGroup(store, ordered.index(self.rank()), len(ordered), timeout or self._timeout)
+        group.setGroupName(group_name or f"{self._name}:split:{self._splits}:{ordered[0]}")
+        group.setGroupDesc(group_desc or f"{self._desc}:split")
+        return group
+
     def get_group_store(self) -> Any:
         return self._store
 
@@ -90,27 +108,29 @@ class LibdcProcessGroup(dist.ProcessGroup):
 
     def _call(self, run: Callable[[], Any], result: Any, opts: Optional[Any]) -> Work:
         self._sequence += 1
-        blocking = opts is not None and not opts.asyncOp
+        blocking = not getattr(opts, "asyncOp", True)
         return self._lane.submit(Work(run, result), blocking)
 
-    def allreduce(self, tensors: _Tensors, opts: Any = None) -> Work:
-        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+    def _root(self, call: str, opts: Optional[Any]) -> int:
+        root = 0 if opts is None else int(opts.rootRank)
+        if not 0 <= root < self.size():
+            raise ValueError(f"{call}: root rank = {root}, must be 0..{self.size() - 1}")
+        return root
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Work:
+        return self.allreduce_coalesced(_one("allreduce", tensors), opts)
+
+    def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> Work:
+        op = _op_of(opts)
         return self._call(lambda: self._calls.all_reduce(tensors, op), tensors, opts)
 
-    allreduce_coalesced = allreduce
-
-    def reduce(self, tensors: _Tensors, opts: Any) -> Work:
-        op, root = opts.reduceOp, opts.rootRank
+    def reduce(self, tensors: Any, opts: Any) -> Work:
+        op, root, tensors = opts.reduceOp, self._root("reduce", opts), _one("reduce", tensors)
         return self._call(lambda: self._calls.reduce(tensors[0], op, root), tensors, opts)
 
-    def broadcast(self, tensors: _Tensors, opts: Any = None) -> Work:
-        root = 0 if opts is None else opts.rootRank
-
-        def run() -> None:
-            for tensor in tensors:
-                self._calls.broadcast(tensor, root)
-
-        return self._call(run, tensors, opts)
+    def broadcast(self, tensors: Any, opts: Any = None) -> Work:
+        root, tensors = self._root("broadcast", opts), _one("broadcast", tensors)
+        return self._call(lambda: self._calls.broadcast(tensors[0], root), tensors, opts)
 
     def all_gather_single(self, out: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Work:
         return self._call(lambda: self._calls.all_gather_flat(out, mine), [out], opts)
@@ -143,7 +163,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outs: _Tensors, ins: _Tensors, opts: Any = None) -> Work:
-        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        op = _op_of(opts)
 
         def run() -> None:
             for out, whole in zip(outs, ins):
@@ -154,7 +174,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def reduce_scatter(self, outs: _Tensors, ins: Sequence[_Tensors], opts: Any = None) -> Work:
-        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        op = _op_of(opts)
 
         def run() -> None:
             for out, parts in zip(outs, ins):
@@ -175,15 +195,29 @@ class LibdcProcessGroup(dist.ProcessGroup):
         return self._call(lambda: self._calls.all_to_all(outs, ins), outs, opts)
 
     def gather(self, outs: Sequence[_Tensors], ins: _Tensors, opts: Any) -> Work:
-        root, parts = opts.rootRank, outs[0] if outs else []
+        root, parts = self._root("gather", opts), outs[0] if outs else []
         return self._call(lambda: self._calls.gather(parts, ins[0], root), parts, opts)
 
     def scatter(self, outs: _Tensors, ins: Sequence[_Tensors], opts: Any) -> Work:
-        root, parts = opts.rootRank, ins[0] if ins else []
+        root, parts = self._root("scatter", opts), ins[0] if ins else []
         return self._call(lambda: self._calls.scatter(outs[0], parts, root), outs, opts)
 
     def barrier(self, opts: Any = None) -> Work:
         return self._call(self.comm.barrier, [], opts)
+
+    def monitored_barrier(self, timeout: Optional[datetime.timedelta] = None, wait_all_ranks: bool = False) -> None:
+        """A barrier through the store, whose error names the ranks that have not come; the group goes on."""
+        self._monitored += 1
+        store = dist.PrefixStore(f"monitored/{self._monitored}", self._store)
+        timeout = timeout or self._timeout
+        store.set(str(self.rank()), b"")
+        ranks = [str(rank) for rank in range(self.size())]
+        if poll(lambda: store.check(ranks), timeout) is None:
+            missing = [rank for rank in ranks if not store.check([rank])]
+            if not wait_all_ranks:
+                missing = missing[:1]
+            raise dist.DistError(f"monitored_barrier: rank {self.rank()}: rank{'s' * (len(missing) > 1)} "
+                                 f"{', '.join(missing)} not there within {timeout.total_seconds():g} s")
 
     def send(self, tensors: _Tensors, to: int, tag: int = 0) -> Work:
         check("send", *tensors)
@@ -210,6 +244,18 @@ class LibdcProcessGroup(dist.ProcessGroup):
         self._lane.close()
         self._pairs.close()
         self.comm.close()
+
+
+def _one(call: str, tensors: Any) -> _Tensors:
+    """A call has one tensor; PyTorch's interface has lists, from the time of several cards in a process."""
+    tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if len(tensors) != 1:
+        raise ValueError(f"{call}: {len(tensors)} tensors, must be one; {call}_coalesced or several calls have more")
+    return tensors
+
+
+def _op_of(opts: Optional[Any]) -> Any:
+    return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
 
 
 def _split(call: str, what: str, tensor: torch.Tensor, sizes: Sequence[int], ranks: int) -> _Tensors:

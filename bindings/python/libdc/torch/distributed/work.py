@@ -6,7 +6,7 @@ import collections
 import datetime
 import threading
 import weakref
-from typing import Any, Callable, Deque, List, Optional
+from typing import Any, Callable, Deque, Optional
 
 import torch
 import torch.distributed as dist
@@ -157,8 +157,3 @@ class _State:
             del work  # and its tensors, while it waits
             self.idle()
 
-
-def pending_errors(works: List[Work]) -> None:
-    """Waits for all; raises the first failure."""
-    for work in works:
-        work.wait()

@@ -1,0 +1,174 @@
+"""Mistakes and deaths under the backend libdc: an error that says what happened, on every rank, and no hang. Run by
+ranks."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import threading
+import time
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+SECONDS = datetime.timedelta(seconds=1)
+
+
+def fails(call: Callable[[], Any], *words: str, kind: type = RuntimeError) -> None:
+    try:
+        call()
+    except kind as error:
+        for word in words:
+            assert word in str(error), f"{word!r} is not in: {error}"
+        return
+    raise AssertionError(f"no error, must have {words}")
+
+
+def sizes_differ(group: Any, rank: int) -> None:
+    words = f"rank 1 called all_reduce (5 elements, float32, sum)", "rank 0 called"
+    fails(lambda: dist.all_reduce(torch.ones(4 + rank), group=group), *words)
+    fails(lambda: dist.all_reduce(torch.ones(4), group=group), *words)  # the group is broken, and says why
+
+
+def calls_differ(group: Any, rank: int) -> None:
+    tensor = torch.ones(8)
+    fails(lambda: dist.all_reduce(tensor, group=group) if rank == 0 else dist.broadcast(tensor, group=group, group_src=0),
+          "broadcast", "all_reduce", "DC_E_MISMATCH")
+
+
+def exchange_and_reduction(group: Any, rank: int) -> None:
+    out, tensor = torch.empty(8), torch.ones(8)
+    fails(lambda: dist.all_reduce(tensor, group=group) if rank == 0 else dist.all_to_all_single(out, tensor, group=group),
+          "all_gather", "all_reduce", "DC_E_MISMATCH")
+
+
+def splits_differ(group: Any, rank: int) -> None:
+    fails(lambda: dist.all_to_all_single(torch.empty(4), torch.ones(3), [2, 2], [1, 2], group=group),
+          "all_to_all_single: rank 0 sends 4 bytes to rank 0, which expects 8")
+    dist.barrier(group)  # the group goes on
+
+
+def types_differ(group: Any, rank: int) -> None:
+    dtype = (torch.float32, torch.int32)[rank]
+    fails(lambda: dist.all_to_all_single(torch.empty(4, dtype=dtype), torch.ones(4, dtype=dtype), group=group),
+          "rank 1 has tensors of another type than rank 0")
+
+
+def message_sizes_differ(group: Any, rank: int) -> None:
+    def call() -> None:
+        if rank == 0:
+            dist.send(torch.ones(3), group=group, group_dst=1)
+        else:
+            dist.recv(torch.ones(4), group=group, group_src=0)
+
+    fails(call, "(tag 0) from rank 0 to rank 1", "12 bytes", "16 bytes")
+    dist.barrier(group)
+
+
+def futures(group: Any, rank: int) -> None:
+    """What C++ waits for has the error, too: DDP's step fails, and does not use half a gradient."""
+    work = dist.all_reduce(torch.ones(4 + rank), group=group, async_op=True)
+    fails(lambda: work.get_future().wait(), "rank 1 called")
+    assert work.is_completed() and not work.is_success() and "rank 1 called" in str(work.exception())
+
+
+def ddp(group: Any, rank: int) -> None:
+    net = DistributedDataParallel(nn.Linear(3, 3), process_group=group)
+    loss = net(torch.ones(1, 3)).sum()
+    if rank == 1:
+        group.abort()
+    fails(loss.backward, "abort() of the process group")
+
+
+def aborted(group: Any, rank: int) -> None:
+    if rank == 1:
+        threading.Timer(0.2, group.abort).start()
+    fails(lambda: dist.barrier(group) if rank == 0 else time.sleep(0) or _wait_for_abort(group),
+          "abort() of the process group")
+
+
+def _wait_for_abort(group: Any) -> None:
+    while True:
+        time.sleep(0.01)
+        group.comm.check()
+
+
+def waits(group: Any, rank: int) -> None:
+    """wait()'s own timeout does not end the work."""
+    tensor = torch.ones(2)
+    if rank == 0:
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        fails(lambda: work.wait(datetime.timedelta(milliseconds=50)), "not done within wait's 0.05 s", kind=dist.DistError)
+        group.get_group_store().set("go", b"")
+        assert work.wait()
+    else:
+        group.get_group_store().wait(["go"])
+        dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [2, 2]
+
+
+def arguments(group: Any, rank: int) -> None:
+    tensor = torch.ones(4)
+    fails(lambda: dist.all_reduce(tensor, dist.ReduceOp.BAND, group), "BAND of torch.float32", kind=ValueError)
+    fails(lambda: dist.all_reduce(tensor.long(), dist.ReduceOp.AVG, group), "AVG of torch.int64", kind=ValueError)
+    fails(lambda: dist.all_reduce(torch.ones(2, device="meta"), group=group), "must be on the CPU", kind=ValueError)
+    fails(lambda: dist.all_gather_into_tensor(torch.empty(7), tensor, group), "output has 7 elements, must have 8",
+          kind=ValueError)
+    fails(lambda: dist.all_gather([tensor], tensor, group), "1 output tensors, must be 2", kind=ValueError)
+    fails(lambda: group.broadcast([tensor, tensor]), "2 tensors, must be one", kind=ValueError)
+    fails(lambda: group.send([tensor], rank, 0), "must be another rank", kind=ValueError)
+    fails(lambda: group.set_timeout(SECONDS), "timeout", kind=NotImplementedError)
+    fails(lambda: group._get_backend(torch.device("cuda")), "only cpu")
+    dist.barrier(group)
+
+
+def monitored(group: Any, rank: int) -> None:
+    group.monitored_barrier()
+    if rank == 0:
+        fails(lambda: group.monitored_barrier(SECONDS / 2), "rank 1 not there within 0.5 s", kind=dist.DistError)
+    dist.barrier(group)
+
+
+def split(group: Any, rank: int) -> None:
+    part = group.split_group([rank])
+    assert part.size() == 1 and part.group_name.endswith(f":{rank}")
+    pair = group.split_group([1, 0])
+    total = torch.ones(3) * (rank + 1)
+    pair.allreduce(total).wait()
+    assert pair.rank() == rank and total.tolist() == [3.0] * 3
+    assert group.split_group([1]) is None if rank == 0 else group.split_group([1]) is not None
+
+
+SHORT = {"late"}  # groups whose timeout is short
+
+
+def late(group: Any, rank: int) -> None:
+    if rank == 0:
+        fails(lambda: dist.barrier(group), "rank 1", "DC_E_TIMEOUT")
+        fails(lambda: dist.recv(torch.ones(1), group=group, group_src=1), "rank 1 to rank 0")
+    dist.barrier()
+
+
+def dies(group: Any, rank: int) -> None:
+    """The last case."""
+    if rank == 1:
+        os._exit(0)
+    fails(lambda: dist.all_reduce(torch.ones(4), group=group), "rank 1", "DC_E_PEER_DEAD")
+
+
+CASES = [sizes_differ, calls_differ, exchange_and_reduction, splits_differ, types_differ, message_sizes_differ, futures,
+         ddp, aborted, waits, arguments, monitored, split, late, dies]  # fmt: skip
+
+
+def main() -> None:
+    dist.init_process_group("libdc")
+    rank = dist.get_rank()
+    for case in CASES:
+        group = dist.new_group(timeout=SECONDS if case.__name__ in SHORT else None)
+        case(group, rank)
+        print("rank", rank, case.__name__, flush=True)
+    if rank == 0:
+        os._exit(0)  # without its peer

@@ -1,0 +1,114 @@
+"""The torch.distributed backend libdc: its collectives beside Gloo's, PyTorch's training over it, and its errors."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+import torch
+import torch.distributed as dist
+from libdc.torch.distributed import LibdcProcessGroup
+from libdc.torch.distributed.exchange import Table
+from libdc.torch.distributed.tensors import as_block, block_of, joined
+
+RUN = "import warnings; warnings.simplefilter('ignore')\nimport libdc.torch\nfrom process_group import {0}\n{0}.main()\n"
+# Ranks 0 and 1, 2 and 3 believe that they are on a machine each.
+SPREAD = """import os
+from libdc.torch.distributed import rendezvous
+rendezvous._machine = lambda: f"machine{int(os.environ['RANK']) // 2}"
+"""
+
+
+@pytest.mark.parametrize("head, ranks", [("", 4), (SPREAD, 3)], ids=["memory", "tcp"])
+def test_collectives_have_the_values_of_gloo(launch: Callable[..., str], head: str, ranks: int) -> None:
+    out = launch(head + RUN.format("against_gloo"), ranks, MASTER_ADDR="127.0.0.1")
+    assert out.count("has the values of Gloo") == ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_training_has_the_losses_of_gloo(launch: Callable[..., str], ranks: int) -> None:
+    out = launch(RUN.format("training"), ranks)
+    assert out.count("as over Gloo") == ranks * (10 + (ranks == 4)), out
+
+
+def test_failures_are_errors_on_every_rank(launch: Callable[..., str]) -> None:
+    out = launch(RUN.format("failures"))
+    assert "rank 0 dies" in out and "rank 1 late" in out
+
+
+@pytest.mark.parametrize("method", ["env", "file"])
+def test_launchers_and_stores(launch: Callable[..., str], tmp_path: Path, method: str) -> None:
+    text = f"""
+import os, libdc.torch, torch, torch.distributed as dist
+where = dict(env={{}}, file=dict(init_method="file://{tmp_path}/store", rank=int(os.environ["RANK"]), world_size=3))
+dist.init_process_group("libdc", **where["{method}"])
+assert dist.get_backend() == "libdc" and dist.is_initialized()
+groups = [dist.new_group(ranks) for ranks in ([0, 2], [1, 2])]
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+for ranks, group in zip(([0, 2], [1, 2]), groups):
+    if dist.get_rank() in ranks:
+        dist.all_reduce(tensor, group=group, async_op=True).wait()
+print("sum", tensor.tolist())
+dist.barrier()
+if dist.get_rank() != 1:  # a process may end without it
+    dist.destroy_process_group()
+"""
+    out = launch(text, 3, launcher=["torch.distributed.run", "--nproc-per-node", "3", "--master-port", "0",
+                                    "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"])
+    assert sorted(line for line in out.splitlines() if line.startswith("sum")) == [
+        "sum [6.0, 6.0, 6.0]", "sum [9.0, 9.0, 9.0]", "sum [9.0, 9.0, 9.0]"], out
+
+
+@pytest.fixture
+def alone() -> LibdcProcessGroup:
+    dist.init_process_group("libdc", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_one_rank(alone: LibdcProcessGroup) -> None:
+    tensor = torch.arange(3.0)
+    dist.all_reduce(tensor)
+    out, parts = torch.empty(3), [torch.empty(3)]
+    dist.all_to_all_single(out, tensor)
+    dist.all_gather(parts, tensor)
+    assert out.tolist() == parts[0].tolist() == [0, 1, 2] and alone.name() == "libdc"
+    alone.shutdown()
+    with pytest.raises(dist.DistError, match="closed"):
+        dist.all_reduce(tensor)
+
+
+def test_a_rank_that_never_comes() -> None:
+    from datetime import timedelta
+
+    with pytest.raises(dist.DistStoreError, match="rank 0 waited 0.2 s for rank 1 of 2"):
+        LibdcProcessGroup(dist.HashStore(), 0, 2, timedelta(seconds=0.2))
+
+
+def test_blocks() -> None:
+    whole = torch.arange(10.0)
+    parts = list(whole.split([3, 3, 4]))
+    block = block_of(parts)
+    assert block is not None and block.data_ptr() == whole.data_ptr() and block.numel() == 10
+    assert block_of(parts[::-1]) is None and joined(parts[::-1]).tolist() == [6, 7, 8, 9, 3, 4, 5, 0, 1, 2]
+    assert block_of([whole.view(2, 5).t(), whole]) is None
+    with as_block(parts[::-1]) as block:
+        block.copy_(torch.arange(10.0))
+    assert whole.tolist() == [7, 8, 9, 4, 5, 6, 0, 1, 2, 3]
+
+
+def test_tables() -> None:
+    """Small parts travel in rows; large ones do not, of one rank or of all."""
+    small, large = torch.arange(6, dtype=torch.int16).split(3), torch.arange(6000.0).split(3000)
+    for parts, fits in ((small, True), (large, False)):
+        outs = [torch.empty_like(part) for part in parts]
+        rows = torch.stack([Table.row(rank, parts, outs) for rank in range(2)])
+        table = Table(rows, 1, 2)
+        table.check("call")
+        table.take(outs)
+        assert table.travels_in_row(0) is fits
+        assert torch.equal(outs[0], parts[1]) or not fits
