@@ -74,7 +74,7 @@ def reductions(pair: Pair) -> None:
 
 
 def reductions_beyond(pair: Pair) -> None:
-    """What Gloo has not: bool, 16-bit whole numbers, means, scaled sums, complex parts."""
+    """Types and reductions that Gloo lacks: bool, 16-bit whole numbers, scaled sums, complex parts."""
     size = pair.size
     ranks = torch.arange(size)
     for op, want in ((OP.SUM, size > 1), (OP.MAX, size > 1), (OP.PRODUCT, size == 1), (OP.BAND, size == 1),

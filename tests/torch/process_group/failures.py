@@ -28,21 +28,21 @@ def fails(call: Callable[[], Any], *words: str, kind: type = RuntimeError) -> No
 
 
 def sizes_differ(group: Any, rank: int) -> None:
-    words = f"rank 1 called all_reduce (5 elements, float32, sum)", "rank 0 called"
+    words = "rank 1 called all_reduce (5 elements, float32, sum)", "rank 0 called"
     fails(lambda: dist.all_reduce(torch.ones(4 + rank), group=group), *words)
     fails(lambda: dist.all_reduce(torch.ones(4), group=group), *words)  # the group is broken, and says why
 
 
 def calls_differ(group: Any, rank: int) -> None:
     tensor = torch.ones(8)
-    fails(lambda: dist.all_reduce(tensor, group=group) if rank == 0 else dist.broadcast(tensor, group=group, group_src=0),
-          "broadcast", "all_reduce", "DC_E_MISMATCH")
+    calls = (lambda: dist.all_reduce(tensor, group=group), lambda: dist.broadcast(tensor, group=group, group_src=0))
+    fails(calls[rank], "broadcast", "all_reduce", "DC_E_MISMATCH")
 
 
 def exchange_and_reduction(group: Any, rank: int) -> None:
     out, tensor = torch.empty(8), torch.ones(8)
-    fails(lambda: dist.all_reduce(tensor, group=group) if rank == 0 else dist.all_to_all_single(out, tensor, group=group),
-          "all_gather", "all_reduce", "DC_E_MISMATCH")
+    calls = (lambda: dist.all_reduce(tensor, group=group), lambda: dist.all_to_all_single(out, tensor, group=group))
+    fails(calls[rank], "all_gather", "all_reduce", "DC_E_MISMATCH")
 
 
 def splits_differ(group: Any, rank: int) -> None:
@@ -69,7 +69,7 @@ def message_sizes_differ(group: Any, rank: int) -> None:
 
 
 def futures(group: Any, rank: int) -> None:
-    """What C++ waits for has the error, too: DDP's step fails, and does not use half a gradient."""
+    """A future has the error for C++, too: DDP's step fails, and does not use half a gradient."""
     work = dist.all_reduce(torch.ones(4 + rank), group=group, async_op=True)
     fails(lambda: work.get_future().wait(), "rank 1 called")
     assert work.is_completed() and not work.is_success() and "rank 1 called" in str(work.exception())
@@ -78,6 +78,7 @@ def futures(group: Any, rank: int) -> None:
 def ddp(group: Any, rank: int) -> None:
     net = DistributedDataParallel(nn.Linear(3, 3), process_group=group)
     loss = net(torch.ones(1, 3)).sum()
+    dist.barrier()
     if rank == 1:
         group.abort()
     fails(loss.backward, "abort() of the process group")
@@ -101,7 +102,8 @@ def waits(group: Any, rank: int) -> None:
     tensor = torch.ones(2)
     if rank == 0:
         work = dist.all_reduce(tensor, group=group, async_op=True)
-        fails(lambda: work.wait(datetime.timedelta(milliseconds=50)), "not done within wait's 0.05 s", kind=dist.DistError)
+        fails(lambda: work.wait(datetime.timedelta(milliseconds=50)), "not done within wait's 0.05 s",
+              kind=dist.DistError)
         group.get_group_store().set("go", b"")
         assert work.wait()
     else:

@@ -181,7 +181,7 @@ def numbers(backend: str) -> Dict[str, List[float]]:
     """With the backend as the default group, since PyTorch's checkpoints take no other in places."""
     dist.init_process_group(backend)
     out = {case.__name__: case(dist.group.WORLD) for case in CASES}
-    if dist.get_world_size() % 2 == 0 and dist.get_world_size() > 2:
+    if dist.get_world_size() == 4:
         out["two_dimensions"] = train(shard(_mesh_of_two()), dist.get_rank())
     dist.destroy_process_group()
     return out
@@ -197,6 +197,7 @@ def main() -> None:
     torch.set_num_threads(1)
     want, got = numbers("gloo"), numbers("libdc")
     for name, values in want.items():
-        torch.testing.assert_close(got[name], values, rtol=1e-2 if "float16" in name or "mixed" in name else 2e-6, atol=1e-7,
+        rtol = 1e-2 if "float16" in name or "mixed" in name else 2e-6  # 16-bit sums, which Gloo rounds more often
+        torch.testing.assert_close(got[name], values, rtol=rtol, atol=1e-7,
                                    msg=lambda text: f"{name}: {text}")
         print(name, "as over Gloo")

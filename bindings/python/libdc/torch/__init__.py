@@ -19,7 +19,7 @@ from .transformer.layer import TransformerLayer, bert_layer_state, load_bert_lay
 __all__ = [
     "DeepSpeedTransformerConfig", "DeepSpeedTransformerLayer", "TransformerLayer", "bert_layer_state",
     "clip_grad_norm_", "comm_from_process_group", "dc", "distributed", "full_optimizer_state_dict", "full_shape",
-    "full_state_dict", "gathered", "grads_finite", "init", "load_bert_layer", "load_checkpoint", "load_full_optimizer_state_dict",
-    "load_full_state_dict", "no_sync", "save_checkpoint", "set_cache_limit", "shard", "stats", "trace_read",
-    "trace_start",
+    "full_state_dict", "gathered", "grads_finite", "init", "load_bert_layer", "load_checkpoint",
+    "load_full_optimizer_state_dict", "load_full_state_dict", "no_sync", "save_checkpoint", "set_cache_limit",
+    "shard", "stats", "trace_read", "trace_start",
 ]  # fmt: skip

@@ -21,6 +21,9 @@ def comm_from_process_group(group: "dist.ProcessGroup") -> libdc.Comm:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise ValueError("dc.init: this process is not a member of process_group")
+    own = getattr(group, "comm", None)
+    if isinstance(own, libdc.Comm):  # of the backend libdc
+        return own.dup()
     try:
         group._get_backend(torch.device("cpu"))
     except RuntimeError as error:

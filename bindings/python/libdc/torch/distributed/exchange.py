@@ -1,5 +1,5 @@
-"""What ranks tell each other before they exchange parts: sizes, the type, and the parts themselves where they are small.
-So a mistake is the same error on every rank, and an exchange of little data is one collective."""
+"""Before an exchange of parts ranks compare sizes and types. So a mistake is the same error on every rank. Small parts
+travel with that comparison, so an exchange of little data is one collective."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ class LibdcProcessGroup(dist.ProcessGroup):
         return self
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        raise NotImplementedError("libdc: a group's timeout is the one it was made with: init_process_group(timeout=...) "
-                                  "or new_group(timeout=...)")
+        raise NotImplementedError("libdc: a group keeps the timeout of init_process_group(timeout=...) or "
+                                  "new_group(timeout=...)")
 
     def split_group(self, ranks: Sequence[int], timeout: Optional[datetime.timedelta] = None, opts: Any = None,
                     group_name: Optional[str] = None, group_desc: Optional[str] = None, device_types: Any = None

@@ -1,5 +1,5 @@
-"""Messages between two ranks. Two ranks have a communicator for each direction and tag, made at the first message, so
-messages of one kind follow each other and those of different kinds never wait for each other."""
+"""Messages between two ranks. They have a communicator for each direction and tag, made at the first message. So
+messages of one kind keep their order, and those of different kinds never wait for each other."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _SCALED = (_Op.AVG, _Op.PREMUL_SUM)
 
 
 class Reduction:
-    """What one reduction does with tensors of one type."""
+    """One reduction of tensors of one type."""
 
     def __init__(self, name: str, op: Any, dtype: torch.dtype) -> None:
         self.op = getattr(op, "op", op)

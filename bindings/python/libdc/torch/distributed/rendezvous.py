@@ -45,6 +45,8 @@ class Rendezvous:
         try:
             self.store.wait([key], self.timeout)
         except RuntimeError as error:
+            if "timeout" not in str(error).lower():
+                raise
             raise dist.DistStoreError(f"libdc: rank {self.rank} waited {self.timeout.total_seconds():g} s for rank "
                                       f"{rank} of {self.size} in the store: it has not come") from error
 
@@ -71,8 +73,8 @@ class Rendezvous:
 
 
 def poll(test: Callable[[], Any], timeout: datetime.timedelta) -> Optional[Any]:
-    """What test() returns as soon as that is true; None after the timeout. A store's own wait would keep other threads
-    from the store."""
+    """Calls test() until its result is true, and returns that; None after the timeout. A store's own wait would keep
+    other threads from the store."""
     import time
 
     deadline, pause = time.monotonic() + timeout.total_seconds(), 0.0001

@@ -90,8 +90,8 @@ class Work(dist.Work):
 
 
 class Lane:
-    """Does work in the order of its calls: on the caller's thread where the caller waits anyway and no work is under
-    way, else on a thread of its own, which starts with the first such work and ends with the lane."""
+    """Does work in the order of its calls. A caller that waits does it on its own thread if no work is under way.
+    Other work is for the lane's thread, which starts with the first of it and ends with the lane."""
 
     def __init__(self) -> None:
         self._state = _State()
