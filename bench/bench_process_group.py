@@ -1,10 +1,11 @@
 """torch.distributed over the backend libdc beside Gloo: collectives of 1 KiB to 64 MiB, and steps of DDP and FSDP2.
 
-    python bench/bench_process_group.py [--ranks 2] [--rounds 7]
+    python bench/bench_process_group.py [--ranks 2] [--rounds 7] [--tcp]
 
 Both backends have a group of the same processes, one thread each. The calls take turns, one of each a round, each after
 a barrier, and a call's time is that of the slowest rank. A size is that of the whole tensor of a rank. The ratio is the
-median of the rounds' ratios, so a machine that is slow for a while slows both.
+median of the rounds' ratios, so a machine that is slow for a while slows both. With --tcp libdc takes each process for a
+machine of its own.
 """
 from __future__ import annotations
 
@@ -112,9 +113,12 @@ def measure(calls: Dict[str, Callable[[Any], Any]], groups: Dict[str, Any], roun
     return out
 
 
-def rank_main(rounds: int) -> None:
+def rank_main(rounds: int, tcp: bool) -> None:
     import libdc.torch  # the backend
+    from libdc.torch.distributed import rendezvous
 
+    if tcp:
+        rendezvous._machine = lambda: f"machine{os.environ['RANK']}"
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -131,9 +135,10 @@ def rank_main(rounds: int) -> None:
     dist.destroy_process_group()
 
 
-def markdown(rows: Dict[str, Any], about: Dict[str, Any], foreign: float, ranks: int) -> str:
+def markdown(rows: Dict[str, Any], about: Dict[str, Any], foreign: float, ranks: int, tcp: bool) -> str:
     packages = ", ".join(f"{k} {v}" for k, v in about["packages"].items())
-    out = [f"# torch.distributed over libdc and over Gloo, {ranks} processes of one machine", "",
+    out = [f"# torch.distributed over libdc and over Gloo, {ranks} processes of one machine"
+           + (", libdc over TCP" if tcp else ""), "",
            f"{about['date']}, {about['cpu']}, {about['cores']} cores, {packages}, commit {about['commit']}; others "
            f"used {foreign:.0%} of the machine.", "", f"    {about['command']}", "",
            "Microseconds, median (minimum). The ratio is Gloo's time to libdc's: the median of the rounds, and its "
@@ -150,17 +155,19 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--ranks", type=int, default=2)
     p.add_argument("--rounds", type=int, default=7, help="calls of each at the largest sizes, more at smaller ones")
+    p.add_argument("--tcp", action="store_true", help="libdc over TCP too, as between machines")
     p.add_argument("--out", default=os.path.join(HERE, "results"))
     a = p.parse_args()
     if "RANK" in os.environ:
-        rank_main(a.rounds)
+        rank_main(a.rounds, a.tcp)
         return 0
     about = {**machine.describe(), "command": "python bench/bench_process_group.py " + " ".join(sys.argv[1:])}
     machine.wait_quiet()
     quiet, before = machine.Quiet(), os.times()
     quiet.begin()
     port = machine.free_port()
-    ranks = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "--rounds", str(a.rounds)], text=True,
+    ranks = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "--rounds", str(a.rounds),
+                               *(["--tcp"] if a.tcp else [])], text=True,
                               env=machine.environment(r, a.ranks, port, f"bench-{os.getpid()}"),
                               stdout=subprocess.PIPE if r == 0 else subprocess.DEVNULL) for r in range(a.ranks)]
     answer = ranks[0].communicate()[0]
@@ -170,9 +177,9 @@ def main() -> int:
     after = os.times()
     foreign = quiet.foreign(after.children_user + after.children_system - before.children_user - before.children_system)
     rows = json.loads(answer.splitlines()[-1])
-    text = markdown(rows, about, foreign, a.ranks)
+    text = markdown(rows, about, foreign, a.ranks, a.tcp)
     os.makedirs(a.out, exist_ok=True)
-    stem = os.path.join(a.out, f"process-group-{a.ranks}-{time.strftime('%Y-%m-%d')}")
+    stem = os.path.join(a.out, f"process-group-{'tcp-' if a.tcp else ''}{a.ranks}-{time.strftime('%Y-%m-%d')}")
     with open(stem + ".json", "w") as f:
         json.dump({"about": about, "foreign": foreign, "rows": rows}, f, indent=1)
     with open(stem + ".md", "w") as f:

@@ -20,7 +20,7 @@ NEEDS = ["typing-extensions", "sympy", "networkx", "jinja2", "filelock", "fsspec
          "setuptools", "cffi"]  # fmt: skip
 TESTS = ["tests/torch/ops/test_ops.py", "tests/torch/ops/test_ops_fakes.py", "tests/torch/ops/test_ops_python.py",
          "tests/torch/test_dc.py", "tests/torch/test_process_group.py",
-         "tests/torch/sharding/test_shard.py"]  # fmt: skip
+         "tests/torch/process_group/test_backend.py", "tests/torch/sharding/test_shard.py"]  # fmt: skip
 NO_DRIVER = 35  # cudaErrorInsufficientDriver; no success in the others' numbering either
 
 
