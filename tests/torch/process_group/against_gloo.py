@@ -173,6 +173,21 @@ def strided(pair: Pair) -> None:
             assert not whole[:, 1::2].any() and view.any()
 
 
+def modes(pair: Pair) -> None:
+    """Leaves that require gradients, and tensors of inference mode, on the caller's thread and the group's."""
+    group, total = pair.groups[1], float(sum(range(pair.size)))
+    for waits in (False, True):
+        leaf = torch.full((3, 2), float(pair.rank)).t().requires_grad_()
+        work = dist.all_reduce(leaf, dist.ReduceOp.MAX, group, waits)
+        assert work is None or work.wait()
+        assert leaf.grad_fn is None and leaf.tolist() == [[pair.size - 1.0] * 3] * 2
+        with torch.inference_mode():
+            mine, parts = torch.full((2, 3), float(pair.rank)), [torch.empty(3, 2).t() for _ in range(pair.size)]
+            work = dist.all_gather(parts, mine, group, waits)
+            assert work is None or work.wait()
+            assert sum(part.sum().item() for part in parts) == 6 * total
+
+
 def messages(pair: Pair) -> None:
     rank, size, group = pair.rank, pair.size, pair.groups[1]
     if size == 1:
@@ -259,7 +274,7 @@ def pending(pair: Pair) -> None:
         assert work.get_future().wait()[0] is tensor and tensor.tolist() == [float(total)] * len(tensor)
 
 
-ALL = [reductions, reductions_beyond, moves, strided, messages, objects, sparse, pending]
+ALL = [reductions, reductions_beyond, moves, strided, modes, messages, objects, sparse, pending]
 
 
 def main() -> None:

@@ -120,6 +120,10 @@ def arguments(group: Any, rank: int) -> None:
     fails(lambda: dist.all_gather_into_tensor(torch.empty(7), tensor, group), "output has 7 elements, must have 8",
           kind=ValueError)
     fails(lambda: dist.all_gather([tensor], tensor, group), "1 output tensors, must be 2", kind=ValueError)
+    fails(lambda: group.allgather([[tensor.clone(), tensor.double()]], [tensor]).wait(),
+          "the part of rank 1 has 4 elements of torch.float64", kind=ValueError)
+    fails(lambda: dist.reduce_scatter(tensor, [torch.ones(4), torch.ones(5)][:: 1 if rank else -1], group=group),
+          f"the part of rank {rank} has 5 elements", "must have 4", kind=ValueError)
     fails(lambda: group.broadcast([tensor, tensor]), "2 tensors, must be one", kind=ValueError)
     fails(lambda: group.send([tensor], rank, 0), "must be another rank", kind=ValueError)
     fails(lambda: group.set_timeout(SECONDS), "timeout", kind=NotImplementedError)

@@ -10,7 +10,7 @@ import torch
 from .exchange import Table as _Table
 from .pairs import Pairs
 from .reductions import Reduction, sum_sparse
-from .tensors import as_block, check, check_same, joined, raw, raw_count, written
+from .tensors import as_block, check, check_parts, joined, raw, raw_count, written
 
 _ROWS_BYTES = 1 << 22  # of one gather for a reduction that is not libdc's
 
@@ -88,7 +88,7 @@ class Collectives:
     def reduce_scatter(self, out: torch.Tensor, parts: Sequence[torch.Tensor], op: Any) -> None:
         check("reduce_scatter", out, *parts)
         _check_length("reduce_scatter", "input", parts, self.size)
-        check_same("reduce_scatter", parts[self.rank : self.rank + 1], out.dtype, out.numel())
+        check_parts("reduce_scatter", parts, self.rank, out)
         counts = [part.numel() for part in parts]
         with written(out, keep=False) as part:
             self._reduce_scatter(part, joined(parts), counts, Reduction("reduce_scatter", op, out.dtype))
@@ -118,7 +118,7 @@ class Collectives:
         """Parts may have different sizes."""
         check("all_gather", mine, *outs)
         _check_length("all_gather", "output", outs, self.size)
-        check_same("all_gather", outs[self.rank : self.rank + 1], mine.dtype, mine.numel())
+        check_parts("all_gather", outs, self.rank, mine)
         counts = [raw_count(out.dtype, out.numel()) for out in outs]
         with as_block(outs) as block:
             self.comm.all_gather(raw(mine.contiguous()), raw(block), counts)

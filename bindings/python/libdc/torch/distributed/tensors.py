@@ -29,12 +29,12 @@ def check(name: str, *tensors: torch.Tensor) -> None:
                              "resolve_conj() or resolve_neg() gives them")
 
 
-def check_same(name: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, numel: int) -> None:
-    """That the ranks' parts are alike."""
-    for place, tensor in enumerate(tensors):
-        if tensor.dtype is not dtype or tensor.numel() != numel:
-            raise ValueError(f"{name}: tensor {place} has {tensor.numel()} elements of {tensor.dtype}, must have "
-                             f"{numel} of {dtype}, as the tensor of this rank")
+def check_parts(name: str, parts: Sequence[torch.Tensor], rank: int, mine: torch.Tensor) -> None:
+    """The ranks' parts: all of this rank's type, and its own of its own size."""
+    for place, part in enumerate(parts):
+        if part.dtype is not mine.dtype or place == rank and part.numel() != mine.numel():
+            raise ValueError(f"{name}: the part of rank {place} has {part.numel()} elements of {part.dtype}, must have "
+                             f"{f'{mine.numel()} of ' if place == rank else ''}{mine.dtype} as rank {rank}'s tensor")
 
 
 def raw(tensor: torch.Tensor) -> libdc.Tensor:

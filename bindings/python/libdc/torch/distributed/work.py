@@ -32,7 +32,8 @@ class Work(dist.Work):
     def execute(self) -> None:
         try:
             assert self._run is not None
-            self._run()
+            with torch.inference_mode():  # writes leaves, and tensors of a caller in that mode
+                self._run()
         except BaseException as error:
             self._error = error
         self._run = None
