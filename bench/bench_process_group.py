@@ -4,8 +4,8 @@
 
 Both backends have a group of the same processes, one thread each. The calls take turns, one of each a round, each after
 a barrier, and a call's time is that of the slowest rank. A size is that of the whole tensor of a rank. The ratio is the
-median of the rounds' ratios, so a machine that is slow for a while slows both. With --tcp libdc takes each process for a
-machine of its own.
+median of the rounds' ratios, so a machine that is slow for a while slows both. With --tcp libdc takes each
+process for a machine of its own.
 """
 from __future__ import annotations
 
