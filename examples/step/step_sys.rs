@@ -41,9 +41,9 @@ fn main() {
         check(dc_adamw_create(linalg, &options, &mut adamw));
         check(dc_optimizer_set_lr(adamw, 0, 0.01));
         check(dc_optimizer_add_param(adamw, 0, shape.as_ptr(), 1, 0, 4, DC_FLOAT32, &mut index));
-        let (w, g) = (tensor(&mut weights, &shape), tensor(&mut grads, &shape));
+        let (mut w, g) = (tensor(&mut weights, &shape), tensor(&mut grads, &shape));
         for _ in 0..3 {
-            check(dc_optimizer_step(adamw, &w, &g, size_of::<dc_tensor>(), 1, 1.0));
+            check(dc_optimizer_step(adamw, &mut w, &g, size_of::<dc_tensor>(), 1, 1.0));
         }
         dc_optimizer_destroy(adamw);
         dc_linalg_destroy(linalg);
