@@ -21,8 +21,8 @@ MUTANTS = ROOT / "tests" / "mutants"
 # Those that find most of them come first; what comes before is not asked again.
 TESTS = [
     "programs/programs_sim", "sim/sim_gather", "sim/sim_reduce", "sim/sim_large_gradients", "sim/sim_offload",
-    *(f"runtime/test_{stem}" for stem in ("gather", "gather_types", "reduce", "large_gradients", "grad_buffers",
-                                         "offload")),
+    *(f"runtime/test_{stem}" for stem in ("gather", "gather_types", "reduce", "large_gradients", "large_param",
+                                         "grad_buffers", "offload")),
     "api/test_bad_input", "base/test_map", "base/test_tensor",
     *(f"device/{stem}" for stem in ("cpu/test_stream", "cpu/test_event", "cpu/test_device", "test_arena",
                                     "test_block_tree", "test_buffer")),

@@ -172,6 +172,7 @@ static dc_status op_end_backward(dc_context *ctx, const char *fn, int64_t graph_
   }
   if (release_buckets == 1) {
     dc__buckets_free(ctx);
+    dc__arena_trim(ctx->arenas.buckets);
     dc__arena_trim(ctx->arenas.shared);
   }
   return DC_OK;

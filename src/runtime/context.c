@@ -111,8 +111,15 @@ dc_status dc__ensure_event(dc_context *ctx, dc_event **event) {
 
 void dc__destroy_event(dc_context *ctx, dc_event **event) {
   if (*event != NULL) {
-    dc__arena *arenas[] = {ctx->arenas.gathered,       ctx->arenas.working,       ctx->arenas.shared,      ctx->host,
-                           ctx->saved_arenas.gathered, ctx->saved_arenas.working, ctx->saved_arenas.shared};
+    dc__arena *arenas[] = {ctx->host,
+                           ctx->arenas.gathered,
+                           ctx->arenas.working,
+                           ctx->arenas.shared,
+                           ctx->arenas.buckets,
+                           ctx->saved_arenas.gathered,
+                           ctx->saved_arenas.working,
+                           ctx->saved_arenas.shared,
+                           ctx->saved_arenas.buckets};
     for (size_t i = 0; i < DC__COUNT(arenas); i++) {
       dc__arena_forget_event(arenas[i], *event);
     }
@@ -179,8 +186,11 @@ dc_status dc__arenas_create(dc_context *ctx, dc__arenas *arenas) {
   ctx->stream_ordered = has_heap && on_card && ctx->config.symmetric_memory == 1;
   DC__TRY(ctx->stream_ordered ? make_heap_arena(ctx, true, &arenas->gathered)
                               : dc__arena_create(ctx->device, NULL, &arenas->gathered));
-  DC__TRY(ctx->stream_ordered || (has_heap && !on_card) ? make_heap_arena(ctx, false, &arenas->shared)
-                                                        : dc__arena_create(ctx->device, NULL, &arenas->shared));
+  dc__arena **read_by_peers[] = {&arenas->shared, &arenas->buckets};
+  for (size_t i = 0; i < DC__COUNT(read_by_peers); i++) {
+    DC__TRY(ctx->stream_ordered || (has_heap && !on_card) ? make_heap_arena(ctx, false, read_by_peers[i])
+                                                          : dc__arena_create(ctx->device, NULL, read_by_peers[i]));
+  }
   DC__TRY(dc__arena_create(ctx->device, NULL, &arenas->working));
   arenas->staged = ctx->stream_ordered ? arenas->gathered : arenas->shared;
   arenas->reloaded =
@@ -273,8 +283,15 @@ static void free_resources(dc_context *ctx) {
       ctx->lanes[lane] = NULL;
     }
   }
-  dc__arena **arenas[] = {&ctx->arenas.gathered,       &ctx->arenas.working,       &ctx->arenas.shared,      &ctx->host,
-                          &ctx->saved_arenas.gathered, &ctx->saved_arenas.working, &ctx->saved_arenas.shared};
+  dc__arena **arenas[] = {&ctx->host,
+                          &ctx->arenas.gathered,
+                          &ctx->arenas.working,
+                          &ctx->arenas.shared,
+                          &ctx->arenas.buckets,
+                          &ctx->saved_arenas.gathered,
+                          &ctx->saved_arenas.working,
+                          &ctx->saved_arenas.shared,
+                          &ctx->saved_arenas.buckets};
   for (size_t i = 0; i < DC__COUNT(arenas); i++) {
     dc__arena_release(*arenas[i]);
     *arenas[i] = NULL;

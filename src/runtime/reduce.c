@@ -24,7 +24,7 @@ static dc__buckets *find_buckets(dc_context *ctx, int32_t dtype) {
 
 static void free_data(dc_context *ctx, dc__bucket *bucket) {
   if (bucket->data != NULL) {
-    dc__arena_free(ctx->arenas.shared, bucket->data, bucket->done, NULL);
+    dc__arena_free(ctx->arenas.buckets, bucket->data, bucket->done, NULL);
     bucket->data = NULL;
     bucket->capacity = 0;
   }
@@ -39,8 +39,8 @@ static dc_status size_bucket(dc_context *ctx, dc__bucket *bucket, int32_t dtype,
   int64_t capacity = elements > ctx->bucket_elements ? elements : ctx->bucket_elements;
   void *data;
   free_data(ctx, bucket);
-  DC__TRY(
-      dc__arena_alloc(ctx->arenas.shared, ctx->lanes[DC__LANE_CALLER], (size_t)capacity * dc_dtype_size(dtype), &data));
+  DC__TRY(dc__arena_alloc(ctx->arenas.buckets, ctx->lanes[DC__LANE_CALLER], (size_t)capacity * dc_dtype_size(dtype),
+                          &data));
   bucket->data = data;
   bucket->capacity = capacity;
   return DC_OK;

@@ -141,7 +141,8 @@ typedef struct dc__recorder dc__recorder; /* flight_recorder.h */
 typedef struct dc__arenas {
   dc__arena *gathered; /* full weights */
   dc__arena *working;  /* reloaded tensors, local sums, the caller's device memory */
-  dc__arena *shared;   /* what peers read: buckets, the caller's shared memory */
+  dc__arena *shared;   /* what peers read, and the caller's shared memory */
+  dc__arena *buckets;  /* read by peers too; apart, so that what stays does not cut up the memory of large shards */
   dc__arena *staged;   /* one of these, for staged shards */
   dc__arena *reloaded; /* one of these, for reloaded shards */
 } dc__arenas;

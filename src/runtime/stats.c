@@ -14,7 +14,9 @@ static int64_t arena_allocations(dc_context *ctx, int64_t *device_bytes) {
                          ctx->saved_arenas.gathered,
                          ctx->saved_arenas.working,
                          ctx->arenas.shared,
+                         ctx->arenas.buckets,
                          ctx->saved_arenas.shared,
+                         ctx->saved_arenas.buckets,
                          ctx->host};
   int64_t allocations = 0;
   *device_bytes = 0;
