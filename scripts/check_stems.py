@@ -37,12 +37,13 @@ ELSEWHERE: List[Elsewhere] = [
     Elsewhere("optim/test_elementwise_errors.c", "api/optimizer/optimizer", "each argument refused by its name"),
     # communicators
     Elsewhere("comm/test_comm.c", "comm/all_reduce comm/shm/shm comm/shm/collective comm/shm/single_rank "
-              "comm/shm/channels comm/tcp/collective", "each type, split and kind of group"),
+              "comm/shm/channels comm/tcp/collective comm/tcp/transfer", "each type, split and kind of group"),
     Elsewhere("comm/external/test_external.c", "comm/external/collective", "ragged, grouped and 16-bit data"),
     Elsewhere("comm/test_coll_group.c", "comm/shm/heap", "memory that peers read, and its limit"),
     Elsewhere("comm/test_comm_errors.c", "comm/shm/wait comm/shm/group", "every wait ends, and nothing is left"),
     Elsewhere("comm/shm/test_rendezvous.c", "comm/shm/fd_passing comm/shm/rendezvous_root",
               "how processes find each other"),
+    Elsewhere("comm/tcp/test_relay.c", "comm/tcp/relay_data", "each type and split in rounds of 4 to 13 ranks"),
     Elsewhere("comm/tcp/test_rendezvous.c", "comm/tcp/tcp comm/tcp/socket", "addresses, and how ranks find each other"),
     Elsewhere("comm/tcp/test_tcp_shutdown.c", "comm/tcp/group", "ranks that fail, go or are copied"),
     Elsewhere("faults/test_tcp_trust.c", "comm/tcp/auth", "wrong secrets, replays and damaged handshakes"),

@@ -41,6 +41,29 @@ void dc__signature_fill(dc__signature *call, const dc__coll *coll, int32_t rank,
   }
 }
 
+static uint64_t digest_add(uint64_t digest, uint64_t value) {
+  digest = (digest ^ value) * UINT64_C(0x9e3779b97f4a7c15);
+  return digest ^ digest >> 32;
+}
+
+uint64_t dc__signature_digest(const dc__signature *call) {
+  const uint64_t head[] = {(uint64_t)call->graph_id, (uint64_t)call->id,      (uint64_t)call->op,
+                           (uint64_t)call->kind,     (uint64_t)call->root,    (uint64_t)call->count,
+                           call->memory_space == 0,  (uint64_t)call->captured};
+  uint64_t digest = 1;
+  for (size_t i = 0; i < DC__COUNT(head); i++) {
+    digest = digest_add(digest, head[i]);
+  }
+  for (int32_t i = 0; i < call->count; i++) {
+    const dc__signature_item *item = &call->items[i];
+    digest = digest_add(digest, (uint64_t)item->total);
+    digest = digest_add(digest, (uint64_t)item->id);
+    digest = digest_add(digest, item->ranges);
+    digest = digest_add(digest, (uint64_t)item->dtype << 32 | (uint32_t)item->reduce_op);
+  }
+  return digest;
+}
+
 static bool is_same_item(const dc__signature_item *a, const dc__signature_item *b) {
   return a->total == b->total && a->id == b->id && a->ranges == b->ranges && a->dtype == b->dtype &&
          a->reduce_op == b->reduce_op;

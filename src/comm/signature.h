@@ -30,6 +30,8 @@ typedef struct dc__signature {
 
 /* Items may have no ranges. */
 void dc__signature_fill(dc__signature *call, const dc__coll *coll, int32_t rank, int32_t world, uint64_t word);
+/* A hash of what dc__signature_compare() compares for equality. */
+uint64_t dc__signature_digest(const dc__signature *call);
 /* The first item of a reduction whose result has a part for this rank, but no recv buffer; -1: none. */
 int32_t dc__coll_missing_recv(const dc__coll *coll, int32_t rank);
 /* DC_E_STATE on all ranks: `rank` has no buffer for its part of a parameter's gradient. */

@@ -9,15 +9,9 @@ int64_t dc__wire_elements(const dc_context *ctx, const dc__range *ranges, int64_
 }
 
 static int64_t arena_allocations(dc_context *ctx, int64_t *device_bytes) {
-  dc__arena *arenas[] = {ctx->arenas.gathered,
-                         ctx->arenas.working,
-                         ctx->saved_arenas.gathered,
-                         ctx->saved_arenas.working,
-                         ctx->arenas.shared,
-                         ctx->arenas.buckets,
-                         ctx->saved_arenas.shared,
-                         ctx->saved_arenas.buckets,
-                         ctx->host};
+  dc__arena *arenas[] = {ctx->arenas.gathered,      ctx->arenas.working,       ctx->saved_arenas.gathered,
+                         ctx->saved_arenas.working, ctx->arenas.shared,        ctx->arenas.buckets,
+                         ctx->saved_arenas.shared,  ctx->saved_arenas.buckets, ctx->host};
   int64_t allocations = 0;
   *device_bytes = 0;
   for (size_t i = 0; i < DC__COUNT(arenas); i++) {

@@ -4,7 +4,7 @@
 
 enum { GRAPH = 3, ELEMENTS = 3 << 22, BUCKET = 1 << 18, STEPS = 3 };
 
-/* What the context holds of the device's memory and of the heap that peers read. */
+/* Memory of the device, and of the heap that peers read, in the context's hands. */
 static int64_t held_bytes(const dc_context *ctx) {
   dc__arena *const arenas[] = {ctx->arenas.gathered, ctx->arenas.working, ctx->arenas.shared, ctx->arenas.buckets};
   int64_t bytes = 0;

@@ -1,0 +1,57 @@
+/* A collective over TCP in progress. collective.c exchanges the calls and the data of all ranks with all; relay.c does
+ * small ones in few rounds; transfer.c moves bytes, and waits, for both. */
+#ifndef DC_COMM_TCP_COLLECTIVE_H
+#define DC_COMM_TCP_COLLECTIVE_H
+
+#include "comm/tcp/tcp.h"
+
+typedef struct dc__tcp_plan {
+  dc__tcp *self;
+  const dc__coll *coll;
+  bool has_data;             /* data follow the calls */
+  bool signatures_match;     /* all calls have arrived and match */
+  bool same_words;           /* of agree(): all ranks passed this rank's */
+  bool queried;              /* the deadline has passed, and the peers were queried */
+  bool has_checksums;        /* of what this rank sends */
+  dc__signature call;        /* this rank's */
+  int64_t deadline;          /* restarts on progress; 0: set at the next wait */
+  int64_t deadlock_check_ns; /* next deadlock check; likewise */
+  char op_text[DC__COLL_TEXT];
+} dc__tcp_plan;
+
+/* ---- transfer.c ---- */
+
+void dc__tcp_add_iov(struct iovec *list, int32_t *count, const void *at, int64_t bytes);
+uint64_t dc__tcp_iov_bytes(const struct iovec *list, int32_t from, int32_t to);
+dc_status dc__tcp_reserve_scratch(dc__tcp *self, int64_t bytes);
+/* Reads what is there until `bytes` of a header have come. False if the connection ended, with errno, or 0 if the peer
+ * closed it. */
+bool dc__tcp_read_header(dc__tcp_transfer *transfer, size_t bytes, bool *progress);
+/* Whether the peer announced that it destroys the communicator; part of a header has come. */
+bool dc__tcp_has_left(const dc__tcp_transfer *transfer);
+/* The lost connection to rank r as an error; error is errno, or 0 if the peer closed it. */
+dc_status dc__tcp_fail_transfer(const dc__tcp_plan *p, int32_t r, int error);
+/* Rank r sent something else than a message of this collective. */
+dc_status dc__tcp_fail_garbled(const dc__tcp_plan *p, int32_t r);
+dc_status dc__tcp_fail_size(const dc__tcp_plan *p, int32_t r, uint64_t bytes, uint64_t expected);
+/* Sends what fits of transfer->out, and reads what is there of transfer->in. */
+dc_status dc__tcp_send_some(const dc__tcp_plan *p, int32_t r, bool *progress);
+dc_status dc__tcp_receive_some(const dc__tcp_plan *p, int32_t r, bool *progress);
+/* DC_E_CORRUPT unless what came from rank r has its checksum, or rank r sends none. */
+dc_status dc__tcp_compare_checksum(const dc__tcp_plan *p, int32_t r);
+/* After progress: deadlines begin anew. */
+void dc__tcp_note_progress(dc__tcp_plan *p);
+/* Waits until one of self->polls[0, count) is ready or the group fails. self->polls needs one more. A failure counts
+ * only once the caller has read what has arrived, since peers may have failed in a later collective. missing: the ranks
+ * that are waited for; all_headers: their calls have come. */
+dc_status dc__tcp_wait_ready(dc__tcp_plan *p, int32_t count, const dc__rank_set *missing, bool all_headers);
+
+/* ---- relay.c ---- */
+
+/* Whether a collective is so small that it goes in rounds: the same on all ranks whose calls match. */
+bool dc__tcp_is_small(const dc__tcp_plan *p);
+/* All of a small collective. *alike false: calls differ somewhere, as all ranks that relay have learned. Nothing is
+ * written then. */
+dc_status dc__tcp_run_small(dc__tcp_plan *p, bool *alike);
+
+#endif

@@ -1,0 +1,172 @@
+/* Small collectives of many ranks, in rounds: in round k a rank sends to the one 2^k behind it, and receives from the
+ * one 2^k before it. So it sends as many messages as the world has binary digits, not one to each rank.
+ *
+ * A message passes on what the sender has heard: whether all calls have one digest, and data. A barrier passes on the
+ * first alone. Gathers pass on the parts of 1, 2, 4... ranks (Bruck), and a broadcast is a binomial tree. For a
+ * reduction each part travels to its owner in the hops that are the binary digits of its way. There parts are added in
+ * rank order, as ever, so the bits are the same.
+ *
+ * Data wait in scratch memory until the last round has shown that all calls are alike. */
+#include "comm/tcp/relay.h"
+
+#include <errno.h>
+
+/* ---- messages ---- */
+
+static void begin_send(const dc__tcp_relay *c, const dc__tcp_round *round) {
+  const dc__tcp_plan *p = c->plan;
+  dc__tcp_transfer *transfer = &p->self->transfers[round->to];
+  int64_t bytes = c->alike ? round->out_bytes : 0;
+  transfer->relayed = (dc__tcp_relayed){.seq = p->self->seq,
+                                        .bytes = (uint64_t)bytes,
+                                        .has_checksum = p->has_checksums ? DC__TCP_CHECKSUM : 0,
+                                        .kind = DC__TCP_RELAYED,
+                                        .digest = c->digest,
+                                        .word = p->call.word,
+                                        .alike = c->alike,
+                                        .same_words = p->same_words};
+  transfer->out_count = transfer->out_pos = 0;
+  transfer->sent_crc = 0;
+  dc__tcp_add_iov(transfer->out, &transfer->out_count, &transfer->relayed, sizeof transfer->relayed);
+  dc__tcp_add_iov(transfer->out, &transfer->out_count, round->out, bytes);
+  if (p->has_checksums) {
+    dc__tcp_add_iov(transfer->out, &transfer->out_count, &transfer->sent_crc, sizeof transfer->sent_crc);
+  }
+}
+
+/* Its data belong to another call. */
+static dc_status receive_ignored(dc__tcp_relay *c, dc__tcp_round *round, int64_t bytes) {
+  c->alike = false;
+  dc__free(c->ignored);
+  c->ignored = dc__calloc(1, (size_t)bytes + 1);
+  round->in = c->ignored;
+  round->in_bytes = bytes;
+  return c->ignored == NULL ? DC_E_NO_MEMORY : DC_OK;
+}
+
+/* The beginning of a message has come: its data are next. Or it is a call in full, for which the collective is not
+ * small, and which stays for the exchange. */
+static dc_status open_message(dc__tcp_relay *c, dc__tcp_round *round) {
+  dc__tcp_transfer *transfer = &c->plan->self->transfers[round->from];
+  const dc__tcp_relayed *message = &transfer->recv_relayed;
+  round->opened = true;
+  if (message->seq != c->plan->self->seq || (message->kind != 0 && message->kind != DC__TCP_RELAYED) ||
+      message->bytes > (message->kind == 0 ? UINT64_MAX : DC__TCP_MAX_RELAYED) ||
+      (message->has_checksum != 0 && message->has_checksum != DC__TCP_CHECKSUM)) {
+    return dc__tcp_fail_garbled(c->plan, round->from);
+  }
+  if (message->kind == 0) {
+    c->alike = false;
+    round->received = true;
+    return DC_OK;
+  }
+  c->plan->same_words = c->plan->same_words && message->same_words != 0 && message->word == c->plan->call.word;
+  if (!c->alike || message->alike == 0 || message->digest != c->digest) {
+    DC__TRY(receive_ignored(c, round, (int64_t)message->bytes));
+  } else if (message->bytes != (uint64_t)round->in_bytes) {
+    return dc__tcp_fail_size(c->plan, round->from, message->bytes, (uint64_t)round->in_bytes);
+  }
+  transfer->in_count = transfer->in_pos = 0;
+  dc__tcp_add_iov(transfer->in, &transfer->in_count, round->in, round->in_bytes);
+  if (message->has_checksum != 0) {
+    transfer->received_crc = dc__crc32c(0, message, sizeof *message);
+    dc__tcp_add_iov(transfer->in, &transfer->in_count, &transfer->peer_crc, sizeof transfer->peer_crc);
+  }
+  return DC_OK;
+}
+
+static dc_status receive_message(dc__tcp_relay *c, dc__tcp_round *round, bool *progress) {
+  dc__tcp_plan *p = c->plan;
+  dc__tcp_transfer *transfer = &p->self->transfers[round->from];
+  if (!round->opened) {
+    bool reads = dc__tcp_read_header(transfer, sizeof transfer->recv_relayed, progress);
+    if (!reads || dc__tcp_has_left(transfer)) {
+      return dc__tcp_fail_transfer(p, round->from, errno);
+    }
+    if (transfer->bytes_received < sizeof transfer->recv_relayed) {
+      return DC_OK;
+    }
+    DC__TRY(open_message(c, round));
+  }
+  if (round->received) {
+    return DC_OK;
+  }
+  DC__TRY(dc__tcp_receive_some(p, round->from, progress));
+  if (transfer->in_pos == transfer->in_count) {
+    DC__TRY(dc__tcp_compare_checksum(p, round->from));
+    round->received = true;
+    transfer->bytes_received = 0;
+  }
+  return DC_OK;
+}
+
+static dc_status wait_for_round(dc__tcp_plan *p, const dc__tcp_round *round, bool sent) {
+  dc__tcp *self = p->self;
+  dc__rank_set missing = {{0}};
+  int32_t count = 0;
+  if (!round->received) {
+    self->polls[count++] = (struct pollfd){.fd = self->transfers[round->from].fd, .events = POLLIN};
+    dc__rank_set_add(&missing, round->from);
+  }
+  if (!sent) {
+    self->polls[count++] = (struct pollfd){.fd = self->transfers[round->to].fd, .events = POLLOUT};
+  }
+  if (round->received) {
+    dc__rank_set_add(&missing, round->to);
+  }
+  return dc__tcp_wait_ready(p, count, &missing, round->received);
+}
+
+static dc_status run_round(dc__tcp_relay *c, dc__tcp_round *round) {
+  dc__tcp_plan *p = c->plan;
+  begin_send(c, round);
+  for (;;) {
+    bool progress = false;
+    const dc__tcp_transfer *out = &p->self->transfers[round->to];
+    DC__TRY(dc__tcp_send_some(p, round->to, &progress));
+    bool sent = out->out_pos == out->out_count;
+    if (!round->received) {
+      DC__TRY(receive_message(c, round, &progress));
+    }
+    if (sent && round->received) {
+      return DC_OK;
+    }
+    if (progress) {
+      dc__tcp_note_progress(p);
+    } else {
+      DC__TRY(wait_for_round(p, round, sent));
+    }
+  }
+}
+
+static dc_status run_rounds(dc__tcp_relay *c) {
+  bool has_data = c->plan->has_data;
+  DC__TRY(has_data ? dc__tcp_relay_begin(c) : DC_OK);
+  for (int32_t distance = 1; distance < c->world; distance *= 2) {
+    dc__tcp_round round = {
+        .distance = distance, .to = dc__tcp_relay_rank(c, distance), .from = dc__tcp_relay_rank(c, -distance)};
+    if (has_data && c->alike) {
+      dc__tcp_relay_fill(c, &round);
+    }
+    DC__TRY(run_round(c, &round));
+    if (has_data && c->alike) {
+      dc__tcp_relay_store(c, &round);
+    }
+  }
+  if (has_data && c->alike) {
+    dc__tcp_relay_end(c);
+  }
+  return DC_OK;
+}
+
+dc_status dc__tcp_run_small(dc__tcp_plan *p, bool *alike) {
+  dc__tcp_relay c = {.plan = p,
+                     .me = p->self->head.rank,
+                     .world = p->self->head.world,
+                     .digest = dc__signature_digest(&p->call),
+                     .alike = p->call.missing_recv == 0}; /* that is an error, which the exchange finds */
+  dc_status status = run_rounds(&c);
+  dc__free(c.ignored);
+  *alike = c.alike;
+  return status;
+}

@@ -1,0 +1,43 @@
+/* The data of a small collective in rounds. relay.c sends and receives it; relay_data.c says what goes where. */
+#ifndef DC_COMM_TCP_RELAY_H
+#define DC_COMM_TCP_RELAY_H
+
+#include "comm/tcp/collective.h"
+
+typedef struct dc__tcp_relay {
+  dc__tcp_plan *plan;
+  int32_t me, world;
+  uint64_t digest;                  /* of this rank's call */
+  bool alike;                       /* all calls heard of have this digest */
+  int64_t part[DC__COMM_MAX_WORLD]; /* bytes of each rank's part of all items, without padding */
+  int64_t stride;                   /* the largest */
+  char *blocks;  /* gather: the parts of this rank, the one before it, ...; reduction: of ways 0, 1, ... */
+  char *packed;  /* reduction: blocks to send, and behind them those received */
+  int64_t held;  /* bytes in blocks; gather and broadcast */
+  char *ignored; /* data of a call that differs */
+} dc__tcp_relay;
+
+/* One message each way; bytes 0: none of data. */
+typedef struct dc__tcp_round {
+  int32_t distance, to, from;
+  const char *out;
+  char *in;
+  int64_t out_bytes, in_bytes;
+  bool opened, received;
+} dc__tcp_round;
+
+/* The rank that many steps behind this one, or before it. */
+static inline int32_t dc__tcp_relay_rank(const dc__tcp_relay *c, int64_t steps) {
+  return (int32_t)((c->me + steps + c->world) % c->world);
+}
+
+/* Copies this rank's data to scratch memory. */
+dc_status dc__tcp_relay_begin(dc__tcp_relay *c);
+/* Sets the round's data to send, and where those received go. */
+void dc__tcp_relay_fill(const dc__tcp_relay *c, dc__tcp_round *round);
+/* Takes up what the round has received. */
+void dc__tcp_relay_store(dc__tcp_relay *c, const dc__tcp_round *round);
+/* After the last round: to the caller's memory. */
+void dc__tcp_relay_end(const dc__tcp_relay *c);
+
+#endif
