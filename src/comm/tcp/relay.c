@@ -121,19 +121,20 @@ static dc_status run_round(dc__tcp_relay *c, dc__tcp_round *round) {
   dc__tcp_plan *p = c->plan;
   begin_send(c, round);
   for (;;) {
-    bool progress = false;
+    bool sent_some = false, received_some = false;
     const dc__tcp_transfer *out = &p->self->transfers[round->to];
-    DC__TRY(dc__tcp_send_some(p, round->to, &progress));
+    DC__TRY(dc__tcp_send_some(p, round->to, &sent_some));
     bool sent = out->out_pos == out->out_count;
     if (!round->received) {
-      DC__TRY(receive_message(c, round, &progress));
+      DC__TRY(receive_message(c, round, &received_some));
     }
     if (sent && round->received) {
       return DC_OK;
     }
-    if (progress) {
+    if (sent_some || received_some) {
       dc__tcp_note_progress(p);
-    } else {
+    }
+    if (!received_some) { /* what was sent brings nothing yet: no need to read again */
       DC__TRY(wait_for_round(p, round, sent));
     }
   }

@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""How costs grow with parameters, ranks, layers, groups and models: each row over its range, the exponent fitted, a plot
+of all. Under five minutes.
+
+    bench_growth.py [--save] [ROW...]       --save writes results/growth-DATE.md and .svg"""
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from machine import Quiet, describe
+
+HERE = Path(__file__).resolve().parent
+PROGRAM = HERE.parent / "build" / "bench" / "bench" / "growth"
+ROUNDS = 2
+LIMIT = 1.1  # of exponents
+
+PARAMS = (100, 1000, 10_000, 50_000)
+RANKS = (2, 4, 8, 16, 32, 64)
+
+
+class Row(NamedTuple):
+    name: str
+    what: str
+    sizes: Sequence[int]
+    unit: str    # of the whole cost: us, bytes
+    model: str   # linear in the size, log2 of it, or constant
+    torch: bool = False
+
+
+ROWS = (
+    Row("removal", "register and unregister a model's parameters", PARAMS, "us", "linear"),
+    Row("ids", "the same with ids i << 44", PARAMS, "us", "linear"),
+    Row("prefetch", "one fused prefetch of all parameters, waits, releases", (1000, 10_000, 50_000, 200_000), "us",
+        "linear"),
+    Row("blocks", "gathers into every other block of memory", (200, 2000, 20_000, 100_000), "us", "linear"),
+    Row("groups", "`load_full_optimizer_state_dict` without PyTorch's part, a parameter a group", (300, 1200, 2400), "us", "linear", True),
+    Row("models", "100 forwards of one model beside others", (1, 10, 100, 300), "us", "constant", True),
+    Row("splits", "bytes of a registered parameter on a rank, by ranks", (2, 4, 8, 16, 32), "bytes", "constant"),
+    Row("tcp_barrier", "barrier over TCP, a rank", RANKS, "us", "log"),
+    Row("tcp_all_reduce", "all-reduce of 1 KiB over TCP, a rank", RANKS, "us", "log"),
+    Row("tcp_all_gather", "all-gather of 1 KiB a rank over TCP, a rank", RANKS, "us", "linear"),
+    Row("shm_barrier", "barrier in shared memory, a rank", RANKS, "us", "linear"),
+    Row("shm_memory", "bytes that a rank of processes holds", (2, 4, 8, 16, 32), "bytes", "linear"),
+    Row("large", "peak of a parameter's step at stage 3, a rank of two", (10**7, 3 * 10**7, 10**8), "bytes", "linear"),
+    Row("step_plain", "a step of PyTorch alone, Linear(32, 32)", (10, 100, 300), "us", "linear", True),
+    Row("step_stage1", "a step at stage 1", (10, 100, 300), "us", "linear", True),
+    Row("step_stage3", "a step at stage 3", (10, 100, 300), "us", "linear", True),
+)
+
+
+def numbers(*command: object) -> List[float]:
+    done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, text=True, check=True, timeout=240)
+    return [float(line) for line in done.stdout.split()]
+
+
+def measure(row: Row) -> List[float]:
+    """The least of some rounds, which take the sizes in turn."""
+    best = [math.inf] * len(row.sizes)
+    for _ in range(1 if row.torch or row.unit == "bytes" else ROUNDS):
+        found = (numbers(sys.executable, HERE / "growth_torch.py", row.name, *row.sizes) if row.torch
+                 else [numbers(PROGRAM, row.name, size)[0] for size in row.sizes])
+        best = [min(a, b) for a, b in zip(best, found)]
+    return best
+
+
+def scale(row: Row, size: int) -> float:
+    return math.log2(size) if row.model == "log" else float(size)
+
+
+def exponent(row: Row, costs: Sequence[float]) -> float:
+    """The slope of log(cost) over log(size), by least squares; over log(log2 ranks) where the model is a logarithm."""
+    x = [math.log(scale(row, n)) for n in row.sizes]
+    y = [math.log(c) for c in costs]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y)) / sum((a - mean_x) ** 2 for a in x)
+
+
+def limit(row: Row) -> float:
+    return LIMIT - 1 if row.model == "constant" else LIMIT
+
+
+def one_each(row: Row, size: int, cost: float) -> str:
+    each = cost if row.model != "linear" or row.name.startswith(("tcp", "shm")) else cost / size
+    return f"{each:,.3g}" if each < 1000 else f"{each:,.0f}"
+
+
+def table(found: Dict[str, List[float]]) -> str:
+    lines = ["| row | what | sizes | cost of one (µs, or bytes) | model | exponent | at most |", "|---|---|---|---|---|---|---|"]
+    for row in ROWS:
+        if row.name in found:
+            costs = found[row.name]
+            sizes = ", ".join(f"{n:,}" for n in row.sizes)
+            ones = ", ".join(one_each(row, n, c) for n, c in zip(row.sizes, costs))
+            lines.append(f"| {row.name} | {row.what} | {sizes} | {ones} | {row.model} | {exponent(row, costs):.2f} "
+                         f"| {limit(row):.1f} |")
+    return "\n".join(lines)
+
+
+def curve(points: List[Tuple[float, float]], left: float, top: float, title: str) -> str:
+    """A small log-log plot: each point, and a line through them."""
+    wide, high = 200.0, 110.0
+    x = [math.log10(a) for a, _ in points]
+    y = [math.log10(b) for _, b in points]
+    decades = max(x[-1] - x[0], max(y) - min(y), 0.5)
+    at = [(left + (a - x[0]) / decades * wide, top + high - (b - min(y)) / decades * high) for a, b in zip(x, y)]
+    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in at)
+    dots = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3"/>' for a, b in at)
+    return (f'<rect x="{left}" y="{top}" width="{wide}" height="{high}" fill="none" stroke="#bbb"/>'
+            f'<polyline points="{path}" fill="none" stroke="#06c"/><g fill="#06c">{dots}</g>'
+            f'<text x="{left}" y="{top - 5}">{title}</text>')
+
+
+def plot(found: Dict[str, List[float]]) -> str:
+    parts = []
+    for i, row in enumerate(r for r in ROWS if r.name in found):
+        points = list(zip([float(n) for n in row.sizes], found[row.name]))
+        title = f"{row.name}: {exponent(row, found[row.name]):.2f} ({row.model})"
+        parts.append(curve(points, 20.0 + i % 4 * 230, 30.0 + i // 4 * 150, title))
+    return ('<svg xmlns="http://www.w3.org/2000/svg" width="950" height="640" font-family="sans-serif" font-size="12">'
+            '<rect width="950" height="640" fill="white"/>' + "\n".join(parts) + "</svg>\n")
+
+
+def main() -> int:
+    wanted = [a for a in sys.argv[1:] if not a.startswith("--")]
+    rows = [row for row in ROWS if not wanted or row.name in wanted]
+    found: Dict[str, List[float]] = {}
+    begin = time.monotonic()
+    for row in rows:
+        found[row.name] = measure(row)
+        print(f"{row.name:<15} exponent {exponent(row, found[row.name]):5.2f}  "
+              + "  ".join(f"{n}: {c:.4g}" for n, c in zip(row.sizes, found[row.name])), flush=True)
+    quiet = Quiet()
+    quiet.begin()
+    time.sleep(1)
+    quiet.end()
+    late = [row.name for row in rows if exponent(row, found[row.name]) > limit(row)]
+    page = (f"# Growth of costs\n\n`bench/bench_growth.py --save`: {describe()}.\n\nOthers used {quiet.foreign(0):.0%} of "
+            f"the machine at the end; all took {time.monotonic() - begin:.0f} s. Processor time, the least of "
+            f"{ROUNDS} rounds, so that a busy machine changes growth little.\n\n{table(found)}\n\nAbove the limit: "
+            f"{', '.join(late) or 'none'}.\n")
+    print(page)
+    if "--save" in sys.argv:
+        name = HERE / "results" / f"growth-{time.strftime('%Y-%m-%d', time.gmtime())}"
+        name.with_suffix(".md").write_text(page)
+        name.with_suffix(".svg").write_text(plot(found))
+    return 1 if late else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
