@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""How costs grow with parameters, ranks, layers, groups and models: each row over its range, the exponent fitted, a plot
-of all. Under five minutes.
+"""How costs grow with parameters, ranks, layers, groups and models: each row over its range, the exponent fitted, a
+plot of all. Under five minutes.
 
     bench_growth.py [--save] [ROW...]       --save writes results/growth-DATE.md and .svg"""
 from __future__ import annotations
@@ -38,7 +38,8 @@ ROWS = (
     Row("prefetch", "one fused prefetch of all parameters, waits, releases", (1000, 10_000, 50_000, 200_000), "us",
         "linear"),
     Row("blocks", "gathers into every other block of memory", (200, 2000, 20_000, 100_000), "us", "linear"),
-    Row("groups", "`load_full_optimizer_state_dict` without PyTorch's part, a parameter a group", (300, 1200, 2400), "us", "linear", True),
+    Row("groups", "`load_full_optimizer_state_dict` without PyTorch's part, a parameter a group", (300, 1200, 2400),
+        "us", "linear", True),
     Row("models", "100 forwards of one model beside others", (1, 10, 100, 300), "us", "constant", True),
     Row("splits", "bytes of a registered parameter on a rank, by ranks", (2, 4, 8, 16, 32), "bytes", "constant"),
     Row("tcp_barrier", "barrier over TCP, a rank", RANKS, "us", "log"),
@@ -90,7 +91,8 @@ def one_each(row: Row, size: int, cost: float) -> str:
 
 
 def table(found: Dict[str, List[float]]) -> str:
-    lines = ["| row | what | sizes | cost of one (µs, or bytes) | model | exponent | at most |", "|---|---|---|---|---|---|---|"]
+    lines = ["| row | what | sizes | cost of one (µs, or bytes) | model | exponent | at most |",
+             "|---|---|---|---|---|---|---|"]
     for row in ROWS:
         if row.name in found:
             costs = found[row.name]
@@ -139,10 +141,10 @@ def main() -> int:
     time.sleep(1)
     quiet.end()
     late = [row.name for row in rows if exponent(row, found[row.name]) > limit(row)]
-    page = (f"# Growth of costs\n\n`bench/bench_growth.py --save`: {describe()}.\n\nOthers used {quiet.foreign(0):.0%} of "
-            f"the machine at the end; all took {time.monotonic() - begin:.0f} s. Processor time, the least of "
-            f"{ROUNDS} rounds, so that a busy machine changes growth little.\n\n{table(found)}\n\nAbove the limit: "
-            f"{', '.join(late) or 'none'}.\n")
+    page = (f"# Growth of costs\n\n`bench/bench_growth.py --save`: {describe()}.\n\nOthers used "
+            f"{quiet.foreign(0):.0%} of the machine at the end; all took {time.monotonic() - begin:.0f} s. Processor "
+            f"time, the least of {ROUNDS} rounds, so that a busy machine changes growth little.\n\n{table(found)}\n\n"
+            f"Above the limit: {', '.join(late) or 'none'}.\n")
     print(page)
     if "--save" in sys.argv:
         name = HERE / "results" / f"growth-{time.strftime('%Y-%m-%d', time.gmtime())}"

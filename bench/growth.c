@@ -1,4 +1,4 @@
-/* What grows with a model or a group: one row of the table, at one size. bench_growth.py runs all and fits exponents.
+/* Costs that grow with a model or a group: one row of the table, at one size. bench_growth.py runs all, fits exponents.
  *
  *   growth ROW SIZE      one number: microseconds of processor time, or bytes */
 #include <malloc.h>

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What grows with a PyTorch model: growth_torch.py ROW SIZE... prints one number a size. Microseconds of processor time
-of one rank and one thread, the best of some."""
+"""Costs that grow with a PyTorch model: growth_torch.py ROW SIZE... prints one number a size. Microseconds of processor
+time of one rank and one thread, the best of some."""
 from __future__ import annotations
 
 import os

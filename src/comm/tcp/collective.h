@@ -5,6 +5,8 @@
 
 #include "comm/tcp/tcp.h"
 
+enum { DC__TCP_MAX_RELAYED = 1 << 20 /* bytes of data behind a relayed message */ };
+
 typedef struct dc__tcp_plan {
   dc__tcp *self;
   const dc__coll *coll;
@@ -45,6 +47,14 @@ void dc__tcp_note_progress(dc__tcp_plan *p);
  * only once the caller has read what has arrived, since peers may have failed in a later collective. missing: the ranks
  * that are waited for; all_headers: their calls have come. */
 dc_status dc__tcp_wait_ready(dc__tcp_plan *p, int32_t count, const dc__rank_set *missing, bool all_headers);
+
+/* ---- own_part.c ---- */
+
+/* Of all items of a reduction that this rank receives from one rank. */
+int64_t dc__tcp_part_bytes(const dc__coll *coll, int32_t rank);
+void dc__tcp_copy_own(const dc__tcp *self, const dc__coll *coll);
+/* Adds what lies in scratch memory, in rank order. */
+void dc__tcp_reduce_own(const dc__tcp *self, const dc__coll *coll);
 
 /* ---- relay.c ---- */
 

@@ -1,7 +1,7 @@
 /* The work of a collective on the rank itself: its own copy, and the sum of the received parts. */
 #include <string.h>
 
-#include "comm/tcp/tcp.h"
+#include "comm/tcp/collective.h"
 #include "comm/windows.h"
 #include "kernels/kernels.h"
 

@@ -8,9 +8,9 @@
  * (failure.c).
  *
  * In a collective each rank sends every peer its call, followed by the peer's data. It compares all calls before it
- * reads any data (collective.c), so a mismatch writes nothing. Small collectives of many ranks go in rounds, with data
- * and digests of calls passed on (relay.c). Gathers move data between the callers' buffers without
- * copies; each rank receives its part of a reduction in scratch memory and adds in rank order. */
+ * reads any data (collective.c), so a mismatch writes nothing. Small ones go in rounds (relay.c). Gathers move data
+ * between the callers' buffers without copies; each rank receives its part of a reduction in scratch memory and adds
+ * in rank order. */
 #ifndef DC_COMM_TCP_H
 #define DC_COMM_TCP_H
 
@@ -218,8 +218,6 @@ typedef struct dc__tcp_group {
 #define DC__TCP_CHECKSUM UINT64_C(0x6373756d33326331)
 #define DC__TCP_RELAYED UINT64_C(0x72656c6179656431)
 
-enum { DC__TCP_MAX_RELAYED = 1 << 20 /* bytes of data behind a relayed message */ };
-
 /* One round's message of a small collective. It begins as a header does, and stands for the calls of all ranks that the
  * sender has heard of. */
 typedef struct dc__tcp_relayed {
@@ -278,14 +276,6 @@ typedef struct dc__tcp {
   char *scratch;             /* received parts of reductions */
   size_t scratch_bytes;
 } dc__tcp;
-
-/* ---- own_part.c ---- */
-
-/* Of all items of a reduction that this rank receives from one rank. */
-int64_t dc__tcp_part_bytes(const dc__coll *coll, int32_t rank);
-void dc__tcp_copy_own(const dc__tcp *self, const dc__coll *coll);
-/* Adds what lies in scratch memory, in rank order. */
-void dc__tcp_reduce_own(const dc__tcp *self, const dc__coll *coll);
 
 /* ---- rendezvous.c: opens the listener and fills in endpoints ---- */
 

@@ -1,5 +1,5 @@
-/* Small collectives over TCP, which go in rounds. Data and bits are those of a message to each rank. A call that differs
- * on one rank is the same error on all, and nothing is written. */
+/* Small collectives over TCP, which go in rounds. Data and bits are those of a message to each rank. A call that
+ * differs on one rank is the same error on all, and nothing is written. */
 #include "comm/tcp/tcp.h"
 #include "comm_data.h"
 
