@@ -218,8 +218,7 @@ typedef struct dc__tcp_group {
 #define DC__TCP_CHECKSUM UINT64_C(0x6373756d33326331)
 #define DC__TCP_RELAYED UINT64_C(0x72656c6179656431)
 
-/* One round's message of a small collective. It begins as a header does, and stands for the calls of all ranks that the
- * sender has heard of. */
+/* A round's message of a small collective, for all ranks heard of. It begins as a header does. */
 typedef struct dc__tcp_relayed {
   uint64_t seq;
   uint64_t bytes;
