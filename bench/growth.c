@@ -115,7 +115,7 @@ static double row_prefetch(int64_t count) {
     }
     double took = cpu_us() - begin;
     best = turn == 0 || took < best ? took : best;
-    check(dc_params_updated(m.context, NULL, 0), "updated");
+    check(dc_context_params_updated(m.context, NULL, 0), "updated");
   }
   return best;
 }
@@ -195,7 +195,7 @@ static void step_large(dc_context *context, const dc_tensor *grad) {
   check(dc_start_backward(context, 1), "start");
   check(dc_reduce_grad(context, grad, GRAPH, 0), "reduce");
   check(dc_end_backward(context, GRAPH, 0), "end");
-  check(dc_params_updated(context, NULL, 0), "updated");
+  check(dc_context_params_updated(context, NULL, 0), "updated");
 }
 
 static double peak_bytes(void) {

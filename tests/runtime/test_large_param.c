@@ -24,7 +24,7 @@ static void one_step(rank *r, const dc_tensor *grad) {
   OK(r, dc_start_backward(r->ctx, 1));
   OK(r, dc_reduce_grad(r->ctx, grad, GRAPH, 0));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
-  OK(r, dc_params_updated(r->ctx, NULL, 0));
+  OK(r, dc_context_params_updated(r->ctx, NULL, 0));
 }
 
 /* The whole parameter, the copy of the shard that peers read, and two buckets. */
