@@ -4,7 +4,7 @@
  *     test_tcp_corruption [TRANSFERS [SEED]] */
 #include "comm_data.h"
 
-#include "comm/tcp/tcp.h"
+#include "comm/tcp/collective.h"
 
 #include "leftovers.h"
 

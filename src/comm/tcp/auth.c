@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "comm/tcp/auth.h"
+#include "comm/tcp/collective.h"
 
 static const char key_label[16] = "libdc tcp secret";
 static const char hello_label[16] = "libdc tcp hello";

@@ -5,7 +5,48 @@
 
 #include "comm/tcp/tcp.h"
 
+/* No few changed bits turn it into 0. */
+#define DC__TCP_CHECKSUM UINT64_C(0x6373756d33326331)
+#define DC__TCP_RELAYED UINT64_C(0x72656c6179656431)
+
 enum { DC__TCP_MAX_RELAYED = 1 << 20 /* bytes of data behind a relayed message */ };
+
+/* A round's message of a small collective, for all ranks heard of. It begins as a header does. */
+typedef struct dc__tcp_relayed {
+  uint64_t seq;
+  uint64_t bytes;
+  uint64_t has_checksum;
+  uint64_t kind;       /* DC__TCP_RELAYED; 0 in a header */
+  uint64_t digest;     /* of the sender's call */
+  uint64_t word;       /* of agree() */
+  uint32_t alike;      /* 1: all of them have this digest */
+  uint32_t same_words; /* 1: and this word */
+} dc__tcp_relayed;
+
+/* Traffic with one rank in one collective, each way a header and then data. */
+typedef struct dc__tcp_transfer {
+  int fd;
+  int32_t out_count, out_pos;
+  int32_t in_count, in_pos;
+  size_t bytes_received;  /* of recv_header; 0 between collectives */
+  uint64_t bytes_skipped; /* of what is behind a relayed message that does not matter */
+  struct iovec out[DC__COMM_GROUP + 2];
+  struct iovec in[DC__COMM_GROUP + 1];
+  uint32_t sent_crc, received_crc; /* of the header and the data so far, if the sender has checksums */
+  uint32_t peer_crc;               /* the peer's sent_crc, which came behind the data */
+  struct dc__tcp_header {
+    uint64_t seq;          /* from 1, or DC__TCP_SEQ_LEAVE */
+    uint64_t bytes;        /* of data behind it, without the checksum */
+    uint64_t has_checksum; /* DC__TCP_CHECKSUM: the data's CRC-32C comes last; 0: there is none */
+    uint64_t kind;         /* 0: a whole call */
+    dc__signature call;
+  } send_header;
+  union {
+    struct dc__tcp_header recv_header;
+    dc__tcp_relayed recv_relayed;
+  };
+  dc__tcp_relayed relayed; /* to send */
+} dc__tcp_transfer;
 
 typedef struct dc__tcp_plan {
   dc__tcp *self;

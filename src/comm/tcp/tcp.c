@@ -1,5 +1,5 @@
 /* The communicator over TCP: its table and its constructor. */
-#include "comm/tcp/tcp.h"
+#include "comm/tcp/collective.h"
 
 #include <inttypes.h>
 #include <string.h>

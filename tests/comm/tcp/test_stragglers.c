@@ -1,6 +1,6 @@
 /* Ranks over TCP that wait in vain. Every rank gets the same error, and it names the rank or the connection that is the
  * reason, not those that wait for the same. */
-#include "comm/tcp/tcp.h"
+#include "comm/tcp/collective.h"
 #include "comm_failing.h"
 
 enum { MOST = 8, BROKEN_ELEMENTS = 100000 };

@@ -1,5 +1,5 @@
 /* Ranks over TCP that fail, end or are copied: the others' errors, and resources that are left. */
-#include "comm/tcp/tcp.h"
+#include "comm/tcp/collective.h"
 #include "comm_failing.h"
 
 #include <dirent.h>
