@@ -145,9 +145,9 @@ bench: build
 	@for program in bench/bench_*.c; do build/bench/$${program%.c} || exit 1; done
 	@$(PY) bench/bench_collectives.py
 	@$(PY) bench/bench_import.py
-	@$(PY) bench/bench_growth.py
 	@$(PY) bench/optim/bench.py
 	@$(PY) bench/gpt/bench.py $(ARGS)
+	@$(PY) bench/bench_growth.py
 
 clean:
 	rm -rf .venv build
