@@ -92,9 +92,17 @@ static void queue(const place *p, const struct job *j) {
   } else if (j->kind == ACCUMULATE) {
     dc__stream_accumulate(p->stream, to, j->to, from, j->from, count);
   } else if (j->kind == COMBINE) {
-    dc__stream_combine(p->stream, to, j->to, from, j->from, count, false, (dc__nonfinite *)(void *)p->operands[1], 1);
+    const dc__combination c = {.dst = to, .src = from, .count = count, .dst_dtype = j->to, .src_dtype = j->from};
+    dc__stream_combine(p->stream, &c, (dc__nonfinite *)(void *)p->operands[1], 1);
   } else {
-    dc__internal_reduce(p->stream, to, j->to, (const void *const *)p->operands, SOURCES, j->from, count, true, false);
+    const dc__reduction r = {.dst = to,
+                             .src = (const void *const *)p->operands,
+                             .count = count,
+                             .dst_dtype = j->to,
+                             .src_dtype = j->from,
+                             .n = SOURCES,
+                             .mean = true};
+    dc__internal_reduce(p->stream, &r);
   }
 }
 

@@ -40,7 +40,14 @@ static void run_reduce(const job *j, int64_t count) {
   for (int32_t k = 0; k < RANKS; k++) {
     src[k] = arrays[k];
   }
-  dc__reduce(arrays[RANKS], j->to, src, j->n, j->from, count, true, j->accumulate);
+  dc__reduce(&(dc__reduction){.dst = arrays[RANKS],
+                              .src = src,
+                              .count = count,
+                              .dst_dtype = j->to,
+                              .src_dtype = j->from,
+                              .n = j->n,
+                              .mean = true,
+                              .accumulate = j->accumulate});
 }
 
 static void run_memcpy(const job *j, int64_t count) {

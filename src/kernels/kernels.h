@@ -9,6 +9,7 @@
 #include "kernels/eigen/nearest_kron.h"
 #include "kernels/eigen/newton_convergence.h"
 #include "kernels/eigen/tridiagonal.h"
+#include "kernels/elementwise/elementwise.h"
 #include "kernels/elementwise/nonfinite.h"
 #include "kernels/gemm/blas.h"
 #include "kernels/gemm/gemm.h"
@@ -36,9 +37,8 @@ bool dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtyp
  *   r = t / n if mean, else t. The type is float32 for 16-bit types and float32, and float64 for float64. Integers are
  *   summed in their own type (wrapping) and take no mean.
  *   dst[i] = accumulate ? dst[i] + r : r. First r is converted to dst's type; the sum is as in dc__accumulate.
- * dst may be one of the sources only at the same element and type. n in 1..256. */
-void dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype, int64_t count,
-                bool mean, bool accumulate);
+ * dst may be one of the sources only at the same element and type. */
+void dc__reduce(const dc__reduction *r);
 
 /* copy.c: memcpy; large copies use non-temporal stores, so that a gathered weight does not evict the caller's data from
  * the caches. */
@@ -60,13 +60,11 @@ void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, cons
 
 /* dc__combine in stream order. If an element is not finite, *nonfinite, in memory of the device, gets that and the
  * largest such key. A NULL pointer is not written to. */
-void dc__stream_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
-                        int64_t count, bool add, dc__nonfinite *nonfinite, uint64_t key);
+void dc__stream_combine(dc_stream *stream, const dc__combination *c, dc__nonfinite *nonfinite, uint64_t key);
 
 /* dc__reduce and dc__copy on the calling thread, or on the data's device in its internal stream (dc__stream_or_internal
  * with a NULL stream). The caller ends with dc__device_sync_internal. */
-void dc__internal_reduce(dc_stream *internal, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
-                         int32_t src_dtype, int64_t count, bool mean, bool accumulate);
+void dc__internal_reduce(dc_stream *internal, const dc__reduction *r);
 void dc__internal_copy(dc_stream *internal, void *dst, const void *src, size_t bytes);
 
 /* Levels of instruction sets, each with those below it: plain C, AVX2, AVX-512, its bfloat16 products, AMX. */

@@ -40,10 +40,9 @@ void dc__grad_finite_reset(dc_context *ctx) {
   }
 }
 
-void dc__grad_combine(dc_context *ctx, int64_t id, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
-                      int64_t count, bool add) {
+void dc__grad_combine(dc_context *ctx, int64_t id, const dc__combination *c) {
   dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
-  dc__stream_combine(dc__stream_or_internal(ctx->device, caller), dst, dst_dtype, src, src_dtype, count, add,
+  dc__stream_combine(dc__stream_or_internal(ctx->device, caller), c,
                      ctx->not_finite == NULL ? NULL : dc_buffer_data(ctx->not_finite), key_of(id));
   dc__device_sync_internal(ctx->device, caller);
   dc__record_caller_event(ctx);

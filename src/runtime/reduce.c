@@ -187,10 +187,21 @@ static dc_status add_locally(dc_context *ctx, dc__param *param, const dc_tensor 
     DC__TRY(dc__arena_alloc(ctx->arenas.working, ctx->lanes[DC__LANE_CALLER], bytes, &sum));
   }
   if (!first && sum != param->local_sum) {
-    dc__grad_combine(ctx, param->id, sum, dtype, param->local_sum, param->local_sum_dtype, param->numel, false);
+    const dc__combination widened = {.dst = sum,
+                                     .src = param->local_sum,
+                                     .count = param->numel,
+                                     .dst_dtype = dtype,
+                                     .src_dtype = param->local_sum_dtype};
+    dc__grad_combine(ctx, param->id, &widened);
     drop_local_sum(ctx, param);
   }
-  dc__grad_combine(ctx, param->id, sum, dtype, grad->data, grad->dtype, param->numel, !first);
+  const dc__combination added = {.dst = sum,
+                                 .src = grad->data,
+                                 .count = param->numel,
+                                 .dst_dtype = dtype,
+                                 .src_dtype = grad->dtype,
+                                 .add = !first};
+  dc__grad_combine(ctx, param->id, &added);
   param->local_sum = sum;
   param->local_sum_dtype = dtype;
   return DC_OK;
@@ -260,12 +271,21 @@ static void fill_slot(dc_context *ctx, const grad_contribution *c, void *slot, i
   const dc__param *param = c->param;
   bool summed = param->local_sum != NULL;
   if (summed) {
-    dc__grad_combine(ctx, param->id, slot, c->dtype, elements_at(param->local_sum, begin, param->local_sum_dtype),
-                     param->local_sum_dtype, count, false);
+    const dc__combination sum = {.dst = slot,
+                                 .src = elements_at(param->local_sum, begin, param->local_sum_dtype),
+                                 .count = count,
+                                 .dst_dtype = c->dtype,
+                                 .src_dtype = param->local_sum_dtype};
+    dc__grad_combine(ctx, param->id, &sum);
   }
   if (c->grad != NULL) {
-    dc__grad_combine(ctx, param->id, slot, c->dtype, elements_at(c->grad->data, begin, c->grad->dtype), c->grad->dtype,
-                     count, summed);
+    const dc__combination grad = {.dst = slot,
+                                  .src = elements_at(c->grad->data, begin, c->grad->dtype),
+                                  .count = count,
+                                  .dst_dtype = c->dtype,
+                                  .src_dtype = c->grad->dtype,
+                                  .add = summed};
+    dc__grad_combine(ctx, param->id, &grad);
   }
 }
 

@@ -23,6 +23,7 @@
 #include <inttypes.h>
 
 #include "comm/comm.h"
+#include "kernels/kernels.h"
 
 /* Streams of a context, in the order of dc_trace_event.lane. */
 enum { DC__LANE_CALLER, DC__LANE_GATHER, DC__LANE_REDUCE, DC__LANE_OFFLOAD, DC__LANE_RELOAD, DC__LANES };
@@ -345,9 +346,8 @@ dc_status dc__grad_finite_init(dc_context *ctx);
 void dc__grad_finite_destroy(dc_context *ctx);
 /* Discards the findings so far. */
 void dc__grad_finite_reset(dc_context *ctx);
-/* dst = src, or dst += src, of the parameter's gradient on the caller's stream, looked at where the config says so. */
-void dc__grad_combine(dc_context *ctx, int64_t id, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
-                      int64_t count, bool add);
+/* Copies or adds the parameter's gradient on the caller's stream, and checks the result where the config says so. */
+void dc__grad_combine(dc_context *ctx, int64_t id, const dc__combination *c);
 /* The findings of all ranks; id may be NULL, and is written where one was found. */
 dc_status dc__grad_finite_query(dc_context *ctx, const char *fn, int32_t *finite, int64_t *id);
 

@@ -24,7 +24,14 @@ static int accumulate(dc_comm *comm, void *arg) {
   const dc__coll_item item = {send, recv, ranges, N, 2, DC_BFLOAT16, DC_FLOAT32, 1, DC_MEAN};
   for (int round = 0; round < 3; round++) {
     dc__comm_reduce_scatter(comm, NULL, &tag, &item, 1);
-    dc__reduce(expected, DC_FLOAT32, sources, world, DC_BFLOAT16, N, true, true);
+    dc__reduce(&(dc__reduction){.dst = expected,
+                                .src = sources,
+                                .count = N,
+                                .dst_dtype = DC_FLOAT32,
+                                .src_dtype = DC_BFLOAT16,
+                                .n = world,
+                                .mean = true,
+                                .accumulate = true});
   }
   CHECK_OK(dc__comm_check(comm));
   CHECK(memcmp(recv, expected, sizeof recv) == 0);

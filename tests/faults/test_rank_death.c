@@ -113,14 +113,11 @@ dc_status __wrap_dc__shm_wait_done(dc__shm *self, const dc__coll *coll, uint32_t
   return status;
 }
 
-void __real_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype,
-                       int64_t count, bool mean, bool accumulate);
-void __wrap_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype,
-                       int64_t count, bool mean, bool accumulate);
-void __wrap_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype,
-                       int64_t count, bool mean, bool accumulate) {
+void __real_dc__reduce(const dc__reduction *r);
+void __wrap_dc__reduce(const dc__reduction *r);
+void __wrap_dc__reduce(const dc__reduction *r) {
   at(IN_READING);
-  __real_dc__reduce(dst, dst_dtype, src, n, src_dtype, count, mean, accumulate);
+  __real_dc__reduce(r);
 }
 
 /* ---- a rank ---- */

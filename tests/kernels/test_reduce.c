@@ -61,7 +61,14 @@ static void check(int32_t to, int32_t from, int32_t n, int64_t count, size_t shi
     dc__kernels_limit(level);
     guarded dst = guarded_make(to, count, shift);
     memcpy(dst.data, start.data, dst.bytes);
-    dc__reduce(dst.data, to, src, n, from, count, mean, accumulate);
+    dc__reduce(&(dc__reduction){.dst = dst.data,
+                                .src = src,
+                                .count = count,
+                                .dst_dtype = to,
+                                .src_dtype = from,
+                                .n = n,
+                                .mean = mean,
+                                .accumulate = accumulate});
     char what[96];
     snprintf(what, sizeof what, "dc__reduce %s <- %d x %s, mean %d, accumulate %d", dc_dtype_name(to), (int)n,
              dc_dtype_name(from), (int)mean, (int)accumulate);
@@ -128,11 +135,14 @@ static void test_order(void **state) {
       }
       src[k] = in[k];
     }
-    dc__reduce(out, DC_FLOAT32, src, 3, DC_FLOAT32, 32, false, false);
+    dc__reduction r = {.dst = out, .src = src, .count = 32, .dst_dtype = DC_FLOAT32, .src_dtype = DC_FLOAT32, .n = 3};
+    dc__reduce(&r);
     assert_true(out[0] == big && out[31] == big); /* (b+1)+1 */
-    dc__reduce(out, DC_FLOAT32, src, 4, DC_FLOAT32, 32, false, false);
+    r.n = 4;
+    dc__reduce(&r);
     assert_true(out[0] == big + 2 && out[31] == big + 2); /* (b+1)+(1+1) */
-    dc__reduce(out, DC_FLOAT32, src, 5, DC_FLOAT32, 32, false, false);
+    r.n = 5;
+    dc__reduce(&r);
     assert_true(out[0] == big + 4 && out[31] == big + 4); /* ((b+1)+(1+1))+1, to even */
   }
 }
@@ -150,9 +160,12 @@ static void test_mean_of_large_halves(void **state) {
   }
   for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
     dc__kernels_limit(level);
-    dc__reduce(out, DC_FLOAT16, src, 4, DC_FLOAT16, 40, true, false);
+    dc__reduction r = {
+        .dst = out, .src = src, .count = 40, .dst_dtype = DC_FLOAT16, .src_dtype = DC_FLOAT16, .n = 4, .mean = true};
+    dc__reduce(&r);
     assert_memory_equal(out, in[0], sizeof out);
-    dc__reduce(out, DC_FLOAT16, src, 4, DC_FLOAT16, 40, false, false);
+    r.mean = false;
+    dc__reduce(&r);
     assert_true(isinf(get(out, DC_FLOAT16, 0).f) && isinf(get(out, DC_FLOAT16, 39).f));
   }
 }
@@ -179,7 +192,8 @@ static void test_in_place(void **state) {
         dc__kernels_limit(level);
         void *dst = blocks[n / 2].data;
         memcpy(dst, kept.data, kept.bytes);
-        dc__reduce(dst, dtype, src, n, dtype, LENGTH, mean, false);
+        dc__reduce(&(dc__reduction){
+            .dst = dst, .src = src, .count = LENGTH, .dst_dtype = dtype, .src_dtype = dtype, .n = n, .mean = mean});
         assert_same(dst, expected.data, dtype, LENGTH, "dc__reduce in place");
       }
       for (int32_t k = 0; k < n; k++) {

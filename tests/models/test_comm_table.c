@@ -106,13 +106,11 @@ WRAPPED(void, dc__copy, (void *dst, const void *src, size_t bytes)) {
   __real_dc__copy(dst, src, bytes);
 }
 
-WRAPPED(void, dc__reduce,
-        (void *dst, int32_t dst_dtype, const void *const *src, int32_t sources, int32_t src_dtype, int64_t count,
-         bool mean, bool accumulate)) {
+WRAPPED(void, dc__reduce, (const dc__reduction *r)) {
   if (runs >= 0) {
     step(runs, READ);
   }
-  __real_dc__reduce(dst, dst_dtype, src, sources, src_dtype, count, mean, accumulate);
+  __real_dc__reduce(r);
 }
 
 /* ---- what ranks do ---- */
@@ -123,13 +121,13 @@ typedef struct memory {
   float *send, *recv;
 } memory;
 
-static dc_status gather(dc_comm *comm, const memory *m, int64_t mine) {
+static dc_status gather(dc_comm *comm, const memory *m, int64_t own) {
   int64_t counts[DC__COMM_MAX_WORLD], total = 0;
   for (int32_t r = 0; r < comm->world; r++) {
-    counts[r] = mine;
-    total += mine;
+    counts[r] = own;
+    total += own;
   }
-  dc_tensor send = flat(m->send, &mine, DC_FLOAT32), recv = flat(m->recv, &total, DC_FLOAT32);
+  dc_tensor send = flat(m->send, &own, DC_FLOAT32), recv = flat(m->recv, &total, DC_FLOAT32);
   return dc_comm_all_gather(comm, &send, &recv, counts, NULL);
 }
 
@@ -166,14 +164,14 @@ static int fails_while_offering(dc_comm *comm, void *arg) {
     return 0;
   }
   dc__shm *self = (dc__shm *)comm;
-  dc__shm_slot *mine = dc__shm_slot_of(self->group, self->channel, 1);
-  dc__shm_slot *theirs = dc__shm_slot_of(self->group, self->channel, 0);
-  while (atomic_load(&theirs->posted.value) == 0) {
+  dc__shm_slot *own = dc__shm_slot_of(self->group, self->channel, 1);
+  dc__shm_slot *other = dc__shm_slot_of(self->group, self->channel, 0);
+  while (atomic_load(&other->posted.value) == 0) {
     sleep_ms(1);
   }
-  mine->calls[1] = theirs->calls[1];
-  atomic_store(&mine->posted.value, 1); /* not by dc__shm_signal: this rank takes no way */
-  while (atomic_load(&theirs->done.value) == 0) {
+  own->calls[1] = other->calls[1];
+  atomic_store(&own->posted.value, 1); /* not by dc__shm_signal: this rank takes no way */
+  while (atomic_load(&other->done.value) == 0) {
     sleep_ms(1);
   }
   dc_comm_abort(comm, "instead of reading");

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "comm/signature.h"
+#include "comm/windows.h"
 #include "kernels/kernels.h"
 #include "sim.h"
 
@@ -123,14 +124,14 @@ static void meet(walk *w) {
   const dc_comm *head = &w->comm->head;
   const dc__coll *mine = &w->m->parts[head->rank].coll;
   for (int32_t r = 0; r < head->world; r++) {
-    const part *theirs = &w->m->parts[r];
-    sim_join(&sim_me()->now, &theirs->posted);
-    if (!same_call(&w->m->parts[head->rank], theirs)) {
+    const part *peer_part = &w->m->parts[r];
+    sim_join(&sim_me()->now, &peer_part->posted);
+    if (!same_call(&w->m->parts[head->rank], peer_part)) {
       fail_group(dc__fail(DC_E_MISMATCH,
                           "rank %" PRId32 " called %s of parameter %" PRId64 ", rank %" PRId32
                           " %s of parameter %" PRId64 ", or with other sizes",
-                          head->rank, dc_op_name(mine->tag.op), mine->tag.id, r, dc_op_name(theirs->coll.tag.op),
-                          theirs->coll.tag.id));
+                          head->rank, dc_op_name(mine->tag.op), mine->tag.id, r, dc_op_name(peer_part->coll.tag.op),
+                          peer_part->coll.tag.id));
     }
   }
   for (int32_t r = 0; r < head->world; r++) {
@@ -162,16 +163,15 @@ static void gather_piece(const walk *w, int32_t i, int32_t from) {
 static void reduce_piece(const walk *w, int32_t i) {
   const dc_comm *head = &w->comm->head;
   const dc__coll_item *item = &w->m->parts[head->rank].coll.items[i];
-  const dc__range mine = item->ranges[head->rank];
+  const dc__range own = item->ranges[head->rank];
   const void *src[SIM_RANKS];
   for (int32_t r = 0; r < head->world; r++) {
-    const part *theirs = &w->m->parts[r];
-    const void *whole = r == head->rank ? item->send : theirs->copies[i];
-    src[r] = (const char *)whole + bytes_of(mine.begin, item->dtype);
+    const void *whole = r == head->rank ? item->send : w->m->parts[r].copies[i];
+    src[r] = (const char *)whole + bytes_of(own.begin, item->dtype);
   }
-  if (mine.count > 0) {
-    dc__reduce(item->recv, item->recv_dtype, src, head->world, item->dtype, mine.count, item->reduce_op == DC_MEAN,
-               item->accumulate != 0);
+  if (own.count > 0) {
+    const dc__reduction sum = dc__item_reduction(item, item->recv, src, head->world, own.count);
+    dc__reduce(&sum);
   }
 }
 

@@ -50,21 +50,18 @@ bool __wrap_dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t s
   return finite;
 }
 
-void __real_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype,
-                       int64_t count, bool mean, bool accumulate);
-void __wrap_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype,
-                       int64_t count, bool mean, bool accumulate);
-void __wrap_dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype,
-                       int64_t count, bool mean, bool accumulate) {
-  for (int32_t i = 0; i < n; i++) {
-    note_access(SIM_READ, src[i], count, src_dtype, "reduction");
+void __real_dc__reduce(const dc__reduction *r);
+void __wrap_dc__reduce(const dc__reduction *r);
+void __wrap_dc__reduce(const dc__reduction *r) {
+  for (int32_t i = 0; i < r->n; i++) {
+    note_access(SIM_READ, r->src[i], r->count, r->src_dtype, "reduction");
   }
-  if (accumulate) {
-    note_access(SIM_READ, dst, count, dst_dtype, "reduction");
+  if (r->accumulate) {
+    note_access(SIM_READ, r->dst, r->count, r->dst_dtype, "reduction");
   }
-  note_access(SIM_WRITE, dst, count, dst_dtype, "reduction");
+  note_access(SIM_WRITE, r->dst, r->count, r->dst_dtype, "reduction");
   inside = true;
-  __real_dc__reduce(dst, dst_dtype, src, n, src_dtype, count, mean, accumulate);
+  __real_dc__reduce(r);
   inside = false;
 }
 

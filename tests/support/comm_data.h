@@ -34,7 +34,8 @@ static inline void *make_reduced(int32_t dtype, int32_t world, int64_t count, bo
     sources[r] = ranks[r] = make(dtype, r, count);
   }
   void *result = malloc((size_t)count * dc_dtype_size(dtype) + 1);
-  dc__reduce(result, dtype, sources, world, dtype, count, mean, false);
+  dc__reduce(&(dc__reduction){
+      .dst = result, .src = sources, .count = count, .dst_dtype = dtype, .src_dtype = dtype, .n = world, .mean = mean});
   for (int32_t r = 0; r < world; r++) {
     free(ranks[r]);
   }

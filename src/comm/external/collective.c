@@ -129,12 +129,19 @@ static void unpack_sums(dc__external *self, const dc__coll *coll, int32_t dtype,
     const dc__coll_item *item = &coll->items[i];
     if (sum_dtype(item) == dtype) {
       int64_t count = item->ranges[self->head.rank].count;
-      const void *sum = recv;
+      const void *source = recv;
       if (item->reduce_op == DC_MEAN) {
         divide_by_world(recv, dtype, count, self->head.world);
       }
       /* With one source this converts and accumulates as the other transports do. */
-      dc__reduce(item->recv, item->recv_dtype, &sum, 1, dtype, count, false, item->accumulate != 0);
+      const dc__reduction sum = {.dst = item->recv,
+                                 .src = &source,
+                                 .count = count,
+                                 .dst_dtype = item->recv_dtype,
+                                 .src_dtype = dtype,
+                                 .n = 1,
+                                 .accumulate = item->accumulate != 0};
+      dc__reduce(&sum);
       recv += max_count(item, self->head.world) * size;
       atomic_fetch_add(&self->head.wire_bytes, count * item_size(item) * (self->head.world - 1));
     }

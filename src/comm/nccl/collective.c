@@ -167,8 +167,8 @@ static void add_received(dc__nccl *self, const nccl_round *r) {
                                  : self->staging->ptr + peer * r->size + piece.at;
       }
       char *dst = (char *)item->recv + nccl_bytes(piece.begin, item->recv_dtype);
-      dc__internal_reduce(r->coll->stream, dst, item->recv_dtype, src, self->head.world, item->dtype, piece.count,
-                          item->reduce_op == DC_MEAN, item->accumulate != 0);
+      const dc__reduction sum = dc__item_reduction(item, dst, src, self->head.world, piece.count);
+      dc__internal_reduce(r->coll->stream, &sum);
     }
   }
 }

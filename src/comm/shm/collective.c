@@ -215,8 +215,8 @@ static int64_t reduce_own_part(const shm_plan *p, int64_t lo, int64_t size) {
         src[r] = source_ptr(p, r, i, head->rank, &s);
       }
       char *dst = (char *)item->recv + s.begin * (int64_t)dc_dtype_size(item->recv_dtype);
-      dc__internal_reduce(p->stream, dst, item->recv_dtype, src, head->world, item->dtype, s.count,
-                          item->reduce_op == DC_MEAN, item->accumulate != 0);
+      const dc__reduction sum = dc__item_reduction(item, dst, src, head->world, s.count);
+      dc__internal_reduce(p->stream, &sum);
       moved += s.count * (int64_t)dc_dtype_size(item->dtype) * (head->world - 1);
     }
   }

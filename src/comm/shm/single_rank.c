@@ -2,6 +2,7 @@
  * handshake. */
 #include "comm/host_transport.h"
 #include "comm/shm/shm.h"
+#include "comm/windows.h"
 #include "kernels/kernels.h"
 
 static bool is_single_rank(const dc_comm *comm, const dc_stream *stream) {
@@ -32,8 +33,8 @@ void dc__shm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag
   dc__op_timing_begin_on(tag->span, stream);
   for (int32_t i = 0; i < count && dc__comm_check(comm) == DC_OK; i++) {
     const dc__coll_item *item = &items[i];
-    dc__internal_reduce(stream, item->recv, item->recv_dtype, &item->send, 1, item->dtype, item->total,
-                        item->reduce_op == DC_MEAN, item->accumulate != 0);
+    const dc__reduction sum = dc__item_reduction(item, item->recv, &item->send, 1, item->total);
+    dc__internal_reduce(stream, &sum);
   }
   dc__op_timing_end_on(tag->span, stream);
 }

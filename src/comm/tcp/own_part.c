@@ -36,8 +36,8 @@ void dc__tcp_reduce_own(const dc__tcp *self, const dc__coll *coll) {
       src[r] = r == me ? dc__bytes_at(item->send, item->ranges[me].begin, item->dtype) : self->scratch + r * part + pos;
     }
     if (item->ranges[me].count > 0) {
-      dc__reduce(item->recv, item->recv_dtype, src, self->head.world, item->dtype, item->ranges[me].count,
-                 item->reduce_op == DC_MEAN, item->accumulate != 0);
+      const dc__reduction sum = dc__item_reduction(item, item->recv, src, self->head.world, item->ranges[me].count);
+      dc__reduce(&sum);
     }
     pos += dc__item_stride(item, me);
   }

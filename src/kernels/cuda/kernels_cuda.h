@@ -19,14 +19,13 @@
 #include "kernels/cuda/per_sample/per_sample_args.h"
 #include "kernels/cuda/rowops/column_sums_args.h"
 #include "kernels/cuda/rowops/rowops_args.h"
+#include "kernels/elementwise/elementwise.h"
 
 void dc__cuda_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void dc__cuda_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                          int64_t count);
-void dc__cuda_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
-                      int64_t count, bool add, dc__nonfinite *note, uint64_t key);
-void dc__cuda_reduce(dc_stream *stream, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
-                     int32_t src_dtype, int64_t count, bool mean, bool accumulate);
+void dc__cuda_combine(dc_stream *stream, const dc__combination *c, dc__nonfinite *nonfinite, uint64_t key);
+void dc__cuda_reduce(dc_stream *stream, const dc__reduction *r);
 
 /* Blocks of parameters, and Shampoo's and SOAP's work on their elements. */
 void dc__cuda_box_copy(dc_stream *stream, const dc__cuda_box_copy_args *args);

@@ -54,42 +54,41 @@ static void reduce_tree(void *out, const reduce_sources *in, int32_t first, int3
   }
 }
 
-static void reduce_tile(void *dst, int32_t dst_dtype, const reduce_sources *in, int32_t n, int64_t begin, int64_t count,
-                        bool mean, bool accumulate) {
+/* A tile of the result, from element `begin` on. */
+static void reduce_tile(const dc__reduction *r, const reduce_sources *in, int64_t begin, int64_t count) {
+  void *dst = dc__at(r->dst, r->dst_dtype, begin);
   double sum[DC__KERNELS_TILE]; /* of the compute type, which has at most 8 bytes */
   double converted[DC__KERNELS_TILE];
-  reduce_tree(sum, in, 0, n, begin, count, mean);
+  reduce_tree(sum, in, 0, r->n, begin, count, r->mean);
   if (in->compute_dtype == DC_INT64 && in->dtype != DC_INT64) { /* integers wrap in their own type */
     dc__cast(converted, in->dtype, sum, DC_INT64, count);
     dc__cast(sum, DC_INT64, converted, in->dtype, count);
   }
-  if (!accumulate) {
-    dc__cast(dst, dst_dtype, sum, in->compute_dtype, count);
-  } else if (dst_dtype == in->compute_dtype) {
-    dc__accumulate(dst, dst_dtype, sum, dst_dtype, count);
+  if (!r->accumulate) {
+    dc__cast(dst, r->dst_dtype, sum, in->compute_dtype, count);
+  } else if (r->dst_dtype == in->compute_dtype) {
+    dc__accumulate(dst, r->dst_dtype, sum, r->dst_dtype, count);
   } else {
-    dc__cast(converted, dst_dtype, sum, in->compute_dtype, count);
-    dc__accumulate(dst, dst_dtype, converted, dst_dtype, count);
+    dc__cast(converted, r->dst_dtype, sum, in->compute_dtype, count);
+    dc__accumulate(dst, r->dst_dtype, converted, r->dst_dtype, count);
   }
 }
 
-void dc__reduce(void *dst, int32_t dst_dtype, const void *const *src, int32_t n, int32_t src_dtype, int64_t count,
-                bool mean, bool accumulate) {
-  if (n == 1 && !accumulate) {
-    if (dst != src[0]) {
-      dc__cast(dst, dst_dtype, src[0], src_dtype, count);
+void dc__reduce(const dc__reduction *r) {
+  if (r->n == 1 && !r->accumulate) {
+    if (r->dst != r->src[0]) {
+      dc__cast(r->dst, r->dst_dtype, r->src[0], r->src_dtype, r->count);
     }
     return;
   }
   int64_t done = 0;
-  dc__reduce_fn fast = dc__active_kernels()->reduce[dst_dtype][src_dtype];
-  if (fast != NULL && n > 1 && n <= DC__KERNELS_FAN_IN) {
-    done = count - count % DC__KERNELS_STEP;
-    fast(dst, src, n, 0, done, mean, accumulate);
+  dc__reduce_fn fast = dc__active_kernels()->reduce[r->dst_dtype][r->src_dtype];
+  if (fast != NULL && r->n > 1 && r->n <= DC__KERNELS_FAN_IN) {
+    done = r->count - r->count % DC__KERNELS_STEP;
+    fast(r->dst, r->src, r->n, 0, done, r->mean, r->accumulate);
   }
-  reduce_sources in = {src, src_dtype, dc__compute_dtype(src_dtype, src_dtype)};
-  for (int64_t i = done; i < count; i += DC__KERNELS_TILE) {
-    int64_t part = count - i < DC__KERNELS_TILE ? count - i : DC__KERNELS_TILE;
-    reduce_tile(dc__at(dst, dst_dtype, i), dst_dtype, &in, n, i, part, mean, accumulate);
+  const reduce_sources in = {r->src, r->src_dtype, dc__compute_dtype(r->src_dtype, r->src_dtype)};
+  for (int64_t i = done; i < r->count; i += DC__KERNELS_TILE) {
+    reduce_tile(r, &in, i, r->count - i < DC__KERNELS_TILE ? r->count - i : DC__KERNELS_TILE);
   }
 }

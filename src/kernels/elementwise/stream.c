@@ -45,43 +45,40 @@ void dc__stream_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, cons
 }
 
 typedef struct combine_args {
-  binary_args p;
+  dc__combination c;
   dc__nonfinite *nonfinite;
   uint64_t key;
-  bool add;
 } combine_args;
 
 static void combine_task(void *args) {
-  const combine_args *c = args;
-  if (!dc__combine(c->p.dst, c->p.dst_dtype, c->p.src, c->p.src_dtype, c->p.count, c->add)) {
-    c->nonfinite->found = 1;
-    c->nonfinite->key = c->key > c->nonfinite->key ? c->key : c->nonfinite->key;
+  const combine_args *p = args;
+  const dc__combination *c = &p->c;
+  if (!dc__combine(c->dst, c->dst_dtype, c->src, c->src_dtype, c->count, c->add)) {
+    p->nonfinite->found = 1;
+    p->nonfinite->key = p->key > p->nonfinite->key ? p->key : p->nonfinite->key;
   }
 }
 
-void dc__stream_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
-                        int64_t count, bool add, dc__nonfinite *nonfinite, uint64_t key) {
+void dc__stream_combine(dc_stream *stream, const dc__combination *c, dc__nonfinite *nonfinite, uint64_t key) {
   if (nonfinite != NULL && has_kernels(stream)) {
-    dc__cuda_combine(stream, dst, dst_dtype, src, src_dtype, count, add, nonfinite, key);
+    dc__cuda_combine(stream, c, nonfinite, key);
   } else if (nonfinite != NULL) {
-    const binary_args p = {.dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype};
-    const combine_args c = {.p = p, .nonfinite = nonfinite, .key = key, .add = add};
-    dc__stream_call(stream, combine_task, &c, sizeof c);
-  } else if (add) {
-    dc__stream_accumulate(stream, dst, dst_dtype, src, src_dtype, count);
-  } else if (dst_dtype == src_dtype) {
-    dc__stream_copy(stream, dst, src, (size_t)count * dc_dtype_size(dst_dtype));
+    const combine_args p = {.c = *c, .nonfinite = nonfinite, .key = key};
+    dc__stream_call(stream, combine_task, &p, sizeof p);
+  } else if (c->add) {
+    dc__stream_accumulate(stream, c->dst, c->dst_dtype, c->src, c->src_dtype, c->count);
+  } else if (c->dst_dtype == c->src_dtype) {
+    dc__stream_copy(stream, c->dst, c->src, (size_t)c->count * dc_dtype_size(c->dst_dtype));
   } else {
-    dc__stream_cast(stream, dst, dst_dtype, src, src_dtype, count);
+    dc__stream_cast(stream, c->dst, c->dst_dtype, c->src, c->src_dtype, c->count);
   }
 }
 
-void dc__internal_reduce(dc_stream *internal, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
-                         int32_t src_dtype, int64_t count, bool mean, bool accumulate) {
+void dc__internal_reduce(dc_stream *internal, const dc__reduction *r) {
   if (internal != NULL) {
-    dc__cuda_reduce(internal, dst, dst_dtype, src, n, src_dtype, count, mean, accumulate);
+    dc__cuda_reduce(internal, r);
   } else {
-    dc__reduce(dst, dst_dtype, src, n, src_dtype, count, mean, accumulate);
+    dc__reduce(r);
   }
 }
 

@@ -114,8 +114,12 @@ static void combine_both(int32_t d, int32_t s, int64_t count, bool add, bool cal
   to_device(0, dst);
   to_device(1, src);
   for (uint64_t key = 7; key < 10; key += 2) {
-    dc__stream_combine(stream, blocks[0], d, blocks[1], s, count, add, on_device, key % 9);
-    dc__stream_combine(NULL, dst, d, src, s, count, add, &note, key % 9);
+    dc__combination c = {
+        .dst = blocks[0], .src = blocks[1], .count = count, .dst_dtype = d, .src_dtype = s, .add = add};
+    dc__stream_combine(stream, &c, on_device, key % 9);
+    c.dst = dst;
+    c.src = src;
+    dc__stream_combine(NULL, &c, &note, key % 9);
     expect(0, dst, "combine", d, s);
   }
   dc__stream_copy(stream, &found, on_device, sizeof found);
@@ -144,8 +148,18 @@ static void reduce_both(int32_t d, int32_t s, int32_t n, int64_t count) {
     host[r] = src[r];
     on_device[r] = blocks[r];
   }
-  dc__internal_reduce(stream, blocks[SOURCES], d, on_device, n, s, count, mean, n % 3 == 0);
-  dc__internal_reduce(NULL, dst, d, host, n, s, count, mean, n % 3 == 0);
+  dc__reduction r = {.dst = blocks[SOURCES],
+                     .src = on_device,
+                     .count = count,
+                     .dst_dtype = d,
+                     .src_dtype = s,
+                     .n = n,
+                     .mean = mean,
+                     .accumulate = n % 3 == 0};
+  dc__internal_reduce(stream, &r);
+  r.dst = dst;
+  r.src = host;
+  dc__internal_reduce(NULL, &r);
   expect(SOURCES, dst, "reduce", d, s);
 }
 

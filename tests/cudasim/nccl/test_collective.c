@@ -60,7 +60,13 @@ static void reduce_one(card_rank *c, int32_t dtype, int kind, void *send, void *
     sources[r] = whole[r] + (size_t)before(counts, c->r.rank) * size;
   }
   int64_t own = counts[c->r.rank];
-  dc__reduce(expected, dtype, sources, c->r.world, dtype, own, op == DC_MEAN, false);
+  dc__reduce(&(dc__reduction){.dst = expected,
+                              .src = sources,
+                              .count = own,
+                              .dst_dtype = dtype,
+                              .src_dtype = dtype,
+                              .n = c->r.world,
+                              .mean = op == DC_MEAN});
   OK(&c->r, put(c, send, whole[c->r.rank], (size_t)total * size));
   dc_tensor from = flat(send, &total, dtype), to = flat(recv, &own, dtype);
   OK(&c->r, dc_comm_reduce_scatter(c->nccl, &from, &to, counts, op, c->stream));
@@ -77,7 +83,8 @@ static void all_reduce_one(card_rank *c, int32_t dtype, void *data) {
     fill(whole[r], dtype, r * 3, count);
     sources[r] = whole[r];
   }
-  dc__reduce(expected, dtype, sources, c->r.world, dtype, count, false, false);
+  dc__reduce(&(dc__reduction){
+      .dst = expected, .src = sources, .count = count, .dst_dtype = dtype, .src_dtype = dtype, .n = c->r.world});
   OK(&c->r, put(c, data, whole[c->r.rank], (size_t)count * dc_dtype_size(dtype)));
   dc_tensor tensor = flat(data, &count, dtype);
   OK(&c->r, dc_comm_all_reduce(c->nccl, &tensor, DC_SUM, c->stream));

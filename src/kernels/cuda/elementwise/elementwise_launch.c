@@ -25,40 +25,41 @@ static size_t max_element_size(int32_t a, int32_t b) {
   return dc_dtype_size(a) > dc_dtype_size(b) ? dc_dtype_size(a) : dc_dtype_size(b);
 }
 
-void dc__cuda_combine(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
-                      int64_t count, bool add, dc__nonfinite *note, uint64_t key) {
-  const dc__cuda_binary_args args = {.dst = dst,
-                                     .src = src,
-                                     .count = count,
-                                     .dst_dtype = dst_dtype,
-                                     .src_dtype = src_dtype,
-                                     .nonfinite = note,
+void dc__cuda_combine(dc_stream *stream, const dc__combination *c, dc__nonfinite *nonfinite, uint64_t key) {
+  const dc__cuda_binary_args args = {.dst = c->dst,
+                                     .src = c->src,
+                                     .count = c->count,
+                                     .dst_dtype = c->dst_dtype,
+                                     .src_dtype = c->src_dtype,
+                                     .nonfinite = nonfinite,
                                      .key = key};
-  elementwise_launch(stream, add ? DC__KERNEL_ACCUMULATE : DC__KERNEL_CAST, count, dst_dtype, src_dtype,
-                     max_element_size(dst_dtype, src_dtype), &args, sizeof args);
+  elementwise_launch(stream, c->add ? DC__KERNEL_ACCUMULATE : DC__KERNEL_CAST, c->count, c->dst_dtype, c->src_dtype,
+                     max_element_size(c->dst_dtype, c->src_dtype), &args, sizeof args);
 }
 
 void dc__cuda_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
-  dc__cuda_combine(stream, dst, dst_dtype, src, src_dtype, count, false, NULL, 0);
+  const dc__combination c = {.dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype};
+  dc__cuda_combine(stream, &c, NULL, 0);
 }
 
 void dc__cuda_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                          int64_t count) {
-  dc__cuda_combine(stream, dst, dst_dtype, src, src_dtype, count, true, NULL, 0);
+  const dc__combination c = {
+      .dst = dst, .src = src, .count = count, .dst_dtype = dst_dtype, .src_dtype = src_dtype, .add = true};
+  dc__cuda_combine(stream, &c, NULL, 0);
 }
 
-void dc__cuda_reduce(dc_stream *stream, void *dst, int32_t dst_dtype, const void *const *src, int32_t n,
-                     int32_t src_dtype, int64_t count, bool mean, bool accumulate) {
-  dc__cuda_reduce_args args = {.dst = dst,
-                               .count = count,
-                               .dst_dtype = dst_dtype,
-                               .src_dtype = src_dtype,
-                               .n = n,
-                               .mean = mean,
-                               .accumulate = accumulate};
-  for (int32_t i = 0; i < n; i++) {
-    args.src[i] = src[i];
+void dc__cuda_reduce(dc_stream *stream, const dc__reduction *r) {
+  dc__cuda_reduce_args args = {.dst = r->dst,
+                               .count = r->count,
+                               .dst_dtype = r->dst_dtype,
+                               .src_dtype = r->src_dtype,
+                               .n = r->n,
+                               .mean = r->mean,
+                               .accumulate = r->accumulate};
+  for (int32_t i = 0; i < r->n; i++) {
+    args.src[i] = r->src[i];
   }
-  const size_t sums = max_element_size(dst_dtype, src_dtype) > 4 ? 8 : 4;
-  elementwise_launch(stream, DC__KERNEL_REDUCE, count, dst_dtype, src_dtype, sums, &args, sizeof args);
+  const size_t sums = max_element_size(r->dst_dtype, r->src_dtype) > 4 ? 8 : 4;
+  elementwise_launch(stream, DC__KERNEL_REDUCE, r->count, r->dst_dtype, r->src_dtype, sums, &args, sizeof args);
 }
