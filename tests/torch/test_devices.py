@@ -163,7 +163,7 @@ def test_the_default_context_takes_tensors_of_its_device(fakes: None) -> None:
     with _disable_current_modes():
         dc.init(None, CONFIG, 64)
     try:
-        assert ops.device() == devices.of(ops.context()) == torch.device("cpu")
+        assert ops.device() == devices.device_of(ops.context()) == torch.device("cpu")
         refused(ValueError, "dc.register_z3_param: ds_tensor is on cuda:0 with layout torch.strided, must be a strided "
                 "tensor on cpu", dc.register_z3_param, 1, (4,), torch.empty(4, device="cuda:0"), None, False)
     finally:

@@ -37,7 +37,7 @@ def rewrite(source: Path, target: Path, change: Callable[[Header], Any], sealed:
     text = json.dumps(header, separators=(",", ":")).encode()
     new = struct.pack("<Q", len(text)) + text
     if sealed:
-        new = new.replace(b'"libdc.header_crc32c":"00000000"', b'"libdc.header_crc32c":"%08x"' % crc32c.of(new))
+        new = new.replace(b'"libdc.header_crc32c":"00000000"', b'"libdc.header_crc32c":"%08x"' % crc32c.checksum(new))
     target.write_bytes(new + old[end:])
     return target
 
@@ -64,7 +64,8 @@ def saved(net: Any, path: Path) -> torch.optim.Optimizer:
 def test_checksums_of_parts_join() -> None:
     whole = os.urandom(1000)
     for cut in (0, 1, 7, 500, 999, 1000):
-        assert crc32c.join(crc32c.of(whole[:cut]), crc32c.of(whole[cut:]), 1000 - cut) == crc32c.of(whole)
+        parts = crc32c.checksum(whole[:cut]), crc32c.checksum(whole[cut:])
+        assert crc32c.join(*parts, 1000 - cut) == crc32c.checksum(whole)
 
 
 def test_no_damaged_checkpoint_is_loaded_wrong(tmp_path: Path) -> None:

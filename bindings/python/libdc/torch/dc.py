@@ -253,7 +253,7 @@ def _tensor(call: str, argument: str, tensor: Any, pinned: bool = False) -> Opti
         return None
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"dc.{call}: {argument} is a {type(tensor).__name__}, must be a torch.Tensor")
-    where = devices.of(_active[0] if _active else None)
+    where = devices.device_of(_active[0] if _active else None)
     here = tensor.device == where or (pinned and where.type == "cuda" and tensor.is_pinned())
     if tensor.layout is not torch.strided or not here:
         raise ValueError(f"dc.{call}: {argument} is on {tensor.device} with layout {tensor.layout}, must be a strided "

@@ -40,7 +40,7 @@ def open_device(call: str, where: torch.device) -> Optional[libdc.Device]:
     return device
 
 
-def of(context: Optional[libdc.Context]) -> torch.device:
+def device_of(context: Optional[libdc.Context]) -> torch.device:
     """The device of a context's tensors; without a context the CPU."""
     if context is None or context.device.place == libdc.tensors.HOST:
         return CPU

@@ -8,7 +8,7 @@ from typing import List
 import libdc
 
 _POLYNOMIAL = 0x82F63B78  # reflected: the highest bit is x^0
-of = libdc.crc32c
+checksum = libdc.crc32c
 
 
 def join(first: int, second: int, second_nbytes: int) -> int:

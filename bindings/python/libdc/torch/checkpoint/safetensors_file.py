@@ -81,7 +81,7 @@ class Layout:
             raise ValueError(f"the tensors' description has {len(packed)} bytes, the format allows {_MAX_HEADER_BYTES}")
         packed = struct.pack("<Q", len(packed)) + packed
         return packed.replace(f'"{_HEADER_SUM}":"{_UNKNOWN_SUM}"'.encode(),
-                              f'"{_HEADER_SUM}":"{crc32c.of(packed):08x}"'.encode(), 1)
+                              f'"{_HEADER_SUM}":"{crc32c.checksum(packed):08x}"'.encode(), 1)
 
     def offset(self, name: str) -> int:
         """Of the tensor's first byte in the file."""
@@ -113,7 +113,7 @@ def write_bytes(fd: int, offset: int, data: Any, crc: int = 0) -> int:
     view = memoryview(data).cast("B")
     while view:
         written = os.pwrite(fd, view[:_CHUNK], offset)
-        crc = crc32c.of(view[:written], crc)
+        crc = crc32c.checksum(view[:written], crc)
         view, offset = view[written:], offset + written
     return crc
 
@@ -186,7 +186,7 @@ class File:
         recorded = _HEADER_SUM_TEXT.search(header)
         if recorded is None:
             return False
-        crc = crc32c.of(header[: recorded.start(1)] + _UNKNOWN_SUM.encode() + header[recorded.end(1) :])
+        crc = crc32c.checksum(header[: recorded.start(1)] + _UNKNOWN_SUM.encode() + header[recorded.end(1) :])
         if crc != int(recorded[1], 16):
             raise ValueError(f"{self.path} is damaged: its header has the checksum {crc:08x}, must be "
                              f"{recorded[1].decode()}")
@@ -210,7 +210,7 @@ class File:
             if got == 0:
                 raise ValueError(f"{self.path} has become shorter while it was read: it ends at byte {offset}")
             if self.sums is not None:
-                crc = crc32c.of(view[:got], crc)
+                crc = crc32c.checksum(view[:got], crc)
             view, offset = view[got:], offset + got
         return crc
 

@@ -64,14 +64,14 @@ def set_context(value: Optional[libdc.Context]) -> None:
 
 def device(graph_id: Optional[int] = None) -> torch.device:
     """Where the tensors of the context are that operators which name this graph, or none, work on."""
-    return devices.of(context(graph_id))
+    return devices.device_of(context(graph_id))
 
 
 # Contexts on CUDA devices follow PyTorch's current stream
 
 
 def _track_stream(value: Optional[libdc.Context]) -> None:
-    where = devices.of(value)
+    where = devices.device_of(value)
     if value is None or where.type == "cpu":
         return
     if _adapter is None:
@@ -87,7 +87,7 @@ def _track_stream(value: Optional[libdc.Context]) -> None:
 
 
 def _untrack_stream(value: Optional[libdc.Context]) -> None:
-    if value is None or devices.of(value).type == "cpu" or _adapter is None:
+    if value is None or devices.device_of(value).type == "cpu" or _adapter is None:
         return
     with _lock:
         _tracked[value.handle] -= 1

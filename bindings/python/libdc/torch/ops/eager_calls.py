@@ -20,6 +20,6 @@ bind, unbind, on_current_stream = ops.bind, ops.unbind, ops.on_current_stream
 def alloc(context: libdc.Context, numel: int, dtype: torch.dtype, shared: bool) -> Tensor:
     """Zeroed memory; shared: that peers can read in place."""
     if not shared or numel == 0:
-        return torch.zeros(numel, dtype=dtype, device=devices.of(context))
+        return torch.zeros(numel, dtype=dtype, device=devices.device_of(context))
     buffer = context.memory_alloc(numel * dtype.itemsize, libdc.MemoryKind.SHARED)
     return torch.from_dlpack(buffer.tensor((numel,), libdc.DType.of(dtype)))
