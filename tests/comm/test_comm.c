@@ -168,9 +168,9 @@ static void test_barrier(void **state) {
 static int exchange(dc_comm *comm, void *arg) {
   (void)arg;
   const dc__tag tag = {1, -1, DC_OP_REGISTER_GRAPH, NULL};
-  int64_t mine[3] = {dc_comm_rank(comm), 7, -dc_comm_rank(comm)};
+  int64_t own[3] = {dc_comm_rank(comm), 7, -dc_comm_rank(comm)};
   int64_t table[3 * DC__COMM_MAX_WORLD];
-  CHECK_OK(dc__comm_all_gather_int64(comm, &tag, mine, 3, table));
+  CHECK_OK(dc__comm_all_gather_int64(comm, &tag, own, 3, table));
   for (int32_t r = 0; r < dc_comm_size(comm); r++) {
     CHECK(table[3 * r] == r && table[3 * r + 1] == 7 && table[3 * r + 2] == -r);
   }

@@ -214,17 +214,17 @@ static void *copy_and_work(void *arg) {
 
 static int take_turns(dc_comm *comm, void *arg) {
   (void)arg;
-  worker mine = {comm, comm->rank == 0 ? 0 : DELAY, DC_OK};
+  worker own = {comm, comm->rank == 0 ? 0 : DELAY, DC_OK};
   worker other = {comm, comm->rank == 0 ? DELAY : 0, DC_OK};
   pthread_t thread;
-  (void)copy_alone(&mine); /* the first copy on every rank */
-  CHECK_OK(mine.status);
+  (void)copy_alone(&own); /* the first copy on every rank */
+  CHECK_OK(own.status);
   CHECK(pthread_create(&thread, NULL, copy_and_work, &other) == 0);
-  (void)work(&mine);
+  (void)work(&own);
   pthread_join(thread, NULL);
-  CHECK_OK(mine.status);
+  CHECK_OK(own.status);
   CHECK_OK(other.status);
-  dc_comm_destroy(mine.comm);
+  dc_comm_destroy(own.comm);
   dc_comm_destroy(other.comm);
   return 0;
 }
@@ -232,7 +232,7 @@ static int take_turns(dc_comm *comm, void *arg) {
 /* The same with a communicator that another thread of the rank made, and used before. */
 static int hand_over(dc_comm *comm, void *arg) {
   (void)arg;
-  worker mine = {comm, comm->rank == 0 ? 0 : DELAY, DC_OK};
+  worker own = {comm, comm->rank == 0 ? 0 : DELAY, DC_OK};
   worker other = {comm, comm->rank == 0 ? DELAY : 0, DC_OK};
   pthread_t thread;
   (void)copy_alone(&other);
@@ -240,9 +240,9 @@ static int hand_over(dc_comm *comm, void *arg) {
   CHECK_OK(dc_comm_barrier(other.comm));
   CHECK_OK(dc_comm_barrier(comm));
   CHECK(pthread_create(&thread, NULL, work, &other) == 0);
-  (void)work(&mine);
+  (void)work(&own);
   pthread_join(thread, NULL);
-  CHECK_OK(mine.status);
+  CHECK_OK(own.status);
   CHECK_OK(other.status);
   dc_comm_destroy(other.comm);
   return 0;

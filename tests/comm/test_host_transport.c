@@ -89,9 +89,9 @@ static void test_overlap(void **state) {
 static int works(dc_comm *comm) {
   int64_t one = 1;
   int64_t world = dc_comm_size(comm);
-  int64_t mine = 7 * dc_comm_rank(comm);
+  int64_t own = 7 * dc_comm_rank(comm);
   int64_t all[DC__COMM_MAX_WORLD];
-  const dc_tensor from = flat(&mine, &one, DC_INT64);
+  const dc_tensor from = flat(&own, &one, DC_INT64);
   dc_tensor to = flat(all, &world, DC_INT64);
   CHECK_OK(dc_comm_all_gather(comm, &from, &to, NULL, NULL));
   for (int64_t r = 0; r < world; r++) {

@@ -37,19 +37,19 @@ const char *device_name(void) {
 }
 
 static void return_memory(rank *r) {
-  kept *mine = &all[r->rank];
+  kept *own = &all[r->rank];
   open_gate(r);
   if (r->ctx != NULL) { /* what is under way still uses what goes below */
     (void)dc_context_set_stream(r->ctx, NULL);
     (void)dc_cleanup(r->ctx);
   }
-  for (int32_t i = 0; i < mine->stream_count; i++) {
-    dc_stream_destroy(mine->streams[i]);
+  for (int32_t i = 0; i < own->stream_count; i++) {
+    dc_stream_destroy(own->streams[i]);
   }
-  for (int32_t i = 0; i < mine->buffer_count; i++) {
-    dc_buffer_release(mine->buffers[i]);
+  for (int32_t i = 0; i < own->buffer_count; i++) {
+    dc_buffer_release(own->buffers[i]);
   }
-  dc_stream_destroy(mine->copies);
+  dc_stream_destroy(own->copies);
 }
 
 static void run_body(rank *r) {
@@ -108,10 +108,10 @@ void raise_flag(void) {
 /* ---- streams, gates and the flag ---- */
 
 dc_status new_stream(rank *r, dc_stream **stream) {
-  kept *mine = &all[r->rank];
-  dc_status status = mine->stream_count < STREAMS ? dc_stream_create(r->device, stream) : DC_E_INTERNAL;
+  kept *own = &all[r->rank];
+  dc_status status = own->stream_count < STREAMS ? dc_stream_create(r->device, stream) : DC_E_INTERNAL;
   if (status == DC_OK) {
-    mine->streams[mine->stream_count++] = *stream;
+    own->streams[own->stream_count++] = *stream;
   }
   return status;
 }
@@ -178,14 +178,14 @@ void open_gate(rank *r) {
 /* ---- memory ---- */
 
 static dc_status allocate(rank *r, array *a, int64_t count, int32_t dtype, int32_t kind) {
-  kept *mine = &all[r->rank];
-  if (mine->buffer_count == BUFFERS) {
+  kept *own = &all[r->rank];
+  if (own->buffer_count == BUFFERS) {
     return DC_E_INTERNAL;
   }
-  dc_buffer **buffer = &mine->buffers[mine->buffer_count];
+  dc_buffer **buffer = &own->buffers[own->buffer_count];
   dc_status status = dc_context_alloc(r->ctx, count * (int64_t)dc_dtype_size(dtype), kind, buffer);
   if (status == DC_OK) {
-    mine->buffer_count++;
+    own->buffer_count++;
     *a = (array){dc_buffer_data(*buffer), count, dtype};
   }
   return status;

@@ -164,33 +164,33 @@ static void check_19_after_cleanup_only_destroy_is_left(void **state) {
 /* A bit of everything that takes memory, then the end, with pending reductions and gathered weights. */
 static void all_memory_returned(rank *r) {
   watch *w = watch_device(r);
-  dc_context *mine, *usual = r->ctx;
+  dc_context *own, *usual = r->ctx;
   param p = {.id = 1, .shape = {500}, .stage = 3}, kept = {.id = 2, .shape = {70}, .stage = 3, .persistent = 1};
   int64_t ids[2] = {1, 2};
   dc_tensor full = DC_TENSOR_INIT, host = DC_TENSOR_INIT;
   OK(r, register_param(r, &p)); /* the test's own memory, which is r->ctx's */
   OK(r, register_param(r, &kept));
   int device = atomic_load(&w->live[DC_MEMORY_DEVICE]), on_host = atomic_load(&w->live[DC_MEMORY_HOST]);
-  OK(r, dc_context_create(r->device, NULL, &mine));
-  OK(r, dc_init(mine, r->comm, NULL, 100));
+  OK(r, dc_context_create(r->device, NULL, &own));
+  OK(r, dc_init(own, r->comm, NULL, 100));
   dc_tensor shard = tensor_of(&p.weights), grad = tensor_of(&p.buffer), source = tensor_of(&p.source);
-  OK(r, dc_register_z3_param(mine, 1, p.shape, 1, &shard, &grad, 0, 0));
+  OK(r, dc_register_z3_param(own, 1, p.shape, 1, &shard, &grad, 0, 0));
   shard = tensor_of(&kept.weights);
-  OK(r, dc_register_z3_param(mine, 2, kept.shape, 1, &shard, NULL, 1, 0));
-  OK(r, dc_register_graph_z3(mine, GRAPH, ids, 2));
-  OK(r, dc_reload_parameter(mine, NULL, GRAPH, 1));
-  OK(r, dc_prefetch_params_fused(mine, GRAPH, ids, NULL, 2));
-  OK(r, dc_allgather_param(mine, NULL, GRAPH, 1, DC_BFLOAT16, &full));
-  OK(r, dc_offload_tensor(mine, &source, GRAPH, 1, &host));
-  OK(r, dc_reload_tensor(mine, &source, GRAPH, 1, &host));
-  OK(r, dc_reduce_grad(mine, &source, GRAPH, 1));
+  OK(r, dc_register_z3_param(own, 2, kept.shape, 1, &shard, NULL, 1, 0));
+  OK(r, dc_register_graph_z3(own, GRAPH, ids, 2));
+  OK(r, dc_reload_parameter(own, NULL, GRAPH, 1));
+  OK(r, dc_prefetch_params_fused(own, GRAPH, ids, NULL, 2));
+  OK(r, dc_allgather_param(own, NULL, GRAPH, 1, DC_BFLOAT16, &full));
+  OK(r, dc_offload_tensor(own, &source, GRAPH, 1, &host));
+  OK(r, dc_reload_tensor(own, &source, GRAPH, 1, &host));
+  OK(r, dc_reduce_grad(own, &source, GRAPH, 1));
   CHECK(r, atomic_load(&w->live[DC_MEMORY_DEVICE]) > device && atomic_load(&w->live[DC_MEMORY_HOST]) > on_host);
-  r->ctx = mine;
-  OK(r, dc_cleanup(mine));
+  r->ctx = own;
+  OK(r, dc_cleanup(own));
   r->ctx = usual;
   CHECK(r, atomic_load(&w->live[DC_MEMORY_DEVICE]) == device);
   CHECK(r, atomic_load(&w->live[DC_MEMORY_HOST]) == on_host);
-  dc_context_destroy(mine);
+  dc_context_destroy(own);
 }
 
 static void check_20_cleanup_gives_all_memory_back(void **state) {

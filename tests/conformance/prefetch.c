@@ -188,13 +188,13 @@ static void check_56_a_prefetch_that_fails_leaves_nothing(void **state) {
 
 /* The communicator's own groups: one that cannot start says so when it is ended, is closed, and did nothing. */
 static void group_of_two_kinds(rank *r) {
-  array mine, whole, part;
+  array own, whole, part;
   double values[2] = {r->rank + 1, 10 * (r->rank + 1)}, both[4] = {1, 10, 2, 20};
-  OK(r, new_array(r, &mine, 2, DC_FLOAT32));
+  OK(r, new_array(r, &own, 2, DC_FLOAT32));
   OK(r, new_array(r, &whole, 4, DC_FLOAT32));
   OK(r, new_array(r, &part, 2, DC_FLOAT32));
-  OK(r, write_to(r, mine.data, DC_FLOAT32, values, 2));
-  dc_tensor m = tensor_of(&mine), w = tensor_of(&whole), p = tensor_of(&part);
+  OK(r, write_to(r, own.data, DC_FLOAT32, values, 2));
+  dc_tensor m = tensor_of(&own), w = tensor_of(&whole), p = tensor_of(&part);
   dc_stream *stream; /* the calling thread cannot touch every device's memory */
   OK(r, new_stream(r, &stream));
   OK(r, dc_comm_group_begin(r->comm));

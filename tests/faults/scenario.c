@@ -88,7 +88,7 @@ static int64_t chunk(const actor *a, int p) {
   return (numel[p] + a->world - 1) / a->world;
 }
 
-static int64_t mine(const actor *a, int p) {
+static int64_t own_count(const actor *a, int p) {
   int64_t begin = a->rank * chunk(a, p), rest = numel[p] - begin;
   return rest < 0 ? 0 : rest < chunk(a, p) ? rest : chunk(a, p);
 }
@@ -100,7 +100,7 @@ static int set_up(actor *a) {
   DO(a, dc_stream_create(a->device, &a->stream));
   for (int p = 0; p < 2; p++) {
     const int64_t length = chunk(a, p);
-    for (int64_t i = 0; i < mine(a, p); i++) {
+    for (int64_t i = 0; i < own_count(a, p); i++) {
       a->m->shards[p][i] = weight(ids[p], a->rank * length + i);
     }
     dc_tensor shard = flat(a->m->shards[p], &length, DC_FLOAT32), grad = flat(a->m->grads[p], &length, DC_FLOAT32);
@@ -169,7 +169,7 @@ static int backward(actor *a, int step) {
   }
   DO(a, dc_end_backward(a->ctx, GRAPH, step == 0));
   for (int p = 0; p < 2; p++) {
-    for (int64_t i = 0; i < mine(a, p); i++) {
+    for (int64_t i = 0; i < own_count(a, p); i++) {
       float mean = gradient(ids[p], 0, a->rank * chunk(a, p) + i) + (float)(a->world - 1);
       MUST(a, a->m->grads[p][i] == mean);
     }

@@ -6,20 +6,20 @@
 enum { KNOWN = 40, LEAST = 24, MOST = 65536 };
 
 static void read_one(const unsigned char *given, size_t length, size_t size) {
-  unsigned char mine[KNOWN];
-  memset(mine, 0xa5, sizeof mine);
-  dc_status status = dc__read_options("fuzz", "options", mine, sizeof mine, given, LEAST);
+  unsigned char own[KNOWN];
+  memset(own, 0xa5, sizeof own);
+  dc_status status = dc__read_options("fuzz", "options", own, sizeof own, given, LEAST);
   bool fits = size >= LEAST && size <= MOST;
   PROMISE(fits || status == DC_E_INVALID);
   if (status != DC_OK) {
     PROMISE(status == DC_E_INVALID || status == DC_E_UNSUPPORTED);
-    for (size_t i = 0; i < sizeof mine; i++) {
-      PROMISE(mine[i] == 0xa5); /* nothing half-read */
+    for (size_t i = 0; i < sizeof own; i++) {
+      PROMISE(own[i] == 0xa5); /* nothing half-read */
     }
     return;
   }
-  for (size_t i = sizeof size; i < sizeof mine; i++) {
-    PROMISE(mine[i] == (i < size ? given[i] : 0));
+  for (size_t i = sizeof size; i < sizeof own; i++) {
+    PROMISE(own[i] == (i < size ? given[i] : 0));
   }
   for (size_t i = KNOWN; i < size && i < length; i++) {
     PROMISE(given[i] == 0);
@@ -27,10 +27,10 @@ static void read_one(const unsigned char *given, size_t length, size_t size) {
 }
 
 static void write_one(unsigned char *given, size_t length, size_t size) {
-  unsigned char mine[KNOWN], *before = malloc(length);
-  memset(mine, 0x5a, sizeof mine);
+  unsigned char own[KNOWN], *before = malloc(length);
+  memset(own, 0x5a, sizeof own);
   memcpy(before, given, length);
-  dc_status status = dc__write_sized("fuzz", "stats", given, mine, sizeof mine, LEAST);
+  dc_status status = dc__write_sized("fuzz", "stats", given, own, sizeof own, LEAST);
   size_t end = status != DC_OK ? 0 : size < KNOWN ? size : KNOWN;
   for (size_t i = 0; i < length; i++) {
     PROMISE(given[i] == (i >= sizeof size && i < end ? 0x5a : before[i]));

@@ -8,7 +8,7 @@ static bundle a, b;
 /* ---- definitions ---- */
 
 typedef struct oracle {
-  double w, m, v, most;
+  double w, m, v, largest;
 } oracle;
 
 static void adamw_oracle(oracle *x, double g, int t, double lr, const dc_adamw_options *o) {
@@ -18,8 +18,8 @@ static void adamw_oracle(oracle *x, double g, int t, double lr, const dc_adamw_o
   g = o->maximize == 1 ? -g : g;
   x->m = b1 * x->m + (1 - b1) * g;
   x->v = b2 * x->v + (1 - b2) * g * g;
-  x->most = fmax(x->most, x->v);
-  double v = o->amsgrad == 1 ? x->most : x->v;
+  x->largest = fmax(x->largest, x->v);
+  double v = o->amsgrad == 1 ? x->largest : x->v;
   x->w = (1 - lr * o->weight_decay) * x->w - lr / (1 - pow(b1, t)) * x->m / (sqrt(v) / sqrt(1 - pow(b2, t)) + eps);
 }
 

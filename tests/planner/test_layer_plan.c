@@ -66,10 +66,10 @@ static void test_18_plan_is_the_cost(void **state) {
     dc_layer_plan_options o = options_of(77, 3);
     dc_layer_plan plan = plan_of(&c, &o);
     int64_t row = cost.kept_bytes - cost.reserve_bytes;
-    int64_t most = cost.backward_workspace_bytes > cost.forward_workspace_bytes ? cost.backward_workspace_bytes
-                                                                                : cost.forward_workspace_bytes;
+    int64_t largest = cost.backward_workspace_bytes > cost.forward_workspace_bytes ? cost.backward_workspace_bytes
+                                                                                   : cost.forward_workspace_bytes;
     assert_int_equal(plan.kept_bytes, 24 * cost.kept_bytes + row);
-    assert_int_equal(plan.workspace_bytes, most + 2 * row);
+    assert_int_equal(plan.workspace_bytes, largest + 2 * row);
     dc_layer_destroy(layer);
   }
   dc_device_destroy(device);

@@ -107,8 +107,8 @@ static void thawed(rank *r) {
   for (int64_t i = 0; i < chunk; i++) {
     p.grad[i] = 7.0f;
   }
-  int64_t mine = LENGTH - r->rank * chunk < chunk ? LENGTH - r->rank * chunk : chunk;
-  if (mine > 0) {
+  int64_t own = LENGTH - r->rank * chunk < chunk ? LENGTH - r->rank * chunk : chunk;
+  if (own > 0) {
     FAILS(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, &grad, 0), DC_E_SHAPE,
           "but its graph was registered with");
     FAILS(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, &grad, 0), DC_E_SHAPE,
@@ -121,7 +121,7 @@ static void thawed(rank *r) {
   OK(r, dc_start_backward(r->ctx, 1));
   OK(r, reduce_ones(r));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
-  CHECK(r, mine <= 0 || p.grad[0] == 1.0f);
+  CHECK(r, own <= 0 || p.grad[0] == 1.0f);
   free_sharded(&p);
 }
 

@@ -39,9 +39,9 @@ static void in_errors(rank *r) {
   /* Ranks that call differently are told the names of both. */
   OK(r, dc_context_set_param_name(r->ctx, 3, "weight"));
   OK(r, dc_context_set_param_name(r->ctx, 4, "bias"));
-  const int64_t mine = r->rank == 0 ? 3 : 4;
-  OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, mine, DC_DTYPE_NONE, &full));
-  FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, mine), DC_E_MISMATCH,
+  const int64_t own = r->rank == 0 ? 3 : 4;
+  OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, own, DC_DTYPE_NONE, &full));
+  FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, own), DC_E_MISMATCH,
         "rank 1 called allgather_param of parameter 4 (bias) (11 elements, float32) where rank 0 called "
         "allgather_param of parameter 3 (weight) (11 elements, float32)");
   FAILS(r, dc_end_backward(r->ctx, GRAPH, 0), DC_E_MISMATCH, "parameter 3 (weight) (11");

@@ -216,8 +216,8 @@ static bool all_done(void) {
 /* Draws until this thread may go on. A thread that is done returns when another has the baton (false), or when all are
  * done (true). */
 static bool schedule(void) {
-  int32_t mine = world.turn;
-  host *me = &world.hosts[mine];
+  int32_t turn = world.turn;
+  host *me = &world.hosts[turn];
   for (;;) {
     uint64_t total = 0;
     for (int32_t r = 0; r < world.options.world; r++) {
@@ -241,7 +241,7 @@ static bool schedule(void) {
       chosen = at < weight ? r : -1;
       at -= chosen < 0 ? weight : 0;
     }
-    if (chosen == mine) {
+    if (chosen == turn) {
       return true;
     }
     if (chosen >= 0) {
@@ -309,9 +309,9 @@ static void crashed(int signal) {
 
 static void watch_crashes(bool on) {
   static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGABRT};
-  struct sigaction mine = {.sa_handler = crashed};
+  struct sigaction action = {.sa_handler = crashed};
   for (size_t i = 0; i < DC__COUNT(signals); i++) {
-    sigaction(signals[i], on ? &mine : &before[signals[i]], on ? &before[signals[i]] : NULL);
+    sigaction(signals[i], on ? &action : &before[signals[i]], on ? &before[signals[i]] : NULL);
   }
 }
 

@@ -68,7 +68,7 @@ static void test_the_current_stream_is_followed(void **state) {
   atomic_int gate = 0;
   run r = opened("CUDA");
   for (int i = 0; i < 2; i++) {
-    dc_stream *theirs;
+    dc_stream *wrapped;
     set_stream(&r, streams[1 + i]);
     dct_tensor grad = tensor_of(&r, 2, SHAPE);
     for (int k = 0; k < NUMEL; k++) {
@@ -77,9 +77,9 @@ static void test_the_current_stream_is_followed(void **state) {
     if (i == 0) {
       stop(streams[1], &gate);
     }
-    assert_int_equal(dc_stream_wrap(memory, streams[1 + i], &theirs), DC_OK);
-    dc__stream_copy(theirs, torchsim_data(grad), values[i], sizeof values[i]);
-    dc_stream_destroy(theirs);
+    assert_int_equal(dc_stream_wrap(memory, streams[1 + i], &wrapped), DC_OK);
+    dc__stream_copy(wrapped, torchsim_data(grad), values[i], sizeof values[i]);
+    dc_stream_destroy(wrapped);
     dct_tensor nothing = op(&r, "reduce_grad", grad, i);
     expect_no_error(&r);
     torchsim_drop(nothing);

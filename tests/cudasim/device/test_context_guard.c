@@ -188,20 +188,20 @@ static void test_the_callers_functions(void **state) {
   dc_comm *comm;
   assert_int_equal(dc_comm_create_external(&callbacks, 0, 1, NULL, &comm), DC_OK);
   const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
-  const int64_t mine = 7;
+  const int64_t own = 7;
   int64_t table = 0;
   called = 0;
   const int before = pushes();
   dc__device_begin(f->device[0]);
   for (int i = 0; i < 2; i++) {
     assert_int_equal(current_on(f->stream[0]), 0);
-    assert_int_equal(dc__comm_all_gather_int64(comm, &tag, &mine, 1, &table), DC_OK);
+    assert_int_equal(dc__comm_all_gather_int64(comm, &tag, &own, 1, &table), DC_OK);
     assert_int_equal(current_on(f->stream[0]), 0);
     assert_int_equal(current_on(f->stream[0]), 0);
   }
   dc__device_end(f->device[0]);
   assert_int_equal(pushes() - before, 3);
-  assert_true(table == mine && called > 0);
+  assert_true(table == own && called > 0);
   assert_left();
   dc_comm_destroy(comm);
 }

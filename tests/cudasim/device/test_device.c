@@ -296,7 +296,7 @@ static void note_thread(void *user) {
 static void test_wrapped_streams(void **state) {
   fixture *f = *state;
   void *native = cudasim_stream();
-  dc_stream *theirs;
+  dc_stream *wrapped;
   dc_event *event;
   gate g = {0};
   float in[COUNT], out[COUNT];
@@ -304,30 +304,30 @@ static void test_wrapped_streams(void **state) {
   for (int i = 0; i < COUNT; i++) {
     in[i] = (float)i / 8;
   }
-  assert_int_equal(dc_stream_wrap(f->device, native, &theirs), DC_OK);
+  assert_int_equal(dc_stream_wrap(f->device, native, &wrapped), DC_OK);
   assert_int_equal(dc_event_create(f->device, &event), DC_OK);
   assert_int_equal(dc_stream_call(f->a, pass_gate, &g), DC_OK);
   dc__stream_copy(f->a, f->x, in, sizeof in);
   assert_int_equal(dc_event_record(event, f->a), DC_OK);
   atomic_store(&g.open, 1);
-  assert_int_equal(dc_event_wait(event, theirs, 0), DC_OK);
-  dc__stream_copy(theirs, out, f->x, sizeof out);
-  assert_int_equal(dc_stream_call(theirs, note_thread, &ran_on), DC_OK);
+  assert_int_equal(dc_event_wait(event, wrapped, 0), DC_OK);
+  dc__stream_copy(wrapped, out, f->x, sizeof out);
+  assert_int_equal(dc_stream_call(wrapped, note_thread, &ran_on), DC_OK);
   assert_true(pthread_equal(ran_on, pthread_self()));
   assert_memory_equal(in, out, sizeof in); /* the call waited for what was before it */
   dc_event_destroy(event);
-  dc_stream_destroy(theirs);
+  dc_stream_destroy(wrapped);
   cudasim_stream_end(native);
   dc_device *cpu;
   assert_int_equal(dc_device_open("cpu", NULL, &cpu), DC_OK);
-  assert_int_equal(dc_stream_wrap(cpu, native, &theirs), DC_E_UNSUPPORTED);
+  assert_int_equal(dc_stream_wrap(cpu, native, &wrapped), DC_E_UNSUPPORTED);
   dc_device_destroy(cpu);
 }
 
 static void test_captured_into_a_graph(void **state) {
   fixture *f = *state;
   void *native = cudasim_stream();
-  dc_stream *theirs;
+  dc_stream *wrapped;
   dc_event *event, *other;
   void *ptr;
   int32_t passed = 1;
@@ -335,26 +335,26 @@ static void test_captured_into_a_graph(void **state) {
   for (int i = 0; i < COUNT; i++) {
     ones[i] = 1.0f;
   }
-  assert_int_equal(dc_stream_wrap(f->device, native, &theirs), DC_OK);
+  assert_int_equal(dc_stream_wrap(f->device, native, &wrapped), DC_OK);
   assert_int_equal(dc_event_create(f->device, &event), DC_OK);
   assert_int_equal(dc_event_create(f->device, &other), DC_OK);
   dc__stream_copy(f->a, f->x, ones, sizeof ones);
   dc__stream_zero(f->a, f->y, sizeof ones);
   assert_int_equal(dc_event_record(other, f->a), DC_OK);
   cudasim_capture(native);
-  dc__stream_accumulate(theirs, f->y, DC_FLOAT32, f->x, DC_FLOAT32, COUNT);
-  dc__timestamp *stamp = f->device->ops->stream_timestamp(theirs);
+  dc__stream_accumulate(wrapped, f->y, DC_FLOAT32, f->x, DC_FLOAT32, COUNT);
+  dc__timestamp *stamp = f->device->ops->stream_timestamp(wrapped);
   assert_true(ns_of(stamp) > 0); /* of the capture */
   drop(stamp);
-  assert_int_equal(dc_event_record(event, theirs), DC_OK);
+  assert_int_equal(dc_event_record(event, wrapped), DC_OK);
   assert_int_equal(dc_event_query(event, &passed), DC_OK);
   assert_int_equal(passed, 0);
   assert_int_equal(dc_event_wait(event, NULL, 0), DC_E_STATE);
   /* Work outside of the graph is waited for by the host; a host function would have no place in it. */
-  assert_int_equal(dc_event_wait(other, theirs, 0), DC_OK);
+  assert_int_equal(dc_event_wait(other, wrapped, 0), DC_OK);
   assert_int_equal(dc_event_query(other, &passed), DC_OK);
   assert_int_equal(passed, 1);
-  assert_int_equal(dc_stream_call(theirs, pass_gate, NULL), DC_E_STATE);
+  assert_int_equal(dc_stream_call(wrapped, pass_gate, NULL), DC_E_STATE);
   /* Calls for other streams and memory, while the capture is under way. */
   assert_int_equal(dc_event_wait(other, NULL, 0), DC_OK);
   assert_int_equal(f->device->ops->alloc(f->device, 100, DC_MEMORY_HOST, &ptr), DC_OK);
@@ -364,15 +364,15 @@ static void test_captured_into_a_graph(void **state) {
   for (int i = 0; i < 3; i++) {
     cudasim_launch(native);
   }
-  dc__stream_copy(theirs, out, f->y, sizeof out);
-  assert_int_equal(dc_stream_synchronize(theirs, 0), DC_OK);
+  dc__stream_copy(wrapped, out, f->y, sizeof out);
+  assert_int_equal(dc_stream_synchronize(wrapped, 0), DC_OK);
   for (int i = 0; i < COUNT; i++) {
     assert_true(out[i] == 3.0f);
   }
   assert_int_equal(dc__device_check(f->device), DC_OK);
   dc_event_destroy(event);
   dc_event_destroy(other);
-  dc_stream_destroy(theirs);
+  dc_stream_destroy(wrapped);
   cudasim_stream_end(native);
 }
 

@@ -19,8 +19,8 @@ static dc_status gather(card_rank *c, int32_t *data, dc_stream *stream) {
 
 /* Each rank gives the number of its successor. */
 static dc_status pass(card_rank *c, int32_t *data) {
-  int32_t mine = c->r.rank + 1;
-  dc_status status = put(c, data, &mine, sizeof mine);
+  int32_t own = c->r.rank + 1;
+  dc_status status = put(c, data, &own, sizeof own);
   return status != DC_OK ? status : gather(c, data, c->stream);
 }
 

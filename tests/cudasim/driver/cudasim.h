@@ -43,7 +43,7 @@ CUDASIM_API void cudasim_sync(int warp);
 /* The value of each of the warp's threads, at most a slot, one after the other; until the thread's next exchange but
  * one. It orders nothing else. */
 enum { CUDASIM_WARP = 32, CUDASIM_SLOT = 64 };
-CUDASIM_API const unsigned char *cudasim_exchange(const void *mine, size_t bytes);
+CUDASIM_API const unsigned char *cudasim_exchange(const void *own, size_t bytes);
 
 /* An image that stands for machine code or PTX. Machine code is for cards of one major capability and for drivers of
  * CUDA 13, PTX for all. The kernels end with NULL. */

@@ -108,12 +108,12 @@ void cudasim_sync(int warp) {
   wait_at_barrier(warp != 0, true);
 }
 
-const unsigned char *cudasim_exchange(const void *mine, size_t bytes) {
+const unsigned char *cudasim_exchange(const void *own, size_t bytes) {
   require_barriers("a warp's exchange in a kernel that is no DC_BLOCK_KERNEL");
   const uint32_t thread = current->thread;
   tsan_ignore(true);
   unsigned char *slots = block_memory->slots[thread / CUDASIM_WARP][block_memory->exchanges[thread]++ % TURNS];
-  memcpy(slots + (size_t)(thread % CUDASIM_WARP) * CUDASIM_SLOT, mine, bytes);
+  memcpy(slots + (size_t)(thread % CUDASIM_WARP) * CUDASIM_SLOT, own, bytes);
   tsan_ignore(false);
   wait_at_barrier(true, false);
   return slots;

@@ -77,25 +77,25 @@ int ncclRecv(void *data, size_t count, int dtype, int peer, dc__nccl_handle comm
 
 /* The call of a peer that belongs to one of ours; NULL: they do not fit together. */
 static const call *partner(const world *w, const group *g, int index, int peer) {
-  const call *mine = &g->calls[index];
-  const group *theirs = w->groups[peer];
+  const call *own = &g->calls[index];
+  const group *other = w->groups[peer];
   const call *found = NULL;
   int before = 0;
-  if (mine->kind != RECV) {
-    found = index < theirs->count ? &theirs->calls[index] : NULL;
-    return found != NULL && found->kind == mine->kind && found->bytes == mine->bytes && found->peer == mine->peer &&
-                   ncclsim_alike(found, mine)
+  if (own->kind != RECV) {
+    found = index < other->count ? &other->calls[index] : NULL;
+    return found != NULL && found->kind == own->kind && found->bytes == own->bytes && found->peer == own->peer &&
+                   ncclsim_alike(found, own)
                ? found
                : NULL;
   }
   for (int i = 0; i < index; i++) {
     before += g->calls[i].kind == RECV && g->calls[i].peer == peer;
   }
-  for (int i = 0; i < theirs->count && found == NULL; i++) {
-    bool to_me = theirs->calls[i].kind == SEND && theirs->calls[i].peer == g->comm->rank;
-    found = to_me && before-- == 0 ? &theirs->calls[i] : NULL;
+  for (int i = 0; i < other->count && found == NULL; i++) {
+    bool to_me = other->calls[i].kind == SEND && other->calls[i].peer == g->comm->rank;
+    found = to_me && before-- == 0 ? &other->calls[i] : NULL;
   }
-  return found != NULL && found->bytes == mine->bytes ? found : NULL;
+  return found != NULL && found->bytes == own->bytes ? found : NULL;
 }
 
 static bool copy(char *to, const char *from, size_t bytes) {
@@ -112,12 +112,12 @@ static bool copy(char *to, const char *from, size_t bytes) {
 }
 
 static int move_from(const world *w, const group *g, int index, int peer, size_t offset) {
-  const call *mine = &g->calls[index];
-  const call *theirs = peer == g->comm->rank ? mine : partner(w, g, index, peer);
-  if (theirs == NULL) {
+  const call *own = &g->calls[index];
+  const call *other = peer == g->comm->rank ? own : partner(w, g, index, peer);
+  if (other == NULL) {
     return DC__NCCL_INVALID_USAGE;
   }
-  return copy(mine->recv + offset, theirs->send, mine->bytes) ? 0 : DC__NCCL_CUDA_ERROR;
+  return copy(own->recv + offset, other->send, own->bytes) ? 0 : DC__NCCL_CUDA_ERROR;
 }
 
 static int move_all(const world *w, const group *g) {

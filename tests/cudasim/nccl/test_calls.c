@@ -44,8 +44,8 @@ static int calls_of_worker(const dc_context *ctx) {
 }
 
 static void count(card_rank *c, dc_stream *stream, void *shard) {
-  const int64_t id = ID, mine = COUNT / c->r.world;
-  dc_tensor weight = flat(shard, &mine, DC_FLOAT32);
+  const int64_t id = ID, own = COUNT / c->r.world;
+  dc_tensor weight = flat(shard, &own, DC_FLOAT32);
   double calls[OPERATORS] = {0};
   OK(&c->r, dc_context_create(c->r.device, NULL, &c->r.ctx));
   OK(&c->r, dc_init(c->r.ctx, c->nccl, NULL, COUNT));

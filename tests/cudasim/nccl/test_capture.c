@@ -106,8 +106,8 @@ static dc_status update(run *r) {
     float *weight = r->weights + i * COUNT + (r->stage == 3 ? 0 : r->begin);
     dc__stream_accumulate(r->stream, weight, DC_FLOAT32, r->grads + i * COUNT, DC_FLOAT32, r->count);
     if (r->stage == 1 || r->stage == 2) {
-      dc_tensor mine = flat(weight, &r->count, DC_FLOAT32), all = flat(r->weights + i * COUNT, &whole, DC_FLOAT32);
-      DC__TRY(dc_comm_all_gather(r->c->nccl, &mine, &all, counts, r->stream));
+      dc_tensor own = flat(weight, &r->count, DC_FLOAT32), all = flat(r->weights + i * COUNT, &whole, DC_FLOAT32);
+      DC__TRY(dc_comm_all_gather(r->c->nccl, &own, &all, counts, r->stream));
     }
   }
   dc_tensor bias = flat(r->bias, &whole, DC_FLOAT32);

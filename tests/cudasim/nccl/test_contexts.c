@@ -123,16 +123,16 @@ static int32_t call_barrier(void *user) {
 
 static void over_callers(card_rank *c) {
   dc_comm_callbacks table = DC_COMM_CALLBACKS_INIT;
-  dc_comm *mine;
+  dc_comm *own;
   table.all_gather = call_gather;
   table.reduce_scatter = call_reduce;
   table.broadcast = call_broadcast;
   table.barrier = call_barrier;
   table.user = c->r.comm;
-  OK(&c->r, dc_comm_create_external(&table, c->r.rank, c->r.world, NULL, &mine));
+  OK(&c->r, dc_comm_create_external(&table, c->r.rank, c->r.world, NULL, &own));
   dc_status status = dc_context_create(c->r.device, NULL, &c->r.ctx);
-  status = status != DC_OK ? status : dc_init(c->r.ctx, mine, NULL, 1000);
-  dc_comm_destroy(mine);
+  status = status != DC_OK ? status : dc_init(c->r.ctx, own, NULL, 1000);
+  dc_comm_destroy(own);
   OK(&c->r, status);
   one_step(c, DC_MEMORY_DEVICE);
   dc_context_destroy(c->r.ctx);

@@ -116,23 +116,23 @@ static void test_hosts_run_ahead(void **state) {
 
 static void on_theirs(card_rank *c) {
   data d;
-  dc_stream *theirs;
+  dc_stream *wrapped;
   void *native = cudasim_stream();
-  OK(&c->r, dc_stream_wrap(c->r.device, native, &theirs));
+  OK(&c->r, dc_stream_wrap(c->r.device, native, &wrapped));
   OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
   OK(&c->r, open_data(c, &d, 5));
   for (int i = 0; i < ROUNDS; i++) {
     dc_tensor whole = flat(d.whole, &(int64_t){COUNT}, DC_FLOAT32);
-    OK(&c->r, dc_comm_broadcast(c->nccl, &whole, 0, theirs)); /* zeros */
-    OK(&c->r, gather(c, &d, COUNT, theirs));
-    OK(&c->r, reduce(c, &d, COUNT, theirs));
+    OK(&c->r, dc_comm_broadcast(c->nccl, &whole, 0, wrapped)); /* zeros */
+    OK(&c->r, gather(c, &d, COUNT, wrapped));
+    OK(&c->r, reduce(c, &d, COUNT, wrapped));
     CHECK(&c->r, is_untouched(&d));
   }
-  OK(&c->r, dc_stream_synchronize(theirs, 0));
+  OK(&c->r, dc_stream_synchronize(wrapped, 0));
   CHECK(&c->r, is_gathered(c, &d, 5) && is_reduced(c, &d, 5));
   OK(&c->r, dc_comm_check(c->nccl));
   close_data(c, &d);
-  dc_stream_destroy(theirs);
+  dc_stream_destroy(wrapped);
   cudasim_stream_end(native);
 }
 
@@ -145,13 +145,13 @@ static void test_a_stream_of_others_is_not_waited_for(void **state) {
 static void waits_for_a_parameter(card_rank *c) {
   const int64_t count = COUNT, all = 2 * COUNT, ids[] = {1};
   data d;
-  dc_stream *theirs;
+  dc_stream *wrapped;
   dc_tensor out = DC_TENSOR_INIT;
   void *native = cudasim_stream();
-  OK(&c->r, dc_stream_wrap(c->r.device, native, &theirs));
+  OK(&c->r, dc_stream_wrap(c->r.device, native, &wrapped));
   OK(&c->r, dc_context_create(c->r.device, NULL, &c->r.ctx));
   OK(&c->r, dc_init(c->r.ctx, c->r.comm, NULL, 1000));
-  OK(&c->r, dc_context_set_stream(c->r.ctx, theirs));
+  OK(&c->r, dc_context_set_stream(c->r.ctx, wrapped));
   OK(&c->r, open_data(c, &d, 7));
   dc_tensor shard = flat(d.send, &count, DC_FLOAT32);
   OK(&c->r, dc_register_z3_param(c->r.ctx, 1, &all, 1, &shard, NULL, 0, DC_DTYPE_NONE));
@@ -159,15 +159,15 @@ static void waits_for_a_parameter(card_rank *c) {
   int groups = cudasim_calls("ncclGroupEnd");
   OK(&c->r, dc_allgather_param(c->r.ctx, NULL, 1, 1, DC_DTYPE_NONE, &out));
   OK(&c->r, dc_wait_allgather(c->r.ctx, NULL, 1, 1));
-  dc__stream_copy(theirs, d.whole, out.data, bytes_of(c, 2));
+  dc__stream_copy(wrapped, d.whole, out.data, bytes_of(c, 2));
   OK(&c->r, dc_release_param(c->r.ctx, NULL, 1, 1, 1));
   CHECK(&c->r, is_untouched(&d) && cudasim_calls("ncclGroupEnd") > groups);
-  OK(&c->r, dc_stream_synchronize(theirs, 0));
+  OK(&c->r, dc_stream_synchronize(wrapped, 0));
   CHECK(&c->r, is_gathered(c, &d, 7));
   dc_context_destroy(c->r.ctx);
   c->r.ctx = NULL;
   close_data(c, &d);
-  dc_stream_destroy(theirs);
+  dc_stream_destroy(wrapped);
   cudasim_stream_end(native);
 }
 

@@ -38,12 +38,12 @@ static void check_root(int64_t n, const double *values, int32_t root, double tol
   dc_spectral_info info;
   OK(dc_matrix_inverse_root(linalg, &ta, root, &o, NULL, &tx, &info, sizeof info));
   assert_int_equal(info.path, DC_PATH_FRESH);
-  double least = INFINITY, most = 0;
+  double least = INFINITY, max_value = 0;
   for (int64_t i = 0; i < n; i++) {
     least = fmin(least, values[i]);
-    most = fmax(most, values[i]);
+    max_value = fmax(max_value, values[i]);
   }
-  assert_true(fabs(info.smallest - least) <= 1e-13 * most && fabs(info.largest - most) <= 1e-13 * most);
+  assert_true(fabs(info.smallest - least) <= 1e-13 * max_value && fabs(info.largest - max_value) <= 1e-13 * max_value);
   memcpy(power, a, bytes);
   for (int32_t p = 0; p < root; p++) {
     multiply(x, power, next, n, n, n);
@@ -59,7 +59,7 @@ static void check_root(int64_t n, const double *values, int32_t root, double tol
   }
   memset(next, 0, bytes);
   double gap = largest_gap(power, next, n * n);
-  if (!(gap <= tolerance * most / least)) {
+  if (!(gap <= tolerance * max_value / least)) {
     fail_msg("n %d, root %d: |X^p A - I| is %g", (int)n, (int)root, gap);
   }
   free(a);

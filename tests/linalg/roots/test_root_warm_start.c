@@ -31,17 +31,17 @@ static void test_21_warm_start(void **state) {
     assert_int_equal(info.path, DC_PATH_WARM);
     assert_memory_equal(basis, kept, sizeof basis);
     OK(dc_matrix_power(linalg, &tc, -0.25, NULL, &tf, NULL, 0));
-    double most = 0;
+    double largest = 0;
     for (int64_t i = 0; i < N * N; i++) {
-      most = fmax(most, fabs(fresh[i]));
+      largest = fmax(largest, fabs(fresh[i]));
     }
-    assert_true(largest_gap(x, fresh, N * N) <= most * (info.change + 1e-10));
+    assert_true(largest_gap(x, fresh, N * N) <= largest * (info.change + 1e-10));
     assert_true(info.change > previous);
     previous = info.change;
     o.tolerance = info.change / 2;
     OK(dc_matrix_inverse_root(linalg, &tc, 4, &o, &tb, &tx, &info, sizeof info));
     assert_int_not_equal(info.path, DC_PATH_WARM);
-    assert_true(largest_gap(x, fresh, N * N) <= most * 1e-10);
+    assert_true(largest_gap(x, fresh, N * N) <= largest * 1e-10);
   }
   FAILS(dc_matrix_inverse_root(linalg, &tc, 4, &o, NULL, &tx, NULL, 0), DC_E_INVALID, "needs a basis");
   FAILS(dc_matrix_inverse_root(linalg, &tc, 0, NULL, NULL, &tx, NULL, 0), DC_E_INVALID, "root = 0");

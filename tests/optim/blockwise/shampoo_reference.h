@@ -179,15 +179,15 @@ static void reference_root(const reference *r, int64_t n, const double *factor, 
   double *a = calloc((size_t)(n * n), sizeof *a), *v = calloc((size_t)(n * n), sizeof *v);
   double share = r->o.beta2 < 1 ? 1 - pow(r->o.beta2, (double)r->step) : 1;
   double power = -1.0 / (r->o.root > 0 ? r->o.root : 2 * r->order);
-  double most = 0;
+  double largest = 0;
   for (int64_t i = 0; i < n * n; i++) {
     a[i] = factor[i] / share;
   }
   reference_jacobi(n, a, v);
   for (int64_t i = 0; i < n; i++) {
-    most = fmax(most, a[i * n + i]);
+    largest = fmax(largest, a[i * n + i]);
   }
-  double eps = fmax(r->o.eps_abs, r->o.eps_rel * most);
+  double eps = fmax(r->o.eps_abs, r->o.eps_rel * largest);
   memset(root, 0, (size_t)(n * n) * sizeof *root);
   for (int64_t k = 0; k < n; k++) {
     double f = pow(fmax(a[k * n + k], 0) + eps, power);

@@ -99,20 +99,20 @@ static void point_47_owners_are_balanced_and_the_same_everywhere(void **state) {
   double many[1000];
   int64_t places[1000];
   int32_t whose[1000];
-  double sum = 0, most = 0, loads[7] = {0};
+  double sum = 0, largest = 0, loads[7] = {0};
   uint32_t x = 1;
   for (int i = 0; i < 1000; i++) {
     x = x * 1664525u + 1013904223u;
     many[i] = 1 + (double)(x >> 20);
     sum += many[i];
-    most = many[i] > most ? many[i] : most;
+    largest = many[i] > largest ? many[i] : largest;
   }
   dc__assign_owners(many, 1000, 7, loads, places, whose);
   for (int i = 1; i < 1000; i++) {
     assert_true(many[places[i - 1]] >= many[places[i]]);
   }
   for (int r = 0; r < 7; r++) {
-    assert_true(loads[r] >= sum / 7 - most && loads[r] <= sum / 7 + most / 3);
+    assert_true(loads[r] >= sum / 7 - largest && loads[r] <= sum / 7 + largest / 3);
   }
 }
 

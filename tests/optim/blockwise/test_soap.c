@@ -136,14 +136,14 @@ static void point_45_without_factors_it_is_adam(void **state) {
     OK(dc_adamw_create(linalg, &a, &adamw));
     dc_optimizer *optimizer = one_param(soap(linalg, NULL, &o), shapes_of[i][0], shapes_of[i][1]);
     one_param(adamw, shapes_of[i][0], shapes_of[i][1]);
-    float ours[6] = {0}, theirs[6] = {0}, grad[6];
+    float ours[6] = {0}, expected[6] = {0}, grad[6];
     one_step(optimizer, ours, (const float[6]){1, 2, 3, 4, 5, 6}, 6);
     for (int64_t step = 1; step <= STEPS; step++) {
       gradient(step, 0, 6, grad);
       one_step(optimizer, ours, grad, 6);
-      one_step(adamw, theirs, grad, 6);
+      one_step(adamw, expected, grad, 6);
       for (int k = 0; k < 6; k++) {
-        near((double)ours[k], (double)theirs[k], 1e-5);
+        near((double)ours[k], (double)expected[k], 1e-5);
       }
     }
     dc_tensor view = DC_TENSOR_INIT;
@@ -196,14 +196,14 @@ static void solvers_agree(void **state) {
   plain.plain = 1;
   OK(dc_linalg_create(device, &plain, &l));
   dc_optimizer *with = one_param(soap(linalg, NULL, &o), 8, 8), *without = one_param(soap(l, NULL, &o), 8, 8);
-  float ours[64] = {0}, theirs[64] = {0}, grad[64];
+  float ours[64] = {0}, expected[64] = {0}, grad[64];
   for (int64_t step = 1; step <= 12; step++) {
     gradient(step, 0, 64, grad);
     one_step(with, ours, grad, 64);
-    one_step(without, theirs, grad, 64);
+    one_step(without, expected, grad, 64);
   }
   for (int k = 0; k < 64; k++) {
-    near((double)ours[k], (double)theirs[k], 1e-2);
+    near((double)ours[k], (double)expected[k], 1e-2);
   }
   dc_optimizer_destroy(with);
   dc_optimizer_destroy(without);

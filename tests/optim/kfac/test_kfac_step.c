@@ -189,11 +189,11 @@ static void point_49_frequencies(void **state) {
     assert_true(k == 0 || vectors_stay == (k % 4 != 0));
     memcpy(factor, piece(&m, 0, "factor_a"), sizeof factor);
     memcpy(vectors, piece(&m, 0, "vectors_a"), sizeof vectors);
-    float most = 0;
+    float largest = 0;
     for (int i = 0; i < H * I; i++) {
-      most = fmaxf(most, fabsf(m.weight[0][i] - before[i]));
+      largest = fmaxf(largest, fabsf(m.weight[0][i] - before[i]));
     }
-    assert_true(most > 0 && most < 1); /* no jump at a refresh */
+    assert_true(largest > 0 && largest < 1); /* no jump at a refresh */
   }
   OK(dc_optimizer_get_stats(m.optimizer, &stats));
   assert_int_equal(stats.steps, 9);
