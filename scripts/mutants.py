@@ -30,7 +30,7 @@ TESTS = [
     *(f"faults/test_{stem}" for stem in ("fork", "corruption", "system_calls", "rank_faults")),
     *(f"comm/{stem}" for stem in ("test_comm", "test_coll_group", "test_host_transport", "shm/test_rendezvous",
                                   "test_signature", "test_comm_errors", "test_deadlock", "external/test_callbacks",
-                                  "tcp/test_stragglers", "tcp/test_handshake", "tcp/test_mesh",
+                                  "tcp/test_stragglers", "tcp/bootstrap/test_handshake", "tcp/test_mesh",
                                   "tcp/test_relay")),
     "optim/blockwise/test_muon", "abi/test_results", "conformance/conformance_finite_sim"]
 LIMIT_S = 120

@@ -1,7 +1,7 @@
 /* Other processes at the ranks' listeners: with and without the group's name, with another secret or none. They send a
  * recorded handshake, garbage at each byte, nothing, or half-open connections by the hundred. The group forms and sums
  * right. */
-#include "comm/tcp/auth.h"
+#include "comm/tcp/bootstrap/auth.h"
 #include "comm_ranks.h"
 
 #include <signal.h>

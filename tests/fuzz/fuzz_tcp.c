@@ -2,7 +2,7 @@
  * hellos, another rank gets a welcome, and a rank in a group of three gets hellos, notices, calls and data. Nothing may
  * crash, hang past the deadline, write out of bounds or leave a descriptor open, and a failure says why. Socket pairs
  * stand for the network. Includes the sources that it tests, to reach their static functions. */
-#include "comm/tcp/rendezvous.c" /* NOLINT: it looks inside */
+#include "comm/tcp/bootstrap/rendezvous.c" /* NOLINT: it looks inside */
 #define init init_group          /* NOLINT: as what it tests does */
 #include "comm/tcp/group.c"      /* NOLINT */
 #undef init

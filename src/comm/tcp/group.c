@@ -5,7 +5,7 @@
 #include <sys/eventfd.h>
 #include <time.h>
 
-#include "comm/tcp/auth.h"
+#include "comm/tcp/bootstrap/auth.h"
 
 enum { CONTROL_MESH_NS = 1000000000 /* added to the deadline for the control mesh */ };
 

@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "comm/tcp/auth.h"
+#include "comm/tcp/bootstrap/auth.h"
 
 /* ---- incoming connections ---- */
 

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "comm/tcp/auth.h"
+#include "comm/tcp/bootstrap/auth.h"
 
 typedef union socket_address {
   struct sockaddr any;

@@ -2,7 +2,7 @@
 #ifndef DC_TESTS_HANDSHAKE_TEST_H
 #define DC_TESTS_HANDSHAKE_TEST_H
 
-#include "comm/tcp/auth.h"
+#include "comm/tcp/bootstrap/auth.h"
 #include "comm_ranks.h"
 
 static const int64_t limit = INT64_C(60000000000);

@@ -1,6 +1,6 @@
 /* Connections of a group over TCP that forms or has formed. Late ranks are refused, a failure ends the control mesh,
  * listeners close, and no connection takes a rank's place. */
-#include "handshake_test.h"
+#include "comm/tcp/handshake_test.h"
 
 #include "leftovers.h"
 

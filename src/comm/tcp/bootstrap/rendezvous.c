@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "comm/escape.h"
-#include "comm/tcp/auth.h"
+#include "comm/tcp/bootstrap/auth.h"
 
 enum {
   RETRY_NS = 20000000,

@@ -2,7 +2,7 @@
  * found. */
 #include <errno.h>
 
-#include "handshake_test.h"
+#include "comm/tcp/handshake_test.h"
 
 /* Until the other side has closed the connection. */
 static void await_end(int fd) {

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/tcp/auth.h"
+#include "comm/tcp/bootstrap/auth.h"
 #include "comm/tcp/collective.h"
 
 static const char key_label[16] = "libdc tcp secret";

@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 
 #include "comm/escape.h"
-#include "comm/tcp/auth.h"
+#include "comm/tcp/bootstrap/auth.h"
 
 enum {
   MIN_PENDING = 16,
