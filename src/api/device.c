@@ -42,6 +42,10 @@ dc_status dc_device_open(const char *name, const dc_device_options *options, dc_
   DC__TRY(device_check_pointer(__func__, "name", name == NULL));
   dc_device_options read = DC_DEVICE_OPTIONS_INIT;
   DC__TRY(dc__read_options(__func__, "options", &read, sizeof(read), options, DC__DEVICE_OPTIONS_SIZE_0_1));
+  if (read.max_pinned_bytes < 0) {
+    return dc__fail(DC_E_INVALID, "%s: options.max_pinned_bytes = %" PRId64 ", must be >= 0 (0: half of the machine's)",
+                    __func__, read.max_pinned_bytes);
+  }
   dc_allocator allocator = DC_ALLOCATOR_INIT;
   if (read.allocator != NULL) {
     DC__TRY(dc__read_options(__func__, "options.allocator", &allocator, sizeof(allocator), read.allocator,
@@ -51,12 +55,13 @@ dc_status dc_device_open(const char *name, const dc_device_options *options, dc_
                       allocator.alloc == NULL ? "alloc" : "free");
     }
   }
+  read.allocator = &allocator;
   if (strcmp(name, "cpu") == 0) {
     DC__TRY(dc__kernels_check(__func__));
     return device_name_error(__func__, dc__cpu_device_open(&allocator, device));
   }
   if (dc__cuda_is_name(name)) {
-    return device_name_error(__func__, dc__cuda_device_open(name, &allocator, device));
+    return device_name_error(__func__, dc__cuda_device_open(name, &read, device));
   }
   return dc__fail(DC_E_NO_DEVICE, "%s: name = \"%.64s\", must be \"cpu\", \"cuda\" or \"cuda:N\"", __func__, name);
 }

@@ -231,9 +231,10 @@ void dc__device_count_bytes(dc_device *device, int64_t change);
 
 /* cpu/: the device that is always there. */
 dc_status dc__cpu_device_open(const dc_allocator *allocator, dc_device **device);
-/* plugin.c: "cuda" or "cuda:N", from libdc_cuda.so beside this library. Errors say why there is none. */
+/* plugin.c: "cuda" or "cuda:N", from libdc_cuda.so beside this library. Errors say why there is none. The options are
+ * checked ones with an allocator; NULL: all defaults. */
 bool dc__cuda_is_name(const char *name);
-dc_status dc__cuda_device_open(const char *name, const dc_allocator *allocator, dc_device **device);
+dc_status dc__cuda_device_open(const char *name, const dc_device_options *options, dc_device **device);
 dc_status dc__cuda_device_count(int32_t *count);
 /* One of NVIDIA's libraries, as plugin.h has it. */
 dc_status dc__cuda_library_open(const char *name, const char *folder, void **library);

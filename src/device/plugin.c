@@ -64,10 +64,10 @@ bool dc__cuda_is_name(const char *name) {
   return number_of(name) >= 0;
 }
 
-dc_status dc__cuda_device_open(const char *name, const dc_allocator *allocator, dc_device **device) {
+dc_status dc__cuda_device_open(const char *name, const dc_device_options *options, dc_device **device) {
   const dc__plugin *plugin;
   DC__TRY(open_plugin(&plugin));
-  return plugin->open(number_of(name), name, allocator, device);
+  return plugin->open(number_of(name), name, options, device);
 }
 
 dc_status dc__cuda_device_count(int32_t *count) {

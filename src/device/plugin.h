@@ -18,7 +18,7 @@ typedef struct dc__plugin {
   /* Opens one of NVIDIA's libraries. dlclose ends its use, but it stays loaded. NULL: the last error says why there is
    * none. `folder` is its wheel's, in the folder of Python's packages. */
   void *(*library)(const char *name, const char *folder);
-  dc_status (*open)(int32_t number, const char *name, const dc_allocator *allocator, dc_device **device);
+  dc_status (*open)(int32_t number, const char *name, const dc_device_options *options, dc_device **device);
 } dc__plugin;
 
 /* The one name that libdc_cuda.so exports. The host's table must live as long as the process. */

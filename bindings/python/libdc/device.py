@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 from ._handle import OwnedHandle
 from ._lib import InCallback, Registry, callback, ffi, gc_handle, lib, new_struct, text
-from .arguments import c_string, handle_arg, timeout_ns
+from .arguments import c_string, check_size, handle_arg, timeout_ns
 from .errors import check
 from .tensors import HOST, Place
 from .types import Status
@@ -56,13 +56,16 @@ def _close_allocator(user: Any) -> None:
 
 
 class Device(OwnedHandle):
-    """A compute device, opened by name. Its memory comes from allocator, if there is one."""
+    """A compute device, opened by name. Its memory comes from allocator, if there is one. max_pinned_bytes is the most
+    host memory that a CUDA device pins at once; 0: half of the machine's."""
 
     _kind = "device"
 
-    def __init__(self, name: str = "cpu", allocator: Optional[Allocator] = None) -> None:
+    def __init__(self, name: str = "cpu", allocator: Optional[Allocator] = None,
+                 max_pinned_bytes: int = 0) -> None:
         out = ffi.new("dc_device **")
         options = new_struct("dc_device_options")
+        options.max_pinned_bytes = check_size("max_pinned_bytes", max_pinned_bytes)
         table = new_struct("dc_allocator")
         if allocator is not None:
             table.alloc, table.free, table.destroy_user = _alloc, _free, _close_allocator

@@ -68,7 +68,7 @@ typedef struct dc__cuda_device {
   struct dc__cuda_cublaslt *_Atomic cublaslt; /* NULL until it is first used */
   struct dc__cuda_cusolver *_Atomic cusolver; /* the same */
   atomic_llong pinned;                        /* bytes of host memory */
-  int64_t pinned_max;
+  int64_t max_pinned;                         /* dc_device_options.max_pinned_bytes */
   atomic_ullong last_serial;
   pthread_mutex_t mutex; /* all below */
   pthread_cond_t issued; /* signalled when a mark's record was issued */

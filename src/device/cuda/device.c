@@ -178,7 +178,7 @@ static dc_status open_context(dc__cuda_device *self, int32_t number) {
   return status;
 }
 
-static dc_status open_device(int32_t number, const char *name, const dc_allocator *allocator, dc_device **device) {
+static dc_status open_device(int32_t number, const char *name, const dc_device_options *options, dc_device **device) {
   dc__cuda_device *self = dc__calloc(1, sizeof *self);
   if (self == NULL) {
     return DC_E_NO_MEMORY;
@@ -197,8 +197,9 @@ static dc_status open_device(int32_t number, const char *name, const dc_allocato
     device_destroy(&self->head);
     return status;
   }
-  if (allocator != NULL) {
-    self->head.allocator = *allocator; /* it is ours to destroy from here on */
+  if (options != NULL) {
+    self->head.allocator = *options->allocator; /* it is ours to destroy from here on */
+    self->max_pinned = options->max_pinned_bytes > 0 ? options->max_pinned_bytes : self->max_pinned;
   }
   *device = &self->head;
   return DC_OK;

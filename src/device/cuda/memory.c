@@ -19,7 +19,7 @@ dc_status dc__cuda_pool_open(dc__cuda_device *device) {
   }
   int64_t total = 0, unused;
   DC__TRY(device->cpu->ops->memory_info(device->cpu, &total, &unused));
-  device->pinned_max = total / 2;
+  device->max_pinned = total / 2;
   return DC_OK;
 }
 
@@ -46,12 +46,12 @@ static dc_status cuda_alloc_device(dc__cuda_device *device, size_t bytes, void *
 
 static dc_status alloc_pinned(dc__cuda_device *device, size_t bytes, void **ptr) {
   int64_t pinned = atomic_fetch_add(&device->pinned, (long long)bytes) + (int64_t)bytes;
-  if (pinned > device->pinned_max) {
+  if (pinned > device->max_pinned) {
     atomic_fetch_sub(&device->pinned, (long long)bytes);
     return dc__fail(DC_E_NO_MEMORY,
                     "device \"%s\": no pinned memory for %zu bytes: %" PRId64 " of at most %" PRId64
-                    " bytes (half of the machine's memory) are pinned",
-                    device->head.name, bytes, pinned - (int64_t)bytes, device->pinned_max);
+                    " bytes are pinned (max_pinned_bytes of dc_device_options; by default half of the machine's memory)",
+                    device->head.name, bytes, pinned - (int64_t)bytes, device->max_pinned);
   }
   dc__cuda_context_guard entry = dc__cuda_context_enter(device);
   dc__cu_result error = device->driver.cuMemHostAlloc(ptr, bytes, DC__CU_HOST_PORTABLE);

@@ -135,6 +135,10 @@ static void test_open_arguments(void **state) {
   allocator.alloc = NULL;
   assert_fails(dc_device_open("cpu", &options, &device), DC_E_INVALID,
                "dc_device_open: options.allocator.alloc is NULL, must be a function");
+  options.allocator = NULL;
+  options.max_pinned_bytes = -1;
+  assert_fails(dc_device_open("cpu", &options, &device), DC_E_INVALID,
+               "dc_device_open: options.max_pinned_bytes = -1, must be >= 0 (0: half of the machine's)");
   assert_null(device);
   assert_string_equal(dc_device_name(NULL), "");
 }

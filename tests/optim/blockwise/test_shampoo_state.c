@@ -308,7 +308,7 @@ static void limited_free(void *ptr, int64_t bytes, int64_t align, void *user) {
 static void refused_memory_leaves_all_as_it_was(void **state) {
   (void)state;
   const dc_allocator allocator = {sizeof allocator, limited_alloc, limited_free, NULL, NULL};
-  const dc_device_options options = {sizeof options, &allocator};
+  const dc_device_options options = {.struct_size = sizeof options, .allocator = &allocator};
   dc_device *scarce;
   dc_linalg *l;
   allowed = 1000;

@@ -309,12 +309,13 @@ extern "C" {
 pub struct dc_device_options {
     pub struct_size: usize,
     pub allocator: *const dc_allocator,
+    pub max_pinned_bytes: i64,
 }
 #[test]
 fn bindgen_test_layout_dc_device_options() {
     assert_eq!(
         ::std::mem::size_of::<dc_device_options>(),
-        16usize,
+        24usize,
         concat!("Size of: ", stringify!(dc_device_options))
     );
     assert_eq!(
@@ -346,6 +347,18 @@ fn bindgen_test_layout_dc_device_options() {
         );
     }
     test_field_allocator();
+    fn test_field_max_pinned_bytes() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_device_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).max_pinned_bytes) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_device_options), "::", stringify!(max_pinned_bytes))
+        );
+    }
+    test_field_max_pinned_bytes();
 }
 impl Default for dc_device_options {
     fn default() -> Self {
