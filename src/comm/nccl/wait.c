@@ -7,7 +7,9 @@
 
 #include "comm/nccl/nccl.h"
 
-enum { YIELD_POLLS = 50, SLEEP_NS = 200000 };
+/* NCCL starts a thread at each group's end, which takes tens of microseconds. A nap takes longer than that, so the host
+ * polls for as long as such a thread may need, and naps where NCCL waits for a rank. */
+enum { SPIN_NS = 2000000, SLEEP_NS = 200000 };
 
 typedef struct nccl_call {
   dc__nccl *self;
@@ -83,13 +85,13 @@ dc_status dc__nccl_check_progress(dc__nccl *self, const char *call, const char *
 
 dc_status dc__nccl_wait_ready(dc__nccl *self, const char *call, const char *what, int64_t timeout_ns) {
   int64_t begun = dc__now_ns();
-  for (int i = 0;; i++) {
+  while (true) {
     dc__nccl_result state;
     DC__TRY(dc__nccl_get_async_error(self, call, &state));
     if (state != DC__NCCL_IN_PROGRESS) {
       return DC_OK;
     }
-    if (i < YIELD_POLLS) {
+    if (dc__now_ns() - begun < SPIN_NS) {
       sched_yield();
     } else {
       DC__TRY(dc__nccl_check_progress(self, call, what, begun, timeout_ns));

@@ -111,6 +111,11 @@ int cudasim_current(void) {
   return depth == 0 ? -1 : pushed[depth - 1];
 }
 
+void cudasim_become(int device) {
+  pushed[0] = device;
+  depth = 1;
+}
+
 void count_live(int change) {
   pthread_mutex_lock(&mutex);
   live += change;

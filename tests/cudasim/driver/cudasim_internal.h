@@ -44,6 +44,8 @@ CUDASIM_API void count_live(int change);
 /* A handle of a library, which counts as live; with the bytes of `value`, or zeros. */
 CUDASIM_API int make_object(void **object, const void *value, size_t bytes);
 CUDASIM_API int end_object(void *object, int error);
+/* Makes the device current on this thread, which is a library's own. */
+CUDASIM_API void cudasim_become(int device);
 void calls_reset(void);
 int device_of(dc__cu_context context);
 

@@ -1,11 +1,15 @@
 /* Groups of the simulated NCCL: collected by a thread, run by a stream when all ranks' streams have reached them. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "ncclsim_internal.h"
 
+enum { LAUNCH_NS = 100000 };
+
 static _Thread_local int depth;
 static _Thread_local group *open;
+static _Thread_local int64_t ended_ns;
 
 /* ---- collecting ---- */
 
@@ -29,7 +33,13 @@ void ncclsim_free_groups(group *first) {
 }
 
 static int add(struct ncclComm *comm, void *stream, call c) {
-  if (depth == 0 || comm->opening.to != NULL || (open != NULL && (open->comm != comm || open->stream != stream))) {
+  pthread_mutex_lock(&ncclsim_mutex);
+  const bool busy = comm->launching > 0 || comm->opening.to != NULL; /* no calls before it is ready again */
+  pthread_mutex_unlock(&ncclsim_mutex);
+  if (c.peer < 0 || c.peer >= comm->world->ranks) {
+    return DC__NCCL_INVALID_ARGUMENT;
+  }
+  if (depth == 0 || busy || (open != NULL && (open->comm != comm || open->stream != stream))) {
     return DC__NCCL_INVALID_USAGE; /* libdc groups all of one communicator */
   }
   if (open == NULL) {
@@ -225,10 +235,9 @@ static int launch(group *g) {
   group **list = g->captured ? &comm->captured : &comm->groups;
   g->next = *list;
   *list = g;
-  comm->looks = LOOKS;
   pthread_mutex_unlock(&ncclsim_mutex);
   if (refused == 0 && cuLaunchHostFunc(g->stream, run_group, g) == 0) {
-    return DC__NCCL_IN_PROGRESS;
+    return 0;
   }
   pthread_mutex_lock(&ncclsim_mutex);
   remove_group(g);
@@ -236,9 +245,52 @@ static int launch(group *g) {
   return DC__NCCL_CUDA_ERROR;
 }
 
+/* NCCL has a thread at the end of each group of a communicator that does not block. */
+static void *launch_late(void *arg) {
+  group *g = arg;
+  struct ncclComm *comm = g->comm;
+  clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){0, LAUNCH_NS}, NULL); /* not a program's nanosleep() */
+  cudasim_become(comm->device);
+  int error = launch(g);
+  pthread_mutex_lock(&ncclsim_mutex);
+  comm->error = comm->error != 0 ? comm->error : error;
+  comm->launching--;
+  pthread_cond_broadcast(&ncclsim_progress);
+  pthread_mutex_unlock(&ncclsim_mutex);
+  return NULL;
+}
+
+/* A communicator of one rank has no thread. */
+static int launch_on_thread(group *g) {
+  struct ncclComm *comm = g->comm;
+  if (comm->world->ranks == 1) {
+    return launch(g);
+  }
+  pthread_t thread;
+  pthread_mutex_lock(&ncclsim_mutex);
+  comm->launching++;
+  comm->device = cudasim_current();
+  pthread_mutex_unlock(&ncclsim_mutex);
+  if (pthread_create(&thread, NULL, launch_late, g) != 0) {
+    abort();
+  }
+  pthread_detach(thread);
+  return DC__NCCL_IN_PROGRESS;
+}
+
+int64_t ncclsim_group_ended_ns(void) {
+  return ended_ns;
+}
+
 int ncclGroupEnd(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  ended_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
   int error = ncclsim_enter(__func__, open != NULL);
   group *g = open;
+  if (depth == 0) {
+    return DC__NCCL_INVALID_USAGE;
+  }
   open = NULL;
   depth--;
   if (g == NULL || error != 0) {
@@ -247,5 +299,5 @@ int ncclGroupEnd(void) {
     }
     return error;
   }
-  return launch(g);
+  return launch_on_thread(g);
 }

@@ -102,10 +102,17 @@ int ncclCommInitRankConfig(dc__nccl_handle *comm, int ranks, dc__nccl_id id, int
   return DC__NCCL_IN_PROGRESS;
 }
 
+static _Thread_local int polls;
+
+int ncclsim_thread_polls(void) {
+  return polls;
+}
+
 int ncclCommGetAsyncError(dc__nccl_handle comm, int *error) {
+  polls++;
   NCCLSIM_ENTER(false);
   pthread_mutex_lock(&ncclsim_mutex);
-  bool waits = comm->world->joined < comm->world->ranks || ncclsim_opens(comm) || comm->looks > 0;
+  bool waits = comm->world->joined < comm->world->ranks || ncclsim_opens(comm) || comm->looks > 0 || comm->launching > 0;
   comm->looks -= comm->looks > 0;
   *error = comm->error != 0 ? comm->error : waits ? DC__NCCL_IN_PROGRESS : 0;
   pthread_mutex_unlock(&ncclsim_mutex);
@@ -123,7 +130,7 @@ int ncclCommFinalize(dc__nccl_handle comm) {
 /* A call that ends a communicator does so, whatever it returns. */
 static void end(struct ncclComm *comm, bool abort) {
   pthread_mutex_lock(&ncclsim_mutex);
-  while (abort && comm->world->moving > 0) { /* what is being read stays */
+  while (comm->launching > 0 || (abort && comm->world->moving > 0)) { /* what is being read stays */
     pthread_cond_wait(&ncclsim_progress, &ncclsim_mutex);
   }
   comm->world->aborted[comm->rank] = abort;

@@ -2,7 +2,8 @@
  * the simulated driver. It is strict about:
  *
  *   calls        those that queue work need a current device; communicators are non-blocking, and calls stay in
- *                progress for a few polls
+ *                progress for a few polls. Meanwhile a communicator takes no other
+ *   threads      the end of a group of several ranks starts one, which puts the work on the stream 100 us later
  *   groups       wait on their stream until every rank's has arrived, move data, and end when all have moved. On a
  *                captured stream they run with each launch of the graph
  *   windows      all ranks register them together, in the same order and of the same size, in memory of ncclMemAlloc.
@@ -16,6 +17,7 @@
 #define TESTS_NCCLSIM_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #define NCCLSIM_API __attribute__((visibility("default")))
 
@@ -26,6 +28,10 @@ NCCLSIM_API void ncclsim_set_version(int version);
 NCCLSIM_API void ncclsim_set_windows(bool there);
 /* All-gathers so far, of all ranks, whose result lay in a window. */
 NCCLSIM_API int ncclsim_through_windows(void);
+/* This thread's calls of ncclCommGetAsyncError, since it began. */
+NCCLSIM_API int ncclsim_thread_polls(void);
+/* When this thread last ended a group, as CLOCK_MONOTONIC has it; 0: never. */
+NCCLSIM_API int64_t ncclsim_group_ended_ns(void);
 /* The rank's next group ends with an asynchronous error, and moves nothing. */
 NCCLSIM_API void ncclsim_break(int rank, int error);
 /* The rank's next start or group never comes. */

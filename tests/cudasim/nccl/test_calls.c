@@ -1,6 +1,8 @@
-/* How often an operator calls the driver, and NCCL: its cost on the host beside libdc's own work. The numbers are
- * bounds, so that a higher cost is seen. */
+/* How often an operator calls the driver, and NCCL, and naps: its cost on the host beside libdc's own work. The numbers
+ * are bounds, so that a higher cost is seen. Polls of NCCL are not counted: their number depends on the machine. */
 #include "nccl_ranks.h"
+
+#include <stdatomic.h>
 
 #include "runtime/runtime.h"
 
@@ -8,6 +10,20 @@ enum { COUNT = 300, GRAPH = 7, ID = 1, TIMES = 100, OPERATORS = 3 };
 
 static const int64_t second = INT64_C(1000000000);
 static const int64_t whole = COUNT;
+
+/* Naps within a millisecond of a group's end, when NCCL's thread may still be at work. libdc's nanosleep() is this one,
+ * since programs of tests have its objects. On a busy machine later naps are right, so that they are not counted. */
+static atomic_int early_naps;
+
+int nanosleep(const struct timespec *time, struct timespec *left) {
+  const int64_t ended = ncclsim_group_ended_ns();
+  atomic_fetch_add(&early_naps, ended != 0 && dc__now_ns() - ended < 1000000);
+  return clock_nanosleep(CLOCK_MONOTONIC, 0, time, left);
+}
+
+static int host_calls(void) {
+  return cudasim_thread_calls() - ncclsim_thread_polls();
+}
 
 /* Steps until the flight recorder's ring has gone round, and makes no events any more. */
 enum { WARM = 4096 / OPERATORS + 1 };
@@ -28,7 +44,7 @@ static dc_status run_operator(dc_context *ctx, int which) {
 }
 
 static void get_calls(void *args) {
-  **(int **)args = cudasim_thread_calls();
+  **(int **)args = host_calls();
 }
 
 /* Of the worker of the gather's stream, which has one if the ranks meet. */
@@ -59,10 +75,10 @@ static void count(card_rank *c, dc_stream *stream, void *shard) {
       worker = calls_of_worker(c->r.ctx);
     }
     for (int which = 0; which < OPERATORS; which++) {
-      const int before = cudasim_thread_calls();
+      const int before = host_calls();
       OK(&c->r, run_operator(c->r.ctx, which));
       CHECK(&c->r, cudasim_depth() == 0 && cudasim_mode() == 0);
-      calls[which] += cudasim_thread_calls() - before;
+      calls[which] += host_calls() - before;
     }
     if (i % 8 == 0) { /* work that takes long is polled more than once */
       OK(&c->r, dc_stream_synchronize(stream, 0));
@@ -77,9 +93,9 @@ static void count(card_rank *c, dc_stream *stream, void *shard) {
   CHECK(&c->r, worker <= expected.worker * TIMES);
   OK(&c->r, run_operator(c->r.ctx, 0));
   OK(&c->r, run_operator(c->r.ctx, 1));
-  const int before = cudasim_thread_calls();
+  const int before = host_calls();
   OK(&c->r, run_operator(c->r.ctx, 1)); /* what the stream has waited for is not waited for again */
-  CHECK(&c->r, cudasim_thread_calls() - before < calls[1] / TIMES);
+  CHECK(&c->r, host_calls() - before < calls[1] / TIMES);
   OK(&c->r, run_operator(c->r.ctx, 2));
 }
 
@@ -109,14 +125,16 @@ static void test_one_rank(void **state) {
 
 static void test_one_rank_on_nccl(void **state) {
   (void)state;
-  expected = (bounds){true, {28, 10, 10}, 0};
+  expected = (bounds){true, {22, 8, 8}, 0};
   on_cards(1, ON_THREADS, 100 * second, rank_counts);
 }
 
 static void test_two_ranks_on_nccl(void **state) {
   (void)state;
   expected = (bounds){true, {13, 10, 10}, 40};
+  atomic_store(&early_naps, 0);
   on_cards(2, ON_THREADS, 100 * second, rank_counts);
+  assert_int_equal(atomic_load(&early_naps), 0);
 }
 
 #define TEST(name) cmocka_unit_test_setup(name, clean_state)

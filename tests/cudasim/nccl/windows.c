@@ -148,7 +148,7 @@ int ncclCommWindowRegister(dc__nccl_handle comm, void *data, size_t bytes, dc__n
     error = 0;
   } else if (!is_block(data, bytes) || flags != DC__NCCL_SYMMETRIC) {
     error = DC__NCCL_INVALID_ARGUMENT;
-  } else if (comm->opening.to != NULL || comm->looks > 0 || w->windows[comm->rank] == WINDOWS) {
+  } else if (comm->opening.to != NULL || comm->looks > 0 || comm->launching > 0 || w->windows[comm->rank] == WINDOWS) {
     error = DC__NCCL_INVALID_USAGE;
   } else {
     int number = w->windows[comm->rank]++;
