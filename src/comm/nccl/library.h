@@ -44,6 +44,19 @@ enum { /* the numbers are NCCL's */
 #define DC__NCCL_MAGIC 0xcafebeefU
 #define DC__NCCL_UNSET INT32_MIN
 
+/* NCCL's contracts; tests/cudasim/nccl refuses what breaks them, except where a line says that it cannot.
+ *
+ * thread     One thread at a time uses a communicator; ncclCommGetAsyncError and ncclCommAbort may come from any. The
+ *            calls of a group are one thread's, and ncclGroupEnd follows ncclGroupStart there.
+ * progress   Communicators do not block. A call may return DC__NCCL_IN_PROGRESS; until ncclCommGetAsyncError returns
+ *            another state, the communicator takes no call but an abort. A group of several ranks is put on its stream
+ *            by a thread of NCCL's.
+ * fit        All ranks have the same calls in the same order, of the same sizes, for peers of the communicator.
+ * error      One of a call is returned, or found by ncclCommGetAsyncError; another rank's is not told to this one.
+ * lifetime   Buffers stay until the stream is past the group, and are neither freed nor deregistered before.
+ *            ncclCommDestroy and ncclCommAbort end the handle whatever they return.
+ * capture    A group on a captured stream runs with each launch; its communicator stays while the graph does, of which
+ *            the stand-in knows nothing. Connections and registrations are made before. */
 #define DC__NCCL_FUNCTIONS(X)                                                                                       \
   X(ncclGetVersion, dc__nccl_result, (int *version))                                                                \
   X(ncclGetUniqueId, dc__nccl_result, (dc__nccl_id * id))                                                           \

@@ -52,6 +52,19 @@ enum { /* the numbers are the library's */
        DC__LT_OLDEST = 12,
 };
 
+/* The library's contracts; tests/cudasim/vendor refuses what breaks them, except where a line says that it cannot.
+ *
+ * thread     Any thread may call, also several with one handle. The handle's device must be current.
+ * error      A refused call leaves nothing on the stream; wrong memory is an error of the device later.
+ * alignment  The workspace is a multiple of 256 bytes. A, B, C and D have the alignments that the search was told, and
+ *            DGELU wants rows of aux in multiples of 8 elements.
+ * size       The workspace is not smaller than the algorithm's, of which its two ends are overwritten. Layouts have a
+ *            leading dimension of at least their rows; D's matrices of a batch do not share elements.
+ * fit        Layouts fit the product at the search, at the check and at the call. An algorithm that was found for
+ *            another batch is passed only after cublasLtMatmulAlgoCheck. Epilogues have no batch.
+ * pointers   alpha and beta are the host's; they, and an epilogue's bias and aux, are not NULL.
+ * lifetime   Descriptions may go when the call has returned; the workspace is the product's until the stream is there.
+ * capture    cublasLtMatmul may be captured. Its kernels are loaded at their first use, which the stand-in has not. */
 #define DC__LT_FUNCTIONS(X)                                                                                            \
   X(cublasLtGetProperty, (int type, int *value))                                                                       \
   X(cublasLtCreate, (dc__lt_handle * handle))                                                                          \

@@ -20,6 +20,15 @@ enum { /* the numbers are the library's */
        DC__CUSOLVER_OLDEST_BATCHED = 11702,
 };
 
+/* The library's contracts; tests/cudasim/vendor refuses what breaks them, except where a line says that it cannot.
+ *
+ * thread     One thread at a time uses a handle, which also has a stream. The stand-in cannot see two that take turns
+ *            without a lock.
+ * error      A matrix that does not converge is told by info on the device, not by the call.
+ * size       Workspaces are not smaller than those of the same arguments' _bufferSize. A batch has at most 2^31 / 8
+ *            elements. Types of matrix, values and computation are one.
+ * lifetime   Workspaces, also the host's, belong to the call until the stream is there.
+ * capture    Decompositions may wait for their stream, which no capture allows. Those of the stand-in do not. */
 #define DC__CUSOLVER_FUNCTIONS(X)                                                                                    \
   X(cusolverGetVersion, (int *version))                                                                              \
   X(cusolverDnCreate, (dc__cusolver_handle * handle))                                                                \

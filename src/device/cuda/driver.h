@@ -61,6 +61,24 @@ enum { /* the numbers are the driver's */
        DC__CU_OLDEST_DRIVER = 12000,     /* CUDA 12.0, whose version the kernels' PTX has (scripts/cuda_image.py) */
 };
 
+/* The driver's contracts. tests/cudasim/driver refuses what breaks them, except where a line says that it cannot.
+ *
+ * thread     Any thread may call. Functions of contexts, memory, streams, events and modules want a current context. A
+ *            launch or a record wants the stream's, or the event's, device.
+ * error      An asynchronous error may be earlier work's; one that loses the device is returned by all later calls. A
+ *            call that frees does so whatever it returns.
+ * alignment  Memory of a pool and pinned memory begin at multiples of 256 bytes. A kernel's access wants the alignment
+ *            of its type.
+ * size       Allocations, copies and memsets want at least one byte. A grid has at most 65,535 blocks in y and z, and
+ *            shared memory above 48 KiB wants cuFuncSetAttribute first.
+ * flags      Streams are non-blocking. Events have the two flags below, waits for events and peer access none. A pool's
+ *            memory is pinned memory of a device.
+ * lifetime   A pool's memory goes when the stream of cuMemFreeAsync gets there, and the pool after its last block. An
+ *            event may be destroyed while a wait for it is queued. A launch copies its arguments before it returns.
+ *            A module outlives its kernels' work, which the simulator does not check.
+ * capture    Pinned memory, modules and waits of the host spoil a capture on any thread, unless this one relaxed its
+ *            mode. cuCtxSynchronize does so in every mode, and so does a wait for captured work. Waits of streams may
+ *            not cross a capture's border. */
 #define DC__CU_FUNCTIONS(X)                                                                                           \
   X(cuInit, (unsigned flags))                                                                                         \
   X(cuDriverGetVersion, (int *version))                                                                               \

@@ -17,6 +17,9 @@ static void drop(moment *m) {
 
 int cuEventCreate(dc__cu_event *event, unsigned flags) {
   ENTER(true);
+  if ((flags & ~(unsigned)(DC__CU_EVENT_BLOCKING_SYNC | DC__CU_EVENT_NO_TIMING)) != 0) {
+    return INVALID_VALUE;
+  }
   *event = calloc(1, sizeof **event);
   (*event)->timed = (flags & DC__CU_EVENT_NO_TIMING) == 0;
   (*event)->device = cudasim_current();
@@ -77,7 +80,9 @@ static void run_wait(void *args) {
 int cuStreamWaitEvent(dc__cu_stream of, dc__cu_event event, unsigned flags) {
   ENTER(true);
   dc__cu_stream stream = queue_of(of);
-  (void)flags;
+  if (flags != 0) {
+    return INVALID_VALUE;
+  }
   pthread_mutex_lock(&queue_mutex);
   moment *m = event->latest;
   bool outside =

@@ -66,7 +66,7 @@ int memory_alloc(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr) {
 int cuMemAllocFromPoolAsync(dc__cu_ptr *ptr, size_t bytes, dc__cu_pool pool, dc__cu_stream stream) {
   ENTER(true);
   (void)stream;
-  return pool == NULL ? INVALID_VALUE : memory_alloc(pool, bytes, ptr);
+  return pool == NULL || bytes == 0 ? INVALID_VALUE : memory_alloc(pool, bytes, ptr);
 }
 
 int memory_free(const void *ptr, bool pinned) {
@@ -101,8 +101,7 @@ int cuMemFreeAsync(dc__cu_ptr ptr, dc__cu_stream stream) {
 
 int cuMemHostAlloc(void **ptr, size_t bytes, unsigned flags) {
   ENTER(true);
-  int error = unsafe();
-  (void)flags;
+  int error = bytes == 0 || flags > 7 ? INVALID_VALUE : unsafe();
   void *fresh = error != 0 ? NULL : aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
   if (fresh == NULL) {
     return error != 0 ? error : DC__CU_OUT_OF_MEMORY;

@@ -14,6 +14,9 @@ DC__LT_FUNCTIONS(X)
 
 enum { INVALID = DC__LT_INVALID_VALUE, WORKSPACE_ALIGNMENT = 256 };
 
+struct cublasLtContext {
+  int device; /* that was current when it was made */
+};
 struct dc__lt_desc_st {
   int compute, scale, trans[2], epilogue;
   const void *bias, *aux;
@@ -29,6 +32,14 @@ struct dc__lt_preference_st {
   uint64_t workspace;
   uint32_t reduction, alignment[4];
 };
+
+static int32_t dtype_of(int type) {
+  return type == DC__LT_R_64F    ? DC_FLOAT64
+         : type == DC__LT_R_32F  ? DC_FLOAT32
+         : type == DC__LT_R_16F  ? DC_FLOAT16
+         : type == DC__LT_R_16BF ? DC_BFLOAT16
+                                 : DC_DTYPE_NONE;
+}
 
 int cublasLtGetProperty(int type, int *value) {
   ENTER(false);
@@ -48,7 +59,8 @@ static int put(void *field, size_t size, const void *value, size_t bytes) {
 
 int cublasLtCreate(dc__lt_handle *handle) {
   ENTER(true);
-  return make_object((void **)handle, "", 1);
+  const struct cublasLtContext fresh = {cudasim_current()};
+  return make_object((void **)handle, &fresh, sizeof fresh);
 }
 
 int cublasLtDestroy(dc__lt_handle handle) {
@@ -87,7 +99,7 @@ int cublasLtMatmulDescSetAttribute(dc__lt_desc desc, int attribute, const void *
 int cublasLtMatrixLayoutCreate(dc__lt_layout *layout, int type, uint64_t rows, uint64_t columns, int64_t ld) {
   ENTER(false);
   const struct dc__lt_layout_st fresh = {type, (int64_t)rows, (int64_t)columns, ld, 0, 1};
-  return ld < fresh.rows ? INVALID : make_object((void **)layout, &fresh, sizeof fresh);
+  return ld < fresh.rows || dtype_of(type) == DC_DTYPE_NONE ? INVALID : make_object((void **)layout, &fresh, sizeof fresh);
 }
 
 int cublasLtMatrixLayoutSetAttribute(dc__lt_layout layout, int attribute, const void *value, size_t bytes) {
@@ -124,14 +136,6 @@ int cublasLtMatmulPreferenceSetAttribute(dc__lt_preference preference, int attri
 }
 
 /* ---- products ---- */
-
-static int32_t dtype_of(int type) {
-  return type == DC__LT_R_64F    ? DC_FLOAT64
-         : type == DC__LT_R_32F  ? DC_FLOAT32
-         : type == DC__LT_R_16F  ? DC_FLOAT16
-         : type == DC__LT_R_16BF ? DC_BFLOAT16
-                                 : DC_DTYPE_NONE;
-}
 
 static size_t bytes_of(const struct dc__lt_layout_st *layout) {
   const int64_t before = (layout->batch - 1) * layout->stride + (layout->columns - 1) * layout->ld;
@@ -250,6 +254,19 @@ static void run_product(void *args) {
   free(scratch);
 }
 
+/* The pointers that the product and its epilogue need. */
+static bool has_pointers(const struct dc__lt_desc_st *desc, const void *alpha, const void *beta, const void *workspace,
+                         size_t workspace_bytes) {
+  const bool biased = desc->epilogue == DC__LT_EPILOGUE_BIAS || desc->epilogue == DC__LT_EPILOGUE_BGRADB;
+  return alpha != NULL && beta != NULL && (workspace != NULL || workspace_bytes == 0) &&
+         (!biased || desc->bias != NULL) && (desc->epilogue != DC__LT_EPILOGUE_DGELU || desc->aux != NULL);
+}
+
+/* Matrices of a batch that are written may not share elements. */
+static bool are_apart(const struct dc__lt_layout_st *d) {
+  return d->batch == 1 || d->stride >= (d->columns - 1) * d->ld + d->rows;
+}
+
 /* By rows, what is D = A B by columns is D' = B' A'. */
 int cublasLtMatmul(dc__lt_handle handle, dc__lt_desc desc, const void *alpha, const void *a, dc__lt_layout a_layout,
                    const void *b, dc__lt_layout b_layout, const void *beta, const void *c, dc__lt_layout c_layout,
@@ -257,6 +274,10 @@ int cublasLtMatmul(dc__lt_handle handle, dc__lt_desc desc, const void *alpha, co
                    dc__cu_stream stream) {
   ENTER(true);
   if (handle == NULL || c != d || c_layout != d_layout || algo->data[0] == 0 || workspace_bytes < algo->data[1]) {
+    return INVALID;
+  }
+  if (handle->device != cudasim_current() || !shapes_fit(desc, a_layout, b_layout, d_layout) || !are_apart(d_layout) ||
+      !has_pointers(desc, alpha, beta, workspace, workspace_bytes)) {
     return INVALID;
   }
   uintptr_t all = (uintptr_t)a | (uintptr_t)b | (uintptr_t)d;
