@@ -43,6 +43,7 @@ def test_its_programs_are_those_of_the_build(script: Any) -> None:
     cases = {f"{folder}_{stem}" for folder, stems in folders for stem in re.findall(r"'(\w+)'", stems)}
     rows = script.rows()
     assert len({row.name for row in rows}) == len(rows)
+    assert {row.needs for row in rows} - {""} <= {row.name for row in rows}
     assert cases == set(script.NOT_CONFORMANCE) and "'moves'" in built
     assert set(script.NOT_ON_NCCL) <= set(script.conformance())
     assert set(script.SANITIZED) <= {*script.NOT_CONFORMANCE, *script.conformance()}
@@ -51,7 +52,8 @@ def test_its_programs_are_those_of_the_build(script: Any) -> None:
 
 
 def test_it_counts_what_passed_and_keeps_what_failed(script: Any) -> None:
-    assert said(script, "[  PASSED  ] 7 test(s).") == {"status": 0, "seconds": pytest.approx(0, abs=60), "passed": 7}
+    assert said(script, "[  PASSED  ] 7 test(s).") == {"status": 0, "seconds": pytest.approx(0, abs=60), "passed": 7,
+                                                       "text": "[  PASSED  ] 7 test(s).\n"}
     assert said(script, "12 passed in 3.1s")["passed"] == 12
     assert said(script, "a warning\n{\"ratio\": 1.5}")["figures"] == {"ratio": 1.5}
     failed = said(script, "it broke", 3)
@@ -96,7 +98,7 @@ def test_a_run_goes_on_where_the_last_one_ended(script: Any, tmp_path: Path, mon
     monkeypatch.setattr(script, "run", run)
     file = tmp_path / "out" / "report.json"
     assert call(script, monkeypatch, file) == 1
-    assert ran[:3] == ["setup", "build", "card_kernels_elementwise"]
+    assert ran[:4] == ["setup", "build", "moves", "card_kernels_elementwise"]
     report = json.loads(file.read_text())
     assert report["card"] == "a card" and "layer speed 512" in report["results"] and "moves" not in report["results"]
     assert "failed: torch; left: moves;" in capsys.readouterr().out
@@ -117,3 +119,28 @@ def test_nothing_is_run_that_was_not_built(script: Any, tmp_path: Path, monkeypa
     monkeypatch.setattr(script, "run", lambda row, left: {"status": 1, "seconds": 0.0, "passed": 0})
     assert call(script, monkeypatch, tmp_path / "report.json") == 1
     assert list(json.loads((tmp_path / "report.json").read_text())["results"]) == ["setup", "build"]
+
+
+def test_a_row_that_fails_or_hangs_tells_why_and_the_rest_runs(script: Any, tmp_path: Path, capsys: Any,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = "echo begun; echo '[  ERROR   ] --- 3 != 4'; for i in 1 2 3 4 5 6 7 8; do echo after $i; done; exit 3"
+    rows = [script.Row("a fails", ["sh", "-c", fails], 60),
+            script.Row("b hangs", ["sh", "-c", "echo on; sleep 600"], 5),
+            script.Row("c is fine", ["sh", "-c", "echo '[  PASSED  ] 2 test(s).'"], 60),
+            script.Row("d is absent", ["./no-such-program"], 60),
+            script.Row("e needs a", ["true"], 60, True, {}, "a fails")]
+    monkeypatch.setattr(script, "build", lambda: [script.Row("build", ["true"], 60)])
+    monkeypatch.setattr(script, "rows", lambda: rows)
+    assert call(script, monkeypatch, tmp_path / "report.json") == 1
+    said_there = capsys.readouterr().out
+    assert "    [  ERROR   ] --- 3 != 4\n" in said_there and "    after" not in said_there
+    assert "    on\n    its 5 seconds were over\n" in said_there and "No such file" in said_there
+    results = json.loads((tmp_path / "report.json").read_text())["results"]
+    assert {name: result["status"] for name, result in results.items()} == {
+        "build": 0, "a fails": 3, "b hangs": 124, "c is fine": 0, "d is absent": 127}
+    assert "after 8" in results["a fails"]["text"] and "text" not in results["c is fine"]
+    assert (tmp_path / "report-logs" / "a_fails.log").read_text().startswith("begun\n")
+    assert (tmp_path / "report-logs" / "c_is_fine.log").read_text() == "[  PASSED  ] 2 test(s).\n"
+    assert "e needs a: left out, since a fails failed\n" in said_there and "left: e needs a;" in said_there
+    assert call(script, monkeypatch, tmp_path / "report.json", "e needs a") == 1  # it runs where it is named
+    assert json.loads((tmp_path / "report.json").read_text())["results"]["e needs a"]["status"] == 0

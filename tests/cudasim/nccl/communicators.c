@@ -112,7 +112,8 @@ int ncclCommGetAsyncError(dc__nccl_handle comm, int *error) {
   polls++;
   NCCLSIM_ENTER(false);
   pthread_mutex_lock(&ncclsim_mutex);
-  bool waits = comm->world->joined < comm->world->ranks || ncclsim_opens(comm) || comm->looks > 0 || comm->launching > 0;
+  bool waits =
+      comm->world->joined < comm->world->ranks || ncclsim_opens(comm) || comm->looks > 0 || comm->launching > 0;
   comm->looks -= comm->looks > 0;
   *error = comm->error != 0 ? comm->error : waits ? DC__NCCL_IN_PROGRESS : 0;
   pthread_mutex_unlock(&ncclsim_mutex);

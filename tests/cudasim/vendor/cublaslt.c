@@ -99,7 +99,8 @@ int cublasLtMatmulDescSetAttribute(dc__lt_desc desc, int attribute, const void *
 int cublasLtMatrixLayoutCreate(dc__lt_layout *layout, int type, uint64_t rows, uint64_t columns, int64_t ld) {
   ENTER(false);
   const struct dc__lt_layout_st fresh = {type, (int64_t)rows, (int64_t)columns, ld, 0, 1};
-  return ld < fresh.rows || dtype_of(type) == DC_DTYPE_NONE ? INVALID : make_object((void **)layout, &fresh, sizeof fresh);
+  return ld < fresh.rows || dtype_of(type) == DC_DTYPE_NONE ? INVALID
+                                                            : make_object((void **)layout, &fresh, sizeof fresh);
 }
 
 int cublasLtMatrixLayoutSetAttribute(dc__lt_layout layout, int attribute, const void *value, size_t bytes) {
