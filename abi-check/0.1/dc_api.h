@@ -274,10 +274,12 @@ DC_API void dc_allocator_init(dc_allocator *allocator, size_t struct_size);
 typedef struct dc_device_options {
   size_t struct_size;             /**< sizeof(dc_device_options) */
   const dc_allocator *allocator;  /**< copied; NULL = the device's own (huge pages on the CPU) */
+  int64_t max_pinned_bytes;       /**< most host memory that the device pins at once; 0 = half of the machine's. Pinned
+                                   *   pages are lost to other programs. The CPU device pins none and only checks it */
 } dc_device_options;
 
 /** A dc_device_options with all defaults. */
-#define DC_DEVICE_OPTIONS_INIT {sizeof(dc_device_options), NULL}
+#define DC_DEVICE_OPTIONS_INIT {sizeof(dc_device_options), NULL, 0}
 
 /** DC_DEVICE_OPTIONS_INIT as a function. [any] Since 0.1. */
 DC_API void dc_device_options_init(dc_device_options *options, size_t struct_size);
@@ -290,8 +292,8 @@ DC_API void dc_device_options_init(dc_device_options *options, size_t struct_siz
  *  AT_MINSIGSTKSZ bytes, which include AMX's registers. AMX is not used if a thread's stack is smaller.
  *  name  "cpu"; "cuda" or "cuda:N", the first or the N-th device
  *  Returns DC_OK; DC_E_NO_DEVICE (unknown name, or not on this machine: the text says what is missing), DC_E_INVALID
- *  (also: LIBDC_CPU is none of those), DC_E_NO_MEMORY, DC_E_DEVICE (the device or its driver refused). [any]
- *  Since 0.1. */
+ *  (also: max_pinned_bytes < 0, or LIBDC_CPU is none of those), DC_E_NO_MEMORY, DC_E_DEVICE (the device or its driver
+ *  refused). [any] Since 0.1. */
 DC_API dc_status dc_device_open(const char *name, const dc_device_options *options, dc_device **device);
 /** Gives the handle back.
  *  device  NULL does nothing

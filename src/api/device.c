@@ -6,7 +6,7 @@
 #include "kernels/kernels.h"
 
 /* Sizes of the structs in the version that introduced them; frozen from then on. */
-enum { DC__DEVICE_OPTIONS_SIZE_0_1 = 16, DC__ALLOCATOR_SIZE_0_1 = 40 };
+enum { DC__DEVICE_OPTIONS_SIZE_0_1 = 24, DC__ALLOCATOR_SIZE_0_1 = 40 };
 
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_device_options) >= DC__DEVICE_OPTIONS_SIZE_0_1, "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_allocator) >= DC__ALLOCATOR_SIZE_0_1, "0.1");

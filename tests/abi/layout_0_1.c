@@ -31,12 +31,14 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_allocator, destroy_user) == 24
 _Static_assert(_Generic(((dc_allocator *)0)->destroy_user, void (*)(void *user): 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_allocator, user) == 32, "0.1");
 _Static_assert(_Generic(((dc_allocator *)0)->user, void *: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || sizeof(dc_device_options) >= 16, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_device_options) >= 24, "0.1");
 _Static_assert(sizeof(void *) != 8 || _Alignof(dc_device_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_device_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_device_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_device_options, allocator) == 8, "0.1");
 _Static_assert(_Generic(((dc_device_options *)0)->allocator, const dc_allocator *: 1, default: 0), "0.1");
+_Static_assert(sizeof(void *) != 8 || offsetof(dc_device_options, max_pinned_bytes) == 16, "0.1");
+_Static_assert(_Generic(((dc_device_options *)0)->max_pinned_bytes, int64_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_options) >= 56, "0.1");
 _Static_assert(sizeof(void *) != 8 || _Alignof(dc_comm_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, struct_size) == 0, "0.1");

@@ -37,7 +37,7 @@ static const row rows[] = {
     ROW(dc_tensor, 48, OUT, call_tensor_out, NULL, NULL),
     ROW(dc_tensor, 48, STRIDED, NULL, call_tensor_strided, fill_tensor),
     ROW(dc_allocator, 40, IN_OR_NULL, call_allocator, NULL, fill_allocator),
-    ROW(dc_device_options, 16, IN_OR_NULL, call_device_options, NULL, NULL),
+    ROW(dc_device_options, 24, IN_OR_NULL, call_device_options, NULL, NULL),
     ROW(dc_comm_options, 24, IN_OR_NULL, call_comm_options, NULL, NULL),
     ROW(dc_comm_callbacks, 72, IN, call_callbacks, NULL, fill_callbacks),
     ROW(dc_context_options, 24, IN_OR_NULL, call_context_options, NULL, NULL),
@@ -207,7 +207,7 @@ static void test_initialisers(void **state) {
   const struct {
     void (*init)(void *at, size_t size);
     size_t first;
-  } all[] = {{init_dc_tensor, 48},         {init_dc_allocator, 40},          {init_dc_device_options, 16},
+  } all[] = {{init_dc_tensor, 48},         {init_dc_allocator, 40},          {init_dc_device_options, 24},
              {init_dc_comm_options, 24},   {init_dc_comm_callbacks, 72},     {init_dc_context_options, 24},
              {init_dc_config, 48},         {init_dc_memory_stats, 144},      {init_dc_op_info, 48},
              {init_dc_layer_config, 160},  {init_dc_layer_call, 96},         {init_dc_layer_cost, 80},

@@ -48,10 +48,11 @@ static dc_status alloc_pinned(dc__cuda_device *device, size_t bytes, void **ptr)
   int64_t pinned = atomic_fetch_add(&device->pinned, (long long)bytes) + (int64_t)bytes;
   if (pinned > device->max_pinned) {
     atomic_fetch_sub(&device->pinned, (long long)bytes);
-    return dc__fail(DC_E_NO_MEMORY,
-                    "device \"%s\": no pinned memory for %zu bytes: %" PRId64 " of at most %" PRId64
-                    " bytes are pinned (max_pinned_bytes of dc_device_options; by default half of the machine's memory)",
-                    device->head.name, bytes, pinned - (int64_t)bytes, device->max_pinned);
+    return dc__fail(
+        DC_E_NO_MEMORY,
+        "device \"%s\": no pinned memory for %zu bytes: %" PRId64 " of at most %" PRId64
+        " bytes are pinned (max_pinned_bytes of dc_device_options; by default half of the machine's memory)",
+        device->head.name, bytes, pinned - (int64_t)bytes, device->max_pinned);
   }
   dc__cuda_context_guard entry = dc__cuda_context_enter(device);
   dc__cu_result error = device->driver.cuMemHostAlloc(ptr, bytes, DC__CU_HOST_PORTABLE);

@@ -1,5 +1,5 @@
-/* The simulated driver and libraries refuse what breaks the contracts beside their prototypes, which are in driver.h and
- * cublaslt.h of src/device/cuda and in library.h of src/comm/nccl. */
+/* The simulated driver and libraries refuse what breaks the contracts beside their prototypes, which are in driver.h
+ * and cublaslt.h of src/device/cuda and in library.h of src/comm/nccl. */
 #include "harness.h"
 
 #include "comm/nccl/library.h"

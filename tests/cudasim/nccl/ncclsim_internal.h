@@ -77,8 +77,8 @@ struct ncclComm {
   struct ncclComm *next;
   world *world;
   int rank;
-  int looks;       /* in progress for so many more */
-  int launching;   /* groups that a thread of NCCL's has not put on their stream yet */
+  int looks;     /* in progress for so many more */
+  int launching; /* groups that a thread of NCCL's has not put on their stream yet */
   int device;
   int error;       /* asynchronous */
   group *groups;   /* on streams; of a lost device they never run */
