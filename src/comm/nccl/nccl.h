@@ -94,7 +94,8 @@ dc_status dc__nccl_check_progress(dc__nccl *self, const char *call, const char *
                                   int64_t timeout_ns);
 /* Waits until NCCL has finished queueing `call` for `what`. */
 dc_status dc__nccl_wait_ready(dc__nccl *self, const char *call, const char *what, int64_t timeout_ns);
-/* dc__nccl_call_on() and dc__nccl_wait_ready(), for work that NCCL continues after it has returned. */
+/* dc__nccl_call_on() and dc__nccl_wait_ready(), for work that NCCL continues after it has returned. A failure aborts
+ * the communicator, so that NCCL queues nothing any more. */
 dc_status dc__nccl_call_and_wait(dc__nccl *self, dc_stream *stream, dc__nccl_call_fn work, void *args, const char *call,
                                  const char *what);
 /* Aborts NCCL's communicator; fails this one, with the last error, and the group. */

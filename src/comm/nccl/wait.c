@@ -108,6 +108,9 @@ dc_status dc__nccl_call_and_wait(dc__nccl *self, dc_stream *stream, dc__nccl_cal
   pthread_mutex_unlock(&self->api_mutex);
   status = status != DC_OK ? status : dc__nccl_wait_ready(self, call, what, self->head.timeout_ns);
   pthread_mutex_unlock(&self->pending_mutex);
+  if (status != DC_OK) { /* NCCL's thread may yet queue work, on memory that the caller is about to free */
+    dc__nccl_abort(self, status);
+  }
   return status;
 }
 
