@@ -246,23 +246,6 @@ static void test_pinned_memory_has_a_budget(void **state) {
   assert_int_equal(dc__device_check(f->device), DC_OK); /* that is no failure of the device */
 }
 
-static void test_the_budget_of_pinned_memory_is_an_option(void **state) {
-  (void)state;
-  dc_device *limited;
-  void *ptr, *more;
-  const dc_device_options options = {.struct_size = sizeof options, .max_pinned_bytes = 10000};
-  assert_int_equal(dc_device_open("cuda", &options, &limited), DC_OK);
-  assert_int_equal(limited->ops->alloc(limited, 8000, DC_MEMORY_HOST, &ptr), DC_OK);
-  assert_int_equal(limited->ops->alloc(limited, 2048, DC_MEMORY_HOST, &more), DC_E_NO_MEMORY);
-  assert_string_equal(dc_last_error(),
-                      "device \"cuda\": no pinned memory for 2048 bytes: 8192 of at most 10000 bytes are pinned "
-                      "(max_pinned_bytes of dc_device_options; by default half of the machine's memory)");
-  limited->ops->free(limited, ptr, 8000, DC_MEMORY_HOST);
-  assert_int_equal(limited->ops->alloc(limited, 9000, DC_MEMORY_HOST, &ptr), DC_OK);
-  limited->ops->free(limited, ptr, 9000, DC_MEMORY_HOST);
-  dc_device_destroy(limited);
-}
-
 static void test_tensors(void **state) {
   fixture *f = *state;
   const int64_t shape[] = {3, 5};
@@ -405,7 +388,6 @@ int main(void) {
       TEST(test_stamps_of_old_epochs),
       TEST(test_one_event_from_many_threads),
       TEST(test_pinned_memory_has_a_budget),
-      TEST(test_the_budget_of_pinned_memory_is_an_option),
       TEST(test_tensors),
       TEST(test_steady_state),
       TEST(test_wrapped_streams),

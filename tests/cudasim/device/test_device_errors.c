@@ -209,6 +209,23 @@ static void test_every_call_fails(void **state) {
   }
 }
 
+static void test_the_budget_of_pinned_memory_is_an_option(void **state) {
+  (void)state;
+  dc_device *limited;
+  void *ptr, *more;
+  const dc_device_options options = {.struct_size = sizeof options, .max_pinned_bytes = 10000};
+  assert_int_equal(dc_device_open("cuda", &options, &limited), DC_OK);
+  assert_int_equal(limited->ops->alloc(limited, 8000, DC_MEMORY_HOST, &ptr), DC_OK);
+  assert_int_equal(limited->ops->alloc(limited, 2048, DC_MEMORY_HOST, &more), DC_E_NO_MEMORY);
+  assert_string_equal(dc_last_error(),
+                      "device \"cuda\": no pinned memory for 2048 bytes: 8192 of at most 10000 bytes are pinned "
+                      "(max_pinned_bytes of dc_device_options; by default half of the machine's memory)");
+  limited->ops->free(limited, ptr, 8000, DC_MEMORY_HOST);
+  assert_int_equal(limited->ops->alloc(limited, 9000, DC_MEMORY_HOST, &ptr), DC_OK);
+  limited->ops->free(limited, ptr, 9000, DC_MEMORY_HOST);
+  dc_device_destroy(limited);
+}
+
 #define TEST(name) cmocka_unit_test_setup(name, set_up)
 
 int main(void) {
@@ -218,6 +235,7 @@ int main(void) {
       TEST(test_an_illegal_address_is_named),
       TEST(test_ranks_learn_of_a_lost_device),
       TEST(test_every_call_fails),
+      TEST(test_the_budget_of_pinned_memory_is_an_option),
   };
   setenv("LIBDC_TEST_DEVICE", "cuda", 1); /* for run_ranks */
   return cmocka_run_group_tests(tests, NULL, NULL);

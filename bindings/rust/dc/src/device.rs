@@ -76,7 +76,11 @@ impl Device {
             destroy_user: Some(destroy::<A>),
             user: user.cast(),
         };
-        let options = sys::dc_device_options { struct_size: size_of::<sys::dc_device_options>(), allocator: &table, max_pinned_bytes: 0 };
+        let options = sys::dc_device_options {
+            struct_size: size_of::<sys::dc_device_options>(),
+            allocator: &table,
+            max_pinned_bytes: 0,
+        };
         let device = Device::open_with(name, &options);
         if device.is_err() {
             drop(unsafe { Box::from_raw(user) }); // it has no owner
