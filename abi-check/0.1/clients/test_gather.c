@@ -45,8 +45,8 @@ static void every_shape(rank *r) {
   int64_t total = 0;
   for (int64_t i = 0; i < SIZES; i++) {
     int64_t begin = r->rank * p[i].chunk < sizes[i] ? r->rank * p[i].chunk : sizes[i];
-    int64_t mine = sizes[i] - begin < p[i].chunk ? sizes[i] - begin : p[i].chunk;
-    total += sizes[i] - mine;
+    int64_t own = sizes[i] - begin < p[i].chunk ? sizes[i] - begin : p[i].chunk;
+    total += sizes[i] - own;
   }
   CHECK(r, s.gather_wire_bytes == 2 * 4 * total); /* without padding */
   CHECK(r, s.gathers == 2 * SIZES && s.gathered_bytes == 0);
@@ -202,8 +202,8 @@ static void other_types(rank *r) {
   OK(r, dc_wait_allgather(r->ctx, &a, GRAPH, id));
   CHECK(r, is_bf16_of_weights(&a, &p));
   int64_t begin = r->rank * p.chunk;
-  int64_t mine = 1001 - begin < p.chunk ? 1001 - begin : p.chunk;
-  CHECK(r, stats_of(r).gather_wire_bytes == 2 * (1001 - mine)); /* cast first, then half the bytes */
+  int64_t own = 1001 - begin < p.chunk ? 1001 - begin : p.chunk;
+  CHECK(r, stats_of(r).gather_wire_bytes == 2 * (1001 - own)); /* cast first, then half the bytes */
   OK(r, dc_release_param(r->ctx, &a, GRAPH, id, 1));
   /* A current copy of one type serves another without communication, once it is complete. */
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &a));
