@@ -429,8 +429,10 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  shared memory, which these ranks do not have. All machines must have one byte order.
  *  At a deadline the ranks query each other for those that are late, and before any error they agree on one for all.
  *  That takes one message, or at most 3 s where a rank does not answer, being stopped or cut off. Ranks that cannot
- *  reach each other at all name those that they lack. A connection that breaks though its rank lives is DC_E_SYSTEM;
- *  the text names both ranks and the system's error. Texts of other machines are shown without control characters.
+ *  reach each other at all name those that they lack. A data connection that breaks though its rank lives is
+ *  DC_E_SYSTEM; the text names both ranks and the system's error. If the connection breaks that carries heartbeats, it
+ *  is DC_E_PEER_DEAD on both ranks 0.3 s later, even while data move. Texts of other machines are shown without control
+ *  characters.
  *  address  "HOST:PORT" or "[ADDRESS]:PORT", the same on every rank: where rank 0 is, as all of them reach it
  *  name     the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  options  heap_bytes is not used; NULL = defaults
@@ -520,11 +522,14 @@ DC_API int32_t dc_comm_rank(const dc_comm *comm);
 DC_API int32_t dc_comm_size(const dc_comm *comm);
 
 /** Another communicator of the same ranks, whose collectives overlap this one's. Collective in the sense that every
- *  rank must do it in the same order; does not block. A group may have any number of them, and destroying one takes no
- *  other rank; over TCP each has a connection, and so a descriptor, to every other rank.
+ *  rank must do it in the same order. A group may have any number of them, and destroying one takes no other rank.
+ *  Threads and processes of one machine do not wait here. Over TCP the ranks meet at listeners that they open
+ *  meanwhile, so each waits for all others, at most timeout_ns. A rank that is dead or does not come is an error for
+ *  all. Each copy over TCP has a connection, and so a descriptor, to every other rank. NCCL also waits for all ranks.
  *  copy  the new handle, the caller's to destroy
  *  Returns DC_OK; DC_E_UNSUPPORTED (external without dup), DC_E_NO_MEMORY, DC_E_SYSTEM (no more descriptors),
- *  DC_E_INVALID, DC_E_CALLBACK.
+ *  DC_E_INVALID, DC_E_CALLBACK; over TCP and NCCL also DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_EXISTS (two
+ *  connections say that they are one rank's).
  *  [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy);
 

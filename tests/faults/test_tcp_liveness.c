@@ -80,8 +80,9 @@ static void strike(const group *g) {
 /* Prints what a survivor got, and how long after the fault. False if that was late. */
 static bool tell(const group *g, int32_t rank) {
   const double seconds = (double)(g->shared->end_ns[rank] - g->shared->struck_ns) / 1e9;
-  print_message("rank %d after %.2f s: %s: %s\n", rank, seconds, dc_status_name(g->shared->status[rank]),
-                g->shared->text[rank]);
+  print_message("heartbeats each %.1f s, deadline %.0f s: rank %d after %.2f s: %s: %s\n",
+                g->heartbeat_ns == 0 ? 1.0 : (double)g->heartbeat_ns / 1e9, (double)g->deadline_ns / 1e9, rank, seconds,
+                dc_status_name(g->shared->status[rank]), g->shared->text[rank]);
   return seconds < LIMIT_S;
 }
 

@@ -10,7 +10,7 @@
 
 #include "leftovers.h"
 
-enum { MOST_LINKS = 8, ELEMENTS = 3000, CALLS = 6, LIMIT_S = 100 };
+enum { MOST_LINKS = 8, ELEMENTS = 3000, CALLS = 6, LIMIT_S = 100, HEARTBEAT_MS = 100 };
 enum { RENDEZVOUS, CONTROL, DATA, ALL }; /* in the order in which rank 1 connects */
 
 static const int64_t limit = INT64_C(60000000000);
@@ -22,7 +22,8 @@ static const char *const kind_names[] = {"nothing", "delay", "cut", "reset", "sw
 typedef struct fault {
   kind kind;
   int link, direction; /* 0: to rank 0 */
-  int64_t at;          /* the byte of that direction */
+  int64_t at;          /* the byte of that direction, or a later one: */
+  int64_t after;       /* not before so many bytes of data have gone to rank 0 */
 } fault;
 
 typedef struct relay {
@@ -76,7 +77,8 @@ static bool strike(relay *r, int i, int direction, char *data, int64_t bytes) {
   if (f->kind == DELAY) {
     sleep_ms(5);
   }
-  if (f->link != i || f->direction != direction || at < 0 || at >= bytes) {
+  if (f->link != i || f->direction != direction || at >= bytes || r->moved[DATA][0] < f->after ||
+      atomic_load(&r->struck_ns) != 0) {
     return true;
   }
   atomic_store(&r->struck_ns, dc__now_ns());
@@ -170,7 +172,7 @@ static void *join(void *arg) {
   dc_comm_options options = DC_COMM_OPTIONS_INIT;
   options.timeout_ns = m->meeting_ns;
   options.secret = secret;
-  options.heartbeat_ns = 100 * MS;
+  options.heartbeat_ns = HEARTBEAT_MS * MS;
   m->status = dc_comm_create_tcp(m->address, "g", m->rank, 2, &options, &comm);
   m->status = m->status == DC_OK ? sum(m, comm) : m->status;
   m->end_ns = dc__now_ns();
@@ -237,20 +239,40 @@ static void expect(fault f, int64_t deadline_ns, dc_status status, const char *s
 
 static void test_what_does_not_matter(void **state) {
   (void)state;
-  expect((fault){NOTHING, ALL, 0, 0}, limit, DC_OK, "", true);
-  expect((fault){DELAY, ALL, 0, 0}, limit, DC_OK, "", true);
+  expect((fault){NOTHING, ALL, 0, 0, 0}, limit, DC_OK, "", true);
+  expect((fault){DELAY, ALL, 0, 0, 0}, limit, DC_OK, "", true);
+}
+
+/* Without a control connection a rank would not notice that the other one's machine vanishes. The second rank may see
+ * the first one's end. */
+static void expect_cut(kind what, int direction) {
+  member ms[2];
+  meet((fault){what, CONTROL, direction, 0, 9000}, limit, limit, ms);
+  for (int i = 0; i < 2; i++) {
+    char named[16];
+    snprintf(named, sizeof named, "rank %d ", 1 - i);
+    assert_int_equal(ms[i].status, DC_E_PEER_DEAD);
+    assert_int_equal(strncmp(ms[i].text, named, strlen(named)), 0);
+  }
+  assert_true(strstr(ms[0].text, "is cut off from") != NULL || strstr(ms[1].text, "is cut off from") != NULL);
+}
+
+static void test_broken_control(void **state) {
+  (void)state;
+  expect_cut(CUT, 0);
+  expect_cut(RESET, 1);
 }
 
 static void test_broken_connections(void **state) {
   (void)state;
-  expect((fault){CUT, DATA, 0, 9000}, limit, DC_E_SYSTEM, "the connection to rank ", true);
-  expect((fault){RESET, DATA, 1, 9000}, limit, DC_E_SYSTEM, "the connection to rank ", true);
+  expect((fault){CUT, DATA, 0, 9000, 0}, limit, DC_E_SYSTEM, "the connection to rank ", true);
+  expect((fault){RESET, DATA, 1, 9000, 0}, limit, DC_E_SYSTEM, "the connection to rank ", true);
 }
 
 /* The relay's own machine still acknowledges, so that the deadline decides. */
 static void test_silence(void **state) {
   (void)state;
-  expect((fault){SILENCE, DATA, 0, 9000}, 2000 * MS, DC_E_TIMEOUT, "the process is alive but has been late for ",
+  expect((fault){SILENCE, DATA, 0, 9000, 0}, 2000 * MS, DC_E_TIMEOUT, "the process is alive but has been late for ",
          false);
 }
 
@@ -259,7 +281,7 @@ static void test_damaged_data(void **state) {
   (void)state;
   for (int64_t at = 600; at < 60000; at += 2971) {
     member ms[2];
-    meet((fault){at % 2 == 0 ? FLIP : SWAP, DATA, (int)(at / 2 % 2), at}, limit, limit, ms);
+    meet((fault){at % 2 == 0 ? FLIP : SWAP, DATA, (int)(at / 2 % 2), at, 0}, limit, limit, ms);
     assert_true(ms[0].status != DC_OK && ms[1].status != DC_OK);
     assert_string_equal(ms[0].text, ms[1].text);
   }
@@ -272,13 +294,15 @@ static void test_damaged_meeting(void **state) {
   (void)state;
   for (int64_t at = 3; at < 900; at += 61) {
     member ms[2];
-    meet((fault){FLIP, at % 2 == 0 ? RENDEZVOUS : CONTROL, (int)(at / 2 % 2), at}, 1500 * MS, 1500 * MS, ms);
+    meet((fault){FLIP, at % 2 == 0 ? RENDEZVOUS : CONTROL, (int)(at / 2 % 2), at, 0}, 1500 * MS, 1500 * MS, ms);
   }
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_what_does_not_matter),
-                                     cmocka_unit_test(test_broken_connections), cmocka_unit_test(test_silence),
-                                     cmocka_unit_test(test_damaged_data), cmocka_unit_test(test_damaged_meeting)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_what_does_not_matter), cmocka_unit_test(test_broken_connections),
+      cmocka_unit_test(test_broken_control),       cmocka_unit_test(test_silence),
+      cmocka_unit_test(test_damaged_data),         cmocka_unit_test(test_damaged_meeting)};
+  print_message("heartbeats each %d ms, checksums\n", HEARTBEAT_MS);
   return cmocka_run_group_tests_name("tcp relay", tests, leftovers_note, leftovers_compare);
 }

@@ -1,6 +1,7 @@
 /* Heartbeats. Each watcher sends one to every rank. A rank without them is judged by its machine, whose kernel
  * acknowledges received bytes. While it does, the process is stopped or starved, and the collective's deadline decides.
  * If it does not, the machine vanished or the network is cut, and the group fails. */
+#define _GNU_SOURCE /* POLLRDHUP */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -9,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/tcp/tcp.h"
+#include "comm/tcp/collective.h"
 
 enum { MISSED = 3 /* heartbeats that a machine may miss */ };
 
@@ -88,6 +89,36 @@ void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late) {
       pthread_mutex_unlock(&group->mutex);
     }
   }
+}
+
+/* Requires group->mutex, with which a communicator's connections stay open. */
+static bool has_data_connection(const dc__tcp_group *group, int32_t r) {
+  for (const dc__tcp *c = group->members; c != NULL; c = c->next) {
+    struct pollfd data = {.fd = c->transfers[r].fd, .events = POLLRDHUP};
+    if (poll(&data, 1, 0) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* Without a control connection neither rank would notice that the other one's machine vanishes. */
+void dc__tcp_judge_ended(dc__tcp_group *group, int32_t r) {
+  char host[DC__TCP_PEER], text[DC__TCP_ERROR];
+  pthread_mutex_lock(&group->mutex);
+  const bool is_cut = has_data_connection(group, r);
+  pthread_mutex_unlock(&group->mutex);
+  if (!is_cut) {
+    return;
+  }
+  const int error = atomic_load(&group->error[r]);
+  dc__tcp_host_text(group, r, host);
+  dc__tcp_error_text(error, text);
+  dc__tcp_group_fail_async(
+      group, dc__fail(DC_E_PEER_DEAD,
+                      "rank %" PRId32 " is cut off from rank %" PRId32
+                      ": its control connection from %s %s%s, though one for data stands",
+                      r, group->rank, host, error == 0 ? "was closed on the way" : "broke: ", error == 0 ? "" : text));
 }
 
 void dc__tcp_describe_silence(dc__tcp_group *group, int32_t r, char *text, size_t cap) {

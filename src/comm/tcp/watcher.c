@@ -6,12 +6,16 @@
 
 #include "comm/tcp/tcp.h"
 
+/* A process that ends closes its connections one by one, and a lost packet of one of them comes again after 0.2 s. */
+static const int64_t end_grace_ns = INT64_C(300000000);
+
 typedef struct tcp_watcher {
   dc__tcp_group *group;
   size_t bytes_received[DC__COMM_MAX_WORLD];
   dc__tcp_control_msg messages[DC__COMM_MAX_WORLD];
   struct pollfd polls[DC__COMM_MAX_WORLD + 1];
   int64_t next_heartbeat_ns;
+  int64_t judge_ns[DC__COMM_MAX_WORLD]; /* when to ask why a connection ended; 0: never */
 } tcp_watcher;
 
 static void handle_message(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *message) {
@@ -60,10 +64,11 @@ static bool receive_message(tcp_watcher *w, int32_t r) {
     return true;
   }
   handle_disconnect(group, r, got == 0 ? 0 : errno);
+  w->judge_ns[r] = atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED ? dc__now_ns() + end_grace_ns : 0;
   return false;
 }
 
-/* Time until the vote deadline or the next heartbeat. */
+/* Time until the vote deadline, the next heartbeat, or the judgement of a connection that ended. */
 static int poll_timeout(const tcp_watcher *w) {
   dc__tcp_group *group = w->group;
   int64_t until = w->next_heartbeat_ns;
@@ -72,6 +77,9 @@ static int poll_timeout(const tcp_watcher *w) {
     until = group->vote_deadline;
   }
   pthread_mutex_unlock(&group->mutex);
+  for (int32_t r = 0; r < group->world; r++) {
+    until = w->judge_ns[r] != 0 && w->judge_ns[r] < until ? w->judge_ns[r] : until;
+  }
   return dc__poll_timeout_ms(until);
 }
 
@@ -82,6 +90,15 @@ static void send_heartbeats_if_due(tcp_watcher *w) {
   }
   dc__tcp_send_heartbeats(w->group, now - w->next_heartbeat_ns > w->group->heartbeat_ns);
   w->next_heartbeat_ns = dc__now_ns() + w->group->heartbeat_ns;
+}
+
+static void judge_ended_if_due(tcp_watcher *w) {
+  for (int32_t r = 0; r < w->group->world; r++) {
+    if (w->judge_ns[r] != 0 && dc__now_ns() >= w->judge_ns[r]) {
+      w->judge_ns[r] = 0;
+      dc__tcp_judge_ended(w->group, r);
+    }
+  }
 }
 
 static void *watcher_main(void *arg) {
@@ -107,6 +124,7 @@ static void *watcher_main(void *arg) {
       (void)eventfd_read(group->wake_event, &any);
     }
     send_heartbeats_if_due(w);
+    judge_ended_if_due(w);
     for (int32_t r = 0; r < world; r++) {
       w->polls[r].fd = atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED ? -1 : w->polls[r].fd;
     }

@@ -216,6 +216,21 @@ static int connect_any(const struct addrinfo *found, int64_t deadline, struct so
   return -1;
 }
 
+/* Nothing listens before rank 0 comes, nor after its group has formed. */
+static dc_status fail_no_root(const dc__tcp_group *group, const dc__tcp_address *to, int error) {
+  if (dc__tcp_is_resource_error(error)) {
+    return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: group \"%s\": no socket: %s", group->name, strerror(error));
+  }
+  char text[DC__TCP_ERROR];
+  dc__tcp_error_text(error, text);
+  return dc__fail(DC_E_TIMEOUT,
+                  "dc_comm_create_tcp: group \"%s\": %s %s:%" PRId32 " after %.1f s: rank 0 of %" PRId32
+                  " has not come there%s; the last attempt: %s",
+                  group->name, error == ECONNREFUSED ? "nothing listens at" : "no connection to", to->host, to->port,
+                  (double)group->timeout_ns / 1e9, group->world,
+                  error == ECONNREFUSED ? ", or its group has formed already" : ", or cannot be reached", text);
+}
+
 static dc_status tcp_connect_to_root(const dc__tcp_group *group, const dc__tcp_address *to, int64_t deadline,
                                      struct sockaddr_storage *reached, int *fd) {
   char port[8];
@@ -235,15 +250,7 @@ static dc_status tcp_connect_to_root(const dc__tcp_group *group, const dc__tcp_a
   }
   error = errno;
   freeaddrinfo(found);
-  if (*fd < 0 && dc__tcp_is_resource_error(error)) {
-    return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: group \"%s\": no socket: %s", group->name, strerror(error));
-  }
-  return *fd >= 0 ? DC_OK
-                  : dc__fail(DC_E_TIMEOUT,
-                             "dc_comm_create_tcp: group \"%s\": rank 0 of %" PRId32 " has not come to %s:%" PRId32
-                             " after %.1f s, or its group has formed already: %s",
-                             group->name, group->world, to->host, to->port, (double)group->timeout_ns / 1e9,
-                             strerror(error));
+  return *fd >= 0 ? DC_OK : fail_no_root(group, to, error);
 }
 
 /* The answer from rank 0's address does not start with libdc's magic. */
