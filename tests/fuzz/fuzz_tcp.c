@@ -3,8 +3,8 @@
  * crash, hang past the deadline, write out of bounds or leave a descriptor open, and a failure says why. Socket pairs
  * stand for the network. Includes the sources that it tests, to reach their static functions. */
 #include "comm/tcp/bootstrap/rendezvous.c" /* NOLINT: it looks inside */
-#define init init_group          /* NOLINT: as what it tests does */
-#include "comm/tcp/group.c"      /* NOLINT */
+#define init init_group                    /* NOLINT: as what it tests does */
+#include "comm/tcp/group.c"                /* NOLINT */
 #undef init
 #include "comm/tcp/tcp.c" /* NOLINT */
 
