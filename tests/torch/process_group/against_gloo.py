@@ -47,6 +47,10 @@ class Pair:
         torch.testing.assert_close(results[1], results[0], rtol=0, atol=0, msg=lambda text: f"{what}: {text}")
 
 
+def _part(whole: torch.Tensor, n: int, place: int) -> torch.Tensor:
+    return whole[place * n : (place + 1) * n]
+
+
 def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.clone()
@@ -71,6 +75,11 @@ def reductions(pair: Pair) -> None:
                 pair.compare("reduce_scatter_tensor " + what,
                              lambda: [torch.zeros(n, dtype=dtype), values(pair.rng, (n * pair.size,), dtype)],
                              lambda g, a: dist.reduce_scatter_tensor(a[0], a[1], op, g, waits), lambda a: a[0])
+                for place in range(pair.size):  # into the input itself
+                    pair.compare(f"reduce_scatter_tensor in place {place} {what}",
+                                 lambda: [values(pair.rng, (n * pair.size,), dtype)],
+                                 lambda g, a: dist.reduce_scatter_tensor(_part(a[0], n, place), a[0], op, g, waits),
+                                 lambda a: _part(a[0], n, place))
 
 
 def reductions_beyond(pair: Pair) -> None:

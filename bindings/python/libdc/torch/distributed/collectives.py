@@ -10,7 +10,7 @@ import torch
 from .exchange import Table as _Table
 from .pairs import Pairs
 from .reductions import Reduction, sum_sparse
-from .tensors import as_block, check, check_parts, joined, raw, raw_count, written
+from .tensors import as_block, check, check_parts, joined, overlap, raw, raw_count, written
 
 _ROWS_BYTES = 1 << 22  # of one gather for a reduction that is not libdc's
 
@@ -102,6 +102,8 @@ class Collectives:
             return
         if reduction.factor is not None:
             whole = whole * reduction.factor
+        elif overlap(out, whole):
+            whole = whole.clone()
         if counts and whole.is_complex():
             counts = [2 * count for count in counts]
         self.comm.reduce_scatter(raw(_real(whole)), raw(_real(out)), counts, reduction.native_op)

@@ -37,6 +37,11 @@ def check_parts(name: str, parts: Sequence[torch.Tensor], rank: int, mine: torch
                              f"{f'{mine.numel()} of ' if place == rank else ''}{mine.dtype} as rank {rank}'s tensor")
 
 
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two contiguous tensors have memory in common."""
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
+
+
 def raw(tensor: torch.Tensor) -> libdc.Tensor:
     """A contiguous tensor to move; of a type that libdc lacks, its bytes."""
     dtype = _TAKEN.get(tensor.dtype)
