@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
 from typing import Any, Dict
@@ -116,50 +115,6 @@ def test_penalties_over_parameters_count() -> None:
 
     for stage in (0, 1, 3):
         alone(work, stage=stage)
-
-
-class Direct(nn.Module):
-    """Reads its weights by a dictionary, one of them by its attribute too, and one not at all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 4, bias=False)
-        self.b = nn.Linear(4, 4, bias=False)
-        self.c = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weights = dict(self.named_parameters())
-        return (self.a(x) @ weights["a.weight"] @ weights["b.weight"]).square().mean()
-
-
-def test_direct_uses_of_whole_parameters_are_averaged() -> None:
-    """At stage 0, also over micro-batches, in no_sync(), for weights that were frozen, and where nothing else is."""
-    plain = copy.deepcopy(made := Direct())
-    inputs = [torch.randn(3, 4, generator=torch.Generator().manual_seed(i)) for i in range(8)]
-    for x in inputs:
-        (plain(x) / 2).backward()
-
-    def rank(comm: Any) -> None:
-        model = copy.deepcopy(made)
-        model.b.requires_grad_(False)
-        dct.shard(model, 0, comm=comm)
-        model.b.requires_grad_(True)
-        seen = []
-        model.b.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
-        for i in range(4):
-            with dct.no_sync(model) if i == 1 else contextlib.nullcontext():
-                model(inputs[2 * i + comm.rank]).backward()
-        for name, p in plain.named_parameters():
-            torch.testing.assert_close(model.get_submodule(name[0]).weight.grad if p.grad is not None else None, p.grad)
-        assert len(seen) == 3 and torch.equal(seen[-1], model.b.weight.grad)  # none in no_sync()
-        model.zero_grad()
-        ((comm.rank + 1.0) * model.b._parameters["weight"].sum()).backward()
-        before = model.b.weight.grad
-        (alone,) = torch.autograd.grad(model.b._parameters["weight"].sum(), model.b._parameters["weight"])
-        assert torch.equal(alone, torch.ones(4, 4)) and model.b.weight.grad is before
-        assert torch.equal(before, torch.full((4, 4), 1.5)) and model.a.weight.grad is None
-
-    on(2, rank)
 
 
 def test_one_rank_s_overflow_is_seen_by_all() -> None:

@@ -168,7 +168,6 @@ class Root:
 
     def _post_backward(self) -> None:
         self._end_order()
-        self._restore_grads()
         if self.reduce_grads and self.unreduced:
             waiting, self.unreduced = self.unreduced, []
             for entry in waiting:  # of no_sync(), and without a gradient in this backward
@@ -198,15 +197,10 @@ class Root:
                 for hook in list((entry.hooks or {}).values()):
                     hook(entry.param)
 
-    def _restore_grads(self) -> None:
-        for entry in self.group.entries if self.group.stage == 0 else ():
-            entry.restore_grad()
-
     def reset_after_error(self) -> None:
         """A backward raised, or never reached the parameters (autograd.grad): what it began is undone."""
         self._end_order()
         self.state = TrainingState.IDLE
         self.with_grad = {}
-        self._restore_grads()
         self.group.context.step_abort()
         self.group.stale = True

@@ -113,7 +113,7 @@ class ShardedParam:
 
         def before(grad: Optional[Tensor]) -> None:
             entry = reference()
-            if grad is not None and entry is not None and entry.alive:
+            if grad is not None and entry is not None and entry.alive and _accumulates(entry.param):
                 entry.root.pre_backward()
                 entry.direct = (entry.param.grad,)
                 entry.param.grad = None
@@ -122,14 +122,20 @@ class ShardedParam:
             entry = reference()
             if entry is not None and entry.direct is not None:
                 grad = param.grad
-                entry.restore_grad()
+                (entry.param.grad,), entry.direct = entry.direct, None
                 if grad is not None:
                     entry.reduce(grad.detach())
 
         torch.Tensor.register_hook(self.param, before)
         torch.Tensor.register_post_accumulate_grad_hook(self.param, behind)
 
-    def restore_grad(self) -> None:
-        """autograd.grad() calls the first hook alone."""
-        if self.direct is not None:
-            (self.param.grad,), self.direct = self.direct, None
+
+def _accumulates(param: Tensor) -> bool:
+    """Whether the running backward adds to `.grad`. autograd.grad() does not: it calls the first hook alone, and may
+    raise later, so that hook must change nothing. PyTorch answers this question with an error then."""
+    try:
+        return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(param).node)
+    except RuntimeError as error:
+        if "autograd.grad" not in str(error):
+            raise
+        return False
