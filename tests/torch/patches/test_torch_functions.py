@@ -315,6 +315,23 @@ def test_torch_func_says_no() -> None:
     on(1, rank)
 
 
+def test_torch_func_inside_a_forward() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.func.grad(lambda row: (row * self.weight).sum())(x)
+
+    def rank(comm: Any) -> None:
+        model = dct.shard(Inner(), 1, comm=comm)
+        with pytest.raises(RuntimeError, match="autograd.Function with functorch transforms"):
+            model(torch.ones(3))
+
+    on(1, rank)
+
+
 def test_pickles_of_parameters_and_states() -> None:
     def rank(comm: Any) -> None:
         net = sharded(comm)

@@ -18,9 +18,12 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for group in optimizer.param_groups:
         for param in group["params"]:
             entry = entry_of(param)
-            if entry is not None and param.grad is not None and entry.alive:
+            if entry is None or param.grad is None:
+                continue
+            root = entry.root_ref()
+            if root is not None:
                 entry.optimizer_steps += 1
-                stepped.setdefault(entry.root, []).append(entry)
+                stepped.setdefault(root, []).append(entry)
     for root, entries in stepped.items():
         root.group.params_updated(entries if len(entries) < len(root.group.entries) else None)
 

@@ -20,6 +20,7 @@ from .sharded_param import ShardedParam
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
@@ -29,20 +30,25 @@ class _UnshardParam(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, entry: ShardedParam, whole: Optional[Tensor] = None) -> Tensor:
         ctx.entry, ctx.root = entry, entry.root  # a graph keeps the root
-        ctx.version = shard._version, entry.optimizer_steps
+        ctx.version, ctx.optimizer_steps = shard._version, entry.optimizer_steps
         ctx.set_materialize_grads(False)
         return entry.unshard() if whole is None else whole
 
     @staticmethod
     def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[None, None, None]:
         entry = ctx.entry
-        if ctx.version != (entry.param._version, entry.optimizer_steps):
+        if ctx.version != entry.param_ref()._version or ctx.optimizer_steps != entry.optimizer_steps:
             raise RuntimeError(f"{entry.names[0]} was changed between forward and backward, so the gradients would be "
                                "those of other weights than the loss's: step the optimizer after backward")
         if grad is not None:
             ctx.root.pre_backward()
             entry.reduce(grad)
         return None, None, None
+
+
+# Function.apply() in Python looks for transforms of torch.func, for values that they left behind and for defaults of
+# arguments. No parameter is such a value, and read() asks about the transforms itself: so it calls what that calls.
+_unshard_param: Callable[..., Tensor] = super(torch.autograd.Function, _UnshardParam).apply
 
 
 def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
@@ -114,7 +120,7 @@ class ModuleState:
     def read(self, name: str, param: Any) -> Any:
         """The value of the module's attribute `name`, whose parameter is `param`."""
         entry = self.entries.get(name)
-        if entry is None or entry.param is not param:
+        if entry is None or entry.param_ref() is not param:
             return param  # replaced: by functional_call, or for good
         root = self.root
         if root.depth == 0:
@@ -135,7 +141,12 @@ class ModuleState:
                     return weights
                 if not weights.is_inference() and weights._version:
                     self._refuse_write(name)
-        weights = _UnshardParam.apply(param, entry) if tracked else entry.unshard()
+        if not tracked:
+            weights = entry.unshard()
+        elif _functorch():
+            weights = _UnshardParam.apply(param, entry)  # says what it cannot do
+        else:
+            weights = _unshard_param(param, entry)
         if grads and root.group.stage == 3:
             storage = weights.untyped_storage()
             root.gathered_storages[storage._cdata] = (StorageWeakRef(storage), entry)

@@ -40,6 +40,7 @@ class ParamGroup:
     def __init__(self, comm: libdc.Comm, options: Options, device: torch.device) -> None:
         self.comm = comm
         self.options = options
+        self.stage = options.stage
         self.device = device  # of all parameters
         self.entries: List[ShardedParam] = []
         self.params: List[nn.Parameter] = []  # theirs
@@ -53,10 +54,6 @@ class ParamGroup:
         self._context = libdc.Context(devices.open_device("shard", device))
         with _lock:  # compiled graphs carry the number; in one process, ranks that are threads must differ in it
             self.graph_id = next(_graph_ids)
-
-    @property
-    def stage(self) -> int:
-        return self.options.stage
 
     @property
     def context(self) -> libdc.Context:

@@ -24,7 +24,7 @@ _SAVE = ("save with libdc.torch.save_checkpoint(), or save the results of full_s
 def entry_of(param: Any) -> Optional[ShardedParam]:
     """The ShardedParam of a sharded model's parameter; None for any other tensor."""
     entry = getattr(param, "dc_entry", None)
-    return entry if entry is not None and entry.param is param else None
+    return entry if entry is not None and entry.param_ref() is param else None
 
 
 # Between a part and the whole

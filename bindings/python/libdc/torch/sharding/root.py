@@ -182,9 +182,10 @@ class Root:
         self.group.context.end_backward(self.group.graph_id)
         hooked = False
         for entry in entries.values():
-            direct = entry.param.grad
+            param = entry.param_ref()
+            direct = param.grad
             if direct is not entry.grad:
-                entry.param.grad = entry.grad
+                param.grad = entry.grad
                 if direct is not None:  # autograd's own, of a use of the parameter outside of the model
                     entry.grad.add_(direct)
             hooked = hooked or bool(entry.hooks)

@@ -19,13 +19,13 @@ class ShardedParam:
     """One parameter's shard, gradient and registration; code calls it an entry of its ParamGroup. The parameter keeps
     it alive; it keeps neither the parameter nor the root."""
 
-    __slots__ = ("_root", "_param", "id", "names", "shape", "numel", "shard_numel", "param_dtype", "reduce_dtype",
+    __slots__ = ("root_ref", "param_ref", "id", "names", "shape", "numel", "shard_numel", "param_dtype", "reduce_dtype",
                  "data", "grad", "registered_ptr", "version", "optimizer_steps", "unreduced", "direct",
                  "hooks", "__weakref__")  # fmt: skip
 
     def __init__(self, root: Root, index: int, name: str, param: nn.Parameter) -> None:
-        self._root = weakref.ref(root)
-        self._param = weakref.ref(param)
+        self.root_ref = weakref.ref(root)
+        self.param_ref = weakref.ref(param)
         self.id = index
         self.names = [name]
         self.shape = param.shape
@@ -45,7 +45,7 @@ class ShardedParam:
 
     @property
     def root(self) -> Root:
-        root = self._root()
+        root = self.root_ref()
         if root is None:
             raise RuntimeError(f"{self.names[0]}: the sharded model that this parameter belongs to is gone; keep the "
                                "model for as long as its parameters are used")
@@ -59,12 +59,12 @@ class ShardedParam:
     @property
     def alive(self) -> bool:
         """Whether the root is there."""
-        return self._root() is not None
+        return self.root_ref() is not None
 
     @property
     def param(self) -> nn.Parameter:
         """After shard() this rank's part, flat; at stage 0 whole."""
-        return self._param()  # type: ignore[return-value]  # the root keeps it
+        return self.param_ref()  # type: ignore[return-value]  # the root keeps it
 
     @property
     def shard_range(self) -> Tuple[int, int]:
@@ -78,12 +78,13 @@ class ShardedParam:
     def unshard(self) -> Tensor:
         """The whole weights, as memory that goes back when the tensor dies."""
         root = self.root
-        if root.order is not None:
-            root.order.advance(self.id)
-        if root.group.stage == 0:
+        order, group = root.order, root.group
+        if order is not None:
+            order.advance(self.id)
+        if group.stage == 0:
             weights = self.data.detach()
             return weights if self.param_dtype is None else weights.to(self.param_dtype)
-        return eager_calls.take(self.data, root.group.graph_id, self.id, self.param_dtype)
+        return eager_calls.take(self.data, group.graph_id, self.id, self.param_dtype)
 
     def reduce(self, grad: Tensor) -> None:
         """Takes a whole local gradient, of the backward that runs."""
@@ -98,11 +99,12 @@ class ShardedParam:
             return
         if self.unreduced is not None:
             grad, self.unreduced = self.unreduced.add_(grad), None
-        if root.group.stage == 0 and self.reduce_dtype is not None:
+        group = root.group
+        if self.reduce_dtype is not None and group.stage == 0:
             grad = grad.to(self.reduce_dtype)  # the other stages' buckets have the type
         root.begin_reductions()
         root.with_grad[self.id] = self
-        eager_calls.reduce_grad(grad, root.group.graph_id, self.id)
+        eager_calls.reduce_grad(grad, group.graph_id, self.id)
 
     def reduce_direct_gradients(self) -> None:
         """Stage 0: the whole parameter can be used without a module's attribute, and autograd has a gradient then. It
