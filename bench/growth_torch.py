@@ -59,6 +59,24 @@ def step_of(count: int, stage: int) -> float:
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(count)])
     if stage >= 0:
         dct.shard(model, stage=stage)
+    return spent_by_step(model)
+
+
+def step_of_fsdp2(count: int) -> float:
+    """PyTorch's own sharding of weights, a layer a group, on one rank."""
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+
+    if not distributed.is_initialized():
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(count)])
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    return spent_by_step(model)
+
+
+def spent_by_step(model: nn.Module) -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(8, WIDTH)
 
@@ -73,7 +91,7 @@ def step_of(count: int, stage: int) -> float:
 
 ROWS: Dict[str, Callable[[int], float]] = {
     "groups": groups, "models": models, "step_plain": lambda n: step_of(n, -1), "step_stage1": lambda n: step_of(n, 1),
-    "step_stage3": lambda n: step_of(n, 3)}
+    "step_stage3": lambda n: step_of(n, 3), "step_fsdp2": step_of_fsdp2}
 
 
 def main() -> None:
