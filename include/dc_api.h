@@ -115,8 +115,8 @@ DC_API uint32_t dc_api_version(void);
 DC_API const char *dc_version_string(void);
 
 /** 1 if the library has a feature, else 0.
- *  name  "cpu", "comm.threads", "comm.processes", "comm.tcp", "comm.external", "avx2", "avx512", "avx512bf16",
- *        "amx" (in use: the processor and the build have it, and LIBDC_CPU allows it; see dc_device_open()); other
+ *  name  "cpu", "comm.threads", "comm.processes", "comm.tcp", "comm.external", "comm.mpi", "avx2", "avx512",
+ *        "avx512bf16", "amx" (in use: the processor and the build have it, and LIBDC_CPU allows it; see dc_device_open()); other
  *        names and NULL give 0
  *  [any] Since 0.1. */
 DC_API int32_t dc_has_feature(const char *name);
@@ -511,6 +511,39 @@ DC_API dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm *
  *  Returns DC_OK; DC_E_UNSUPPORTED (there is none, or it is too old; the text says so), DC_E_INVALID.
  *  [any] Since 0.1. */
 DC_API dc_status dc_nccl_get_version(int32_t *version);
+
+/** Ranks as the processes that a launcher of MPI started (mpirun, mpiexec, srun --mpi): those of MPI_COMM_WORLD. MPI
+ *  moves their data, over InfiniBand, Slingshot or other networks that it knows. Collective: blocks until all ranks have
+ *  come, at most timeout_ns, and so does its dc_comm_dup().
+ *  MPI's library is opened here. The environment's LIBDC_MPI_LIB may name it, or the process has one already. Else it is
+ *  the first that loads of libmpi.so.40 (Open MPI), libmpi_abi.so.1 (the standard's ABI), libmpi.so.12 and libmpich.so.12
+ *  (MPICH, Intel MPI). Where Open MPI's launcher did not start the process, libmpi.so.40 is last. A
+ *  library that does not fit the launcher is an error, and is not initialised.
+ *  Bits are those of every other transport: MPI moves bytes and libdc adds them. Ranks compare their calls, and find
+ *  missing and dead ranks, over TCP connections of libdc's own. So errors and their texts are those of
+ *  dc_comm_create_tcp(). MPI tells the ranks where rank 0 listens, and a secret. In a collective each rank sends every
+ *  other one about half a KiB over TCP, which wire_bytes does not count. The deadline runs while ranks are missing, and
+ *  anew for each 2 GiB that MPI moves. The memory is the host's; for a card's see dc_comm_create_nccl(), on this one.
+ *  libdc initialises MPI with MPI_THREAD_MULTIPLE, unless the caller has. Only then libdc finalizes it, at exit(), once
+ *  all ranks have come there. It does not after a collective was given up or while a rank is dead, so no exit hangs, and
+ *  mpirun reports an irregular exit. Most launchers end all processes as soon as one dies.
+ *  A collective that fails while MPI moves its data cannot be taken back. MPI may write to its memory for as long as the
+ *  process lives. So after DC_E_TIMEOUT or DC_E_PEER_DEAD the process should end; further communicators over MPI are
+ *  DC_E_STATE in it.
+ *  options  timeout_ns; network, first_port and last_port for the TCP connections, and heartbeat_ns; NULL = defaults.
+ *           Without network rank 0 is found at loopback if all ranks are on its machine, else at the address from which
+ *           its machine sends
+ *  comm     the new handle, the caller's to destroy
+ *  Returns DC_OK; DC_E_UNSUPPORTED (there is no MPI, no launcher or that of another MPI, a thread level below
+ *  MPI_THREAD_MULTIPLE, or more than 256 ranks), DC_E_STATE (MPI has been finalized, or a collective was given up
+ *  before), DC_E_MISMATCH (MPI has another number of ranks than the launcher started), DC_E_INVALID, and the errors of
+ *  dc_comm_create_tcp(). [any, collective] Since 0.1. */
+DC_API dc_status dc_comm_create_mpi(const dc_comm_options *options, dc_comm **comm);
+/** The MPI that dc_comm_create_mpi() would use here, as a text: "MPICH Version: 4.0.2, by the ABI of MPICH,
+ *  libmpich.so.12". Opens the library, and initialises nothing.
+ *  version  set to the text, which stays; NULL on an error
+ *  Returns DC_OK; DC_E_UNSUPPORTED (there is none; the text says so), DC_E_INVALID. [any] Since 0.1. */
+DC_API dc_status dc_mpi_get_version(const char **version);
 
 /** Gives the handle back; contexts that use the communicator keep it alive. Not collective.
  *  comm  NULL does nothing

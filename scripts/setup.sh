@@ -52,6 +52,8 @@ if [ "${1:-build}" = test ]; then
   want zsh command -v zsh
   want fish command -v fish
   want libffi-dev pkg-config --exists libffi
+  want mpich command -v mpirun.mpich
+  want openmpi-bin command -v mpirun.openmpi
 fi
 
 if [ ${#missing[@]} -gt 0 ]; then

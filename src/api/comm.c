@@ -174,6 +174,25 @@ dc_status dc_nccl_get_version(int32_t *version) {
   return dc__nccl_version(version);
 }
 
+/* MPI knows the rank and the world. */
+dc_status dc_comm_create_mpi(const dc_comm_options *options, dc_comm **comm) {
+  DC__WITHOUT_TRAPS;
+  static const char fn[] = "dc_comm_create_mpi";
+  dc_comm_options known;
+  DC__TRY(comm_begin_create(fn, 0, 1, 1, options, &known, comm));
+  DC__TRY(check_tcp_options(fn, &known));
+  return dc__comm_create_mpi(&known, comm);
+}
+
+dc_status dc_mpi_get_version(const char **version) {
+  DC__WITHOUT_TRAPS;
+  if (version == NULL) {
+    return dc__fail(DC_E_INVALID, "dc_mpi_get_version: version is NULL");
+  }
+  *version = NULL;
+  return dc__mpi_version(version);
+}
+
 void dc_comm_destroy(dc_comm *comm) {
   DC__WITHOUT_TRAPS;
   if (dc__handle_is(comm, DC__HANDLE_COMM) && !dc__owner_is_forked(&comm->owner)) {

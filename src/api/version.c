@@ -17,7 +17,8 @@ uint32_t dc_crc32c(uint32_t crc, const void *data, int64_t bytes) {
 }
 
 int32_t dc_has_feature(const char *name) {
-  static const char *const always[] = {"cpu", "comm.threads", "comm.processes", "comm.tcp", "comm.external"};
+  static const char *const always[] = {"cpu",      "comm.threads",  "comm.processes",
+                                       "comm.tcp", "comm.external", "comm.mpi"};
   if (name == NULL) {
     return 0;
   }

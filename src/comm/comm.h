@@ -1,6 +1,7 @@
 /* Communicators behind one table, which each transport implements. Callers queue collectives on a stream and learn of
  * failures from dc__comm_check(). shm/ connects ranks of one machine (threads or processes) by shared memory, and tcp/
- * ranks of several machines. external/ wraps the caller's own functions; nccl/ moves data between cards.
+ * ranks of several machines, and so does mpi/ by the MPI that is there. external/ wraps the caller's own functions;
+ * nccl/ moves data between cards.
  *
  * A collective is a group of 1 to DC__COMM_GROUP items with one handshake. Every rank calls with the same tag, totals,
  * dtypes and ranges. Transports compare them; a difference is DC_E_MISMATCH on every rank. Items that reduce into the
@@ -206,11 +207,18 @@ dc_status dc__comm_create_processes(const char *name, int32_t rank, int32_t worl
                                     dc_comm **comm);
 dc_status dc__comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world,
                               const dc_comm_options *options, dc_comm **comm);
+/* The same with rank 0's listener, which it takes over even if it fails; -1: none yet. */
+dc_status dc__comm_create_tcp_at(int listener, const char *address, const char *name, int32_t rank, int32_t world,
+                                 const dc_comm_options *options, dc_comm **comm);
 dc_status dc__comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world,
                                    const dc_comm_options *options, dc_comm **comm);
 /* Collective. One card per rank, through NCCL; a copy of `comm` does the bootstrap and the handshakes. A rank that
  * fails while peers may wait for it in NCCL aborts the group. */
 dc_status dc__comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **copy);
+/* The ranks of MPI_COMM_WORLD. */
+dc_status dc__comm_create_mpi(const dc_comm_options *options, dc_comm **comm);
+/* The MPI that it would use, as a text that stays. DC_E_UNSUPPORTED if there is none, with the reason. */
+dc_status dc__mpi_version(const char **version);
 /* Version of the NCCL that would be used, 22907 for 2.29.7. DC_E_UNSUPPORTED if there is none, with the reason. */
 dc_status dc__nccl_version(int32_t *version);
 

@@ -41,6 +41,8 @@ void dc_comm_callbacks_init(dc_comm_callbacks *callbacks, size_t struct_size);
 dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size, const dc_comm_options *options, dc_comm **comm);
 dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl);
 dc_status dc_nccl_get_version(int32_t *version);
+dc_status dc_comm_create_mpi(const dc_comm_options *options, dc_comm **comm);
+dc_status dc_mpi_get_version(const char **version);
 void dc_comm_destroy(dc_comm *comm);
 int32_t dc_comm_rank(const dc_comm *comm);
 int32_t dc_comm_size(const dc_comm *comm);

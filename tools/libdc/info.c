@@ -143,6 +143,12 @@ static void print_nccl(report *r) {
   print_found(r, "nccl", status == DC_OK, status == DC_OK ? text : dc_last_error());
 }
 
+static void print_mpi(report *r) {
+  const char *version = NULL;
+  dc_status status = dc_mpi_get_version(&version);
+  print_found(r, "mpi", status == DC_OK, status == DC_OK ? version : dc_last_error());
+}
+
 static void print_backends(report *r) {
   begin_section(r, "devices");
   print_device(r, "cpu");
@@ -156,7 +162,7 @@ static void print_backends(report *r) {
   bool external = dc_has_feature("comm.external") == 1;
   print_found(r, "external", external, external ? "the caller's own collectives" : "this build has none");
   print_nccl(r);
-  print_found(r, "mpi", dc_has_feature("comm.mpi") == 1, "this build has none; dc_comm_create_external takes it");
+  print_mpi(r);
   end_section(r);
 }
 

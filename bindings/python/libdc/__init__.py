@@ -48,6 +48,13 @@ def crc32c(data: Any, crc: int = 0) -> int:
     return int(_lib.dc_crc32c(crc, view, len(view)))
 
 
+def mpi_version() -> str:
+    """The MPI that Comm.mpi would use: its version, its ABI and its library. An Error says why there is none."""
+    version = _ffi.new("const char **")
+    check(_lib.dc_mpi_get_version(version))
+    return str(_ffi.string(version[0]).decode(errors="replace"))
+
+
 def nccl_version() -> int:
     """Version of the NCCL that Comm.nccl would use: major * 10000 + minor * 100 + patch. An Error says why there is
     none."""
@@ -64,5 +71,6 @@ def library_dir() -> str:
 __all__ = [
     "Allocator", "Buffer", "Collectives", "Comm", "Config", "Context", "DType", "Device", "Error", "Event", "LogLevel",
     "MemoryKind", "MemoryStats", "Op", "OpInfo", "ReduceOp", "Status", "Stream", "Tensor", "TraceEvent",
-    "api_version", "check", "crc32c", "ffi_mode", "has_feature", "init_comm", "library_dir", "nccl_version",
+    "api_version", "check", "crc32c", "ffi_mode", "has_feature", "init_comm", "library_dir", "mpi_version",
+    "nccl_version",
 ]  # fmt: skip

@@ -144,8 +144,21 @@ def _options(timeout: Optional[float], heap_bytes: int) -> Any:
     return options
 
 
+def _network_options(timeout: Optional[float], secret: Optional[str], network: Optional[str], ports: Tuple[int, int],
+                     heartbeat: Optional[float]) -> Tuple[Any, List[Any]]:
+    """The options, and what must live as long."""
+    options = _options(timeout, 0)
+    texts = [None if text is None else c_string(what, text) for what, text in (("secret", secret),
+                                                                               ("network", network))]
+    pins = [ffi.NULL if text is None else ffi.from_buffer("char[]", text + b"\0") for text in texts]
+    options.secret, options.network = pins
+    options.first_port, options.last_port = ports
+    options.heartbeat_ns = 0 if heartbeat is None else timeout_ns(heartbeat)
+    return options, pins
+
+
 class Comm(OwnedHandle):
-    """A rank's end of a communicator. Made by threads(), processes(), tcp(), single() or external()."""
+    """A rank's end of a communicator. Made by threads(), processes(), tcp(), mpi(), single() or external()."""
 
     _kind = "communicator"
 
@@ -187,14 +200,18 @@ class Comm(OwnedHandle):
         interface (its name, or a CIDR) to listen at, None: all; ports: the first and last one to listen at, but for
         rank 0; heartbeat in seconds, None: 1."""
         out = ffi.new("dc_comm **")
-        options = _options(timeout, 0)
-        texts = [None if text is None else c_string(what, text) for what, text in (("secret", secret),
-                                                                                   ("network", network))]
-        pins = [ffi.NULL if text is None else ffi.from_buffer("char[]", text + b"\0") for text in texts]
-        options.secret, options.network = pins
-        options.first_port, options.last_port = ports
-        options.heartbeat_ns = 0 if heartbeat is None else timeout_ns(heartbeat)
+        options, _pins = _network_options(timeout, secret, network, ports, heartbeat)
         check(lib.dc_comm_create_tcp(c_string("address", address), c_string("name", name), rank, world, options, out))
+        return cls(out[0], shares_memory=False)
+
+    @classmethod
+    def mpi(cls, timeout: Optional[float] = None, network: Optional[str] = None, ports: Tuple[int, int] = (0, 0),
+            heartbeat: Optional[float] = None) -> "Comm":
+        """The ranks of MPI_COMM_WORLD, whose data MPI moves; blocks until all have come. Start the processes by mpirun
+        or its like. The parameters are for the TCP connections over which ranks compare their calls, as in tcp()."""
+        out = ffi.new("dc_comm **")
+        options, _pins = _network_options(timeout, None, network, ports, heartbeat)
+        check(lib.dc_comm_create_mpi(options, out))
         return cls(out[0], shares_memory=False)
 
     @classmethod
@@ -339,10 +356,13 @@ _num_created = itertools.count()
 
 
 def init_comm(timeout: Optional[float] = None) -> Comm:
-    """This process's communicator, from RANK and WORLD_SIZE as `python -m libdc.run` and torchrun set them; a world of
-    one without them. Ranks of several machines meet over TCP at MASTER_ADDR, on the port after MASTER_PORT, and need a
-    secret in LIBDC_SECRET or LIBDC_SECRET_FILE; LIBDC_INTERFACE and LIBDC_PORTS say where they listen. Ranks that call
-    it more than once must do so equally often; each call takes another port."""
+    """This process's communicator, from RANK and WORLD_SIZE as `python -m libdc.run` and torchrun set them. Without
+    them it is over MPI if mpirun started the process (OMPI_COMM_WORLD_SIZE or PMI_SIZE), else a world of one. Ranks of
+    several machines meet over TCP at MASTER_ADDR, on the port after MASTER_PORT, and need a secret in LIBDC_SECRET or
+    LIBDC_SECRET_FILE; LIBDC_INTERFACE and LIBDC_PORTS say where they listen. Ranks that call it more than once must do
+    so equally often; each call takes another port."""
+    if "WORLD_SIZE" not in os.environ and int(_mpi_size()) > 1:
+        return Comm.mpi(timeout, os.environ.get("LIBDC_INTERFACE") or None, environment_ports())
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return Comm.single()
@@ -356,6 +376,11 @@ def init_comm(timeout: Optional[float] = None) -> Comm:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1 + made
     return Comm.tcp(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", f"{group}.{made}", rank, world, timeout,
                     environment_secret(), os.environ.get("LIBDC_INTERFACE") or None, environment_ports())
+
+
+def _mpi_size() -> str:
+    """How many ranks a launcher of MPI says that it started: Open MPI's, or MPICH's and Intel's."""
+    return os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or "1"
 
 
 def environment_ports() -> Tuple[int, int]:

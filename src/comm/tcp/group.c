@@ -95,13 +95,14 @@ static dc_status tcp_start_group(dc__tcp_group *group, const dc__tcp_address *ad
   return dc__tcp_start_watcher(group);
 }
 
-dc_status dc__tcp_group_create(const char *address, const char *name, int32_t rank, int32_t world,
+dc_status dc__tcp_group_create(int listener, const char *address, const char *name, int32_t rank, int32_t world,
                                const dc_comm_options *options, dc__tcp_group **out) {
   dc__tcp_address at;
-  DC__TRY(dc__tcp_parse_address("dc_comm_create_tcp", address, &at));
-  dc__tcp_group *group = dc__calloc(1, sizeof *group);
+  dc_status parsed = dc__tcp_parse_address("dc_comm_create_tcp", address, &at);
+  dc__tcp_group *group = parsed == DC_OK ? dc__calloc(1, sizeof *group) : NULL;
   if (group == NULL) {
-    return DC_E_NO_MEMORY;
+    dc__tcp_close(&listener);
+    return parsed != DC_OK ? parsed : DC_E_NO_MEMORY;
   }
   group->rank = rank;
   group->world = world;
@@ -113,6 +114,7 @@ dc_status dc__tcp_group_create(const char *address, const char *name, int32_t ra
   group->last_port = options->last_port;
   snprintf(group->name, sizeof group->name, "%s", name);
   init_group(group);
+  group->listener = listener;
   dc_status status = tcp_start_group(group, &at);
   if (status != DC_OK) {
     dc__tcp_group_fail(group, status);

@@ -129,11 +129,16 @@ static dc_status dup_mesh(dc_comm *comm, dc_comm **copy) {
   return open_mesh(((dc__tcp *)comm)->group, copy);
 }
 
-dc_status dc__comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world,
-                              const dc_comm_options *options, dc_comm **comm) {
+dc_status dc__comm_create_tcp_at(int listener, const char *address, const char *name, int32_t rank, int32_t world,
+                                 const dc_comm_options *options, dc_comm **comm) {
   dc__tcp_group *group = NULL;
-  DC__TRY(dc__tcp_group_create(address, name, rank, world, options, &group));
+  DC__TRY(dc__tcp_group_create(listener, address, name, rank, world, options, &group));
   dc_status status = open_mesh(group, comm);
   dc__tcp_group_release(group);
   return status;
+}
+
+dc_status dc__comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world,
+                              const dc_comm_options *options, dc_comm **comm) {
+  return dc__comm_create_tcp_at(-1, address, name, rank, world, options, comm);
 }

@@ -248,7 +248,10 @@ bool dc__tcp_is_loopback(const unsigned char address[16]);
 bool dc__tcp_is_mapped(const unsigned char address[16]);
 /* near: an address of this machine. */
 dc_status dc__tcp_listen_near(dc__tcp_group *group, const struct sockaddr *near, int32_t port);
+/* Does nothing if the caller listens already. */
 dc_status dc__tcp_listen_root(dc__tcp_group *group, const dc__tcp_address *address);
+/* An address of the interface that options.network means. */
+dc_status dc__tcp_find_address(const char *fn, const char *network, unsigned char found[16]);
 /* fd: the connection to rank 0. */
 dc_status dc__tcp_listen_peer(dc__tcp_group *group, int fd);
 /* Where it listened before, at a new port. Both require mesh_mutex. */
@@ -359,7 +362,8 @@ dc_status dc__tcp_fail_deadlock(dc__tcp *self, const char *op_text);
 
 /* ---- group.c ---- */
 
-dc_status dc__tcp_group_create(const char *address, const char *name, int32_t rank, int32_t world,
+/* listener: rank 0's, at the address's port, which it takes over even if it fails; -1: none yet. */
+dc_status dc__tcp_group_create(int listener, const char *address, const char *name, int32_t rank, int32_t world,
                                const dc_comm_options *options, dc__tcp_group **out);
 void dc__tcp_group_release(dc__tcp_group *group);
 void dc__tcp_group_add(dc__tcp_group *group, dc__tcp *member);

@@ -779,6 +779,12 @@ extern "C" {
     pub fn dc_nccl_get_version(version: *mut i32) -> dc_status;
 }
 extern "C" {
+    pub fn dc_comm_create_mpi(options: *const dc_comm_options, comm: *mut *mut dc_comm) -> dc_status;
+}
+extern "C" {
+    pub fn dc_mpi_get_version(version: *mut *const ::std::os::raw::c_char) -> dc_status;
+}
+extern "C" {
     pub fn dc_comm_destroy(comm: *mut dc_comm);
 }
 extern "C" {

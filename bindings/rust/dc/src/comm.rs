@@ -151,6 +151,24 @@ impl Comm {
         Ok(unsafe { Comm::from_raw(comm) })
     }
 
+    /// This process's rank of MPI_COMM_WORLD, whose data MPI moves. Waits until all have come. Start the processes by
+    /// mpirun or its like. `options.network` and `ports` are for the connections over which ranks compare their calls.
+    pub fn mpi(options: &CommOptions) -> Result<Comm> {
+        crate::check_version()?;
+        let network = options.network.as_deref().map(|text| c_name("options.network", text)).transpose()?;
+        let (first_port, last_port) = options.ports.unwrap_or((0, 0));
+        let table = sys::dc_comm_options {
+            network: network.as_deref().map_or(ptr::null(), CStr::as_ptr),
+            heartbeat_ns: nanoseconds(options.heartbeat),
+            first_port: i32::from(first_port),
+            last_port: i32::from(last_port),
+            ..options.table()
+        };
+        let mut comm = ptr::null_mut();
+        check(unsafe { sys::dc_comm_create_mpi(&table, &mut comm) })?;
+        Ok(unsafe { Comm::from_raw(comm) })
+    }
+
     /// The handle, for calls that only [`crate::sys`] has.
     pub fn as_ptr(&self) -> *mut sys::dc_comm {
         self.handle.0.as_ptr()

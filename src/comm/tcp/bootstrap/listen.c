@@ -63,26 +63,43 @@ static bool has_prefix(const unsigned char address[16], const unsigned char pref
          (part == 0 || ((address[whole] ^ prefix[whole]) & (0xff00 >> part) & 0xff) == 0);
 }
 
-/* An address on the caller's interface: `near` itself, else the first one of its family that is not link-local. */
-static dc_status find_on_interface(const dc__tcp_group *group, const unsigned char near[16], unsigned char found[16]) {
+/* The first address of an interface, by name or CIDR, that is not link-local. near: one of its family, or `near` itself
+ * if it is there; NULL: of any. */
+static dc_status find_address(const char *network, const unsigned char *near, unsigned char found[16], bool *any) {
   unsigned char prefix[16], address[16];
   int bits = 0;
-  bool is_cidr = parse_cidr(group->network, prefix, &bits), any = false;
+  bool is_cidr = parse_cidr(network, prefix, &bits);
   struct ifaddrs *list = NULL;
+  *any = false;
   if (getifaddrs(&list) != 0) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: no list of interfaces: %s", strerror(errno));
   }
   for (const struct ifaddrs *i = list; i != NULL; i = i->ifa_next) {
     bool fits = i->ifa_addr != NULL && address_bytes(i->ifa_addr, address) &&
-                dc__tcp_is_mapped(address) == dc__tcp_is_mapped(near) &&
-                (is_cidr ? has_prefix(address, prefix, bits) : strcmp(i->ifa_name, group->network) == 0);
+                (near == NULL || dc__tcp_is_mapped(address) == dc__tcp_is_mapped(near)) &&
+                (is_cidr ? has_prefix(address, prefix, bits) : strcmp(i->ifa_name, network) == 0);
     bool link_local = fits && address[0] == 0xfe && (address[1] & 0xc0) == 0x80;
-    if (fits && !link_local && (!any || memcmp(address, near, 16) == 0)) {
+    if (fits && !link_local && (!*any || (near != NULL && memcmp(address, near, 16) == 0))) {
       memcpy(found, address, 16);
-      any = true;
+      *any = true;
     }
   }
   freeifaddrs(list);
+  return DC_OK;
+}
+
+dc_status dc__tcp_find_address(const char *fn, const char *network, unsigned char found[16]) {
+  bool any;
+  DC__TRY(find_address(network, NULL, found, &any));
+  return any ? DC_OK
+             : dc__fail(DC_E_INVALID, "%s: options.network = \"%.60s\": this machine has no address there", fn,
+                        network);
+}
+
+/* An address on the caller's interface: `near` itself, else the first one of its family. */
+static dc_status find_on_interface(const dc__tcp_group *group, const unsigned char near[16], unsigned char found[16]) {
+  bool any;
+  DC__TRY(find_address(group->network, near, found, &any));
   return any ? DC_OK
              : dc__fail(DC_E_INVALID,
                         "dc_comm_create_tcp: options.network = \"%.60s\": rank %" PRId32
@@ -159,6 +176,11 @@ dc_status dc__tcp_listen_root(dc__tcp_group *group, const dc__tcp_address *addre
   struct addrinfo *found = NULL;
   const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
   struct sockaddr_in six_or_four = {.sin_family = AF_INET};
+  if (group->listener >= 0) { /* the caller listens already */
+    group->endpoints[0].port = address->port;
+    return group->network[0] == '\0' ? DC_OK
+                                     : dc__tcp_find_address("dc_comm_create_tcp", group->network, group->listens_at);
+  }
   int error = getaddrinfo(address->host, NULL, &hints, &found);
   if (error != 0 && !group->sealed) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: group \"%s\": host \"%s\": %s", group->name, address->host,

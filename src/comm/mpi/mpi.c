@@ -1,0 +1,217 @@
+/* Creates and destroys communicators over MPI; has their table. */
+#include "comm/mpi/mpi.h"
+
+#include <limits.h>
+
+#include "comm/tcp/tcp.h"
+
+/* ---- destruction ---- */
+
+static void release_mpi_group(dc__mpi_group *group, const dc__mpi_library *mpi, bool healthy) {
+  if (atomic_fetch_sub(&group->refs, 1) == 1) {
+    if (healthy) {
+      (void)mpi->calls->comm_free(mpi, &group->parent);
+    }
+    pthread_mutex_destroy(&group->mutex);
+    dc__free(group);
+  }
+}
+
+/* Memory that MPI may still use is not freed. After an abandoned request no communicator of MPI is, either. */
+static void mpi_destroy(dc_comm *comm) {
+  dc__mpi *self = (dc__mpi *)comm;
+  bool healthy =
+      dc__mpi_is_usable(self->mpi) && atomic_load(&comm->failed) == 0 && atomic_load(&self->control->failed) == 0;
+  if (healthy && self->has_comm) {
+    (void)self->mpi->calls->comm_free(self->mpi, &self->comm);
+  }
+  release_mpi_group(self->group, self->mpi, healthy);
+  if (healthy) {
+    dc__tcp_leave((dc__tcp *)self->control); /* dc__mpi_keep() may keep it open */
+  }
+  dc__comm_release(self->control);
+  dc__mpi_progress_leave();
+  bool abandoned = self->abandoned;
+  if (!abandoned) {
+    dc__free(self->scratch[0]);
+    dc__free(self->scratch[1]);
+    dc__free(self->vectors);
+  }
+  pthread_mutex_destroy(&self->collective_mutex);
+  dc__comm_head_destroy(comm);
+  if (!abandoned) {
+    dc__free(self);
+  }
+}
+
+/* ---- the table ---- */
+
+static void mpi_poll_failure(dc_comm *comm) {
+  dc_status status = dc__comm_check(((dc__mpi *)comm)->control);
+  if (status != DC_OK) {
+    dc__comm_fail(comm, status);
+  }
+}
+
+static void mpi_check_peers(dc_comm *comm) {
+  dc_comm *control = ((dc__mpi *)comm)->control;
+  control->ops->check_peers(control);
+  mpi_poll_failure(comm);
+}
+
+static void mpi_abort_group(dc_comm *comm, const char *reason) {
+  dc_comm *control = ((dc__mpi *)comm)->control;
+  control->ops->abort(control, reason);
+  mpi_poll_failure(comm);
+}
+
+static bool mpi_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
+  dc_comm *control = ((dc__mpi *)comm)->control;
+  bool same = control->ops->agree(control, coll, word);
+  mpi_poll_failure(comm);
+  return same;
+}
+
+static dc_status mpi_dup(dc_comm *comm, dc_comm **copy);
+
+static const dc__comm_ops ops = {.name = "mpi",
+                                 .all_gather = dc__host_all_gather,
+                                 .reduce_scatter = dc__host_reduce_scatter,
+                                 .broadcast = dc__host_broadcast,
+                                 .barrier = dc__host_barrier,
+                                 .run = dc__mpi_run,
+                                 .agree = mpi_agree,
+                                 .check_peers = mpi_check_peers,
+                                 .dup = mpi_dup,
+                                 .abort = mpi_abort_group,
+                                 .poll = mpi_poll_failure,
+                                 .destroy = mpi_destroy};
+
+/* ---- creation ---- */
+
+/* A copy of one of MPI's communicators, once all ranks have met at the control communicator. `copy` must outlive a
+ * failure, after which MPI may still write to it. */
+static dc_status copy_mpi_comm(const dc__mpi *self, dc__mpi_handle from, dc__mpi_handle *copy) {
+  dc__mpi_wait wait = {.mpi = self->mpi,
+                       .control = self->control,
+                       .rank = self->head.rank,
+                       .timeout_ns = self->head.timeout_ns,
+                       .what = "dc_comm_dup",
+                       .count = 1};
+  DC__TRY(dc__mpi_check_result(&wait, "MPI_Comm_idup",
+                               self->mpi->calls->comm_idup(self->mpi, from, copy, &wait.requests[0])));
+  DC__TRY(dc__mpi_wait_all(&wait));
+  return dc__mpi_check_result(&wait, "MPI_Comm_set_errhandler", self->mpi->calls->comm_return_errors(self->mpi, *copy));
+}
+
+/* A communicator without one of MPI's. It takes the control communicator over, even if it fails, and a reference to the
+ * group. */
+static dc_status create_member(dc__mpi_group *group, dc_comm *control, int64_t timeout_ns, dc__mpi **out) {
+  dc__mpi *self = dc__calloc(1, sizeof *self);
+  int *vectors = self == NULL ? NULL : dc__mpi_alloc_vectors(control->world);
+  dc_status status = vectors == NULL ? DC_E_NO_MEMORY
+                                     : dc__comm_head_init(&self->head, &ops, control->rank, control->world, timeout_ns);
+  if (status != DC_OK) {
+    control->ops->abort(control, "a rank has no memory for a communicator over MPI");
+    dc__comm_release(control);
+    dc__free(vectors);
+    dc__free(self);
+    return status;
+  }
+  self->vectors = vectors;
+  self->max_bytes = INT_MAX;
+  pthread_mutex_init(&self->collective_mutex, NULL);
+  atomic_fetch_add(&group->refs, 1);
+  dc__mpi_progress_join();
+  self->mpi = dc__mpi_runtime_state.library;
+  self->group = group;
+  self->control = control;
+  self->head.usage = control->usage; /* each collective is one of the control communicator's */
+  *out = self;
+  return DC_OK;
+}
+
+/* Gives the communicator its copy of MPI's; fails on all ranks or on none. */
+static dc_status finish_member(dc__mpi *self, dc_comm **comm) {
+  dc_status status = copy_mpi_comm(self, self->group->parent, &self->comm);
+  if (status != DC_OK) {
+    dc__mpi_fail(self, status);
+    status = dc__comm_check(self->control);
+    self->abandoned = true;
+    dc__comm_release(&self->head);
+    return status;
+  }
+  self->has_comm = true;
+  *comm = &self->head;
+  return DC_OK;
+}
+
+/* Copies are made one at a time, in the order of the control communicator's, which is the same on all ranks. */
+static dc_status mpi_dup(dc_comm *comm, dc_comm **copy) {
+  dc__mpi *self = (dc__mpi *)comm;
+  dc__mpi *member = NULL;
+  dc_comm *control;
+  DC__TRY(dc__mpi_check_usable(self->mpi, "dc_comm_dup"));
+  pthread_mutex_lock(&self->group->mutex);
+  dc__mpi_progress_begin();
+  dc_status status = self->control->ops->dup(self->control, &control);
+  dc__mpi_progress_end();
+  status = status != DC_OK ? status : create_member(self->group, control, comm->timeout_ns, &member);
+  status = status != DC_OK ? status : finish_member(member, copy);
+  pthread_mutex_unlock(&self->group->mutex);
+  return status;
+}
+
+/* The group's parent is a copy of the process's world, and its first communicator a copy of that. */
+static dc_status create_mpi_group(dc_comm *control, int64_t timeout_ns, dc_comm **comm) {
+  dc__mpi *self = NULL;
+  dc__mpi_group *group = dc__calloc(1, sizeof *group);
+  if (group == NULL) {
+    control->ops->abort(control, "a rank has no memory for a communicator over MPI");
+    dc__comm_release(control);
+    return DC_E_NO_MEMORY;
+  }
+  atomic_init(&group->refs, 0);
+  pthread_mutex_init(&group->mutex, NULL);
+  dc_status status = create_member(group, control, timeout_ns, &self);
+  if (status != DC_OK) {
+    pthread_mutex_destroy(&group->mutex);
+    dc__free(group);
+    return status;
+  }
+  status = copy_mpi_comm(self, dc__mpi_runtime_state.world, &group->parent);
+  if (status != DC_OK) {
+    dc__mpi_fail(self, status);
+    status = dc__comm_check(control);
+    atomic_fetch_add(&group->refs, 1); /* MPI may still write to the parent */
+    self->abandoned = true;
+    dc__comm_release(&self->head);
+    return status;
+  }
+  return finish_member(self, comm);
+}
+
+static dc_status create_started(const dc_comm_options *options, dc_comm **comm) {
+  dc_comm *control;
+  DC__TRY(dc__mpi_start(options->timeout_ns));
+  DC__TRY(dc__mpi_meet(options, &control));
+  dc__mpi_keep(control);
+  return create_mpi_group(control, options->timeout_ns, comm);
+}
+
+dc_status dc__comm_create_mpi(const dc_comm_options *options, dc_comm **comm) {
+  pthread_mutex_lock(&dc__mpi_runtime_state.mutex);
+  dc_status status = create_started(options, comm);
+  pthread_mutex_unlock(&dc__mpi_runtime_state.mutex);
+  return status;
+}
+
+dc_status dc__mpi_version(const char **version) {
+  dc__mpi_library *library;
+  pthread_mutex_lock(&dc__mpi_runtime_state.mutex);
+  dc_status status = dc__mpi_open(&library);
+  pthread_mutex_unlock(&dc__mpi_runtime_state.mutex);
+  DC__TRY(status);
+  *version = library->version;
+  return DC_OK;
+}

@@ -1,0 +1,104 @@
+/* The communicator over MPI, whose ranks are the processes of MPI_COMM_WORLD.
+ *
+ * Each has a control communicator over TCP, made at an address that MPI told the ranks (meeting.c). A collective begins
+ * with a comparison there, so all ranks have come and alike before MPI is asked (collective.c). While MPI moves data,
+ * the control communicator tells of dead ranks (wait.c): MPI itself may hang, or end the process. */
+#ifndef DC_COMM_MPI_H
+#define DC_COMM_MPI_H
+
+#include "comm/host_transport.h"
+#include "comm/mpi/library.h"
+
+/* MPI in this process; runtime.c. */
+typedef struct dc__mpi_runtime {
+  pthread_mutex_t mutex; /* guards creation, and what follows */
+  dc__mpi_library *library;
+  dc__mpi_handle world; /* libdc's copy of MPI_COMM_WORLD */
+  int32_t rank, size;
+  bool ready;           /* world is there */
+  bool owned;           /* libdc initialised MPI, and finalizes it */
+  pid_t pid;            /* that did; a forked child must not finalize */
+  dc_comm *last;        /* the latest control communicator, kept until exit to notice dead ranks */
+  atomic_int abandoned; /* requests that were given up: MPI must not be finalized */
+} dc__mpi_runtime;
+
+extern dc__mpi_runtime dc__mpi_runtime_state;
+
+/* The communicators of one dc_comm_create_mpi() and its copies. */
+typedef struct dc__mpi_group {
+  atomic_int refs;
+  pthread_mutex_t mutex; /* one copy at a time: collectives of `parent` */
+  dc__mpi_handle parent; /* what copies are made of */
+} dc__mpi_group;
+
+typedef struct dc__mpi {
+  struct dc_comm head;
+  const dc__mpi_library *mpi;
+  dc__mpi_group *group;
+  dc_comm *control;
+  dc__mpi_handle comm;
+  bool has_comm;
+  pthread_mutex_t collective_mutex; /* one collective at a time; guards what follows */
+  char *scratch[2];                 /* packed data to send, and received data */
+  size_t scratch_bytes[2];
+  int *vectors;      /* counts and offsets of each item, which MPI reads until the request is done */
+  int64_t max_bytes; /* of a tensor that MPI moves in place: its offsets are ints; larger ones are packed */
+  bool abandoned;    /* MPI may still use all this memory */
+} dc__mpi;
+
+/* ---- runtime.c ---- */
+
+/* Initialises MPI if the process has not, and copies its world. Requires the mutex. */
+dc_status dc__mpi_start(int64_t timeout_ns);
+/* Keeps a control communicator until exit, in place of an earlier one. Requires the mutex. */
+void dc__mpi_keep(dc_comm *control);
+bool dc__mpi_is_usable(const dc__mpi_library *mpi);
+/* DC_E_STATE once MPI has been finalized, or a request was abandoned. */
+dc_status dc__mpi_check_usable(const dc__mpi_library *mpi, const char *fn);
+
+/* ---- progress.c ---- */
+
+/* A communicator is made: the first one starts the thread that lets MPI work on. */
+void dc__mpi_progress_join(void);
+/* A communicator is destroyed: the last one stops it. */
+void dc__mpi_progress_leave(void);
+/* Brackets a wait over TCP, during which the thread may call MPI. After the second it does not. */
+void dc__mpi_progress_begin(void);
+void dc__mpi_progress_end(void);
+/* Whether any thread is in such a wait. */
+bool dc__mpi_progress_is_needed(void);
+
+/* ---- meeting.c ---- */
+
+/* Collective. The TCP communicator of all ranks, at an address that rank 0 chose. Requires the runtime's mutex. */
+dc_status dc__mpi_meet(const dc_comm_options *options, dc_comm **control);
+
+/* ---- wait.c ---- */
+
+enum { DC__MPI_REQUESTS = DC__COMM_GROUP };
+
+typedef struct dc__mpi_wait {
+  const dc__mpi_library *mpi;
+  dc_comm *control; /* that tells of dead ranks; NULL: not yet */
+  int32_t rank;
+  int64_t timeout_ns;
+  const char *what; /* for error texts */
+  int32_t count;
+  dc__mpi_handle requests[DC__MPI_REQUESTS];
+} dc__mpi_wait;
+
+/* Turns MPI's error into a status: DC_OK for 0. A dead rank is the reason if the control communicator says so. */
+dc_status dc__mpi_check_result(const dc__mpi_wait *wait, const char *call, int error);
+/* Waits until all requests are done. On an error those that are not are abandoned, and remain in the count. */
+dc_status dc__mpi_wait_all(dc__mpi_wait *wait);
+/* Gives up the requests, which MPI may still work at: it can neither be finalized nor used again. */
+void dc__mpi_abandon(const dc__mpi_wait *wait);
+
+/* ---- collective.c ---- */
+
+/* Fails the group on all ranks with this thread's last error, unless it has failed, and the communicator with it. */
+void dc__mpi_fail(dc__mpi *self, dc_status status);
+int *dc__mpi_alloc_vectors(int32_t world);
+void dc__mpi_run(dc_comm *comm, const dc__coll *coll);
+
+#endif

@@ -1,0 +1,158 @@
+/* Begins MPI in this process and ends it. A process has MPI once: it cannot be initialised again. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "comm/mpi/mpi.h"
+
+dc__mpi_runtime dc__mpi_runtime_state = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+enum { EXIT_PAUSE_NS = 1000000 };
+static const int64_t failed_exit_ns = INT64_C(5000000000); /* how long an exit after a failure waits for the others */
+
+/* ---- the end ---- */
+
+/* Waits until all ranks have come to their exit: without a limit while they are alive, as MPI_Finalize() would. */
+static bool all_exit(dc__mpi_runtime *runtime) {
+  const dc__mpi_library *mpi = runtime->library;
+  dc__mpi_handle request = {.pointer = NULL};
+  int64_t until = dc__now_ns() + failed_exit_ns;
+  int done = 0;
+  if (mpi->calls->ibarrier(mpi, runtime->world, &request) != 0) {
+    return false;
+  }
+  while (mpi->calls->test(mpi, &request, &done) == 0 && done == 0) {
+    dc_comm *last = runtime->last;
+    if (last != NULL && last->ops->check_peers != NULL) {
+      last->ops->check_peers(last);
+    }
+    if (last != NULL && dc__comm_check(last) != DC_OK && dc__now_ns() > until) {
+      return false;
+    }
+    nanosleep(&(struct timespec){0, EXIT_PAUSE_NS}, NULL);
+  }
+  return done != 0;
+}
+
+static bool is_finalized(const dc__mpi_library *mpi) {
+  int finalized = 0;
+  (void)mpi->MPI_Finalized(&finalized);
+  return finalized != 0;
+}
+
+static void finalize_at_exit(void) {
+  dc__mpi_runtime *runtime = &dc__mpi_runtime_state;
+  if (getpid() != runtime->pid || is_finalized(runtime->library)) {
+    return;
+  }
+  bool healthy =
+      runtime->ready && atomic_load(&runtime->abandoned) == 0 && !dc__mpi_progress_is_needed() && all_exit(runtime);
+  if (runtime->last != NULL) {
+    dc__comm_release(runtime->last);
+    runtime->last = NULL;
+  }
+  if (healthy) {
+    (void)runtime->library->MPI_Finalize();
+  }
+}
+
+void dc__mpi_keep(dc_comm *control) {
+  dc__mpi_runtime *runtime = &dc__mpi_runtime_state;
+  if (!runtime->owned) {
+    return;
+  }
+  if (runtime->last != NULL) {
+    dc__comm_release(runtime->last);
+  }
+  runtime->last = dc__comm_retain(control);
+}
+
+/* ---- the begin ---- */
+
+bool dc__mpi_is_usable(const dc__mpi_library *mpi) {
+  return !is_finalized(mpi) && atomic_load(&dc__mpi_runtime_state.abandoned) == 0;
+}
+
+dc_status dc__mpi_check_usable(const dc__mpi_library *mpi, const char *fn) {
+  if (dc__mpi_is_usable(mpi)) {
+    return DC_OK;
+  }
+  return is_finalized(mpi) ? dc__fail(DC_E_STATE, "%s: MPI has been finalized in this process", fn)
+                           : dc__fail(DC_E_STATE,
+                                      "%s: an earlier collective over MPI was given up after an error, and MPI may "
+                                      "still run it; start new processes",
+                                      fn);
+}
+
+static dc_status check_thread_level(const dc__mpi_library *mpi, bool by_caller) {
+  int level = 0;
+  if (mpi->MPI_Query_thread(&level) == 0 && level == mpi->thread_multiple) {
+    return DC_OK;
+  }
+  return dc__fail(DC_E_UNSUPPORTED,
+                  "dc_comm_create_mpi: MPI gives a thread level of %d, must be MPI_THREAD_MULTIPLE (%d)%s", level,
+                  mpi->thread_multiple,
+                  by_caller ? ": call MPI_Init_thread with it, or leave MPI to libdc" : "; this MPI was built without");
+}
+
+static dc_status init_mpi(dc__mpi_runtime *runtime, int32_t *launched) {
+  const dc__mpi_library *mpi = runtime->library;
+  int initialized = 0, level = 0;
+  *launched = 0;
+  (void)mpi->MPI_Initialized(&initialized);
+  if (initialized == 0) {
+    DC__TRY(dc__mpi_check_launcher(mpi, launched));
+    int error = mpi->MPI_Init_thread(NULL, NULL, mpi->thread_multiple, &level);
+    if (error != 0) {
+      return dc__fail(DC_E_SYSTEM, "dc_comm_create_mpi: MPI_Init_thread fails (%d)", error);
+    }
+    runtime->owned = true;
+    runtime->pid = getpid();
+    (void)atexit(finalize_at_exit);
+  }
+  return check_thread_level(mpi, initialized != 0);
+}
+
+static dc_status copy_world(dc__mpi_runtime *runtime, int64_t timeout_ns) {
+  const dc__mpi_library *mpi = runtime->library;
+  dc__mpi_wait wait = {.mpi = mpi, .timeout_ns = timeout_ns, .what = "dc_comm_create_mpi", .count = 1};
+  int rank = 0, size = 0;
+  (void)mpi->calls->comm_rank(mpi, mpi->world, &rank);
+  (void)mpi->calls->comm_size(mpi, mpi->world, &size);
+  wait.rank = runtime->rank = rank;
+  runtime->size = size;
+  if (size > DC__COMM_MAX_WORLD) {
+    return dc__fail(DC_E_UNSUPPORTED, "dc_comm_create_mpi: MPI_COMM_WORLD has %d ranks, must be at most %d", size,
+                    DC__COMM_MAX_WORLD);
+  }
+  if (runtime->owned) {
+    (void)mpi->calls->comm_return_errors(mpi, mpi->world); /* else MPI ends the process at an error */
+  }
+  DC__TRY(dc__mpi_check_result(&wait, "MPI_Comm_idup",
+                               mpi->calls->comm_idup(mpi, mpi->world, &runtime->world, &wait.requests[0])));
+  DC__TRY(dc__mpi_wait_all(&wait));
+  (void)mpi->calls->comm_return_errors(mpi, runtime->world);
+  runtime->ready = true;
+  return DC_OK;
+}
+
+dc_status dc__mpi_start(int64_t timeout_ns) {
+  dc__mpi_runtime *runtime = &dc__mpi_runtime_state;
+  int32_t launched;
+  DC__TRY(dc__mpi_open(&runtime->library));
+  DC__TRY(dc__mpi_check_usable(runtime->library, "dc_comm_create_mpi"));
+  if (runtime->ready) {
+    return DC_OK;
+  }
+  DC__TRY(init_mpi(runtime, &launched));
+  int size = 0;
+  (void)runtime->library->calls->comm_size(runtime->library, runtime->library->world, &size);
+  if (launched != 0 && size != launched) {
+    return dc__fail(DC_E_MISMATCH,
+                    "dc_comm_create_mpi: the launcher started %" PRId32
+                    " ranks, but MPI (%s) has %d: the launcher is another MPI's",
+                    launched, runtime->library->version, size);
+  }
+  return copy_world(runtime, timeout_ns);
+}

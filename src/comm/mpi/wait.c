@@ -1,0 +1,137 @@
+/* Waits for MPI's requests. MPI reports neither a missing rank nor a timeout, and a started collective cannot be
+ * cancelled. So requests are tested, with pauses that grow, and the control communicator and the clock are looked at
+ * between tests. */
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "comm/mpi/mpi.h"
+#include "comm/tcp/tcp.h"
+
+enum {
+  SPINS = 200,            /* tests without a pause */
+  YIELDS = 2000,          /* tests that yield the processor; then they sleep */
+  LONGEST_NS = 200000,    /* of a sleep */
+  CHECK_NS = 5000000,     /* between looks at the control communicator */
+  VERDICT_NS = 2000000000 /* how long an error of MPI waits for the control communicator to tell the reason */
+};
+
+static dc_status check_control(const dc__mpi_wait *wait) {
+  if (wait->control == NULL) {
+    return DC_OK;
+  }
+  if (wait->control->ops->check_peers != NULL) {
+    wait->control->ops->check_peers(wait->control);
+  }
+  return dc__comm_check(wait->control);
+}
+
+dc_status dc__mpi_check_result(const dc__mpi_wait *wait, const char *call, int error) {
+  char text[8192] = "";
+  int length = 0;
+  if (error == 0) {
+    return DC_OK;
+  }
+  int64_t until = dc__now_ns() + VERDICT_NS;
+  while (wait->control != NULL && wait->control->world > 1 && dc__now_ns() < until) {
+    DC__TRY(check_control(wait));
+    nanosleep(&(struct timespec){0, CHECK_NS}, NULL);
+  }
+  (void)wait->mpi->MPI_Error_string(error, text, &length);
+  text[strcspn(text, "\n")] = '\0';
+  return dc__fail(DC_E_SYSTEM, "MPI on rank %" PRId32 ": %s: %s: %.300s (%d)", wait->rank, wait->what, call, text,
+                  error);
+}
+
+/* *left: requests that are not done. */
+static dc_status test_all(dc__mpi_wait *wait, int32_t *left) {
+  for (int32_t i = 0; i < wait->count;) {
+    int done = 0;
+    DC__TRY(dc__mpi_check_result(wait, "MPI_Test", wait->mpi->calls->test(wait->mpi, &wait->requests[i], &done)));
+    if (done != 0) {
+      wait->requests[i] = wait->requests[--wait->count];
+    } else {
+      i++;
+    }
+  }
+  *left = wait->count;
+  return DC_OK;
+}
+
+static void pause_before_test(int64_t tests) {
+  if (tests >= YIELDS) {
+    int64_t ns = (tests - YIELDS) * 1000;
+    nanosleep(&(struct timespec){0, ns < LONGEST_NS ? ns : LONGEST_NS}, NULL);
+  } else if (tests >= SPINS) {
+    sched_yield();
+  }
+}
+
+/* The ranks whose watchers do not answer: they are stopped, or cut off. */
+static dc__rank_list find_silent(const dc__mpi_wait *wait) {
+  dc__rank_set silent = {{0}};
+  dc__tcp *control = (dc__tcp *)wait->control;
+  if (control != NULL) {
+    dc__tcp_query_all(control);
+    for (int32_t r = 0; r < control->head.world; r++) {
+      if (r != wait->rank && control->replies[r].state == DC__TCP_NO_REPLY) {
+        dc__rank_set_add(&silent, r);
+      }
+    }
+  }
+  return dc__rank_list_of(&silent, control == NULL ? 0 : control->head.world);
+}
+
+static dc_status fail_late(const dc__mpi_wait *wait) {
+  const dc__rank_list silent = find_silent(wait);
+  DC__TRY(check_control(wait)); /* another rank has come to its deadline first */
+  double seconds = (double)wait->timeout_ns / 1e9;
+  if (silent.count == 0) {
+    return dc__fail(DC_E_TIMEOUT,
+                    "rank %" PRId32
+                    " waited %.1f s at %s for MPI to move the data, and all ranks answer: the network is "
+                    "slow, or MPI stands still",
+                    wait->rank, seconds, wait->what);
+  }
+  return dc__fail(DC_E_TIMEOUT,
+                  "rank %" PRId32
+                  " waited %.1f s at %s for MPI to move the data; rank%s %s %s not answer: stopped, or "
+                  "cut off",
+                  wait->rank, seconds, wait->what, DC__PLURAL_S(silent.count), silent.text,
+                  silent.count == 1 ? "does" : "do");
+}
+
+static dc_status check_deadline(const dc__mpi_wait *wait, int64_t begun) {
+  DC__TRY(check_control(wait));
+  return dc__now_ns() - begun < wait->timeout_ns ? DC_OK : fail_late(wait);
+}
+
+static dc_status wait_requests(dc__mpi_wait *wait) {
+  int64_t begun = dc__now_ns(), checked = begun;
+  int32_t left;
+  for (int64_t tests = 0;; tests++) {
+    DC__TRY(test_all(wait, &left));
+    if (left == 0) {
+      return DC_OK;
+    }
+    if (dc__now_ns() - checked > CHECK_NS) {
+      DC__TRY(check_deadline(wait, begun));
+      checked = dc__now_ns();
+    }
+    pause_before_test(tests);
+  }
+}
+
+void dc__mpi_abandon(const dc__mpi_wait *wait) {
+  atomic_fetch_add(&dc__mpi_runtime_state.abandoned, wait->count);
+}
+
+dc_status dc__mpi_wait_all(dc__mpi_wait *wait) {
+  dc_status status = wait_requests(wait);
+  if (status != DC_OK) {
+    dc__mpi_abandon(wait);
+  }
+  return status;
+}

@@ -1,0 +1,359 @@
+/* Communicators over MPI. This program is both the test and, started by mpirun with the name of a role, a rank. It runs
+ * with MPICH and with Open MPI, as far as their launchers are there. Tested are the communicator's checks, the bits of
+ * a training's losses, wrong launchers, and ranks that are late or killed. */
+#include "comm_checks.h"
+#include "comm_trainer.h"
+
+#include <signal.h>
+
+#include "comm/mpi/mpi.h"
+
+enum { MOST_RANKS = 4, OUTPUT = 1 << 16 };
+
+static const char *own_path;
+
+/* ---- the ranks ---- */
+
+static dc_comm *open_comm(int64_t timeout_ns) {
+  dc_comm *comm = NULL;
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
+  dc_status status = dc_comm_create_mpi(&options, &comm);
+  if (status != DC_OK) {
+    printf("create: %d %s\n", status, dc_last_error());
+  }
+  return comm;
+}
+
+/* Several tensors as one: a small group is packed, a large one moves tensor by tensor. */
+static int grouped(dc_comm *comm, void *arg) {
+  int64_t counts[2][DC__COMM_MAX_WORLD], totals[2];
+  char *send[2], *recv[2], *expected[2];
+  dc_tensor from[2], to[2];
+  int32_t rank = dc_comm_rank(comm);
+  for (int i = 0; i < 2; i++) {
+    totals[i] = split(1 + i, *(int64_t *)arg + i * 77, dc_comm_size(comm), counts[i]);
+    expected[i] = make(DC_FLOAT32, 50 + i, totals[i]);
+    send[i] = expected[i] + begin_of(counts[i], rank) * 4;
+    recv[i] = calloc((size_t)totals[i] + 1, 4);
+    from[i] = flat(send[i], &counts[i][rank], DC_FLOAT32);
+    to[i] = flat(recv[i], &totals[i], DC_FLOAT32);
+  }
+  CHECK_OK(dc_comm_group_begin(comm));
+  for (int i = 0; i < 2; i++) {
+    CHECK_OK(dc_comm_all_gather(comm, &from[i], &to[i], counts[i], NULL));
+  }
+  CHECK_OK(dc_comm_group_end(comm, NULL));
+  for (int i = 0; i < 2; i++) {
+    CHECK(memcmp(recv[i], expected[i], (size_t)totals[i] * 4) == 0);
+  }
+  CHECK_OK(dc_comm_group_begin(comm));
+  for (int i = 0; i < 2; i++) {
+    send[i] = make(DC_FLOAT32, rank, totals[i]);
+    from[i] = flat(send[i], &totals[i], DC_FLOAT32);
+    to[i] = flat(recv[i], &counts[i][rank], DC_FLOAT32);
+    CHECK_OK(dc_comm_reduce_scatter(comm, &from[i], &to[i], counts[i], DC_SUM, NULL));
+  }
+  CHECK_OK(dc_comm_group_end(comm, NULL));
+  for (int i = 0; i < 2; i++) {
+    char *sums = make_reduced(DC_FLOAT32, dc_comm_size(comm), totals[i], false);
+    CHECK(memcmp(recv[i], sums + begin_of(counts[i], rank) * 4, (size_t)counts[i][rank] * 4) == 0);
+    free(sums);
+    free(send[i]);
+    free(recv[i]);
+    free(expected[i]);
+  }
+  return 0;
+}
+
+/* Ranks that call different things all learn both. */
+static int mismatched(dc_comm *comm) {
+  int64_t one = 1 + (dc_comm_rank(comm) > 0);
+  float value[2] = {0, 0};
+  dc_tensor tensor = flat(value, &one, DC_FLOAT32);
+  CHECK(dc_comm_size(comm) == 1 || dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) == DC_E_MISMATCH);
+  CHECK(dc_comm_size(comm) == 1 || dc_comm_check(comm) == DC_E_MISMATCH);
+  if (dc_comm_size(comm) > 1) {
+    CHECK_SAYS("where rank 0 called all_reduce (1 element, float32, sum)");
+  }
+  return 0;
+}
+
+static int check_everything(dc_comm *comm) {
+  const int64_t packed_group = 500, large_group = 100000;
+  dc_comm *copy = NULL, *second = NULL;
+  uint64_t hashes[DC__COMM_MAX_WORLD];
+  CHECK(gather_and_reduce(comm, NULL) == 0 && many_rounds(comm, NULL) == 0);
+  CHECK(without_counts(comm, NULL) == 0 && broadcast_all_roots(comm, NULL) == 0 && exchange(comm, NULL) == 0);
+  CHECK(grouped(comm, (void *)(uintptr_t)&packed_group) == 0 && grouped(comm, (void *)(uintptr_t)&large_group) == 0);
+  ((dc__mpi *)comm)->max_bytes = 100000; /* tensors beyond an int's offsets are packed */
+  CHECK(many_rounds(comm, NULL) == 0);
+  CHECK_OK(dc_comm_dup(comm, &copy));
+  CHECK(gather_and_reduce(copy, NULL) == 0);
+  CHECK(train_and_hash(copy, hashes) == 0);
+  dc_comm_destroy(copy);
+  CHECK((second = open_comm(60000 * MS)) != NULL && mismatched(second) == 0);
+  dc_comm_destroy(second);
+  CHECK_OK(dc_comm_barrier(comm));
+  if (dc_comm_rank(comm) == 0) {
+    const char *version;
+    CHECK_OK(dc_mpi_get_version(&version));
+    printf("losses %016llx of %d ranks, %s\n", (unsigned long long)hashes[0], dc_comm_size(comm), version);
+  }
+  return 0;
+}
+
+static int rank_checks(void) {
+  dc_comm *comm = open_comm(60000 * MS);
+  int result = comm == NULL ? 1 : check_everything(comm);
+  dc_comm_destroy(comm);
+  return result;
+}
+
+/* Prints what the others must all say of rank 1. */
+static void print_end(const dc_comm *comm, dc_status status, int64_t begun) {
+  printf("rank %d: %d after %lld ms: %s\n", dc_comm_rank(comm), status, (long long)((dc__now_ns() - begun) / MS),
+         dc_last_error());
+  fflush(stdout);
+}
+
+/* Rank 1 comes late, or is killed before it comes. */
+static int rank_lacks_one(bool is_late) {
+  dc_comm *comm = open_comm(is_late ? 1000 * MS : 60000 * MS);
+  int64_t begun, count = 5000;
+  float data[5000] = {0};
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  CHECK(comm != NULL);
+  dc_status status = dc_comm_barrier(comm); /* rank 1 may be gone before another has left it */
+  begun = dc__now_ns();
+  if (dc_comm_rank(comm) == 1 && is_late) {
+    sleep_ms(4000);
+  } else if (dc_comm_rank(comm) == 1) {
+    raise(SIGKILL);
+  }
+  status = status == DC_OK ? dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) : status;
+  print_end(comm, status, begun);
+  dc_comm_destroy(comm);
+  return 0;
+}
+
+static void *raise_soon(void *arg) {
+  sleep_ms(300);
+  kill(getpid(), *(int *)arg);
+  return NULL;
+}
+
+/* Ranks reduce without an end, and rank 1 is killed or stopped somewhere, mostly while MPI moves data. */
+static int rank_loses_one(int signal) {
+  dc_comm *comm = open_comm(signal == SIGSTOP ? 1500 * MS : 60000 * MS);
+  int64_t begun, one = 1, count = 2000000, pid = getpid(), pids[DC__COMM_MAX_WORLD];
+  float *data = calloc((size_t)count, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  pthread_t thread;
+  CHECK(comm != NULL && data != NULL);
+  int64_t world = dc_comm_size(comm);
+  const dc_tensor own = flat(&pid, &one, DC_INT64);
+  dc_tensor all = flat(pids, &world, DC_INT64);
+  CHECK_OK(dc_comm_all_gather(comm, &own, &all, NULL, NULL));
+  if (dc_comm_rank(comm) == 1) {
+    CHECK(pthread_create(&thread, NULL, raise_soon, &signal) == 0);
+  }
+  dc_status status = DC_OK;
+  while (status == DC_OK) {
+    begun = dc__now_ns();
+    status = dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL);
+  }
+  print_end(comm, status, begun);
+  if (signal == SIGSTOP && dc_comm_rank(comm) == 0) {
+    sleep_ms(1000); /* the others' texts first */
+    kill((pid_t)pids[1], SIGKILL);
+  }
+  dc_comm_destroy(comm);
+  free(data);
+  return 0;
+}
+
+static int run_rank(const char *role) {
+  if (strcmp(role, "checks") == 0) {
+    return rank_checks();
+  }
+  if (strcmp(role, "create") == 0) {
+    dc_comm *comm = open_comm(0);
+    dc_comm_destroy(comm);
+    return comm == NULL ? 0 : 1;
+  }
+  if (strcmp(role, "moving") == 0 || strcmp(role, "stopped") == 0) {
+    return rank_loses_one(strcmp(role, "moving") == 0 ? SIGKILL : SIGSTOP);
+  }
+  return rank_lacks_one(strcmp(role, "late") == 0);
+}
+
+/* ---- the launchers ---- */
+
+typedef struct launcher {
+  const char *program, *options, *keeps_running; /* the last: though a rank dies */
+  bool may_abort; /* MPI may end a rank whose peer dies: UCX cannot read a dead process's memory */
+} launcher;
+
+static const launcher launchers[] = {
+    {"mpirun.mpich", "", "-disable-auto-cleanup", true},
+    {"mpirun.openmpi",
+     "--oversubscribe --mca btl_vader_single_copy_mechanism none --mca btl_base_warn_component_unused 0",
+     "--enable-recovery", false},
+};
+
+static bool is_there(const launcher *l) {
+  char command[128];
+  snprintf(command, sizeof command, "command -v %s >/dev/null", l->program);
+  return system(command) == 0;
+}
+
+/* Runs this program as ranks; its exit status, and what it says. */
+static int launch(const char *command, char output[OUTPUT]) {
+  FILE *pipe = popen(command, "r");
+  size_t used = 0, got;
+  while (used < OUTPUT - 1 && (got = fread(output + used, 1, OUTPUT - 1 - used, pipe)) > 0) {
+    used += got;
+  }
+  output[used] = '\0';
+  return pclose(pipe);
+}
+
+static int launch_ranks(const launcher *l, int32_t ranks, const char *role, const char *options, char output[OUTPUT]) {
+  char command[1024];
+  snprintf(command, sizeof command, "timeout -k 5 120 %s %s %s -n %d %s %s 2>&1", l->program, l->options, options,
+           ranks, own_path, role);
+  return launch(command, output);
+}
+
+static void skip_without_launchers(void) {
+  if (!is_there(&launchers[0]) && !is_there(&launchers[1])) {
+    printf("SKIP: neither mpirun.mpich nor mpirun.openmpi is here\n");
+    skip();
+  }
+}
+
+/* The same losses over threads, processes, TCP and every MPI. */
+static void test_checks(void **state) {
+  char output[OUTPUT], expected[64];
+  uint64_t threads[MOST_RANKS], tcp[MOST_RANKS];
+  (void)state;
+  skip_without_launchers();
+  for (int32_t ranks = 1; ranks <= MOST_RANKS; ranks++) {
+    assert_int_equal(on_threads(ranks, 0, train_and_hash, threads), 0);
+    assert_int_equal(on_tcp(ranks, 0, train_and_hash, tcp), 0);
+    assert_true(threads[0] == tcp[0]);
+    snprintf(expected, sizeof expected, "losses %016llx of %d ranks", (unsigned long long)threads[0], ranks);
+    for (size_t i = 0; i < DC__COUNT(launchers); i++) {
+      if (is_there(&launchers[i])) {
+        int status = launch_ranks(&launchers[i], ranks, "checks", "", output);
+        if (status != 0 || strstr(output, expected) == NULL) {
+          fail_msg("%s with %d ranks: status %d, expected \"%s\", said: %s", launchers[i].program, ranks, status,
+                   expected, output);
+        }
+        printf("%s", strstr(output, "losses"));
+      }
+    }
+  }
+}
+
+/* Starts three ranks; all but rank 1 must say the same, in time. may_lack: a rank that MPI has ended says nothing. */
+static void assert_survivors_say(const launcher *l, const char *role, const char *text, bool may_lack) {
+  char output[OUTPUT], begin[32], first[512] = "", said[512];
+  int ended = launch_ranks(l, 3, role, l->keeps_running, output);
+  assert_int_not_equal(WEXITSTATUS(ended), 124); /* the time ran out */
+  for (int32_t r = 0; r < 3; r += 2) {
+    long long ms = 0;
+    int status = 0;
+    snprintf(begin, sizeof begin, "rank %d: ", r);
+    const char *line = strstr(output, begin);
+    if (line == NULL && may_lack) {
+      printf("%s, %s: MPI has ended rank %d\n", l->program, role, r);
+      continue;
+    }
+    if (line == NULL || sscanf(line + strlen(begin), "%d after %lld ms: %511[^\n]", &status, &ms, said) != 3 ||
+        ms > 20000 || strstr(said, text) == NULL || (first[0] != '\0' && strcmp(said, first) != 0)) {
+      fail_msg("%s, %s: rank %d does not say \"%s\", as others, in time: %s", l->program, role, r, text, output);
+    }
+    memcpy(first, said, sizeof first);
+    printf("%s, %s: %d after %lld ms: %s\n", l->program, role, status, ms, said);
+  }
+}
+
+static void assert_all_survivors_say(const char *role, const char *text, bool by_death) {
+  skip_without_launchers();
+  for (size_t i = 0; i < DC__COUNT(launchers); i++) {
+    if (is_there(&launchers[i])) {
+      assert_survivors_say(&launchers[i], role, text, by_death && launchers[i].may_abort);
+    }
+  }
+}
+
+static void test_killed(void **state) {
+  (void)state;
+  assert_all_survivors_say("killed", "rank 1 died", true);
+}
+
+static void test_killed_while_moving(void **state) {
+  (void)state;
+  assert_all_survivors_say("moving", " died", true);
+}
+
+static void test_late(void **state) {
+  (void)state;
+  assert_all_survivors_say("late", "for rank 1", false);
+}
+
+static void test_stopped(void **state) {
+  (void)state;
+  assert_all_survivors_say("stopped", "rank 1 ", false);
+}
+
+/* ---- wrong pairings, which would end the process inside MPI_Init ---- */
+
+static void assert_create_says(const char *environment, const char *fragment) {
+  char output[OUTPUT], command[512];
+  snprintf(command, sizeof command, "env %s %s create 2>&1", environment, own_path);
+  assert_int_equal(launch(command, output), 0);
+  if (strstr(output, fragment) == NULL) {
+    fail_msg("with %s: expected \"%s\", said: %s", environment, fragment, output);
+  }
+}
+
+static void test_wrong_pairs(void **state) {
+  (void)state;
+  assert_create_says("LIBDC_MPI_LIB=/nowhere/libmpi.so", "MPI: there is none: LIBDC_MPI_LIB: /nowhere/libmpi.so");
+  assert_create_says("LIBDC_MPI_LIB=libc.so.6", "has no MPI_");
+  skip_without_launchers();
+  assert_create_says("A=1", "no launcher of MPI started this process");
+  if (is_there(&launchers[0])) {
+    assert_create_says("OMPI_COMM_WORLD_SIZE=2 LIBDC_MPI_LIB=libmpich.so.12", "Open MPI's mpirun started this process");
+  }
+  if (is_there(&launchers[1])) {
+    assert_create_says("PMI_RANK=0 PMI_SIZE=2 LIBDC_MPI_LIB=libmpi.so.40", "a launcher of MPICH or Intel MPI");
+  }
+}
+
+static void test_bad_arguments(void **state) {
+  dc_comm *comm = NULL;
+  const dc_comm_options negative = {.struct_size = sizeof negative, .timeout_ns = -1};
+  (void)state;
+  assert_int_equal(dc_comm_create_mpi(NULL, NULL), DC_E_INVALID);
+  assert_int_equal(dc_comm_create_mpi(&negative, &comm), DC_E_INVALID);
+  assert_int_equal(dc_mpi_get_version(NULL), DC_E_INVALID);
+}
+
+int main(int argc, char **argv) {
+  if (argc > 1) {
+    return run_rank(argv[1]);
+  }
+  own_path = argv[0];
+  setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+  setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_bad_arguments), cmocka_unit_test(test_wrong_pairs),
+      cmocka_unit_test(test_checks),        cmocka_unit_test(test_killed),
+      cmocka_unit_test(test_late),          cmocka_unit_test(test_killed_while_moving),
+      cmocka_unit_test(test_stopped),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
