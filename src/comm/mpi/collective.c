@@ -233,8 +233,9 @@ static void add_contributions(const mpi_round *r, const dc__coll_item *item, int
     src[peer] = peer == rank ? dc__bytes_at(item->send, item->ranges[rank].begin + slice.begin, item->dtype)
                              : r->self->scratch[1] + peer * r->size + slice.at;
   }
-  dc__reduce((char *)item->recv + slice.begin * (int64_t)dc_dtype_size(item->recv_dtype), item->recv_dtype, src,
-             r->self->head.world, item->dtype, slice.count, item->reduce_op == DC_MEAN, item->accumulate != 0);
+  void *dst = (char *)item->recv + slice.begin * (int64_t)dc_dtype_size(item->recv_dtype);
+  const dc__reduction sum = dc__item_reduction(item, dst, src, r->self->head.world, slice.count);
+  dc__reduce(&sum);
 }
 
 static dc_status mpi_reduce(mpi_round *r) {
