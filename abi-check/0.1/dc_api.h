@@ -517,7 +517,7 @@ DC_API dc_status dc_nccl_get_version(int32_t *version);
  *  come, at most timeout_ns, and so does its dc_comm_dup().
  *  MPI's library is opened here. The environment's LIBDC_MPI_LIB may name it, or the process has one already. Else it is
  *  the first that loads of libmpi.so.40 (Open MPI), libmpi_abi.so.1 (the standard's ABI), libmpi.so.12 and libmpich.so.12
- *  (MPICH, Intel MPI). Where Open MPI's launcher did not start the process, libmpi.so.40 is last. A
+ *  (MPICH). Where Open MPI's launcher did not start the process, libmpi.so.40 is last. A
  *  library that does not fit the launcher is an error, and is not initialised.
  *  Bits are those of every other transport: MPI moves bytes and libdc adds them. Ranks compare their calls, and find
  *  missing and dead ranks, over TCP connections of libdc's own. So errors and their texts are those of
@@ -525,8 +525,8 @@ DC_API dc_status dc_nccl_get_version(int32_t *version);
  *  other one about half a KiB over TCP, which wire_bytes does not count. The deadline runs while ranks are missing, and
  *  anew for each 2 GiB that MPI moves. The memory is the host's; for a card's see dc_comm_create_nccl(), on this one.
  *  libdc initialises MPI with MPI_THREAD_MULTIPLE, unless the caller has. Only then libdc finalizes it, at exit(), once
- *  all ranks have come there. It does not after a collective was given up or while a rank is dead, so no exit hangs, and
- *  mpirun reports an irregular exit. Most launchers end all processes as soon as one dies.
+ *  all ranks have come there. It does not after a collective was given up or while a rank is dead, and mpirun reports
+ *  an irregular exit. Most launchers end all processes as soon as one dies, and MPICH over UCX may end a survivor itself.
  *  A collective that fails while MPI moves its data cannot be taken back. MPI may write to its memory for as long as the
  *  process lives. So after DC_E_TIMEOUT or DC_E_PEER_DEAD the process should end; further communicators over MPI are
  *  DC_E_STATE in it.

@@ -13,7 +13,7 @@ import libdc
 import torch.distributed as dist
 
 from ..._secret import environment_secret
-from ...comm import environment_ports
+from ...launch import environment_ports
 
 _MAX_LOCAL = 64  # ranks in shared memory
 _PAIR_HEAP_BYTES = 1 << 24  # a pair needs staging memory alone
