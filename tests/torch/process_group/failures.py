@@ -33,6 +33,16 @@ def sizes_differ(group: Any, rank: int) -> None:
     fails(lambda: dist.all_reduce(torch.ones(4), group=group), *words)  # the group is broken, and says why
 
 
+def reductions_differ(group: Any, rank: int) -> None:
+    op = (dist.ReduceOp.MAX, dist.ReduceOp.MIN)[rank]
+    fails(lambda: dist.all_reduce(torch.ones(4), op, group=group),
+          "rank 1 called all_reduce (4 elements, float32, min) where",
+          "rank 0 called all_reduce (4 elements, float32, max)")
+    whole = torch.ones(4, dtype=(torch.int16, torch.bool)[rank])
+    fails(lambda: dist.all_reduce(whole, group=group), "rank 1 called all_reduce (4 elements, bool, sum)")
+    dist.barrier(group)  # the group goes on
+
+
 def calls_differ(group: Any, rank: int) -> None:
     tensor = torch.ones(8)
     calls = (lambda: dist.all_reduce(tensor, group=group), lambda: dist.broadcast(tensor, group=group, group_src=0))
@@ -165,8 +175,8 @@ def dies(group: Any, rank: int) -> None:
     fails(lambda: dist.all_reduce(torch.ones(4), group=group), "rank 1", "DC_E_PEER_DEAD")
 
 
-CASES = [sizes_differ, calls_differ, exchange_and_reduction, splits_differ, types_differ, message_sizes_differ, futures,
-         ddp, aborted, waits, arguments, monitored, split, late, dies]  # fmt: skip
+CASES = [sizes_differ, reductions_differ, calls_differ, exchange_and_reduction, splits_differ, types_differ,
+         message_sizes_differ, futures, ddp, aborted, waits, arguments, monitored, split, late, dies]  # fmt: skip
 
 
 def main() -> None:

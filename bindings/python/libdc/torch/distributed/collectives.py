@@ -41,6 +41,7 @@ class Collectives:
                 data.mul_(reduction.factor)
             self.comm.all_reduce(raw(_real(data)), reduction.native_op)
         else:
+            reduction.compare(self._rows(reduction.signature(data.numel())))
             flat = data.view(-1)
             for window in flat.split(max(1, _ROWS_BYTES // (self.size * flat.element_size()))):
                 window.copy_(reduction.combine(self._rows(window)))

@@ -30,12 +30,14 @@ _COMBINE: Dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 _BITWISE = (_Op.BAND, _Op.BOR, _Op.BXOR)
 _SCALED = (_Op.AVG, _Op.PREMUL_SUM)
+_SIGNATURE_BYTES = 96
 
 
 class Reduction:
     """One reduction of tensors of one type."""
 
     def __init__(self, name: str, op: Any, dtype: torch.dtype) -> None:
+        self.name, self.dtype = name, dtype
         self.op = getattr(op, "op", op)
         self.factor: Optional[Any] = None
         if self.op == _Op.PREMUL_SUM:
@@ -54,6 +56,19 @@ class Reduction:
 
     def combine(self, rows: torch.Tensor) -> torch.Tensor:
         return _COMBINE[self.op](rows)
+
+    def signature(self, numel: int) -> torch.Tensor:
+        """The call as text, for compare()."""
+        text = f"{self.name} ({numel} elements, {str(self.dtype)[6:]}, {_name(self.op).lower()})"
+        return torch.frombuffer(bytearray(text.encode().ljust(_SIGNATURE_BYTES)), dtype=torch.uint8)
+
+    @staticmethod
+    def compare(signatures: torch.Tensor) -> None:
+        """Refuses ranks whose calls differ: a gather of their values would not see another reduction or type."""
+        calls = [bytes(row.tolist()).decode().rstrip() for row in signatures]
+        for rank, call in enumerate(calls):
+            if call != calls[0]:
+                raise RuntimeError(f"rank {rank} called {call} where rank 0 called {calls[0]}")
 
 
 def _name(op: Any) -> str:
