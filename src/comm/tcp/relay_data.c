@@ -46,10 +46,12 @@ static int64_t packed_part(const dc__coll *coll, int32_t r) {
   return bytes;
 }
 
+/* The end of the copy. An empty tensor may have no memory, to which nothing can be added. */
 static char *copy_bytes(char *to, const void *from, int64_t bytes) {
-  if (bytes > 0) {
-    memcpy(to, from, (size_t)bytes);
+  if (bytes == 0) {
+    return to;
   }
+  memcpy(to, from, (size_t)bytes);
   return to + bytes;
 }
 
@@ -74,8 +76,10 @@ static void pack_parts(const dc__tcp_relay *c) {
     char *to = c->blocks + way * c->stride;
     for (int32_t i = 0; i < coll->count; i++) {
       const dc__coll_item *item = &coll->items[i];
-      to =
-          copy_bytes(to, dc__bytes_at(item->send, item->ranges[owner].begin, item->dtype), dc__item_bytes(item, owner));
+      if (item_total(item) > 0) {
+        to = copy_bytes(to, dc__bytes_at(item->send, item->ranges[owner].begin, item->dtype),
+                        dc__item_bytes(item, owner));
+      }
     }
   }
 }
@@ -88,7 +92,9 @@ static void unpack_gathered(const dc__tcp_relay *c) {
     for (int32_t i = 0; i < coll->count; i++) {
       const dc__coll_item *item = &coll->items[i];
       int64_t begin = item->ranges[r].begin * (int64_t)dc_dtype_size(item->dtype), bytes = dc__item_bytes(item, r);
-      (void)copy_bytes((char *)item->recv + begin, from, bytes);
+      if (bytes > 0) {
+        memcpy((char *)item->recv + begin, from, (size_t)bytes);
+      }
       from += bytes;
     }
   }
