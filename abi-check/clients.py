@@ -60,7 +60,7 @@ def old_on_grown(release: Path) -> List[str]:
     nothing may rest on today's sizes."""
     with tempfile.TemporaryDirectory() as name:
         tree, build = Path(name) / "tree", Path(name) / "build"
-        for part in ("src", "include", "tools", "docs", "scripts"):
+        for part in ("src", "include", "tools", "docs", "scripts", "packaging"):
             shutil.copytree(ROOT / part, tree / part)
         for part in ("meson.build", "meson_options.txt"):
             shutil.copy(ROOT / part, tree)

@@ -357,7 +357,7 @@ dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, 
                              dc_tensor *out);
 dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, dc_tensor *out);
 dc_status dc__wait_offload(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, dc_tensor *out);
-dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, const dc_tensor *a,
+dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int64_t id, const dc_tensor *tensor,
                           dc_tensor *out);
 dc_status dc__offloaded_find(dc__graph *graph, const char *fn, int64_t id, dc__offloaded **value);
 void dc__offloaded_drop_device(dc_context *ctx, dc__graph *graph);

@@ -186,8 +186,8 @@ static dc__kron_damped damped_of(const dc__kron_inverse *k, const dc__mat *x) {
                            .count = x->batch};
 }
 
-dc_status dc__kron_check_damped(dc_linalg *l, const char *fn, const dc__kron_inverse *k, const dc__mat *x) {
-  dc__kron_damped d = damped_of(k, x);
+dc_status dc__kron_check_damped(dc_linalg *l, const char *fn, const dc__kron_inverse *inverse, const dc__mat *x) {
+  dc__kron_damped d = damped_of(inverse, x);
   d.fn = fn;
   d.count = 1;
   return kron_work_of(l)->check_values(l, &d);
