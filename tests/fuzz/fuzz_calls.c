@@ -123,8 +123,8 @@ static void report(world *w, bytes *b) {
     check(dc_context_get_memory_stats(w->ctx, &stats));
   }
   check(dc_context_dry_run(w->ctx, read_u8(b) % 20, read_u8(b) % 3, id_of(b), read_u8(b) % 12, &info));
-  check(dc_context_trace_start(w->ctx, take_count(b) % 64));
-  check(dc_context_trace_read(w->ctx, events, read_u8(b) % 2 ? sizeof events[0] : 1, take_count(b) % 5, &count));
+  check(dc_context_trace_start(w->ctx, read_count(b) % 64));
+  check(dc_context_trace_read(w->ctx, events, read_u8(b) % 2 ? sizeof events[0] : 1, read_count(b) % 5, &count));
   check(dc_context_reset_stats(w->ctx));
 }
 
