@@ -19,6 +19,8 @@ int64_t dc__item_bytes(const dc__coll_item *item, int32_t rank);
 int64_t dc__item_stride(const dc__coll_item *item, int32_t rank);
 /* The largest part of all ranks. */
 int64_t dc__max_part_bytes(const dc__coll *coll, int32_t world);
+/* Bytes of data that a rank receives from the others, where each part goes directly to the rank that needs it. */
+int64_t dc__received_bytes(const dc__coll *coll, int32_t rank, int32_t world);
 /* The slice of an item, at `pos` bytes into its part, that falls into the window [lo, lo + size). */
 dc__window_slice dc__window_intersect(const dc__coll_item *item, int32_t rank, int64_t pos, int64_t lo, int64_t size);
 

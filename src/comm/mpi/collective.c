@@ -266,19 +266,6 @@ static dc_status mpi_broadcast(const mpi_round *r) {
   return DC_OK;
 }
 
-/* Bytes of data received from other ranks. */
-static int64_t mpi_received_bytes(const dc__mpi *self, const dc__coll *coll) {
-  int64_t bytes = 0;
-  for (int32_t i = 0; i < coll->count; i++) {
-    const dc__coll_item *item = &coll->items[i];
-    int64_t own = coll->kind == DC__COLL_BROADCAST ? (coll->root == self->head.rank ? item->total : 0)
-                                                   : item->ranges[self->head.rank].count;
-    int64_t count = coll->kind == DC__COLL_REDUCE ? own * (self->head.world - 1) : item->total - own;
-    bytes += count * (int64_t)dc_dtype_size(item->dtype);
-  }
-  return bytes;
-}
-
 static dc_status mpi_run_collective(dc__mpi *self, const dc__coll *coll, dc__mpi_wait *wait) {
   mpi_round r = {.self = self, .coll = coll, .wait = wait};
   DC__TRY(dc__comm_check(self->control));
@@ -291,7 +278,8 @@ static dc_status mpi_run_collective(dc__mpi *self, const dc__coll *coll, dc__mpi
           : coll->kind == DC__COLL_REDUCE    ? mpi_reduce(&r)
           : coll->kind == DC__COLL_BROADCAST ? mpi_broadcast(&r)
                                              : DC_OK); /* a barrier is the comparison alone */
-  atomic_fetch_add_explicit(&self->head.wire_bytes, mpi_received_bytes(self, coll), memory_order_relaxed);
+  atomic_fetch_add_explicit(&self->head.wire_bytes, dc__received_bytes(coll, self->head.rank, self->head.world),
+                            memory_order_relaxed);
   return DC_OK;
 }
 

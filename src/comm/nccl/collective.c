@@ -193,19 +193,6 @@ static dc_status reduce_rounds(dc__nccl *self, const dc__coll *coll, const char 
 
 /* ---- the collective ---- */
 
-/* Bytes received from other ranks. */
-static int64_t received_bytes(const dc__nccl *self, const dc__coll *coll) {
-  int64_t bytes = 0;
-  for (int32_t i = 0; i < coll->count; i++) {
-    const dc__coll_item *item = &coll->items[i];
-    int64_t own = coll->kind == DC__COLL_BROADCAST ? (coll->root == self->head.rank ? item->total : 0)
-                                                   : item->ranges[self->head.rank].count;
-    int64_t count = coll->kind == DC__COLL_REDUCE ? own * (self->head.world - 1) : item->total - own;
-    bytes += count * (int64_t)dc_dtype_size(item->dtype);
-  }
-  return bytes;
-}
-
 static dc_status nccl_enqueue(dc__nccl *self, const dc__coll *coll, const char *name) {
   DC__TRY(dc__comm_check(&self->head));
   bool unregistered;
@@ -221,7 +208,8 @@ static dc_status nccl_enqueue(dc__nccl *self, const dc__coll *coll, const char *
     nccl_round r = {.coll = coll, .asymmetric = !same};
     DC__TRY(submit_group(self, &r, name));
   }
-  atomic_fetch_add_explicit(&self->head.wire_bytes, received_bytes(self, coll), memory_order_relaxed);
+  atomic_fetch_add_explicit(&self->head.wire_bytes, dc__received_bytes(coll, self->head.rank, self->head.world),
+                            memory_order_relaxed);
   return dc__device_check(self->device); /* peers would wait for what it refused */
 }
 

@@ -1,9 +1,8 @@
 /* Ranks that meet over TCP: how they find each other, and which connections they reject. comm_ranks.h tests what every
  * kind of group computes (on_all_groups). */
+#include "comm/tcp/handshake_test.h"
 #include "comm/tcp/socket.h"
 #include "comm_data.h"
-
-static const int64_t limit = INT64_C(60000000000);
 
 /* ---- meeting ---- */
 
@@ -153,20 +152,6 @@ static void test_ranks_that_do_not_fit(void **state) {
 
 /* ---- connections that are not a rank's ---- */
 
-static int connect_as_stranger(const char *address) {
-  struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-  to.sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1));
-  for (int64_t end = dc__now_ns() + limit; dc__now_ns() < end;) {
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (connect(fd, (struct sockaddr *)&to, sizeof to) == 0) {
-      return fd;
-    }
-    close(fd);
-    sleep_ms(1);
-  }
-  return -1;
-}
-
 /* While rank 0 waits: some say nothing, some anything, some half a hello, and one that it is a rank of the group. */
 static void test_strangers(void **state) {
   (void)state;
@@ -179,7 +164,7 @@ static void test_strangers(void **state) {
   int fds[300];
   for (int i = 0; i < 300; i++) {
     char bytes[600];
-    fds[i] = connect_as_stranger(address);
+    fds[i] = connect_to(address);
     assert_true(fds[i] >= 0);
     for (size_t b = 0; b < sizeof bytes; b++) {
       bytes[b] = (char)(rand() >> 4);
