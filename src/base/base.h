@@ -140,6 +140,7 @@ typedef struct dc__map {
 
 void *dc__map_get(const dc__map *map, int64_t key);       /* NULL: absent */
 bool dc__map_put(dc__map *map, int64_t key, void *value); /* not NULL; false: no memory (last error set); replaces */
+bool dc__map_reserve(dc__map *map);                       /* room for one more; false: no memory (last error set) */
 void dc__map_remove(dc__map *map, int64_t key);
 void dc__map_clear(dc__map *map); /* frees the map's own memory, not the values */
 

@@ -3,24 +3,17 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "base/map_probe.h"
 
 enum { MIN_SLOTS = 16 };
-
-/* SplitMix64's finaliser (Steele, Lea, Flood 2014): each bit of a key reaches each bit of the result. */
-static uint64_t map_hash(int64_t key) {
-  uint64_t x = (uint64_t)key;
-  x = (x ^ (x >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
-  x = (x ^ (x >> 27)) * UINT64_C(0x94D049BB133111EB);
-  return x ^ (x >> 31);
-}
 
 static int64_t map_find(const dc__map *map, int64_t key) {
   if (map->slot_count == 0) {
     return -1;
   }
-  uint64_t mask = (uint64_t)map->slot_count - 1;
-  for (uint64_t at = map_hash(key) & mask; map->slots[at] != 0; at = (at + 1) & mask) {
-    int64_t index = map->slots[at] - 1;
+  for (dc__map_probe probe = dc__map_first_slot(map->slot_count, key); map->slots[probe.at] != 0;
+       dc__map_next_slot(map->slot_count, &probe)) {
+    int64_t index = map->slots[probe.at] - 1;
     if (map->keys[index] == key && map->values[index] != NULL) {
       return index;
     }
@@ -29,12 +22,11 @@ static int64_t map_find(const dc__map *map, int64_t key) {
 }
 
 static void map_fill_slot(dc__map *map, int64_t index) {
-  uint64_t mask = (uint64_t)map->slot_count - 1;
-  uint64_t at = map_hash(map->keys[index]) & mask;
-  while (map->slots[at] != 0) {
-    at = (at + 1) & mask;
+  dc__map_probe probe = dc__map_first_slot(map->slot_count, map->keys[index]);
+  while (map->slots[probe.at] != 0) {
+    dc__map_next_slot(map->slot_count, &probe);
   }
-  map->slots[at] = (int32_t)(index + 1);
+  map->slots[probe.at] = (int32_t)(index + 1);
 }
 
 /* Forgets removed entries. The slots are as many as given, at most as many as there is memory for. */
@@ -52,8 +44,8 @@ static void map_rebuild(dc__map *map, int64_t slot_count) {
   }
 }
 
-/* Room for one more. Half of the slots stay empty; after a rebuild at least a quarter can be filled before the next. */
-static bool map_reserve(dc__map *map) {
+/* Half of the slots stay empty; after a rebuild at least a quarter can be filled before the next. */
+bool dc__map_reserve(dc__map *map) {
   if (2 * (map->used + 1) > map->slot_count) {
     int64_t slot_count = map->slot_count;
     if (4 * (map->count + 1) > slot_count) {
@@ -80,7 +72,7 @@ void *dc__map_get(const dc__map *map, int64_t key) {
 bool dc__map_put(dc__map *map, int64_t key, void *value) {
   int64_t index = map_find(map, key);
   if (index < 0) {
-    if (!map_reserve(map)) {
+    if (!dc__map_reserve(map)) {
       return false;
     }
     index = map->used++;

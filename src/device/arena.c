@@ -115,10 +115,7 @@ dc_status dc__arena_create(dc_device *device, const dc__arena_source *source, dc
   if (self == NULL) {
     return DC_E_NO_MEMORY;
   }
-  if (dc__block_list_init(&self->blocks) != DC_OK) {
-    dc__free(self);
-    return DC_E_NO_MEMORY;
-  }
+  dc__block_list_init(&self->blocks);
   self->device = dc__device_retain(device);
   self->source = source != NULL && source->alloc != NULL
                      ? *source
@@ -166,6 +163,9 @@ void dc__arena_release(dc__arena *arena) {
 static dc_status arena_find_block(dc__arena *arena, bool for_stream, size_t bytes, dc__arena_block **found,
                                   dc_event *after[2]) {
   dc__block_list *blocks = &arena->blocks;
+  if (!dc__block_list_reserve(blocks)) {
+    return DC_E_NO_MEMORY;
+  }
   dc__block_list_poll(blocks, false);
   *found = dc__block_list_alloc(blocks, bytes);
   if (*found == NULL && for_stream) {

@@ -5,76 +5,36 @@
 
 #include "device/poison.h"
 
-enum { FIRST_SLOTS = 64 };
-
 _Static_assert(sizeof(dc__arena_block) <= DC__RECORD_BYTES, "records hold headers");
 
-dc_status dc__block_list_init(dc__block_list *self) {
-  self->used = dc__calloc(FIRST_SLOTS, sizeof(*self->used));
-  self->slot_count = FIRST_SLOTS;
+void dc__block_list_init(dc__block_list *self) {
   self->retired_tail = &self->retired;
-  return self->used == NULL ? DC_E_NO_MEMORY : DC_OK;
 }
 
 void dc__block_list_destroy(dc__block_list *self) {
   dc__record_pool_destroy(&self->records);
-  dc__free(self->used);
+  dc__map_clear(&self->used);
 }
 
 /* ---- lists ---- */
 
-static void list_add(dc__arena_block **head, dc__arena_block *b) {
-  b->next = *head;
-  b->link = head;
-  if (*head != NULL) {
-    (*head)->link = &b->next;
-  }
-  *head = b;
-}
-
-static void list_remove(dc__arena_block *b) {
-  *b->link = b->next;
-  if (b->next != NULL) {
-    b->next->link = b->link;
-  }
-}
-
 static void block_list_retire(dc__block_list *self, dc__arena_block *b) {
-  list_add(self->retired_tail, b);
+  b->next = NULL;
+  b->link = self->retired_tail;
+  *b->link = b;
   self->retired_tail = &b->next;
   dc__block_tree_add(&self->retired_by_size, b);
 }
 
 static void block_list_unretire(dc__block_list *self, dc__arena_block *b) {
-  if (b->next == NULL) {
-    self->retired_tail = b->link;
-  }
-  list_remove(b);
+  *b->link = b->next;
+  *(b->next == NULL ? &self->retired_tail : &b->next->link) = b->link;
   dc__block_tree_remove(&self->retired_by_size, b);
 }
 
-static dc__arena_block **slot_of(const dc__block_list *self, const void *ptr) {
-  uint64_t hash = (uint64_t)(uintptr_t)ptr / DC__BLOCK_ALIGNMENT * UINT64_C(0x9e3779b97f4a7c15);
-  return &self->used[(hash >> 32) & (self->slot_count - 1)];
-}
-
-/* Keeps the lists of used blocks short. Without memory they stay longer, but correct. */
-static void grow_slots(dc__block_list *self) {
-  dc__arena_block **before = self->used;
-  size_t count = self->slot_count;
-  dc__arena_block **after = dc__calloc(count * 2, sizeof(*after));
-  if (after == NULL) {
-    return;
-  }
-  self->used = after;
-  self->slot_count = count * 2;
-  for (size_t i = 0; i < count; i++) {
-    for (dc__arena_block *b = before[i], *next; b != NULL; b = next) {
-      next = b->next;
-      list_add(slot_of(self, b->ptr), b);
-    }
-  }
-  dc__free(before);
+/* Neighbours in memory are neighbours among the keys, which dc__map keeps side by side. */
+static int64_t block_key(const void *ptr) {
+  return (int64_t)((uintptr_t)ptr / DC__BLOCK_ALIGNMENT);
 }
 
 /* ---- blocks ---- */
@@ -149,12 +109,14 @@ void dc__block_list_remove(dc__block_list *self, dc__arena_block *whole) {
   dc__record_pool_free(&self->records, whole);
 }
 
+/* There is room: dc__block_list_reserve. */
 static dc__arena_block *block_list_mark_used(dc__block_list *self, dc__arena_block *b) {
-  if (++self->used_count > self->slot_count) {
-    grow_slots(self);
-  }
-  list_add(slot_of(self, b->ptr), b);
+  (void)dc__map_put(&self->used, block_key(b->ptr), b);
   return b;
+}
+
+bool dc__block_list_reserve(dc__block_list *self) {
+  return dc__map_reserve(&self->used);
 }
 
 dc__arena_block *dc__block_list_alloc(dc__block_list *self, size_t bytes) {
@@ -189,15 +151,11 @@ dc__arena_block *dc__block_list_alloc_retired(dc__block_list *self, size_t bytes
 }
 
 void dc__block_list_free(dc__block_list *self, const void *ptr, dc_event *after_a, dc_event *after_b) {
-  dc__arena_block *b = *slot_of(self, ptr);
-  while (b != NULL && b->ptr != ptr) {
-    b = b->next;
-  }
-  if (b == NULL) {
+  dc__arena_block *b = dc__map_get(&self->used, block_key(ptr));
+  if (b == NULL || b->ptr != ptr) {
     return;
   }
-  list_remove(b);
-  self->used_count--;
+  dc__map_remove(&self->used, block_key(ptr));
   b->after[0] = after_a;
   b->after[1] = after_b;
   if (block_events_passed(b)) {

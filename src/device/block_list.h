@@ -9,7 +9,7 @@
 #include "device/record_pool.h"
 
 struct dc__arena_block {
-  struct dc__arena_block *next;  /* in its list, unless it is free */
+  struct dc__arena_block *next;  /* retired: in the list by age */
   struct dc__arena_block **link; /* what points to it there */
   struct dc__arena_block *left;  /* neighbours in the chunk; the leftmost keeps its header whatever is cut or merged */
   struct dc__arena_block *right;
@@ -25,21 +25,21 @@ typedef struct dc__block_list {
   dc__block_tree retired_by_size;
   dc__arena_block *retired;       /* the oldest first */
   dc__arena_block **retired_tail; /* where the next one is put */
-  dc__arena_block **used;         /* slot_count lists by address */
-  size_t slot_count;
-  size_t used_count;
-  int64_t used_bytes; /* retired ones too */
+  dc__map used;                   /* by address */
+  int64_t used_bytes;             /* retired ones too */
   dc__record_pool records;
   bool stream_ordered; /* what is free may be in use still, by work that comes before its next use */
 } dc__block_list;
 
-dc_status dc__block_list_init(dc__block_list *self);
+void dc__block_list_init(dc__block_list *self);
 void dc__block_list_destroy(dc__block_list *self);
 
 /* Memory in a new block, whose header is one of the records; and out again, when it is one free block. */
 void dc__block_list_add(dc__block_list *self, dc__arena_block *new_block, void *ptr, size_t bytes);
 void dc__block_list_remove(dc__block_list *self, dc__arena_block *whole);
 
+/* Makes room to note one more used block: call before each allocation. false: no memory, last error set. */
+bool dc__block_list_reserve(dc__block_list *self);
 /* Of a multiple of the alignment; NULL: there is none. Of the free blocks that fit best it is the one that came free
  * last, of the retired ones the oldest. `after` says what must pass before it is used. */
 dc__arena_block *dc__block_list_alloc(dc__block_list *self, size_t bytes);

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "base/map_probe.h"
 
 static uint64_t next_random(uint64_t *seed) {
   *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -102,13 +103,16 @@ static void test_any_order(void **state) {
 enum { MANY = 10000 };
 
 /* The longest run of filled slots bounds how far a search goes. */
-static int64_t longest_run(const dc__map *map) {
-  int64_t longest = 0, run = 0;
-  for (int64_t i = 0; i < 2 * map->slot_count; i++) {
-    run = map->slots[i % map->slot_count] != 0 ? run + 1 : 0;
-    longest = run > longest ? run : longest;
+/* Slots that a search for each of the keys reads, in all. */
+static int64_t slots_read(const dc__map *map) {
+  int64_t read = 0;
+  DC__MAP_EACH (map, i) {
+    dc__map_probe probe = dc__map_first_slot(map->slot_count, map->keys[i]);
+    for (read++; map->slots[probe.at] != i + 1; read++) {
+      dc__map_next_slot(map->slot_count, &probe);
+    }
   }
-  return longest;
+  return read;
 }
 
 static void test_unfavourable_keys(void **state) {
@@ -120,12 +124,26 @@ static void test_unfavourable_keys(void **state) {
       assert_true(dc__map_put(&map, (int64_t)((uint64_t)i << shift), &value));
     }
     assert_int_equal(map.count, MANY);
-    assert_true(longest_run(&map) < 128);
+    assert_true(slots_read(&map) < 4 * map.count);
+    assert_true(shift > 0 || slots_read(&map) == map.count);
     for (int64_t i = 0; i < MANY; i++) {
       assert_ptr_equal(dc__map_get(&map, (int64_t)((uint64_t)i << shift)), &value);
     }
     dc__map_clear(&map);
   }
+}
+
+/* A run of consecutive numbers does not become one long chain for others whose slots lie in it. */
+static void test_distant_keys_among_consecutive_ones(void **state) {
+  (void)state;
+  char value;
+  dc__map map = {0};
+  for (int64_t i = 0; i < MANY; i++) {
+    assert_true(dc__map_put(&map, i, &value));
+    assert_true(dc__map_put(&map, INT64_MIN + (i << 20), &value));
+  }
+  assert_true(slots_read(&map) < 6 * map.count);
+  dc__map_clear(&map);
 }
 
 /* A rebuild moves every entry that remains. In all they move no more than a few times each. */
@@ -187,6 +205,7 @@ int main(void) {
       cmocka_unit_test(test_maps),
       cmocka_unit_test(test_any_order),
       cmocka_unit_test(test_unfavourable_keys),
+      cmocka_unit_test(test_distant_keys_among_consecutive_ones),
       cmocka_unit_test(test_removals_move_little),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
