@@ -124,14 +124,46 @@ static void try_all(start_fn start) {
   }
 }
 
+/* A rank makes a context where another is in a barrier, and so lacks the context's communicator. */
+static int init_beside_barrier(dc_comm *comm, void *arg) {
+  const bool *copied = arg; /* all ranks have another communicator before */
+  dc_comm *copy = NULL;
+  dc_device *device;
+  dc_context *ctx;
+  if (*copied) {
+    CHECK_OK(dc_comm_dup(comm, &copy));
+    CHECK_OK(dc_comm_barrier(copy));
+  }
+  CHECK_OK(dc_device_open("cpu", NULL, &device));
+  CHECK_OK(dc_context_create(device, NULL, &ctx));
+  int64_t begin = dc__now_ns();
+  CHECK((comm->rank == 1 ? dc_comm_barrier(comm) : dc_init(ctx, comm, NULL, 1024)) == DC_E_MISMATCH);
+  CHECK(within(begin, 900, SOON));
+  CHECK_SAYS("in barrier");
+  CHECK_SAYS("in init");
+  CHECK_SAYS("the same order");
+  dc_context_destroy(ctx);
+  dc_device_destroy(device);
+  dc_comm_destroy(copy);
+  return 0;
+}
+
+static void try_init(start_fn start) {
+  bool copied = true, first = false;
+  assert_int_equal(start(2, 0, init_beside_barrier, &copied), 0);
+  assert_int_equal(start(3, 0, init_beside_barrier, &first), 0);
+}
+
 static void test_threads(void **state) {
   (void)state;
   try_all(on_threads);
+  try_init(on_threads);
 }
 
 static void test_processes(void **state) {
   (void)state;
   try_all(on_processes);
+  try_init(on_processes);
 }
 
 static void test_tcp(void **state) {

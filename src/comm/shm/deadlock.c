@@ -8,14 +8,30 @@ static dc__comm_usage *usage_of(const dc__shm *self, int32_t channel, int32_t ra
   return &dc__shm_slot_of(self->group, channel, rank)->usage;
 }
 
+/* Whether `user`, which is blocked, is the one thread of rank r that could call on a channel: it alone has used it, or
+ * the rank has not joined the channel and all that it has joined is this thread's. */
+static bool is_only_user(const dc__shm *self, int32_t channel, int32_t r, uint64_t user) {
+  uint64_t joined = atomic_load(&usage_of(self, channel, r)->user);
+  if (joined != 0) {
+    return joined == user;
+  }
+  for (int32_t c = 0; c < dc__shm_channel_count(self->group); c++) {
+    uint64_t of_channel = atomic_load(&usage_of(self, c, r)->user);
+    if (of_channel != 0 && of_channel != user) {
+      return false;
+    }
+  }
+  return true;
+}
+
 /* The collective on another channel that blocks rank r's user and that this rank's blocked user has not requested; 0:
  * none. */
 static uint64_t blocked_collective(const dc__shm *self, uint64_t user, int32_t channel, int32_t r) {
   const dc__comm_usage *peer = usage_of(self, channel, r), *own = usage_of(self, channel, self->head.rank);
   uint64_t number = atomic_load(&peer->blocked_in);
   uint64_t other = atomic_load(&peer->user);
-  bool same_users = other != DC__COMM_SEVERAL_USERS && other == atomic_load(&usage_of(self, self->channel, r)->user) &&
-                    user == atomic_load(&own->user);
+  bool same_users =
+      other != DC__COMM_SEVERAL_USERS && is_only_user(self, self->channel, r, other) && user == atomic_load(&own->user);
   return number != 0 && same_users && atomic_load(&own->requested) < number ? number : 0;
 }
 
