@@ -170,7 +170,7 @@ def main() -> None:
     trainers = [Trainer(options, flags, comm) for flags in ([False, True] if options.compare else [options.flags])]
     mode = "quiet" if comm.rank else "live" if columns() and "NO_COLOR" not in os.environ else "lines"
     progress = Progress(mode, 0, options.steps)
-    progress.say(f"{comm.size} ranks, ZeRO-{options.stage}, {'Post' if options.post_ln else 'Pre'}-LN")
+    progress.print(f"{comm.size} ranks, ZeRO-{options.stage}, {'Post' if options.post_ln else 'Pre'}-LN")
     for step in range(1, options.steps + 1):
         for trainer in trainers:
             trainer.step(text, step)
@@ -181,7 +181,7 @@ def main() -> None:
     if comm.rank == 0:
         report(options, trainers)
         for line in summary(options, trainers):
-            progress.say(line)
+            progress.print(line)
 
 
 if __name__ == "__main__":

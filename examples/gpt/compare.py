@@ -29,7 +29,7 @@ def compare(a: argparse.Namespace, group: Any, show: Progress) -> bool:
         for stage in STAGES:
             rows[stage].append(trainers[stage].step(text, step))
         losses = [rows[stage][-1]["loss"] for stage in STAGES]
-        show.say(f"step {step + 1:>4}/{a.steps}  loss {losses[3]:.6f}  "
+        show.print(f"step {step + 1:>4}/{a.steps}  loss {losses[3]:.6f}  "
                  + ("the same bits in all stages" if len(set(losses)) == 1 else f"NOT equal: {losses}"))
     whole = sum(trainers[0].sizes.values())
     unit = whole * (group.size - 1) / group.size
@@ -44,11 +44,12 @@ def compare(a: argparse.Namespace, group: Any, show: Progress) -> bool:
                       size(moved * 4), f"{moved / unit:.4f} ({formula(stage, a.accumulate)})" if unit else "",
                       size(held["weights"] + held["gradients"] + held["optimizer"]), size(held["gathered"]),
                       size(rows[stage][-1]["gathered_peak_bytes"])])
-    show.say()
-    show.say(_table(["stage", "first loss", "last loss", "bits of stage 0", "ms a step", "wire a step",
+    show.print()
+    show.print(_table(["stage", "first loss", "last loss", "bits of stage 0", "ms a step", "wire a step",
                      "units* (formula)", "held a rank**", "gathered, kept", "at peak"], lines))
-    show.say(f"*  of parameters * (ranks - 1) / ranks = {unit:,.0f} elements    ** weights, gradients, optimizer state")
+    show.print(f"*  of parameters * (ranks - 1) / ranks = {unit:,.0f} elements    "
+               "** weights, gradients, optimizer state")
     equal = all(line[3] == "yes" for line in lines)
-    show.say(f"\n{whole:,} parameters, {group.size} ranks, {a.steps} steps: the losses of all stages "
+    show.print(f"\n{whole:,} parameters, {group.size} ranks, {a.steps} steps: the losses of all stages "
              + ("have the same bits at every step." if equal else "DIFFER."))
     return equal

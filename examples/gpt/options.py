@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def fail(rank: int, text: str) -> "SystemExit":
-    """One rank says what is wrong; all end with the status of a wrong command line."""
+    """Rank 0 prints the error; all ranks end with the status of a wrong command line."""
     if rank == 0:
         print(f"train.py: {text}", file=sys.stderr)
     return SystemExit(2)

@@ -62,11 +62,12 @@ class Screen:
     def __init__(self, mode: str) -> None:
         self.mode, self.drawn = mode, 0
 
-    def say(self, text: str = "") -> None:
-        """A line that stays."""
+    def print(self, text: str = "") -> None:
+        """Prints a line above the live block."""
         if self.mode != "quiet":
             self._erase()
-            print(text, flush=True)
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
 
     def _erase(self) -> None:
         if self.drawn:
@@ -74,14 +75,14 @@ class Screen:
             self.drawn = 0
 
     def draw(self, lines: List[str], width: int) -> None:
-        """The block, in the place of the last one."""
+        """Prints the live block, over the last one."""
         self._erase()
         sys.stdout.write("".join(line[:width - 1] + "\n" for line in lines))
         sys.stdout.flush()
         self.drawn = len(lines)
 
     def close(self) -> None:
-        """Leaves the last block standing."""
+        """Keeps the last block on the terminal."""
         self.drawn = 0
 
 

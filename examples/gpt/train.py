@@ -155,23 +155,23 @@ class Run:
 
     def report(self, held_out: float) -> None:
         """The bytes that the run moved and each rank holds, beside the formulas."""
-        t, say, ranks = self.trainer, self.show.say, self.group.size
+        t, out, ranks = self.trainer, self.show.print, self.group.size
         last, whole = self.rows[-1], sum(t.sizes.values())
         unit = whole * (ranks - 1) / ranks
         moved = (last["gather_wire_bytes"] + last["reduce_wire_bytes"]) / 4
-        say()
-        say(f"loss {last['loss']:.4f} in the last step, {held_out:.4f} on held-out text "
+        out()
+        out(f"loss {last['loss']:.4f} in the last step, {held_out:.4f} on held-out text "
             f"({held_out / 0.6931471805599453:.2f} bits a byte; 8 is knowing nothing)")
         if ranks > 1:
             times = formula(self.a.stage, self.a.accumulate)
-            say(f"wire  {moved:,.0f} elements a step and rank = {moved / unit:.4f} * parameters * (ranks - 1) / ranks; "
+            out(f"wire  {moved:,.0f} elements a step and rank = {moved / unit:.4f} * parameters * (ranks - 1) / ranks; "
                 + (f"the formula says {times}" if self.a.stage < 3 else
                    f"at most {times}, less biases and embeddings, which a backward does not gather again"))
         held = t.held()
-        say(f"held  {size(sum(held.values()))} a rank between steps: "
+        out(f"held  {size(sum(held.values()))} a rank between steps: "
             + ", ".join(f"{k} {size(v)}" for k, v in held.items())
             + f"; without sharding {size(16 * whole)}")
-        say(f"      gathered weights at peak {size(last['gathered_peak_bytes'])} of {size(4 * whole)}; "
+        out(f"      gathered weights at peak {size(last['gathered_peak_bytes'])} of {size(4 * whole)}; "
             f"allocations by libdc in the last step: {last['allocations']}")
 
     def finish(self) -> None:
@@ -182,8 +182,8 @@ class Run:
             with open(self.path("sample.txt"), "w", encoding="utf-8") as f:
                 f.write(text)
             self.write_chart(held_out)
-        self.show.say("\na sample of its writing:\n" + "\n".join("    " + line for line in text.splitlines()))
-        self.show.say(f"\nresults in {self.folder}: metrics.jsonl, loss.png, sample.txt, trace.json, "
+        self.show.print("\na sample of its writing:\n" + "\n".join("    " + line for line in text.splitlines()))
+        self.show.print(f"\nresults in {self.folder}: metrics.jsonl, loss.png, sample.txt, trace.json, "
                       f"step-{self.saved:06d}.safetensors")
 
 
@@ -196,7 +196,7 @@ def main() -> int:
         return 0 if compare(a, group, show) else 1
     run = Run(a, group)
     t, show = run.trainer, run.show
-    show.say(f"{a.model} GPT: {sum(t.sizes.values()):,} parameters, ZeRO-{a.stage}, {group.size} "
+    show.print(f"{a.model} GPT: {sum(t.sizes.values()):,} parameters, ZeRO-{a.stage}, {group.size} "
              f"rank{'s' if group.size > 1 else ''}, {'compiled by ' + a.compile if a.compile else 'eager'}; "
              f"{size(run.text.train.numel())} of text; {a.batch} sequences of {a.seq} bytes a step"
              + (f"; goes on after step {run.first}" if run.first else ""))
@@ -205,7 +205,7 @@ def main() -> int:
     if done < a.steps:
         if group.rank == 0:
             run.write_chart(None)
-        show.say(f"\nstopped after step {done} of {a.steps} and saved; go on with: --resume {run.folder}")
+        show.print(f"\nstopped after step {done} of {a.steps} and saved; go on with: --resume {run.folder}")
         return INTERRUPTED
     run.finish()
     return 0

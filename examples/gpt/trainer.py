@@ -56,7 +56,7 @@ class Trainer:
         self.spans.append((name, begin, time.monotonic_ns()))
 
     def step(self, text: Text, step: int, stop: bool = False) -> Dict[str, Any]:
-        """Step number `step`, from 0. `stop` is this rank's wish to end; the row says whether any rank has it."""
+        """Step number `step`, from 0. `stop` asks to end after it; the row has whether any rank asked."""
         a, group = self.a, self.group
         before, begin = dct.stats(self.model), time.monotonic()
         for p in self.optimizer.param_groups:

@@ -85,8 +85,8 @@ def race(task: Task, a: argparse.Namespace, group: Any, board: Board) -> Dict[st
         dct.shard(models[name], stage=3)
         optimizers[name], batches[name] = rule.optimizer(models[name]), task.batches()
     draws = {name: torch.Generator().manual_seed(a.seed + group.rank) for name in rules}
-    board.say(f"\n{task.title}: {sum(p.numel() for p in task.model().parameters()):,} parameters, ZeRO-3, {group.size} "
-              f"rank{'s' if group.size > 1 else ''}, {task.steps} steps")
+    board.print(f"\n{task.title}: {sum(p.numel() for p in task.model().parameters()):,} parameters, ZeRO-3, "
+              f"{group.size} rank{'s' if group.size > 1 else ''}, {task.steps} steps")
     for _ in range(task.steps):
         for name, course in courses.items():
             begin = time.monotonic()
@@ -116,14 +116,14 @@ def draw(task: Task, courses: Dict[str, Course], folder: str, ranks: int) -> Lis
 
 
 def summary(task: Task, courses: Dict[str, Course], board: Board) -> None:
-    """The steps and seconds in which each comes to where SGD, or the first one, ends."""
+    """Prints the steps and seconds in which each reaches the last loss of SGD, or of the first one."""
     first = next(iter(courses))
     goal = courses[first].smooth()[-1]
-    board.say(f"steps and seconds to {task.rules[first].name}'s last loss, {goal:.4f}:")
+    board.print(f"steps and seconds to {task.rules[first].name}'s last loss, {goal:.4f}:")
     for name, course in courses.items():
         step = next((i for i, loss in enumerate(course.smooth()) if loss <= goal), None)
         reached = "not reached" if step is None else f"{step + 1:>5} steps {course.clock[step]:>7.1f} s"
-        board.say(f"  {task.rules[name].name:<8} {reached}; last {course.smooth()[-1]:.4f}")
+        board.print(f"  {task.rules[name].name:<8} {reached}; last {course.smooth()[-1]:.4f}")
 
 
 def parse() -> argparse.Namespace:
@@ -154,7 +154,7 @@ def main() -> int:
         courses = race(task, a, group, board)
         summary(task, courses, board)
         if group.rank == 0:
-            board.say(f"results in {a.out}: " + ", ".join(draw(task, courses, a.out, group.size)))
+            board.print(f"results in {a.out}: " + ", ".join(draw(task, courses, a.out, group.size)))
     return 0
 
 

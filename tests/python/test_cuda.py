@@ -33,28 +33,29 @@ def refused(text: str, call: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def test_a_context_on_the_cpu_names_what_it_refuses(context: libdc.Context) -> None:
-    here, there = np.zeros(4, np.float32), Elsewhere((2, 0))
+    host, device = np.zeros(4, np.float32), Elsewhere((2, 0))
     refused("register_z3_param: shard is on cuda:0, must be in host memory",
-            context.register_z3_param, 1, (4,), there, here)
+            context.register_z3_param, 1, (4,), device, host)
     refused("register_z3_param: grad_buffer is on cuda:1, must be in host memory",
-            context.register_z3_param, 1, (4,), here, Elsewhere((2, 1)))
-    refused("register_param: tensor is on cuda:0, must be in host memory", context.register_param, 1, (4,), there, here)
+            context.register_z3_param, 1, (4,), host, Elsewhere((2, 1)))
+    refused("register_param: tensor is on cuda:0, must be in host memory",
+            context.register_param, 1, (4,), device, host)
     refused("update_param_grad_buffer: grad_buffer is on cuda:0, must be in host memory",
-            context.update_param_grad_buffer, 1, there)
-    refused("reduce_grad: grad is on cuda:0, must be in host memory", context.reduce_grad, there, 1, 1)
-    refused("offload_tensor: tensor is on cuda:0, must be in host memory", context.offload_tensor, there, 1, 1)
-    refused("free_tensors: tensors[1] is on cuda:0, must be in host memory", context.free_tensors, [here, there])
+            context.update_param_grad_buffer, 1, device)
+    refused("reduce_grad: grad is on cuda:0, must be in host memory", context.reduce_grad, device, 1, 1)
+    refused("offload_tensor: tensor is on cuda:0, must be in host memory", context.offload_tensor, device, 1, 1)
+    refused("free_tensors: tensors[1] is on cuda:0, must be in host memory", context.free_tensors, [host, device])
     refused("reduce_grad: grad is a tensor on DLPack device 10, must be in host memory, or on a CUDA device",
             context.reduce_grad, Elsewhere((10, 0)), 1, 1)
-    assert set(there.streams) == {-1}, "the producer need not wait for a stream"
+    assert set(device.streams) == {-1}, "the producer does not have to wait for a stream"
 
 
 def test_a_communicator_without_a_stream_refuses_them() -> None:
-    comm, there = libdc.Comm.single(), Elsewhere((2, 3))
-    refused("all_reduce: data is on cuda:3, must be in host memory", comm.all_reduce, there)
-    refused("broadcast: data is on cuda:3, must be in host memory", comm.broadcast, there)
-    refused("all_gather: recv is on cuda:3, must be in host memory", comm.all_gather, np.zeros(4, np.float32), there)
-    refused("reduce_scatter: send is on cuda:3, must be in host memory", comm.reduce_scatter, there, there)
+    comm, device = libdc.Comm.single(), Elsewhere((2, 3))
+    refused("all_reduce: data is on cuda:3, must be in host memory", comm.all_reduce, device)
+    refused("broadcast: data is on cuda:3, must be in host memory", comm.broadcast, device)
+    refused("all_gather: recv is on cuda:3, must be in host memory", comm.all_gather, np.zeros(4, np.float32), device)
+    refused("reduce_scatter: send is on cuda:3, must be in host memory", comm.reduce_scatter, device, device)
 
 
 def test_pinned_memory_is_host_memory(context: libdc.Context) -> None:

@@ -30,7 +30,7 @@ NODES = {
     "mpirun": "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK={i}",
     "torchrun": "RANK={i} LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT={port}",
 }
-# It exports what `-x` says, starts what `sh` or the script's name begins twice, and fails if one does.
+# It exports the variables of `-x`, starts the command from `sh` or the script's name on twice, and fails if one does.
 STAND_IN = """#!{python}
 import os, shlex, subprocess, sys
 words = sys.argv[1:]
