@@ -165,17 +165,17 @@ static const char *return_out(dct_call *call, dc_status status, const dc_tensor 
 static const char *offload_tensor(dct_call *call) {
   dc_tensor a = DC_TENSOR_INIT;
   dc_tensor out = DC_TENSOR_INIT;
-  dct_pinned *pinned = NULL;
+  dct_held_tensor *held = NULL;
   const char *error = dct_read_data(call, &a);
   if (error == NULL && call->sync != NULL) {
-    pinned = dct_pin_begin(call->sync, &error);
+    held = dct_hold_begin(call->sync, &error);
   }
   if (error != NULL) {
     return error;
   }
   dc_status status = dc_offload_tensor(call->context, &a, call->graph_id, call->id, &out);
-  if (pinned != NULL) {
-    dct_pin_end(call->sync, pinned, status == DC_OK ? call->a : NULL, call->graph_id, call->id);
+  if (held != NULL) {
+    dct_hold_end(call->sync, held, status == DC_OK ? call->a : NULL, call->graph_id, call->id);
     call->a = status == DC_OK ? NULL : call->a;
   }
   return return_out(call, status, &out, true);
@@ -185,7 +185,7 @@ static const char *wait_offload(dct_call *call) {
   dc_tensor out = DC_TENSOR_INIT;
   dc_status status = dc_wait_offload(call->context, NULL, call->graph_id, call->id, &out);
   if (status == DC_OK && call->sync != NULL) {
-    dct_pin_waited(call->sync, call->graph_id, call->id);
+    dct_hold_waited(call->sync, call->graph_id, call->id);
   }
   return return_out(call, status, &out, true);
 }

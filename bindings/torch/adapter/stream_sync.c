@@ -12,8 +12,8 @@
 
 enum { STREAMS = 16 }; /* of one context; PyTorch has pools of 32, programs use a few */
 
-struct dct_pinned {
-  dct_pinned *next;
+struct dct_held_tensor {
+  dct_held_tensor *next;
   dct_tensor tensor;
   int64_t graph_id, id;
   dc_event *event; /* recorded when a stream has waited for the copy */
@@ -34,8 +34,8 @@ struct dct_stream_sync {
   pthread_mutex_t lock; /* all below */
   wrapped_stream streams[STREAMS];
   int current, next_evicted; /* slots: of the stream that is set, or -1; and the one that is replaced next */
-  dct_pinned *pinned, **last;
-  dct_pinned *free_list;
+  dct_held_tensor *held, **last;
+  dct_held_tensor *free_list;
 };
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
@@ -69,96 +69,96 @@ static dct_stream_sync *acquire_sync(const dc_context *context) {
   return found;
 }
 
-static void release_sync(dct_stream_sync *f) {
-  if (atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) != 1) {
+static void release_sync(dct_stream_sync *sync) {
+  if (atomic_fetch_sub_explicit(&sync->refs, 1, memory_order_acq_rel) != 1) {
     return;
   }
   for (int i = 0; i < STREAMS; ++i) {
-    dc_stream_destroy(f->streams[i].stream);
+    dc_stream_destroy(sync->streams[i].stream);
   }
-  while (f->free_list != NULL) {
-    dct_pinned *next = f->free_list->next;
-    dc_event_destroy(f->free_list->event);
-    free(f->free_list);
-    f->free_list = next;
+  while (sync->free_list != NULL) {
+    dct_held_tensor *next = sync->free_list->next;
+    dc_event_destroy(sync->free_list->event);
+    free(sync->free_list);
+    sync->free_list = next;
   }
-  pthread_mutex_destroy(&f->lock);
-  free(f);
+  pthread_mutex_destroy(&sync->lock);
+  free(sync);
 }
 
 /* ---- tracking ---- */
 
 /* The slot of a stream; -1 if it cannot be wrapped. */
-static int find_slot(dct_stream_sync *f, void *native) {
+static int find_slot(dct_stream_sync *sync, void *native) {
   for (int i = 0; i < STREAMS; ++i) {
-    if (f->streams[i].stream != NULL && f->streams[i].native == native) {
+    if (sync->streams[i].stream != NULL && sync->streams[i].native == native) {
       return i;
     }
   }
-  f->next_evicted = (f->next_evicted + 1) % STREAMS;
-  if (f->next_evicted == f->current) {
-    f->next_evicted = (f->next_evicted + 1) % STREAMS;
+  sync->next_evicted = (sync->next_evicted + 1) % STREAMS;
+  if (sync->next_evicted == sync->current) {
+    sync->next_evicted = (sync->next_evicted + 1) % STREAMS;
   }
-  wrapped_stream *slot = &f->streams[f->next_evicted];
+  wrapped_stream *slot = &sync->streams[sync->next_evicted];
   dc_stream_destroy(slot->stream); /* waits for nothing, and ends nothing of the stream's */
   slot->native = native;
-  return dc_stream_wrap(f->device, native, &slot->stream) == DC_OK ? f->next_evicted : -1;
+  return dc_stream_wrap(sync->device, native, &slot->stream) == DC_OK ? sync->next_evicted : -1;
 }
 
-static const char *set_current_stream(dct_stream_sync *f) {
+static const char *set_current_stream(dct_stream_sync *sync) {
   void *native = NULL;
-  if (dct_torch.aoti_torch_get_current_cuda_stream(f->index, &native) != 0) {
-    return dct_format_error("the current stream of cuda:%d: %s", (int)f->index, dct_torch_reason());
+  if (dct_torch.aoti_torch_get_current_cuda_stream(sync->index, &native) != 0) {
+    return dct_format_error("the current stream of cuda:%d: %s", (int)sync->index, dct_torch_reason());
   }
-  if (f->current >= 0 && f->streams[f->current].native == native) {
+  if (sync->current >= 0 && sync->streams[sync->current].native == native) {
     return NULL;
   }
-  int slot = find_slot(f, native);
-  if (slot < 0 || dc_context_set_stream(f->context, f->streams[slot].stream) != DC_OK) {
+  int slot = find_slot(sync, native);
+  if (slot < 0 || dc_context_set_stream(sync->context, sync->streams[slot].stream) != DC_OK) {
     return dc_last_error();
   }
-  f->current = slot;
+  sync->current = slot;
   return NULL;
 }
 
-const char *dct_stream_sync_begin(dc_context *context, dct_stream_sync **sync) {
-  dct_stream_sync *f = acquire_sync(context);
-  *sync = f;
-  if (f == NULL) {
+const char *dct_stream_sync_begin(dc_context *context, dct_stream_sync **begun) {
+  dct_stream_sync *sync = acquire_sync(context);
+  *begun = sync;
+  if (sync == NULL) {
     return NULL;
   }
-  pthread_mutex_lock(&f->lock);
-  const char *error = set_current_stream(f);
+  pthread_mutex_lock(&sync->lock);
+  const char *error = set_current_stream(sync);
   if (error != NULL) {
-    dct_stream_sync_end(f);
-    *sync = NULL;
+    dct_stream_sync_end(sync);
+    *begun = NULL;
   }
   return error;
 }
 
 /* Tensors are freed outside of the lock, since freeing one may have to wait for Python. */
-static void free_pinned(dct_stream_sync *f, dct_pinned *done) {
+static void free_held(dct_stream_sync *sync, dct_held_tensor *done) {
   if (done == NULL) {
     return;
   }
-  dct_pinned *last = done;
-  for (dct_pinned *k = done; k != NULL; k = k->next) {
+  dct_held_tensor *last = done;
+  for (dct_held_tensor *k = done; k != NULL; k = k->next) {
     dct_torch.aoti_torch_delete_tensor_object(k->tensor);
     last = k;
   }
-  pthread_mutex_lock(&f->lock);
-  last->next = f->free_list;
-  f->free_list = done;
-  pthread_mutex_unlock(&f->lock);
+  pthread_mutex_lock(&sync->lock);
+  last->next = sync->free_list;
+  sync->free_list = done;
+  pthread_mutex_unlock(&sync->lock);
 }
 
 /* The list of those whose copies are done. They complete in the order in which they were waited for, except in programs
  * that wait on several streams: so the scan ends at the first that is not complete. On a failed device, too. */
-static dct_pinned *pop_completed(dct_stream_sync *f) {
-  dct_pinned *done = NULL, **at = &f->pinned;
+static dct_held_tensor *pop_completed(dct_stream_sync *sync) {
+  dct_held_tensor *done = NULL, **at = &sync->held;
   int32_t passed = 1;
   while (*at != NULL && passed != 0) {
-    dct_pinned *k = *at;
+    dct_held_tensor *k = *at;
     if (k->waited) {
       (void)dc_event_query(k->event, &passed);
     }
@@ -171,58 +171,58 @@ static dct_pinned *pop_completed(dct_stream_sync *f) {
     }
   }
   if (*at == NULL) {
-    f->last = at;
+    sync->last = at;
   }
   return done;
 }
 
-void dct_stream_sync_end(dct_stream_sync *f) {
-  if (f != NULL) {
-    dct_pinned *done = pop_completed(f);
-    pthread_mutex_unlock(&f->lock);
-    free_pinned(f, done);
-    release_sync(f);
+void dct_stream_sync_end(dct_stream_sync *sync) {
+  if (sync != NULL) {
+    dct_held_tensor *done = pop_completed(sync);
+    pthread_mutex_unlock(&sync->lock);
+    free_held(sync, done);
+    release_sync(sync);
   }
 }
 
 /* ---- tensors that the offload stream still reads ---- */
 
-dct_pinned *dct_pin_begin(dct_stream_sync *f, const char **error) {
-  dct_pinned *pinned = f->free_list;
-  if (pinned != NULL) {
-    f->free_list = pinned->next;
-    return pinned;
+dct_held_tensor *dct_hold_begin(dct_stream_sync *sync, const char **error) {
+  dct_held_tensor *held = sync->free_list;
+  if (held != NULL) {
+    sync->free_list = held->next;
+    return held;
   }
-  pinned = calloc(1, sizeof *pinned);
-  if (pinned == NULL) {
+  held = calloc(1, sizeof *held);
+  if (held == NULL) {
     *error = "out of memory";
-  } else if (dc_event_create(f->device, &pinned->event) != DC_OK) {
+  } else if (dc_event_create(sync->device, &held->event) != DC_OK) {
     *error = dc_last_error();
-    free(pinned);
-    pinned = NULL;
+    free(held);
+    held = NULL;
   }
-  return pinned;
+  return held;
 }
 
-void dct_pin_end(dct_stream_sync *f, dct_pinned *pinned, dct_tensor tensor, int64_t graph_id, int64_t id) {
-  pinned->tensor = tensor;
-  pinned->graph_id = graph_id;
-  pinned->id = id;
-  pinned->waited = false;
+void dct_hold_end(dct_stream_sync *sync, dct_held_tensor *held, dct_tensor tensor, int64_t graph_id, int64_t id) {
+  held->tensor = tensor;
+  held->graph_id = graph_id;
+  held->id = id;
+  held->waited = false;
   if (tensor == NULL) {
-    pinned->next = f->free_list;
-    f->free_list = pinned;
+    held->next = sync->free_list;
+    sync->free_list = held;
     return;
   }
-  pinned->next = NULL;
-  *f->last = pinned;
-  f->last = &pinned->next;
+  held->next = NULL;
+  *sync->last = held;
+  sync->last = &held->next;
 }
 
-void dct_pin_waited(dct_stream_sync *f, int64_t graph_id, int64_t id) {
-  for (dct_pinned *k = f->pinned; k != NULL; k = k->next) {
+void dct_hold_waited(dct_stream_sync *sync, int64_t graph_id, int64_t id) {
+  for (dct_held_tensor *k = sync->held; k != NULL; k = k->next) {
     if (!k->waited && k->graph_id == graph_id && k->id == id) {
-      k->waited = dc_event_record(k->event, f->streams[f->current].stream) == DC_OK;
+      k->waited = dc_event_record(k->event, sync->streams[sync->current].stream) == DC_OK;
     }
   }
 }
@@ -233,70 +233,71 @@ const char *dct_track_stream(dc_context *context, dc_device *device, int32_t ind
   if (dct_torch.aoti_torch_get_current_cuda_stream == NULL) {
     return "this PyTorch has no CUDA, or none that tells its current stream (aoti_torch_get_current_cuda_stream)";
   }
-  dct_stream_sync *f = calloc(1, sizeof *f);
-  if (f == NULL) {
+  dct_stream_sync *sync = calloc(1, sizeof *sync);
+  if (sync == NULL) {
     return "out of memory";
   }
-  f->context = context;
-  f->device = device;
-  f->index = index;
-  f->current = -1;
-  f->last = &f->pinned;
-  atomic_init(&f->refs, 1);
-  pthread_mutex_init(&f->lock, NULL);
+  sync->context = context;
+  sync->device = device;
+  sync->index = index;
+  sync->current = -1;
+  sync->last = &sync->held;
+  atomic_init(&sync->refs, 1);
+  pthread_mutex_init(&sync->lock, NULL);
   pthread_rwlock_wrlock(&lock);
   bool known = *find_sync(context) != NULL;
   if (!known) {
-    f->next = all;
-    all = f;
+    sync->next = all;
+    all = sync;
     atomic_fetch_add(&count, 1);
   }
   pthread_rwlock_unlock(&lock);
   if (known) {
-    release_sync(f);
+    release_sync(sync);
   }
   return NULL;
 }
 
 const char *dct_update_stream(dc_context *context) {
-  dct_stream_sync *f;
-  const char *error = dct_stream_sync_begin(context, &f);
-  dct_stream_sync_end(f);
+  dct_stream_sync *sync;
+  const char *error = dct_stream_sync_begin(context, &sync);
+  dct_stream_sync_end(sync);
   return error;
 }
 
 /* With no stream set, waiting is the calling thread's. A context that was cleaned up refuses, and has waited already;
  * one that failed refuses too, and nothing but its end is left, which waits for all. */
-static dct_pinned *wait_pinned(dct_stream_sync *f) {
-  dc_status status = dc_context_set_stream(f->context, NULL);
+static dct_held_tensor *wait_held(dct_stream_sync *sync) {
+  dc_status status = dc_context_set_stream(sync->context, NULL);
   if (status != DC_OK && status != DC_E_STATE) {
-    (void)dc_cleanup(f->context);
+    (void)dc_cleanup(sync->context);
   }
-  for (const dct_pinned *k = f->pinned; k != NULL; k = k->next) {
+  for (const dct_held_tensor *k = sync->held; k != NULL; k = k->next) {
     dc_tensor out = DC_TENSOR_INIT;
-    (void)(k->waited ? dc_event_wait(k->event, NULL, 0) : dc_wait_offload(f->context, NULL, k->graph_id, k->id, &out));
+    (void)(k->waited ? dc_event_wait(k->event, NULL, 0)
+                     : dc_wait_offload(sync->context, NULL, k->graph_id, k->id, &out));
   }
-  dct_pinned *done = f->pinned;
-  f->pinned = NULL;
-  f->last = &f->pinned;
+  dct_held_tensor *done = sync->held;
+  sync->held = NULL;
+  sync->last = &sync->held;
   return done;
 }
 
 void dct_untrack_stream(dc_context *context) {
   pthread_rwlock_wrlock(&lock);
   dct_stream_sync **at = find_sync(context);
-  dct_stream_sync *f = *at;
-  if (f != NULL) {
-    *at = f->next;
+  dct_stream_sync *sync = *at;
+  if (sync != NULL) {
+    *at = sync->next;
     atomic_fetch_sub(&count, 1);
   }
   pthread_rwlock_unlock(&lock);
-  if (f != NULL) {
-    pthread_mutex_lock(&f->lock); /* an operator that runs ends first */
-    dct_pinned *done = wait_pinned(f);
-    f->current = -1;
-    pthread_mutex_unlock(&f->lock);
-    free_pinned(f, done);
-    release_sync(f);
+  if (sync != NULL) {
+    pthread_mutex_lock(&sync->lock); /* an operator that runs ends first */
+    dct_held_tensor *done = wait_held(sync);
+    sync->current = -1;
+    pthread_mutex_unlock(&sync->lock);
+    free_held(sync, done);
+    release_sync(sync);
   }
 }
