@@ -1,10 +1,11 @@
-/* The handshake of the shared-memory communicator (src/comm/shm), for a few ranks: collectives of one channel after the
- * other, each staged or in place, in one round or two; a futex under every wait; a failure, an abort, a killed rank;
- * leaving, and joining again on a channel that others may still use.
+/* The handshake of the shared-memory communicator (src/comm/shm), for a few ranks. Collectives of one channel follow
+ * one another, each staged or in place, in one round or two, with a futex under every wait. The model has a failure, an
+ * abort, a killed rank, and leaving and joining again on a channel that others may still use.
  *
  * Modelled, by name:
  *   dc__shm_channel_join, dc__shm_channel_leave, reset_channel, lock    channels.c
- *   run_collective, copy_to_staging, publish, post_and_wait, dc__signature_compare, transfer_window, dc__shm_run collective.c
+ *   run_collective, copy_to_staging, publish, post_and_wait, dc__signature_compare, transfer_window,
+ *   dc__shm_run                                                      collective.c
  *   dc__shm_signal, sleep_until_reached, check_wait, futex_wake, futex_wake_all,
  *   dc__shm_group_fail, dc__shm_group_check, dc__shm_wait_readers    wait.c
  *
@@ -26,20 +27,20 @@
 #define WORDS (2 * CH * N)
 
 mtype = { CLOSED, IDLE, POSTED, READY, READING, OVER, BROKEN, FAILED, SAFE,
-          JOIN, POST, CAME, LOST, READ, DONE, FAIL, UNREAD, LEAVE };
+          JOIN, POST, ARRIVED, GAVE_UP, READ, DONE, FAIL, UNREAD, LEAVE };
 #define FINE 0
 #define FAILING 1
 #define GROUP_FAILED 2
 
 byte word[WORDS], waiters[WORDS];
 byte asleep_on[N];                  /* word + 1; 0: awake */
-bool gone[CH * N], reading[CH * N]; /* dc__shm_slot: left, reading */
+bool left[CH * N], reading[CH * N]; /* dc__shm_slot: left, reading */
 byte call_number[CH * N * 2];
-bool call_other[CH * N * 2];        /* what was called: one thing, or another */
+bool call_other[CH * N * 2];        /* which of two calls */
 bool call_staged[CH * N * 2];
 byte staged_seq[CH * N * 2];        /* staging memory: the round whose data it holds */
-byte live_seq[CH * N];              /* in place: the collective whose data it is; 0: given back */
-byte number[CH], leavers[CH];
+byte live_seq[CH * N];              /* in place: the collective whose data it is; 0: freed */
+byte number[CH], left_count[CH];
 byte lock;                          /* rank + 1 */
 byte failure, failures;
 bool dead[N], ended[N];
@@ -103,7 +104,7 @@ inline group_fail() {
   fi
 }
 
-/* dead: a pidfd tells, and only after a slice without news. */
+/* A dead process is found by its pidfd, and only after a slice without progress. */
 inline sleep_until(w, peer, seq_wanted) {
   waiters[w]++;
   quiet = false;
@@ -118,7 +119,7 @@ inline sleep_until(w, peer, seq_wanted) {
      :: else
      fi;
      if
-     :: gone[SLOT(ch, peer)] || (quiet && dead[peer] && MUTANT != 7) ->
+     :: left[SLOT(ch, peer)] || (quiet && dead[peer] && MUTANT != 7) ->
         if
         :: word[w] < seq_wanted -> err = true; break
         :: else
@@ -179,7 +180,7 @@ inline join() {
        :: ch < CH -> number[ch] = generation
        :: else -> err = true; ch = 0
        fi;
-       assert(err || (word[POSTED_WORD(ch, me)] == 0 && word[DONE_WORD(ch, me)] == 0 && !gone[SLOT(ch, me)]))
+       assert(err || (word[POSTED_WORD(ch, me)] == 0 && word[DONE_WORD(ch, me)] == 0 && !left[SLOT(ch, me)]))
      };
      lock = 0
   :: else
@@ -187,26 +188,26 @@ inline join() {
 }
 
 inline leave() {
-  gone[SLOT(ch, me)] = true;
+  left[SLOT(ch, me)] = true;
   raise(POSTED_WORD(ch, me), word[POSTED_WORD(ch, me)]);
   raise(DONE_WORD(ch, me), word[DONE_WORD(ch, me)]);
   take_lock();
   if
   :: lock == me + 1 ->
      d_step {
-       leavers[ch]++;
+       left_count[ch]++;
        if
-       :: leavers[ch] == (MUTANT == 6 -> 1 : N) -> /* reset_slots */
+       :: left_count[ch] == (MUTANT == 6 -> 1 : N) -> /* reset_slots */
           i = 0;
           do
           :: i < N ->
              word[POSTED_WORD(ch, i)] = 0;
              word[DONE_WORD(ch, i)] = 0;
-             gone[SLOT(ch, i)] = false;
+             left[SLOT(ch, i)] = false;
              i++
           :: else -> break
           od;
-          i = 0; number[ch] = 0; leavers[ch] = 0
+          i = 0; number[ch] = 0; left_count[ch] = 0
        :: else
        fi
      };
@@ -260,8 +261,8 @@ inline post_and_wait() {
   raise(POSTED_WORD(ch, me), seq);
   await(0, (MUTANT == 3 -> seq - 1 : seq));
   if
-  :: err -> event(LOST)
-  :: else -> event(CAME)
+  :: err -> event(GAVE_UP)
+  :: else -> event(ARRIVED)
   fi
 }
 
@@ -283,7 +284,7 @@ inline compare() {
 inline collective() {
   d_step { began_failed = failure == GROUP_FAILED; calls++; other = false };
   if
-  :: failure != FINE -> err = true /* dc__comm_check, in run_task: it is not begun */
+  :: failure != FINE -> err = true /* dc__comm_check, in run_task: not started */
   :: else ->
      if
      :: staged = true
@@ -328,8 +329,8 @@ inline collective() {
         :: !staged && MUTANT != 9 ->
            await(CH * N, seq);
            if
-           :: err -> event(LOST)
-           :: else -> event(CAME)
+           :: err -> event(GAVE_UP)
+           :: else -> event(ARRIVED)
            fi
         :: else
         fi
@@ -352,7 +353,7 @@ inline collective() {
      :: else
      fi
   fi;
-  d_step { live_seq[SLOT(ch, me)] = 0 }; /* the caller has it back */
+  d_step { live_seq[SLOT(ch, me)] = 0 }; /* freed to the caller */
   assert(!began_failed || err)
 }
 
@@ -374,7 +375,7 @@ proctype rank(byte me) {
           od;
           if
           :: true -> leave(); event(LEAVE)
-          :: err -> break /* a rank that failed may keep its end for ever */
+          :: err -> break /* a rank that failed may keep its communicator */
           fi;
           seq = 0;
           d_step { calls = 0; any_staged = false; staged = false }

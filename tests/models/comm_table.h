@@ -3,9 +3,9 @@
  * in the test. */
 ROW(CLOSED, JOIN, IDLE)
 ROW(IDLE, POST, POSTED)
-ROW(POSTED, CAME, READY)  /* dc__shm_wait_posted: all have posted */
-ROW(POSTED, LOST, BROKEN) /* or will not */
-ROW(READY, READ, READING) /* others' data, or the own */
+ROW(POSTED, ARRIVED, READY)  /* dc__shm_wait_posted: all have posted */
+ROW(POSTED, GAVE_UP, BROKEN) /* or one will not */
+ROW(READY, READ, READING)    /* data of others, or its own */
 ROW(READING, READ, READING)
 ROW(READY, DONE, OVER)     /* it had nothing to read */
 ROW(READY, POST, POSTED)   /* nor in this round */
@@ -13,8 +13,8 @@ ROW(READING, POST, POSTED) /* the next round */
 ROW(READING, DONE, OVER)
 ROW(READY, FAIL, FAILED) /* calls differ, or the group failed before it read */
 ROW(OVER, POST, POSTED)  /* the next collective: no rank read its memory in place */
-ROW(OVER, CAME, IDLE)    /* dc__shm_wait_done: all have read */
-ROW(OVER, LOST, BROKEN)
+ROW(OVER, ARRIVED, IDLE) /* dc__shm_wait_done: all have read */
+ROW(OVER, GAVE_UP, BROKEN)
 ROW(BROKEN, FAIL, FAILED)
 ROW(FAILED, UNREAD, SAFE) /* dc__shm_wait_readers */
 ROW(IDLE, LEAVE, CLOSED)

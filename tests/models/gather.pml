@@ -35,15 +35,15 @@ mtype = { NONE, NONE_KEPT, CURRENT, CURRENT_USED, CURRENT_HALF, CURRENT_KEPT, CU
 #define IS_CURRENT(x) \
   ((x) == CURRENT || (x) == CURRENT_USED || (x) == CURRENT_HALF || \
    (x) == CURRENT_KEPT || (x) == CURRENT_KEPT_USED || (x) == CURRENT_KEPT_HALF)
-#define TAG(p, v) ((p) * 3 + (v) + 1) /* versions count modulo 3: two at most are about */
-#define NOBODY 255
+#define TAG(p, v) ((p) * 3 + (v) + 1) /* versions count modulo 3: at most two exist at a time */
+#define NO_OWNER 255
 
 #define AT(r, i) ((r) * QUEUE + (i))
 #define OF(r, p) ((r) * PARAMS + (p))
 #define BLOCK(r, b) ((r) * BLOCKS + (b))
 
 /* The caller's stream: waits for the gather stream (the first `left` of its tasks), then may read; writes shards. */
-mtype:task = { AWAIT, LOOK, WRITE };
+mtype:task = { AWAIT, READ_COPY, WRITE };
 mtype:task caller_kind[N * QUEUE];
 byte caller_param[N * QUEUE], caller_block[N * QUEUE], caller_version[N * QUEUE], caller_left[N * QUEUE];
 byte caller_length[N];
@@ -52,7 +52,7 @@ byte gather_param[N * QUEUE], gather_block[N * QUEUE], gather_version[N * QUEUE]
 byte gather_length[N];
 
 byte ready[N * PARAMS];                                  /* the copy's event: tasks of the gather stream before it */
-byte owner[N * BLOCKS];                                  /* NOBODY: free, or waits for these two */
+byte owner[N * BLOCKS];                                  /* NO_OWNER: free, or waits for these two */
 byte after_gather[N * BLOCKS], after_caller[N * BLOCKS];
 byte content[N * BLOCKS], shard[N * PARAMS];
 bit posted[N], moved[N]; /* of the collective under way, counted modulo 2 */
@@ -65,7 +65,7 @@ chan calls[N] = [1] of { mtype, byte };
 
 /* A block that can be used again holds nothing: a read of it is a fault even before the next write. */
 #define REUSABLE(b) \
-  (owner[BLOCK(me, b)] == NOBODY && after_gather[BLOCK(me, b)] == 0 && after_caller[BLOCK(me, b)] == 0)
+  (owner[BLOCK(me, b)] == NO_OWNER && after_gather[BLOCK(me, b)] == 0 && after_caller[BLOCK(me, b)] == 0)
 
 inline pop_caller() {
   d_step {
@@ -149,7 +149,7 @@ end:
      fi;
      if
      :: caller_kind[AT(me, 0)] == AWAIT
-     :: caller_kind[AT(me, 0)] == LOOK -> /* it takes time */
+     :: caller_kind[AT(me, 0)] == READ_COPY -> /* it takes time */
         assert(SOUND);
         assert(SOUND)
      :: caller_kind[AT(me, 0)] == WRITE -> shard[OF(me, caller_param[AT(me, 0)])] = caller_version[AT(me, 0)]
@@ -226,7 +226,7 @@ inline look_up(e) {
   }
 }
 
-/* A block; where the arena would ask the system for more, this one waits. */
+/* Takes a block. Where the arena would ask the system for more, the model waits. */
 inline allocate() {
   if
   :: atomic { REUSABLE(0) -> where[p] = 0 }
@@ -258,7 +258,7 @@ inline start_gather() {
 
 inline drop() {
   d_step {
-    owner[BLOCK(me, where[p])] = NOBODY;
+    owner[BLOCK(me, where[p])] = NO_OWNER;
     after_gather[BLOCK(me, where[p])] = (MUTANT == 2 -> 0 : ready[OF(me, p)]);
     after_caller[BLOCK(me, where[p])] = (MUTANT == 1 -> 0 : caller_length[me]);
     content[BLOCK(me, where[p])] = (REUSABLE(where[p]) -> 0 : content[BLOCK(me, where[p])]);
@@ -280,12 +280,12 @@ inline carry_out() {
      :: (call == GATHER || call == KEEP || call == USE) && !IS_CURRENT(before) -> start_gather()
      :: call == TAKE && HAS(before) && !HAS(s[p]) -> /* owned by the caller, which frees it when all is done */
         if
-        :: IS_CURRENT(before) -> push_caller(LOOK, where[p], ready[OF(me, p)])
+        :: IS_CURRENT(before) -> push_caller(READ_COPY, where[p], ready[OF(me, p)])
         :: else -> push_caller(AWAIT, 0, ready[OF(me, p)])
         fi;
         synchronize();
         d_step {
-          owner[BLOCK(me, where[p])] = NOBODY; content[BLOCK(me, where[p])] = 0; where[p] = 0; awaited[p] = true
+          owner[BLOCK(me, where[p])] = NO_OWNER; content[BLOCK(me, where[p])] = 0; where[p] = 0; awaited[p] = true
         }
      :: call != TAKE && HAS(before) && !HAS(s[p]) -> drop()
      :: else
@@ -293,7 +293,7 @@ inline carry_out() {
   fi;
   if
   :: call == USE -> /* gather, wait, compute */
-     push_caller(LOOK, where[p], ready[OF(me, p)]);
+     push_caller(READ_COPY, where[p], ready[OF(me, p)]);
      awaited[p] = true
   :: call == WAIT && result == OK -> push_caller(AWAIT, 0, ready[OF(me, p)]); awaited[p] = true
   :: call == UPDATE -> /* the optimizer's kernel, and dc_context_params_updated */
@@ -336,7 +336,7 @@ inline choose() {
 
 inline perform() {
   if
-  :: call == CLEAR_ALL || call == ABORT_STEP -> /* they go over all parameters */
+  :: call == CLEAR_ALL || call == ABORT_STEP -> /* for all parameters */
      if
      :: call == ABORT_STEP -> synchronize()
      :: else
@@ -347,7 +347,7 @@ inline perform() {
      :: else -> break
      od;
      p = 0
-  :: call == DRAIN -> /* as registering a graph does: then the caller knows that nothing is under way */
+  :: call == DRAIN -> /* as in registering a graph: afterwards nothing is in progress */
      synchronize();
      awaited[0] = true;
 #if PARAMS > 1
@@ -412,7 +412,7 @@ init {
     byte r;
     START_COUNTING;
     do
-    :: r < N * BLOCKS -> owner[r] = NOBODY; r++
+    :: r < N * BLOCKS -> owner[r] = NO_OWNER; r++
     :: else -> break
     od;
     r = 0;

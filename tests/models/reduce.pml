@@ -1,4 +1,4 @@
-/* One parameter's gradients on their way through the buckets of two types, two each, on N ranks that make the same
+/* One parameter's gradients in the buckets of two types, two each, on N ranks that make the same
  * calls. Each rank has a host thread, the caller's stream, which copies a gradient into a slot, and the reduce stream.
  * A bucket holds one gradient here, so that the next one flushes it. One of its type needs the space; one of the other
  * type must not overtake it. The end of a backward comes after every third, and the step goes on for ever.
@@ -13,7 +13,7 @@
  * comes to its end (`ends`). Parameters: N, QUEUE, MUTANT, the bit ABORT; LIMIT is how many gradients, 0: no limit. */
 #define AT(r, i) ((r) * QUEUE + (i))
 #define SLOT(r, h) ((r) * 4 + (h))
-#define NEXT(k) ((k) % 7 + 1) /* gradients count 1 to 7, and again: four at most are about */
+#define NEXT(k) ((k) % 7 + 1) /* gradients count 1 to 7, and again: at most four exist at a time */
 #define TYPE(k) ((k) == 2 || (k) == 6) /* of each; there are three of one type in a row, and every change of types */
 
 byte copy_half[N * QUEUE], copy_which[N * QUEUE], copy_left[N * QUEUE];
@@ -91,7 +91,7 @@ end:
 #endif
 #define GIVEN_UP (failed && MUTANT != 5)
 
-inline look() {
+inline check_reduced() {
   i = 0;
   do
   :: i < N -> assert(slot[SLOT(i, reduce_half[AT(me, 0)])] == reduce_which[AT(me, 0)] || failed); i++
@@ -110,8 +110,8 @@ end:
      posted[me] = turn;
      if
      :: ALL(posted, turn) ->
-        look();
-        look(); /* it takes time */
+        check_reduced();
+        check_reduced(); /* it takes time */
         assert(NEXT(arrived[me]) == reduce_which[AT(me, 0)] || failed);
         arrived[me] = reduce_which[AT(me, 0)];
         moved[me] = turn;

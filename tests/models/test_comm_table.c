@@ -9,7 +9,7 @@
 #include "kernels/kernels.h"
 
 typedef enum state { CLOSED, IDLE, POSTED, READY, READING, OVER, BROKEN, FAILED, SAFE } state;
-typedef enum event { JOIN, POST, CAME, LOST, READ, DONE, FAIL, UNREAD, LEAVE } event;
+typedef enum event { JOIN, POST, ARRIVED, GAVE_UP, READ, DONE, FAIL, UNREAD, LEAVE } event;
 
 static struct {
   state from;
@@ -77,13 +77,13 @@ WRAPPED(void, dc__shm_signal, (const dc__shm_group *group, dc__shm_counter *word
 
 WRAPPED(dc_status, dc__shm_wait_posted, (dc__shm * self, const dc__coll *coll, uint32_t seq)) {
   dc_status status = __real_dc__shm_wait_posted(self, coll, seq);
-  step(runs, status == DC_OK ? CAME : LOST);
+  step(runs, status == DC_OK ? ARRIVED : GAVE_UP);
   return status;
 }
 
 WRAPPED(dc_status, dc__shm_wait_done, (dc__shm * self, const dc__coll *coll, uint32_t seq)) {
   dc_status status = __real_dc__shm_wait_done(self, coll, seq);
-  step(runs, status == DC_OK ? CAME : LOST);
+  step(runs, status == DC_OK ? ARRIVED : GAVE_UP);
   return status;
 }
 
