@@ -8,8 +8,8 @@ static dc__comm_usage *usage_of(const dc__shm *self, int32_t channel, int32_t ra
   return &dc__shm_slot_of(self->group, channel, rank)->usage;
 }
 
-/* Whether `user`, a blocked thread of rank r, is the only one that could call on a channel. Either it alone has used the
- * channel. Or the rank has not joined the channel, and this thread alone has used all that it has joined. */
+/* Whether `user`, a blocked thread of rank r, is the only one that could call on a channel. Either it alone has used
+ * the channel. Or the rank has not joined the channel, and this thread alone has used all that it has joined. */
 static bool is_only_user(const dc__shm *self, int32_t channel, int32_t r, uint64_t user) {
   uint64_t joined = atomic_load(&usage_of(self, channel, r)->user);
   if (joined != 0) {
