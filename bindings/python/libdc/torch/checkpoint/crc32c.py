@@ -13,15 +13,16 @@ checksum = libdc.crc32c
 
 def join(first: int, second: int, second_nbytes: int) -> int:
     """The checksum of bytes from those of their beginning and their end: the former times x^(8 second_nbytes)."""
-    return _multiply(_power(second_nbytes), first) ^ second
+    return _multiply(_power(second_nbytes), first) ^ second if first else second
 
 
 def _multiply(a: int, b: int) -> int:
     """Of polynomials over GF(2), modulo CRC-32C's."""
     product = 0
-    for bit in range(31, -1, -1):
-        if a >> bit & 1:
+    while a:
+        if a & 1 << 31:
             product ^= b
+        a = a << 1 & 0xFFFFFFFF
         b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
     return product
 

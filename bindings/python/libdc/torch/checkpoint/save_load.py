@@ -123,12 +123,14 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
                                  **{name[len(_EXTRA):]: target.memory for name, target in extra.items()}}
 
     def check(lists: List[Dict[str, Any]]) -> None:
-        for file in files:
-            for name in file.tensors:
-                if name in parts:
-                    whole = parts[name].begin == 0 and parts[name].end == file.tensors[name].numel()
-                    every = [safetensors_file.ReadRange(*part[name]) for part in lists if name in part]
-                    file.check(name, [parts[name]] if whole else every)
+        """Each rank compares the whole tensors that it has read, and its share of the others."""
+        rank, read_by_any = root.group.comm.rank, {name for part in lists for name in part}
+        tensors = [(file, name) for file in files for name in file.tensors if name in read_by_any]
+        for number, (file, name) in enumerate(tensors):
+            if name in parts and parts[name].begin == 0 and parts[name].end == file.tensors[name].numel():
+                file.check(name, [parts[name]])
+            elif number % len(lists) == rank:
+                file.check(name, [safetensors_file.ReadRange(*part[name]) for part in lists if name in part])
 
     try:
         weights, states, extra = run_on_all_ranks(root, read)
