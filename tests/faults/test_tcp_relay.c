@@ -1,6 +1,6 @@
-/* A relay on the path between two ranks with a secret. It delays, cuts, resets, swaps or flips what it forwards, or
- * falls silent. Both ranks get an error or the right sums, always within their deadlines. Each line that is printed has
- * the fault, the ranks' statuses, the seconds from the fault on, and the text. */
+/* A relay on the path between two ranks with a secret, in a group of two or three. It delays, cuts, resets, swaps or
+ * flips what it forwards, or falls silent. Both ranks get an error or the right sums, always within their deadlines.
+ * Each line that is printed has the fault, the ranks' statuses, the seconds from the fault on, and the text. */
 #define _GNU_SOURCE
 #include "comm_ranks.h"
 
@@ -10,7 +10,7 @@
 
 #include "leftovers.h"
 
-enum { MOST_LINKS = 8, ELEMENTS = 3000, CALLS = 6, LIMIT_S = 100, HEARTBEAT_MS = 100 };
+enum { MOST_LINKS = 8, MOST_RANKS = 3, ELEMENTS = 3000, CALLS = 6, LIMIT_S = 100, HEARTBEAT_MS = 100 };
 enum { RENDEZVOUS, CONTROL, DATA, ALL }; /* in the order in which rank 1 connects */
 
 static const int64_t limit = INT64_C(60000000000);
@@ -139,7 +139,7 @@ static void *run_relay(void *arg) {
 
 typedef struct member {
   const char *address;
-  int32_t rank;
+  int32_t rank, world;
   int64_t meeting_ns, deadline_ns;
   bool until_failure; /* else CALLS collectives */
   dc_status status;
@@ -160,7 +160,7 @@ static dc_status sum(member *m, dc_comm *comm) {
     }
     status = dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL);
     for (int i = 0; status == DC_OK && i < ELEMENTS; i++) {
-      m->wrong = m->wrong || data[i] != (float)(2 * (i + call % CALLS) + 1);
+      m->wrong = m->wrong || data[i] != (float)(m->world * (i + call % CALLS) + m->world * (m->world - 1) / 2);
     }
   }
   return status;
@@ -173,7 +173,7 @@ static void *join(void *arg) {
   options.timeout_ns = m->meeting_ns;
   options.secret = secret;
   options.heartbeat_ns = HEARTBEAT_MS * MS;
-  m->status = dc_comm_create_tcp(m->address, "g", m->rank, 2, &options, &comm);
+  m->status = dc_comm_create_tcp(m->address, "g", m->rank, m->world, &options, &comm);
   m->status = m->status == DC_OK ? sum(m, comm) : m->status;
   m->end_ns = dc__now_ns();
   snprintf(m->text, sizeof m->text, "%s", dc_last_error());
@@ -181,10 +181,10 @@ static void *join(void *arg) {
   return NULL;
 }
 
-/* Both ranks, of which rank 1 knows the relay's address alone. */
-static void meet(fault f, int64_t meeting_ns, int64_t deadline_ns, member ms[2]) {
+/* All ranks, of which rank 1 knows the relay's address alone. */
+static void meet(fault f, int32_t world, int64_t meeting_ns, int64_t deadline_ns, member ms[]) {
   relay r = {.fault = f};
-  pthread_t threads[2], relays;
+  pthread_t threads[MOST_RANKS], relays;
   fresh_address(r.to);
   fresh_address(r.address);
   struct sockaddr_in at = address_of(r.address);
@@ -193,8 +193,12 @@ static void meet(fault f, int64_t meeting_ns, int64_t deadline_ns, member ms[2])
   assert_int_equal(setsockopt(r.listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on), 0);
   assert_int_equal(bind(r.listener, (struct sockaddr *)&at, sizeof at), 0);
   assert_int_equal(pipe2(r.stop, O_CLOEXEC), 0);
-  for (int32_t i = 0; i < 2; i++) {
-    ms[i] = (member){i == 0 ? r.to : r.address, .rank = i, .meeting_ns = meeting_ns, .deadline_ns = deadline_ns};
+  for (int32_t i = 0; i < world; i++) {
+    ms[i] = (member){.address = i == 1 ? r.address : r.to,
+                     .rank = i,
+                     .world = world,
+                     .meeting_ns = meeting_ns,
+                     .deadline_ns = deadline_ns};
     ms[i].until_failure = f.kind > DELAY && meeting_ns == limit;
     pthread_create(&threads[i], NULL, join, &ms[i]);
     while (i == 0 && !is_listening(r.to)) { /* so that the first link is the meeting's */
@@ -205,8 +209,9 @@ static void meet(fault f, int64_t meeting_ns, int64_t deadline_ns, member ms[2])
       pthread_create(&relays, NULL, run_relay, &r);
     }
   }
-  pthread_join(threads[0], NULL);
-  pthread_join(threads[1], NULL);
+  for (int32_t i = 0; i < world; i++) {
+    pthread_join(threads[i], NULL);
+  }
   assert_int_equal(write(r.stop[1], "", 1), 1);
   pthread_join(relays, NULL);
   for (int i = 0; i < r.links; i++) {
@@ -216,7 +221,7 @@ static void meet(fault f, int64_t meeting_ns, int64_t deadline_ns, member ms[2])
   close(r.stop[0]);
   close(r.stop[1]);
   const int64_t struck = atomic_load(&r.struck_ns);
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < world; i++) {
     const double seconds = struck == 0 ? 0 : (double)(ms[i].end_ns - struck) / 1e9;
     print_message("%-8s link %d byte %6lld  rank %d: %-15s %5.2f s  %s\n", kind_names[f.kind], f.link, (long long)f.at,
                   i, dc_status_name(ms[i].status), seconds, ms[i].text);
@@ -228,7 +233,7 @@ static void meet(fault f, int64_t meeting_ns, int64_t deadline_ns, member ms[2])
 /* agreed: the ranks can still agree on one text. */
 static void expect(fault f, int64_t deadline_ns, dc_status status, const char *says, bool agreed) {
   member ms[2];
-  meet(f, limit, deadline_ns, ms);
+  meet(f, 2, limit, deadline_ns, ms);
   for (int i = 0; i < 2; i++) {
     if (ms[i].status != status || strstr(ms[i].text, says) == NULL || (agreed && strcmp(ms[i].text, ms[0].text) != 0)) {
       fail_msg("%s on link %d: rank %d: %s: %s; expected %s: %s", kind_names[f.kind], f.link, i,
@@ -243,24 +248,26 @@ static void test_what_does_not_matter(void **state) {
   expect((fault){DELAY, ALL, 0, 0, 0}, limit, DC_OK, "", true);
 }
 
-/* Without a control connection a rank would not notice that the other one's machine vanishes. The second rank may see
- * the first one's end. */
-static void expect_cut(kind what, int direction) {
-  member ms[2];
-  meet((fault){what, CONTROL, direction, 0, 9000}, limit, limit, ms);
-  for (int i = 0; i < 2; i++) {
-    char named[16];
-    snprintf(named, sizeof named, "rank %d ", 1 - i);
+/* Without a control connection a rank would not notice that the other one's machine vanishes. A rank that sees the
+ * other one's end first says that it died. */
+static void expect_cut(kind what, int direction, int32_t world) {
+  member ms[MOST_RANKS];
+  int says_cut = 0;
+  meet((fault){what, CONTROL, direction, 0, 9000}, world, limit, limit, ms);
+  for (int i = 0; i < world; i++) {
     assert_int_equal(ms[i].status, DC_E_PEER_DEAD);
-    assert_int_equal(strncmp(ms[i].text, named, strlen(named)), 0);
+    assert_true(strncmp(ms[i].text, "rank 0 ", 7) == 0 || strncmp(ms[i].text, "rank 1 ", 7) == 0);
+    says_cut += strstr(ms[i].text, "is cut off") != NULL;
   }
-  assert_true(strstr(ms[0].text, "is cut off from") != NULL || strstr(ms[1].text, "is cut off from") != NULL);
+  assert_true(says_cut > 0);
 }
 
 static void test_broken_control(void **state) {
   (void)state;
-  expect_cut(CUT, 0);
-  expect_cut(RESET, 1);
+  for (int32_t world = 2; world <= MOST_RANKS; world++) {
+    expect_cut(CUT, 0, world);
+    expect_cut(RESET, 1, world);
+  }
 }
 
 static void test_broken_connections(void **state) {
@@ -281,7 +288,7 @@ static void test_damaged_data(void **state) {
   (void)state;
   for (int64_t at = 600; at < 60000; at += 2971) {
     member ms[2];
-    meet((fault){at % 2 == 0 ? FLIP : SWAP, DATA, (int)(at / 2 % 2), at, 0}, limit, limit, ms);
+    meet((fault){at % 2 == 0 ? FLIP : SWAP, DATA, (int)(at / 2 % 2), at, 0}, 2, limit, limit, ms);
     assert_true(ms[0].status != DC_OK && ms[1].status != DC_OK);
     assert_string_equal(ms[0].text, ms[1].text);
   }
@@ -294,7 +301,7 @@ static void test_damaged_meeting(void **state) {
   (void)state;
   for (int64_t at = 3; at < 900; at += 61) {
     member ms[2];
-    meet((fault){FLIP, at % 2 == 0 ? RENDEZVOUS : CONTROL, (int)(at / 2 % 2), at, 0}, 1500 * MS, 1500 * MS, ms);
+    meet((fault){FLIP, at % 2 == 0 ? RENDEZVOUS : CONTROL, (int)(at / 2 % 2), at, 0}, 2, 1500 * MS, 1500 * MS, ms);
   }
 }
 

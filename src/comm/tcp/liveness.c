@@ -73,17 +73,18 @@ static void fail_vanished(dc__tcp_group *group, int32_t r, int64_t silence_ns) {
 void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late) {
   const dc__tcp_control_msg message = {.kind = DC__TCP_HEARTBEAT};
   const int64_t limit_ns = MISSED * group->heartbeat_ns;
+  group->late_ns = was_late ? dc__now_ns() : group->late_ns;
   for (int32_t r = 0; r < group->world; r++) {
     if (!is_connected(group, r)) {
       continue;
     }
-    if (was_late) {
-      atomic_store_explicit(&group->heard_ns[r], dc__now_ns(), memory_order_relaxed);
-    }
-    int64_t machine_ns = silence_of(group, r) < limit_ns ? 0 : silence_of_machine(group, r);
+    /* A watcher that was late itself gives the others time to be heard. */
+    const int64_t awake_ns = dc__now_ns() - group->late_ns, heard_ns = silence_of(group, r);
+    const int64_t silence_ns = heard_ns < awake_ns ? heard_ns : awake_ns;
+    int64_t machine_ns = silence_ns < limit_ns ? 0 : silence_of_machine(group, r);
     if (machine_ns >= (limit_ns > min_silence_ns ? limit_ns : min_silence_ns)) {
       fail_vanished(group, r, machine_ns);
-    } else if (silence_of(group, r) < limit_ns + group->heartbeat_ns) { /* a stopped process must not be filled up */
+    } else if (silence_ns < limit_ns + group->heartbeat_ns) { /* a stopped process must not be filled up */
       pthread_mutex_lock(&group->mutex);
       dc__tcp_send_control(group, r, &message);
       pthread_mutex_unlock(&group->mutex);
@@ -102,14 +103,15 @@ static bool has_data_connection(const dc__tcp_group *group, int32_t r) {
   return false;
 }
 
-/* Without a control connection neither rank would notice that the other one's machine vanishes. */
-void dc__tcp_judge_ended(dc__tcp_group *group, int32_t r) {
+/* Without a control connection neither rank would notice that the other one's machine vanishes. The first look is only
+ * noted: the other rank may end its connections for data before the second one. */
+bool dc__tcp_judge_ended(dc__tcp_group *group, int32_t r) {
   char host[DC__TCP_PEER], text[DC__TCP_ERROR];
   pthread_mutex_lock(&group->mutex);
-  const bool is_cut = has_data_connection(group, r);
+  const bool has_data = has_data_connection(group, r);
   pthread_mutex_unlock(&group->mutex);
-  if (!is_cut) {
-    return;
+  if (!has_data || !atomic_exchange(&group->outlived[r], true)) {
+    return has_data;
   }
   const int error = atomic_load(&group->error[r]);
   dc__tcp_host_text(group, r, host);
@@ -119,6 +121,7 @@ void dc__tcp_judge_ended(dc__tcp_group *group, int32_t r) {
                       "rank %" PRId32 " is cut off from rank %" PRId32
                       ": its control connection from %s %s%s, though one for data stands",
                       r, group->rank, host, error == 0 ? "was closed on the way" : "broke: ", error == 0 ? "" : text));
+  return false;
 }
 
 void dc__tcp_describe_silence(dc__tcp_group *group, int32_t r, char *text, size_t cap) {

@@ -207,16 +207,17 @@ static dc_status fail_left(const dc__tcp_group *group, int32_t r, const char *op
 
 dc_status dc__tcp_fail_closed(dc__tcp_group *group, int32_t r, const char *op_text) {
   char text[DC__TCP_ERROR], host[DC__TCP_PEER];
-  int error = atomic_load(&group->error[r]);
+  const int error = atomic_load(&group->error[r]);
+  const bool outlived = atomic_load(&group->outlived[r]);
   if (atomic_load(&group->closed[r]) != DC__TCP_DISCONNECTED) {
     return fail_left(group, r, op_text);
   }
   dc__tcp_error_text(error, text);
   dc__tcp_host_text(group, r, host);
   return dc__fail(DC_E_PEER_DEAD,
-                  "rank %" PRId32 " died%s (its connection from %s %s%s) while rank %" PRId32 " waited for it at %s", r,
-                  error != 0 ? ", or is cut off" : "", host, error != 0 ? "broke: " : "ended", error != 0 ? text : "",
-                  group->rank, op_text);
+                  "rank %" PRId32 " died%s (its connection from %s %s%s%s) while rank %" PRId32 " waited for it at %s",
+                  r, error != 0 || outlived ? ", or is cut off" : "", host, error != 0 ? "broke: " : "ended",
+                  error != 0 ? text : "", outlived ? ", before those for data" : "", group->rank, op_text);
 }
 
 /* Waits briefly for a rank's control connection to end, or for a vote. */

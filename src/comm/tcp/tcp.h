@@ -194,8 +194,10 @@ typedef struct dc__tcp_group {
   pthread_t watcher;
   atomic_int closed[DC__COMM_MAX_WORLD]; /* DC__TCP_CLOSED, DC__TCP_DISCONNECTED; 0: connected */
   int64_t heartbeat_ns;
+  int64_t late_ns;                           /* when the watcher last found itself late; for the watcher */
   atomic_llong heard_ns[DC__COMM_MAX_WORLD]; /* when the last bytes of its watcher came */
   atomic_int error[DC__COMM_MAX_WORLD];      /* errno if disconnected; 0: the peer closed the connection */
+  atomic_bool outlived[DC__COMM_MAX_WORLD];  /* a connection for data stood when the control connection had ended */
   pthread_mutex_t query_mutex;               /* one query at a time */
   pthread_mutex_t mutex;                     /* guards all below, and writes to control */
   pthread_cond_t changed;                    /* signals a message, a closed connection, the failure */
@@ -320,9 +322,10 @@ void dc__tcp_start_heartbeats(dc__tcp_group *group);
 /* For the watcher, each heartbeat_ns: sends a heartbeat to all ranks, and fails the group if a machine has not answered
  * for three. was_late: this watcher did not run in time, so that it cannot judge. */
 void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late);
-/* For the watcher, a while after a control connection ended without a goodbye: fails the group if a data connection to
- * that rank stands. If none does the rank died, and a rank that waits for it says so. */
-void dc__tcp_judge_ended(dc__tcp_group *group, int32_t r);
+/* For the watcher, twice after a control connection ended without a goodbye: the second time it fails the group if a
+ * data connection to that rank stands. If none does the rank died, and a rank that waits for it says so. False if it
+ * need not be called again. */
+bool dc__tcp_judge_ended(dc__tcp_group *group, int32_t r);
 /* A rank's address, without its port. */
 void dc__tcp_host_text(const dc__tcp_group *group, int32_t r, char text[DC__TCP_PEER]);
 /* Adds how long a rank has been silent though its machine answers, if so. */

@@ -7,7 +7,7 @@
 #include "comm/tcp/tcp.h"
 
 /* A process that ends closes its connections one by one, and a lost packet of one of them comes again after 0.2 s. */
-static const int64_t end_grace_ns = INT64_C(300000000);
+static const int64_t first_look_ns = INT64_C(50000000), second_look_ns = INT64_C(250000000);
 
 typedef struct tcp_watcher {
   dc__tcp_group *group;
@@ -64,7 +64,7 @@ static bool receive_message(tcp_watcher *w, int32_t r) {
     return true;
   }
   handle_disconnect(group, r, got == 0 ? 0 : errno);
-  w->judge_ns[r] = atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED ? dc__now_ns() + end_grace_ns : 0;
+  w->judge_ns[r] = atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED ? dc__now_ns() + first_look_ns : 0;
   return false;
 }
 
@@ -95,8 +95,7 @@ static void send_heartbeats_if_due(tcp_watcher *w) {
 static void judge_ended_if_due(tcp_watcher *w) {
   for (int32_t r = 0; r < w->group->world; r++) {
     if (w->judge_ns[r] != 0 && dc__now_ns() >= w->judge_ns[r]) {
-      w->judge_ns[r] = 0;
-      dc__tcp_judge_ended(w->group, r);
+      w->judge_ns[r] = dc__tcp_judge_ended(w->group, r) ? dc__now_ns() + second_look_ns : 0;
     }
   }
 }
