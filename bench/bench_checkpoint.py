@@ -4,14 +4,17 @@
 
 All ways write the same bytes, 12 a weight, to the same disk and wait for it (fsync); they take turns, one save and one
 load of each a round. A way's time is that of the slower rank. `bytes alone` is the least that any can do: each rank
-writes its half of as many bytes into one file, and reads it.
+writes its half of as many bytes into one file, and reads it. The cost of verification is measured apart: loads of a
+file with checksums and of one without take turns.
 """
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import statistics
+import struct
 import tempfile
 import time
 from typing import Any, Callable, Dict, List, Tuple
@@ -127,7 +130,54 @@ def measure(ways: Dict[str, Way], rounds: int, folder: str) -> Dict[Tuple[str, i
     return costs
 
 
-def page(costs: Dict[Tuple[str, int], List[float]], nbytes: int, foreign: float) -> str:
+def remove_checksums(path: str, to: str) -> None:
+    """A copy as libdc wrote it before it had checksums."""
+    with open(path, "rb") as file:
+        whole = file.read()
+    end = 8 + struct.unpack("<Q", whole[:8])[0]
+    header = json.loads(whole[8:end])
+    metadata = {key: text for key, text in header["__metadata__"].items() if "crc32c" not in key}
+    metadata["libdc"] = json.dumps({**json.loads(metadata["libdc"]), "format": 1})
+    packed = json.dumps({**header, "__metadata__": metadata}).encode()
+    packed += b" " * (-len(packed) % 8)
+    with open(to, "wb") as file:
+        file.write(struct.pack("<Q", len(packed)) + packed + whole[end:])
+
+
+def verification(rounds: int, folder: str) -> Dict[bool, List[Tuple[float, float]]]:
+    """Of each load without and with checksums the processor time of both ranks, and the slower one's elapsed time."""
+    save, load = of_libdc()
+    paths = {way: os.path.join(folder, f"verified-{way}") for way in (False, True)}
+    save(paths[True])
+    if dist.get_rank() == 0:
+        remove_checksums(paths[True], paths[False])
+    costs: Dict[bool, List[Tuple[float, float]]] = {False: [], True: []}
+    for turn in range(2 * rounds + 2):
+        way = turn % 2 == 1
+        dist.barrier()
+        processor, elapsed = time.process_time(), time.monotonic()
+        load(paths[way])
+        both = torch.tensor([time.process_time() - processor])
+        slower = torch.tensor([time.monotonic() - elapsed])
+        dist.all_reduce(both)
+        dist.all_reduce(slower, dist.ReduceOp.MAX)
+        if turn > 1:
+            costs[way].append((both.item(), slower.item()))
+    return costs
+
+
+def verification_lines(costs: Dict[bool, List[Tuple[float, float]]]) -> List[str]:
+    lines = ["", f"Loads with and without checksums in turns, medians (least) of {len(costs[True])}.", "",
+             "| checksums | processor time of both ranks, ms | elapsed, ms |", "|---|---|---|"]
+    for way, name in ((False, "off"), (True, "on")):
+        cells = [f"{statistics.median(c[i] for c in costs[way]) * 1e3:.1f} ({min(c[i] for c in costs[way]) * 1e3:.1f})"
+                 for i in (0, 1)]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def page(costs: Dict[Tuple[str, int], List[float]], verified: Dict[bool, List[Tuple[float, float]]], nbytes: int,
+         foreign: float) -> str:
     told = machine.describe()
     versions = ", ".join(f"{name} {version}" for name, version in told["packages"].items())
     lines = ["# Checkpoints on 2 ranks", "", f"{told['date']}, {told['cpu']}, {told['cores']} cores, Python "
@@ -142,7 +192,7 @@ def page(costs: Dict[Tuple[str, int], List[float]], nbytes: int, foreign: float)
             middle, least = statistics.median(costs[name, what]), min(costs[name, what])
             cells += [f"{middle * 1e3:.0f} ({least * 1e3:.0f})", f"{nbytes / middle / 1e6:.0f}"]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + verification_lines(verified)) + "\n"
 
 
 def main() -> None:
@@ -161,6 +211,7 @@ def main() -> None:
     quiet.begin()
     try:
         costs = measure(ways, a.rounds, folder[0])
+        verified = verification(4 * a.rounds, folder[0])
     finally:
         dist.barrier()
         if dist.get_rank() == 0:
@@ -169,7 +220,7 @@ def main() -> None:
     used = torch.tensor([time.process_time() - own])
     dist.all_reduce(used)
     if dist.get_rank() == 0:
-        text = page(costs, 24 * 1025 * 1024 * 12, quiet.foreign(used.item()))
+        text = page(costs, verified, 24 * 1025 * 1024 * 12, quiet.foreign(used.item()))
         print(text)
         if a.save:
             name = time.strftime("checkpoint-%Y-%m-%d.md", time.gmtime())
