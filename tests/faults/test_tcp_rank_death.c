@@ -94,9 +94,11 @@ static void strike(group *g, int signal, int64_t after_ms) {
 static void compare(const group *g, dc_status expected, const char *says) {
   const struct shared *s = g->shared;
   int32_t first = g->victim == 0;
+  double slowest = 0;
   char named[64];
   snprintf(named, sizeof named, says, g->victim, g->world, g->victim);
   for (int32_t r = 0; r < g->world; r++) {
+    slowest = r != g->victim && s->seconds[r] > slowest ? s->seconds[r] : slowest;
     if (r != g->victim && (s->status[r] != expected || strstr(s->text[r], named) == NULL || s->seconds[r] > LIMIT_S ||
                            (expected == DC_E_PEER_DEAD && strstr(s->text[r], "from 127.0.0.1 ") == NULL) ||
                            strcmp(s->text[r], s->text[first]) != 0)) {
@@ -104,6 +106,8 @@ static void compare(const group *g, dc_status expected, const char *says) {
                dc_status_name(s->status[r]), s->seconds[r], s->text[r], first, s->text[first], named);
     }
   }
+  print_message("rank %d of %d: others after at most %.2f s: %s: %s\n", g->victim, g->world, slowest,
+                dc_status_name(expected), s->text[first]);
 }
 
 static void all_moments(int signal, dc_status expected, const char *says) {
