@@ -99,7 +99,7 @@ docs: build
 	@echo "build/docs/html/index.html; man -M build/docs/man dc_api; build/docs/dc_api.json"
 
 wheel: build
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/make_wheel.py build/wheel
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) packaging/make_wheel.py build/wheel
 
 # Before a release: the version is the same everywhere, the frozen surface, and each package, built and used. Its table
 # has a line for each suite.
@@ -109,7 +109,7 @@ release-check:
 # The sources as a tarball, which needs no git and no network to be built and tested; pip takes it too.
 dist:
 	@scripts/setup.sh build
-	@$(PY) scripts/make_sdist.py build
+	@$(PY) packaging/make_sdist.py build
 
 # Built for 64-bit ARM, and its C tests run by qemu; ARGS: names of tests. apt-get installs what it needs:
 # gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user, and after `dpkg --add-architecture arm64` and an update

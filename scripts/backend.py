@@ -24,7 +24,7 @@ def build_wheel(wheel_directory: str, config_settings: Optional[Any] = None,
 
 
 def build_sdist(sdist_directory: str, config_settings: Optional[Any] = None) -> str:
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "packaging"))
     from make_sdist import make
 
     return make(Path(sdist_directory)).name

@@ -76,7 +76,7 @@ def main() -> int:
         run(python, "-m", "pip", "install", "--quiet", *NEEDS)
         stand_ins(next(place.glob("lib/python3*/site-packages/torch/lib")))
         (place / "ready").touch()
-    run(sys.executable, "scripts/make_wheel.py", place / "wheel")
+    run(sys.executable, "packaging/make_wheel.py", place / "wheel")
     wheel = max((place / "wheel").glob("*.whl"), key=lambda path: path.stat().st_mtime)
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", wheel)
     print(run(python, "-c", "import torch; print('PyTorch', torch.__version__, 'GPU:', torch.cuda.is_available())"))

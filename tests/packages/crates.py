@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The Rust crates as scripts/make_crates.py packs them, used by a program that knows the packed files alone. Ends with
-one line, `N passed, N failed`."""
+"""The Rust crates as packaging/make_crates.py packs them, used by a program that knows the packed files alone. Ends
+with one line, `N passed, N failed`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def main() -> int:
         crates = folder / "crates"
         # No library is to be found: neither installed, nor of this checkout.
         nowhere = {"PKG_CONFIG": "false", "CARGO_TARGET_DIR": str(folder / "target")}
-        test("make_crates.py packs both", lambda: run(sys.executable, "scripts/make_crates.py", crates))
+        test("make_crates.py packs both", lambda: run(sys.executable, "packaging/make_crates.py", crates))
         for crate, files in FILES.items():
             test(f"  what {crate} holds", lambda crate=crate, files=files: contents(
                 next(crates.glob(f"{crate}-[0-9]*.crate")), files))

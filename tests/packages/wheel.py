@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The wheel, as `pip wheel .` makes it from what git has and as scripts/make_wheel.py makes it for giving away: its
+"""The wheel, as `pip wheel .` makes it from what git has and as packaging/make_wheel.py makes it for giving away: its
 tags, what is in it, what its libraries need and weigh; then the second one in a fresh environment of every CPython from
 3.9 on that this machine has. Ends with one line, `N passed, N failed`."""
 
@@ -140,7 +140,7 @@ def main() -> int:
         test(f"{plain.name}: its tag says CPython 3.9 and later",
              lambda: require("-cp39-abi3-linux_" in plain.name, "it does not"))
         test("  its contents; it needs libc and libm alone", lambda: contents(plain, LIBC, folder / "plain"))
-        test("the wheel to be given away", lambda: run(sys.executable, "scripts/make_wheel.py", OUT))
+        test("the wheel to be given away", lambda: run(sys.executable, "packaging/make_wheel.py", OUT))
         given = next(iter(OUT.glob("libdc-*.whl")), OUT / "none.whl")
         test(f"{given.name}: its tag is a manylinux that PyTorch's wheels can be beside", lambda: require(
             re.search(r"-cp39-abi3-manylinux_2_(1\d|2[0-8])_", given.name), "it is not"))

@@ -39,7 +39,7 @@ fn checkout() -> Option<PathBuf> {
     has_sources(&root).then_some(root)
 }
 
-/// The sources inside this crate, where scripts/make_crates.py has packed it, else those around it.
+/// The sources inside this crate, where packaging/make_crates.py has packed it, else those around it.
 fn sources() -> Option<PathBuf> {
     let inside = Path::new(&env::var_os("CARGO_MANIFEST_DIR")?).join("vendor");
     if has_sources(&inside) {
