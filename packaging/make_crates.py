@@ -15,7 +15,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from project import ROOT, addresses, metadata
+
 RUST = ROOT / "bindings" / "rust"
 SOURCES = "LICENSE", "include", "meson.build", "meson_options.txt", "src"
 
@@ -23,12 +24,16 @@ SOURCES = "LICENSE", "include", "meson.build", "meson_options.txt", "src"
 def stage(workspace: Path) -> None:
     """The crates as they are packed."""
     shutil.copytree(RUST, workspace, ignore=shutil.ignore_patterns("target"))
+    places = addresses(metadata())
+    fields = "".join(f"{name.lower()} = {json.dumps(places[name])}\n" for name in ("HOMEPAGE", "REPOSITORY")
+                     if places[name])
     for crate in ("dc-sys", "dc"):
         for path in (ROOT / "LICENSE", RUST / "README.md"):
             shutil.copy(path, workspace / crate)
         # Its examples are this checkout's.
         manifest = workspace / crate / "Cargo.toml"
         own = re.sub(r"\[\[example\]\]\n(?:.+\n)+\n?", "", manifest.read_text(encoding="utf-8"))
+        own = re.sub(r"^license = .*\n", lambda line: line[0] + fields, own, flags=re.M)
         manifest.write_text(own, encoding="utf-8")
     vendor = workspace / "dc-sys" / "vendor"
     vendor.mkdir()

@@ -5,17 +5,13 @@ git's, or, where there is no git, those of an unpacked tarball."""
 from __future__ import annotations
 
 import io
-import re
 import subprocess
 import sys
 import tarfile
-import tomllib
 from pathlib import Path
 from typing import List
 
-from pyproject_metadata import StandardMetadata
-
-ROOT = Path(__file__).resolve().parent.parent
+from project import ROOT, metadata
 
 
 def files() -> List[str]:
@@ -28,16 +24,9 @@ def files() -> List[str]:
     return sorted(name for name in names if (ROOT / name).is_file() and name != "PKG-INFO")
 
 
-def metadata(version: str) -> bytes:
-    with open(ROOT / "pyproject.toml", "rb") as file:
-        made = StandardMetadata.from_pyproject(tomllib.load(file), ROOT)
-    made.version = version
-    made.dynamic.remove("version")
-    return bytes(made.as_rfc822())
-
-
 def make(folder: Path) -> Path:
-    version = re.findall(r"^project\(.* version: '([\d.]+)'", (ROOT / "meson.build").read_text(encoding="utf-8"))[0]
+    made = metadata()
+    version = made.version
     folder.mkdir(parents=True, exist_ok=True)
     target, inside = folder / f"libdc-{version}.tar.gz", f"libdc-{version}"
 
@@ -47,7 +36,7 @@ def make(folder: Path) -> Path:
         return member
 
     with tarfile.open(target, "w:gz", format=tarfile.PAX_FORMAT) as archive:
-        info = metadata(version)
+        info = bytes(made.as_rfc822())
         member = tarfile.TarInfo(f"{inside}/PKG-INFO")
         member.size = len(info)
         archive.addfile(member, io.BytesIO(info))

@@ -64,23 +64,34 @@ def stand_in(folder: Path, soname: str, names: Dict[str, str]) -> None:
         f"-Wl,--version-script={script}", "-o", folder / soname)
 
 
+def old_glibc(folder: Path) -> str:
+    """The linker's flags for a program that runs with an old glibc; the stand-ins are made in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for soname, (now, pattern) in LIBRARIES.items():
+        old = old_versions(now)
+        stand_in(folder, soname, {name: version for name, version in old.items() if re.fullmatch(pattern, name)})
+    (folder / "stat.c").write_text(STAT, encoding="utf-8")
+    run("gcc", "-w", "-O2", "-fPIC", "-fno-builtin", "-c", folder / "stat.c", "-o", folder / "stat.o")
+    flags = " ".join([str(folder / "stat.o"), *(f"-l:{soname}" for soname in LIBRARIES)])
+    return f"-L{folder} -Wl,--push-state,--no-as-needed {flags} -Wl,--pop-state"
+
+
+def repair(wheel: Path, target: Path) -> Path:
+    """The wheel with the tag of the oldest distributions that it runs on, in a folder."""
+    target.mkdir(parents=True, exist_ok=True)
+    run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", target, wheel)
+    made = max(target.glob(f"{wheel.name.split('-')[0]}-*.whl"), key=lambda path: path.stat().st_mtime)
+    print(made.relative_to(ROOT) if made.is_relative_to(ROOT) else made)
+    return made
+
+
 def main() -> int:
     target = Path(sys.argv[1]).resolve()
-    target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for soname, (now, pattern) in LIBRARIES.items():
-            old = old_versions(now)
-            stand_in(folder, soname, {name: version for name, version in old.items() if re.fullmatch(pattern, name)})
-        (folder / "stat.c").write_text(STAT, encoding="utf-8")
-        run("gcc", "-w", "-O2", "-fPIC", "-fno-builtin", "-c", folder / "stat.c", "-o", folder / "stat.o")
-        flags = " ".join([str(folder / "stat.o"), *(f"-l:{soname}" for soname in LIBRARIES)])
         run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, ".",
-            LDFLAGS=f"-L{folder} -Wl,--push-state,--no-as-needed {flags} -Wl,--pop-state")
-        wheel = next(folder.glob("*.whl"))
-        run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", target, wheel)
-    made = max(target.glob("*.whl"), key=lambda path: path.stat().st_mtime)
-    print(made.relative_to(ROOT) if made.is_relative_to(ROOT) else made)
+            LDFLAGS=old_glibc(folder / "old"))
+        repair(next(folder.glob("*.whl")), target)
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Callable, Dict, List, Tuple
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = "meson.build", r"^project\('libdc'.*? version: '([\d.]+)'"
 VERSIONS: Dict[str, str] = {
+    "pyproject.toml": r'"libdc-cuda==([\d.]+)"',
     "bindings/rust/dc-sys/Cargo.toml": r'^version = "([\d.]+)"',
     "bindings/rust/dc/Cargo.toml": r'^(?:version|dc-sys = .* version) = "([\d.]+)"',
     "bindings/rust/Cargo.lock": r'^version = "([\d.]+)"',

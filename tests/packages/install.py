@@ -4,23 +4,17 @@ series alone. Ends with one line, `N passed, N failed`."""
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 from pathlib import Path
 
-from support import ROOT, Fault, Tests, require, run
+from support import ROOT, STEP_BITS, Fault, Tests, needed, require, run
 
 STEP = ROOT / "examples" / "step" / "step.c"
-BITS = r"([0-9a-f]{8} -?\d\.\d{6}\n){4}"
 
 
 def trains(program: Path, **environment: str) -> None:
-    require(re.fullmatch(BITS, run(program, **environment)), "step.c printed something else")
-
-
-def needed(program: Path) -> set:
-    return set(re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", "-W", program)))
+    require(STEP_BITS.fullmatch(run(program, **environment)), "step.c printed something else")
 
 
 def by_pkg_config(prefix: Path, program: Path, static: bool) -> None:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
-from typing import Callable, List
+from typing import Callable, List, Set
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+# Of examples/step, in every language.
+STEP_BITS = re.compile(r"([0-9a-f]{8} -?\d\.\d{6}\n){4}")
+# Errors and warnings are faults. Debian gives the number of the bug that asks for a package.
+LINTIAN = ["--allow-root", "--display-info", "--tag-display-limit=0", "--fail-on=error,warning",
+           "--suppress-tags=initial-upload-closes-no-bugs"]
+LIBC = {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
+LIBC_OF_OLD = LIBC | {"libpthread.so.0", "libdl.so.2"}
 
 
 class Fault(Exception):
@@ -26,6 +35,33 @@ def run(*command: object, folder: Path = ROOT, **environment: str) -> str:
 def require(holds: object, text: str) -> None:
     if not holds:
         raise Fault(text)
+
+
+def sources(folder: Path) -> Path:
+    """The files of a clean clone, with changes not yet committed."""
+    for name in run("git", "ls-files", "-co", "--exclude-standard").splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes((ROOT / name).read_bytes())
+            (folder / name).chmod((ROOT / name).stat().st_mode)
+    return folder
+
+
+def lintian(package: Path) -> None:
+    print(run("lintian", *LINTIAN, package))
+
+
+def needed(program: Path) -> Set[str]:
+    """The libraries that a program or a library asks for."""
+    return set(re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", "-W", program)))
+
+
+def environment(python: Path, folder: Path, *requirements: object) -> Path:
+    """A fresh environment with packages that need no compiler; its Python."""
+    run(python, "-m", "venv", "--without-pip", folder)
+    own = folder / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", own, "install", "--quiet", "--only-binary=:all:", *requirements)
+    return own
 
 
 class Tests:

@@ -14,7 +14,8 @@ import zipfile
 from pathlib import Path
 from typing import Dict, Iterator, Tuple
 
-from support import ROOT, Tests, require, run
+import cuda_wheel
+from support import LIBC, LIBC_OF_OLD, ROOT, Tests, environment, needed, require, run, sources
 
 OUT = ROOT / "build" / "wheel"
 INSIDE = [
@@ -22,21 +23,29 @@ INSIDE = [
     "libdc/include/dc_api.h", "libdc/dc.pc", "libdc/dc_api.json", "libdc/torch/__init__.py", "libdc/libdc",
     "man/man1/libdc.1", "man/man3/dc_allgather_param.3", "man/man7/dc_api.7",
 ]  # fmt: skip
-LIBC = {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
-LIBC_OF_OLD = LIBC | {"libpthread.so.0", "libdl.so.2"}
 MOST = 3 << 20  # bytes of libdc.so
+# From Python 3.12 on a class has the buffer protocol; before it, memoryview() is a method.
+BUFFER = """import gc, sys
+from libdc.linalg import zeros
+tensor = zeros((2, 3), "float32")
+own = tensor.memoryview()
+own[1, 2] = 7.0
+try:
+    view, way = memoryview(tensor), "__buffer__"
+    assert bytes(tensor) == bytes(own)
+except TypeError:
+    view, way = own, "memoryview()"
+assert (way == "__buffer__") == (sys.version_info >= (3, 12)), way
+view[0, 0] = 5.0
+assert tensor.tolist() == own.tolist() == [[5.0, 0.0, 0.0], [0.0, 0.0, 7.0]]
+assert (view.format, view.shape, view.readonly) == ("f", (2, 3), False)
+del tensor, own
+gc.collect()
+assert view[1, 2] == 7.0
+print(way)
+"""
 ASK = """import sys, sysconfig, venv
 print(sys.implementation.name, sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"""
-
-
-def sources(folder: Path) -> Path:
-    """The files of a clean clone, with changes not yet committed."""
-    for name in run("git", "ls-files", "-co", "--exclude-standard").splitlines():
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes((ROOT / name).read_bytes())
-            (folder / name).chmod((ROOT / name).stat().st_mode)
-    return folder
 
 
 def contents(wheel: Path, libraries: set, folder: Path) -> None:
@@ -50,9 +59,9 @@ def contents(wheel: Path, libraries: set, folder: Path) -> None:
     size, package = sizes["libdc/libdc.so.0.1"], folder / "libdc"
     require(size < MOST, f"libdc has {size} bytes, at most {MOST} are allowed")
     for library in [*sorted(package.glob("*_*.so")), package / "libdc.so.0.1", package / "libdc"]:
-        needed = set(re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", "-W", library)))
-        require(needed <= libraries | {"libdc.so.0.1"}, f"{library.name} needs {sorted(needed)}")
-        print(f"    {library.name:<20}{library.stat().st_size:>9} bytes, needs {', '.join(sorted(needed))}")
+        asked = needed(library)
+        require(asked <= libraries | {"libdc.so.0.1"}, f"{library.name} needs {sorted(asked)}")
+        print(f"    {library.name:<20}{library.stat().st_size:>9} bytes, needs {', '.join(sorted(asked))}")
     print(f"    installed           {sum(sizes.values()):>9} bytes in {len(sizes)} files; the wheel has "
           f"{wheel.stat().st_size}")
 
@@ -92,9 +101,7 @@ def first_lines() -> str:
 
 def installed(python: Path, wheel: Path, folder: Path) -> None:
     """The package without a compiler at hand, its library from C, and from ctypes."""
-    run(python, "-m", "venv", "--without-pip", folder)
-    own = folder / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", own, "install", "--quiet", "--only-binary=:all:", f"{wheel}[numpy]")
+    own = environment(python, folder, f"{wheel}[numpy]")
     clean = {"PATH": str(folder / "bin"), "PYTHONPATH": ""}
     example = folder / "example.py"
     example.write_text(first_lines(), encoding="utf-8")
@@ -112,6 +119,7 @@ def installed(python: Path, wheel: Path, folder: Path) -> None:
     require("0 broken" in run(folder / "bin" / "libdc", "doctor", folder=folder, **clean), "libdc doctor finds a fault")
     run(own, ROOT / "examples" / "step" / "step.py", folder=folder, **clean)
     run(own, "-c", "import libdc.optim, libdc.optim.arrays", folder=folder, **clean)
+    print(f"    a tensor is read by {run(own, '-c', BUFFER, folder=folder, **clean).strip()}")
     for statement in ("import libdc.torch", "from libdc.optim import AdamW", "import libdc.torchium"):
         code = f"try:\n  {statement}\nexcept ImportError as error:\n  print(error)"
         require("pip install 'torch" in run(own, "-c", code, folder=folder, **clean),
@@ -129,7 +137,7 @@ def installed(python: Path, wheel: Path, folder: Path) -> None:
 def main() -> int:
     test = Tests()
     OUT.mkdir(parents=True, exist_ok=True)
-    for old in OUT.glob("*.whl"):
+    for old in OUT.glob("libdc-*.whl"):
         old.unlink()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -156,6 +164,8 @@ def main() -> int:
         for version, python in pythons():
             test(f"{version}: README's example, a step, doctor, both ways of loading, ctypes, C by two sorts of flags",
                  lambda python=python, version=version: installed(python, given, folder / version))
+        test("libdc[cuda]: a plug-in of its own wheel, on the simulated driver, trains as the CPU",
+             lambda: cuda_wheel.simulated(given, folder))
     return test.end()
 
 
