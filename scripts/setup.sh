@@ -47,6 +47,10 @@ if [ "${1:-build}" = test ]; then
   want fp-compiler command -v fpc
   want ocaml-findlib command -v ocamlfind
   want libctypes-ocaml-dev ocamlfind query ctypes.foreign
+  want dpkg-dev command -v dpkg-buildpackage
+  want debhelper command -v dh
+  want lintian command -v lintian
+  want mmdebstrap command -v mmdebstrap
   want cmake command -v cmake
   want groff-base command -v groff
   want zsh command -v zsh
