@@ -101,10 +101,15 @@ docs: build
 wheel: build
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) packaging/make_wheel.py build/wheel
 
-# Before a release: the version is the same everywhere, the frozen surface, and each package, built and used. Its table
-# has a line for each suite.
+# The plug-in for CUDA, by nvcc of PyPI's wheels, as a wheel of its own beside that of the library.
+wheel-cuda: wheel
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) packaging/make_cuda_wheel.py build/wheel
+
+# Before a release: one version, the frozen surface, and each package, built and used. Its table has a line for each
+# suite. Its chroots need root and Debian's archive.
 release-check:
-	@$(MAKE) --no-print-directory test SUITES="checks gcc abi rust dist wheel crates install docs"
+	@$(MAKE) --no-print-directory test SUITES="checks versions gcc abi rust dist sources wheel wheel-cuda crates \
+	  install debian conda vcpkg docs addresses"
 
 # The sources as a tarball, which needs no git and no network to be built and tested; pip takes it too.
 dist:
@@ -152,5 +157,5 @@ bench: build
 clean:
 	rm -rf .venv build
 
-.PHONY: build train bert optimizers test test-deepspeed abi cuda check-vendor-headers docs wheel release-check dist \
-  arm mutants coverage fuzz spin bench clean
+.PHONY: build train bert optimizers test test-deepspeed abi cuda check-vendor-headers docs wheel wheel-cuda \
+  release-check dist arm mutants coverage fuzz spin bench clean

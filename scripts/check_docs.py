@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Iterator, List, Set
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = "abi-check|bench|bindings|docs|examples|include|scripts|src|tests|tools"
+FOLDERS = "abi-check|bench|bindings|docs|examples|include|packaging|scripts|src|tests|tools"
 FILE = re.compile(rf"(?<![\w/.*$}}-])(?:{FOLDERS}|facts)/[\w./*-]*\w")
 SUFFIX = re.compile(r"\.\w+$")  # in code, whose strings have beginnings of paths too
 COMMENTS = {".c", ".h", ".cu", ".cpp", ".py", ".rs", ".pml"}

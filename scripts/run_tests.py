@@ -239,24 +239,22 @@ def dist(suite: Suite) -> Count:
     return total
 
 
-def wheel(suite: Suite) -> Count:
-    """The wheel, built twice, and used from every CPython at hand."""
-    status = suite.run(sys.executable, "tests/packages/wheel.py")
-    for line in re.findall(r"^    ((?:libdc\.so\S*|installed) .*)$", suite.text(), re.M)[-2:]:
-        print(f"{'':<11}{line}")
-    return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
+def package(script: str, *arguments: str) -> Callable[[Suite], Count]:
+    """The tests of a package, by its script in tests/packages; sizes are shown."""
+
+    def body(suite: Suite) -> Count:
+        status = suite.run(sys.executable, f"tests/packages/{script}.py", *arguments)
+        for line in re.findall(r"^    (\S+ +\d+ bytes.*)$", suite.text(), re.M)[-3:]:
+            print(f"{'':<11}{line}")
+        return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
+
+    return body
 
 
-def install(suite: Suite) -> Count:
-    """The installed library, shared and static, by pkg-config and by CMake."""
-    status = suite.run(sys.executable, "tests/packages/install.py")
-    return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
-
-
-def crates(suite: Suite) -> Count:
-    """The Rust crates, packed, and a program that has nothing else."""
-    status = suite.run(sys.executable, "tests/packages/crates.py")
-    return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
+def cuda_wheel(suite: Suite) -> Count:
+    """The wheel libdc-cuda as nvcc makes it."""
+    built = one(suite.run("make", "wheel-cuda"))
+    return built + package("cuda_wheel", str(BUILD / "wheel"))(suite) if built.passed else built
 
 
 def docs(suite: Suite) -> Count:
@@ -343,9 +341,10 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "transformers": lambda suite: pytest(suite, "tests/transformers"),
     "deepspeed": lambda suite: pytest(suite, "tests/deepspeed"),
     "dist": dist,
-    "wheel": wheel,
-    "crates": crates,
-    "install": install,
+    "sources": package("sources"),
+    "wheel": package("wheel"),
+    "crates": package("crates"),
+    "install": package("install"),
     "docs": docs,
     "tools": lambda suite: pytest(suite, "tests/tools"),
     "conformance": conformance,
@@ -353,20 +352,31 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "guide": lambda suite: blocks(suite, "docs/guide/*.md", "docs/optimizers.md", "docs/kfac.md"),
 }
 
+# For `make release-check` alone, or by name.
+RELEASE: Dict[str, Callable[[Suite], Count]] = {
+    "versions": lambda suite: one(suite.run(sys.executable, "scripts/check_versions.py")),
+    "wheel-cuda": cuda_wheel,
+    "debian": package("debian"),
+    "conda": package("conda"),
+    "vcpkg": package("vcpkg"),
+    "addresses": lambda suite: one(suite.run(sys.executable, "packaging/project.py")),
+}
+
 
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and what runs is ended
     LOGS.mkdir(parents=True, exist_ok=True)
     chosen = sys.argv[1:] or list(SUITES)
-    unknown = [name for name in chosen if name not in SUITES]
+    suites = {**SUITES, **RELEASE}
+    unknown = [name for name in chosen if name not in suites]
     if unknown:
-        print(f"run_tests: no suite {unknown[0]!r}; there are {', '.join(SUITES)}", file=sys.stderr)
+        print(f"run_tests: no suite {unknown[0]!r}; there are {', '.join(suites)}", file=sys.stderr)
         return 2
     total = Count()
     for name in chosen:
         suite = Suite(name)
         begin = time.monotonic()
-        count = SUITES[name](suite)
+        count = suites[name](suite)
         total += count
         word = "ok" if count.failed == 0 else "FAILED"
         print(f"{name:<11}{word:<7}{count.passed:>5} passed {count.failed:>3} failed "
