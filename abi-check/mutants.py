@@ -1,10 +1,11 @@
 """The gate's own test: changes of the header, of the version script and of the library, and what is to be said of each.
 The library is the stub of empty functions, whose ABI is that of the real one. Without this, a gate that lets everything
-pass would look healthy."""
+pass would look healthy. `mutants.py` prints the table."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional, Tuple
@@ -191,3 +192,7 @@ def main(baseline: Path) -> List[str]:
         if caught != mutant.caught:
             wrong.append(f"{mutant.name}: caught by {caught or 'nothing'}, must be {mutant.caught or 'nothing'}")
     return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(sorted((ROOT / "abi-check").glob("*.*/libdc.x86_64.abi"))[-1])))
