@@ -135,6 +135,33 @@ def test_weights_of_others(tmp_path: Path) -> None:
         assert on(2, lambda comm: load(comm, name)) == [bits(make().state_dict())] * 2
 
 
+def test_an_optimizer_without_weights(tmp_path: Path) -> None:
+    """Weights in one file and the optimizer's state in another are the same as both in one."""
+    weights, state = tmp_path / "weights.safetensors", tmp_path / "state.safetensors"
+
+    def first(comm: Any) -> Any:
+        net = sharded(comm)
+        optimizer = adamw(net)
+        train(net, optimizer, 0, 3)
+        dct.save_checkpoint(net, weights)
+        dct.save_checkpoint(net, state, optimizer, {"step": 3}, weights=False)
+        return train(net, optimizer, 3, 6)
+
+    def second(comm: Any) -> Any:
+        net = sharded(comm)
+        optimizer = adamw(net)
+        before = bits(dct.full_state_dict(net))
+        assert dct.load_checkpoint(net, state, optimizer) == {"step": 3}
+        assert bits(dct.full_state_dict(net, cpu_offload=True)) == before
+        dct.load_checkpoint(net, weights)
+        return train(net, optimizer, 3, 6)
+
+    losses = on(2, first)[0]
+    with safetensors.safe_open(state, "pt") as file:
+        assert all(name.startswith("optimizer/") for name in file.keys())
+    assert on(3, second)[0] == losses
+
+
 def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     good = make().state_dict()
     del good["head.weight"]  # tied

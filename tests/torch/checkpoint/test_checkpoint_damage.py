@@ -110,9 +110,11 @@ def test_what_cannot_be_loaded_is_refused_by_its_path(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=f"index.json names the file '{re.escape(name)}', must be one in its"):
                 dct.load_checkpoint(net, index, optimizer)
         os.mkfifo(tmp_path / "pipe")
-        for strange in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        for strange in (tmp_path / "pipe", Path("/dev/zero")):
             with pytest.raises(ValueError, match=f"{strange} is no safetensors file: it is a folder, a pipe or"):
                 dct.load_checkpoint(net, strange, optimizer)
+        with pytest.raises(ValueError, match=f"the folder {tmp_path} has no .metadata of torch.distributed.checkpoint"):
+            dct.load_checkpoint(net, tmp_path, optimizer)
         assert bits(dct.full_state_dict(net)) == before
 
     alone(run)

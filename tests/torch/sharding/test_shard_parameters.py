@@ -306,8 +306,8 @@ def test_what_cannot_be_sharded_says_so() -> None:
                 dct.full_state_dict(wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="comm = 'gloo', must be a libdc.Comm"):
             dct.shard(make(), 3, comm="gloo")
-        with pytest.raises(ValueError, match="is on meta, must be on the cpu"):
-            dct.shard(nn.Linear(2, 2, device="meta"), 3, comm=comm)
+        with pytest.raises(ValueError, match="device = meta, must be the cpu or a cuda device"):
+            dct.shard(nn.Linear(2, 2, device="meta"), 3, comm=comm, device="meta")
         with pytest.raises(ValueError, match="is not initialised yet"):
             dct.shard(nn.LazyLinear(2), 3, comm=comm)
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))

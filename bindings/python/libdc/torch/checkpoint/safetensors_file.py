@@ -254,6 +254,12 @@ def _open(path: str) -> int:
     return fd
 
 
+def find_in_folder(folder: str) -> Optional[str]:
+    """The file with a model's weights in a folder of Hugging Face's, or its index."""
+    paths = (os.path.join(folder, name) for name in ("model.safetensors", "model.safetensors.index.json"))
+    return next(filter(os.path.isfile, paths), None)
+
+
 def open_files(path: str) -> List[File]:
     """A file, or those of an index (`model.safetensors.index.json`). The caller closes them."""
     if not path.endswith(".json"):

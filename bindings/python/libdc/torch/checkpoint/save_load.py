@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..sharding.buffers import check_buffer_rule, synced_buffers
 from ..sharding.model import root_of
-from ..sharding.parameter import entry_of
+from ..sharding.parameter import entry_of, plain_tensor
 from ..sharding.root import Root
 from ..sharding.sharded_param import ShardedParam
 from . import safetensors_file, state_dict, writer
@@ -45,7 +45,7 @@ class WriteItem(NamedTuple):
 
 class Target(NamedTuple):
     """Where this rank's elements of a file's tensor go, from begin to end: the first ones of new memory on the host.
-    So damage never reaches the model."""
+    So damage never reaches the model. Only where the model has no values yet it is the model's memory, of any type."""
 
     memory: Tensor
     begin: int
@@ -57,13 +57,14 @@ class Target(NamedTuple):
 
 
 def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
-                    extra: Optional[Mapping[str, Any]] = None, buffers: str = "rank0") -> None:
+                    extra: Optional[Mapping[str, Any]] = None, buffers: str = "rank0", weights: bool = True) -> None:
     """Writes the weights, and the optimizer's state if one is given, whole, into one safetensors file. Every rank must
     call it; each writes its own part, so no rank needs memory for more, and `path` must be in a file system that all
     ranks share. A file that is there is replaced when the new one is complete and on the disk, and not before.
 
     extra    further values that load_checkpoint() returns: tensors, and values that JSON has, by names; rank 0's
     buffers  "rank0": the model's buffers are rank 0's; "mean": floating-point ones are the ranks' mean
+    weights  False: the file has the optimizer's state and `extra` alone, without weights and buffers
 
     The weights have their names from before shard(), so that anything that reads safetensors reads them; a tied weight
     has its first name, and the metadata has the others. The optimizer's tensors are `optimizer/NAME/KEY`, those of
@@ -71,10 +72,14 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     root = root_of(model)
     path = os.fspath(path)
     run_on_all_ranks(root, lambda: check_buffer_rule("save_checkpoint", buffers))
-    agreed = synced_buffers(root, model.state_dict(keep_vars=True), buffers, everywhere=False)
-    pieces, aliases = run_on_all_ranks(root, lambda: _weight_items(model, agreed))
+    pieces: List[WriteItem] = []
+    aliases: Dict[str, str] = {}
+    if weights:
+        run_on_all_ranks(root, root.group.check_initialized)
+        agreed = synced_buffers(root, model.state_dict(keep_vars=True), buffers, everywhere=False)
+        pieces, aliases = run_on_all_ranks(root, lambda: _weight_items(model, agreed))
     values = {name: value for name, value in (extra or {}).items() if not isinstance(value, Tensor)}
-    metadata: Dict[str, Any] = {"format": _FORMAT, "extra": values}
+    metadata: Dict[str, Any] = {"format": _FORMAT, "extra": values, "weights": weights}
     for name, value in (extra or {}).items():
         if name not in values:
             pieces += run_on_all_ranks(root, lambda: _full_items(root, _EXTRA + name, value))
@@ -91,23 +96,27 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
 
 
 def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
-                    strict: bool = True) -> Dict[str, Any]:
+                    strict: bool = True, prefix: str = "") -> Dict[str, Any]:
     """Reads what save_checkpoint() wrote, on any number of ranks and at any stage, and returns its `extra`, {} if it
     had none. Each rank reads its own part alone. Every rank must call it; where something does not fit, all raise and
     nothing has changed.
 
-    path    a safetensors file, also one of others' with weights alone, or the index of several
-            (`model.safetensors.index.json`); types are converted
-    strict  False: weights that the file lacks stay as they are, and those that the model lacks are not read"""
-    root = root_of(model)
+    path    a safetensors file, also one of others' with weights alone; the index of several
+            (`model.safetensors.index.json`); a folder of Hugging Face's that has them; a folder of
+            torch.distributed.checkpoint's. Types are converted
+    strict  False: weights that the file lacks stay as they are, and those that the model lacks are not read
+    prefix  before the weights' names in the file, such as "model."; other names are not read
 
-    files = run_on_all_ranks(root, lambda: safetensors_file.open_files(os.fspath(path)))
+    A model that was on meta has nothing to lose: there each rank reads into its part itself."""
+    root = root_of(model)
+    files = run_on_all_ranks(root, lambda: _open(os.fspath(path)))
     parts: Dict[str, safetensors_file.ReadRange] = {}
 
     def read() -> Tuple[Dict[str, Tensor], Any, Any]:
         tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
         metadata = _read_metadata(files)
-        weights, targets = _match_weights(model, path, tensors, strict)
+        weights, targets = ({}, {}) if metadata.get("weights") is False \
+            else _match_weights(model, path, tensors, strict, prefix)
         states = None
         if optimizer is not None:
             if "optimizer" not in metadata:
@@ -117,8 +126,7 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
         extra = {name: _new_target(tensor) for name, tensor in tensors.items() if name.startswith(_EXTRA)}
         targets.update(extra)
         for file in files:
-            parts.update({name: file.read(name, targets[name].begin, targets[name].elements)
-                          for name in file.tensors if name in targets})
+            parts.update({name: _read(file, name, targets[name]) for name in file.tensors if name in targets})
         return weights, states, {**metadata.get("extra", {}),
                                  **{name[len(_EXTRA):]: target.memory for name, target in extra.items()}}
 
@@ -144,10 +152,11 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     current = model.state_dict(keep_vars=True)
     with torch.no_grad():
         for name, value in weights.items():
-            if value.shape == current[name].shape:
-                current[name].copy_(value)
+            local = plain_tensor(current[name])
+            if value.shape == local.shape:
+                local.copy_(value)
             else:
-                current[name][: value.numel()].copy_(value)  # the padding stays
+                local.view(-1)[: value.numel()].copy_(value)  # the padding stays
     return extra
 
 
@@ -248,6 +257,30 @@ def _merge(lists: List[List[Any]]) -> Tuple[Dict[str, TensorInfo], Dict[Tuple[st
 # Contents of a file
 
 
+def _open(path: str) -> List[Any]:
+    if not os.path.isdir(path):
+        return list(safetensors_file.open_files(path))
+    if os.path.isfile(os.path.join(path, ".metadata")):
+        from .distributed_folder import Folder  # here, since `import libdc.torch` shall be quick
+
+        return [Folder(path)]
+    found = safetensors_file.find_in_folder(path)
+    if found is None:
+        raise ValueError(f"load_checkpoint: the folder {path} has no .metadata of torch.distributed.checkpoint, no "
+                         "model.safetensors and no model.safetensors.index.json")
+    return list(safetensors_file.open_files(found))
+
+
+def _read(file: Any, name: str, target: Target) -> safetensors_file.ReadRange:
+    into, dtype = target.elements, file.tensors[name].dtype
+    if into.dtype == dtype and not into.is_cuda:
+        return file.read(name, target.begin, into)  # type: ignore[no-any-return]
+    elements = torch.empty(into.shape, dtype=dtype)
+    part: safetensors_file.ReadRange = file.read(name, target.begin, elements)
+    into.copy_(elements)
+    return part
+
+
 def _read_metadata(files: List[safetensors_file.File]) -> Dict[str, Any]:
     """The values in the files' metadata, of everything that is no tensor."""
     every: Dict[str, Any] = {}
@@ -268,8 +301,8 @@ def _read_metadata(files: List[safetensors_file.File]) -> Dict[str, Any]:
     return every
 
 
-def _match_weights(model: nn.Module, path: Path, tensors: Mapping[str, Tensor],
-                   strict: bool) -> Tuple[Dict[str, Tensor], Dict[str, Target]]:
+def _match_weights(model: nn.Module, path: Path, tensors: Mapping[str, Tensor], strict: bool,
+                   prefix: str) -> Tuple[Dict[str, Tensor], Dict[str, Target]]:
     """Memory for this rank's part of the weights, under the model's names, and the same by the file's names; a tied
     weight may have any of its names."""
     current = model.state_dict(keep_vars=True)
@@ -280,7 +313,7 @@ def _match_weights(model: nn.Module, path: Path, tensors: Mapping[str, Tensor],
     targets: Dict[str, Target] = {}
     missing = []
     for group in same.values():
-        found = next((name for name in group if name in tensors), None)
+        found = next((prefix + name for name in group if prefix + name in tensors), None)
         if found is None:
             missing.append(group[0])
             continue
@@ -290,9 +323,14 @@ def _match_weights(model: nn.Module, path: Path, tensors: Mapping[str, Tensor],
         if tuple(tensors[found].shape) != shape:
             raise ValueError(f"load_checkpoint: {found} has shape {tuple(tensors[found].shape)} in {path}, must be "
                              f"{shape}")
-        targets[found] = _new_target(tensors[found], None if value.shape == shape else entry)
+        if entry is not None and entry.group.uninitialized is not None and entry.group.uninitialized.has(entry):
+            begin, end = entry.shard_range
+            targets[found] = Target(entry.data.data.view(-1)[: end - begin], begin, end)
+        else:
+            targets[found] = _new_target(tensors[found], None if value.shape == shape else entry)
         weights[group[0]] = targets[found].memory
-    unknown = [name for name in tensors if name not in current and not name.startswith((_EXTRA, _OPTIMIZER))]
+    unknown = [name for name in tensors if name.startswith(prefix) and name[len(prefix):] not in current
+               and not name.startswith((_EXTRA, _OPTIMIZER))]
     if strict and (missing or unknown):
         raise ValueError(f"load_checkpoint: {path} lacks {_name_list(missing)}, and has {_name_list(unknown)}, which "
                          "the model does not have; strict=False reads the rest")

@@ -15,26 +15,34 @@ from ..sharding.root import Root
 from ..sharding.sharded_param import ShardedParam
 
 
-def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "rank0") -> Dict[str, Tensor]:
-    """The model's state_dict() with whole weights, as before shard(). Every rank must call it. rank0_only: the other
-    ranks get an empty one. buffers: "rank0", whose values all get, or "mean", the ranks' mean of floating-point ones
-    (BatchNorm's). model.state_dict() itself has the flat shards and the rank's own buffers, and loads again on as many
-    ranks."""
+def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "rank0",
+                    cpu_offload: bool = False) -> Dict[str, Tensor]:
+    """The model's state_dict() with whole weights, as before shard(). Every rank must call it. model.state_dict()
+    itself has the flat shards and the rank's own buffers, and loads again on as many ranks.
+
+    rank0_only   the other ranks get an empty one
+    buffers      "rank0", whose values all get, or "mean": the ranks' mean of floating-point ones (BatchNorm's)
+    cpu_offload  values are in the host's memory; each goes there before the next weight is gathered"""
     root = root_of(model)
     keep = not rank0_only or root.group.comm.rank == 0
     whole: Dict[int, Optional[Tensor]] = {}
     result: Dict[str, Tensor] = {}
     check_buffer_rule("full_state_dict", buffers)
+    root.group.check_initialized()
     current = model.state_dict(keep_vars=True)
     agreed = synced_buffers(root, current, buffers, everywhere=not rank0_only)
+
+    def on_host(value: Any) -> Any:
+        return value.cpu() if cpu_offload and value is not None else value
+
     for name, value in current.items():
         entry = entry_of(value)
         if entry is None:
             if keep:
-                result[name] = agreed[id(value)] if isinstance(value, Tensor) else value
+                result[name] = on_host(agreed[id(value)]) if isinstance(value, Tensor) else value
             continue
         if entry.id not in whole:
-            whole[entry.id] = gather_full(entry, value, keep)
+            whole[entry.id] = on_host(gather_full(entry, value, keep))
         if keep:
             result[name] = whole[entry.id]
     return result

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from torch import Tensor, nn
 
+from .meta_init import is_meta
 from .root import Root
 
 _NOTHING = "nothing"
@@ -36,7 +37,8 @@ def _describe(model: nn.Module, params: Sequence[Tuple[str, nn.Parameter]],
     weights = []
     for name, param in params:
         number = numbers.setdefault(id(param), len(numbers))  # a tied one's is that of its first name
-        weights.append(f"{number}, {_tensor(name, param)}{'' if param.requires_grad else ', frozen'}")
+        weights.append(f"{number}, {_tensor(name, param)}{'' if param.requires_grad else ', frozen'}"
+                       f"{', on meta' if is_meta(param) else ''}")
     return {"options": {name: str(value) for name, value in options.items()}, "parameter": weights,
             "buffer": [f"{i}, {_tensor(*named)}" for i, named in enumerate(model.named_buffers())]}
 

@@ -15,6 +15,7 @@ from torch.nn.modules.module import (register_module_module_registration_hook,
                                      register_module_parameter_registration_hook)
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .meta_init import is_meta
 from .parameter import entry_of
 from .root import Root
 from .sharded_param import ShardedParam
@@ -74,10 +75,13 @@ def parameters_of(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
                 continue
             name = f"{prefix}.{name}" if prefix else name
             _check_parameter(name, param)
-            if found and param.device != found[0][1].device:
-                first, where = found[0][0], found[0][1].device
-                raise ValueError(f"shard: {name} is on {param.device}, but {first} is on {where}: all parameters must "
-                                 "be on one device")
+            if is_meta(param):
+                found.append((name, param))
+                continue
+            other = next((pair for pair in found if not is_meta(pair[1])), (name, param))
+            if param.device != other[1].device:
+                raise ValueError(f"shard: {name} is on {param.device}, but {other[0]} is on {other[1].device}: all "
+                                 "parameters must be on one device")
             same = memory.setdefault(param.data_ptr(), (name, param)) if param.numel() else (name, param)
             if same[1] is not param:
                 raise ValueError(f"shard: {name} shares memory with {same[0]}, but is another nn.Parameter: to tie "
@@ -92,11 +96,8 @@ def _check_parameter(name: str, param: nn.Parameter) -> None:
     if is_traceable_wrapper_subclass(param):
         raise ValueError(f"shard: {name} is a {type(param).__name__}, must be a plain torch.nn.Parameter: libdc does "
                          "not combine with tensor parallelism, FSDP2 or quantized parameters")
-    if param.device.type == "meta":
-        raise ValueError(f"shard: {name} is on meta, must be on the cpu or on a cuda device: make it there with "
-                         "model.to_empty(device=...), and initialise or load it, before shard()")
-    if param.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"shard: {name} is on {param.device}, must be on the cpu or on a cuda device")
+    if param.device.type not in ("cpu", "cuda", "meta"):
+        raise ValueError(f"shard: {name} is on {param.device}, must be on the cpu, on a cuda device or on meta")
     if not param.is_leaf or param.layout != torch.strided:
         raise ValueError(f"shard: {name} must be a strided leaf tensor")
     if param._backward_hooks:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .. import devices
 from ..ops import eager_calls
+from .meta_init import Uninitialized
 from .sharded_param import ShardedParam
 
 
@@ -46,6 +47,7 @@ class ParamGroup:
         self.params: List[nn.Parameter] = []  # theirs
         self.stale = True  # weights changed since the last forward: stages 1 and 2 gather in this one
         self.captured = False  # steps are in a CUDA graph, whose launches leave no trace on the host
+        self.uninitialized: Optional[Uninitialized] = None  # of a model that was on meta
         self._comms: Dict[torch.device, libdc.Comm] = {}  # by device, where that is not the CPU
         if comm.size > 1 and comm.takes_devices:
             devices.check_thread_ranks("shard", device)
@@ -99,8 +101,8 @@ class ParamGroup:
 
     # Registration
 
-    def register_params(self, entries: Sequence[ShardedParam]) -> None:
-        """Shards the parameters' memory and registers them with the library."""
+    def register_params(self, entries: Sequence[ShardedParam], empty: Uninitialized) -> None:
+        """Shards the parameters' memory and registers them with the library. Empty ones have no values to keep."""
         elements = sum(entry.numel for entry in entries if entry.param.requires_grad)
         self.context.init(self.comm,
                           {"symmetric_memory": int(self.shared), "check_finite": int(self.options.check_finite)},
@@ -111,12 +113,14 @@ class ParamGroup:
         self.params = [entry.param for entry in self.entries]
         with torch.no_grad():
             for entry in self.entries:
-                self._shard(entry)
+                self._shard(entry, entry.param not in empty)
         for entry in self.entries:
             self._register(entry)
         self._register_graph()
+        empty.watch(self.entries)
+        self.uninitialized = empty if empty.versions or empty.buffers else None
 
-    def _shard(self, entry: ShardedParam) -> None:
+    def _shard(self, entry: ShardedParam, has_values: bool) -> None:
         param = entry.param
         if self.stage == 0:
             if not param.is_contiguous():
@@ -125,7 +129,8 @@ class ParamGroup:
         begin = min(self.comm.rank * entry.shard_numel, entry.numel)
         end = min(begin + entry.shard_numel, entry.numel)
         shard = eager_calls.alloc(self.context, entry.shard_numel, param.dtype, self.shared)
-        shard[: end - begin].copy_(param.data.reshape(-1)[begin:end])
+        if has_values:
+            shard[: end - begin].copy_(param.data.reshape(-1)[begin:end])
         param.data = shard
 
     def _register(self, entry: ShardedParam) -> None:
@@ -182,9 +187,16 @@ class ParamGroup:
         self.context.params_updated(None if entries is None else [entry.id for entry in entries])
         self.stale = True
 
+    def check_initialized(self) -> None:
+        """Raises if the model was on meta and something of it has no values yet."""
+        if self.uninitialized is not None:
+            self.uninitialized.check()
+            self.uninitialized = None
+
     def detect_param_changes(self) -> None:
         """Finds changes that no call announces: shards written by hand or by load_state_dict(), moved, frozen,
         unfrozen; and launches of captured steps, which leave no trace on the host."""
+        self.check_initialized()
         if self.captured and not devices.captures(self.device):
             self.params_updated()
         edited, unfrozen = [], []

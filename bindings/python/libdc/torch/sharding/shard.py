@@ -7,10 +7,10 @@ from typing import Any, Dict, Optional
 import torch
 from torch import nn
 
-from .. import devices, patches
+from .. import patches
 from ..compile import register_backend
 from ..default_comm import resolve_comm
-from . import agreement, managed_modules, module_class
+from . import agreement, managed_modules, meta_init, module_class
 from .eager import make_saved_tensor_hooks
 from .param_group import Options
 from .parameter import set_param_class
@@ -20,7 +20,8 @@ from .sharded_param import ShardedParam
 
 def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: int = 1 << 20, prefetch: int = 1,
           group_size: int = 1 << 18, reduce_dtype: Optional[torch.dtype] = None,
-          param_dtype: Optional[torch.dtype] = None, broadcast: bool = True, check_finite: bool = False) -> nn.Module:
+          param_dtype: Optional[torch.dtype] = None, broadcast: bool = True, check_finite: bool = False,
+          device: Any = None) -> nn.Module:
     """Spreads a model's training state over the ranks, in place, and returns the model.
 
     stage         0: nothing is spread, gradients are averaged; 1 and 2: gradients and with them the optimizer's state;
@@ -34,6 +35,8 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     param_dtype   type in which weights are gathered and used; None: their own
     broadcast     False: the ranks' initial weights are the same already; else they become rank 0's
     check_finite  True: gradients are checked for infinities and NaN while they are reduced, for grads_finite()
+    device        where parameters on PyTorch's device meta get memory, each rank for its part alone; None: where other
+                  parameters are, else PyTorch's default device. They have no values until they are loaded or reset
 
     Afterwards model.parameters() are the same nn.Parameter objects with the same names, but each holds this rank's
     part, flat (at stage 0 the whole). Give them to the optimizer. full_shape() is a parameter's former shape."""
@@ -52,8 +55,10 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     managed_modules.check_modules(model)
     params = managed_modules.parameters_of(model)
     options = Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype, bool(check_finite))
-    root = Root(resolve_comm(comm), options, params[0][1].device if params else devices.CPU, model)
+    where = meta_init.target_device(params, device)
+    root = Root(resolve_comm(comm), options, where, model)
     agreement.check(root, model, params, {**options._asdict(), "broadcast": bool(broadcast)})
+    empty = meta_init.Uninitialized(model, where, whole=stage == 0)
     entries: Dict[nn.Parameter, ShardedParam] = {}
     for name, param in params:
         if param in entries:
@@ -62,8 +67,9 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
             entries[param] = ShardedParam(root, len(entries), name, param)
     if broadcast:
         for tensor in (*entries, *model.buffers()):
-            root.group.broadcast(tensor)
-    root.group.register_params(list(entries.values()))
+            if tensor not in empty:
+                root.group.broadcast(tensor)
+    root.group.register_params(list(entries.values()), empty)
     root.saved_tensor_hooks = make_saved_tensor_hooks(root)
     for entry in root.group.entries:
         set_param_class(entry)

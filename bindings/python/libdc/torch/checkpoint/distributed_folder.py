@@ -1,0 +1,80 @@
+"""Folders of torch.distributed.checkpoint, of which each rank reads its own part.
+
+A rank's part of a parameter is a range of the whole's elements. The folder's storage reader cuts boxes out of the
+saved pieces; the rows in which the range lies are such a box."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from .safetensors_file import ReadRange
+
+
+class _Rows(checkpoint.DefaultLoadPlanner):
+    """Tells the storage reader to put what it reads into rows of one tensor."""
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def resolve_tensor(self, read_item: Any) -> Tensor:
+        rows = self.rows
+        for dim, (begin, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths)):
+            rows = rows.narrow(dim, begin, length)
+        return rows
+
+    def commit_tensor(self, read_item: Any, tensor: Tensor) -> None:
+        """The tensor is a view of the rows."""
+
+
+class Folder:
+    """As a safetensors_file.File is, without checksums."""
+
+    metadata: Dict[str, str] = {}
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._reader = checkpoint.FileSystemReader(path)
+        try:
+            metadata = self._reader.read_metadata()
+        except Exception as error:
+            raise ValueError(f"{path} is no folder of torch.distributed.checkpoint: its .metadata cannot be read "
+                             f"({type(error).__name__}: {error})") from None
+        self._reader.set_up_storage_reader(metadata, is_coordinator=False)
+        self._tensors: Dict[str, TensorStorageMetadata] = {
+            name: of for name, of in metadata.state_dict_metadata.items() if isinstance(of, TensorStorageMetadata)}
+        self.tensors = {name: torch.empty(of.size, dtype=of.properties.dtype, device="meta")
+                        for name, of in self._tensors.items()}
+
+    def close(self) -> None:
+        """Files are open only while they are read."""
+
+    def read(self, name: str, begin: int, into: Tensor) -> ReadRange:
+        """Reads a tensor's elements from begin on into a flat tensor of its type, in the host's memory."""
+        whole, end = self.tensors[name], begin + into.numel()
+        if into.numel():
+            width = math.prod(whole.shape[1:])
+            first = begin // width
+            count = -(-end // width) - first
+            offsets, sizes = [first, *[0] * (whole.dim() - 1)], [count, *whole.shape[1:]]
+            if whole.dim() == 0:
+                offsets, sizes, first = [], [], 0
+            box = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+            items = create_read_items_for_chunk_list(name, self._tensors[name], [box])
+            rows = torch.empty(sizes, dtype=whole.dtype)
+            covered = sum(math.prod(item.lengths) for item in items)
+            if covered != rows.numel():
+                raise ValueError(f"{self.path} has {covered} of {rows.numel()} elements of {name}")
+            self._reader.read_data(checkpoint.LoadPlan(items), _Rows(rows)).wait()
+            into.copy_(rows.view(-1)[begin - first * width :][: into.numel()])
+        return ReadRange(begin, end, 0)
+
+    def check(self, name: str, parts: Sequence[ReadRange]) -> None:
+        """There is nothing to compare with."""
