@@ -339,6 +339,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "python-abi": lambda suite: pytest(suite, "tests/python", "-m", "not slow", LIBDC_FFI="abi"),
     "torch": lambda suite: pytest(suite, "tests/torch"),
     "transformers": lambda suite: pytest(suite, "tests/transformers"),
+    "frameworks": lambda suite: pytest(suite, "tests/frameworks"),
     "deepspeed": lambda suite: pytest(suite, "tests/deepspeed"),
     "dist": dist,
     "sources": package("sources"),
@@ -349,7 +350,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "tools": lambda suite: pytest(suite, "tests/tools"),
     "conformance": conformance,
     "readme": lambda suite: blocks(suite, "README.md"),
-    "guide": lambda suite: blocks(suite, "docs/guide/*.md", "docs/optimizers.md", "docs/kfac.md"),
+    "guide": lambda suite: blocks(suite, "docs/guide/*.md", "docs/optimizers.md", "docs/kfac.md", "docs/from-*.md"),
 }
 
 # For `make release-check` alone, or by name.

@@ -1,0 +1,95 @@
+"""Hugging Face's Accelerate for sharded models. Tested with accelerate 1.15."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import accelerate
+import torch
+from accelerate.utils import broadcast_object_list
+from torch import nn
+
+from ..checkpoint.state_dict import full_state_dict
+from ..sharding.model import no_sync, root_of
+from . import states
+
+
+class Accelerator(accelerate.Accelerator):
+    """accelerate.Accelerator, whose prepare() takes models that shard() was given before as they are. Their states are
+    saved and loaded by parts, for any number of ranks. Other models are prepared as by Accelerate itself."""
+
+    def prepare_model(self, model: nn.Module, device_placement: Optional[bool] = None,
+                      evaluation_mode: bool = False) -> nn.Module:
+        if not states.is_sharded(model):
+            return super().prepare_model(model, device_placement, evaluation_mode)
+        _enter_forward_when_called(model)
+        _let_ranks_generate_together(model)
+        return super().prepare_model(model, device_placement=False, evaluation_mode=True)  # with no wrapper around it
+
+    @contextlib.contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        with no_sync(model) if states.is_sharded(model) else super().no_sync(model):
+            yield
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
+        """Of a sharded model the whole weights, in the host's memory of rank 0; {} on the others."""
+        if not states.is_sharded(model):
+            return super().get_state_dict(model, unwrap)
+        return full_state_dict(self.unwrap_model(model, keep_torch_compile=False), rank0_only=True, cpu_offload=True)
+
+    def save_state(self, output_dir: Optional[str] = None, safe_serialization: bool = True, **kwargs: Any) -> Any:
+        with self._without_shards() as (models, optimizers):
+            folder = super().save_state(output_dir, safe_serialization, **kwargs)
+        states.save(os.fspath(folder), models, optimizers)
+        return folder
+
+    def load_state(self, input_dir: Optional[str] = None, load_kwargs: Optional[Dict[str, Any]] = None,
+                   **kwargs: Any) -> None:
+        folders: List[str] = []
+        hook = self.register_load_state_pre_hook(lambda _, folder: folders.append(folder))
+        try:
+            with self._without_shards() as (models, optimizers):
+                super().load_state(input_dir, load_kwargs, **kwargs)
+        finally:
+            hook.remove()
+        states.load(folders[0], models, optimizers)
+        if models and self.num_processes > 1:  # a rank that the saved run did not have found no step
+            self.step = broadcast_object_list([self.step])[0]
+
+    @contextlib.contextmanager
+    def _without_shards(self) -> Iterator[Tuple[List[nn.Module], List[Any]]]:
+        """Inside, Accelerate knows only the models and optimizers that it may write and read. Yields the others."""
+        models, optimizers = self._models, self._optimizers
+        sharded = [model for model in models if states.is_sharded(model)]
+        stepping = [optimizer for optimizer in optimizers if states.has_shards(optimizer)]
+        self._models = [model for model in models if model not in sharded]
+        self._optimizers = [optimizer for optimizer in optimizers if optimizer not in stepping]
+        try:
+            yield sharded, stepping
+        finally:
+            self._models, self._optimizers = models, optimizers
+
+
+def _enter_forward_when_called(model: nn.Module) -> None:
+    """A program may have put another function in place of the model's forward, as TRL does. It reads weights too, so
+    the call itself must gather them, as it does for modules with hooks."""
+    if "forward" in model.__dict__:
+        model.register_forward_pre_hook(lambda *_: None).remove()
+
+
+def _let_ranks_generate_together(model: nn.Module) -> None:
+    """Tells Transformers that each forward is for all ranks to call: then generate() goes on until the last rank's
+    text ends, and layers are dropped by value."""
+    group = root_of(model).group
+    if group.stage == 3 and group.comm.size > 1:
+        for module in model.modules():
+            module._is_fsdp_managed_module = True  # type: ignore[assignment]
+
+
+def adopt(accelerator: accelerate.Accelerator) -> None:
+    """Makes an Accelerator that a program has made itself one of ours."""
+    if type(accelerator) is not accelerate.Accelerator:
+        raise TypeError(f"the accelerator is a {type(accelerator).__name__}, must be an accelerate.Accelerator")
+    accelerator.__class__ = Accelerator

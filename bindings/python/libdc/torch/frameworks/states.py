@@ -1,0 +1,88 @@
+"""States of sharded models and of their optimizers in a framework's checkpoint, which is a folder."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, Iterator, List, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ..checkpoint.save_load import load_checkpoint, save_checkpoint
+from ..checkpoint.state_dict import load_full_optimizer_state_dict, names_of
+from ..sharding.model import roots_of
+from ..sharding.parameter import entry_of
+
+MODEL, OPTIMIZER = "model", "optimizer"  # beginnings of files' names
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether shard() was given the model, or a module in it."""
+    try:
+        return bool(roots_of(model))
+    except (TypeError, ValueError):
+        return False
+
+
+def inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer that Accelerate's wraps."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer  # type: ignore[no-any-return]
+
+
+def _params_of(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
+    return (param for group in optimizer.param_groups for param in group["params"])
+
+
+def has_shards(optimizer: Any) -> bool:
+    """Whether the optimizer has a sharded model's parameters."""
+    return any(entry_of(param) is not None for param in _params_of(optimizer))
+
+
+def file_name(folder: str, kind: str, number: int) -> str:
+    return os.path.join(folder, f"{kind}_{number}.safetensors" if number else f"{kind}.safetensors")
+
+
+def _model_of(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]) -> nn.Module:
+    ids = {id(param) for param in _params_of(optimizer)}
+    for model in models:
+        if any(id(param) in ids for param in model.parameters()):
+            return model
+    raise ValueError(f"{type(optimizer).__name__} has parameters of no model that the framework was given: give it the "
+                     "sharded model, too")
+
+
+def save(folder: str, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+    """Writes each sharded model, and each optimizer's state, into a file of its own; collective."""
+    for number, model in enumerate(models):
+        save_checkpoint(model, file_name(folder, MODEL, number))
+    for number, optimizer in enumerate(map(inner_optimizer, optimizers)):
+        save_optimizer(file_name(folder, OPTIMIZER, number), _model_of(optimizer, models), optimizer)
+
+
+def load(folder: str, models: Sequence[nn.Module], optimizers: Sequence[Any], strict: bool = True) -> None:
+    """Reads what save() wrote, on any number of ranks; collective."""
+    for number, model in enumerate(models):
+        load_checkpoint(model, file_name(folder, MODEL, number), strict=strict)
+    for number, optimizer in enumerate(map(inner_optimizer, optimizers)):
+        load_checkpoint(_model_of(optimizer, models), file_name(folder, OPTIMIZER, number), optimizer)
+
+
+def save_optimizer(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Writes the state of one optimizer, without the model's weights."""
+    save_checkpoint(model, path, optimizer, weights=False)
+
+
+def load_packed_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, packed: Mapping[str, Any]) -> None:
+    """Takes the state_dict() of the same optimizer on the model before it was sharded: whole tensors, by numbers."""
+    names = names_of(model)
+    ours = [names[id(param)] for param in _params_of(optimizer)]
+    numbers = [number for group in packed["param_groups"] for number in group["params"]]
+    if len(numbers) != len(ours):
+        raise ValueError(f"the saved optimizer has {len(numbers)} parameters, must have {len(ours)}")
+    by_number: Dict[Any, str] = dict(zip(numbers, ours))
+    groups: List[Dict[str, Any]] = [{**group, "params": [by_number[number] for number in group["params"]]}
+                                    for group in packed["param_groups"]]
+    state = {by_number[number]: values for number, values in packed["state"].items()}
+    load_full_optimizer_state_dict(model, optimizer, {"state": state, "param_groups": groups})

@@ -1,0 +1,121 @@
+"""Two ranks with peft's LoRA, generation, and a forward of TRL's kind: train.py runs them before its own."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Dict, List, Tuple
+
+import torch
+from models import WORDS, llama
+from torch import Tensor, nn
+
+import libdc.torch as dct
+from libdc.torch.frameworks.accelerate import Accelerator
+
+IDS = torch.randint(3, WORDS, (4, 12), generator=torch.Generator().manual_seed(3))
+
+
+def loss_of(model: nn.Module) -> float:
+    with torch.no_grad():
+        return float(model(input_ids=IDS, labels=IDS).loss)
+
+
+def train(model: Any, ids: Tensor) -> None:
+    optimizer = torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=1e-2)
+    for _ in range(3):
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def with_adapter(model: Any) -> Any:
+    import peft
+
+    torch.manual_seed(1)
+    return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.0,
+                                                      init_lora_weights=False))
+
+
+def lora(folder: str) -> Dict[str, Any]:
+    """Losses of an adapter that was trained for three steps, in each form that it can have afterwards."""
+    import peft
+
+    ranks = dct.init()
+    expected = with_adapter(llama())
+    train(expected, IDS)
+    model = dct.shard(with_adapter(llama()), 3)
+    train(model, IDS[2 * ranks.rank : 2 * ranks.rank + 2])
+    losses: Dict[str, Any] = {"expected": loss_of(expected), "trained": loss_of(model)}
+    with dct.gathered(model):
+        model.merge_adapter()
+    losses["merged"] = loss_of(model)
+    with dct.gathered(model):
+        model.unmerge_adapter()
+    losses["unmerged"] = loss_of(model)
+    with model.disable_adapter():
+        losses["disabled"] = loss_of(model)
+    whole = dct.full_state_dict(model, rank0_only=True)
+    if ranks.rank == 0:
+        model.save_pretrained(folder, state_dict=whole)
+    ranks.barrier()
+    losses["saved"] = loss_of(peft.PeftModel.from_pretrained(llama(), folder))
+    with dct.gathered(model):
+        losses["merged and unloaded"] = loss_of(model.merge_and_unload())
+    losses["base"] = loss_of(llama())
+    try:
+        with_adapter(dct.shard(llama(), 3))
+        losses["later"] = "no error"
+    except ValueError as error:
+        losses["later"] = str(error)
+    return losses
+
+
+def load_on_meta(folder: str) -> Dict[str, float]:
+    """The loss of a model that has no memory before shard(), with weights from a folder of save_pretrained()."""
+    from accelerate import init_empty_weights
+
+    expected = llama()
+    if dct.init().rank == 0:
+        expected.save_pretrained(folder)
+    dct.init().barrier()
+    with init_empty_weights():
+        model = llama()
+    dct.load_checkpoint(dct.shard(model, 3), folder)
+    with torch.device("meta"):
+        other = llama()
+    dct.shard(other, 3)
+    torch.manual_seed(0)
+    other.init_weights()
+    other.load_state_dict(expected.state_dict())
+    return {"expected": loss_of(expected), "loaded": loss_of(model), "initialized": loss_of(other)}
+
+
+def generate() -> Tuple[List[int], List[int]]:
+    """Texts that end after another number of words on each rank."""
+    rank = dct.init().rank
+    words = {"max_new_tokens": 3 + 2 * rank, "do_sample": False}
+    expected = llama().eval().generate(IDS[rank : rank + 1, :5], **words)
+    model = Accelerator(cpu=True).prepare(dct.shard(llama().eval(), 3))
+    found = model.generate(IDS[rank : rank + 1, :5], **words)
+    return found[0].tolist(), expected[0].tolist()
+
+
+def forward_in_tiles(self: Any, input_ids: Tensor, labels: Tensor) -> Any:
+    """The loss without all logits at once: reads the head's weight outside of the head, as TRL does."""
+    hidden = self.model(input_ids=input_ids).last_hidden_state[:, :-1].reshape(-1, self.config.hidden_size)
+    total = torch.zeros(())
+    for rows, targets in zip(hidden.split(16), labels[:, 1:].reshape(-1).split(16)):
+        total = total + nn.functional.cross_entropy(rows @ self.lm_head.weight.T, targets, reduction="sum")
+    return types.SimpleNamespace(loss=total / hidden.shape[0])
+
+
+def replaced_forward() -> Tuple[float, float]:
+    """The loss after three steps with a forward that is put in place of the model's, after shard()."""
+    ranks = dct.init()
+    expected = llama()
+    train(expected, IDS)
+    model = dct.shard(llama(), 3)
+    model.forward = types.MethodType(forward_in_tiles, model)
+    model = Accelerator(cpu=True).prepare(model)
+    train(model, IDS[2 * ranks.rank : 2 * ranks.rank + 2])
+    return loss_of(model), loss_of(expected)
