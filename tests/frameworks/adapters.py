@@ -109,6 +109,17 @@ def forward_in_tiles(self: Any, input_ids: Tensor, labels: Tensor) -> Any:
     return types.SimpleNamespace(loss=total / hidden.shape[0])
 
 
+def prepare_a_part() -> str:
+    """The error where only a part of what is trained is sharded."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    dct.shard(model[0], 3)
+    try:
+        Accelerator(cpu=True).prepare(model)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
 def replaced_forward() -> Tuple[float, float]:
     """The loss after three steps with a forward that is put in place of the model's, after shard()."""
     ranks = dct.init()

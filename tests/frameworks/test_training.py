@@ -35,6 +35,7 @@ def test_two_ranks_have_the_losses_of_one_process(runs: Dict[str, Any], framewor
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_three_ranks_go_on_from_the_checkpoint_of_two(runs: Dict[str, Any], framework: str) -> None:
+    """From stage 3, at stage 1."""
     alone, resumed = (runs[what][f"train_by_{framework}"] for what in ("alone", "resume"))
     for key, values in alone.items():
         begin = SAVED_AT if len(values) == STEPS else 0
@@ -70,3 +71,7 @@ def test_ranks_generate_texts_of_different_lengths(runs: Dict[str, Any]) -> None
 def test_a_forward_that_was_put_in_place_of_the_models(runs: Dict[str, Any]) -> None:
     found, expected = runs["shard"]["replaced_forward"]
     assert found == pytest.approx(expected, abs=ROUNDING)
+
+
+def test_a_model_of_which_only_a_part_is_sharded(runs: Dict[str, Any]) -> None:
+    assert "1.weight is not sharded, so that its gradient would not be averaged" in runs["shard"]["prepare_a_part"]

@@ -1,8 +1,8 @@
 """The same training by Transformers' Trainer, Accelerate and Lightning: train.py WHAT FOLDER FROM.
 
-WHAT is "alone", one process without libdc; "shard", which trains from the beginning on any number of ranks; or
-"resume", which goes on from the checkpoints below FROM. Each rank's losses go to FOLDER/RANK.json. A step has 24
-samples on any number of ranks, in two accumulated batches of 12."""
+WHAT is "alone", one process without libdc, or "shard", which trains from the beginning on any number of ranks. With
+"resume" it goes on from the checkpoints below FROM at another stage. Each rank's losses go to FOLDER/RANK.json. A step
+has 24 samples on any number of ranks, in two accumulated batches of 12."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 import accelerate
 import libdc.torch as dct
 
-STAGE = 3
 WHAT, FOLDER, *FROM = sys.argv[1:]
+STAGE = 1 if WHAT == "resume" else 3
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 BATCH = 12 // RANKS
 
@@ -133,7 +133,7 @@ def main() -> None:
     result: Dict[str, Any] = {}
     if WHAT == "shard":
         result.update(lora=adapters.lora(checkpoint("adapter", FOLDER)), generate=adapters.generate(),
-                      replaced_forward=adapters.replaced_forward(),
+                      replaced_forward=adapters.replaced_forward(), prepare_a_part=adapters.prepare_a_part(),
                       load_on_meta=adapters.load_on_meta(checkpoint("pretrained", FOLDER)))
     result.update({program.__name__: program(WHAT == "resume") for program in programs})
     if WHAT == "shard":  # and from the checkpoints of one process that knows nothing of libdc

@@ -24,6 +24,7 @@ class Accelerator(accelerate.Accelerator):
                       evaluation_mode: bool = False) -> nn.Module:
         if not states.is_sharded(model):
             return super().prepare_model(model, device_placement, evaluation_mode)
+        states.check_all_sharded(model)
         _enter_forward_when_called(model)
         _let_ranks_generate_together(model)
         return super().prepare_model(model, device_placement=False, evaluation_mode=True)  # with no wrapper around it
@@ -90,6 +91,6 @@ def _let_ranks_generate_together(model: nn.Module) -> None:
 
 def adopt(accelerator: accelerate.Accelerator) -> None:
     """Makes an Accelerator that a program has made itself one of ours."""
-    if type(accelerator) is not accelerate.Accelerator:
+    if type(accelerator) not in (accelerate.Accelerator, Accelerator):
         raise TypeError(f"the accelerator is a {type(accelerator).__name__}, must be an accelerate.Accelerator")
     accelerator.__class__ = Accelerator

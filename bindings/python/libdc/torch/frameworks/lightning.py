@@ -41,8 +41,6 @@ class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
     A checkpoint is a folder: the weights in a safetensors file, the state of each optimizer in another, and the rest.
     Any number of ranks reads it. A checkpoint of Lightning's own, a file with whole weights, is read too."""
 
-    strategy_name = "libdc"
-
     def __init__(self, stage: int = 3, *, process_group_backend: Optional[str] = None,
                  timeout: timedelta = _DISTRIBUTED_TIMEOUT, **options: Any) -> None:
         super().__init__(process_group_backend=process_group_backend, timeout=timeout)
@@ -61,8 +59,10 @@ class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
             if self._layer_sync:
                 self._layer_sync.apply(model)
             self.precision_plugin.convert_module(model)
-            model.to(self.root_device)
-            shard(model, self._stage, comm=torch.distributed.group.WORLD, **self._options)
+            if not any(param.is_meta for param in model.parameters()):
+                model.to(self.root_device)
+            shard(model, self._stage, comm=torch.distributed.group.WORLD, device=self.root_device, **self._options)
+        states.check_all_sharded(model)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()

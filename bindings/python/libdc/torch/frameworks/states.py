@@ -24,6 +24,14 @@ def is_sharded(model: Any) -> bool:
         return False
 
 
+def check_all_sharded(model: nn.Module) -> None:
+    """Raises if shard() was given only a part of what is trained."""
+    for name, param in model.named_parameters():
+        if param.requires_grad and entry_of(param) is None:
+            raise ValueError(f"{name} is not sharded, so that its gradient would not be averaged over the ranks: give "
+                             "shard() the whole model, or freeze the parameter")
+
+
 def inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     """The optimizer that Accelerate's wraps."""
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):

@@ -139,7 +139,8 @@ def _on_module(module: nn.Module, name: str, added: Optional[nn.Module]) -> None
         wrapper = _wrapper_name(module)
         if wrapper is not None and any(MODULE_STATE in inner.__dict__ for inner in added.modules()):
             raise ValueError(f"{wrapper}: the model is sharded by libdc.torch.shard(), which averages its gradients: "
-                             "train it as it is, without a wrapper")
+                             "train it as it is, without a wrapper; libdc.torch.frameworks has classes for "
+                             "Transformers' Trainer, Accelerate and Lightning")
         return
     for prefix, inner in added.named_modules():
         for own, param in inner._parameters.items():
