@@ -46,12 +46,12 @@ enum { CUDASIM_WARP = 32, CUDASIM_SLOT = 64 };
 CUDASIM_API const unsigned char *cudasim_exchange(const void *own, size_t bytes);
 
 /* An image that stands for machine code or PTX. Machine code is for cards of one major capability and for drivers of
- * CUDA 13, PTX for all. The kernels end with NULL. */
+ * CUDA 13, PTX for all. The kernels end with NULL. PTX text is taken too, as nvcc emits it. */
 typedef struct cudasim_kernel {
   const char *name;
-  void (*run)(const void *args);
-  size_t bytes;     /* of its argument */
-  uint32_t threads; /* most of a block */
+  void (*run)(const void *args); /* NULL: it is PTX (ptx/ptx.h) */
+  size_t bytes;                  /* of its argument */
+  uint32_t threads;              /* most of a block */
   int wait_at_barrier;
 } cudasim_kernel;
 typedef struct cudasim_image {

@@ -19,6 +19,7 @@ enum {
   INVALID_VALUE = 1,
   INVALID_DEVICE = 101,
   INVALID_CONTEXT = 201,
+  INVALID_PTX = 218,
   PEER_UNSUPPORTED = 217,
   ILLEGAL_ADDRESS = 700,
   MISALIGNED = 716,
@@ -62,6 +63,8 @@ int device_of(dc__cu_context context);
 /* The address of bytes that the running card accesses: in a device's memory, or for a copy anywhere. NULL: an illegal
  * address. */
 CUDASIM_API void *resolve_pointer(const void *ptr, size_t bytes, bool any_host);
+/* The same of one byte; *bytes: that its block has from there on. */
+void *resolve_block(const void *ptr, size_t *bytes);
 int memory_alloc(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr);
 int memory_free(const void *ptr, bool pinned);
 void memory_reset(void);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ptx/ptx.h"
 #include "stream.h"
 
 enum { USUAL_SHARED = 48 << 10, FUNCTIONS = 64 };
@@ -48,6 +49,9 @@ void *cudasim_memory(const void *ptr, size_t bytes, size_t alignment) {
     tsan_ignore(true);
   }
   void *place = resolve_pointer(ptr, bytes, false);
+  if (place != NULL) {
+    ptx_note_memory(ptr, bytes);
+  }
   if (meeting != NULL) {
     tsan_ignore(false);
   }
@@ -59,19 +63,29 @@ void *cudasim_memory(const void *ptr, size_t bytes, size_t alignment) {
 
 int cuModuleLoadData(dc__cu_module *module, const void *image) {
   ENTER(true);
-  int error = unsafe(); /* code is loaded before a capture */
-  error = error != 0 ? error : refuse_code(((const cudasim_image *)image)->major);
+  const int error = unsafe(); /* code is loaded before a capture */
   if (error != 0) {
     return error;
   }
-  *module = (dc__cu_module)(uintptr_t)image;
+  if (memcmp(image,
+             "\x7f"
+             "ELF",
+             4) == 0) { /* machine code, which takes a card */
+    return DC__CU_NO_BINARY;
+  }
+  const cudasim_image *code = ptx_image(image);
+  const int refused = code == NULL ? INVALID_PTX : refuse_code(code->major);
+  if (refused != 0) {
+    return refused;
+  }
+  *module = (dc__cu_module)(uintptr_t)code;
   count_live(1);
   return 0;
 }
 
 int cuModuleUnload(dc__cu_module module) {
   int error = enter(__func__, true);
-  (void)module;
+  ptx_image_free((const void *)module);
   count_live(-1);
   return error;
 }
@@ -125,11 +139,7 @@ cudasim_thread thread_of(const grid *g, uint32_t block, uint32_t thread) {
   return t;
 }
 
-static void run_grid(void *args) {
-  const grid *g = args;
-  if (lost() != 0) {
-    return;
-  }
+static void run_plain(const grid *g) {
   if (g->kernel->wait_at_barrier) {
     run_meeting(g);
     return;
@@ -144,6 +154,13 @@ static void run_grid(void *args) {
       me = thread_of(g, block, thread);
       g->kernel->run(g->args);
     }
+  }
+}
+
+static void run_grid(void *args) {
+  const grid *g = args;
+  if (lost() == 0 && !ptx_run_grid(g, run_plain)) {
+    run_plain(g);
   }
 }
 

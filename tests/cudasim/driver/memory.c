@@ -161,6 +161,15 @@ void *resolve_pointer(const void *ptr, size_t bytes, bool any_host) {
   return resolve_on_device(running_device, ptr, bytes, any_host);
 }
 
+void *resolve_block(const void *ptr, size_t *bytes) {
+  void *place = resolve_pointer(ptr, 1, false);
+  pthread_mutex_lock(&memory_mutex);
+  const block *b = place == NULL ? NULL : find(ptr, 1);
+  *bytes = b == NULL ? 0 : b->bytes - ((uintptr_t)ptr - (uintptr_t)b->ptr);
+  pthread_mutex_unlock(&memory_mutex);
+  return b == NULL ? NULL : place;
+}
+
 void *cudasim_host_ptr(const void *ptr) {
   return resolve_on_device(ANYBODY, ptr, 0, true);
 }

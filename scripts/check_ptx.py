@@ -1,0 +1,23 @@
+#!/usr/bin/env python3
+"""The PTX in tests/cudasim/ptx was made of the kernels' present sources."""
+
+from __future__ import annotations
+
+import sys
+
+from ptx_texts import ARCHIVE, FAMILIES, ROOT, digest, noted
+
+
+def main() -> int:
+    then = noted()
+    changed = [family for family in FAMILIES if then.get(family) != digest(family)]
+    for family in changed:
+        print(f"{ARCHIVE.relative_to(ROOT)}: the sources of {family} have changed since; `make cuda` makes it anew, "
+              "without a card")
+    if not changed:
+        print(f"{ARCHIVE.relative_to(ROOT)}: the PTX of {', '.join(FAMILIES)}")
+    return bool(changed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
