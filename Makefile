@@ -44,7 +44,7 @@ endif
 
 # Without a card: libdc_cuda.so is built by nvcc, which lies in PATH or CUDA_HOME, or in the wheel nvidia-cuda-nvcc, and
 # by ptxas of CUDA 12, which comes as a wheel into .venv; and our prototypes of the driver's functions are compared with
-# NVIDIA's.
+# NVIDIA's. The PTX of some families is kept for the tests.
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda .venv/lib/python3*/site-packages/nvidia/cu1[23]))
 CUBLAS_INCLUDE ?= $(patsubst %/cublasLt.h,%,$(firstword $(wildcard $(CUDA_HOME)/include/cublasLt.h \
   .venv/lib/python3*/site-packages/nvidia/*/include/cublasLt.h)))
@@ -62,7 +62,16 @@ cuda: check-vendor-headers
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/record_kernels.py bench/results/gpu/kernels.txt \
 	  meson compile -C build/cuda
 	@$(PY) scripts/check_image.py
+	@$(PY) scripts/ptx_texts.py pack build/cuda
 	@build/cuda/tools/libdc/libdc info | grep cuda
+
+# All that scripts/gpu-check needs on a machine with a card, in one archive: there `tar -xf` and `scripts/gpu-check`.
+card-kit: cuda
+	@test -f build/kit/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH:$(CUDA_HOME)/bin" meson setup build/kit \
+	  -Dcuda=enabled -Dtests=true \
+	  -Dptxas="$$(echo $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cuda_nvcc/bin/ptxas)" >/dev/null
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" meson compile -C build/kit card
+	@$(PY) scripts/card_kit.py build/kit build/libdc-card-kit.tar.xz
 
 check-vendor-headers:
 	@test -f "$(CUDA_HOME)/include/cuda.h" || { \
@@ -147,7 +156,8 @@ bench: build
 	@test -f build/bench/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH" meson setup build/bench \
 	  -Dbuildtype=release -Dbench=true -Dtests=false >/dev/null
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" meson compile -C build/bench >/dev/null
-	@for program in bench/bench_*.c; do build/bench/$${program%.c} || exit 1; done
+	@for program in $(filter-out bench/bench_card_%,$(wildcard bench/bench_*.c)); do \
+	  build/bench/$${program%.c} || exit 1; done
 	@$(PY) bench/bench_collectives.py
 	@$(PY) bench/bench_import.py
 	@$(PY) bench/optim/bench.py
@@ -157,5 +167,5 @@ bench: build
 clean:
 	rm -rf .venv build
 
-.PHONY: build train bert optimizers test test-deepspeed abi cuda check-vendor-headers docs wheel wheel-cuda \
+.PHONY: build train bert optimizers test test-deepspeed abi cuda card-kit check-vendor-headers docs wheel wheel-cuda \
   release-check dist arm mutants coverage fuzz spin bench clean

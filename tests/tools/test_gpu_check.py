@@ -91,26 +91,31 @@ def test_a_run_goes_on_where_the_last_one_ended(script: Any, tmp_path: Path, mon
 
     def run(row: Any, left: float) -> Dict[str, Any]:
         ran.append(row.name)
-        if row.name == "moves" and slow:
+        if row.name == "look" and slow:
             return {"status": None}
-        return {"status": int(row.name == "torch"), "seconds": 0.0, "passed": 1}
+        return {"status": int(row.name == "card_step"), "seconds": 0.0, "passed": 1}
 
     monkeypatch.setattr(script, "run", run)
     file = tmp_path / "out" / "report.json"
     assert call(script, monkeypatch, file) == 1
-    assert ran[:4] == ["setup", "build", "moves", "card_kernels_elementwise"]
+    assert ran[:4] == ["setup", "build", "look", "card_kernels_elementwise"]
     report = json.loads(file.read_text())
-    assert report["card"] == "a card" and "layer speed 512" in report["results"] and "moves" not in report["results"]
-    assert "failed: torch; left: moves;" in capsys.readouterr().out
+    assert report["card"] == "a card" and "layer speed 512" in report["results"] and "look" not in report["results"]
+    assert "failed: card_step; left: look, host cost, moves, " in capsys.readouterr().out
     slow, ran = False, []
-    assert call(script, monkeypatch, file) == 1 and ran == ["setup", "build", "moves"]
+    assert call(script, monkeypatch, file) == 1 and ran == ["setup", "build", "look"]
+    ran = []
+    assert call(script, monkeypatch, file) == 1 and ran[:3] == ["setup", "build", "moves"] and "torch" in ran
+    assert not any("check card_" in name for name in ran) and "nccl host cost" not in ran
+    ran = []
+    assert call(script, monkeypatch, file) == 1 and ran[2:3] == ["memcheck card_kernels_elementwise"]
     ran = []
     assert call(script, monkeypatch, file, "memcheck *", "torch") == 1
     assert sorted(ran[2:]) == sorted(["torch", *(f"memcheck card_{name}" for name in script.SANITIZED)])
     ran = []
     assert call(script, monkeypatch, "--seconds", 0, tmp_path / "new.json") == 1 and ran == []
     monkeypatch.setattr(script, "run", lambda row, left: {"status": 0, "seconds": 0.0, "passed": 1})
-    assert call(script, monkeypatch, tmp_path / "fine.json") == 0
+    assert [call(script, monkeypatch, tmp_path / "fine.json") for _ in range(3)] == [1, 1, 0]  # a part each
     monkeypatch.setattr(script, "card", lambda: "no card")
     assert call(script, monkeypatch, tmp_path / "fine.json") == 1
 

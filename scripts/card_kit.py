@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""An archive with all that scripts/gpu-check needs on a machine with a card, so that nothing is built there:
+
+    scripts/card_kit.py BUILD ARCHIVE [--simulated]
+
+BUILD is a build with -Dcuda=enabled, of the target `card`; ARCHIVE ends in .tar.xz, or in .tar. It has the programs and
+libraries without debugging symbols, and the Python package, which finds libdc.so itself. Cmocka and the Python packages
+that a machine without a network lacks are in .carried. It has the sources too, since a machine on which the programs do
+not start builds them. build/gpu/kit.json says of what it was made, and which glibc the programs want.
+
+--simulated: from a build with the simulated driver (tests/cudasim), whose programs and libraries take the places of
+those for a card, and without the Python packages. The rehearsal of the kit runs it where there is no card."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Dict, List
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME = "libdc-card-kit"
+LIMIT = 60 << 20  # bytes of the archive
+PYTHONS = ("3.12", "3.11")  # of machines with cards, the first one first
+CARRIED = ("cffi", "pycparser", "pytest", "iniconfig", "pluggy", "packaging", "pygments")
+SIMULATED = ("libcuda.so.1", "libcublasLt.so.13", "libcusolver.so.12", "libnccl.so.2", "libdc_cuda.so")
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def sources() -> List[str]:
+    """Git's files, and new ones that it does not ignore."""
+    names = run("git", "ls-files", "-co", "--exclude-standard", "--deduplicate").splitlines()
+    return sorted(name for name in names if (ROOT / name).is_file())
+
+
+def conformance() -> List[str]:
+    text = (ROOT / "tests" / "conformance" / "meson.build").read_text(encoding="utf-8")
+    return re.findall(r"'(\w+)'", re.findall(r"conformance_chapters = \[(.*?)\]", text, re.S)[0])
+
+
+def programs(build: Path, simulated: bool) -> Dict[str, Path]:
+    """By their names in the kit."""
+    if not simulated:
+        return {path.name: path for path in sorted((build / "tests" / "card").glob("card_*")) if path.is_file()}
+    folder = build / "tests" / "cudasim"
+    found = {path.name.replace("cudasim_", "card_", 1): path for path in sorted(folder.glob("cudasim_*"))
+             if path.is_file()}
+    found.update((f"card_{chapter}", folder / f"conformance_{chapter}_cuda") for chapter in conformance())
+    return {**found, "card_calls": folder / "cudasim_calls"}
+
+
+def stripped(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    run("strip", "--strip-unneeded", "-o", str(target), str(source))
+
+
+def newest_glibc(files: List[Path]) -> str:
+    """The newest version of glibc's symbols that the files want."""
+    wanted = re.findall(r"GLIBC_([\d.]+)", run("readelf", "--wide", "--version-info", *map(str, files)))
+    return max(wanted, key=lambda version: [int(part) for part in version.split(".")])
+
+
+def carry_cmocka(folder: Path) -> None:
+    """As its Debian packages have it below /usr, so that pkg-config finds it with another root."""
+    for variable, pattern in (("includedir", "cmocka*.h"), ("libdir", "libcmocka.so*"),
+                              ("libdir", "pkgconfig/cmocka.pc")):
+        place = Path(run("pkg-config", f"--variable={variable}", "cmocka").strip())
+        for path in place.glob(pattern):
+            target = folder / "cmocka" / path.relative_to("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+
+
+def carry_python(folder: Path) -> None:
+    """For each of the versions; importing tells which of the compiled modules fits."""
+    for python in reversed(PYTHONS):
+        with tempfile.TemporaryDirectory() as wheels:
+            run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
+                "--python-version", python, "--platform", "manylinux_2_17_x86_64", "--dest", wheels, *CARRIED)
+            for wheel in Path(wheels).glob("*.whl"):
+                run(sys.executable, "-m", "zipfile", "-e", str(wheel), str(folder / "site"))
+
+
+def fill(kit: Path, build: Path, simulated: bool) -> None:
+    for name in sources():
+        (kit / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, kit / name, follow_symlinks=False)
+    inside = kit / "build" / "gpu"
+    placed = {inside / "tests" / "card" / name: path for name, path in programs(build, simulated).items()}
+    if simulated:
+        placed.update((inside / "tests" / "card" / name, build / "tests" / "cudasim" / name) for name in SIMULATED)
+    else:
+        placed[inside / "tests" / "card" / "libdc_cuda.so"] = build / "tests" / "card" / "libdc_cuda.so"
+        run(sys.executable, "scripts/card_package.py", str(build), str(inside / "package"))
+        for library in (inside / "package" / "libdc").glob("*.so*"):
+            stripped(library, library)
+        carry_python(kit / ".carried")
+    for target, path in placed.items():
+        stripped(path, target)
+    carry_cmocka(kit / ".carried")
+    made_of = {"date": datetime.date.today().isoformat(), "commit": run("git", "rev-parse", "HEAD").strip(),
+               "simulated": simulated, "glibc": newest_glibc(list(placed)), "programs": len(placed)}
+    (inside / "kit.json").write_text(json.dumps(made_of, indent=2) + "\n", encoding="utf-8")
+    print(f"{len(placed)} programs and libraries, for glibc {made_of['glibc']} and later")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("--simulated", action="store_true")
+    options = parser.parse_args()
+    options.archive.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        fill(Path(folder) / NAME, options.build.resolve(), options.simulated)
+        with tarfile.open(options.archive, "w:xz" if options.archive.suffix == ".xz" else "w") as archive:
+            archive.add(Path(folder) / NAME, NAME)
+    size = options.archive.stat().st_size
+    print(f"{options.archive}: {size / 1048576:.1f} MiB")
+    if size > LIMIT:
+        print(f"{options.archive}: must be at most {LIMIT >> 20} MiB", file=sys.stderr)
+    return int(size > LIMIT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
