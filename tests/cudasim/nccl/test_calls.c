@@ -117,6 +117,52 @@ static void rank_counts(card_rank *c) {
   cudasim_stream_end(native);
 }
 
+/* ---- several parameters together ---- */
+
+enum { TOGETHER = 12, STEPS = 20 };
+
+/* One gather of all is one group of NCCL's, and so one thread of its and one wait of libdc's for it. */
+static void rank_gathers_together(card_rank *c) {
+  const int64_t own = COUNT / c->r.world;
+  int64_t ids[TOGETHER];
+  void *shards[TOGETHER];
+  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+  OK(&c->r, dc_context_create(c->r.device, NULL, &c->r.ctx));
+  OK(&c->r, dc_init(c->r.ctx, c->nccl, NULL, COUNT));
+  for (int64_t i = 0; i < TOGETHER; i++) {
+    ids[i] = i;
+    shards[i] = on_card(c, COUNT * sizeof(float));
+    dc_tensor weight = flat(shards[i], &own, DC_FLOAT32);
+    OK(&c->r, dc_register_z3_param(c->r.ctx, i, &whole, 1, &weight, NULL, 0, DC_DTYPE_NONE));
+  }
+  OK(&c->r, dc_register_graph_z3(c->r.ctx, GRAPH, ids, TOGETHER));
+  for (int step = 0; step < STEPS; step++) {
+    OK(&c->r, dc_prefetch_params_fused(c->r.ctx, GRAPH, ids, NULL, TOGETHER));
+    for (int64_t i = 0; i < TOGETHER; i++) {
+      OK(&c->r, dc_wait_allgather(c->r.ctx, NULL, GRAPH, i));
+      OK(&c->r, dc_release_param(c->r.ctx, NULL, GRAPH, i, 1));
+    }
+  }
+  dc_context_destroy(c->r.ctx);
+  c->r.ctx = NULL;
+  for (int64_t i = 0; i < TOGETHER; i++) {
+    off_card(c, shards[i], COUNT * sizeof(float));
+  }
+}
+
+static void test_parameters_gathered_together(void **state) {
+  (void)state;
+  atomic_store(&early_naps, 0);
+  on_cards(2, ON_THREADS, 100 * second, rank_gathers_together);
+  printf("%d gathers of %d parameters: %d groups of NCCL's, %d all-gathers\n", 2 * STEPS, TOGETHER,
+         cudasim_calls("ncclGroupEnd"), cudasim_calls("ncclAllGather"));
+  assert_int_equal(cudasim_calls("ncclGroupEnd"), 2 * STEPS);
+  assert_int_equal(cudasim_calls("ncclAllGather"), 2 * STEPS * TOGETHER);
+  assert_int_equal(atomic_load(&early_naps), 0);
+}
+
+/* ---- all ---- */
+
 static void test_one_rank(void **state) {
   (void)state;
   expected = (bounds){false, {13, 8, 8}, 0};
@@ -144,6 +190,7 @@ int main(void) {
       TEST(test_one_rank),
       TEST(test_one_rank_on_nccl),
       TEST(test_two_ranks_on_nccl),
+      TEST(test_parameters_gathered_together),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
