@@ -56,11 +56,13 @@ cuda: check-vendor-headers
 	@scripts/setup.sh build
 	@$(PY) -m pip show --quiet nvidia-cuda-nvcc-cu12 || \
 	  $(PY) -m pip install --quiet --no-deps nvidia-cuda-nvcc-cu12==12.9.86
+	@$(PY) -m pip show --quiet nvidia-cuda-nvdisasm || \
+	  $(PY) -m pip install --quiet --no-deps nvidia-cuda-nvdisasm==13.2.78
 	@test -f build/cuda/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH:$(CUDA_HOME)/bin" meson setup build/cuda \
 	  -Dcuda=enabled -Dtests=false \
 	  -Dptxas="$$(echo $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cuda_nvcc/bin/ptxas)" >/dev/null
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/record_kernels.py bench/results/gpu/kernels.txt \
-	  meson compile -C build/cuda
+	  build/cuda .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvdisasm meson compile -C build/cuda
 	@$(PY) scripts/check_image.py
 	@$(PY) scripts/ptx_texts.py pack build/cuda
 	@build/cuda/tools/libdc/libdc info | grep cuda

@@ -1,29 +1,42 @@
 #!/usr/bin/env python3
-"""Runs a build, and keeps what ptxas says of each kernel that was compiled: registers of a thread, shared memory of a
-block, bytes spilled. Kernels that were not compiled this time keep their lines.
+"""Runs a build, and keeps for each kernel and card what it takes. ptxas says the registers of a thread, the shared
+memory of a block and the bytes spilled. nvdisasm shows the instructions: all, products of tensor cores (HMMA), their
+loads (LDSM), asynchronous copies (LDGSTS), barriers (BAR) and accesses to local memory.
 
-    scripts/record_kernels.py FILE COMMAND...
+    scripts/record_kernels.py FILE BUILD NVDISASM COMMAND...
 
-Exits as the command does."""
+Kernels that were not compiled this time keep what ptxas said. The bounds: no access to local memory, and at most a
+tenth more instructions than FILE has; a line that is deleted there is written anew. Exits as the command does, with 1
+beyond the bounds."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Dict, List, Tuple
 
 Key = Tuple[str, str]
-HEAD = f"{'kernel':44}{'card':>7}{'registers':>11}{'shared':>8}{'spilled':>9}"
+KINDS = {"hmma": r"HMMA\b", "ldsm": r"LDSM\b", "ldgsts": r"LDGSTS\b", "bar": r"BAR\b", "local": r"(?:LDL|STL)\b"}
+COLUMNS = ("registers", "shared", "spilled", "all", *KINDS)
+GROWTH = 1.1
 
 
-def kept(file: Path) -> Dict[Key, str]:
-    lines = file.read_text(encoding="utf-8").splitlines()[1:] if file.exists() else []
-    return {(line.split()[0], line.split()[1]): line for line in lines}
+def row(key: Key, values: Dict[str, int]) -> str:
+    return f"{key[0]:44}{key[1]:>6}" + "".join(f"{values[column]:>10}" for column in COLUMNS)
 
 
-def found(text: str) -> Dict[Key, str]:
+def kept(file: Path) -> Dict[Key, Dict[str, int]]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    columns = lines[0].split()[2:] if lines else []
+    parts = [line.split() for line in lines[1:]]
+    return {(name, card): dict(zip(columns, map(int, values))) for name, card, *values in parts}
+
+
+def compiled(text: str) -> Dict[Key, Dict[str, int]]:
     table = {}
     for part in re.split(r"Compiling entry function ", text)[1:]:
         name = re.match(r"'(\w+)' for '(\w+)'", part)
@@ -31,20 +44,58 @@ def found(text: str) -> Dict[Key, str]:
         if name is not None and used is not None:
             shared = re.search(r"(\d+) bytes smem", used[0])
             spilled = re.search(r"(\d+) bytes spill stores", part)
-            table[name[1], name[2]] = (f"{name[1]:44}{name[2]:>7}{used[1]:>11}{shared[1] if shared else 0:>8}"
-                                       f"{spilled[1] if spilled else 0:>9}")
+            table[name[1], name[2]] = {"registers": int(used[1]), "shared": int(shared[1]) if shared else 0,
+                                       "spilled": int(spilled[1]) if spilled else 0}
     return table
 
 
+def disassembled(text: str, card: str) -> Dict[Key, Dict[str, int]]:
+    """The instructions of each kernel of one image."""
+    table = {}
+    for part in re.split(r"^\.text\.", text, flags=re.M)[1:]:
+        opcodes = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w+)", part, re.M)
+        counts = Counter({kind: sum(1 for opcode in opcodes if re.match(pattern, opcode))
+                          for kind, pattern in KINDS.items()})
+        table[part.split(":")[0], card] = {"all": len(opcodes), **counts}
+    return table
+
+
+def count(build: Path, nvdisasm: str) -> Dict[Key, Dict[str, int]]:
+    def one(image: Path) -> Dict[Key, Dict[str, int]]:
+        done = subprocess.run([nvdisasm, "-c", str(image)], check=True, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL)
+        return disassembled(done.stdout, f"sm_{image.name.split('.')[1]}")
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        tables = pool.map(one, sorted(build.rglob("*.cubin")))
+    return {key: values for table in tables for key, values in table.items()}
+
+
+def beyond(table: Dict[Key, Dict[str, int]], before: Dict[Key, Dict[str, int]]) -> List[str]:
+    faults = [f"{name} for {card} has {values['local']} accesses to local memory, must have none"
+              for (name, card), values in table.items() if values["local"] > 0]
+    for key, values in table.items():
+        most = before.get(key, {}).get("all", values["all"]) * GROWTH
+        if values["all"] > most:
+            faults.append(f"{key[0]} for {key[1]} has {values['all']} instructions, must have at most {most:.0f}")
+    return faults
+
+
 def main() -> int:
-    file = Path(sys.argv[1])
-    done = subprocess.run(sys.argv[2:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    file, build, nvdisasm = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    done = subprocess.run(sys.argv[4:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     sys.stdout.write(done.stdout)
-    table = {**kept(file), **found(done.stdout)}
-    if table:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("\n".join([HEAD, *(table[key] for key in sorted(table))]) + "\n", encoding="utf-8")
-    return done.returncode
+    if done.returncode != 0:
+        return done.returncode
+    before, new = kept(file), compiled(done.stdout)
+    table = {key: {**dict.fromkeys(COLUMNS, 0), **before.get(key, {}), **new.get(key, {}), **counts}
+             for key, counts in count(build, nvdisasm).items()}
+    faults = beyond(table, before)
+    print("\n".join(faults) or f"{file}: {len(table)} lines, all within their bounds")
+    if not faults:
+        head = f"{'kernel':44}{'card':>6}" + "".join(f"{column:>10}" for column in COLUMNS)
+        file.write_text("\n".join([head, *(row(key, table[key]) for key in sorted(table))]) + "\n", encoding="utf-8")
+    return int(bool(faults))
 
 
 if __name__ == "__main__":

@@ -54,3 +54,18 @@ def test_the_check_says_what_it_looked_at(script: Any, tmp_path: Path, monkeypat
     assert check.main() == 0 and "has not built any here" in capsys.readouterr().out
     check.BUILT.write_bytes(code(80))
     assert check.main() == 1 and "libdc_cuda.so: 1 images for sm_80" in capsys.readouterr().out
+
+
+def test_instructions_have_bounds(script: Any) -> None:
+    record = script("record_kernels")
+    code = ("\t.section\t.text.probe,\"ax\"\n.text.probe:\n        /*0000*/                   LDC R1, c[0x0][0x28] ;\n"
+            "        /*0010*/              @!P0 HMMA.16816.F32.BF16 R96, R132, R128, R96 ;\n"
+            "        /*0020*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;\n"
+            "        /*0030*/              @P1  STL [R1], R2 ;\n")
+    found = record.disassembled(code, "sm_90")
+    assert found == {("probe", "sm_90"): {"all": 4, "hmma": 1, "ldsm": 0, "ldgsts": 0, "bar": 1, "local": 1}}
+    assert record.beyond(found, {}) == ["probe for sm_90 has 1 accesses to local memory, must have none"]
+    found["probe", "sm_90"]["local"] = 0
+    assert record.beyond(found, {("probe", "sm_90"): {"all": 4}}) == []
+    assert record.beyond(found, {("probe", "sm_90"): {"all": 3}}) == [
+        "probe for sm_90 has 4 instructions, must have at most 3"]
