@@ -466,10 +466,19 @@ typedef struct dc_comm_callbacks {
   /** Called once for each user pointer when its communicator is destroyed. May be NULL. */
   void (*destroy_user)(void *user);
   void *user; /**< handed to every function */
+  /** For dc_comm_split(): makes a group of `count` ranks of this one, of which this rank is one, in this order. Every
+   *  rank calls it; one in no part with count = 0, for which *new_user stays NULL. NULL: dc_comm_split() is
+   *  DC_E_UNSUPPORTED. */
+  int32_t (*split)(const int32_t *ranks, int32_t count, void *user, void **new_user);
+  /** send has send_counts[r] elements for rank r, one part behind the other, and recv gets recv_counts[r] from it. With
+   *  this function libdc adds itself: the bits are those of every other transport, 16-bit types are sent as they are,
+   *  nothing is padded, and reduce_scatter may be NULL. NULL: reductions go through reduce_scatter. Never in place. */
+  int32_t (*all_to_all)(const void *send, const int64_t *send_counts, void *recv, const int64_t *recv_counts,
+                        int32_t dtype, void *user);
 } dc_comm_callbacks;
 
 /** A dc_comm_callbacks without functions. */
-#define DC_COMM_CALLBACKS_INIT {sizeof(dc_comm_callbacks), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+#define DC_COMM_CALLBACKS_INIT {sizeof(dc_comm_callbacks), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 
 /** DC_COMM_CALLBACKS_INIT as a function.
  *  callbacks  the struct to fill in; NULL does nothing
@@ -483,8 +492,8 @@ DC_API void dc_comm_callbacks_init(dc_comm_callbacks *callbacks, size_t struct_s
  *  libdc has no other way to reach the ranks, so it does not find ranks that wait for each other in different calls;
  *  the timeout ends them.
  *  callbacks  the table, which is copied; its user pointer must live until destroy_user
- *  Returns DC_OK; DC_E_INVALID (one of all_gather, reduce_scatter, broadcast, barrier is NULL), DC_E_SYSTEM (no thread
- *  for the deadline), DC_E_NO_MEMORY. [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID (one of all_gather, broadcast, barrier is NULL, or both of reduce_scatter and
+ *  all_to_all), DC_E_SYSTEM (no thread for the deadline), DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size,
                                          const dc_comm_options *options, dc_comm **comm);
 
@@ -565,6 +574,21 @@ DC_API int32_t dc_comm_size(const dc_comm *comm);
  *  connections say that they are one rank's).
  *  [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy);
+
+/** Divides the ranks: those with one color get a communicator of their own, in which they are ordered by key, and by
+ *  their rank in comm where keys are equal. Collective over comm, for ranks without a color too. It may be used as any
+ *  other: copied, split again, given to contexts. Its ranks are a group of their own: they fail together, and neither
+ *  with comm nor with other parts. Waits for each other across communicators of different groups end at the deadline.
+ *  The transport is comm's, and so are timeout_ns, secret, network and ports. Over TCP a part's rank 0 listens until its
+ *  ranks have met. On NCCL each part is a new communicator of NCCL, on the same devices. Over MPI it is one of
+ *  MPI_Comm_split. Source: the Message Passing Interface standard (MPI 4.1, section 7.4.2).
+ *  color  >= 0; -1: this rank is in no part
+ *  key    any
+ *  part   the new handle, the caller's to destroy; NULL if color is -1
+ *  Returns DC_OK; DC_E_UNSUPPORTED (the caller's collectives without split), DC_E_INVALID, DC_E_NO_MEMORY, DC_E_SYSTEM,
+ *  DC_E_CALLBACK, and the errors of dc_comm_all_gather and of the function that made comm. An error of one rank is one
+ *  of all, and comm stays usable. [handle, collective] Since 0.1. */
+DC_API dc_status dc_comm_split(dc_comm *comm, int32_t color, int32_t key, dc_comm **part);
 
 /** How reductions combine ranks. */
 enum dc_reduce_op {
@@ -1133,7 +1157,8 @@ enum dc_op {
   DC_OP_COMM_REDUCE_SCATTER = 33,  /**< dc_comm_reduce_scatter */
   DC_OP_COMM_ALL_REDUCE = 34,      /**< dc_comm_all_reduce */
   DC_OP_COMM_BROADCAST = 35,       /**< dc_comm_broadcast */
-  DC_OP_COMM_BARRIER = 36          /**< dc_comm_barrier */
+  DC_OP_COMM_BARRIER = 36,         /**< dc_comm_barrier */
+  DC_OP_COMM_SPLIT = 37            /**< dc_comm_split */
 };
 
 /** An operator's name, "allgather_param".

@@ -139,11 +139,11 @@ dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t ra
   }
   dc_comm_callbacks table;
   DC__TRY(dc__read_options(fn, "callbacks", &table, sizeof table, callbacks, DC__COMM_CALLBACKS_SIZE_0_1));
-  const char *missing = table.all_gather == NULL       ? "all_gather"
-                        : table.reduce_scatter == NULL ? "reduce_scatter"
-                        : table.broadcast == NULL      ? "broadcast"
-                        : table.barrier == NULL        ? "barrier"
-                                                       : NULL;
+  const char *missing = table.all_gather == NULL                                   ? "all_gather"
+                        : table.reduce_scatter == NULL && table.all_to_all == NULL ? "reduce_scatter"
+                        : table.broadcast == NULL                                  ? "broadcast"
+                        : table.barrier == NULL                                    ? "barrier"
+                                                                                   : NULL;
   if (missing != NULL) {
     return dc__fail(DC_E_INVALID, "%s: callbacks.%s is NULL", fn, missing);
   }
@@ -218,6 +218,21 @@ dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy) {
   DC__TRY(dc__owner_check("dc_comm_dup", "communicator", &comm->owner));
   DC__TRY(dc__comm_check(comm));
   return comm->ops->dup(comm, copy);
+}
+
+dc_status dc_comm_split(dc_comm *comm, int32_t color, int32_t key, dc_comm **part) {
+  DC__WITHOUT_TRAPS;
+  if (part == NULL) {
+    return dc__fail(DC_E_INVALID, "dc_comm_split: part is NULL");
+  }
+  *part = NULL;
+  DC__TRY(dc__handle_check("dc_comm_split", "comm", comm, DC__HANDLE_COMM));
+  DC__TRY(dc__owner_check("dc_comm_split", "communicator", &comm->owner));
+  if (color < -1) {
+    return dc__fail(DC_E_INVALID, "dc_comm_split: color = %" PRId32 ", must be >= 0, or -1 for no communicator", color);
+  }
+  DC__TRY(dc__comm_check(comm));
+  return dc__comm_split(comm, color, key, part);
 }
 
 dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable) {

@@ -26,6 +26,7 @@ static const char *const names[] = {
     [DC_OP_COMM_ALL_REDUCE] = "all_reduce",
     [DC_OP_COMM_BROADCAST] = "broadcast",
     [DC_OP_COMM_BARRIER] = "barrier",
+    [DC_OP_COMM_SPLIT] = "split",
 };
 
 const char *dc_op_name(int32_t op) {

@@ -83,7 +83,8 @@ typedef struct dc__coll_item {
   int32_t reduce_op;       /* reduce: DC_SUM or DC_MEAN */
 } dc__coll_item;
 
-typedef struct dc__coll dc__coll; /* host_transport.h */
+typedef struct dc__coll dc__coll;   /* host_transport.h */
+typedef struct dc__split dc__split; /* split.h */
 
 typedef struct dc__comm_ops {
   const char *name;
@@ -95,6 +96,8 @@ typedef struct dc__comm_ops {
   void (*broadcast)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root);
   void (*barrier)(dc_comm *comm, const dc__tag *tag);
   dc_status (*dup)(dc_comm *comm, dc_comm **copy);
+  /* Optional; called by all ranks at once (split.h). */
+  dc_status (*split)(dc_comm *comm, const dc__split *split, dc_comm **part);
   void (*abort)(dc_comm *comm, const char *reason);
   /* All of a collective, blocking, on a host thread; host_transport.h builds the four above on it. */
   void (*run)(dc_comm *comm, const dc__coll *coll);
@@ -199,6 +202,10 @@ dc_status dc__comm_group_end(const char *fn, dc_comm *comm, dc_stream *stream);
 /* For comm.c: what the head keeps for coll_group.c and all_reduce.c. */
 void dc__comm_free_group(dc_comm *comm);
 void dc__comm_free_scratch(dc_comm *comm);
+
+/* Collective (split.c). Orders the ranks of each color by key, then by rank. *part is NULL if color is -1. Succeeds on
+ * all ranks or on none. */
+dc_status dc__comm_split(dc_comm *comm, int32_t color, int32_t key, dc_comm **part);
 
 /* Constructors. src/api/comm.c has checked the arguments; no option but heap_bytes is 0. */
 dc_status dc__comm_create_self(dc_comm **comm); /* a world of one rank */

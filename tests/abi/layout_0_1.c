@@ -57,7 +57,7 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, first_port) == 4
 _Static_assert(_Generic(((dc_comm_options *)0)->first_port, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, last_port) == 52, "0.1");
 _Static_assert(_Generic(((dc_comm_options *)0)->last_port, int32_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_callbacks) >= 72, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_callbacks) >= 88, "0.1");
 _Static_assert(sizeof(void *) != 8 || _Alignof(dc_comm_callbacks) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_callbacks, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_comm_callbacks *)0)->struct_size, size_t: 1, default: 0), "0.1");
@@ -77,6 +77,10 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_callbacks, destroy_user) 
 _Static_assert(_Generic(((dc_comm_callbacks *)0)->destroy_user, void (*)(void *user): 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_callbacks, user) == 64, "0.1");
 _Static_assert(_Generic(((dc_comm_callbacks *)0)->user, void *: 1, default: 0), "0.1");
+_Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_callbacks, split) == 72, "0.1");
+_Static_assert(_Generic(((dc_comm_callbacks *)0)->split, int32_t (*)(const int32_t *ranks, int32_t count, void *user, void **new_user): 1, default: 0), "0.1");
+_Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_callbacks, all_to_all) == 80, "0.1");
+_Static_assert(_Generic(((dc_comm_callbacks *)0)->all_to_all, int32_t (*)(const void *send, const int64_t *send_counts, void *recv, const int64_t *recv_counts, int32_t dtype, void *user): 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_context_options) >= 24, "0.1");
 _Static_assert(sizeof(void *) != 8 || _Alignof(dc_context_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_context_options, struct_size) == 0, "0.1");
@@ -705,6 +709,7 @@ _Static_assert(DC_OP_COMM_REDUCE_SCATTER == 33, "0.1");
 _Static_assert(DC_OP_COMM_ALL_REDUCE == 34, "0.1");
 _Static_assert(DC_OP_COMM_BROADCAST == 35, "0.1");
 _Static_assert(DC_OP_COMM_BARRIER == 36, "0.1");
+_Static_assert(DC_OP_COMM_SPLIT == 37, "0.1");
 _Static_assert(DC_GELU_TANH == 1, "0.1");
 _Static_assert(DC_GELU_ERF == 2, "0.1");
 _Static_assert(DC_LAYER_ATTN_QKVW == 0, "0.1");

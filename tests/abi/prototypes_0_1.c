@@ -47,6 +47,7 @@ void dc_comm_destroy(dc_comm *comm);
 int32_t dc_comm_rank(const dc_comm *comm);
 int32_t dc_comm_size(const dc_comm *comm);
 dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy);
+dc_status dc_comm_split(dc_comm *comm, int32_t color, int32_t key, dc_comm **part);
 dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts, dc_stream *stream);
 dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts, int32_t op, dc_stream *stream);
 dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stream *stream);

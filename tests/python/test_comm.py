@@ -26,6 +26,14 @@ def test_collectives():
         copy = comm.dup()
         assert (copy.rank, copy.size) == (r, 3)
         copy.barrier()
+        part = comm.split(None if r == 1 else 7, key=-r)
+        if part is None:
+            assert r == 1
+        else:
+            assert (part.rank, part.size) == (1 - r // 2, 2) and part.shares_memory
+            assert part.all_gather(np.array([r]), np.empty(2, np.int64)).tolist() == [2, 0]
+        with pytest.raises(ValueError, match="color"):
+            comm.split(-2)
 
     libdc.run.threads(3, rank, timeout=60)
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "comm/signature.h"
+#include "comm/split.h"
 #include "comm/windows.h"
 #include "kernels/kernels.h"
 #include "sim.h"
@@ -42,7 +43,11 @@ typedef struct sim_comm {
 static struct {
   meeting *channels[CHANNELS];
   int32_t made[SIM_RANKS]; /* communicators, by each rank */
-  dc__failure failure;     /* of the whole group */
+  struct {
+    uint64_t name; /* of dc__split; 0: none */
+    meeting *first;
+  } parts[CHANNELS];
+  dc__failure failure; /* of the whole group */
 } group;
 
 /* ---- failures ---- */
@@ -317,14 +322,16 @@ static dc_status dup(dc_comm *comm, dc_comm **copy) {
   return sim_world()->one_channel ? dc__fail(DC_E_UNSUPPORTED, "the simulated group has one channel") : open_comm(copy);
 }
 
+static dc_status split_comm(dc_comm *comm, const dc__split *split, dc_comm **new_comm);
+
 static void destroy(dc_comm *comm) {
   dc__comm_head_destroy(comm);
   free(comm);
 }
 
 void sim_comm_end(void) {
-  for (int32_t i = 0; i < CHANNELS; i++) {
-    for (meeting *m = group.channels[i], *next; m != NULL; m = next) {
+  for (int32_t i = 0; i < 2 * CHANNELS; i++) {
+    for (meeting *m = i < CHANNELS ? group.channels[i] : group.parts[i - CHANNELS].first, *next; m != NULL; m = next) {
       next = m->next;
       free(m);
     }
@@ -337,6 +344,7 @@ static const dc__comm_ops with_heap = {.name = "sim",
                                        .reduce_scatter = reduce_scatter,
                                        .barrier = barrier,
                                        .dup = dup,
+                                       .split = split_comm,
                                        .abort = abort_group,
                                        .poll = poll_group,
                                        .heap_alloc = heap_alloc,
@@ -349,20 +357,36 @@ static const dc__comm_ops without_heap = {.name = "sim",
                                           .reduce_scatter = reduce_scatter,
                                           .barrier = barrier,
                                           .dup = dup,
+                                          .split = split_comm,
                                           .abort = abort_group,
                                           .poll = poll_group,
                                           .destroy = destroy};
+
+static dc_status open_channel(meeting **first, int32_t rank, int32_t world, dc_comm **comm) {
+  sim_comm *self = calloc(1, sizeof *self);
+  self->at = first;
+  *comm = &self->head;
+  return dc__comm_head_init(&self->head, sim_world()->no_heap ? &without_heap : &with_heap, rank, world, INT64_C(1));
+}
 
 static dc_status open_comm(dc_comm **comm) {
   int32_t rank = sim_rank();
   if (group.made[rank] == CHANNELS) {
     return dc__fail(DC_E_INVALID, "a simulated world has %d channels", (int)CHANNELS);
   }
-  sim_comm *self = calloc(1, sizeof *self);
-  self->at = &group.channels[group.made[rank]++];
-  *comm = &self->head;
-  return dc__comm_head_init(&self->head, sim_world()->no_heap ? &without_heap : &with_heap, rank, sim_world()->world,
-                            INT64_C(1));
+  return open_channel(&group.channels[group.made[rank]++], rank, sim_world()->world, comm);
+}
+
+/* The ranks of a part share the channel of its name. */
+static dc_status split_comm(dc_comm *comm, const dc__split *split, dc_comm **new_comm) {
+  (void)comm;
+  for (int32_t i = 0; i < CHANNELS && split->world > 0; i++) {
+    if (group.parts[i].name == 0 || group.parts[i].name == split->name[0]) {
+      group.parts[i].name = split->name[0];
+      return open_channel(&group.parts[i].first, split->rank, split->world, new_comm);
+    }
+  }
+  return split->world == 0 ? DC_OK : dc__fail(DC_E_INVALID, "a simulated world has %d parts", (int)CHANNELS);
 }
 
 dc_status sim_comm_open(dc_comm **comm) {

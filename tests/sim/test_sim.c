@@ -229,6 +229,34 @@ static void test_deadlock(void **state) {
   expect(one_stays_away, 3, "deadlock: rank 0 waits for barrier");
 }
 
+static void reduces_in_parts(int32_t by, void *user) {
+  dc_comm *comm, *part = NULL;
+  (void)user;
+  sim_comm_open(&comm);
+  if (dc_comm_split(comm, by == 3 ? -1 : by % 2, -by, &part) != DC_OK || (part == NULL) != (by == 3)) {
+    sim_reportf("rank %d: %s", (int)by, dc_last_error());
+  }
+  const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_GATHER};
+  const int64_t own = by;
+  int64_t all[2] = {0};
+  if (part != NULL && (dc__comm_all_gather_int64(part, &tag, &own, 1, all) != DC_OK || all[dc_comm_rank(part)] != by ||
+                       all[0] != (by % 2 == 0 ? 2 : 1))) {
+    sim_reportf("rank %d has gathered %d, %d", (int)by, (int)all[0], (int)all[1]);
+  }
+  dc_comm_destroy(part);
+  dc_comm_destroy(comm);
+}
+
+static void test_parts(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    const sim_options options = {.seed = seed, .world = 4};
+    if (!sim_run(&options, reduces_in_parts, NULL)) {
+      fail_msg("seed %d: %s", (int)seed, sim_report());
+    }
+  }
+}
+
 /* ---- seeds ---- */
 
 static void log_it(void *user) {
@@ -266,10 +294,15 @@ static void test_a_seed_replays(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_missing_wait),        cmocka_unit_test(test_event_recorded_early),
-      cmocka_unit_test(test_host_without_wait),   cmocka_unit_test(test_memory_freed_early),
-      cmocka_unit_test(test_use_after_free),      cmocka_unit_test(test_read_of_what_was_never_written),
-      cmocka_unit_test(test_gather_without_wait), cmocka_unit_test(test_deadlock),
+      cmocka_unit_test(test_missing_wait),
+      cmocka_unit_test(test_event_recorded_early),
+      cmocka_unit_test(test_host_without_wait),
+      cmocka_unit_test(test_memory_freed_early),
+      cmocka_unit_test(test_use_after_free),
+      cmocka_unit_test(test_read_of_what_was_never_written),
+      cmocka_unit_test(test_gather_without_wait),
+      cmocka_unit_test(test_deadlock),
+      cmocka_unit_test(test_parts),
       cmocka_unit_test(test_a_seed_replays),
   };
   return cmocka_run_group_tests_name("sim", tests, NULL, NULL);

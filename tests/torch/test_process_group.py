@@ -53,11 +53,21 @@ for _ in range(3):
         assert torch.equal(got, want * 2), (got, want)
         assert torch.equal(grad, pad[rank * length:(rank + 1) * length]), (grad, pad)
 if kind == "eager":
+    whole = process_group.comm_from_process_group(dist.group.WORLD)
+    part = whole.split(None if rank == 1 else 3, -rank)  # ranks 2 and 0, in this order
+    if part is not None:
+        assert (part.rank, part.size) == (1 if rank == 0 else 0, 2)
+        copy = part.dup()
+        for dtype in dtypes + [torch.int8, torch.int64]:
+            values = torch.full((9,), rank + 1).to(dtype)
+            copy.all_reduce(values)  # nine over two ranks: parts that differ
+            assert values.tolist() == [4] * 9, values
+    whole.barrier()
     class Failing(Exception):
         pass
     def fail(*args, **kwargs):
         raise Failing("the wire broke")
-    process_group._DupCollectives._gather = fail
+    process_group._GlooCollectives._gather = fail
     dc.params_updated()
     try:
         D.wait_allgather(D.allgather_param(token, 9, 0), 9, 0)

@@ -33,6 +33,17 @@ class Collectives:
     def barrier(self) -> None:
         raise NotImplementedError
 
+    def all_to_all(self, send: memoryview, send_counts: Sequence[int], recv: memoryview, recv_counts: Sequence[int],
+                   dtype: DType) -> None:
+        """Rank r gets send_counts[r] elements. With it libdc adds itself, in the order of every other transport, and
+        pads nothing; a subclass may leave it out."""
+        raise NotImplementedError
+
+    def split(self, ranks: Sequence[int]) -> "Collectives":
+        """A group of these ranks of this one, in this order. All ranks call at once, each with its group's ranks;
+        one in no group with none, and returns itself. Comm.split needs it."""
+        raise NotImplementedError
+
     def dup(self) -> Optional["Collectives"]:
         """An independent group of the same ranks; None: there is none, and all work shares this one."""
         return None
@@ -110,6 +121,27 @@ def _dup(user: Any, new_user: Any) -> int:
         new_user[0] = _externals.put(_External(copy, external.world, external.errors))
 
     return _guarded(user, dup)
+
+
+@callback(_TABLE["split"].type, error=_CALLBACK_FAILED)
+def _split(ranks: Any, count: int, user: Any, new_user: Any) -> int:
+    def split(external: _External) -> None:
+        part = external.collectives.split(ffi.unpack(ranks, count) if count else [])
+        if count:
+            new_user[0] = _externals.put(_External(part, count, external.errors))
+
+    return _guarded(user, split)
+
+
+@callback(_TABLE["all_to_all"].type, error=_CALLBACK_FAILED)
+def _all_to_all(send: Any, send_counts: Any, recv: Any, recv_counts: Any, dtype: int, user: Any) -> int:
+    def all_to_all(external: _External) -> None:
+        counts = [ffi.unpack(each, external.world) for each in (send_counts, recv_counts)]
+        sent, received = (_bytes(data, sum(each) * lib.dc_dtype_size(dtype))
+                          for data, each in zip((send, recv), counts))
+        external.collectives.all_to_all(sent, counts[0], received, counts[1], DType(dtype))
+
+    return _guarded(user, all_to_all)
 
 
 @callback(_TABLE["abort"].type)
@@ -219,6 +251,10 @@ class Comm(OwnedHandle):
         table.broadcast, table.barrier = _broadcast, _barrier
         if type(collectives).dup is not Collectives.dup:
             table.dup = _dup
+        if type(collectives).split is not Collectives.split:
+            table.split = _split
+        if type(collectives).all_to_all is not Collectives.all_to_all:
+            table.all_to_all = _all_to_all
         table.abort, table.destroy_user = _abort, _destroy_user
         state = _External(collectives, world, [])
         table.user = user = _externals.put(state)
@@ -261,7 +297,17 @@ class Comm(OwnedHandle):
         """Another communicator of the same ranks, whose collectives overlap this one's."""
         out = ffi.new("dc_comm **")
         self._check(lib.dc_comm_dup(self._handle, out))
-        return Comm(out[0], self._external, self.takes_devices)
+        return Comm(out[0], self._external, self.takes_devices, self.shares_memory)
+
+    def split(self, color: Optional[int], key: int = 0) -> Optional["Comm"]:
+        """A communicator of the ranks that give one color, ordered by key, then by rank here. All ranks must call;
+        color None: this one is in none, and gets None."""
+        out = ffi.new("dc_comm **")
+        self._check(lib.dc_comm_split(self._handle, -1 if color is None else check_size("color", color, (1 << 31) - 1),
+                                      key, out))
+        if out[0] == ffi.NULL:
+            return None
+        return Comm(out[0], self._external, self.takes_devices, self.shares_memory)
 
     def all_gather(self, send: Any, recv: Any, counts: Optional[Sequence[int]] = None,
                    stream: Optional[Stream] = None) -> Any:

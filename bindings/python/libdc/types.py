@@ -124,6 +124,7 @@ class Op(enum.IntEnum):
     COMM_ALL_REDUCE = 34
     COMM_BROADCAST = 35
     COMM_BARRIER = 36
+    COMM_SPLIT = 37
 
 
 class Config(NamedTuple):

@@ -1,8 +1,10 @@
-/* Gathers and reductions through the caller's callbacks, which support equal counts and sums only. Ragged ranges are
- * padded, groups packed, 16-bit floats summed in float32, and means divided here. */
+/* Gathers and reductions through the caller's callbacks. With all_to_all parts are exchanged as they are, and added
+ * here. Without it only equal counts and sums are there: ragged ranges are padded, 16-bit floats summed in float32, and
+ * means divided here. */
 #include <string.h>
 
 #include "comm/external/external.h"
+#include "comm/windows.h"
 #include "kernels/kernels.h"
 
 /* Memory that only grows, for packed data. */
@@ -32,22 +34,151 @@ static int64_t item_size(const dc__coll_item *item) {
   return (int64_t)dc_dtype_size(item->dtype);
 }
 
-static int64_t bytes_of_others(const dc__external *self, const dc__coll_item *item) {
-  int64_t count = 0;
-  for (int32_t r = 0; r < self->head.world; r++) {
-    count += r == self->head.rank ? 0 : item->ranges[r].count;
+/* The type that all items have, else bytes. */
+static int32_t common_dtype(const dc__coll *coll) {
+  for (int32_t i = 1; i < coll->count; i++) {
+    if (coll->items[i].dtype != coll->items[0].dtype) {
+      return DC_INT8;
+    }
   }
-  return count * item_size(item);
+  return coll->items[0].dtype;
 }
+
+/* ---- exchanges ---- */
+
+/* Bytes of a rank's parts of all items, one behind the other. */
+static int64_t part_bytes(const dc__coll *coll, int32_t rank) {
+  int64_t bytes = 0;
+  for (int32_t i = 0; i < coll->count; i++) {
+    bytes += dc__item_bytes(&coll->items[i], rank);
+  }
+  return bytes;
+}
+
+/* Copies a rank's parts to, or for a gather from, memory where they lie one behind the other. */
+static char *pack_parts(const dc__coll *coll, int32_t rank, char *packed) {
+  for (int32_t i = 0; i < coll->count; i++) {
+    const dc__coll_item *item = &coll->items[i];
+    const int64_t bytes = dc__item_bytes(item, rank);
+    const int64_t begin = coll->kind == DC__COLL_REDUCE ? item->ranges[rank].begin : 0;
+    if (bytes > 0) {
+      memcpy(packed, dc__bytes_at(item->send, begin, item->dtype), (size_t)bytes);
+    }
+    packed += bytes;
+  }
+  return packed;
+}
+
+static void unpack_parts(const dc__coll *coll, int32_t world, const char *packed) {
+  for (int32_t r = 0; r < world; r++) {
+    for (int32_t i = 0; i < coll->count; i++) {
+      const dc__coll_item *item = &coll->items[i];
+      const int64_t bytes = dc__item_bytes(item, r);
+      if (bytes > 0) {
+        memcpy((char *)item->recv + item->ranges[r].begin * item_size(item), packed, (size_t)bytes);
+      }
+      packed += bytes;
+    }
+  }
+}
+
+/* Adds what all ranks sent of this rank's parts, in the order of every transport. */
+static void add_parts(const dc__external *self, const dc__coll *coll, const char *packed, const void **sources) {
+  const int64_t stride = part_bytes(coll, self->head.rank);
+  for (int32_t i = 0; i < coll->count; i++) {
+    const dc__coll_item *item = &coll->items[i];
+    const int64_t count = item->ranges[self->head.rank].count;
+    for (int32_t r = 0; r < self->head.world; r++) {
+      sources[r] = packed + r * stride;
+    }
+    if (count > 0) {
+      const dc__reduction sum = dc__item_reduction(item, item->recv, sources, self->head.world, count);
+      dc__reduce(&sum);
+    }
+    packed += dc__item_bytes(item, self->head.rank);
+  }
+}
+
+/* Of items of one type. */
+static dc_status exchange_once(dc__external *self, const dc__coll *coll) {
+  const int32_t world = self->head.world, rank = self->head.rank, dtype = coll->items[0].dtype;
+  const int64_t size = (int64_t)dc_dtype_size(dtype), own = part_bytes(coll, rank);
+  const bool reduce = coll->kind == DC__COLL_REDUCE;
+  char *send, *recv;
+  int64_t whole = 0;
+  for (int32_t r = 0; r < world; r++) {
+    whole += part_bytes(coll, r);
+  }
+  if (whole == 0) {
+    return DC_OK;
+  }
+  int64_t *counts = dc__calloc((size_t)world, 2 * sizeof *counts + sizeof(void *));
+  if (counts == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  int64_t *send_counts = reduce ? counts : counts + world, *recv_counts = reduce ? counts + world : counts;
+  for (int32_t r = 0; r < world; r++) {
+    counts[r] = part_bytes(coll, r) / size; /* a part of each rank's, and this rank's part from, or to, each */
+    counts[world + r] = own / size;
+  }
+  dc_status status = external_reserve_scratch(self, 0, reduce ? whole : own * world, &send);
+  status = status != DC_OK ? status : external_reserve_scratch(self, 1, reduce ? own * world : whole, &recv);
+  if (status == DC_OK) {
+    char *end = send;
+    for (int32_t r = 0; r < world; r++) {
+      end = pack_parts(coll, reduce ? r : rank, end);
+    }
+    const dc_comm_callbacks *c = &self->callbacks;
+    dc__external_callback_begin(self, coll, "all_to_all");
+    status = dc__external_callback_end(self, coll, c->all_to_all(send, send_counts, recv, recv_counts, dtype, c->user));
+  }
+  if (status == DC_OK && reduce) {
+    add_parts(self, coll, recv, (const void **)(counts + 2 * world));
+  } else if (status == DC_OK) {
+    unpack_parts(coll, world, recv);
+  }
+  dc__free(counts);
+  atomic_fetch_add(&self->head.wire_bytes, status != DC_OK ? 0 : dc__received_bytes(coll, rank, world));
+  return status;
+}
+
+/* One call for each type, in the order of their numbers. */
+static dc_status exchange_by_dtype(dc__external *self, const dc__coll *coll) {
+  for (int32_t dtype = DC_FLOAT32; dtype <= DC_INT64; dtype++) {
+    dc__coll one = *coll;
+    one.count = 0;
+    for (int32_t i = 0; i < coll->count; i++) {
+      if (coll->items[i].dtype == dtype) {
+        one.items[one.count++] = coll->items[i];
+      }
+    }
+    if (one.count > 0) {
+      DC__TRY(exchange_once(self, &one));
+    }
+  }
+  return DC_OK;
+}
+
+static bool is_ragged(const dc__external *self, const dc__coll *coll) {
+  for (int32_t r = 1; r < self->head.world; r++) {
+    if (part_bytes(coll, r) != part_bytes(coll, 0)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* ---- without all_to_all ---- */
 
 /* One call for the whole group: in the items' type if they have one in common, else in bytes. */
 dc_status dc__external_gather(dc__external *self, const dc__coll *coll) {
   int32_t world = self->head.world;
   int64_t block = 0; /* bytes of a rank's packed part */
-  bool common = true;
+  if (self->callbacks.all_to_all != NULL && is_ragged(self, coll)) {
+    return exchange_by_dtype(self, coll);
+  }
   for (int32_t i = 0; i < coll->count; i++) {
     block += max_count(&coll->items[i], world) * item_size(&coll->items[i]);
-    common = common && coll->items[i].dtype == coll->items[0].dtype;
   }
   if (block == 0) {
     return DC_OK;
@@ -65,12 +196,11 @@ dc_status dc__external_gather(dc__external *self, const dc__coll *coll) {
     }
     pos += max_count(item, world) * item_size(item);
   }
-  int32_t dtype = common ? coll->items[0].dtype : DC_INT8;
+  int32_t dtype = common_dtype(coll);
   const dc_comm_callbacks *c = &self->callbacks;
   int64_t count = block / (int64_t)dc_dtype_size(dtype);
   dc__external_callback_begin(self, coll, "all_gather");
   DC__TRY(dc__external_callback_end(self, coll, c->all_gather(send, recv, count, dtype, c->user)));
-  int64_t moved = 0;
   pos = 0;
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
@@ -81,9 +211,8 @@ dc_status dc__external_gather(dc__external *self, const dc__coll *coll) {
       }
     }
     pos += max_count(item, world) * item_size(item);
-    moved += bytes_of_others(self, item);
   }
-  atomic_fetch_add(&self->head.wire_bytes, moved);
+  atomic_fetch_add(&self->head.wire_bytes, block * (world - 1));
   return DC_OK;
 }
 
@@ -123,7 +252,7 @@ static void pack_sends(const dc__external *self, const dc__coll *coll, int32_t d
   }
 }
 
-static void unpack_sums(dc__external *self, const dc__coll *coll, int32_t dtype, char *recv) {
+static void unpack_sums(const dc__external *self, const dc__coll *coll, int32_t dtype, char *recv) {
   int64_t size = (int64_t)dc_dtype_size(dtype);
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
@@ -143,7 +272,6 @@ static void unpack_sums(dc__external *self, const dc__coll *coll, int32_t dtype,
                                  .accumulate = item->accumulate != 0};
       dc__reduce(&sum);
       recv += max_count(item, self->head.world) * size;
-      atomic_fetch_add(&self->head.wire_bytes, count * item_size(item) * (self->head.world - 1));
     }
   }
 }
@@ -166,10 +294,14 @@ static dc_status reduce_dtype(dc__external *self, const dc__coll *coll, int32_t 
   dc__external_callback_begin(self, coll, "reduce_scatter");
   DC__TRY(dc__external_callback_end(self, coll, c->reduce_scatter(send, recv, block, dtype, c->user)));
   unpack_sums(self, coll, dtype, recv);
+  atomic_fetch_add(&self->head.wire_bytes, bytes * (self->head.world - 1));
   return DC_OK;
 }
 
 dc_status dc__external_reduce(dc__external *self, const dc__coll *coll) {
+  if (self->callbacks.all_to_all != NULL) {
+    return exchange_by_dtype(self, coll);
+  }
   for (int32_t dtype = DC_FLOAT32; dtype <= DC_INT64; dtype++) {
     DC__TRY(reduce_dtype(self, coll, dtype)); /* does nothing for a type that no item is summed in */
   }

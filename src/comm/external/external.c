@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "comm/signature.h"
+#include "comm/split.h"
 
 /* The words that ranks compare before a collective; the last two words may differ. */
 enum {
@@ -181,6 +182,7 @@ static bool external_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
 /* ---- the communicator ---- */
 
 static dc_status external_dup(dc_comm *comm, dc_comm **copy);
+static dc_status external_split(dc_comm *comm, const dc__split *split, dc_comm **part);
 
 static void external_abort_group(dc_comm *comm, const char *reason) {
   dc__external *self = (dc__external *)comm;
@@ -230,6 +232,7 @@ static const dc__comm_ops ops = {.name = "external",
                                  .run = external_run,
                                  .agree = external_agree,
                                  .dup = external_dup,
+                                 .split = external_split,
                                  .abort = external_abort_group,
                                  .poll = external_poll_failure,
                                  .destroy = external_destroy};
@@ -279,8 +282,9 @@ static dc_status external_dup(dc_comm *comm, dc_comm **copy) {
   return status;
 }
 
-dc_status dc__comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world,
-                                   const dc_comm_options *options, dc_comm **comm) {
+/* A communicator in a group of its own. */
+static dc_status external_create_group(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world,
+                                       int64_t timeout_ns, dc_comm **comm) {
   dc__external_group *group = dc__calloc(1, sizeof *group);
   if (group == NULL) {
     return DC_E_NO_MEMORY;
@@ -294,7 +298,35 @@ dc_status dc__comm_create_external(const dc_comm_callbacks *callbacks, int32_t r
     dc__free(group);
     return status;
   }
-  status = external_create(callbacks, group, rank, world, options->timeout_ns, comm);
+  status = external_create(callbacks, group, rank, world, timeout_ns, comm);
   release_group(group);
+  return status;
+}
+
+dc_status dc__comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world,
+                                   const dc_comm_options *options, dc_comm **comm) {
+  return external_create_group(callbacks, rank, world, options->timeout_ns, comm);
+}
+
+/* All ranks' callbacks run, also that of a rank without a color. */
+static dc_status external_split(dc_comm *comm, const dc__split *split, dc_comm **part) {
+  dc__external *self = (dc__external *)comm;
+  dc_comm_callbacks callbacks = self->callbacks;
+  if (callbacks.split == NULL) {
+    return dc__fail(DC_E_UNSUPPORTED, "dc_comm_split: the caller's table has no split");
+  }
+  callbacks.user = NULL;
+  dc__external_callback_begin(self, NULL, "split");
+  int32_t error = callbacks.split(split->members, split->world, self->callbacks.user, &callbacks.user);
+  dc_status timed_out = dc__external_callback_end(self, NULL, error);
+  if (error != 0 || split->world == 0) {
+    return timed_out;
+  }
+  dc_status status = timed_out != DC_OK
+                         ? timed_out
+                         : external_create_group(&callbacks, split->rank, split->world, comm->timeout_ns, part);
+  if (status != DC_OK && callbacks.destroy_user != NULL) {
+    callbacks.destroy_user(callbacks.user);
+  }
   return status;
 }

@@ -5,6 +5,7 @@ typedef struct NAME(functions) {
   int (*MPI_Comm_size)(HANDLE, int *);
   int (*MPI_Comm_set_errhandler)(HANDLE, HANDLE);
   int (*MPI_Comm_idup)(HANDLE, HANDLE *, HANDLE *);
+  int (*MPI_Comm_split)(HANDLE, int, int, HANDLE *);
   int (*MPI_Comm_free)(HANDLE *);
   int (*MPI_Iallgatherv)(const void *, int, HANDLE, void *, const int *, const int *, HANDLE, HANDLE, HANDLE *);
   int (*MPI_Ialltoallv)(const void *, const int *, const int *, HANDLE, void *, const int *, const int *, HANDLE,
@@ -26,6 +27,7 @@ static const char *NAME(load)(dc__mpi_library *mpi) {
   DC__DLSYM(mpi->module, &functions, MPI_Comm_size, missing)
   DC__DLSYM(mpi->module, &functions, MPI_Comm_set_errhandler, missing)
   DC__DLSYM(mpi->module, &functions, MPI_Comm_idup, missing)
+  DC__DLSYM(mpi->module, &functions, MPI_Comm_split, missing)
   DC__DLSYM(mpi->module, &functions, MPI_Comm_free, missing)
   DC__DLSYM(mpi->module, &functions, MPI_Iallgatherv, missing)
   DC__DLSYM(mpi->module, &functions, MPI_Ialltoallv, missing)
@@ -52,6 +54,10 @@ static int NAME(comm_return_errors)(const dc__mpi_library *mpi, dc__mpi_handle c
 static int NAME(comm_idup)(const dc__mpi_library *mpi, dc__mpi_handle comm, dc__mpi_handle *copy,
                            dc__mpi_handle *request) {
   return NAME(of)(mpi)->MPI_Comm_idup(comm.MEMBER, &copy->MEMBER, &request->MEMBER);
+}
+
+static int NAME(comm_split)(const dc__mpi_library *mpi, dc__mpi_handle comm, int color, int key, dc__mpi_handle *part) {
+  return NAME(of)(mpi)->MPI_Comm_split(comm.MEMBER, color, key, &part->MEMBER);
 }
 
 static int NAME(comm_free)(const dc__mpi_library *mpi, dc__mpi_handle *comm) {
@@ -93,6 +99,7 @@ static const dc__mpi_calls NAME(calls) = {.comm_rank = NAME(comm_rank),
                                           .comm_size = NAME(comm_size),
                                           .comm_return_errors = NAME(comm_return_errors),
                                           .comm_idup = NAME(comm_idup),
+                                          .comm_split = NAME(comm_split),
                                           .comm_free = NAME(comm_free),
                                           .iallgatherv = NAME(iallgatherv),
                                           .ialltoallv = NAME(ialltoallv),

@@ -48,6 +48,8 @@ typedef struct dc__mpi_calls {
   int (*comm_size)(const dc__mpi_library *mpi, dc__mpi_handle comm, int *size);
   int (*comm_return_errors)(const dc__mpi_library *mpi, dc__mpi_handle comm);
   int (*comm_idup)(const dc__mpi_library *mpi, dc__mpi_handle comm, dc__mpi_handle *copy, dc__mpi_handle *request);
+  /* Blocks until all ranks of `comm` have called. */
+  int (*comm_split)(const dc__mpi_library *mpi, dc__mpi_handle comm, int color, int key, dc__mpi_handle *part);
   int (*comm_free)(const dc__mpi_library *mpi, dc__mpi_handle *comm);
   /* In place: this rank's part is in recv already. */
   int (*iallgatherv)(const dc__mpi_library *mpi, void *recv, const int *counts, const int *at, dc__mpi_handle comm,

@@ -3,6 +3,7 @@
 
 #include <limits.h>
 
+#include "comm/split.h"
 #include "comm/tcp/tcp.h"
 
 /* ---- destruction ---- */
@@ -73,6 +74,7 @@ static bool mpi_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
 }
 
 static dc_status mpi_dup(dc_comm *comm, dc_comm **copy);
+static dc_status mpi_split(dc_comm *comm, const dc__split *split, dc_comm **part);
 
 static const dc__comm_ops ops = {.name = "mpi",
                                  .all_gather = dc__host_all_gather,
@@ -83,6 +85,7 @@ static const dc__comm_ops ops = {.name = "mpi",
                                  .agree = mpi_agree,
                                  .check_peers = mpi_check_peers,
                                  .dup = mpi_dup,
+                                 .split = mpi_split,
                                  .abort = mpi_abort_group,
                                  .poll = mpi_poll_failure,
                                  .destroy = mpi_destroy};
@@ -162,22 +165,35 @@ static dc_status mpi_dup(dc_comm *comm, dc_comm **copy) {
   return status;
 }
 
-/* The group's parent is a copy of the process's world, and its first communicator a copy of that. */
-static dc_status create_mpi_group(dc_comm *control, int64_t timeout_ns, dc_comm **comm) {
-  dc__mpi *self = NULL;
+static dc__mpi_group *alloc_mpi_group(dc_comm *control) {
   dc__mpi_group *group = dc__calloc(1, sizeof *group);
   if (group == NULL) {
     control->ops->abort(control, "a rank has no memory for a communicator over MPI");
     dc__comm_release(control);
-    return DC_E_NO_MEMORY;
+    return NULL;
   }
   atomic_init(&group->refs, 0);
   pthread_mutex_init(&group->mutex, NULL);
+  return group;
+}
+
+/* The group's parent is `part`, or where that is NULL a copy of the process's world; its first communicator is a copy
+ * of the parent. */
+static dc_status create_mpi_group(dc_comm *control, int64_t timeout_ns, const dc__mpi_handle *part, dc_comm **comm) {
+  dc__mpi *self = NULL;
+  dc__mpi_group *group = alloc_mpi_group(control);
+  if (group == NULL) {
+    return DC_E_NO_MEMORY;
+  }
   dc_status status = create_member(group, control, timeout_ns, &self);
   if (status != DC_OK) {
     pthread_mutex_destroy(&group->mutex);
     dc__free(group);
     return status;
+  }
+  if (part != NULL) {
+    group->parent = *part;
+    return finish_member(self, comm);
   }
   status = copy_mpi_comm(self, dc__mpi_runtime_state.world, &group->parent);
   if (status != DC_OK) {
@@ -191,12 +207,47 @@ static dc_status create_mpi_group(dc_comm *control, int64_t timeout_ns, dc_comm 
   return finish_member(self, comm);
 }
 
+/* The part's control communicator, and its communicator of MPI. All ranks have met just before MPI is asked, which
+ * blocks without a deadline. A rank in no part is alone in one of MPI's. */
+static dc_status split_mpi_comms(dc__mpi *self, const dc__split *split, dc_comm **control, dc__mpi_handle *part) {
+  const dc__mpi_library *mpi = self->mpi;
+  const dc__mpi_wait wait = {.mpi = mpi, .control = self->control, .rank = self->head.rank, .what = "dc_comm_split"};
+  dc__mpi_progress_begin();
+  dc_status status = self->control->ops->split(self->control, split, control);
+  status = dc__split_agree("dc_comm_split", self->control, status);
+  dc__mpi_progress_end();
+  DC__TRY(status);
+  int color = split->world > 0 ? split->leader : self->head.world + self->head.rank;
+  DC__TRY(dc__mpi_check_result(&wait, "MPI_Comm_split",
+                               mpi->calls->comm_split(mpi, self->group->parent, color, split->rank, part)));
+  return dc__mpi_check_result(&wait, "MPI_Comm_set_errhandler", mpi->calls->comm_return_errors(mpi, *part));
+}
+
+static dc_status mpi_split(dc_comm *comm, const dc__split *split, dc_comm **part) {
+  dc__mpi *self = (dc__mpi *)comm;
+  dc_comm *control = NULL;
+  dc__mpi_handle handle;
+  DC__TRY(dc__mpi_check_usable(self->mpi, "dc_comm_split"));
+  pthread_mutex_lock(&self->group->mutex);
+  dc_status status = split_mpi_comms(self, split, &control, &handle);
+  pthread_mutex_unlock(&self->group->mutex);
+  if (status != DC_OK) {
+    dc__comm_release(control);
+    return status;
+  }
+  if (split->world == 0) {
+    (void)self->mpi->calls->comm_free(self->mpi, &handle);
+    return DC_OK;
+  }
+  return create_mpi_group(control, comm->timeout_ns, &handle, part);
+}
+
 static dc_status create_started(const dc_comm_options *options, dc_comm **comm) {
   dc_comm *control;
   DC__TRY(dc__mpi_start(options->timeout_ns));
   DC__TRY(dc__mpi_meet(options, &control));
   dc__mpi_keep(control);
-  return create_mpi_group(control, options->timeout_ns, comm);
+  return create_mpi_group(control, options->timeout_ns, NULL, comm);
 }
 
 dc_status dc__comm_create_mpi(const dc_comm_options *options, dc_comm **comm) {

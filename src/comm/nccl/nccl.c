@@ -1,5 +1,6 @@
 /* Creates and destroys communicators over NCCL; has their table. */
 #include "comm/nccl/nccl.h"
+#include "comm/split.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -76,6 +77,8 @@ static dc_status nccl_dup(dc_comm *comm, dc_comm **copy) {
   return dc__comm_create_nccl(comm, ((dc__nccl *)comm)->device, copy);
 }
 
+static dc_status nccl_split(dc_comm *comm, const dc__split *split, dc_comm **part);
+
 static const dc__comm_ops ops = {.name = "nccl",
                                  .all_gather = dc__host_all_gather,
                                  .reduce_scatter = dc__host_reduce_scatter,
@@ -83,6 +86,7 @@ static const dc__comm_ops ops = {.name = "nccl",
                                  .barrier = dc__host_barrier,
                                  .run = dc__nccl_run,
                                  .dup = nccl_dup,
+                                 .split = nccl_split,
                                  .abort = nccl_abort_group,
                                  .poll = nccl_poll_failure,
                                  .heap_alloc = dc__nccl_heap_alloc,
@@ -221,13 +225,9 @@ static dc_status acquire_bootstrap(dc_comm *comm, dc_comm **own) {
                  : dc__comm_acquire_exclusive("dc_comm_create_nccl", bootstrap, own);
 }
 
-dc_status dc__comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **copy) {
-  dc_comm *bootstrap;
+/* Takes the bootstrap communicator over, even if it fails. */
+static dc_status create_on_bootstrap(dc_comm *bootstrap, dc_device *device, dc_comm **copy) {
   dc__nccl *self;
-  if (device->ops->stream_issue == NULL) {
-    return dc__fail(DC_E_UNSUPPORTED, "NCCL: device \"%s\" is no card", device->name);
-  }
-  DC__TRY(acquire_bootstrap(comm, &bootstrap));
   dc_status status = nccl_create(bootstrap, device, &self);
   if (status != DC_OK) {
     dc__comm_release_exclusive(bootstrap);
@@ -240,6 +240,33 @@ dc_status dc__comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **copy)
   }
   *copy = &self->head;
   return DC_OK;
+}
+
+dc_status dc__comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **copy) {
+  dc_comm *bootstrap;
+  if (device->ops->stream_issue == NULL) {
+    return dc__fail(DC_E_UNSUPPORTED, "NCCL: device \"%s\" is no card", device->name);
+  }
+  DC__TRY(acquire_bootstrap(comm, &bootstrap));
+  return create_on_bootstrap(bootstrap, device, copy);
+}
+
+/* A part's ranks get a new id of NCCL. ncclCommSplit() would wait for all ranks inside NCCL, without a deadline. */
+static dc_status nccl_split(dc_comm *comm, const dc__split *split, dc_comm **part) {
+  const dc__nccl *self = (dc__nccl *)comm;
+  dc_comm *bootstrap = NULL;
+  if (self->bootstrap->ops->split == NULL) {
+    return dc__fail(DC_E_UNSUPPORTED, "dc_comm_split: the bootstrap communicator (%s) cannot be split",
+                    self->bootstrap->ops->name);
+  }
+  dc_status status = self->bootstrap->ops->split(self->bootstrap, split, &bootstrap);
+  status = dc__split_agree("dc_comm_split", self->bootstrap,
+                           status); /* the part's ranks meet in NCCL, and none may be missing */
+  if (status != DC_OK || split->world == 0) {
+    dc__comm_release(bootstrap);
+    return status;
+  }
+  return create_on_bootstrap(bootstrap, self->device, part);
 }
 
 dc_status dc__nccl_version(int32_t *version) {

@@ -1,8 +1,10 @@
 /* The communicator over shared memory: its table and its two constructors. */
 #include "comm/shm/shm.h"
+#include "comm/split.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -52,6 +54,7 @@ static void shm_set_checksums(dc_comm *comm, bool enable) {
 }
 
 static dc_status dup_channel(dc_comm *comm, dc_comm **copy);
+static dc_status shm_split(dc_comm *comm, const dc__split *split, dc_comm **part);
 
 static const dc__comm_ops ops = {.name = "local",
                                  .all_gather = dc__shm_all_gather,
@@ -62,6 +65,7 @@ static const dc__comm_ops ops = {.name = "local",
                                  .agree = dc__shm_agree,
                                  .check_peers = shm_check_peers,
                                  .dup = dup_channel,
+                                 .split = shm_split,
                                  .abort = shm_abort_group,
                                  .poll = shm_poll_failure,
                                  .heap_alloc = shm_heap_alloc,
@@ -115,15 +119,22 @@ static dc_status create_thread(dc__shm_control *control, int32_t rank, int64_t t
   return status;
 }
 
-dc_status dc__comm_create_threads(int32_t world, const dc_comm_options *options, dc_comm **comms) {
+/* A control block with `refs` references. */
+static dc_status create_control(int32_t world, int32_t refs, dc__shm_control **control) {
   size_t bytes = dc__shm_control_bytes();
   void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (map == MAP_FAILED) {
     return dc__fail(DC_E_NO_MEMORY, "dc_comm_create_threads: %zu bytes: %s", bytes, strerror(errno));
   }
-  dc__shm_control *control = map;
-  control->world = world;
-  atomic_store(&control->refs, 1); /* held until every rank has its own */
+  *control = map;
+  (*control)->world = world;
+  atomic_store(&(*control)->refs, refs);
+  return DC_OK;
+}
+
+dc_status dc__comm_create_threads(int32_t world, const dc_comm_options *options, dc_comm **comms) {
+  dc__shm_control *control;
+  DC__TRY(create_control(world, 1, &control)); /* a reference that is held until every rank has its own */
   dc_status status = DC_OK;
   int32_t made = 0;
   while (status == DC_OK && made < world) {
@@ -156,4 +167,41 @@ dc_status dc__comm_create_processes(const char *name, int32_t rank, int32_t worl
   }
   dc__shm_group_release(group);
   return status;
+}
+
+/* ---- parts ---- */
+
+/* The part's leader makes the control block, with a reference for each rank, and tells its address. */
+static dc_status split_threads(dc_comm *comm, const dc__split *split, dc_comm **part) {
+  dc__shm_control *control = NULL;
+  int64_t addresses[DC__COMM_MAX_LOCAL], own = 0;
+  dc_status status = DC_OK;
+  if (split->world > 0 && split->leader == comm->rank) {
+    status = create_control(split->world, split->world, &control);
+    own = (int64_t)(uintptr_t)control;
+  }
+  dc__failure failure = {DC_OK, ""};
+  dc__failure_keep(&failure, status);
+  DC__TRY(dc__split_exchange(comm, &own, 1, addresses));
+  control = (dc__shm_control *)(uintptr_t)addresses[split->leader];
+  if (split->world == 0 || control == NULL) {
+    return split->world == 0 ? DC_OK
+           : status != DC_OK ? dc__failure_raise(&failure)
+                             : dc__fail(DC_E_NO_MEMORY, "dc_comm_split: rank %" PRId32 " has no memory", split->leader);
+  }
+  status = create_thread(control, split->rank, comm->timeout_ns, part);
+  dc__shm_control_release(control);
+  return status;
+}
+
+static dc_status shm_split(dc_comm *comm, const dc__split *split, dc_comm **part) {
+  const dc__shm_group *group = ((dc__shm *)comm)->group;
+  if (!group->processes) {
+    return split_threads(comm, split, part);
+  }
+  char name[64];
+  const dc_comm_options options = {
+      .struct_size = sizeof options, .timeout_ns = comm->timeout_ns, .heap_bytes = (int64_t)group->heap.reserve};
+  snprintf(name, sizeof name, "split-%016" PRIx64 "%016" PRIx64, split->name[0], split->name[1]);
+  return split->world == 0 ? DC_OK : dc__comm_create_processes(name, split->rank, split->world, &options, part);
 }

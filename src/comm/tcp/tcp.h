@@ -256,7 +256,9 @@ dc_status dc__tcp_listen_root(dc__tcp_group *group, const dc__tcp_address *addre
 dc_status dc__tcp_find_address(const char *fn, const char *network, unsigned char found[16]);
 /* fd: the connection to rank 0. */
 dc_status dc__tcp_listen_peer(dc__tcp_group *group, int fd);
-/* Where it listened before, at a new port. Both require mesh_mutex. */
+/* A listener where the group listened before, at a new port. */
+dc_status dc__tcp_listen_new(const dc__tcp_group *group, int32_t *port, int *fd);
+/* The group's own one. Both require mesh_mutex. */
 dc_status dc__tcp_listen_again(dc__tcp_group *group);
 void dc__tcp_stop_listening(dc__tcp_group *group);
 
@@ -378,5 +380,8 @@ void dc__tcp_run(dc_comm *comm, const dc__coll *coll);
 /* Announces to all peers that this communicator is destroyed, without waiting. */
 void dc__tcp_leave(const dc__tcp *self);
 bool dc__tcp_agree(dc_comm *comm, const dc__coll *coll, uint64_t word);
+
+/* split.c */
+dc_status dc__tcp_split(dc_comm *comm, const dc__split *split, dc_comm **part);
 
 #endif

@@ -1,127 +1,6 @@
-/* Communicators over the caller's own collectives: ragged, grouped and 16-bit data arrive right through functions that
- * know equal counts and plain sums only, and the caller's errors become libdc's. */
-#include "comm_ranks.h"
-
-#include "kernels/kernels.h"
-
-enum { WORLD = 3, LARGEST = 4096 };
-
-/* ---- the caller's library: threads that meet at barriers ---- */
-
-typedef struct room {
-  pthread_barrier_t barrier;
-  const void *sends[WORLD];
-  atomic_int users;   /* alive */
-  atomic_int aborted; /* calls of abort */
-  atomic_int error;   /* what the next reduce_scatter returns */
-} room;
-
-typedef struct user {
-  room *room;
-  int32_t rank;
-  struct user *copy_of;
-  room *next; /* room for a copy, the same for all ranks */
-} user;
-
-static int32_t all_gather(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
-  const user *u = arg;
-  size_t bytes = (size_t)count * dc_dtype_size(dtype);
-  u->room->sends[u->rank] = send;
-  pthread_barrier_wait(&u->room->barrier);
-  for (int r = 0; r < WORLD; r++) {
-    memcpy((char *)recv + (size_t)r * bytes, u->room->sends[r], bytes);
-  }
-  pthread_barrier_wait(&u->room->barrier);
-  return 0;
-}
-
-static int32_t reduce_scatter(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
-  const user *u = arg;
-  if (dtype == DC_FLOAT16 || dtype == DC_BFLOAT16) {
-    return 16; /* libdc adds these in float32 */
-  }
-  u->room->sends[u->rank] = send;
-  pthread_barrier_wait(&u->room->barrier);
-  memset(recv, 0, (size_t)count * dc_dtype_size(dtype));
-  for (int r = 0; r < WORLD; r++) {
-    const char *block = u->room->sends[r];
-    dc__accumulate(recv, dtype, block + (size_t)(u->rank * count) * dc_dtype_size(dtype), dtype, count);
-  }
-  pthread_barrier_wait(&u->room->barrier);
-  return atomic_load(&u->room->error);
-}
-
-static int32_t broadcast(void *data, int64_t bytes, int32_t root, void *arg) {
-  const user *u = arg;
-  u->room->sends[u->rank] = data;
-  pthread_barrier_wait(&u->room->barrier);
-  if (u->rank != root) {
-    memcpy(data, u->room->sends[root], (size_t)bytes);
-  }
-  pthread_barrier_wait(&u->room->barrier);
-  return 0;
-}
-
-static int32_t barrier(void *arg) {
-  const user *u = arg;
-  pthread_barrier_wait(&u->room->barrier);
-  return 0;
-}
-
-static int32_t copy_user(void *arg, void **out) {
-  user *u = arg;
-  if (u->next == NULL) {
-    return 7;
-  }
-  user *copy = calloc(1, sizeof *copy);
-  *copy = (user){u->next, u->rank, u, NULL};
-  atomic_fetch_add(&u->next->users, 1);
-  *out = copy;
-  return 0;
-}
-
-static void count_abort(void *arg) {
-  const user *u = arg;
-  atomic_fetch_add(&u->room->aborted, 1);
-}
-
-static void free_user(void *arg) {
-  user *u = arg;
-  atomic_fetch_sub(&u->room->users, 1);
-  if (u->copy_of != NULL) {
-    free(u);
-  }
-}
-
-static const dc_comm_callbacks table = {sizeof table, all_gather,  reduce_scatter, broadcast, barrier,
-                                        copy_user,    count_abort, free_user,      NULL};
-
-static void on_external(rank_fn fn, room *rooms) {
-  dc_comm *comms[WORLD];
-  user users[WORLD];
-  pthread_t threads[WORLD];
-  rank_job jobs[WORLD];
-  for (int i = 0; i < 2; i++) {
-    pthread_barrier_init(&rooms[i].barrier, NULL, WORLD);
-  }
-  for (int32_t r = 0; r < WORLD; r++) {
-    users[r] = (user){&rooms[0], r, NULL, &rooms[1]};
-    atomic_fetch_add(&rooms[0].users, 1);
-    dc_comm_callbacks callbacks = table;
-    callbacks.user = &users[r];
-    assert_int_equal(dc_comm_create_external(&callbacks, r, WORLD, NULL, &comms[r]), DC_OK);
-    jobs[r] = (rank_job){fn, comms[r], rooms, 0};
-    pthread_create(&threads[r], NULL, rank_thread, &jobs[r]);
-  }
-  for (int32_t r = 0; r < WORLD; r++) {
-    pthread_join(threads[r], NULL);
-    assert_int_equal(jobs[r].result, 0);
-  }
-  for (int i = 0; i < 2; i++) {
-    assert_int_equal(atomic_load(&rooms[i].users), 0); /* each user pointer was given back once */
-    pthread_barrier_destroy(&rooms[i].barrier);
-  }
-}
+/* Communicators over the caller's own collectives: ragged, grouped and 16-bit data arrive right through an all_to_all,
+ * and through functions that know equal counts and plain sums only. The caller's errors become libdc's. */
+#include "rooms.h"
 
 /* ---- data ---- */
 
@@ -150,8 +29,24 @@ static void fill_sum(void *data, int32_t dtype, int64_t count, int32_t divisor) 
 
 static const int64_t splits[][WORLD] = {{5, 5, 5}, {7, 0, 3}, {0, 0, 11}, {1000, 1001, 13}};
 
+/* Bytes that arrive: all blocks have the length of the longest, unless there is an all_to_all. */
+static int64_t gathered_bytes(const int64_t *counts, int32_t rank, bool exact, size_t size) {
+  int64_t longest = 0, others = 0;
+  for (int32_t r = 0; r < WORLD; r++) {
+    longest = counts[r] > longest ? counts[r] : longest;
+    others += r == rank ? 0 : counts[r];
+  }
+  return (exact ? others : longest * (WORLD - 1)) * (int64_t)size;
+}
+
+/* The same of a reduction; 16-bit types are widened, unless there is an all_to_all. */
+static int64_t reduced_bytes(const int64_t *counts, int32_t rank, bool exact, size_t size) {
+  const int64_t own[WORLD] = {counts[rank], counts[rank], counts[rank]};
+  return exact ? gathered_bytes(own, rank, true, size) : gathered_bytes(counts, rank, false, size == 2 ? 4 : size);
+}
+
 static int collectives(dc_comm *comm, void *arg) {
-  (void)arg;
+  const bool exact = arg != NULL; /* there is an all_to_all */
   int32_t rank = dc_comm_rank(comm);
   char whole[LARGEST * 8];
   char expected[LARGEST * 8];
@@ -169,11 +64,13 @@ static int collectives(dc_comm *comm, void *arg) {
       long long before = atomic_load(&comm->wire_bytes);
       CHECK_OK(dc_comm_all_gather(comm, &own, &all, counts, NULL));
       CHECK(memcmp(whole, expected, (size_t)total * size) == 0);
-      CHECK(atomic_load(&comm->wire_bytes) - before == (total - counts[rank]) * (int64_t)size);
+      CHECK(atomic_load(&comm->wire_bytes) - before == gathered_bytes(counts, rank, exact, size));
       int32_t op = dc__dtype_is_float(dtypes[d]) ? DC_MEAN : DC_SUM;
       fill(whole, dtypes[d], rank, total);
       fill_sum(expected, dtypes[d], total, op == DC_MEAN ? WORLD : 1);
+      before = atomic_load(&comm->wire_bytes);
       CHECK_OK(dc_comm_reduce_scatter(comm, &all, &own, counts, op, NULL));
+      CHECK(atomic_load(&comm->wire_bytes) - before == reduced_bytes(counts, rank, exact, size));
       CHECK(memcmp(part, expected + (size_t)begin * size, (size_t)counts[rank] * size) == 0);
       CHECK_OK(dc_comm_all_reduce(comm, &all, op, NULL));
       CHECK(memcmp(whole, expected, (size_t)total * size) == 0);
@@ -187,10 +84,16 @@ static int collectives(dc_comm *comm, void *arg) {
   return 0;
 }
 
+static int collectives_without(dc_comm *comm, void *arg) {
+  (void)arg;
+  return collectives(comm, NULL);
+}
+
 static void test_collectives(void **state) {
   (void)state;
-  room rooms[2] = {0};
-  on_external(collectives, rooms);
+  room rooms[2] = {0}, others[2] = {0};
+  on_external(collectives_without, rooms);
+  on_all_to_all(collectives, others);
 }
 
 /* Types of all kinds in one group, results in other types, added to what is there. */
@@ -224,15 +127,43 @@ static int group(dc_comm *comm, void *arg) {
 
 static void test_group(void **state) {
   (void)state;
-  room rooms[2] = {0};
+  room rooms[2] = {0}, others[2] = {0};
   on_external(group, rooms);
+  on_all_to_all(group, others);
+}
+
+/* Ranks 2 and 0, in this order; rank 1 is in no part. */
+static int parts(dc_comm *comm, void *arg) {
+  const int32_t rank = dc_comm_rank(comm);
+  dc_comm *part = NULL;
+  float sum = (float)rank;
+  int64_t one = 1;
+  dc_tensor tensor = flat(&sum, &one, DC_FLOAT32);
+  (void)arg;
+  CHECK_OK(dc_comm_split(comm, rank == 1 ? -1 : 4, -rank, &part));
+  CHECK((part == NULL) == (rank == 1));
+  if (part != NULL) {
+    CHECK(dc_comm_size(part) == 2 && dc_comm_rank(part) == (rank == 0 ? 1 : 0));
+    CHECK_OK(dc_comm_all_reduce(part, &tensor, DC_SUM, NULL));
+    CHECK(sum == 2);
+    dc_comm_abort(part, "a group of its own");
+  }
+  CHECK_OK(dc_comm_barrier(comm));
+  dc_comm_destroy(part);
+  return 0;
+}
+
+static void test_parts(void **state) {
+  (void)state;
+  room rooms[2] = {{.size = 0}, {.size = 2}};
+  on_external(parts, rooms);
 }
 
 static int copies(dc_comm *comm, void *arg) {
   room *rooms = arg;
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
-  CHECK(collectives(copy, NULL) == 0);
+  CHECK(collectives_without(copy, NULL) == 0);
   dc_comm *more = NULL;
   CHECK(dc_comm_dup(copy, &more) == DC_E_CALLBACK && more == NULL);
   CHECK_SAYS("the caller's dup returned 7");
@@ -348,10 +279,12 @@ static void test_without_dup(void **state) {
   dc_comm *copy = NULL;
   callbacks.all_gather = gather_alone;
   callbacks.dup = NULL;
+  callbacks.split = NULL;
   callbacks.abort = NULL;
   callbacks.destroy_user = NULL;
   assert_int_equal(dc_comm_create_external(&callbacks, 0, 1, NULL, &comm), DC_OK);
   assert_int_equal(dc_comm_dup(comm, &copy), DC_E_UNSUPPORTED);
+  assert_int_equal(dc_comm_split(comm, 0, 0, &copy), DC_E_UNSUPPORTED);
   one_context_at_a_time(comm);
   dc_comm_abort(comm, NULL);
   assert_int_equal(dc_comm_check(comm), DC_E_ABORTED);
@@ -362,7 +295,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_collectives),     cmocka_unit_test(test_group),    cmocka_unit_test(test_copies),
       cmocka_unit_test(test_callback_error),  cmocka_unit_test(test_mismatch), cmocka_unit_test(test_without_dup),
-      cmocka_unit_test(test_without_a_place),
+      cmocka_unit_test(test_without_a_place), cmocka_unit_test(test_parts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

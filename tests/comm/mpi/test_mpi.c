@@ -78,6 +78,21 @@ static int mismatched(dc_comm *comm) {
   return 0;
 }
 
+/* The last rank is in no part; the others are backwards. */
+static int split_off_the_last(dc_comm *comm) {
+  const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
+  const bool left_out = world > 2 && rank == world - 1;
+  dc_comm *part = NULL;
+  CHECK_OK(dc_comm_split(comm, left_out ? -1 : 0, -rank, &part));
+  CHECK((part == NULL) == left_out);
+  if (part != NULL) {
+    CHECK(dc_comm_rank(part) == dc_comm_size(part) - 1 - rank && gather_and_reduce(part, NULL) == 0);
+    dc_comm_destroy(part);
+  }
+  CHECK_OK(dc_comm_barrier(comm));
+  return 0;
+}
+
 static int check_everything(dc_comm *comm) {
   const int64_t packed_group = 500, large_group = 100000;
   dc_comm *copy = NULL, *second = NULL;
@@ -91,6 +106,7 @@ static int check_everything(dc_comm *comm) {
   CHECK(gather_and_reduce(copy, NULL) == 0);
   CHECK(train_and_hash(copy, hashes) == 0);
   dc_comm_destroy(copy);
+  CHECK(split_off_the_last(comm) == 0);
   CHECK((second = open_comm(60000 * MS)) != NULL && mismatched(second) == 0);
   dc_comm_destroy(second);
   CHECK_OK(dc_comm_barrier(comm));

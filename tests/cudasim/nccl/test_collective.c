@@ -194,6 +194,25 @@ static void test_hosts_and_copies(void **state) {
   nothing_left();
 }
 
+/* The even ranks and the odd ones, each on NCCL as ranks of their own. */
+static void in_parts(card_rank *c) {
+  dc_comm *whole;
+  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &whole));
+  dc_status status = dc_comm_split(whole, c->r.rank % 2, 0, &c->nccl);
+  dc_comm_destroy(whole);
+  OK(&c->r, status);
+  c->r.world = (c->r.world + 1 - c->r.rank % 2) / 2;
+  c->r.rank /= 2;
+  all_of_them(c);
+}
+
+static void test_parts(void **state) {
+  (void)state;
+  on_cards(4, ON_THREADS, 100 * second, in_parts);
+  on_cards(3, ON_PROCESSES, 100 * second, in_parts);
+  nothing_left();
+}
+
 /* A group is one group of NCCL's. */
 static void grouped(card_rank *c) {
   enum { MEMBERS = 5 };
@@ -237,9 +256,7 @@ static void test_a_group_is_one(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_every_type_and_split),
-      TEST(test_in_place),
-      TEST(test_hosts_and_copies),
+      TEST(test_every_type_and_split), TEST(test_in_place), TEST(test_hosts_and_copies), TEST(test_parts),
       TEST(test_a_group_is_one),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

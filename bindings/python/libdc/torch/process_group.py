@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Sequence, Tuple
 
 import libdc
 import torch
@@ -74,8 +74,8 @@ class _Collectives(libdc.Collectives):
     def _gather(self, recv: torch.Tensor, send: torch.Tensor) -> None:
         dist.all_gather_into_tensor(recv, send, group=self.group)
 
-    def _exchange(self, recv: torch.Tensor, send: torch.Tensor) -> None:
-        dist.all_to_all_single(recv, send, group=self.group)
+    def _exchange_parts(self, recv: torch.Tensor, send: torch.Tensor, parts: Sequence[Sequence[int]]) -> None:
+        dist.all_to_all_single(recv, send, *parts, group=self.group)
 
     def _broadcast(self, data: torch.Tensor, root: int) -> None:
         dist.broadcast(data, group=self.group, group_src=root)
@@ -89,17 +89,10 @@ class _Collectives(libdc.Collectives):
             self._gather(got, mine)
 
     @_outside_compilation()
-    def reduce_scatter(self, send: memoryview, recv: memoryview, dtype: libdc.DType) -> None:
-        # Not every backend has a reduce-scatter, and none promises an order: exchange, then add as libdc's own
-        # communicators do, so that the results have the same bits.
-        whole = _wrap(send, dtype)
-        with _until_released(torch.empty_like(whole), whole) as (got, _):
-            self._exchange(got, whole)
-        blocks = list(got.chunk(len(send) // len(recv) if len(recv) else 1))
-        while len(blocks) > 1:
-            pairs = [a + b for a, b in zip(blocks[::2], blocks[1::2])]
-            blocks = pairs + blocks[2 * len(pairs) :]
-        _wrap(recv, dtype).copy_(blocks[0])
+    def all_to_all(self, send: memoryview, send_counts: Sequence[int], recv: memoryview, recv_counts: Sequence[int],
+                   dtype: libdc.DType) -> None:
+        with _until_released(_wrap(recv, dtype), _wrap(send, dtype)) as (got, mine):
+            self._exchange_parts(got, mine, (recv_counts, send_counts))
 
     @_outside_compilation()
     def broadcast(self, data: memoryview, root: int) -> None:
@@ -110,32 +103,53 @@ class _Collectives(libdc.Collectives):
     def barrier(self) -> None:
         self._barrier()
 
+    def _store(self) -> Tuple["dist.Store", str]:
+        """The store by which the group's ranks met, and the group's name."""
+        return dist.distributed_c10d._get_process_group_store(self.group), self.group.group_name
+
+    def _rank(self) -> int:
+        return dist.get_rank(self.group)
+
     @_outside_compilation()
-    def dup(self) -> "_DupCollectives":
-        return _DupCollectives(self.group)
+    def dup(self) -> "_GlooCollectives":
+        return self.split(range(dist.get_world_size(self.group)))
+
+    @_outside_compilation()
+    def split(self, ranks: Sequence[int]) -> Any:
+        store, name = self._store()
+        made = next(_made.setdefault(name, itertools.count()))  # in the same order on every rank of the group
+        if not ranks:
+            return self
+        # Parts that are made at once have different first ranks.
+        return _GlooCollectives(store, f"libdc/{name}/{made}/{ranks[0]}", ranks.index(self._rank()), len(ranks))
 
 
-_copies: Dict[str, "itertools.count[int]"] = {}  # of the groups with these names: how many were made
+_made: Dict[str, "itertools.count[int]"] = {}  # of the groups with these names: how often they were copied or split
 
 
-class _DupCollectives(_Collectives):
-    """Gloo among a process group's ranks. PyTorch's new_group() is not for copies that come and go. Where only the
+class _GlooCollectives(_Collectives):
+    """Gloo among ranks of a process group. PyTorch's new_group() is not for copies that come and go. Where only the
     members take part, it names a group by its ranks and by how many groups there are. So a second one may have the name
     of one that has gone, under which the store still has that one's addresses. These names are used once."""
 
-    def __init__(self, group: "dist.ProcessGroup") -> None:
-        super().__init__(group)
-        name = group.group_name
-        made = next(_copies.setdefault(name, itertools.count()))  # every rank of the group copies in the same order
-        store = dist.distributed_c10d._get_process_group_store(group)
-        self.gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore(f"libdc/{name}/{made}", store), dist.get_rank(group),
-                                               dist.get_world_size(group))
+    def __init__(self, store: "dist.Store", name: str, rank: int, size: int) -> None:
+        self.name, self.rank, self.size, self.store = name, rank, size, store
+        self.gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size)
+
+    def _store(self) -> Tuple["dist.Store", str]:
+        return self.store, self.name
+
+    def _rank(self) -> int:
+        return self.rank
+
+    def dup(self) -> "_GlooCollectives":
+        return self.split(range(self.size))
 
     def _gather(self, recv: torch.Tensor, send: torch.Tensor) -> None:
         self.gloo._allgather_base(recv, send).wait()
 
-    def _exchange(self, recv: torch.Tensor, send: torch.Tensor) -> None:
-        self.gloo.alltoall_base(recv, send, [], []).wait()
+    def _exchange_parts(self, recv: torch.Tensor, send: torch.Tensor, parts: Sequence[Sequence[int]]) -> None:
+        self.gloo.alltoall_base(recv, send, *parts).wait()
 
     def _broadcast(self, data: torch.Tensor, root: int) -> None:
         self.gloo.broadcast(data, root).wait()

@@ -629,12 +629,30 @@ pub struct dc_comm_callbacks {
     pub abort: ::std::option::Option<unsafe extern "C" fn(user: *mut ::std::os::raw::c_void)>,
     pub destroy_user: ::std::option::Option<unsafe extern "C" fn(user: *mut ::std::os::raw::c_void)>,
     pub user: *mut ::std::os::raw::c_void,
+    pub split: ::std::option::Option<
+        unsafe extern "C" fn(
+            ranks: *const i32,
+            count: i32,
+            user: *mut ::std::os::raw::c_void,
+            new_user: *mut *mut ::std::os::raw::c_void,
+        ) -> i32,
+    >,
+    pub all_to_all: ::std::option::Option<
+        unsafe extern "C" fn(
+            send: *const ::std::os::raw::c_void,
+            send_counts: *const i64,
+            recv: *mut ::std::os::raw::c_void,
+            recv_counts: *const i64,
+            dtype: i32,
+            user: *mut ::std::os::raw::c_void,
+        ) -> i32,
+    >,
 }
 #[test]
 fn bindgen_test_layout_dc_comm_callbacks() {
     assert_eq!(
         ::std::mem::size_of::<dc_comm_callbacks>(),
-        72usize,
+        88usize,
         concat!("Size of: ", stringify!(dc_comm_callbacks))
     );
     assert_eq!(
@@ -750,6 +768,30 @@ fn bindgen_test_layout_dc_comm_callbacks() {
         );
     }
     test_field_user();
+    fn test_field_split() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_callbacks>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).split) as usize - ptr as usize
+            },
+            72usize,
+            concat!("Offset of field: ", stringify!(dc_comm_callbacks), "::", stringify!(split))
+        );
+    }
+    test_field_split();
+    fn test_field_all_to_all() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_callbacks>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).all_to_all) as usize - ptr as usize
+            },
+            80usize,
+            concat!("Offset of field: ", stringify!(dc_comm_callbacks), "::", stringify!(all_to_all))
+        );
+    }
+    test_field_all_to_all();
 }
 impl Default for dc_comm_callbacks {
     fn default() -> Self {
@@ -795,6 +837,9 @@ extern "C" {
 }
 extern "C" {
     pub fn dc_comm_dup(comm: *mut dc_comm, copy: *mut *mut dc_comm) -> dc_status;
+}
+extern "C" {
+    pub fn dc_comm_split(comm: *mut dc_comm, color: i32, key: i32, part: *mut *mut dc_comm) -> dc_status;
 }
 pub const DC_SUM: dc_reduce_op = 1;
 pub const DC_MEAN: dc_reduce_op = 2;
@@ -1577,6 +1622,7 @@ pub const DC_OP_COMM_REDUCE_SCATTER: dc_op = 33;
 pub const DC_OP_COMM_ALL_REDUCE: dc_op = 34;
 pub const DC_OP_COMM_BROADCAST: dc_op = 35;
 pub const DC_OP_COMM_BARRIER: dc_op = 36;
+pub const DC_OP_COMM_SPLIT: dc_op = 37;
 pub type dc_op = i32;
 extern "C" {
     pub fn dc_op_name(op: i32) -> *const ::std::os::raw::c_char;

@@ -191,6 +191,16 @@ impl Comm {
         Ok(unsafe { Comm::from_raw(copy) })
     }
 
+    /// A communicator of the ranks with this color, ordered by `key`, then by rank here. All ranks must call; `None`
+    /// without a color.
+    pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Comm>> {
+        let color = color.map_or(Ok(-1), i32::try_from);
+        let color = color.map_err(|_| Error::new(Status::INVALID, "color is larger than i32::MAX"))?;
+        let mut part = ptr::null_mut();
+        check(unsafe { sys::dc_comm_split(self.as_ptr(), color, key, &mut part) })?;
+        Ok((!part.is_null()).then(|| unsafe { Comm::from_raw(part) }))
+    }
+
     /// A handle that aborts this communicator from another thread.
     pub fn abort_handle(&self) -> Abort {
         Abort(self.handle.clone())

@@ -169,6 +169,8 @@ fn collectives_on_slices() {
         comm.broadcast(&mut data, 1).unwrap();
         comm.set_checksums(true).unwrap();
         comm.dup().unwrap().barrier().unwrap();
+        let pair = comm.split((rank < 2).then_some(7), -rank).unwrap();
+        assert_eq!(pair.map(|pair| (pair.rank(), pair.size())), [Some((1, 2)), Some((0, 2)), None][rank as usize]);
         let (a, b, mut x, mut y) = ([rank as f32], [rank as f64], [0.0f32; 3], [0.0f64; 3]);
         comm.group(|group| {
             group.all_gather(&a, &mut x)?;

@@ -162,13 +162,30 @@ void dc__tcp_stop_listening(dc__tcp_group *group) {
   dc__tcp_pending_close(&group->pending); /* no rank is among them */
 }
 
-dc_status dc__tcp_listen_again(dc__tcp_group *group) {
+dc_status dc__tcp_listen_new(const dc__tcp_group *group, int32_t *port, int *fd) {
   static const unsigned char any[16];
-  dc__tcp_close(&group->listener); /* of a mesh that failed */
-  int32_t *port = &group->endpoints[group->rank].port;
   *port = 0;
-  return listen_in_range(group, memcmp(group->listens_at, any, sizeof any) == 0 ? NULL : group->listens_at, port,
-                         &group->listener);
+  return listen_in_range(group, memcmp(group->listens_at, any, sizeof any) == 0 ? NULL : group->listens_at, port, fd);
+}
+
+dc_status dc__tcp_listen_again(dc__tcp_group *group) {
+  dc__tcp_close(&group->listener); /* of a mesh that failed */
+  return dc__tcp_listen_new(group, &group->endpoints[group->rank].port, &group->listener);
+}
+
+/* Later listeners are to be where the caller's is. */
+static dc_status read_listener(dc__tcp_group *group) {
+  static const unsigned char any_ipv4[16] = {[10] = 0xff, [11] = 0xff};
+  struct sockaddr_storage at = {0};
+  socklen_t length = sizeof at;
+  if (getsockname(group->listener, (struct sockaddr *)&at, &length) != 0 ||
+      !address_bytes((const struct sockaddr *)&at, group->listens_at)) {
+    return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: no address of a listener: %s", strerror(errno));
+  }
+  if (memcmp(group->listens_at, any_ipv4, sizeof any_ipv4) == 0) {
+    memset(group->listens_at, 0, sizeof group->listens_at);
+  }
+  return DC_OK;
 }
 
 /* HOST may have several addresses; rank 0 takes the first one where it can listen. */
@@ -178,8 +195,7 @@ dc_status dc__tcp_listen_root(dc__tcp_group *group, const dc__tcp_address *addre
   struct sockaddr_in six_or_four = {.sin_family = AF_INET};
   if (group->listener >= 0) { /* the caller listens already */
     group->endpoints[0].port = address->port;
-    return group->network[0] == '\0' ? DC_OK
-                                     : dc__tcp_find_address("dc_comm_create_tcp", group->network, group->listens_at);
+    return read_listener(group);
   }
   int error = getaddrinfo(address->host, NULL, &hints, &found);
   if (error != 0 && !group->sealed) {

@@ -1,0 +1,204 @@
+/* Parts of communicators: ranks and their order on every transport, parts of parts, copies, contexts on them, ranks in
+ * no part, and errors. */
+#include "comm_checks.h"
+#include "comm_trainer.h"
+
+#include "comm/split.h"
+#include "comm/tcp/tcp.h"
+
+/* Odd ranks and even ones, each backwards; the last rank is in none where there are more than three. */
+static int split_in_two(dc_comm *comm, dc_comm **part) {
+  const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
+  const bool left_out = world > 3 && rank == world - 1;
+  CHECK_OK(dc_comm_split(comm, left_out ? -1 : rank % 2, -rank, part));
+  CHECK((*part == NULL) == left_out);
+  return 0;
+}
+
+static int has_the_right_ranks(dc_comm *comm, dc_comm *part) {
+  const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm) - (dc_comm_size(comm) > 3);
+  const int32_t members = (world + 1 - rank % 2) / 2;
+  int64_t own = rank, one = 1, count = members, ranks[DC__COMM_MAX_WORLD];
+  const dc_tensor from = flat(&own, &one, DC_INT64);
+  dc_tensor to = flat(ranks, &count, DC_INT64);
+  CHECK(dc_comm_size(part) == members);
+  CHECK_OK(dc_comm_all_gather(part, &from, &to, NULL, NULL));
+  for (int32_t r = 0; r < members; r++) {
+    CHECK(ranks[r] % 2 == rank % 2 && (r == 0 || ranks[r] < ranks[r - 1]));
+  }
+  CHECK(ranks[dc_comm_rank(part)] == rank);
+  return 0;
+}
+
+static int use_parts(dc_comm *comm, void *arg) {
+  dc_comm *part = NULL, *copy = NULL, *alone = NULL;
+  CHECK(split_in_two(comm, &part) == 0);
+  if (part != NULL) {
+    CHECK(has_the_right_ranks(comm, part) == 0 && many_rounds(part, arg) == 0);
+    CHECK_OK(dc_comm_dup(part, &copy));
+    CHECK(broadcast_all_roots(copy, arg) == 0);
+    CHECK_OK(dc_comm_split(copy, dc_comm_rank(copy), 0, &alone)); /* a part of a part */
+    CHECK(dc_comm_size(alone) == 1 && without_counts(alone, arg) == 0);
+  }
+  CHECK(without_counts(comm, arg) == 0); /* which still works, beside its parts */
+  dc_comm_destroy(alone);
+  dc_comm_destroy(copy);
+  dc_comm_destroy(part);
+  return 0;
+}
+
+static void test_parts(void **state) {
+  (void)state;
+  on_all_groups(use_parts, NULL);
+}
+
+/* ---- contexts on parts ---- */
+
+static int train_in_parts(dc_comm *comm, void *arg) {
+  uint64_t *hashes = arg, own[2];
+  dc_comm *part = NULL;
+  CHECK_OK(dc_comm_split(comm, dc_comm_rank(comm) / 2, 0, &part));
+  CHECK(train_and_hash(part, own) == 0);
+  hashes[dc_comm_rank(comm)] = own[dc_comm_rank(part)];
+  dc_comm_destroy(part);
+  return 0;
+}
+
+/* Each part trains as a communicator of two ranks does. */
+static void test_contexts_on_parts(void **state) {
+  uint64_t alone[2], threads[4], tcp[4];
+  (void)state;
+  assert_int_equal(on_threads(2, 0, train_and_hash, alone), 0);
+  assert_int_equal(on_threads(4, 0, train_in_parts, threads), 0);
+  assert_int_equal(on_tcp(4, 0, train_in_parts, tcp), 0);
+  for (int r = 0; r < 4; r++) {
+    assert_true(threads[r] == alone[0] && tcp[r] == alone[0]);
+  }
+}
+
+/* ---- groups of their own ---- */
+
+/* The odd ranks' part is aborted; the even ones' and the whole go on. */
+static int abort_one_part(dc_comm *comm, void *arg) {
+  dc_comm *part = NULL;
+  (void)arg;
+  CHECK_OK(dc_comm_split(comm, dc_comm_rank(comm) % 2, 0, &part));
+  if (dc_comm_rank(comm) == 1) {
+    dc_comm_abort(part, "a test");
+  }
+  CHECK_OK(dc_comm_barrier(comm));
+  CHECK(dc_comm_barrier(part) == (dc_comm_rank(comm) % 2 == 1 ? DC_E_ABORTED : DC_OK));
+  CHECK_OK(dc_comm_barrier(comm));
+  dc_comm_destroy(part);
+  return 0;
+}
+
+static void test_a_part_fails_alone(void **state) {
+  (void)state;
+  assert_int_equal(on_threads(4, 0, abort_one_part, NULL), 0);
+  assert_int_equal(on_processes(4, 0, abort_one_part, NULL), 0);
+  assert_int_equal(on_tcp(4, 0, abort_one_part, NULL), 0);
+}
+
+/* ---- errors ---- */
+
+static int refuse_bad_arguments(dc_comm *comm, void *arg) {
+  dc_comm *part = comm;
+  (void)arg;
+  CHECK(dc_comm_split(comm, 0, 0, NULL) == DC_E_INVALID);
+  CHECK(dc_comm_split(NULL, 0, 0, &part) == DC_E_INVALID && part == NULL);
+  CHECK(dc_comm_split(comm, -2, 0, &part) == DC_E_INVALID && part == NULL);
+  CHECK_SAYS("dc_comm_split: color = -2, must be >= 0, or -1 for no communicator");
+  return 0;
+}
+
+static void test_bad_arguments(void **state) {
+  (void)state;
+  assert_int_equal(on_threads(1, 0, refuse_bad_arguments, NULL), 0);
+}
+
+/* Rank 1's step fails: all ranks learn which one, and rank 1 why. */
+static int agree_on_a_failure(dc_comm *comm, void *arg) {
+  (void)arg;
+  const bool fails = dc_comm_rank(comm) == 1;
+  CHECK_OK(dc__split_agree("dc_comm_split", comm, DC_OK));
+  CHECK(dc__split_agree("dc_comm_split", comm, fails ? dc__fail(DC_E_SYSTEM, "no more descriptors") : DC_OK) ==
+        DC_E_SYSTEM);
+  if (fails) {
+    CHECK_SAYS("no more descriptors");
+  } else {
+    CHECK_SAYS("dc_comm_split: rank 1 could not make its communicator");
+  }
+  CHECK_OK(dc_comm_barrier(comm));
+  return 0;
+}
+
+static void test_a_failure_is_all_ranks(void **state) {
+  (void)state;
+  assert_int_equal(on_threads(3, 0, agree_on_a_failure, NULL), 0);
+}
+
+/* Ranks that call something else. */
+static int split_beside_a_barrier(dc_comm *comm, void *arg) {
+  dc_comm *part = NULL;
+  (void)arg;
+  CHECK((dc_comm_rank(comm) == 0 ? dc_comm_split(comm, 0, 0, &part) : dc_comm_barrier(comm)) == DC_E_MISMATCH);
+  CHECK_SAYS("split");
+  return 0;
+}
+
+static void test_a_mismatch(void **state) {
+  (void)state;
+  assert_int_equal(on_threads(2, 0, split_beside_a_barrier, NULL), 0);
+  assert_int_equal(on_tcp(2, 0, split_beside_a_barrier, NULL), 0);
+}
+
+/* ---- TCP ---- */
+
+/* A part listens where its group does: at loopback without a secret. Its ranks alone have its secret. */
+static int keeps_what_the_group_has(dc_comm *comm, void *arg) {
+  const dc__tcp_group *group = ((dc__tcp *)comm)->group, *own;
+  dc_comm *part = NULL, *copy = NULL;
+  CHECK_OK(dc_comm_split(comm, 0, -dc_comm_rank(comm), &part));
+  own = ((dc__tcp *)part)->group;
+  CHECK(own->sealed == (arg != NULL) && own->heartbeat_ns == group->heartbeat_ns);
+  CHECK(!own->sealed || memcmp(own->key, group->key, sizeof own->key) != 0);
+  CHECK(own->sealed || dc__tcp_is_loopback(own->listens_at));
+  CHECK_OK(dc_comm_dup(part, &copy));
+  CHECK_OK(dc_comm_barrier(copy));
+  dc_comm_destroy(copy);
+  dc_comm_destroy(part);
+  return 0;
+}
+
+static void test_secret_and_place(void **state) {
+  char name[64], address[64];
+  const dc_comm_options options = {.struct_size = sizeof options, .secret = "a secret of the test"};
+  tcp_job jobs[3];
+  pthread_t threads[3];
+  (void)state;
+  assert_int_equal(on_tcp(3, 0, keeps_what_the_group_has, NULL), 0);
+  fresh_name(name);
+  fresh_address(address);
+  for (int32_t r = 0; r < 3; r++) {
+    jobs[r] = (tcp_job){address, name, r, 3, &options, keeps_what_the_group_has, address, 0};
+    pthread_create(&threads[r], NULL, tcp_rank, &jobs[r]);
+  }
+  for (int32_t r = 0; r < 3; r++) {
+    pthread_join(threads[r], NULL);
+    assert_int_equal(jobs[r].result, 0);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_parts),
+      cmocka_unit_test(test_contexts_on_parts),
+      cmocka_unit_test(test_bad_arguments),
+      cmocka_unit_test(test_a_part_fails_alone),
+      cmocka_unit_test(test_a_mismatch),
+      cmocka_unit_test(test_a_failure_is_all_ranks),
+      cmocka_unit_test(test_secret_and_place),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
