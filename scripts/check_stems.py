@@ -54,6 +54,7 @@ ELSEWHERE: List[Elsewhere] = [
     Elsewhere("comm/tcp/test_mesh.c", "comm/tcp/mesh_calls", "connections of all ranks, of strangers and of late ones"),
     Elsewhere("comm/tcp/test_stragglers.c", "comm/tcp/failure comm/tcp/watcher",
               "queries while a rank waits, one failure for all ranks"),
+    Elsewhere("comm/levels/test_levels.c", "comm/levels/collective comm/machine", "layouts of ranks on machines, bits"),
     Elsewhere("comm/mpi/test_mpi.c", "comm/mpi/calls comm/mpi/collective comm/mpi/library comm/mpi/meeting "
               "comm/mpi/progress comm/mpi/runtime comm/mpi/wait", "ranks of each MPI: bits, launchers, lost ranks"),
     Elsewhere("cudasim/nccl/test_contexts.c", "comm/nccl/nccl", "communicators, made and freed by contexts"),

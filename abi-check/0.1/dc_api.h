@@ -392,10 +392,12 @@ typedef struct dc_comm_options {
   int64_t heartbeat_ns; /**< TCP: pause between heartbeats; 0 = 1 s. A machine silent for three, and 3 s, is dead */
   int32_t first_port;   /**< TCP: the listeners of other ranks than 0 take ports from first_port ... */
   int32_t last_port;    /**< ... to last_port; both 0 = any */
+  const char *node;     /**< TCP, MPI: a text that the ranks of one machine have in common; NULL = the machine's boot and
+                             network namespace; "" = this rank shares memory with no other */
 } dc_comm_options;
 
 /** A dc_comm_options with all defaults. */
-#define DC_COMM_OPTIONS_INIT {sizeof(dc_comm_options), 0, 0, NULL, NULL, 0, 0, 0}
+#define DC_COMM_OPTIONS_INIT {sizeof(dc_comm_options), 0, 0, NULL, NULL, 0, 0, 0, NULL}
 
 /** DC_COMM_OPTIONS_INIT as a function. [any] Since 0.1. */
 DC_API void dc_comm_options_init(dc_comm_options *options, size_t struct_size);
@@ -427,6 +429,10 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  Ranks send heartbeats. A machine that answers none for three is DC_E_PEER_DEAD on all others, whatever the deadline.
  *  Bits are those of every other transport. A collective's deadline runs while nothing moves. symmetric_memory needs
  *  shared memory, which these ranks do not have. All machines must have one byte order.
+ *  Ranks of several machines move larger data in two levels, if the machines have blocks of 2^k ranks that follow each
+ *  other. Ranks of a block give each other data over shared memory. Between machines each byte of a gather goes once,
+ *  and of a reduction the sum of a block. The bits are the same. wire_bytes then counts what comes over the network.
+ *  options.node overrides which ranks share a machine.
  *  At a deadline the ranks query each other for those that are late, and before any error they agree on one for all.
  *  That takes one message, or at most 3 s where a rank does not answer, being stopped or cut off. Ranks that cannot
  *  reach each other at all name those that they lack. A data connection that breaks though its rank lives is

@@ -55,7 +55,7 @@ static dc_status check_name(const char *fn, const char *name) {
 }
 
 static dc_status check_tcp_options(const char *fn, const dc_comm_options *options) {
-  enum { MIN_SECRET = 16, MAX_SECRET = 1024, MAX_NETWORK = 63 };
+  enum { MIN_SECRET = 16, MAX_SECRET = 1024, MAX_NETWORK = 63, MAX_NODE = 255 };
   size_t length = options->secret == NULL ? MIN_SECRET : strnlen(options->secret, MAX_SECRET + 1);
   if (length < MIN_SECRET || length > MAX_SECRET) { /* a short one can be guessed, and its text stays unsaid */
     return dc__fail(DC_E_INVALID, "%s: options.secret has %s bytes, must have %d to %d", fn,
@@ -63,6 +63,9 @@ static dc_status check_tcp_options(const char *fn, const dc_comm_options *option
   }
   if (options->network != NULL && strnlen(options->network, MAX_NETWORK + 1) > MAX_NETWORK) {
     return dc__fail(DC_E_INVALID, "%s: options.network has more than %d bytes", fn, MAX_NETWORK);
+  }
+  if (options->node != NULL && strnlen(options->node, MAX_NODE + 1) > MAX_NODE) {
+    return dc__fail(DC_E_INVALID, "%s: options.node has more than %d bytes", fn, MAX_NODE);
   }
   if (options->first_port < 0 || options->last_port > 65535 || options->first_port > options->last_port ||
       (options->first_port == 0) != (options->last_port == 0)) {
@@ -125,7 +128,9 @@ dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank
   DC__TRY(comm_begin_create(fn, rank, world_size, DC__COMM_MAX_WORLD, options, &known, comm));
   DC__TRY(check_name(fn, name));
   DC__TRY(check_tcp_options(fn, &known));
-  return dc__comm_create_tcp(address, name, rank, world_size, &known, comm);
+  dc_comm *whole;
+  DC__TRY(dc__comm_create_tcp(address, name, rank, world_size, &known, &whole));
+  return dc__comm_create_levels(whole, known.node, comm);
 }
 
 dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world_size,
@@ -181,7 +186,9 @@ dc_status dc_comm_create_mpi(const dc_comm_options *options, dc_comm **comm) {
   dc_comm_options known;
   DC__TRY(comm_begin_create(fn, 0, 1, 1, options, &known, comm));
   DC__TRY(check_tcp_options(fn, &known));
-  return dc__comm_create_mpi(&known, comm);
+  dc_comm *whole;
+  DC__TRY(dc__comm_create_mpi(&known, &whole));
+  return dc__comm_create_levels(whole, known.node, comm);
 }
 
 dc_status dc_mpi_get_version(const char **version) {

@@ -224,6 +224,10 @@ dc_status dc__comm_create_external(const dc_comm_callbacks *callbacks, int32_t r
 dc_status dc__comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **copy);
 /* The ranks of MPI_COMM_WORLD. */
 dc_status dc__comm_create_mpi(const dc_comm_options *options, dc_comm **comm);
+/* Collective (levels/). Takes over a communicator whose ranks may lie on several machines. *comm does its collectives
+ * in two levels where that is possible, else it is `whole`. node: a text that the ranks of one machine have in common;
+ * NULL: the machine's name; empty: this rank shares memory with no other. */
+dc_status dc__comm_create_levels(dc_comm *whole, const char *node, dc_comm **comm);
 /* The MPI that it would use, as a text that stays. DC_E_UNSUPPORTED if there is none, with the reason. */
 dc_status dc__mpi_version(const char **version);
 /* Version of the NCCL that would be used, 22907 for 2.29.7. DC_E_UNSUPPORTED if there is none, with the reason. */

@@ -39,6 +39,8 @@ bool dc__combine(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtyp
  *   dst[i] = accumulate ? dst[i] + r : r. First r is converted to dst's type; the sum is as in dc__accumulate.
  * dst may be one of the sources only at the same element and type. */
 void dc__reduce(const dc__reduction *r);
+/* The division of its means, of float32 or float64. */
+void dc__divide(void *values, int32_t dtype, int64_t count, int32_t n);
 
 /* copy.c: memcpy; large copies use non-temporal stores, so that a gathered weight does not evict the caller's data from
  * the caches. */

@@ -221,20 +221,6 @@ static int32_t sum_dtype(const dc__coll_item *item) {
   return item->dtype == DC_FLOAT16 || item->dtype == DC_BFLOAT16 ? DC_FLOAT32 : item->dtype;
 }
 
-static void divide_by_world(void *data, int32_t dtype, int64_t count, int32_t world) {
-  if (dtype == DC_FLOAT32) {
-    float *values = data;
-    for (int64_t i = 0; i < count; i++) {
-      values[i] /= (float)world;
-    }
-  } else if (dtype == DC_FLOAT64) {
-    double *values = data;
-    for (int64_t i = 0; i < count; i++) {
-      values[i] /= (double)world;
-    }
-  }
-}
-
 /* Rank-major: block r holds this rank's contribution to what rank r receives. Padding is zero. */
 static void pack_sends(const dc__external *self, const dc__coll *coll, int32_t dtype, char *send) {
   int64_t size = (int64_t)dc_dtype_size(dtype);
@@ -260,7 +246,7 @@ static void unpack_sums(const dc__external *self, const dc__coll *coll, int32_t 
       int64_t count = item->ranges[self->head.rank].count;
       const void *source = recv;
       if (item->reduce_op == DC_MEAN) {
-        divide_by_world(recv, dtype, count, self->head.world);
+        dc__divide(recv, dtype, count, self->head.world);
       }
       /* With one source this converts and accumulates as the other transports do. */
       const dc__reduction sum = {.dst = item->recv,

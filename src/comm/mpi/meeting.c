@@ -7,9 +7,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "comm/machine.h"
 #include "comm/mpi/mpi.h"
 #include "comm/tcp/tcp.h"
 
@@ -17,7 +17,7 @@ enum { ADDRESS = 80, SECRET_BYTES = 32 };
 
 /* From each rank to the others. Plain data. */
 typedef struct mpi_hello {
-  char machine[64]; /* of its boot and its network: equal where loopback reaches */
+  char machine[DC__MACHINE_NAME];
 } mpi_hello;
 
 /* From rank 0 to the others. */
@@ -27,19 +27,6 @@ typedef struct mpi_invitation {
 } mpi_invitation;
 
 /* ---- where ---- */
-
-static void describe_machine(char machine[64]) {
-  char boot[40] = "";
-  struct stat network = {.st_ino = 0};
-  FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
-  if (file != NULL) {
-    (void)fscanf(file, "%39s", boot);
-    fclose(file);
-  }
-  (void)stat("/proc/self/ns/net", &network);
-  memset(machine, 0, 64);
-  snprintf(machine, 64, "%.36s %llu", boot, (unsigned long long)network.st_ino);
-}
 
 /* The address from which this machine sends to others. Connecting a datagram socket sends nothing. */
 static bool find_sending_address(char host[INET6_ADDRSTRLEN]) {
@@ -147,7 +134,7 @@ static dc__mpi_wait begin_wait(int64_t timeout_ns) {
 static dc_status exchange_hellos(mpi_meeting *meeting, int64_t timeout_ns) {
   const dc__mpi_runtime *runtime = &dc__mpi_runtime_state;
   dc__mpi_wait wait = begin_wait(timeout_ns);
-  describe_machine(meeting->hellos[runtime->rank].machine);
+  dc__machine_name(meeting->hellos[runtime->rank].machine);
   for (int32_t r = 0; r < runtime->size; r++) {
     meeting->counts[r] = (int)sizeof(mpi_hello);
     meeting->at[r] = r * (int)sizeof(mpi_hello);

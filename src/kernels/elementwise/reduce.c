@@ -11,7 +11,7 @@ typedef struct reduce_sources {
   int32_t compute_dtype; /* the type in which they are added */
 } reduce_sources;
 
-static void reduce_divide(void *values, int32_t dtype, int64_t count, int32_t n) {
+void dc__divide(void *values, int32_t dtype, int64_t count, int32_t n) {
   if (dtype == DC_FLOAT32) {
     dc__f32 *v = values;
     for (int64_t i = 0; i < count; i++) {
@@ -50,7 +50,7 @@ static void reduce_tree(void *out, const reduce_sources *in, int32_t first, int3
     dc__accumulate(out, in->compute_dtype, right, in->compute_dtype, count);
   }
   if (mean) {
-    reduce_divide(out, in->compute_dtype, count, n);
+    dc__divide(out, in->compute_dtype, count, n);
   }
 }
 

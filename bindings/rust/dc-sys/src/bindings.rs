@@ -448,10 +448,11 @@ pub struct dc_comm_options {
     pub heartbeat_ns: i64,
     pub first_port: i32,
     pub last_port: i32,
+    pub node: *const ::std::os::raw::c_char,
 }
 #[test]
 fn bindgen_test_layout_dc_comm_options() {
-    assert_eq!(::std::mem::size_of::<dc_comm_options>(), 56usize, concat!("Size of: ", stringify!(dc_comm_options)));
+    assert_eq!(::std::mem::size_of::<dc_comm_options>(), 64usize, concat!("Size of: ", stringify!(dc_comm_options)));
     assert_eq!(
         ::std::mem::align_of::<dc_comm_options>(),
         8usize,
@@ -553,6 +554,18 @@ fn bindgen_test_layout_dc_comm_options() {
         );
     }
     test_field_last_port();
+    fn test_field_node() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).node) as usize - ptr as usize
+            },
+            56usize,
+            concat!("Offset of field: ", stringify!(dc_comm_options), "::", stringify!(node))
+        );
+    }
+    test_field_node();
 }
 impl Default for dc_comm_options {
     fn default() -> Self {

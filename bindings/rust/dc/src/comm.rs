@@ -29,6 +29,8 @@ pub struct CommOptions {
     pub ports: Option<(u16, u16)>,
     /// TCP: the pause between heartbeats; `None`: 1 s.
     pub heartbeat: Option<Duration>,
+    /// TCP, MPI: a text that the ranks of one machine have in common; "": none share memory; `None`: the machine's own.
+    pub node: Option<String>,
 }
 
 impl fmt::Debug for CommOptions {
@@ -41,6 +43,7 @@ impl fmt::Debug for CommOptions {
             .field("network", &self.network)
             .field("ports", &self.ports)
             .field("heartbeat", &self.heartbeat)
+            .field("node", &self.node)
             .finish()
     }
 }
@@ -134,12 +137,14 @@ impl Comm {
         crate::check_version()?;
         let (address, name) = (c_name("address", address)?, c_name("name", name)?);
         let network = options.network.as_deref().map(|text| c_name("options.network", text)).transpose()?;
+        let node = options.node.as_deref().map(|text| c_name("options.node", text)).transpose()?;
         let secret = options.secret.as_deref().map(CString::new).transpose();
         let secret = secret.map_err(|_| Error::new(Status::INVALID, "options.secret must not contain NUL"))?;
         let (first_port, last_port) = options.ports.unwrap_or((0, 0));
         let table = sys::dc_comm_options {
             secret: secret.as_deref().map_or(ptr::null(), CStr::as_ptr),
             network: network.as_deref().map_or(ptr::null(), CStr::as_ptr),
+            node: node.as_deref().map_or(ptr::null(), CStr::as_ptr),
             heartbeat_ns: nanoseconds(options.heartbeat),
             first_port: i32::from(first_port),
             last_port: i32::from(last_port),
@@ -156,9 +161,11 @@ impl Comm {
     pub fn mpi(options: &CommOptions) -> Result<Comm> {
         crate::check_version()?;
         let network = options.network.as_deref().map(|text| c_name("options.network", text)).transpose()?;
+        let node = options.node.as_deref().map(|text| c_name("options.node", text)).transpose()?;
         let (first_port, last_port) = options.ports.unwrap_or((0, 0));
         let table = sys::dc_comm_options {
             network: network.as_deref().map_or(ptr::null(), CStr::as_ptr),
+            node: node.as_deref().map_or(ptr::null(), CStr::as_ptr),
             heartbeat_ns: nanoseconds(options.heartbeat),
             first_port: i32::from(first_port),
             last_port: i32::from(last_port),

@@ -1,0 +1,370 @@
+/* Collectives in two levels: blocks of ranks on several machines, which are told apart by options.node here. Every
+ * type, split and layout has the bits of the direct exchange, and fewer bytes go between machines. */
+#include "comm_checks.h"
+#include "comm_trainer.h"
+
+#include <signal.h>
+
+#include "comm/levels/levels.h"
+#include "comm/tcp/tcp.h"
+
+typedef struct layout {
+  int32_t world, per_node; /* per_node 0: all ranks on this machine; negative: ranks go round -per_node machines */
+  int32_t length;          /* of blocks; 1: none */
+} layout;
+
+typedef struct node_job {
+  const layout *layout;
+  const char *name, *address;
+  int32_t rank;
+  rank_fn fn;
+  void *arg;
+  int result;
+} node_job;
+
+static void *run_on_node(void *arg) {
+  node_job *job = arg;
+  const layout *l = job->layout;
+  char node[32];
+  dc_comm *comm = NULL;
+  snprintf(node, sizeof node, "node %d",
+           l->per_node < 0 ? job->rank % -l->per_node : job->rank / (l->per_node + !l->per_node));
+  const dc_comm_options options = {
+      .struct_size = sizeof options, .timeout_ns = 60000 * MS, .node = l->per_node == 0 ? NULL : node};
+  job->result = 1;
+  if (dc_comm_create_tcp(job->address, job->name, job->rank, l->world, &options, &comm) == DC_OK) {
+    job->result = job->fn(comm, job->arg);
+    dc_comm_destroy(comm);
+  } else {
+    fprintf(stderr, "rank %d: %s\n", job->rank, dc_last_error());
+  }
+  return NULL;
+}
+
+static int on_nodes(const layout *l, rank_fn fn, void *arg) {
+  char name[64], address[64];
+  pthread_t threads[16];
+  node_job jobs[16];
+  int result = 0;
+  fresh_name(name);
+  fresh_address(address);
+  for (int32_t r = 0; r < l->world; r++) {
+    jobs[r] = (node_job){l, name, address, r, fn, arg, 0};
+    pthread_create(&threads[r], NULL, run_on_node, &jobs[r]);
+  }
+  for (int32_t r = 0; r < l->world; r++) {
+    pthread_join(threads[r], NULL);
+    result += jobs[r].result;
+  }
+  return result;
+}
+
+static int32_t length_of(dc_comm *comm) {
+  return strcmp(comm->ops->name, "two levels") == 0 ? ((const dc__levels *)comm)->length : 1;
+}
+
+/* ---- blocks ---- */
+
+static int has_length(dc_comm *comm, void *arg) {
+  CHECK(length_of(comm) == *(const int32_t *)arg);
+  return without_counts(comm, NULL);
+}
+
+static void test_blocks(void **state) {
+  static const layout layouts[] = {{4, 2, 2}, {8, 4, 4}, {6, 3, 1},  {6, 2, 2}, {12, 6, 2}, {4, 1, 1},
+                                   {4, 4, 1}, {4, 0, 1}, {4, -2, 1}, {7, 4, 1}, {1, 1, 1},  {10, 8, 2}};
+  (void)state;
+  for (size_t i = 0; i < DC__COUNT(layouts); i++) {
+    int32_t length = layouts[i].length;
+    assert_int_equal(on_nodes(&layouts[i], has_length, &length), 0);
+  }
+}
+
+/* ---- bits and bytes ---- */
+
+/* The network's share of a reduction: 1/length of the direct exchange for float32. */
+static int count_bytes(dc_comm *comm, void *arg) {
+  const int64_t per = 20000, total = per * dc_comm_size(comm);
+  const int32_t length = length_of(comm), blocks = dc_comm_size(comm) / length;
+  float *whole = make(DC_FLOAT32, dc_comm_rank(comm), total), *part = calloc((size_t)per, sizeof *part);
+  const dc_tensor from = flat(whole, &total, DC_FLOAT32);
+  dc_tensor to = flat(part, &per, DC_FLOAT32), all = flat(whole, &total, DC_FLOAT32);
+  (void)arg;
+  CHECK(length > 1);
+  long long before = atomic_load(&comm->wire_bytes);
+  CHECK_OK(dc_comm_reduce_scatter(comm, &from, &to, NULL, DC_SUM, NULL));
+  CHECK(atomic_load(&comm->wire_bytes) - before == per * 4 * (blocks - 1)); /* a partial sum from each other block */
+  before = atomic_load(&comm->wire_bytes);
+  CHECK_OK(dc_comm_all_gather(comm, &to, &all, NULL, NULL));
+  CHECK(atomic_load(&comm->wire_bytes) - before == per * 4 * (blocks - 1)); /* each part once to each machine */
+  before = atomic_load(&comm->wire_bytes);
+  CHECK_OK(dc_comm_broadcast(comm, &all, 1, NULL));
+  const bool receives = dc_comm_rank(comm) % length == 1 && dc_comm_rank(comm) != 1;
+  CHECK(atomic_load(&comm->wire_bytes) - before == (receives ? total * 4 : 0));
+  free(whole);
+  free(part);
+  return 0;
+}
+
+static void test_bytes(void **state) {
+  static const layout two_by_two = {4, 2, 2}, two_by_four = {8, 4, 4};
+  (void)state;
+  assert_int_equal(on_nodes(&two_by_two, count_bytes, NULL), 0);
+  assert_int_equal(on_nodes(&two_by_four, count_bytes, NULL), 0);
+}
+
+static int reduces_alike(dc_comm *comm, int32_t dtype, int kind, int32_t op) {
+  int64_t counts[DC__COMM_MAX_WORLD];
+  const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
+  const int64_t total = split(kind, 60007, world, counts), begin = begin_of(counts, rank);
+  const size_t size = dc_dtype_size(dtype);
+  char *expected = make_reduced(dtype, world, total, op == DC_MEAN), *send = make(dtype, rank, total);
+  char *recv = malloc((size_t)counts[rank] * size + 1), *place = send + (size_t)begin * size;
+  const dc_tensor from = flat(send, &total, dtype);
+  dc_tensor to = flat(recv, &counts[rank], dtype), whole = flat(send, &total, dtype);
+  CHECK_OK(dc_comm_reduce_scatter(comm, &from, &to, counts, op, NULL));
+  CHECK(memcmp(recv, expected + (size_t)begin * size, (size_t)counts[rank] * size) == 0);
+  memset(send, 0, (size_t)total * size);
+  memcpy(place, recv, (size_t)counts[rank] * size);
+  CHECK_OK(dc_comm_all_gather(comm, &to, &whole, counts, NULL));
+  CHECK(memcmp(send, expected, (size_t)total * size) == 0);
+  free(expected);
+  free(send);
+  free(recv);
+  return 0;
+}
+
+static int has_the_bits(dc_comm *comm, void *arg) {
+  CHECK(length_of(comm) > 1);
+  for (size_t d = 0; d < DC__COUNT(dtypes); d++) {
+    for (int kind = 0; kind < SPLITS; kind++) {
+      CHECK(reduces_alike(comm, dtypes[d], kind, DC_SUM) == 0);
+      CHECK(!dc__dtype_is_float(dtypes[d]) || reduces_alike(comm, dtypes[d], kind, DC_MEAN) == 0);
+    }
+  }
+  return broadcast_all_roots(comm, arg);
+}
+
+static void test_bits(void **state) {
+  static const layout layouts[] = {{4, 2, 2}, {8, 4, 4}, {6, 2, 2}, {12, 4, 4}};
+  (void)state;
+  for (size_t i = 0; i < DC__COUNT(layouts); i++) {
+    assert_int_equal(on_nodes(&layouts[i], has_the_bits, NULL), 0);
+  }
+}
+
+/* The reduction of all ranks' tensors of an item, computed here. */
+static void reduce_alone(const dc__coll_item *item, int32_t world, int64_t count, void *result) {
+  void *sources[16];
+  for (int32_t r = 0; r < world; r++) {
+    sources[r] = make(item->dtype, r, count);
+  }
+  dc__reduce(&(dc__reduction){.dst = result,
+                              .src = (const void *const *)sources,
+                              .count = count,
+                              .dst_dtype = item->recv_dtype,
+                              .src_dtype = item->dtype,
+                              .n = world,
+                              .mean = true,
+                              .accumulate = item->accumulate != 0});
+  for (int32_t r = 0; r < world; r++) {
+    free(sources[r]);
+  }
+}
+
+/* Results that are added to, in another type, of several tensors at once: as contexts reduce. */
+static int accumulates(dc_comm *comm, void *arg) {
+  enum { ITEMS = 14, ELEMENTS = 6001 };
+  const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
+  const dc__tag tag = {1, 0, DC_OP_REDUCE_GRAD, NULL};
+  dc__range ranges[16];
+  dc__coll_item items[ITEMS];
+  (void)arg;
+  for (int32_t r = 0; r < world; r++) {
+    const int64_t begin = r * (ELEMENTS / world);
+    ranges[r] = (dc__range){begin, r == world - 1 ? ELEMENTS - begin : ELEMENTS / world};
+  }
+  for (int i = 0; i < ITEMS; i++) {
+    const int32_t dtype = dtypes[i % 4];
+    items[i] = (dc__coll_item){.send = make(dtype, rank, ELEMENTS),
+                               .recv = calloc(ELEMENTS, sizeof(double)),
+                               .ranges = ranges,
+                               .total = ELEMENTS,
+                               .id = i,
+                               .dtype = dtype,
+                               .recv_dtype = dtype == DC_FLOAT64 ? DC_FLOAT64 : DC_FLOAT32,
+                               .accumulate = i % 2,
+                               .reduce_op = DC_MEAN};
+  }
+  for (int step = 0; step < 2; step++) {
+    dc__comm_reduce_scatter(comm, NULL, &tag, items, ITEMS);
+    CHECK_OK(dc__comm_check(comm));
+  }
+  for (int i = 0; i < ITEMS; i++) {
+    char *expected = calloc(ELEMENTS, sizeof(double));
+    const size_t size = dc_dtype_size(items[i].recv_dtype);
+    reduce_alone(&items[i], world, ELEMENTS, expected);
+    reduce_alone(&items[i], world, ELEMENTS, expected);
+    CHECK(memcmp(items[i].recv, expected + (size_t)ranges[rank].begin * size, (size_t)ranges[rank].count * size) == 0);
+    free(expected);
+    free(items[i].recv);
+    free((void *)(uintptr_t)items[i].send);
+  }
+  return 0;
+}
+
+static void test_accumulation(void **state) {
+  static const layout layouts[] = {{4, 2, 2}, {12, 4, 4}};
+  (void)state;
+  for (size_t i = 0; i < DC__COUNT(layouts); i++) {
+    assert_int_equal(on_nodes(&layouts[i], accumulates, NULL), 0);
+  }
+}
+
+/* ---- contexts, copies, parts ---- */
+
+static int trains(dc_comm *comm, void *arg) {
+  CHECK(length_of(comm) > 1);
+  return train_and_hash(comm, arg);
+}
+
+static void test_losses(void **state) {
+  static const layout two_by_two = {4, 2, 2};
+  uint64_t direct[4], levels[4];
+  (void)state;
+  assert_int_equal(on_threads(4, 0, train_and_hash, direct), 0);
+  assert_int_equal(on_nodes(&two_by_two, trains, levels), 0);
+  assert_true(direct[0] == levels[0] && direct[3] == levels[3]);
+}
+
+static int copies_and_parts(dc_comm *comm, void *arg) {
+  dc_comm *copy = NULL, *half = NULL, *pair = NULL;
+  CHECK_OK(dc_comm_dup(comm, &copy));
+  CHECK(length_of(copy) == 4 && accumulates(copy, arg) == 0);
+  CHECK_OK(dc_comm_split(comm, dc_comm_rank(comm) / 2 % 2, 0, &half)); /* two of each machine */
+  CHECK(length_of(half) == 2 && has_the_bits(half, NULL) == 0);
+  CHECK_OK(dc_comm_split(comm, dc_comm_rank(comm) % 4, 0, &pair)); /* one of each machine */
+  CHECK(length_of(pair) == 1 && without_counts(pair, NULL) == 0);
+  CHECK_OK(dc_comm_set_checksums(comm, 1));
+  CHECK(has_the_bits(comm, NULL) == 0);
+  dc_comm_destroy(pair);
+  dc_comm_destroy(half);
+  dc_comm_destroy(copy);
+  return 0;
+}
+
+static void test_copies_and_parts(void **state) {
+  static const layout two_by_four = {8, 4, 4};
+  (void)state;
+  assert_int_equal(on_nodes(&two_by_four, copies_and_parts, NULL), 0);
+}
+
+/* ---- failures ---- */
+
+/* Rank 3 aborts between two reductions: all ranks get its reason. */
+static int learns_of_an_abort(dc_comm *comm, void *arg) {
+  const int64_t count = 400000;
+  float *data = calloc((size_t)count, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  dc_status status = DC_OK;
+  (void)arg;
+  for (int i = 0; status == DC_OK; i++) {
+    if (i == 3 && dc_comm_rank(comm) == 3) {
+      dc_comm_abort(comm, "rank 3 has enough");
+    }
+    status = dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL);
+  }
+  free(data);
+  CHECK(status == DC_E_ABORTED);
+  CHECK_SAYS("rank 3 aborted the group: rank 3 has enough");
+  return 0;
+}
+
+static int learns_of_a_mismatch(dc_comm *comm, void *arg) {
+  const int64_t count = 100000 + (dc_comm_rank(comm) == 3);
+  float *data = calloc((size_t)count, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  (void)arg;
+  CHECK(dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) == DC_E_MISMATCH);
+  CHECK_SAYS("rank 3 called all_reduce (100001 elements, float32, sum)");
+  free(data);
+  return 0;
+}
+
+/* A column breaks, though all ranks live: the whole fails with its reason, and so do the ranks of the other column. */
+static int learns_of_a_column(dc_comm *comm, void *arg) {
+  const int64_t count = 100000;
+  float *data = calloc((size_t)count, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  dc_comm *column = ((const dc__levels *)comm)->column;
+  (void)arg;
+  if (dc_comm_rank(comm) == 3) {
+    dc_comm_abort(column, "the cable is out");
+  }
+  CHECK(dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) == DC_E_ABORTED);
+  CHECK_SAYS("the cable is out");
+  free(data);
+  return 0;
+}
+
+static void test_failures(void **state) {
+  static const layout two_by_two = {4, 2, 2};
+  (void)state;
+  assert_int_equal(on_nodes(&two_by_two, learns_of_an_abort, NULL), 0);
+  assert_int_equal(on_nodes(&two_by_two, learns_of_a_mismatch, NULL), 0);
+  assert_int_equal(on_nodes(&two_by_two, learns_of_a_column, NULL), 0);
+}
+
+/* Rank 3's process is killed between two reductions. */
+static int loses_a_rank(dc_comm *comm, void *arg) {
+  const int64_t count = 400000, begun = dc__now_ns();
+  float *data = calloc((size_t)count, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  dc_status status = DC_OK;
+  (void)arg;
+  for (int i = 0; status == DC_OK; i++) {
+    if (i == 3 && dc_comm_rank(comm) == 3) {
+      raise(SIGKILL);
+    }
+    status = dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL);
+  }
+  free(data);
+  CHECK(status == DC_E_PEER_DEAD && within(begun, 0, 20000));
+  CHECK_SAYS("rank 3 died");
+  return 0;
+}
+
+static void test_a_killed_rank(void **state) {
+  static const layout two_by_two = {4, 2, 2};
+  char name[64], address[64];
+  pid_t children[4];
+  (void)state;
+  fresh_name(name);
+  fresh_address(address);
+  for (int32_t r = 0; r < 4; r++) {
+    node_job job = {&two_by_two, name, address, r, loses_a_rank, NULL, 0};
+    fflush(NULL);
+    children[r] = fork();
+    if (children[r] == 0) {
+      run_on_node(&job);
+      _exit(job.result);
+    }
+  }
+  for (int32_t r = 0; r < 4; r++) {
+    assert_int_equal(end_rank(children[r]), r == 3 ? -SIGKILL : 0);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_blocks),
+      cmocka_unit_test(test_bits),
+      cmocka_unit_test(test_bytes),
+      cmocka_unit_test(test_losses),
+      cmocka_unit_test(test_copies_and_parts),
+      cmocka_unit_test(test_accumulation),
+      cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_a_killed_rank),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
