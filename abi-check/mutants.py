@@ -45,7 +45,7 @@ END = "  local:\n    *;\n};\n"
 RESET = "    dc_reset;\n"
 SYNC = "  int32_t sync_before_reduce;"
 CHECK = "  int32_t check_finite;     "
-LAST = "  int32_t reserved0;                 /**< 0 */\n} dc_config;"
+LAST = "  int32_t reserved0;    /**< 0 */\n} dc_adamw_options;"
 FREE = "  int64_t free_activation_threshold;"
 
 
@@ -78,8 +78,9 @@ MUTANTS = [
            ((TENSOR, f"typedef struct dc_new dc_new;\ntypedef struct dc_sized {{ size_t struct_size; }} dc_sized;\n"
              f"{TENSOR}"),)),
     Mutant("a field appended", "",
-           ((LAST, "  int32_t reserved0;\n  int64_t appended;\n} dc_config;"),
-            ("{sizeof(dc_config), 0, 0, 0, 0, 0, 0, 0, 0, 0}", "{sizeof(dc_config), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}"))),
+           ((LAST, "  int32_t reserved0;\n  int64_t appended;\n} dc_adamw_options;"),
+            ("{sizeof(dc_adamw_options), 0, 0, 0, 0, 0, 0, 0, 0}",
+             "{sizeof(dc_adamw_options), 0, 0, 0, 0, 0, 0, 0, 0, 0}"))),
     Mutant("a callback appended", "",
            (("} dc_comm_callbacks;", "  int32_t (*appended)(void *user);\n} dc_comm_callbacks;"),)),
     Mutant("a reserved field put to use", "", ((LAST, LAST.replace("reserved0;", "in_use;")),)),

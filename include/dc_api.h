@@ -736,7 +736,10 @@ typedef struct dc_config {
   int32_t sync_after_allgather;      /**< 1: … after each all-gather that communicates */
   int32_t check_finite;              /**< 1: dc_reduce_grad looks for infinities and NaN in what it copies, for
                                           dc_context_grads_finite; 0 = default: it does not */
-  int32_t reserved0;                 /**< 0 */
+  int32_t replicas;                  /**< hybrid sharding: the ranks are so many groups of consecutive ranks; must divide
+                                          their number. Shards and parts of gradients are those of a rank among its
+                                          group, and each group has all. Gradients are averaged over all ranks, with
+                                          the bits that replicas = 1 has; 0 = default = 1 */
 } dc_config;
 
 /** A dc_config with all defaults. */
@@ -752,7 +755,8 @@ DC_API void dc_config_init(dc_config *config, size_t struct_size);
  *  initial_reduce_bucket_size  elements a gradient bucket holds, >= 1. A larger gradient that is split as a shard is
  *           goes through it in pieces of at least 65536 elements. Any other makes its bucket grow.
  *  Returns DC_OK; DC_E_STATE (second time, or after dc_cleanup), DC_E_INVALID, DC_E_BUSY (comm cannot be copied, and
- *  another context uses it), DC_E_MISMATCH and the other communication errors. [handle, collective] Since 0.1. */
+ *  another context uses it), DC_E_MISMATCH, the other communication errors, and with config.replicas those of
+ *  dc_comm_split. [handle, collective] Since 0.1. */
 DC_API dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *config,
                          int64_t initial_reduce_bucket_size);
 

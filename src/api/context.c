@@ -82,7 +82,7 @@ static dc_status check_config(const char *fn, const dc_config *c) {
   DC__TRY(dc__check_flag(fn, "config.sync_before_allgather", c->sync_before_allgather));
   DC__TRY(dc__check_flag(fn, "config.sync_after_allgather", c->sync_after_allgather));
   DC__TRY(dc__check_flag(fn, "config.check_finite", c->check_finite));
-  return dc__check_range(fn, "config.reserved0", c->reserved0, 0, 0);
+  return dc__check_range(fn, "config.replicas", c->replicas, 0, DC__COMM_MAX_WORLD);
 }
 
 static dc_status init_locked(dc_context *ctx, dc_comm *comm, const dc_config *config, int64_t bucket_elements) {

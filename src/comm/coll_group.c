@@ -33,10 +33,14 @@ void dc__comm_free_group(dc_comm *comm) {
   }
 }
 
-static void free_ranges_task(void *args) {
+static void free_block_task(void *args) {
   void *ptr;
   memcpy(&ptr, args, sizeof ptr);
   dc__free(ptr);
+}
+
+void dc__comm_free_behind(dc_comm *comm, dc_stream *stream, void *block) {
+  dc__host_launch_func(comm, stream, free_block_task, &block, sizeof block);
 }
 
 static void submit_items(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__coll_item *items, int64_t count) {
@@ -65,7 +69,7 @@ static dc_status submit_members(dc_comm *comm, dc_stream *stream, const group_me
     items[i].ranges = &ranges[(size_t)i * world];
   }
   submit_items(comm, stream, members[0].kind, items, count);
-  dc__host_launch_func(comm, stream, free_ranges_task, &block, sizeof block);
+  dc__comm_free_behind(comm, stream, block);
   return stream == NULL ? dc__comm_check(comm) : DC_OK;
 }
 

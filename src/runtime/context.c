@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/replicas.h"
 #include "runtime/runtime.h"
 
 /* ---- calls ---- */
@@ -50,8 +51,12 @@ dc_status dc__operator_leave(dc_context *ctx, dc_status status) {
 
 dc_status dc__context_check(dc_context *ctx) {
   if (dc__device_check(ctx->device) != DC_OK) {
-    ctx->gather_comm->ops->abort(ctx->gather_comm, dc_last_error()); /* the others wait for this rank */
+    ctx->reduce_comm->ops->abort(ctx->reduce_comm, dc_last_error()); /* the others wait for this rank */
+    (void)(ctx->replica_comm == NULL ? DC_OK : dc__replicas_check(ctx));
     return dc__device_check(ctx->device);
+  }
+  if (ctx->replica_comm != NULL) {
+    return dc__replicas_check(ctx);
   }
   DC__TRY(dc__comm_check(ctx->gather_comm));
   return ctx->reduce_comm == ctx->gather_comm ? DC_OK : dc__comm_check(ctx->reduce_comm);
@@ -166,9 +171,8 @@ static void host_done(void *device) {
   dc__device_release(device);
 }
 
-/* Memory of the communicator's. */
-static dc_status make_heap_arena(dc_context *ctx, bool stream_ordered, dc__arena **arena) {
-  dc_comm *comm = ctx->gather_comm;
+/* Memory of a communicator's. */
+static dc_status make_heap_arena(dc_context *ctx, dc_comm *comm, bool stream_ordered, dc__arena **arena) {
   dc__arena_source heap = {
       .alloc = heap_alloc, .free = heap_free, .done = heap_done, .user = comm, .stream_ordered = stream_ordered};
   DC__TRY(dc__arena_create(ctx->device, &heap, arena));
@@ -184,11 +188,12 @@ dc_status dc__arenas_create(dc_context *ctx, dc__arenas *arenas) {
   bool has_heap =
       ctx->gather_comm->ops->heap_alloc != NULL && ctx->gather_comm->memory_space == ctx->device->memory_space;
   ctx->stream_ordered = has_heap && on_card && ctx->config.symmetric_memory == 1;
-  DC__TRY(ctx->stream_ordered ? make_heap_arena(ctx, true, &arenas->gathered)
+  DC__TRY(ctx->stream_ordered ? make_heap_arena(ctx, ctx->gather_comm, true, &arenas->gathered)
                               : dc__arena_create(ctx->device, NULL, &arenas->gathered));
   dc__arena **read_by_peers[] = {&arenas->shared, &arenas->buckets};
+  dc_comm *const peers[] = {ctx->gather_comm, ctx->reduce_comm};
   for (size_t i = 0; i < DC__COUNT(read_by_peers); i++) {
-    DC__TRY(ctx->stream_ordered || (has_heap && !on_card) ? make_heap_arena(ctx, false, read_by_peers[i])
+    DC__TRY(ctx->stream_ordered || (has_heap && !on_card) ? make_heap_arena(ctx, peers[i], false, read_by_peers[i])
                                                           : dc__arena_create(ctx->device, NULL, read_by_peers[i]));
   }
   DC__TRY(dc__arena_create(ctx->device, NULL, &arenas->working));
@@ -207,33 +212,10 @@ static dc_status make_host_arena(dc_context *ctx) {
 
 /* ---- life ---- */
 
-static dc_status make_comms(dc_context *ctx, const char *fn, dc_comm *comm) {
-  if (comm == NULL) {
-    DC__TRY(dc__comm_create_self(&ctx->gather_comm));
-  } else if (ctx->device->memory_space != 0 && !comm->supports_device) {
-    dc_status status = dc__comm_create_nccl(comm, ctx->device, &ctx->gather_comm);
-    if (status != DC_OK) {
-      return dc__fail(status, "%s: ranks of this communicator (%s) exchange memory of device \"%s\" through NCCL: %s",
-                      fn, comm->ops->name, ctx->device->name, dc_last_error());
-    }
-  } else {
-    DC__TRY(dc__comm_acquire_exclusive(fn, comm, &ctx->gather_comm));
-  }
-  ctx->rank = ctx->gather_comm->rank;
-  ctx->world = ctx->gather_comm->world;
-  dc__recorder_set_group(ctx);
-  dc_status status = ctx->gather_comm->ops->dup(ctx->gather_comm, &ctx->reduce_comm);
-  if (status == DC_E_UNSUPPORTED) {
-    ctx->reduce_comm = dc__comm_retain(ctx->gather_comm);
-    status = DC_OK;
-  }
-  return status;
-}
-
 dc_status dc__context_exchange(dc_context *ctx, int32_t group, dc__tag *tag, const int64_t *own, int64_t count,
                                int64_t *table) {
   dc_comm *comm = group == DC__GROUP_REDUCE ? ctx->reduce_comm : ctx->gather_comm;
-  int64_t bytes = count * ctx->world * (int64_t)sizeof *table;
+  int64_t bytes = count * comm->world * (int64_t)sizeof *table;
   tag->span = dc__recorder_begin(
       ctx,
       &(dc__recorded_op){.tag = tag, .group = group, .dtype = DC_INT64, .count = 1, .bytes = bytes, .moved = bytes});
@@ -244,14 +226,30 @@ dc_status dc__context_exchange(dc_context *ctx, int32_t group, dc__tag *tag, con
 
 /* The values that ranks must agree on, in the order of the names below. */
 static dc_status agree_on_config(dc_context *ctx, const char *fn) {
-  static const char *const names[] = {
-      "library version",    "world size",        "initial_reduce_bucket_size", "symmetric_memory",     "double_buffer",
-      "sync_before_reduce", "sync_after_reduce", "sync_before_allgather",      "sync_after_allgather", "check_finite"};
+  static const char *const names[] = {"library version",
+                                      "world size",
+                                      "initial_reduce_bucket_size",
+                                      "symmetric_memory",
+                                      "double_buffer",
+                                      "sync_before_reduce",
+                                      "sync_after_reduce",
+                                      "sync_before_allgather",
+                                      "sync_after_allgather",
+                                      "check_finite",
+                                      "replicas"};
   enum { FIELDS = DC__COUNT(names) };
   const dc_config *c = &ctx->config;
-  int64_t own[FIELDS] = {
-      DC_API_VERSION,        ctx->world,           ctx->bucket_elements,     c->symmetric_memory,     c->double_buffer,
-      c->sync_before_reduce, c->sync_after_reduce, c->sync_before_allgather, c->sync_after_allgather, c->check_finite};
+  int64_t own[FIELDS] = {DC_API_VERSION,
+                         ctx->world,
+                         ctx->bucket_elements,
+                         c->symmetric_memory,
+                         c->double_buffer,
+                         c->sync_before_reduce,
+                         c->sync_after_reduce,
+                         c->sync_before_allgather,
+                         c->sync_after_allgather,
+                         c->check_finite,
+                         c->replicas};
   int64_t table[DC__COMM_MAX_WORLD * FIELDS];
   dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_INIT};
   DC__TRY(dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, own, FIELDS, table));
@@ -267,6 +265,45 @@ static dc_status agree_on_config(dc_context *ctx, const char *fn) {
     }
   }
   return DC_OK;
+}
+
+/* A private copy of the caller's communicator, which moves the device's memory. */
+static dc_status copy_comm(dc_context *ctx, const char *fn, dc_comm *comm, dc_comm **copy) {
+  if (comm == NULL) {
+    return dc__comm_create_self(copy);
+  }
+  if (ctx->device->memory_space == 0 || comm->supports_device) {
+    return dc__comm_acquire_exclusive(fn, comm, copy);
+  }
+  dc_status status = dc__comm_create_nccl(comm, ctx->device, copy);
+  return status == DC_OK ? DC_OK
+                         : dc__fail(status,
+                                    "%s: ranks of this communicator (%s) exchange memory of device \"%s\" through "
+                                    "NCCL: %s",
+                                    fn, comm->ops->name, ctx->device->name, dc_last_error());
+}
+
+/* The ranks agree over the first communicator, before others are made as the config says. */
+static dc_status make_comms(dc_context *ctx, const char *fn, dc_comm *comm) {
+  DC__TRY(copy_comm(ctx, fn, comm, &ctx->gather_comm));
+  ctx->rank = ctx->gather_comm->rank;
+  ctx->world = ctx->gather_comm->world;
+  dc__recorder_set_group(ctx);
+  DC__TRY(agree_on_config(ctx, fn));
+  if (ctx->config.replicas > 1) {
+    ctx->reduce_comm = ctx->gather_comm;
+    ctx->gather_comm = NULL;
+    DC__TRY(dc__replicas_connect(ctx, fn));
+    ctx->rank = ctx->gather_comm->rank;
+    ctx->world = ctx->gather_comm->world;
+    return DC_OK;
+  }
+  dc_status status = ctx->gather_comm->ops->dup(ctx->gather_comm, &ctx->reduce_comm);
+  if (status == DC_E_UNSUPPORTED) {
+    ctx->reduce_comm = dc__comm_retain(ctx->gather_comm);
+    status = DC_OK;
+  }
+  return status;
 }
 
 static void free_resources(dc_context *ctx) {
@@ -301,9 +338,10 @@ static void free_resources(dc_context *ctx) {
   ctx->items = NULL;
   ctx->scratch = NULL;
   ctx->item_capacity = ctx->scratch_capacity = 0;
-  dc__comm_release(ctx->reduce_comm);
+  dc__comm_release(ctx->replica_comm);
+  dc__comm_release_exclusive(ctx->reduce_comm); /* the caller's own where it cannot be copied */
   dc__comm_release_exclusive(ctx->gather_comm);
-  ctx->reduce_comm = ctx->gather_comm = NULL;
+  ctx->replica_comm = ctx->reduce_comm = ctx->gather_comm = NULL;
 }
 
 static dc_status context_start(dc_context *ctx, const char *fn, dc_comm *comm) {
@@ -313,7 +351,6 @@ static dc_status context_start(dc_context *ctx, const char *fn, dc_comm *comm) {
   DC__TRY(make_host_arena(ctx));
   DC__TRY(dc__ensure_event(ctx, &ctx->caller_event));
   DC__TRY(dc__grad_finite_init(ctx));
-  DC__TRY(agree_on_config(ctx, fn));
   if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && ctx->gather_comm->ops->peer_accessible == NULL) {
     return dc__fail(DC_E_UNSUPPORTED,
                     "%s: config.symmetric_memory = 1, but ranks of this communicator (%s) cannot read "

@@ -57,8 +57,8 @@ void dc__recorder_free(dc_context *ctx) {
 void dc__recorder_set_group(dc_context *ctx) {
   dc__recorder *r = ctx->recorder;
   atomic_store(&r->transport, ctx->gather_comm->ops->name);
-  atomic_store(&r->rank, ctx->rank);
-  atomic_store(&r->world, ctx->world);
+  atomic_store(&r->rank, ctx->gather_comm->rank);
+  atomic_store(&r->world, ctx->gather_comm->world);
 }
 
 /* ---- times ---- */

@@ -78,7 +78,7 @@ dc_status dc__grad_finite_query(dc_context *ctx, const char *fn, int32_t *finite
   DC__TRY(dc__context_exchange(ctx, DC__GROUP_REDUCE, &tag, own, 2, table));
   bool found = false;
   int64_t lowest = INT64_MAX;
-  for (int32_t rank = 0; rank < ctx->world; rank++) {
+  for (int32_t rank = 0; rank < ctx->reduce_comm->world; rank++) {
     const int64_t *peer = table + 2 * rank;
     found = found || peer[0] != 0;
     lowest = peer[0] != 0 && peer[1] < lowest ? peer[1] : lowest;

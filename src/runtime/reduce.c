@@ -8,6 +8,7 @@
  * at a time. */
 #include <string.h>
 
+#include "runtime/replicas.h"
 #include "runtime/runtime.h"
 
 /* ---- buckets ---- */
@@ -63,9 +64,10 @@ void dc__buckets_free(dc_context *ctx) {
 
 /* ---- flushing ---- */
 
-/* Stage 0: every rank reduced its chunk of the gradient in place; now all get all chunks. */
-static void gather_whole(dc_context *ctx, dc_stream *stream, const dc__tag *tag, dc__buckets *buckets) {
+/* At stage 0 every rank reduces its chunk of the gradient in place, and then all get all chunks. */
+static void reduce_items(dc_context *ctx, dc_stream *stream, const dc__tag *tag, dc__buckets *buckets) {
   int64_t count = 0;
+  dc__comm_reduce_scatter(ctx->reduce_comm, stream, tag, buckets->items, buckets->item_count);
   for (int64_t i = 0; i < buckets->item_count; i++) {
     dc__param *param = buckets->params[i];
     if (buckets->items[i].ranges != param->chunks || param->sharded) {
@@ -80,8 +82,6 @@ static void gather_whole(dc_context *ctx, dc_stream *stream, const dc__tag *tag,
                         .id = param->id,
                         .dtype = param->grad_dtype,
                         .recv_dtype = param->grad_dtype};
-    ctx->counters.reduce_wire_bytes +=
-        dc__wire_elements(ctx, param->chunks, param->numel, false) * (int64_t)dc_dtype_size(param->grad_dtype);
   }
   dc__comm_all_gather(ctx->reduce_comm, stream, tag, buckets->items, count);
 }
@@ -103,8 +103,7 @@ static dc_status bucket_flush(dc_context *ctx, dc__buckets *buckets) {
                                                         .count = (int32_t)buckets->item_count,
                                                         .bytes = bytes,
                                                         .moved = bytes});
-  dc__comm_reduce_scatter(ctx->reduce_comm, stream, &tag, buckets->items, buckets->item_count);
-  gather_whole(ctx, stream, &tag, buckets);
+  (ctx->replica_comm != NULL ? dc__replicas_reduce : reduce_items)(ctx, stream, &tag, buckets);
   dc__recorder_submitted(tag.span);
   dc__context_record_event(ctx, bucket->done, stream);
   ctx->counters.flushes++;
@@ -244,7 +243,7 @@ static dc__coll_item reduce_coll_item(const dc_context *ctx, const dc__graph *gr
                         .recv_dtype = param->grad_dtype,
                         .accumulate = param->has_grad,
                         .reduce_op = DC_MEAN};
-  if (graph->stage == 0) { /* its chunk, in place; gather_whole() brings the others */
+  if (graph->stage == 0) { /* its chunk, in place; reduce_items() brings the others */
     item.ranges = param->chunks;
     item.recv = (char *)param->grad + (size_t)param->chunks[ctx->rank].begin * dc_dtype_size(param->grad_dtype);
   }
@@ -346,7 +345,7 @@ static dc_status add_to_bucket(dc_context *ctx, const char *fn, const dc__graph 
     DC__TRY(bucket_flush(ctx, param->waits_in));
   }
   DC__TRY(prepare_drop(ctx, param));
-  const grad_contribution c = {.graph = graph, .param = param, .grad = grad, .dtype = dtype};
+  const grad_contribution c = {graph, param, grad, dtype};
   bool even = graph->stage > 0 && param->owned != param->own_split;
   DC__TRY(even && dc__piece_count(ctx, param->numel) > 1 ? add_pieces(ctx, buckets, &c) : add_whole(ctx, buckets, &c));
   if (param->local_sum != NULL) {
@@ -355,8 +354,7 @@ static dc_status add_to_bucket(dc_context *ctx, const char *fn, const dc__graph 
   param->has_grad = true;
   param->pending++;
   ctx->counters.reductions++;
-  int64_t moved = dc__wire_elements(ctx, graph->stage == 0 ? param->chunks : param->owned, param->numel, true);
-  ctx->counters.reduce_wire_bytes += moved * (int64_t)dc_dtype_size(dtype);
+  ctx->counters.reduce_wire_bytes += dc__reduction_bytes(ctx, graph->stage, param, dtype);
   return DC_OK;
 }
 

@@ -11,6 +11,7 @@
  *   gather.c    all-gather, fused or not
  *   copies.c    gathered copies: wait, release, take
  *   reduce.c    gradient buckets and their reductions
+ *   replicas.c  the same where groups of ranks have all parameters each
  *   grad_finite.c  whether the gradients of a step are finite
  *   offload.c   tensors and shards between device and host memory
  *   stats.c     statistics, dry runs
@@ -161,8 +162,9 @@ struct dc_context {
   int64_t bucket_elements;
   int32_t rank, world;
 
-  dc_comm *gather_comm;        /* own copies of the caller's communicator, so that both overlap */
-  dc_comm *reduce_comm;        /* the same as gather_comm where there can be only one */
+  dc_comm *gather_comm;  /* own copies of the caller's communicator, so that both overlap */
+  dc_comm *reduce_comm;  /* the same as gather_comm where there can be only one */
+  dc_comm *replica_comm; /* with replicas, whose group `rank` and `world` are of; reduce_comm has all ranks then */
   dc_stream *lanes[DC__LANES]; /* [DC__LANE_CALLER] is the caller's; the others are made when first used */
   dc_event *caller_event;      /* the caller's stream, when work of ours is queued */
   dc__arenas arenas;           /* in use */
@@ -373,6 +375,9 @@ bool dc__free_buffer(dc_context *ctx, dc_buffer *buffer);
 
 void dc__stats(dc_context *ctx, dc_memory_stats *stats);
 void dc__stats_reset(dc_context *ctx);
+/* Bytes that a gradient's reduction brings to this rank. Stage 0 then gathers the means, which have the buffer's type.
+ */
+int64_t dc__reduction_bytes(const dc_context *ctx, int32_t stage, const dc__param *param, int32_t dtype);
 dc_status dc__dry_run(dc_context *ctx, const char *fn, int32_t op, int64_t graph_id, int64_t id, int32_t dtype,
                       dc_op_info *info);
 /* Elements that a collective brings to this rank from others. */

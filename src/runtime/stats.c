@@ -1,6 +1,7 @@
 /* Statistics, and dry runs: what an operator would do. */
 #include <string.h>
 
+#include "runtime/replicas.h"
 #include "runtime/runtime.h"
 
 int64_t dc__wire_elements(const dc_context *ctx, const dc__range *ranges, int64_t total, bool reduce) {
@@ -96,10 +97,12 @@ static dc_status dry_reload_shard(dc_context *ctx, const char *fn, int64_t graph
   return DC_OK;
 }
 
-/* The bytes that a reduction receives. Stage 0 then gathers the means, which have the buffer's type. */
-static int64_t reduction_bytes(const dc_context *ctx, const dc__graph *graph, const dc__param *param, int32_t dtype) {
+int64_t dc__reduction_bytes(const dc_context *ctx, int32_t stage, const dc__param *param, int32_t dtype) {
   int64_t size = (int64_t)dc_dtype_size(dtype);
-  if (graph->stage != 0) {
+  if (ctx->replica_comm != NULL) {
+    return dc__replicas_wire_bytes(ctx, stage, param, dtype);
+  }
+  if (stage != 0) {
     return dc__wire_elements(ctx, param->owned, param->numel, true) * size;
   }
   return dc__wire_elements(ctx, param->chunks, param->numel, true) * size +
@@ -117,7 +120,7 @@ static dc_status dry_reduce(dc_context *ctx, const char *fn, int64_t graph_id, i
   dtype = dtype == DC_DTYPE_NONE ? param->expected_grad_dtype : dc__reduce_dtype(param, dtype);
   bool communicates = !ctx->profiling && !param->frozen && (graph->stage != 1 || ctx->update);
   if (communicates && dtype != DC_DTYPE_NONE) {
-    info->wire_bytes = reduction_bytes(ctx, graph, param, dtype);
+    info->wire_bytes = dc__reduction_bytes(ctx, graph->stage, param, dtype);
   }
   return DC_OK;
 }
@@ -129,8 +132,7 @@ static dc_status dry_end_backward(dc_context *ctx, const char *fn, int64_t graph
   DC__MAP_EACH (&ctx->params, i) {
     const dc__param *param = ctx->params.values[i];
     if (ctx->update && param->local_sum != NULL) {
-      info->wire_bytes +=
-          dc__wire_elements(ctx, param->owned, param->numel, true) * (int64_t)dc_dtype_size(param->local_sum_dtype);
+      info->wire_bytes += dc__reduction_bytes(ctx, 1, param, param->local_sum_dtype);
     }
   }
   return DC_OK;

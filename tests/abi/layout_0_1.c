@@ -111,6 +111,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_config, sync_after_allgather) 
 _Static_assert(_Generic(((dc_config *)0)->sync_after_allgather, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_config, check_finite) == 40, "0.1");
 _Static_assert(_Generic(((dc_config *)0)->check_finite, int32_t: 1, default: 0), "0.1");
+_Static_assert(sizeof(void *) != 8 || offsetof(dc_config, replicas) == 44, "0.1");
+_Static_assert(_Generic(((dc_config *)0)->replicas, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_memory_stats) >= 144, "0.1");
 _Static_assert(sizeof(void *) != 8 || _Alignof(dc_memory_stats) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_memory_stats, struct_size) == 0, "0.1");

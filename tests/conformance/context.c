@@ -27,7 +27,7 @@ static void failing_inits(rank *r) {
                {{.sync_before_allgather = 2}, "config.sync_before_allgather = 2"},
                {{.sync_after_allgather = 2}, "config.sync_after_allgather = 2"},
                {{.check_finite = -1}, "config.check_finite = -1, must be 0 or 1"},
-               {{.reserved0 = 1}, "config.reserved0 = 1"}};
+               {{.replicas = -1}, "config.replicas = -1"}};
   dc_context *ctx;
   OK(r, dc_context_create(r->device, NULL, &ctx));
   for (size_t i = 0; i < 5 * sizeof wrong / sizeof wrong[0]; i++) {

@@ -138,6 +138,7 @@ class Config(NamedTuple):
     sync_before_allgather: int = 0
     sync_after_allgather: int = 0
     check_finite: int = 0
+    replicas: int = 0
 
 
 class MemoryStats(NamedTuple):

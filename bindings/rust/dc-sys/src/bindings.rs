@@ -1002,7 +1002,7 @@ pub struct dc_config {
     pub sync_before_allgather: i32,
     pub sync_after_allgather: i32,
     pub check_finite: i32,
-    pub reserved0: i32,
+    pub replicas: i32,
 }
 #[test]
 fn bindgen_test_layout_dc_config() {
@@ -1116,18 +1116,18 @@ fn bindgen_test_layout_dc_config() {
         );
     }
     test_field_check_finite();
-    fn test_field_reserved0() {
+    fn test_field_replicas() {
         assert_eq!(
             unsafe {
                 let uninit = ::std::mem::MaybeUninit::<dc_config>::uninit();
                 let ptr = uninit.as_ptr();
-                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+                ::std::ptr::addr_of!((*ptr).replicas) as usize - ptr as usize
             },
             44usize,
-            concat!("Offset of field: ", stringify!(dc_config), "::", stringify!(reserved0))
+            concat!("Offset of field: ", stringify!(dc_config), "::", stringify!(replicas))
         );
     }
-    test_field_reserved0();
+    test_field_replicas();
 }
 extern "C" {
     pub fn dc_config_init(config: *mut dc_config, struct_size: usize);

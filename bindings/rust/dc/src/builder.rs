@@ -54,6 +54,12 @@ impl Config {
         self
     }
 
+    /// Hybrid sharding: the ranks are `groups` of consecutive ranks, which have all parameters each.
+    pub fn replicas(mut self, groups: i32) -> Config {
+        self.0.replicas = groups;
+        self
+    }
+
     /// Peers read shards in place.
     ///
     /// # Safety

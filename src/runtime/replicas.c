@@ -1,0 +1,136 @@
+/* Hybrid sharding: the ranks are `replicas` groups of consecutive ranks. Parameters are split inside a group, so that
+ * gathers stay there, and each group has all of them.
+ *
+ * Gradients are reduced over all ranks, as plain ZeRO of as many ranks does, with the same bits: each rank sums a piece
+ * of its part. Then replicas gather their part's pieces from each other. Together this moves as many bytes as an
+ * all-reduce of the parts. */
+#include "runtime/replicas.h"
+
+/* All ranks have agreed on config.replicas. */
+dc_status dc__replicas_connect(dc_context *ctx, const char *fn) {
+  dc_comm *all = ctx->reduce_comm;
+  const int32_t replicas = ctx->config.replicas;
+  if (all->world % replicas != 0) {
+    return dc__fail(DC_E_INVALID,
+                    "%s: config.replicas = %" PRId32 " does not divide the number of ranks, which is %" PRId32, fn,
+                    replicas, all->world);
+  }
+  const int32_t group = all->world / replicas;
+  DC__TRY(dc__comm_split(all, all->rank / group, 0, &ctx->gather_comm));
+  return dc__comm_split(all, all->rank % group, 0, &ctx->replica_comm);
+}
+
+/* The pieces of a group's parts, one for each of all ranks. */
+static void cut_parts(const dc_context *ctx, const dc__range *parts, dc__range *pieces) {
+  const int32_t replicas = ctx->replica_comm->world;
+  for (int32_t all = 0; all < ctx->reduce_comm->world; all++) {
+    const dc__range part = parts[all % ctx->world];
+    const dc__range piece = dc__chunk_range(part.count, replicas, all / ctx->world);
+    pieces[all] = (dc__range){part.begin + piece.begin, piece.count};
+  }
+}
+
+/* Ranges of a flush's items, which collectives need until they are done: pieces of all ranks, and those of this rank's
+ * part, from its beginning. */
+typedef struct replica_ranges {
+  dc__range *pieces, *own;
+} replica_ranges;
+
+static replica_ranges ranges_of(const dc_context *ctx, dc__range *block, int64_t item) {
+  dc__range *pieces = block + item * (ctx->reduce_comm->world + ctx->replica_comm->world);
+  return (replica_ranges){pieces, pieces + ctx->reduce_comm->world};
+}
+
+static void fill_ranges(const dc_context *ctx, const dc__coll_item *item, replica_ranges r) {
+  cut_parts(ctx, item->ranges, r.pieces);
+  for (int32_t i = 0; i < ctx->replica_comm->world; i++) {
+    r.own[i] = dc__chunk_range(item->ranges[ctx->rank].count, ctx->replica_comm->world, i);
+  }
+}
+
+static void *own_piece(const dc_context *ctx, const dc__coll_item *item, replica_ranges r) {
+  const int64_t begin = r.own[ctx->replica_comm->rank].begin;
+  return item->recv == NULL ? NULL : (char *)item->recv + (size_t)begin * dc_dtype_size(item->recv_dtype);
+}
+
+/* The gather that follows an item's reduction: at stage 0 of all pieces among all ranks, else of this rank's part among
+ * its replicas. */
+static dc__coll_item gather_item(const dc_context *ctx, const dc__coll_item *item, const dc__param *whole,
+                                 replica_ranges r) {
+  return (dc__coll_item){.send = own_piece(ctx, item, r),
+                         .recv = whole != NULL ? whole->grad : item->recv,
+                         .ranges = whole != NULL ? r.pieces : r.own,
+                         .total = whole != NULL ? whole->numel : item->ranges[ctx->rank].count,
+                         .id = item->id,
+                         .dtype = item->recv_dtype,
+                         .recv_dtype = item->recv_dtype};
+}
+
+/* Turns the items into reductions of pieces, and fills in the gathers behind them: those among all ranks from the
+ * beginning on, those among replicas from the end on. Returns how many of the first there are. */
+static int64_t plan_items(const dc_context *ctx, dc__buckets *buckets, dc__range *block, dc__coll_item *gathers) {
+  int64_t among_all = 0, last = buckets->item_count;
+  for (int64_t i = 0; i < buckets->item_count; i++) {
+    dc__coll_item *item = &buckets->items[i];
+    const dc__param *param = buckets->params[i];
+    const dc__param *whole = item->ranges == param->chunks && !param->sharded ? param : NULL;
+    const replica_ranges r = ranges_of(ctx, block, i);
+    fill_ranges(ctx, item, r);
+    gathers[whole != NULL ? among_all++ : --last] = gather_item(ctx, item, whole, r);
+    item->recv = own_piece(ctx, item, r);
+    item->ranges = r.pieces;
+  }
+  return among_all;
+}
+
+void dc__replicas_reduce(dc_context *ctx, dc_stream *stream, const dc__tag *tag, dc__buckets *buckets) {
+  const size_t count = (size_t)buckets->item_count;
+  const size_t ranges = (size_t)ctx->reduce_comm->world + (size_t)ctx->replica_comm->world;
+  dc__range *block = dc__calloc(count, ranges * sizeof *block);
+  dc__coll_item *gathers = dc__calloc(count, sizeof *gathers);
+  if (block == NULL || gathers == NULL) {
+    ctx->reduce_comm->ops->abort(ctx->reduce_comm, "a rank has no memory for the pieces of its gradients");
+    dc__free(block);
+    dc__free(gathers);
+    return;
+  }
+  const int64_t among_all = plan_items(ctx, buckets, block, gathers);
+  dc__comm_reduce_scatter(ctx->reduce_comm, stream, tag, buckets->items, buckets->item_count);
+  dc__comm_all_gather(ctx->reduce_comm, stream, tag, gathers, among_all);
+  dc__comm_all_gather(ctx->replica_comm, stream, tag, gathers + among_all, buckets->item_count - among_all);
+  dc__comm_free_behind(ctx->reduce_comm, stream, block);
+  dc__free(gathers);
+}
+
+/* Elements of this rank's pieces of a gradient, which goes through buckets whole or in pieces of its own. */
+static int64_t summed_elements(const dc_context *ctx, const dc__param *param, const dc__range *parts, bool cut) {
+  const int64_t pieces = cut ? dc__piece_count(ctx, param->numel) : 1;
+  int64_t own = 0;
+  for (int64_t k = 0; k < pieces; k++) {
+    const dc__range *slices = pieces > 1 ? dc__chunks_piece(ctx, param->numel, k) : parts;
+    own += dc__chunk_range(slices[ctx->rank].count, ctx->replica_comm->world, ctx->replica_comm->rank).count;
+  }
+  return own;
+}
+
+int64_t dc__replicas_wire_bytes(const dc_context *ctx, int32_t stage, const dc__param *param, int32_t dtype) {
+  const dc__range *parts = stage == 0 ? param->chunks : param->owned;
+  const int64_t own = summed_elements(ctx, param, parts, stage > 0 && param->owned != param->own_split);
+  const int64_t gathered = stage == 0 ? param->numel : parts[ctx->rank].count;
+  return own * (ctx->reduce_comm->world - 1) * (int64_t)dc_dtype_size(dtype) +
+         (gathered - own) * (int64_t)dc_dtype_size(param->grad_dtype);
+}
+
+dc_status dc__replicas_check(dc_context *ctx) {
+  dc_comm *const comms[] = {ctx->gather_comm, ctx->reduce_comm, ctx->replica_comm};
+  dc__failure failure = {DC_OK, ""};
+  for (size_t i = 0; i < DC__COUNT(comms) && failure.status == DC_OK; i++) {
+    dc__failure_keep(&failure, dc__comm_check(comms[i]));
+  }
+  for (size_t i = 0; i < DC__COUNT(comms) && failure.status != DC_OK; i++) {
+    if (dc__comm_check(comms[i]) == DC_OK) {
+      comms[i]->ops->abort(comms[i], failure.text);
+    }
+  }
+  return failure.status == DC_OK ? DC_OK : dc__failure_raise(&failure);
+}

@@ -1,0 +1,16 @@
+/* Hybrid sharding: a context whose ranks are several groups. */
+#ifndef DC_RUNTIME_REPLICAS_H
+#define DC_RUNTIME_REPLICAS_H
+
+#include "runtime/runtime.h"
+
+/* Splits reduce_comm into gather_comm and replica_comm. */
+dc_status dc__replicas_connect(dc_context *ctx, const char *fn);
+/* The first failure of the three communicators, with which the others end too. */
+dc_status dc__replicas_check(dc_context *ctx);
+/* Reduces a bucket's items, which it changes. Without memory it aborts the group. */
+void dc__replicas_reduce(dc_context *ctx, dc_stream *stream, const dc__tag *tag, dc__buckets *buckets);
+/* Bytes that a gradient's reduction, and the gather behind it, bring to this rank. */
+int64_t dc__replicas_wire_bytes(const dc_context *ctx, int32_t stage, const dc__param *param, int32_t dtype);
+
+#endif
