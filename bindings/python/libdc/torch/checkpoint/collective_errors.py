@@ -24,3 +24,19 @@ def run_on_all_ranks(root: Root, work: Callable[[], T]) -> T:
     if failure is not None:
         raise failure
     return result
+
+
+def on_first_replica(root: Root, save: Callable[[], None]) -> None:
+    """The replicas have the same state, so one of them writes it. All ranks learn of an error."""
+    failure: Optional[Exception] = None
+    if root.group.replica == 0:
+        try:
+            save()
+        except Exception as error:
+            failure = error
+    text = "" if failure is None else ascii(f"{type(failure).__name__}: {failure}")
+    failures = [] if root.group.options.replicas == 1 else root.group.all_gather_bytes(text.encode(), all_ranks=True)
+    if failure is not None:
+        raise failure
+    if any(failures):
+        raise RuntimeError("save_checkpoint: the ranks that write failed: " + max(failures).decode())

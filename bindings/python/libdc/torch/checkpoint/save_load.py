@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,8 @@ from ..sharding.parameter import entry_of, plain_tensor
 from ..sharding.root import Root
 from ..sharding.sharded_param import ShardedParam
 from . import safetensors_file, state_dict, writer
-from .collective_errors import run_on_all_ranks
+from .collective_errors import on_first_replica, run_on_all_ranks
+from .items import Target, WriteItem
 from .safetensors_file import TensorInfo, Layout
 
 _FORMAT = 2  # 1 had no checksums
@@ -28,32 +29,6 @@ _KEY = "libdc"  # of the metadata in which all that is no tensor lies, as JSON
 _EXTRA = "extra/"  # before a tensor's name
 _OPTIMIZER = "optimizer/"  # before the name of a parameter, "/", and that of a piece of its state
 Path = Union[str, "os.PathLike[str]"]
-
-
-class WriteItem(NamedTuple):
-    """Elements of a tensor that this rank can write: flat, from begin on."""
-
-    name: str
-    of: TensorInfo
-    begin: int
-    elements: Tensor
-
-    @property
-    def end(self) -> int:
-        return self.begin + self.elements.numel()
-
-
-class Target(NamedTuple):
-    """Where this rank's elements of a file's tensor go, from begin to end: the first ones of new memory on the host.
-    So damage never reaches the model. Only where the model has no values yet it is the model's memory, of any type."""
-
-    memory: Tensor
-    begin: int
-    end: int
-
-    @property
-    def elements(self) -> Tensor:
-        return self.memory.view(-1)[: self.end - self.begin]
 
 
 def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
@@ -72,15 +47,24 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     root = root_of(model)
     path = os.fspath(path)
     run_on_all_ranks(root, lambda: check_buffer_rule("save_checkpoint", buffers))
-    pieces: List[WriteItem] = []
-    aliases: Dict[str, str] = {}
+    agreed: Optional[Dict[int, Tensor]] = None
     if weights:
         run_on_all_ranks(root, root.group.check_initialized)
         agreed = synced_buffers(root, model.state_dict(keep_vars=True), buffers, everywhere=False)
-        pieces, aliases = run_on_all_ranks(root, lambda: _weight_items(model, agreed))
-    values = {name: value for name, value in (extra or {}).items() if not isinstance(value, Tensor)}
-    metadata: Dict[str, Any] = {"format": _FORMAT, "extra": values, "weights": weights}
-    for name, value in (extra or {}).items():
+    on_first_replica(root, lambda: _save(model, root, path, optimizer, extra or {}, agreed))
+
+
+def _save(model: nn.Module, root: Root, path: str, optimizer: Optional[torch.optim.Optimizer],
+          extra: Mapping[str, Any], agreed: Optional[Dict[int, Tensor]]) -> None:
+    """agreed: the buffers' values; None: weights are not written."""
+    pieces: List[WriteItem] = []
+    aliases: Dict[str, str] = {}
+    if agreed is not None:
+        own = agreed
+        pieces, aliases = run_on_all_ranks(root, lambda: _weight_items(model, own))
+    values = {name: value for name, value in extra.items() if not isinstance(value, Tensor)}
+    metadata: Dict[str, Any] = {"format": _FORMAT, "extra": values, "weights": agreed is not None}
+    for name, value in extra.items():
         if name not in values:
             pieces += run_on_all_ranks(root, lambda: _full_items(root, _EXTRA + name, value))
     if optimizer is not None:

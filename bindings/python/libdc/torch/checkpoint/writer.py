@@ -19,7 +19,7 @@ from .collective_errors import run_on_all_ranks
 from .safetensors_file import Layout
 
 if TYPE_CHECKING:
-    from .save_load import WriteItem
+    from .items import WriteItem
 
 
 def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> None:

@@ -21,10 +21,10 @@ _NOTHING = "nothing"
 def check(root: Root, model: nn.Module, params: Sequence[Tuple[str, nn.Parameter]], options: Mapping[str, Any]) -> None:
     """Raises on all ranks if the ranks' options, parameters or buffers differ; collective."""
     mine = json.dumps(_describe(model, params, options))
-    sums = root.group.all_gather_bytes(hashlib.sha256(mine.encode()).hexdigest().encode())
+    sums = root.group.all_gather_bytes(hashlib.sha256(mine.encode()).hexdigest().encode(), all_ranks=True)
     if all(text == sums[0] for text in sums):
         return
-    every = [json.loads(text) for text in root.group.all_gather_bytes(mine.encode())]
+    every = [json.loads(text) for text in root.group.all_gather_bytes(mine.encode(), all_ranks=True)]
     for rank, other in enumerate(every):
         if other != every[0]:
             raise ValueError(f"shard: {_first_difference(every[0], other, rank)}: all ranks must shard the same model "

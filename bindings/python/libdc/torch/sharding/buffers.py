@@ -29,7 +29,7 @@ def synced_buffers(root: Root, values: Mapping[str, Any], rule: str, everywhere:
     for value in values.values():
         if isinstance(value, Tensor) and entry_of(value) is None and id(value) not in result:
             result[id(value)] = value.detach().clone(memory_format=torch.contiguous_format)
-    if root.group.comm.size == 1:
+    if root.group.all_ranks.size == 1:
         return result
     means = [tensor for tensor in result.values() if rule == "mean" and (tensor.is_floating_point()
                                                                          or tensor.is_complex())]
@@ -49,5 +49,6 @@ def _average(root: Root, tensor: Tensor) -> None:
         return
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     wide = real.to(torch.promote_types(real.dtype, torch.float32), copy=True).view(-1)
-    root.group.comm_for(wide.device).all_reduce(wide, libdc.ReduceOp.MEAN, stream=devices.current_stream(wide.device))
+    comm = root.group.comm_for(wide.device, all_ranks=True)
+    comm.all_reduce(wide, libdc.ReduceOp.MEAN, stream=devices.current_stream(wide.device))
     real.copy_(wide.view(real.shape))

@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import threading
 import weakref
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import libdc
 import torch
@@ -28,6 +28,7 @@ class Options(NamedTuple):
     reduce_dtype: Optional[torch.dtype]
     param_dtype: Optional[torch.dtype]
     check_finite: bool
+    replicas: int = 1  # groups of ranks that have all parameters each
 
 
 _graph_ids = itertools.count(1 << 48)  # far from the numbers that users give their own graphs
@@ -39,7 +40,11 @@ class ParamGroup:
     uses, and when, is the root's (root.py)."""
 
     def __init__(self, comm: libdc.Comm, options: Options, device: torch.device) -> None:
-        self.comm = comm
+        self.all_ranks = comm
+        self.replica, hybrid = comm.rank * options.replicas // comm.size, options.replicas > 1
+        part = comm.split(self.replica) if hybrid else comm
+        assert part is not None  # all ranks have a color
+        self.comm = part  # the ranks among which parameters are split
         self.options = options
         self.stage = options.stage
         self.device = device  # of all parameters
@@ -48,11 +53,11 @@ class ParamGroup:
         self.stale = True  # weights changed since the last forward: stages 1 and 2 gather in this one
         self.captured = False  # steps are in a CUDA graph, whose launches leave no trace on the host
         self.uninitialized: Optional[Uninitialized] = None  # of a model that was on meta
-        self._comms: Dict[torch.device, libdc.Comm] = {}  # by device, where that is not the CPU
+        self._comms: Dict[Tuple[torch.device, bool], libdc.Comm] = {}  # by device, where that is not the CPU
         if comm.size > 1 and comm.takes_devices:
             devices.check_thread_ranks("shard", device)
         # Peers read each other's shards in place; on cards, those whose windows NCCL knows.
-        self.shared = comm.size > 1 and (comm.shares_memory or (device.type == "cuda" and comm._external is None))
+        self.shared = part.size > 1 and (comm.shares_memory or (device.type == "cuda" and comm._external is None))
         self._context = libdc.Context(devices.open_device("shard", device))
         with _lock:  # compiled graphs carry the number; in one process, ranks that are threads must differ in it
             self.graph_id = next(_graph_ids)
@@ -64,13 +69,16 @@ class ParamGroup:
 
     # Collectives
 
-    def comm_for(self, where: torch.device) -> libdc.Comm:
-        """The ranks, for collectives on tensors of a device. The first call on every rank sets NCCL up."""
-        if where.type == "cpu" or self.comm.takes_devices:
-            return self.comm
-        if where not in self._comms:
-            self._comms[where] = self.comm.nccl(devices.open_device("shard", where))
-        return self._comms[where]
+    def comm_for(self, where: torch.device, all_ranks: bool = False) -> libdc.Comm:
+        """The ranks, for collectives on tensors of a device. The first call on every rank sets NCCL up.
+        all_ranks: all ranks, and not those of this replica alone"""
+        comm = self.all_ranks if all_ranks else self.comm
+        if where.type == "cpu" or comm.takes_devices:
+            return comm
+        key = where, all_ranks and self.all_ranks is not self.comm
+        if key not in self._comms:
+            self._comms[key] = comm.nccl(devices.open_device("shard", where))
+        return self._comms[key]
 
     def all_gather(self, part: Tensor, whole: Tensor) -> None:
         """whole = the ranks' parts one after the other."""
@@ -78,24 +86,25 @@ class ParamGroup:
 
     def broadcast(self, tensor: Tensor) -> None:
         """Every rank gets rank 0's values."""
-        if self.comm.size == 1 or tensor.numel() == 0:
+        if self.all_ranks.size == 1 or tensor.numel() == 0:
             return
         with torch.no_grad():
             flat = tensor.detach().contiguous().view(-1).view(torch.int8)  # any type: bytes travel
-            self.comm_for(flat.device).broadcast(flat, 0, stream=devices.current_stream(flat.device))
+            self.comm_for(flat.device, True).broadcast(flat, 0, stream=devices.current_stream(flat.device))
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
-    def all_gather_bytes(self, mine: bytes) -> List[bytes]:
-        """Every rank's text, in ASCII; collective."""
-        size = self.comm.size
+    def all_gather_bytes(self, mine: bytes, all_ranks: bool = False) -> List[bytes]:
+        """Every rank's text, in ASCII; collective. all_ranks: as in comm_for()"""
+        comm = self.all_ranks if all_ranks else self.comm
+        size = comm.size
         if size == 1:
             return [mine]
         lengths = torch.empty(size, dtype=torch.int64)
-        self.comm.all_gather(torch.tensor([len(mine)]), lengths)
+        comm.all_gather(torch.tensor([len(mine)]), lengths)
         longest = max(1, int(lengths.max()))
         table = torch.empty(size * longest, dtype=torch.int8)
-        self.comm.all_gather(torch.frombuffer(bytearray(mine.ljust(longest)), dtype=torch.int8), table)
+        comm.all_gather(torch.frombuffer(bytearray(mine.ljust(longest)), dtype=torch.int8), table)
         texts = ctypes.string_at(table.data_ptr(), table.numel())
         return [texts[rank * longest : rank * longest + length] for rank, length in enumerate(lengths.tolist())]
 
@@ -104,8 +113,9 @@ class ParamGroup:
     def register_params(self, entries: Sequence[ShardedParam], empty: Uninitialized) -> None:
         """Shards the parameters' memory and registers them with the library. Empty ones have no values to keep."""
         elements = sum(entry.numel for entry in entries if entry.param.requires_grad)
-        self.context.init(self.comm,
-                          {"symmetric_memory": int(self.shared), "check_finite": int(self.options.check_finite)},
+        self.context.init(self.all_ranks,
+                          {"symmetric_memory": int(self.shared), "check_finite": int(self.options.check_finite),
+                           "replicas": self.options.replicas},
                           min(self.options.bucket_size, max(elements, 1)))
         eager_calls.bind(self.graph_id, self.context)
         weakref.finalize(self, eager_calls.unbind, self.graph_id)

@@ -21,7 +21,7 @@ from .sharded_param import ShardedParam
 def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: int = 1 << 20, prefetch: int = 1,
           group_size: int = 1 << 18, reduce_dtype: Optional[torch.dtype] = None,
           param_dtype: Optional[torch.dtype] = None, broadcast: bool = True, check_finite: bool = False,
-          device: Any = None) -> nn.Module:
+          device: Any = None, mesh: Any = None) -> nn.Module:
     """Spreads a model's training state over the ranks, in place, and returns the model.
 
     stage         0: nothing is spread, gradients are averaged; 1 and 2: gradients and with them the optimizer's state;
@@ -34,6 +34,9 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     reduce_dtype  type in which gradients are averaged; None: their own
     param_dtype   type in which weights are gathered and used; None: their own
     broadcast     False: the ranks' initial weights are the same already; else they become rank 0's
+    mesh          (replicas, shards): hybrid sharding. The ranks are `replicas` groups of `shards` consecutive ranks.
+                  The state is spread inside a group, and each group has all of it. A DeviceMesh of two dimensions
+                  means its shape. None: one group
     check_finite  True: gradients are checked for infinities and NaN while they are reduced, for grads_finite()
     device        where parameters on PyTorch's device meta get memory, each rank for its part alone; None: where other
                   parameters are, else PyTorch's default device. They have no values until they are loaded or reset
@@ -54,9 +57,11 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     patches.install()
     managed_modules.check_modules(model)
     params = managed_modules.parameters_of(model)
-    options = Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype, bool(check_finite))
+    all_ranks = resolve_comm(_world_of(mesh) if comm is None else comm)
+    options = Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype, bool(check_finite),
+                      _replicas_of(mesh, all_ranks.size))
     where = meta_init.target_device(params, device)
-    root = Root(resolve_comm(comm), options, where, model)
+    root = Root(all_ranks, options, where, model)
     agreement.check(root, model, params, {**options._asdict(), "broadcast": bool(broadcast)})
     empty = meta_init.Uninitialized(model, where, whole=stage == 0)
     entries: Dict[nn.Parameter, ShardedParam] = {}
@@ -81,3 +86,23 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     managed_modules.refuse_new_params(model, root)
     register_backend()
     return model
+
+
+def _world_of(mesh: Any) -> Any:
+    """The process group of a DeviceMesh's ranks; None: of the environment."""
+    return torch.distributed.group.WORLD if hasattr(mesh, "mesh") else None
+
+
+def _replicas_of(mesh: Any, ranks: int) -> int:
+    if mesh is None:
+        return 1
+    if hasattr(mesh, "mesh"):
+        if mesh.mesh.flatten().tolist() != list(range(ranks)):
+            raise ValueError(f"shard: mesh has the ranks {mesh.mesh.tolist()}, must have 0 to {ranks - 1} in order")
+        mesh = tuple(mesh.mesh.shape)
+    if not (isinstance(mesh, tuple) and len(mesh) == 2 and all(isinstance(n, int) and n > 0 for n in mesh)):
+        raise ValueError(f"shard: mesh = {mesh!r}, must be (replicas, shards), two integers > 0, or a DeviceMesh of "
+                         "two dimensions")
+    if mesh[0] * mesh[1] != ranks:
+        raise ValueError(f"shard: mesh = {mesh} is for {mesh[0] * mesh[1]} ranks, but there are {ranks}")
+    return mesh[0]

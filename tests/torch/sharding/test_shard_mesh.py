@@ -1,0 +1,80 @@
+"""Hybrid sharding: shard(mesh=(replicas, shards)) trains as shard() does on as many ranks, and writes one checkpoint."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import libdc.run
+import libdc.torch as dct
+import pytest
+import torch
+from models import adamw, data, make, train
+from sharded import on, one_thread, sharded  # noqa: F401
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_bits_of_shard_without_a_mesh(stage: int) -> None:
+    plain = on(4, lambda comm: train(comm, stage, steps=6, accumulate=2))
+    for mesh in ((2, 2), (4, 1), (1, 4)):
+        hybrid = on(4, lambda comm: train(comm, stage, steps=6, accumulate=2, mesh=mesh))
+        assert [run.losses for run in hybrid] == [run.losses for run in plain]
+        assert {run.weights for run in hybrid} == {plain[0].weights}
+
+
+def test_a_rank_holds_its_part_among_its_shards() -> None:
+    def rank(comm: Any) -> Any:
+        model = sharded(comm, 3, mesh=(2, 2))
+        return [p.numel() for p in model.parameters()]
+
+    whole = on(2, lambda comm: [p.numel() for p in sharded(comm, 3).parameters()])
+    assert on(4, rank) == [whole[0]] * 4
+
+
+def test_checkpoint(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "model.safetensors")
+
+    def save(comm: Any) -> Any:
+        model = sharded(comm, 3, mesh=(2, 2))
+        optimizer = adamw(model)
+        model(*data(0, comm.rank)).backward()
+        optimizer.step()
+        dct.save_checkpoint(model, path, optimizer, extra={"step": 1})
+        with pytest.raises((OSError, RuntimeError), match="nowhere"):
+            dct.save_checkpoint(model, str(tmp_path / "nowhere" / "x"))
+        return dct.full_state_dict(model)
+
+    def load(comm: Any, **mesh: Any) -> Any:
+        model = sharded(comm, 3, **mesh)
+        assert dct.load_checkpoint(model, path, adamw(model)) == {"step": 1}
+        return dct.full_state_dict(model)
+
+    saved = on(4, save)[0]
+    for loaded in (*on(4, lambda comm: load(comm, mesh=(2, 2))), *on(3, load)):
+        assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+
+
+@pytest.mark.parametrize("mesh, says", [((2, 3), "is for 6 ranks, but there are 2"), ((2,), "two integers > 0"),
+                                        (2, "two integers > 0"), ((0, 2), "two integers > 0")])
+def test_a_mesh_that_does_not_fit(mesh: Any, says: str) -> None:
+    def rank(comm: Any) -> None:
+        with pytest.raises(ValueError, match=says):
+            dct.shard(make(), 3, comm=comm, mesh=mesh)
+
+    libdc.run.threads(2, rank, timeout=60)
+
+
+def test_device_mesh(launch: Any) -> None:
+    out = launch("""
+import libdc.torch as dct, torch, torch.distributed as dist
+from models import data, make
+dist.init_process_group("gloo")
+mesh = dist.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+model = make()
+dct.shard(model, 3, mesh=mesh)
+model(*data(0, dist.get_rank())).backward()
+print(sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in make().parameters()))
+dist.barrier()
+dist.destroy_process_group()
+""")
+    assert out == "True\nTrue\n"
