@@ -1,4 +1,4 @@
-"""Hybrid sharding: shard(mesh=(replicas, shards)) trains as shard() does on as many ranks, and writes one checkpoint."""
+"""Hybrid sharding: shard(mesh=(replicas, shards)) trains as shard() on as many ranks, and writes one checkpoint."""
 
 from __future__ import annotations
 
