@@ -56,6 +56,7 @@ if [ "${1:-build}" = test ]; then
   want zsh command -v zsh
   want fish command -v fish
   want libffi-dev pkg-config --exists libffi
+  want iproute2 command -v ip
   want mpich command -v mpirun.mpich
   want openmpi-bin command -v mpirun.openmpi
 fi
