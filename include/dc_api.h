@@ -290,7 +290,7 @@ DC_API void dc_device_options_init(dc_device_options *options, size_t struct_siz
  *  there are. The environment's LIBDC_CPU, which is read once, bounds them: generic (plain C), avx2, avx512, avx512bf16
  *  or amx. AMX is requested from Linux. From then on a thread's own signal stack (sigaltstack) must have the system's
  *  AT_MINSIGSTKSZ bytes, which include AMX's registers. AMX is not used if a thread's stack is smaller.
- *  name  "cpu"; "cuda" or "cuda:N", the first or the N-th device
+ *  name  "cpu"; "cuda" or "cuda:N", the first or the N-th device; "count", which computes nothing (chapter 15)
  *  Returns DC_OK; DC_E_NO_DEVICE (unknown name, or not on this machine: the text says what is missing), DC_E_INVALID
  *  (also: max_pinned_bytes < 0, or LIBDC_CPU is none of those), DC_E_NO_MEMORY, DC_E_DEVICE (the device or its driver
  *  refused). [any] Since 0.1. */
@@ -2572,6 +2572,65 @@ DC_API void dc_optimizer_stats_init(dc_optimizer_stats *stats, size_t struct_siz
  *  stats  filled in; struct_size is set by the caller
  *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_optimizer_get_stats(dc_optimizer *optimizer, dc_optimizer_stats *stats);
+
+/* ==== 15. The counting device =======================================================================================
+ *
+ * Computes nothing: dc_device_open("count") gives a device whose memory has addresses but no bytes, and whose work takes
+ * virtual time alone. A context, an optimizer or a layer on it makes the calls of a real one, so it takes the memory and
+ * receives the bytes of a real one. One process stands for one rank of a group that is not there. A touch of the
+ * device's memory by the program is a fault; what the device copies into the program's memory is zeros.
+ *
+ * Memory, bytes and numbers of calls are exact. Times are a model. A stream's work begins when its earlier work has
+ * ended, collectives of a rank follow each other, and the host takes no time except where it waits. Matrix products
+ * take their floating-point operations, copies their bytes, other kernels a launch. Traces have these times. There are
+ * no eigendecompositions, so Shampoo, SOAP and K-FAC are refused. dc_device_get_memory() has the device's memory.
+ *
+ * Figures that are set, each 0 at first, which takes no time or has no limit:
+ *   memory_bytes              an allocation beyond them fails
+ *   flops_per_second          of matrix products
+ *   memory_bytes_per_second   a copy in the device takes two bytes for each of its own
+ *   host_bytes_per_second     of copies between device and host
+ *   launch_ns                 of a kernel
+ *   ranks_per_node            0: all
+ *   node_bytes_per_second     what a rank receives within its node; and node_latency_ns of a collective
+ *   network_bytes_per_second  what it receives from other nodes; and network_latency_ns of a collective
+ *
+ * Figures that are counted:
+ *   time_ns                   the host's clock
+ *   product_flops, launches   of matrix products, and kernels
+ *   copied_bytes              in the device
+ *   host_copied_bytes         between device and host
+ *   host_bytes                host memory that copies fast; and host_peak_bytes
+ *   node_received_bytes       from ranks of the node; and network_received_bytes
+ *   collectives
+ *   link_busy_ns              time in collectives; and link_free_ns, when the latest one ends */
+
+/** Sets a figure of the device.
+ *  device  one opened as "count"
+ *  name    one of those that are set
+ *  value   >= 0
+ *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (another device). [any] Since 0.1. */
+DC_API dc_status dc_count_set(dc_device *device, const char *name, int64_t value);
+/** Reads a figure of the device.
+ *  name   any of them
+ *  value  set
+ *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (another device). [any] Since 0.1. */
+DC_API dc_status dc_count_get(dc_device *device, const char *name, int64_t *value);
+/** Queues work of the caller's own, which takes time.
+ *  stream       of a counting device
+ *  duration_ns  >= 0
+ *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (another device's stream). [any] Since 0.1. */
+DC_API dc_status dc_count_work(dc_stream *stream, int64_t duration_ns);
+/** One rank of a group. Collectives are counted and done at once. Values that the host exchanges are this rank's for all
+ *  ranks, so ranks must have alike parts. The communicator is for contexts on this device.
+ *  device      one opened as "count"
+ *  rank        0 to world_size - 1
+ *  world_size  1 to 256
+ *  heap        1: ranks read each other's memory, as in shared memory and through NCCL, and a shard is staged for them;
+ *              0: as over TCP and MPI
+ *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (another device), DC_E_NO_MEMORY. [any] Since 0.1. */
+DC_API dc_status dc_comm_create_count(dc_device *device, int32_t rank, int32_t world_size, int32_t heap,
+                                      dc_comm **comm);
 
 #ifdef __cplusplus
 }

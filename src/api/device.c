@@ -60,10 +60,16 @@ dc_status dc_device_open(const char *name, const dc_device_options *options, dc_
     DC__TRY(dc__kernels_check(__func__));
     return device_name_error(__func__, dc__cpu_device_open(&allocator, device));
   }
+  if (strcmp(name, "count") == 0) {
+    return read.allocator->alloc == NULL
+               ? device_name_error(__func__, dc__count_device_open(device))
+               : dc__fail(DC_E_INVALID, "%s: options.allocator is given, but device \"count\" has no memory", __func__);
+  }
   if (dc__cuda_is_name(name)) {
     return device_name_error(__func__, dc__cuda_device_open(name, &read, device));
   }
-  return dc__fail(DC_E_NO_DEVICE, "%s: name = \"%.64s\", must be \"cpu\", \"cuda\" or \"cuda:N\"", __func__, name);
+  return dc__fail(DC_E_NO_DEVICE, "%s: name = \"%.64s\", must be \"cpu\", \"count\", \"cuda\" or \"cuda:N\"", __func__,
+                  name);
 }
 
 void dc_device_destroy(dc_device *device) {

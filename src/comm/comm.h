@@ -1,7 +1,7 @@
 /* Communicators behind one table, which each transport implements. Callers queue collectives on a stream and learn of
  * failures from dc__comm_check(). shm/ connects ranks of one machine (threads or processes) by shared memory, and tcp/
  * ranks of several machines, and so does mpi/ by the MPI that is there. external/ wraps the caller's own functions;
- * nccl/ moves data between cards.
+ * nccl/ moves data between cards, and count/ moves none.
  *
  * A collective is a group of 1 to DC__COMM_GROUP items with one handshake. Every rank calls with the same tag, totals,
  * dtypes and ranges. Transports compare them; a difference is DC_E_MISMATCH on every rank. Items that reduce into the
@@ -224,6 +224,8 @@ dc_status dc__comm_create_external(const dc_comm_callbacks *callbacks, int32_t r
 /* Collective. One card per rank, through NCCL; a copy of `comm` does the bootstrap and the handshakes. A rank that
  * fails while peers may wait for it in NCCL aborts the group. */
 dc_status dc__comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **copy);
+/* One rank of a group on the counting device. heap: shards are staged for peers, as in shared memory and by NCCL. */
+dc_status dc__comm_create_count(dc_device *device, int32_t rank, int32_t world, bool heap, dc_comm **comm);
 /* The ranks of MPI_COMM_WORLD. */
 dc_status dc__comm_create_mpi(const dc_comm_options *options, dc_comm **comm);
 /* Collective (levels/). Takes over a communicator whose ranks may lie on several machines. *comm does its collectives

@@ -1,5 +1,6 @@
 /* A device behind one table: memory, streams, events, copies. Other modules include this header alone. cpu/ is built
- * in; cuda/ fills the table from a library of its own (plugin.h), and the tests' simulated device does too (tests/sim).
+ * in, and so is count/, which computes nothing. cuda/ fills the table from a library of its own (plugin.h), and the
+ * tests' simulated device does too (tests/sim).
  *
  * A NULL stream is the calling thread: its earlier work is done, and waiting blocks it. The dc__stream_* and
  * dc__event_* functions below handle NULL; the table's functions get real streams only. The calling thread cannot touch
@@ -238,6 +239,51 @@ dc_status dc__cuda_device_open(const char *name, const dc_device_options *option
 dc_status dc__cuda_device_count(int32_t *count);
 /* One of NVIDIA's libraries, as plugin.h has it. */
 dc_status dc__cuda_library_open(const char *name, const char *folder, void **library);
+
+/* count/: the device that computes nothing, and its figures. The first ones are set, 0 for what takes no time or has no
+ * limit; the others are counted. */
+enum dc__count_value {
+  DC__COUNT_MEMORY_BYTES,
+  DC__COUNT_FLOPS,
+  DC__COUNT_MEMORY_RATE,
+  DC__COUNT_HOST_RATE,
+  DC__COUNT_LAUNCH_NS,
+  DC__COUNT_NODE_RANKS,
+  DC__COUNT_NODE_RATE,
+  DC__COUNT_NODE_NS,
+  DC__COUNT_NETWORK_RATE,
+  DC__COUNT_NETWORK_NS,
+  DC__COUNT_TIME_NS, /* the host's clock */
+  DC__COUNT_PRODUCT_FLOPS,
+  DC__COUNT_LAUNCHES,
+  DC__COUNT_COPIED_BYTES,
+  DC__COUNT_HOST_COPIED_BYTES,
+  DC__COUNT_HOST_BYTES,
+  DC__COUNT_HOST_PEAK_BYTES,
+  DC__COUNT_NODE_BYTES, /* received from other ranks: of this node, and over the network */
+  DC__COUNT_NETWORK_BYTES,
+  DC__COUNT_COLLECTIVES,
+  DC__COUNT_LINK_BUSY_NS, /* time in collectives, and when the latest one ends */
+  DC__COUNT_LINK_FREE_NS,
+  DC__COUNT_VALUES
+};
+enum { DC__COUNT_MEMORY_SPACE = INT32_MAX };
+typedef struct dc__count_entry {
+  const char *name; /* in the public functions */
+  bool is_set;
+} dc__count_entry;
+dc_status dc__count_device_open(dc_device **device);
+bool dc__device_is_counting(const dc_device *device);
+const dc__count_entry *dc__count_entry_of(int32_t which);
+int32_t dc__count_find(const char *name); /* -1: there is none */
+int64_t dc__count_get(dc_device *device, int32_t which);
+void dc__count_set(dc_device *device, int32_t which, int64_t value);
+void dc__count_add(dc_device *device, int32_t which, int64_t value);
+/* The time of an amount at one of the rates. */
+int64_t dc__count_duration(dc_device *device, int32_t rate, int64_t amount);
+void dc__count_work(dc_stream *stream, int64_t duration_ns);
+/* A collective; one follows the other, since they share the rank's links. NULL stream: the host waits. */
+void dc__count_work_on_link(dc_device *device, dc_stream *stream, int64_t duration_ns);
 
 dc_device *dc__device_retain(dc_device *device);
 void dc__device_release(dc_device *device);

@@ -23,9 +23,13 @@ void dc__arena_unpoison_on(struct dc_stream *stream, const void *ptr, size_t byt
 #define UNPOISON_ON(stream, ptr, bytes) dc__arena_unpoison_on(stream, ptr, bytes)
 #elif defined(DC_POISON_ASAN)
 #include <sanitizer/asan_interface.h>
-#define POISON(ptr, bytes) ASAN_POISON_MEMORY_REGION(ptr, bytes)
-#define UNPOISON(ptr, bytes) ASAN_UNPOISON_MEMORY_REGION(ptr, bytes)
-#define UNPOISON_ON(stream, ptr, bytes) ASAN_UNPOISON_MEMORY_REGION(ptr, bytes)
+
+#include "device/count/count.h"
+/* The counting device's addresses have no memory, so the sanitizer has no shadow of it. */
+#define DC_HAS_SHADOW(ptr) (dc__count_memory_of(ptr) == DC__COUNT_OWN)
+#define POISON(ptr, bytes) (DC_HAS_SHADOW(ptr) ? ASAN_POISON_MEMORY_REGION(ptr, bytes) : (void)0)
+#define UNPOISON(ptr, bytes) (DC_HAS_SHADOW(ptr) ? ASAN_UNPOISON_MEMORY_REGION(ptr, bytes) : (void)0)
+#define UNPOISON_ON(stream, ptr, bytes) UNPOISON(ptr, bytes)
 #else
 #define POISON(ptr, bytes) ((void)(ptr), (void)(bytes))
 #define UNPOISON(ptr, bytes) ((void)(ptr), (void)(bytes))

@@ -139,6 +139,31 @@ static dc_status compare_split(const dc_context *ctx, const char *fn, const dc__
   return DC_OK;
 }
 
+/* Ranks of a counting group are not there. Where this rank has its even part of a gradient, they have theirs; another
+ * split cannot be known. */
+static dc_status write_absent_rows(const dc_context *ctx, const char *fn, const dc__graph *graph, int64_t *table,
+                                   int64_t step) {
+  for (int64_t i = 0; i < graph->params.count && graph->stage > 0; i++) {
+    const dc__param *param = graph->params.values[i];
+    const dc__range *own = &param->chunks[ctx->rank];
+    if (param->grad_count == 0 && own->count > 0) {
+      continue; /* frozen */
+    }
+    if (param->grad_count != own->count || (own->count > 0 && param->grad_offset != own->begin)) {
+      return dc__fail(DC_E_UNSUPPORTED,
+                      "%s: grad_buffer of parameter %" PRId64 " covers elements %" PRId64 " to %" PRId64
+                      "; on a counting device it must cover dc_shard_range()",
+                      fn, param->id, param->grad_offset, param->grad_offset + param->grad_count);
+    }
+    for (int32_t rank = 0; rank < ctx->world; rank++) {
+      int64_t *row = table + rank * step + i * ROW;
+      row[ROW_BEGIN] = param->chunks[rank].begin;
+      row[ROW_COUNT] = param->chunks[rank].count;
+    }
+  }
+  return DC_OK;
+}
+
 /* One small collective: compares the graph over the ranks and learns which rank owns which part of each gradient. A row
  * for the graph itself comes last, so that a rank with an empty graph also takes part. */
 static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *graph, const dc__graph *old) {
@@ -155,6 +180,9 @@ static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *grap
         .graph_id = graph->ordinal, .id = count > 0 ? graph->params.keys[0] : -1, .op = DC_OP_REGISTER_GRAPH};
     own_rows[count * ROW + ROW_STAGE] = graph->stage;
     status = dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, own_rows, rows * ROW, table);
+  }
+  if (status == DC_OK && dc__device_is_counting(ctx->device)) {
+    status = write_absent_rows(ctx, fn, graph, table, rows * ROW);
   }
   for (int64_t i = 0; i < count && status == DC_OK; i++) {
     const dc__param *param = graph->params.values[i];

@@ -197,3 +197,7 @@ dc_status dc_optimizer_save(dc_optimizer *optimizer, void *memory, int64_t bytes
 dc_status dc_optimizer_load(dc_optimizer *optimizer, const void *memory, int64_t bytes);
 void dc_optimizer_stats_init(dc_optimizer_stats *stats, size_t struct_size);
 dc_status dc_optimizer_get_stats(dc_optimizer *optimizer, dc_optimizer_stats *stats);
+dc_status dc_count_set(dc_device *device, const char *name, int64_t value);
+dc_status dc_count_get(dc_device *device, const char *name, int64_t *value);
+dc_status dc_count_work(dc_stream *stream, int64_t duration_ns);
+dc_status dc_comm_create_count(dc_device *device, int32_t rank, int32_t world_size, int32_t heap, dc_comm **comm);

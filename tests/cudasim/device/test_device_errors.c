@@ -29,7 +29,7 @@ static void refused(const char *name, dc_status status, const char *text) {
 static void test_devices_that_cannot_be_opened(void **state) {
   (void)state;
   refused("cuda:1", DC_E_NO_DEVICE, "the machine has 1 device");
-  refused("cuda:", DC_E_NO_DEVICE, "must be \"cpu\", \"cuda\" or \"cuda:N\"");
+  refused("cuda:", DC_E_NO_DEVICE, "must be \"cpu\", \"count\", \"cuda\" or \"cuda:N\"");
   refused("cuda:1x", DC_E_NO_DEVICE, "must be \"cpu\"");
   cudasim_set_version(11040);
   refused("cuda", DC_E_NO_DEVICE, "the NVIDIA driver is too old: it knows CUDA 11.4, 12.0 or later is needed");

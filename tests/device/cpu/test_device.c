@@ -121,7 +121,7 @@ static void test_open_arguments(void **state) {
   dc_device *device = (dc_device *)&device;
   assert_fails(dc_device_open("cpu", NULL, NULL), DC_E_INVALID, "dc_device_open: device is NULL");
   assert_fails(dc_device_open("tpu", NULL, &device), DC_E_NO_DEVICE,
-               "dc_device_open: name = \"tpu\", must be \"cpu\", \"cuda\" or \"cuda:N\"");
+               "dc_device_open: name = \"tpu\", must be \"cpu\", \"count\", \"cuda\" or \"cuda:N\"");
   assert_null(device);
   assert_fails(dc_device_open(NULL, NULL, &device), DC_E_INVALID, "dc_device_open: name is NULL");
   dc_device_options options = {0};

@@ -5518,3 +5518,21 @@ extern "C" {
 extern "C" {
     pub fn dc_optimizer_get_stats(optimizer: *mut dc_optimizer, stats: *mut dc_optimizer_stats) -> dc_status;
 }
+extern "C" {
+    pub fn dc_count_set(device: *mut dc_device, name: *const ::std::os::raw::c_char, value: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_count_get(device: *mut dc_device, name: *const ::std::os::raw::c_char, value: *mut i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_count_work(stream: *mut dc_stream, duration_ns: i64) -> dc_status;
+}
+extern "C" {
+    pub fn dc_comm_create_count(
+        device: *mut dc_device,
+        rank: i32,
+        world_size: i32,
+        heap: i32,
+        comm: *mut *mut dc_comm,
+    ) -> dc_status;
+}

@@ -1,0 +1,144 @@
+/* One rank of a group that is not there, on the counting device: collectives move nothing, and their bytes and time are
+ * counted. Where values matter to the host, other ranks are taken to have this one's. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "comm/host_transport.h"
+
+typedef struct count_comm {
+  dc_comm head;
+  dc_device *device;
+  bool heap; /* peers read shards in place from a heap, as in shared memory and through NCCL */
+} count_comm;
+
+/* Bytes that this rank receives, from ranks of its node and from others. */
+typedef struct received {
+  int64_t node, network;
+} received;
+
+static void receive_from(const count_comm *self, received *bytes, int32_t from, int64_t count, int32_t dtype) {
+  int64_t ranks = dc__count_get(self->device, DC__COUNT_NODE_RANKS);
+  bool same_node = ranks == 0 || from / ranks == self->head.rank / ranks;
+  *(same_node ? &bytes->node : &bytes->network) += count * (int64_t)dc_dtype_size(dtype);
+}
+
+/* As the other transports move data: each rank reads its part from every other one. */
+static received count_received(const count_comm *self, const dc__coll *coll) {
+  const int32_t rank = self->head.rank;
+  received bytes = {0, 0};
+  for (int32_t i = 0; i < coll->count; i++) {
+    const dc__coll_item *item = &coll->items[i];
+    if (coll->kind == DC__COLL_BROADCAST && coll->root != rank) {
+      receive_from(self, &bytes, coll->root, item->total, item->dtype);
+    }
+    for (int32_t from = 0; from < self->head.world && item->ranges != NULL; from++) {
+      if (from != rank) {
+        receive_from(self, &bytes, from, item->ranges[coll->kind == DC__COLL_REDUCE ? rank : from].count, item->dtype);
+      }
+    }
+  }
+  return bytes;
+}
+
+/* Both kinds of links work at the same time. A rank alone waits for none. */
+static int64_t count_time(const count_comm *self, const received *bytes) {
+  const int64_t ranks = dc__count_get(self->device, DC__COUNT_NODE_RANKS);
+  if (self->head.world == 1) {
+    return 0;
+  }
+  int64_t node = dc__count_get(self->device, DC__COUNT_NODE_NS) +
+                 dc__count_duration(self->device, DC__COUNT_NODE_RATE, bytes->node);
+  int64_t network = dc__count_get(self->device, DC__COUNT_NETWORK_NS) +
+                    dc__count_duration(self->device, DC__COUNT_NETWORK_RATE, bytes->network);
+  network = ranks == 0 || self->head.world <= ranks ? 0 : network;
+  return node > network ? node : network;
+}
+
+static void fill_host_item(const count_comm *self, const dc__coll_item *item) {
+  size_t size = dc_dtype_size(item->dtype);
+  for (int32_t rank = 0; rank < self->head.world; rank++) {
+    const dc__range *range = &item->ranges[rank];
+    int64_t own = item->ranges[self->head.rank].count;
+    if (range->count > 0) {
+      memmove((char *)item->recv + (size_t)range->begin * size, item->send,
+              (size_t)(range->count < own ? range->count : own) * size);
+    }
+  }
+}
+
+static void count_run(dc_comm *comm, const dc__coll *coll) {
+  count_comm *self = (count_comm *)comm;
+  received bytes = count_received(self, coll);
+  for (int32_t i = 0; coll->kind == DC__COLL_GATHER && coll->device == NULL && i < coll->count; i++) {
+    fill_host_item(self, &coll->items[i]);
+  }
+  dc__op_timing_begin_on(coll->tag.span, coll->stream);
+  dc__count_work_on_link(self->device, coll->stream, count_time(self, &bytes));
+  dc__op_timing_end_on(coll->tag.span, coll->stream);
+  dc__count_add(self->device, DC__COUNT_NODE_BYTES, bytes.node);
+  dc__count_add(self->device, DC__COUNT_NETWORK_BYTES, bytes.network);
+  dc__count_add(self->device, DC__COUNT_COLLECTIVES, 1);
+  atomic_fetch_add_explicit(&comm->wire_bytes, bytes.node + bytes.network, memory_order_relaxed);
+}
+
+static void count_abort(dc_comm *comm, const char *reason) {
+  dc__comm_fail(comm, dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group: %.300s", comm->rank,
+                               reason != NULL ? reason : "no reason given"));
+}
+
+static dc_status count_heap_alloc(dc_comm *comm, size_t bytes, void **ptr) {
+  dc_device *device = ((count_comm *)comm)->device;
+  return device->ops->alloc(device, bytes, DC_MEMORY_DEVICE, ptr);
+}
+
+static void count_heap_free(dc_comm *comm, void *ptr, size_t bytes) {
+  dc_device *device = ((count_comm *)comm)->device;
+  device->ops->free(device, ptr, bytes, DC_MEMORY_DEVICE);
+}
+
+static bool count_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes) {
+  (void)comm;
+  (void)ptr;
+  (void)bytes;
+  return true;
+}
+
+static dc_status count_dup(dc_comm *comm, dc_comm **copy) {
+  const count_comm *self = (const count_comm *)comm;
+  return dc__comm_create_count(self->device, comm->rank, comm->world, self->heap, copy);
+}
+
+static void count_destroy(dc_comm *comm) {
+  dc_device *device = ((count_comm *)comm)->device;
+  dc__comm_head_destroy(comm);
+  dc__free(comm);
+  dc__device_release(device);
+}
+
+#define COUNT_OPS                                                                                       \
+  .name = "count", .all_gather = dc__host_all_gather, .reduce_scatter = dc__host_reduce_scatter,        \
+  .broadcast = dc__host_broadcast, .barrier = dc__host_barrier, .dup = count_dup, .abort = count_abort, \
+  .run = count_run, .destroy = count_destroy
+
+static const dc__comm_ops with_heap = {COUNT_OPS, .heap_alloc = count_heap_alloc, .heap_free = count_heap_free,
+                                       .peer_accessible = count_peer_accessible};
+static const dc__comm_ops without_heap = {COUNT_OPS};
+
+dc_status dc__comm_create_count(dc_device *device, int32_t rank, int32_t world, bool heap, dc_comm **comm) {
+  count_comm *self = dc__calloc(1, sizeof(*self));
+  if (self == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  dc_status status = dc__comm_head_init(&self->head, heap ? &with_heap : &without_heap, rank, world, INT64_MAX / 4);
+  if (status != DC_OK) {
+    dc__free(self);
+    return status;
+  }
+  self->head.stream_ordered = true;
+  self->head.supports_device = true;
+  self->head.memory_space = device->memory_space;
+  self->device = dc__device_retain(device);
+  self->heap = heap;
+  *comm = &self->head;
+  return DC_OK;
+}
