@@ -1,4 +1,5 @@
-"""The command `libdc` of the installed package, also `python -m libdc`: the compiled tool beside the library."""
+"""The command `libdc` of the installed package, also `python -m libdc`: the compiled tool beside the library, and the
+planner and the simulator, which are Python."""
 
 from __future__ import annotations
 
@@ -8,6 +9,14 @@ from pathlib import Path
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["plan"] and len(sys.argv) > 2 and sys.argv[2] not in ("layer", "--help"):
+        from .plan.__main__ import main as plan
+
+        sys.exit(plan(sys.argv[2:]))
+    if sys.argv[1:2] == ["sim"]:
+        from .plan.simulate import main as simulate
+
+        sys.exit(simulate(sys.argv[2:]))
     os.environ.setdefault("LIBDC_PYTHON", sys.executable)  # the interpreter that libdc doctor asks about the package
     os.execv(Path(__file__).with_name("libdc"), ["libdc", *sys.argv[1:]])
 

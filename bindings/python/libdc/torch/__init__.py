@@ -8,6 +8,7 @@ from .checkpoint.save_load import load_checkpoint, save_checkpoint
 from .checkpoint.state_dict import (full_optimizer_state_dict, full_state_dict, load_full_optimizer_state_dict,
                                     load_full_state_dict)
 from .default_comm import init
+from .planning import plan
 from .process_group import comm_from_process_group
 from .sharding.clip_grad import clip_grad_norm_
 from .sharding.model import full_shape, gathered, grads_finite, no_sync, stats, trace_read, trace_start
@@ -20,6 +21,6 @@ __all__ = [
     "DeepSpeedTransformerConfig", "DeepSpeedTransformerLayer", "TransformerLayer", "bert_layer_state",
     "clip_grad_norm_", "comm_from_process_group", "dc", "distributed", "full_optimizer_state_dict", "full_shape",
     "full_state_dict", "gathered", "grads_finite", "init", "load_bert_layer", "load_checkpoint",
-    "load_full_optimizer_state_dict", "load_full_state_dict", "no_sync", "save_checkpoint", "set_cache_limit",
+    "load_full_optimizer_state_dict", "load_full_state_dict", "no_sync", "plan", "save_checkpoint", "set_cache_limit",
     "shard", "stats", "trace_read", "trace_start",
 ]  # fmt: skip

@@ -1,0 +1,76 @@
+"""The command: python -m libdc.plan MODEL, or libdc plan MODEL of the installed package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import List, Optional
+
+from ..errors import Error
+from . import Options, advise, as_json, as_text, load, names, read, run, search, timeline
+from .report import cost, settings
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="libdc plan", description="Plans a step of training: memory and bytes of a "
+                                     "rank are exact, times are a model.")
+    add = parser.add_argument
+    add("model", help="a JSON of layers, or Hugging Face's config.json")
+    add("--machine", default="h100", help=f"a file, or one of {', '.join(names())}")
+    add("--ranks", type=int, default=8)
+    add("--stage", type=int, default=3, choices=range(4))
+    add("--tokens", type=int, default=1024, help="of a sample, for a config.json")
+    add("--micro-batch", type=int, default=1, help="samples; with --search the most to try")
+    add("--accumulate", type=int, default=1, help="micro-batches of a step")
+    add("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
+    add("--bucket", type=int, default=1 << 24, help="elements of a gradient bucket")
+    add("--prefetch", type=int, default=1, help="layers to gather ahead")
+    add("--recompute", action="store_true", help="keep the layers' inputs alone")
+    add("--no-heap", action="store_true", help="ranks cannot read each other's memory, as over TCP")
+    add("--price", type=float, default=0.0, help="of a rank and hour")
+    add("--search", action="store_true", help="the five best settings")
+    add("--timeline", action="store_true", help="memory at each point of the step")
+    add("--json", action="store_true")
+    return parser
+
+
+def _print_search(arguments: argparse.Namespace, base: Options) -> int:
+    machine = load(arguments.machine)
+    found = search(read(arguments.model, arguments.tokens, base.element), machine, base)
+    if arguments.json:
+        print(json.dumps([{**as_json(each.plan, arguments.price), "why": each.why, "change": advise(each.plan)}
+                          for each in found], indent=2))
+    for number, each in enumerate([] if arguments.json else found, 1):
+        price = f", {cost(each.plan, arguments.price):.4f} a million tokens" if arguments.price > 0 else ""
+        print(f"{number}. {settings(each.plan)}: {each.plan.step_ns / 1e6:.2f} ms a step, "
+              f"{each.plan.tokens * 1e9 / max(1, each.plan.step_ns):.0f} tokens a second{price}\n"
+              f"   {each.why}")
+    if not found:
+        print("libdc plan: no setting fits", file=sys.stderr)
+    elif not arguments.json:
+        print(f"To change first: {advise(found[0].plan)}.")
+    return 0 if found else 1
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    arguments = _parser().parse_args(argv)
+    try:
+        base = Options(arguments.ranks, arguments.stage, arguments.micro_batch, arguments.accumulate, arguments.dtype,
+                       arguments.bucket, arguments.prefetch, arguments.recompute, not arguments.no_heap)
+        if arguments.search:
+            return _print_search(arguments, base)
+        plan = run(read(arguments.model, arguments.tokens, base.element), load(arguments.machine), base)
+    except (ValueError, TypeError, Error) as error:
+        print(f"libdc plan: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        print(json.dumps(as_json(plan, arguments.price), indent=2))
+    else:
+        sys.stdout.write(as_text(plan, arguments.price))
+        sys.stdout.write("\n" + timeline(plan) if arguments.timeline else "")
+    return 0 if plan.fits else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

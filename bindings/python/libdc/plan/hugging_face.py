@@ -1,0 +1,105 @@
+"""Models from Hugging Face's config.json: the families llama, gpt2 and bert.
+
+Parameters are those of the family's model with its head. Activations are those that PyTorch keeps when attention is
+computed without a matrix of all pairs of tokens, which is a model: other kernels keep more or less."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, Tuple
+
+from ..arguments import check_size
+from .model import Layer, Model
+
+Shapes = Tuple[Tuple[int, ...], ...]
+
+
+class _Config:
+    """Whole numbers of a configuration, by the first of several names; null counts as absent."""
+
+    def __init__(self, name: str, table: Mapping[str, Any]) -> None:
+        self.name, self.table = name, table
+
+    def __call__(self, *keys: str, default: int = 0) -> int:
+        for key in keys:
+            if self.table.get(key) is not None:
+                return check_size(f"{self.name}: {key}", self.table[key])
+        if default:
+            return default
+        raise ValueError(f"{self.name} has no {keys[0]!r}")
+
+
+def _block(name: str, shapes: Shapes, tokens: int, element: int, wide: int, attention: int, norms: int) -> Layer:
+    """A layer whose matrices each token goes through. wide: kept elements of a token; attention: length of all heads;
+    norms: how many shapes at the end are those of norms. No backward reads a linear layer's bias."""
+    hidden = shapes[0][-1]
+    matrices = sum(rows * columns for rows, columns in (shape for shape in shapes if len(shape) == 2))
+    flops = 2 * tokens * matrices + 4 * tokens * tokens * attention
+    kept = tokens * wide * element
+    read = tuple(i for i, shape in enumerate(shapes) if len(shape) == 2 or i >= len(shapes) - norms)
+    return Layer(name, shapes, read, flops, kept, tokens * hidden * element, tokens * max(hidden, wide // 4) * element)
+
+
+def _ends(tokens: int, element: int, hidden: int, vocabulary: int, embeddings: Shapes, head: Shapes,
+          ) -> Tuple[Layer, Layer]:
+    """The embeddings, and the head with its loss, whose logits are kept in float32."""
+    logits = tokens * vocabulary
+    first = Layer("embeddings", embeddings, (), 0, tokens * 8, tokens * 8, tokens * hidden * element)
+    last = Layer("head", head, tuple(range(len(head))), 2 * logits * hidden, logits * (element + 4),
+                 logits * (element + 4), logits * 4)
+    return first, last
+
+
+def _llama(c: _Config, tokens: int, element: int) -> List[Layer]:
+    hidden, wide, vocabulary = c("hidden_size"), c("intermediate_size"), c("vocab_size")
+    heads = c("num_attention_heads")
+    keys = c("num_key_value_heads", default=heads)
+    size = c("head_dim", default=hidden // heads)
+    shapes = ((heads * size, hidden), (keys * size, hidden), (keys * size, hidden), (hidden, heads * size),
+              (wide, hidden), (wide, hidden), (hidden, wide), (hidden,), (hidden,))
+    # Two norms' inputs and outputs; queries, keys and values; attention's result; gate, up, their product.
+    kept = 4 * hidden + 2 * (heads + keys) * size + 4 * wide
+    tied = bool(c.table.get("tie_word_embeddings"))
+    first, last = _ends(tokens, element, hidden, vocabulary, ((vocabulary, hidden),),
+                        ((hidden,),) if tied else ((hidden,), (vocabulary, hidden)))
+    blocks = [_block(f"layers.{i}", shapes, tokens, element, kept, heads * size, 2)
+              for i in range(c("num_hidden_layers"))]
+    return [first, *blocks, last]
+
+
+def _dense_block(hidden: int, wide: int) -> Shapes:
+    return ((3 * hidden, hidden), (3 * hidden,), (hidden, hidden), (hidden,), (wide, hidden), (wide,), (hidden, wide),
+            (hidden,), (hidden,), (hidden,), (hidden,), (hidden,))
+
+
+def _gpt2(c: _Config, tokens: int, element: int) -> List[Layer]:
+    hidden, vocabulary = c("n_embd", "hidden_size"), c("vocab_size")
+    wide = c("n_inner", "intermediate_size", default=4 * hidden)
+    first, last = _ends(tokens, element, hidden, vocabulary,
+                        ((vocabulary, hidden), (c("n_positions", "max_position_embeddings"), hidden)),
+                        ((hidden,), (hidden,)))
+    blocks = [_block(f"h.{i}", _dense_block(hidden, wide), tokens, element, 10 * hidden + 3 * wide, hidden,
+                     4) for i in range(c("n_layer", "num_hidden_layers"))]
+    return [first, *blocks, last]
+
+
+def _bert(c: _Config, tokens: int, element: int) -> List[Layer]:
+    hidden, wide, vocabulary = c("hidden_size"), c("intermediate_size"), c("vocab_size")
+    first, last = _ends(tokens, element, hidden, vocabulary,
+                        ((vocabulary, hidden), (c("max_position_embeddings"), hidden),
+                         (c("type_vocab_size", default=2), hidden), (hidden,), (hidden,)),
+                        ((hidden, hidden), (hidden,), (hidden,), (hidden,), (vocabulary,)))
+    blocks = [_block(f"encoder.layer.{i}", _dense_block(hidden, wide), tokens, element, 10 * hidden + 3 * wide, hidden,
+                     4) for i in range(c("num_hidden_layers"))]
+    return [first, *blocks, last]
+
+
+_FAMILIES: Dict[str, Callable[[_Config, int, int], List[Layer]]] = {"llama": _llama, "mistral": _llama, "gpt2": _gpt2,
+                                                                    "bert": _bert}
+
+
+def from_config(table: Mapping[str, Any], name: str, tokens: int, element: int) -> Model:
+    family = table.get("model_type")
+    if family not in _FAMILIES:
+        raise ValueError(f"{name}: model_type = {family!r}, must be one of {', '.join(_FAMILIES)}; others can be given "
+                         f"as layers")
+    return Model(name, tuple(_FAMILIES[family](_Config(name, table), tokens, element)), tokens)

@@ -1,0 +1,179 @@
+"""The command libdc sim: a plan's step on 8 to 65,536 ranks, with slow ranks, failures and checkpoints.
+
+Ranks are alike and wait for each other in each step, so a step takes the time of its slowest rank. That one is drawn at
+once: the largest of N draws has the distribution of one draw to the power N. Failures and checkpoints are events. All
+of it is a model; docs/planner.md lists the assumptions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from ..errors import Error
+from .machine import load
+from .model import read
+from .step import MAX_RANKS, Options, Plan, run
+
+_STEPS = 400  # that are drawn for a mean
+_NORMAL = statistics.NormalDist()
+
+
+class Faults(NamedTuple):
+    """How ranks fail and straggle."""
+
+    mtbf_hours: float = 50000.0  # of one rank
+    checkpoint_s: float = 30.0
+    restart_s: float = 600.0
+    deviation: float = 0.01  # of a rank's time for a step, over its mean
+
+
+class Scale(NamedTuple):
+    """Training on a number of ranks."""
+
+    ranks: int
+    step_ns: float  # without stragglers and failures
+    straggling: float  # a step's mean time over that
+    interval_s: float  # of checkpoints
+    goodput: float  # of the time, the share in steps that count
+    efficiency: float  # tokens a second and rank, over those of a rank that waits for nothing
+
+
+def communication_ns(plan: Plan, ranks: int) -> float:
+    """Of a step: the planned whole tensors on another number of ranks, both levels of links at the same time. A
+    collective over several nodes takes its latency for each doubling of them."""
+    machine, planned = plan.machine, plan.options.ranks
+    if ranks == 1 or planned == 1:
+        return 0.0
+    whole = (plan.gather_wire_bytes + plan.reduce_wire_bytes) * planned / (planned - 1)
+    local = min(machine.ranks_per_node or ranks, ranks)
+    nodes = math.ceil(ranks / local)
+    calls = 3 * len(plan.model.layers) * plan.options.accumulate
+    node = whole * (local - 1) / ranks / machine.node_bytes_per_second * 1e9 + calls * machine.node_latency_ns
+    network = whole * (ranks - local) / ranks / machine.network_bytes_per_second * 1e9
+    network += calls * machine.network_latency_ns * math.log2(nodes)
+    return max(node, network)
+
+
+def step_ns(plan: Plan, ranks: int) -> float:
+    """Exposed communication grows as all of it does. The part that is longer than the work is exposed too."""
+    now = communication_ns(plan, ranks)
+    share = plan.exposed_ns / plan.communication_ns if plan.communication_ns else 0.0
+    return plan.compute_ns + max(share * now, now - plan.compute_ns)
+
+
+def young_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
+    """The best time between checkpoints, by Young 1974: sqrt(2 C M)."""
+    return math.sqrt(2 * checkpoint_s * mtbf_s)
+
+
+def daly_goodput(interval_s: float, faults: Faults, mtbf_s: float) -> float:
+    """Daly 2006: work takes M e^(R/M) (e^((t + C)/M) - 1) / t times as long, with failures at all times."""
+    exponent = (interval_s + faults.checkpoint_s) / mtbf_s
+    return interval_s / (mtbf_s * math.exp(faults.restart_s / mtbf_s) * math.expm1(exponent))
+
+
+def simulated_goodput(interval_s: float, faults: Faults, mtbf_s: float, draw: random.Random, segments: int) -> float:
+    """The same by events: a failure loses what came after the last checkpoint; a restart may fail too."""
+    time = 0.0
+    for _ in range(segments):
+        needed = interval_s + faults.checkpoint_s
+        failure = draw.expovariate(1 / mtbf_s)
+        while failure < needed:
+            time += failure
+            needed = faults.restart_s + interval_s + faults.checkpoint_s
+            failure = draw.expovariate(1 / mtbf_s)
+        time += needed
+    return segments * interval_s / time
+
+
+def straggling(deviation: float, ranks: int, draw: random.Random) -> float:
+    """The mean, over steps, of the slowest rank's time over the mean rank's."""
+    slowest = [_NORMAL.inv_cdf(min(draw.random() ** (1 / ranks), 1 - 1e-16)) for _ in range(_STEPS)]
+    return max(1.0, 1 + deviation * statistics.fmean(slowest))
+
+
+def simulate(plan: Plan, ranks: int, faults: Faults, seed: int = 1) -> Scale:
+    draw = random.Random(seed)
+    step = step_ns(plan, ranks)
+    slow = straggling(faults.deviation, ranks, draw)
+    mtbf_s = faults.mtbf_hours * 3600 / ranks
+    interval = young_interval_s(faults.checkpoint_s, mtbf_s)
+    goodput = simulated_goodput(interval, faults, mtbf_s, draw, 20000)
+    return Scale(ranks, step, slow, interval, goodput, plan.compute_ns / (step * slow) * goodput)
+
+
+def breaks_first(scale: Scale, plan: Plan) -> str:
+    """The largest loss."""
+    losses = {"communication": 1 - plan.compute_ns / scale.step_ns, "stragglers": 1 - 1 / scale.straggling,
+              "failures": 1 - scale.goodput}
+    return max(losses, key=lambda name: losses[name])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="libdc sim", description="How a step scales, by a model: see docs/planner.md")
+    add = parser.add_argument
+    add("model", help="a JSON of layers, or Hugging Face's config.json")
+    add("--machine", default="h100")
+    add("--ranks", default="8,64,512,4096,65536", help="numbers of ranks, 1 to 65536")
+    add("--stage", type=int, default=3, choices=range(4))
+    add("--tokens", type=int, default=1024)
+    add("--micro-batch", type=int, default=1)
+    add("--accumulate", type=int, default=1)
+    add("--recompute", action="store_true")
+    for name, value in Faults()._asdict().items():
+        add(f"--{name.replace('_', '-')}", type=float, default=value)
+    add("--seed", type=int, default=1)
+    add("--json", action="store_true")
+    return parser
+
+
+def _faults(arguments: argparse.Namespace) -> Faults:
+    faults = Faults(*(getattr(arguments, name) for name in Faults._fields))
+    for name, value in faults._asdict().items():
+        least = 0.0 if name in ("restart_s", "deviation") else 1e-3
+        if not least <= value < math.inf:
+            raise ValueError(f"{name} = {value}, must be at least {least:g}")
+    return faults
+
+
+def _scales(arguments: argparse.Namespace) -> "tuple[Plan, List[Scale]]":
+    try:
+        numbers = [int(text) for text in arguments.ranks.split(",")]
+    except ValueError:
+        numbers = [0]
+    if not all(1 <= number <= 65536 for number in numbers):
+        raise ValueError(f"ranks = {arguments.ranks}, must be numbers from 1 to 65536 with commas between")
+    faults = _faults(arguments)
+    planned = max([number for number in numbers if number <= MAX_RANKS], default=MAX_RANKS)
+    options = Options(planned, arguments.stage, arguments.micro_batch, arguments.accumulate,
+                      recompute=arguments.recompute)
+    plan = run(read(arguments.model, arguments.tokens, options.element), load(arguments.machine), options)
+    return plan, [simulate(plan, number, faults, arguments.seed) for number in numbers]
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    arguments = _parser().parse_args(argv)
+    try:
+        plan, scales = _scales(arguments)
+    except (ValueError, TypeError, Error) as error:
+        print(f"libdc sim: {error}", file=sys.stderr)
+        return 2
+    rows: List[Dict[str, Any]] = [{**scale._asdict(), "breaks_first": breaks_first(scale, plan)} for scale in scales]
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    print(f"{'ranks':>6}{'step ms':>12}{'slowest':>10}{'checkpoint every s':>20}{'goodput':>10}{'efficiency':>12}"
+          "  lost most to")
+    for row in rows:
+        print(f"{row['ranks']:>6}{row['step_ns'] / 1e6:>12.2f}{row['straggling']:>10.4f}{row['interval_s']:>20.0f}"
+              f"{row['goodput']:>10.4f}{row['efficiency']:>12.4f}  {row['breaks_first']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

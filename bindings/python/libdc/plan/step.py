@@ -1,0 +1,268 @@
+"""One rank's step of training, run on the counting device. The trainer gathers a layer before it runs, and others
+ahead, and reduces each layer's gradients as they come. Stages are those of libdc.torch.shard: in
+stages 1 and 2 the first forward after an update gathers the weights, which then stay."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from .._lib import ffi, lib
+from ..arguments import check_size, choice
+from ..errors import check
+from ..types import DType
+from .counting import AdamW, Rank
+from .machine import Machine
+from .model import Layer, Model, numel
+
+_DTYPES = {"float32": DType.FLOAT32, "bfloat16": DType.BFLOAT16, "float16": DType.FLOAT16}
+_GRAPH = 1
+MAX_RANKS = 256
+HOLDERS = ("weights", "gradients", "optimizer", "gathered", "buckets", "other libdc", "layer gradients",
+           "activations", "workspace")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How the model is trained."""
+
+    ranks: int = 1
+    stage: int = 3
+    micro_batch: int = 1
+    accumulate: int = 1
+    dtype: str = "bfloat16"
+    bucket: int = 1 << 24
+    prefetch: int = 1
+    recompute: bool = False
+    heap: bool = True
+
+    def __post_init__(self) -> None:
+        choice("dtype", self.dtype, _DTYPES)
+        for name, least, most in (("ranks", 1, MAX_RANKS), ("stage", 0, 3), ("micro_batch", 1, 1 << 20),
+                                  ("accumulate", 1, 1 << 20), ("bucket", 1, 1 << 40), ("prefetch", 0, 64)):
+            if not least <= check_size(name, getattr(self, name)) <= most:
+                raise ValueError(f"{name} = {getattr(self, name)}, must be {least} to {most}")
+
+    @property
+    def element(self) -> int:
+        return int(lib.dc_dtype_size(_DTYPES[self.dtype]))
+
+
+class Point(NamedTuple):
+    """The rank's memory at a moment of the step, by holder."""
+
+    moment: str
+    time_ns: int
+    bytes: Dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
+
+
+class Plan(NamedTuple):
+    model: Model
+    machine: Machine
+    options: Options
+    points: List[Point]
+    gather_wire_bytes: int
+    reduce_wire_bytes: int
+    node_bytes: int
+    network_bytes: int
+    step_ns: int
+    compute_ns: int
+    communication_ns: int
+
+    @property
+    def peak(self) -> Point:
+        return max(self.points, key=lambda point: point.total)
+
+    @property
+    def exposed_ns(self) -> int:
+        """Communication that no work hides."""
+        return max(0, self.step_ns - self.compute_ns)
+
+    @property
+    def fits(self) -> bool:
+        return self.peak.total <= self.machine.memory_bytes
+
+    @property
+    def tokens(self) -> int:
+        """Of a step, over all ranks."""
+        return self.options.ranks * self.options.micro_batch * self.options.accumulate * self.model.tokens
+
+    @property
+    def flop_utilisation(self) -> float:
+        """The model's operations, without those of recomputation, over the peak's."""
+        samples = self.options.micro_batch * self.options.accumulate
+        peak = self.machine.peak(self.options.dtype) * self.step_ns / 1e9
+        return 3 * samples * self.model.flops / peak if peak > 0 else 0.0
+
+
+class _Step:
+    def __init__(self, model: Model, machine: Machine, options: Options) -> None:
+        self.model, self.machine, self.options = model, machine, options
+        self.dtype = _DTYPES[options.dtype]
+        self.rank = Rank(machine, options.dtype, options.ranks, options.heap, options.bucket)
+        self.points: List[Point] = []
+        self.activations = self.compute_ns = 0
+        self.ids: List[List[int]] = []
+        parts = self._register()
+        self.optimizer = AdamW(self.rank, parts, self.dtype, DType.FLOAT32)
+        own, whole = sum(count for _, _, count in parts), model.parameters
+        element, stage = options.element, options.stage
+        self.own = own
+        self.states = {"weights": (own if stage > 0 else whole) * element,
+                       "gradients": 4 * (own if stage > 0 else whole)}
+
+    def _register(self) -> List[Tuple[int, int, int]]:
+        """Registers all parameters in one graph; the optimizer's parts."""
+        rank, stage, ranks = self.rank, self.options.stage, self.options.ranks
+        parts: List[Tuple[int, int, int]] = []
+        offset, count = ffi.new("int64_t *"), ffi.new("int64_t *")
+        for layer in self.model.layers:
+            self.ids.append([])
+            for shape in layer.shapes:
+                number, total = len(parts), numel(shape)
+                check(lib.dc_shard_range(total, 0, ranks, offset, count))
+                parts.append((total, 0, int(count[0]) if stage > 0 else total))
+                dims = ffi.new("int64_t[]", list(shape) or [1])
+                if stage > 0:
+                    padded = [-(-total // ranks)]
+                    check(lib.dc_register_z3_param(rank.context, number, dims, len(shape),
+                                                   rank.tensor(padded, self.dtype), rank.tensor(padded, DType.FLOAT32),
+                                                   int(stage < 3), int(DType.NONE)))
+                else:
+                    check(lib.dc_register_param(rank.context, number, dims, len(shape), rank.tensor(shape, self.dtype),
+                                                rank.tensor([parts[-1][2]], DType.FLOAT32), 0))
+                self.ids[-1].append(number)
+        ids = ffi.new("int64_t[]", [i for layer_ids in self.ids for i in layer_ids] or [0])
+        register = lib.dc_register_graph_z3 if stage > 0 else lib.dc_register_graph_z0
+        check(register(rank.context, _GRAPH, ids, len(parts)))
+        return parts
+
+    def note(self, moment: str, layer_gradients: int = 0, workspace: int = 0) -> None:
+        """Waits for the stream, as a look at the memory does, and keeps the point."""
+        time_ns = self.rank.wait()
+        stats, optimizer = self.rank.stats(), self.optimizer.stats()
+        states = int(optimizer.state_bytes + optimizer.scratch_bytes)
+        gathered, buckets = int(stats.gathered_bytes), int(stats.bucket_bytes)
+        values = (self.states["weights"], self.states["gradients"], states, gathered, buckets,
+                  self.rank.reserved_bytes() - states - gathered - buckets, layer_gradients, self.activations,
+                  workspace)
+        self.points.append(Point(moment, time_ns, dict(zip(HOLDERS, values))))
+
+    def work(self, flops: int) -> None:
+        rate = self.machine.rate(self.options.dtype)
+        duration = self.options.micro_batch * flops * 10**9 // rate if rate > 0 else 0
+        self.compute_ns += duration
+        self.rank.work(duration)
+
+    def gather(self, number: int, following: Sequence[int], ids_of: Sequence[Sequence[int]]) -> None:
+        """Gathers a layer, and starts to gather those that follow. ids_of: the parameters that each one reads."""
+        if self.options.stage == 0:
+            return
+        out = self.rank.tensor([], self.dtype)
+        for i in ids_of[number]:
+            check(lib.dc_allgather_param(self.rank.context, ffi.NULL, _GRAPH, i, int(DType.NONE), out))
+        for other in following:
+            ids = ids_of[other]
+            check(lib.dc_prefetch_params_fused(self.rank.context, _GRAPH, ffi.new("int64_t[]", ids or [0]), ffi.NULL,
+                                               len(ids)))
+        for i in ids_of[number]:
+            check(lib.dc_wait_allgather(self.rank.context, ffi.NULL, _GRAPH, i))
+
+    def release(self, ids: Sequence[int]) -> None:
+        for i in ids if self.options.stage > 0 else ():
+            check(lib.dc_release_param(self.rank.context, ffi.NULL, _GRAPH, i, 1))
+
+    def kept(self, layer: Layer) -> int:
+        kept = layer.input_bytes if self.options.recompute else layer.kept_bytes
+        return kept * self.options.micro_batch
+
+    def forward(self, where: str) -> None:
+        layers, ahead = self.model.layers, self.options.prefetch
+        check(lib.dc_start_forward(self.rank.context))
+        for i, layer in enumerate(layers):
+            self.gather(i, range(i + 1, min(len(layers), i + 1 + ahead)), self.ids)
+            self.work(layer.flops)
+            self.activations += self.kept(layer)
+            self.note(f"{where}forward of {layer.name}", 0, layer.workspace_bytes * self.options.micro_batch)
+            self.release(self.ids[i])
+        check(lib.dc_end_forward(self.rank.context))
+
+    def backward(self, where: str, update: bool) -> None:
+        layers, ahead = self.model.layers, self.options.prefetch
+        again = self.options.recompute
+        read = self.ids if again else [[ids[k] for k in layer.backward] for layer, ids in zip(layers, self.ids)]
+        check(lib.dc_start_backward(self.rank.context, int(update)))
+        for i in reversed(range(len(layers))):
+            layer = layers[i]
+            self.gather(i, range(i - 1, max(-1, i - 1 - ahead), -1), read)
+            self.work(layer.flops * (3 if again else 2))
+            lost = (layer.kept_bytes * self.options.micro_batch - self.kept(layer)) if again else 0
+            gradients = layer.parameters * self.options.element  # as autograd hands them over: whole
+            for number, shape in zip(self.ids[i], layer.shapes):
+                check(lib.dc_reduce_grad(self.rank.context, self.rank.tensor(shape, self.dtype), _GRAPH, number))
+            self.note(f"{where}backward of {layer.name}", gradients,
+                      lost + layer.workspace_bytes * self.options.micro_batch)
+            self.activations -= self.kept(layer)
+            self.release(read[i])
+        check(lib.dc_end_backward(self.rank.context, _GRAPH, 0))
+
+    def update(self) -> None:
+        """The optimizer moves weights, gradients, a float32 copy of 16-bit weights, and two moments."""
+        element = self.options.element
+        moved = self.own * (2 * element + 4 + 16 + (8 if element < 4 else 0))
+        rate = self.machine.memory_bytes_per_second
+        duration = moved * 10**9 // rate if rate > 0 else 0
+        self.compute_ns += duration
+        self.optimizer.step()
+        self.rank.work(duration)
+        check(lib.dc_context_params_updated(self.rank.context, ffi.NULL, 0))
+        self.note("update")
+
+    def run(self) -> Plan:
+        """The second of two steps, since the first one also takes the memory that stays."""
+        rank, before = self.rank, (0, 0, 0, 0)
+        for step in range(2):
+            before = (rank.count("time_ns"), rank.count("node_received_bytes"), rank.count("network_received_bytes"),
+                      rank.count("link_busy_ns"))
+            self.points, self.compute_ns = [], 0
+            check(lib.dc_context_reset_stats(rank.context))
+            for micro in range(self.options.accumulate):
+                where = f"micro-batch {micro + 1}, " if self.options.accumulate > 1 else ""
+                self.forward(where)
+                self.backward(where, micro == self.options.accumulate - 1)
+            self.update()
+        stats = rank.stats()
+        points = [point._replace(time_ns=point.time_ns - before[0]) for point in self.points]
+        plan = Plan(self.model, self.machine, self.options, points, int(stats.gather_wire_bytes),
+                    int(stats.reduce_wire_bytes), rank.count("node_received_bytes") - before[1],
+                    rank.count("network_received_bytes") - before[2], points[-1].time_ns, self.compute_ns,
+                    rank.count("link_busy_ns") - before[3])
+        rank.close()
+        return plan
+
+
+def run(model: Model, machine: Machine, options: Options) -> Plan:
+    """Plans a step on rank 0, whose parts are the largest."""
+    return _Step(model, machine, options).run()
+
+
+def largest_micro_batch(plan: Plan) -> int:
+    """The most samples with which the step fits; 0: not even one. libdc's own memory does not depend on them."""
+    most = 1 << 20
+    for point in plan.points:
+        grows = point.bytes["activations"] + point.bytes["workspace"]
+        room = plan.machine.memory_bytes - (point.total - grows)
+        if room < 0:
+            return 0
+        most = min(most, room * plan.options.micro_batch // grows if grows > 0 else most)
+    return most
+
+
+def peak_holders(plan: Plan) -> List[Tuple[str, int]]:
+    """The holders of the memory at the peak, the largest first."""
+    return sorted(((name, count) for name, count in plan.peak.bytes.items() if count), key=lambda item: -item[1])
+

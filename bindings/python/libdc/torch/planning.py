@@ -1,0 +1,143 @@
+"""A PyTorch model for the planner: its forward runs on the meta device, where tensors have shapes and no memory."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..plan import Layer, Machine, Model, Options, Plan, load, run
+
+
+_fused_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """Of shapes [batch, heads, tokens, width]: two products."""
+    batch, heads, tokens, width = query
+    return int(2 * batch * heads * tokens * key[2] * (width + value[3]))
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention without a matrix of all pairs of tokens, as the fused kernels compute it. The meta device has the plain
+    one alone."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.nn.functional.scaled_dot_product_attention and not kwargs.get("enable_gqa"):
+            return self._attention(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    @staticmethod
+    def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+                   is_causal: bool = False, scale: Any = None, enable_gqa: bool = False) -> Any:
+        return _fused_attention(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("meta")
+    if isinstance(value, dict):
+        return {key: _to_meta(item) for key, item in value.items()}
+    return type(value)(_to_meta(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def _units(model: torch.nn.Module) -> Dict[str, torch.nn.Module]:
+    """Modules whose parameters are gathered together: the members of lists, and what else has parameters of its own."""
+    units: Dict[str, torch.nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{unit}.") for unit in units)
+        parent = model.get_submodule(name.rpartition(".")[0]) if name else None
+        member = isinstance(parent, (torch.nn.ModuleList, torch.nn.Sequential))
+        if not inside and (member or any(True for _ in module.parameters(recurse=False))):
+            units[name] = module
+    return units
+
+
+class _Kept:
+    """Bytes that each unit's forward keeps for its backward. A storage counts once, parameters not at all: they are
+    noted, since they are gathered again."""
+
+    def __init__(self, units: Dict[str, torch.nn.Module], parameters: Set[int]) -> None:
+        self.saved: Set[int] = set()  # parameters' storages
+        self.order: List[str] = []
+        self.inputs: Dict[str, int] = {}
+        self.bytes: Dict[str, int] = {}
+        self._units, self._parameters = units, parameters
+        self._seen: Set[int] = set()
+        self._storages: List[Any] = []  # a freed one's number could come again
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._parameters:
+            self.saved.add(storage._cdata)
+        elif storage._cdata not in self._seen and self.order:
+            self._seen.add(storage._cdata)
+            self._storages.append(storage)
+            self.bytes[self.order[-1]] += storage.nbytes()
+        return tensor
+
+    def _enter(self, name: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
+            if name not in self.bytes:
+                self.order.append(name)
+                self.bytes[name] = 0
+                self.inputs[name] = sum(x.numel() * x.element_size() for x in inputs if isinstance(x, torch.Tensor))
+
+        return hook
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        handles = [module.register_forward_pre_hook(self._enter(name)) for name, module in self._units.items()]
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0) -> Model:
+    """The planner's model: a forward of the batch, on the meta device. The model is not changed.
+    batch: the arguments, a dict for names, a list or tuple for places; its tensors' first length is that of samples.
+    tokens: of a sample; 0: the second length of the first tensor, or 1"""
+    values = list(batch.values()) if isinstance(batch, dict) else list(batch)
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if not tensors or tensors[0].dim() == 0 or tensors[0].shape[0] == 0:
+        raise ValueError("plan: batch has no tensor of at least one sample")
+    samples = tensors[0].shape[0]
+    arguments, names = ((), _to_meta(batch)) if isinstance(batch, dict) else (_to_meta(tuple(batch)), {})
+    state = {name: _to_meta(tensor).requires_grad_(tensor.requires_grad)
+             for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    units = _units(model)
+    kept = _Kept(units, {tensor.untyped_storage()._cdata for tensor in state.values()})
+    counter = FlopCounterMode(display=False, custom_mapping={_fused_attention: _attention_flops})
+    with _FusedAttention(), counter, kept.watch():
+        torch.func.functional_call(model, state, arguments, names)
+    flops = {name.partition(".")[2]: sum(counts.values()) for name, counts in counter.get_flop_counts().items()}
+    owned: Set[int] = set()
+    layers = []
+    for name in [*kept.order, *(name for name in units if name not in kept.bytes)]:
+        own = {inner: p for inner, p in units[name].named_parameters(name) if id(p) not in owned}
+        owned.update(map(id, own.values()))
+        read = [i for i, inner in enumerate(own) if state[inner].untyped_storage()._cdata in kept.saved]
+        size = kept.bytes.get(name, 0) // samples
+        layers.append(Layer(name or type(model).__name__, tuple(tuple(p.shape) for p in own.values()), tuple(read),
+                            flops.get(name, 0) // samples, size,
+                            min(size, kept.inputs.get(name, 0) // samples), 0))
+    shape = tensors[0].shape
+    return Model(type(model).__name__, tuple(layers), tokens or (shape[1] if len(shape) > 1 else 1))
+
+
+def plan(model: torch.nn.Module, batch: Any, machine: Any = "h100", tokens: int = 0, **options: Any) -> Plan:
+    """A step of training before there is a machine: libdc.plan's result, for the layers of this model.
+
+        plan = libdc.torch.plan(model, [tokens], machine="h100", ranks=64, stage=3, micro_batch=4)
+        print(libdc.plan.as_text(plan))
+
+    machine: a libdc.plan.Machine, the name of one, or a file; options: those of libdc.plan.Options"""
+    chosen = machine if isinstance(machine, Machine) else load(machine)
+    return run(model_of(model, batch, tokens), chosen, Options(**options))
