@@ -102,7 +102,8 @@ class Run(NamedTuple):
 def bits(state: Dict[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(state):
-        digest.update(state[name].detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        value = state[name].to_local() if hasattr(state[name], "to_local") else state[name].detach()
+        digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

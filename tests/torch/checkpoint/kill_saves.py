@@ -71,7 +71,7 @@ def look(path: Path) -> None:
     comm = libdc.Comm.single()
     net = made(comm, -1)
     dct.load_checkpoint(net, path)
-    values = {value for param in net.parameters() for value in param.detach().unique().tolist()}
+    values = {value for param in net.parameters() for value in param.to_local().unique().tolist()}
     assert len(values) == 1 and -1 not in values, f"a mixture was loaded: {sorted(values)}"
     dct.save_checkpoint(net, path)
     assert os.listdir(path.parent) == [path.name], f"left behind: {os.listdir(path.parent)}"

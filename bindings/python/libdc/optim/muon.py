@@ -9,7 +9,7 @@ from libdc.types import DType
 from torch import Tensor
 
 from . import arrays
-from .native import ParamShard
+from .native import ParamShard, on_elements
 from .shampoo import Blockwise
 
 _TORCH_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -45,6 +45,7 @@ class Muon(Blockwise):
         pieces = [name for name in views if name.startswith("momentum.")]  # 16-bit weights have a "master", too
         return {"step": 1, **{name: matrices[int(name.split(".")[1])] for name in pieces}}
 
+    @on_elements
     def torch_state_dict(self) -> Dict[str, Any]:
         """state_dict() as torch.optim.Muon's load_state_dict() takes it: copies of whole matrices' momentum, as means.
         Its polynomial is "muon"; for a model of libdc.torch.shard() there is none."""

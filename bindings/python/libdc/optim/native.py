@@ -4,7 +4,8 @@ the library inside a step."""
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Pattern, Sequence, Set, Tuple, Type
+import functools
+from typing import Any, Callable, Dict, Iterator, List, Optional, Pattern, Sequence, Set, Tuple, Type, TypeVar
 
 import torch
 from libdc import DType
@@ -15,6 +16,21 @@ from ..torch import devices
 from ..torch.dtypes import DTYPES, FLOAT_DTYPES
 from ..torch.sharding.parameter import entry_of
 from . import arrays
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def on_elements(method: _Method) -> _Method:
+    """A method to which a sharded model's parameters, gradients and states are plain tensors of this rank's
+    elements."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return method(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 class ParamShard:
@@ -98,6 +114,7 @@ class NativeOptimizer(torch.optim.Optimizer):
 
     # ---- groups ----
 
+    @on_elements
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         super().add_param_group(param_group)
         self._find_device()
@@ -169,11 +186,15 @@ class NativeOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step_all()
+        return loss
+
+    @on_elements
+    def _step_all(self) -> None:
         self.sync_groups()
         grads = [self._grad_of(index, part) for index, part in enumerate(self._parts)]
         with self._scaled():
             self._step_native(grads)
-        return loss
 
     @contextlib.contextmanager
     def _scaled(self) -> Iterator[None]:
@@ -276,6 +297,7 @@ class NativeOptimizer(torch.optim.Optimizer):
         index = next(i for i, part in enumerate(self._parts) if part.param is param)
         return set(self._native.state_names(index))
 
+    @on_elements
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
         """As PyTorch's, but that state keeps its own types; a state of torch.optim's namesake is taken, too. Where a
         parameter has state, all of it must be there. A state that does not fit is an error, and changes nothing."""

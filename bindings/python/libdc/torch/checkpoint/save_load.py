@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ..sharding.buffers import check_buffer_rule, synced_buffers
 from ..sharding.model import root_of
-from ..sharding.parameter import entry_of, plain_tensor
+from ..sharding.parameter import entry_of
+from ..sharding.part import plain_tensor
 from ..sharding.root import Root
 from ..sharding.sharded_param import ShardedParam
 from . import safetensors_file, state_dict, writer
@@ -169,7 +170,7 @@ def _shard_items(entry: ShardedParam, name: str, value: Tensor) -> List[WriteIte
     """This rank's part of a tensor that has the parameter's elements. Elements that all ranks have are divided among
     them."""
     of = TensorInfo(safetensors_file.type_name(name, value.dtype), tuple(entry.shape))
-    flat = value.detach().reshape(-1)
+    flat = plain_tensor(value).reshape(-1)
     begin, end = entry.shard_range
     if entry.group.stage == 0:
         begin = min(entry.group.comm.rank * entry.shard_numel, entry.numel)
@@ -311,7 +312,7 @@ def _match_weights(model: nn.Module, path: Path, tensors: Mapping[str, Tensor], 
             begin, end = entry.shard_range
             targets[found] = Target(entry.data.data.view(-1)[: end - begin], begin, end)
         else:
-            targets[found] = _new_target(tensors[found], None if value.shape == shape else entry)
+            targets[found] = _new_target(tensors[found], None if entry is None or entry.part is None else entry)
         weights[group[0]] = targets[found].memory
     unknown = [name for name in tensors if name.startswith(prefix) and name[len(prefix):] not in current
                and not name.startswith((_EXTRA, _OPTIMIZER))]

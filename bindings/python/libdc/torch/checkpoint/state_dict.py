@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ..sharding.buffers import check_buffer_rule, synced_buffers
 from ..sharding.model import root_of
-from ..sharding.parameter import entry_of, gather_full, copy_shard
+from ..sharding.local_shard import part_of
+from ..sharding.parameter import copy_shard, entry_of, gather_full
 from ..sharding.root import Root
 from ..sharding.sharded_param import ShardedParam
 
@@ -50,20 +51,13 @@ def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "
 
 def load_full_state_dict(model: nn.Module, state: Mapping[str, Any], strict: bool = True) -> Any:
     """load_state_dict() from whole weights; each rank reads the same state and keeps its part."""
-    shards: Dict[str, Any] = {}
     current = model.state_dict(keep_vars=True)
-    with torch.no_grad():
-        for name, value in state.items():
-            entry = entry_of(current.get(name))
-            if entry is not None:
-                if tuple(value.shape) != tuple(entry.shape):
-                    raise ValueError(f"load_full_state_dict: {name} has shape {tuple(value.shape)}, must be "
-                                     f"{tuple(entry.shape)}")
-                part = torch.zeros_like(entry.data)
-                copy_shard(entry, value, part)
-                value = part
-            shards[name] = value
-    return model.load_state_dict(shards, strict=strict)
+    for name, value in state.items():
+        entry = entry_of(current.get(name))
+        if entry is not None and tuple(value.shape) != tuple(entry.shape):
+            raise ValueError(f"load_full_state_dict: {name} has shape {tuple(value.shape)}, must be "
+                             f"{tuple(entry.shape)}")
+    return model.load_state_dict(state, strict=strict)
 
 
 def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer,
@@ -153,7 +147,7 @@ def new_shard(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str,
 
 def _is_shared(optimizer: torch.optim.Optimizer, entry: ShardedParam, key: str, value: Any) -> bool:
     """Whether each rank has a part of a piece."""
-    return not is_owned(optimizer, key) and _is_like(entry.shape, key, value)
+    return not is_owned(optimizer, key) and is_like(entry.shape, key, value)
 
 
 def is_owned(optimizer: torch.optim.Optimizer, key: str) -> bool:
@@ -180,7 +174,7 @@ def _gather_owned(root: Root, optimizer: torch.optim.Optimizer, keep: bool) -> D
     return result
 
 
-def _is_like(shape: torch.Size, key: str, value: Any) -> bool:
+def is_like(shape: torch.Size, key: str, value: Any) -> bool:
     """Whether a value of an optimizer's state has one number for each element of a parameter. The state of a scalar
     parameter has the shape of a step counter, which is told apart by its key."""
     return isinstance(value, Tensor) and value.shape == shape and (value.dim() > 0 or key != "step")
@@ -189,8 +183,10 @@ def _is_like(shape: torch.Size, key: str, value: Any) -> bool:
 def is_shard_like(entry: ShardedParam, key: str, value: Any) -> bool:
     """Whether a value of an optimizer's state has this rank's elements of the parameter, with the padding or
     without."""
+    if part_of(value) is not None:
+        return True
     begin, end = entry.shard_range
-    return _is_like(entry.data.shape, key, value) or _is_like(torch.Size([end - begin]), key, value)
+    return is_like(entry.data.shape, key, value) or is_like(torch.Size([end - begin]), key, value)
 
 
 def names_of(model: nn.Module) -> Dict[int, str]:

@@ -94,6 +94,12 @@ def annotate_module(module: nn.Module, root: Root, ids: Dict[str, Tuple[int, Opt
     module.__dict__["_dc_ids"] = ids
     module.__dict__["_dc_whole"] = root.group.stage == 0
     module.__dict__["_dc_reduced"] = root.group.options.reduce_dtype if root.group.stage == 0 else None
+    module.__dict__["_dc_local"] = {name: root.group.entries[id].data for name, (id, _) in ids.items()}
+    module.__dict__["_dc_trained"] = trained = {}
+    for name, (id, _) in ids.items():
+        entry = root.group.entries[id]
+        trained[name] = entry.param.requires_grad
+        entry.trained.append((trained, name))
     module.__dict__["_dc_anchor"] = _anchor_of(root)
     module.__dict__["_dc_root"] = root
 
@@ -114,16 +120,16 @@ def _anchor_of(root: Root) -> Tensor:
 
 
 def traced_param(module: nn.Module, name: str) -> Tensor:
-    """A parameter's weights, traced."""
-    param = module._parameters[name]
+    """A parameter's weights, traced. Dynamo does not see the parameter itself, whose class it cannot trace."""
     graph_id, (id, dtype) = module.__dict__["_dc_graph"], module.__dict__["_dc_ids"][name]
     whole = module.__dict__["_dc_whole"]
-    if param.requires_grad and torch.is_grad_enabled():
-        return _TracedUnshard.apply(param, module.__dict__["_dc_anchor"], graph_id, id, dtype, whole,
+    local = module.__dict__["_dc_local"][name]
+    if module.__dict__["_dc_trained"][name] and torch.is_grad_enabled():
+        return _TracedUnshard.apply(local, module.__dict__["_dc_anchor"], graph_id, id, dtype, whole,
                                     module.__dict__["_dc_reduced"], module.__dict__["_dc_root"].reduce_grads)
     if not whole:
-        return _rt.take(param, graph_id, id, dtype)
-    return param if dtype is None else param.to(dtype)
+        return _rt.take(local, graph_id, id, dtype)
+    return local if dtype is None else local.to(dtype)
 
 
 def begin_forward(module: nn.Module) -> None:

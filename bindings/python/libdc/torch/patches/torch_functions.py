@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import functools
 import types
-import warnings
-from typing import Any, Callable, Dict, Optional, Set
+from typing import Any, Callable, Dict, Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
-from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..checkpoint.state_dict import is_owned, is_shard_like
+from ..checkpoint.state_dict import is_like, is_owned, is_shard_like
 from ..sharding import clip_grad as sharded_clip
-from ..sharding.parameter import LocalShard, entry_of, init_shard, plain_tensor
+from ..sharding.local_shard import LocalShard, OwnedState, part_of
+from ..sharding.parameter import copy_shard, entry_of
+from ..sharding.part import plain_tensor
 from ..sharding.sharded_param import ShardedParam
+from .distributed_checkpoint import patch_if_imported
 
 _Function = Callable[..., Any]
 
@@ -80,43 +81,21 @@ def _make_clip_grad_norm(inner: _Function) -> _Function:
 # torch.nn.init: functions that draw, or need the shape, fill a whole tensor
 
 
-def _any_entry_of(tensor: Any) -> Optional[ShardedParam]:
-    return tensor.entry() if isinstance(tensor, LocalShard) else entry_of(tensor)
-
-
 def _make_full_init(inner: _Function) -> _Function:
     @functools.wraps(inner)
     def filled(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        entry = _any_entry_of(tensor)
-        if entry is None:
-            return inner(tensor, *args, **kwargs)
-        init_shard(entry, tensor, lambda whole: inner(whole, *args, **kwargs))
+        part = part_of(tensor)
+        if part is None:
+            entry = entry_of(tensor)
+            if entry is None:
+                return inner(tensor, *args, **kwargs)
+            inner(plain_tensor(tensor), *args, **kwargs)
+            entry.group.broadcast(tensor)
+            return tensor
+        part.fill(tensor, lambda whole: inner(whole, *args, **kwargs))
         return tensor
 
     return filled
-
-
-def _make_calculate_fans(inner: _Function) -> _Function:
-    @functools.wraps(inner)
-    def fan_in_and_out(tensor: Tensor) -> Any:
-        entry = _any_entry_of(tensor)
-        return inner(tensor if entry is None else torch.empty(entry.shape, device="meta"))
-
-    return fan_in_and_out
-
-
-def _make_compute_weight(inner: _Function) -> _Function:
-    @functools.wraps(inner)
-    def compute_weight(self: Any, module: nn.Module) -> Any:
-        """Of the old weight_norm, whose kernel trusts in shapes that parts do not have."""
-        g, v = getattr(module, self.name + "_g"), getattr(module, self.name + "_v")
-        for entry in (entry_of(g), entry_of(v)):
-            if entry is not None and entry.group.stage > 0:
-                raise RuntimeError(f"weight_norm: {entry.names[0]} is only whole in a forward of the sharded model: "
-                                   "call this before libdc.torch.shard(), or in `with libdc.torch.gathered(model):`")
-        return inner(self, module)
-
-    return compute_weight
 
 
 # Optimizers
@@ -124,32 +103,45 @@ def _make_compute_weight(inner: _Function) -> _Function:
 _ELEMENTWISE = tuple(getattr(torch.optim, name) for name in (
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam")
     if hasattr(torch.optim, name))
-_ADVICE = "use one of libdc.optim, which know parts, or one that works element by element, as AdamW does"
-# Names of optimizers that need whole parameters or norms of them, torch.optim's and others', and what to do.
+# PyTorch's optimizers that need whole parameters, and what to do.
 _NEED_FULL_PARAM = {
-    **dict.fromkeys(("Adafactor", "CAME", "GaLoreAdamW", "LAMB", "LARS", "LBFGS", "Lamb", "Lars"), _ADVICE),
-    **{name: f"use libdc.optim.{name}, which knows parts" for name in ("KFAC", "Muon", "SOAP", "Shampoo")},
+    "Adafactor": "use libdc.optim.SOAP, which knows parts, or an optimizer that works element by element, as AdamW",
+    "LBFGS": "use libdc.optim.KFAC or Shampoo, which know parts",
+    "Muon": "use libdc.optim.Muon, which knows parts",
     "ZeroRedundancyOptimizer": "use the optimizer that it wraps: shard() has shared its state out already",
 }
-_warned: Set[type] = set()
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, group: Dict[str, Any]) -> None:
-    """Refuses optimizers that would do something else on flat parts than on whole parameters."""
+    """Refuses PyTorch's optimizers that need whole parameters. In others each function that needs one is an error."""
     entries = [entry for entry in map(entry_of, group["params"]) if entry is not None and entry.group.stage > 0]
-    kind = type(optimizer)
-    if not entries or kind.__module__.startswith("libdc."):
-        return
-    for base in kind.__mro__:
-        if base.__name__ in _NEED_FULL_PARAM and not base.__module__.startswith("libdc."):
-            raise ValueError(f"{kind.__name__}: {entries[0].names[0]} is sharded, so the optimizer has a flat part of "
-                             f"{tuple(entries[0].shape)}, but needs the whole: {_NEED_FULL_PARAM[base.__name__]}; or "
-                             "shard the model at stage 0")
-    if not isinstance(optimizer, _ELEMENTWISE) and kind not in _warned:
-        _warned.add(kind)
-        warnings.warn(f"{kind.__name__} gets flat parts of a sharded model's parameters: that is right if it works "
-                      f"element by element, as AdamW does, and wrong if it looks at shapes or norms; {_ADVICE}",
-                      stacklevel=4)
+    for base in type(optimizer).__mro__ if entries else ():
+        if base.__name__ in _NEED_FULL_PARAM and base.__module__.startswith("torch."):
+            raise ValueError(f"{type(optimizer).__name__}: {entries[0].names[0]} is sharded, so the optimizer has a "
+                             f"part of {tuple(entries[0].shape)}, but needs the whole: "
+                             f"{_NEED_FULL_PARAM[base.__name__]}; or shard the model at stage 0")
+
+
+def _has_parts(optimizer: torch.optim.Optimizer) -> bool:
+    return any(part_of(param) is not None for group in optimizer.param_groups for param in group["params"])
+
+
+def _make_step(inner: _Function) -> _Function:
+    """The step of an optimizer that works element by element: on plain tensors, at their speed."""
+
+    @functools.wraps(inner)
+    def step(self: torch.optim.Optimizer, closure: Optional[Callable[[], Any]] = None) -> Any:
+        if not _has_parts(self):
+            return inner(self, closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch._C.DisableTorchFunctionSubclass():
+            inner(self)
+        return loss
+
+    return step
 
 
 def _make_add_param_group(inner: _Function) -> _Function:
@@ -182,29 +174,47 @@ def _inspect_param_groups(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     optimizer.__dict__["_dc_inspected_groups"] = len(groups)
 
 
-def _state_as_parts(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) -> Dict[str, Any]:
-    """A state_dict() whose shards are LocalShard: if one rank saved plain ones, all ranks would load them."""
+def _map_state(optimizer: torch.optim.Optimizer, packed: Dict[str, Any],
+               convert: Callable[[ShardedParam, str, Tensor], Tensor]) -> Dict[str, Any]:
+    """A state_dict() with other tensors for parameters of which each rank has a part."""
     params = {number: param for group, shown in zip(optimizer.param_groups, packed["param_groups"])
               for number, param in zip(shown["params"], group["params"])}
 
     def value_of(number: Any, key: str, value: Any) -> Any:
         entry = entry_of(params.get(number))
-        if entry is None or entry.group.stage == 0 or not isinstance(value, Tensor):
+        if entry is None or entry.part is None or not isinstance(value, Tensor):
             return value
-        return LocalShard.of(entry, value) if is_owned(optimizer, key) or is_shard_like(entry, key, value) else value
+        return convert(entry, key, value)
 
     state = {number: {key: value_of(number, key, value) for key, value in values.items()}
              for number, values in packed["state"].items()}
     return {**packed, "state": state}
 
 
-def _state_as_tensors(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) -> Dict[str, Any]:
-    def value_of(value: Any) -> Any:
-        return plain_tensor(value) if isinstance(value, LocalShard) else value
+def _state_as_parts(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) -> Dict[str, Any]:
+    """A state_dict() whose shards are LocalShard: if one rank saved plain ones, all ranks would load them."""
+    patch_if_imported()
 
-    state = {number: {key: value_of(value) for key, value in values.items()}
-             for number, values in packed["state"].items()}
-    return {**packed, "state": state}
+    def convert(entry: ShardedParam, key: str, value: Tensor) -> Tensor:
+        if is_owned(optimizer, key):
+            return OwnedState.of(entry.part, value)
+        return LocalShard.of(entry.part, value) if is_shard_like(entry, key, value) else value
+
+    return _map_state(optimizer, packed, convert)
+
+
+def _state_as_tensors(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) -> Dict[str, Any]:
+    """The reverse, also for whole tensors, of which each rank takes its part."""
+    plain = isinstance(optimizer, _ELEMENTWISE) or type(optimizer).__module__.startswith("libdc.")
+
+    def convert(entry: ShardedParam, key: str, value: Tensor) -> Tensor:
+        if part_of(value) is None and not is_owned(optimizer, key) and is_like(entry.shape, key, value):
+            local = torch.zeros_like(entry.data, dtype=value.dtype)
+            copy_shard(entry, value, local)
+            value = LocalShard.of(entry.part, local)
+        return plain_tensor(value) if plain else value
+
+    return _map_state(optimizer, packed, convert)
 
 
 def patch_torch_functions() -> None:
@@ -213,8 +223,8 @@ def patch_torch_functions() -> None:
     _patch(clip_grad, "_get_total_norm", _make_get_total_norm)
     for name in ("eye_", "dirac_", "orthogonal_", "sparse_", "_no_grad_trunc_normal_"):
         _patch(nn.init, name, _make_full_init)
-    _patch(nn.init, "_calculate_fan_in_and_fan_out", _make_calculate_fans)
-    _patch(WeightNorm, "compute_weight", _make_compute_weight)
+    for kind in _ELEMENTWISE:
+        kind.step = _make_step(kind.step)  # type: ignore[method-assign]
     optimizer: Any = torch.optim.Optimizer
     optimizer.add_param_group = _make_add_param_group(optimizer.add_param_group)
     register_optimizer_step_pre_hook(_inspect_param_groups)

@@ -8,7 +8,9 @@ from typing import Iterable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
+from .local_shard import part_of
 from .parameter import entry_of
+from .part import plain_tensor
 from .root import Root
 from .sharded_param import ShardedParam
 
@@ -46,6 +48,9 @@ def _check_norm_type(norm_type: float) -> None:
 
 def entry_of_grad(grad: Tensor) -> Optional[ShardedParam]:
     """The entry of the sharded parameter whose `.grad` this is."""
+    part = part_of(grad)
+    if part is not None:
+        return part.entry("the norm of gradients")
     entry = getattr(grad, "dc_grad_of", lambda: None)()
     return entry if entry is not None and entry.grad is grad else None
 
@@ -62,7 +67,7 @@ def total_norm(grads: Sequence[Tensor], norm_type: float, params: Optional[Seque
         if entry is None:
             whole.append(_norm_power(grad.detach().reshape(-1), norm_type))
         else:
-            parts.append((entry, grad))
+            parts.append((entry, plain_tensor(grad)))
     powers = _gather_norm_powers(parts, norm_type)
     if whole:
         powers.append(torch.stack([power.to(whole[0].device) for power in whole]))
@@ -103,7 +108,7 @@ def _gather_norm_powers(parts: List[Tuple[ShardedParam, Tensor]], norm_type: flo
             powers = [_norm_power(_shard_of(*pair, rank), norm_type) for rank in ranks for pair in own]
             result.append(torch.stack(powers))
             continue
-        mine = torch.stack([_norm_power(grad, norm_type) for _, grad in own])
+        mine = torch.stack([_norm_power(grad[: entry.part.count], norm_type) for entry, grad in own])
         if root.group.comm.size == 1:
             result.append(mine)
             continue
@@ -114,16 +119,14 @@ def _gather_norm_powers(parts: List[Tuple[ShardedParam, Tensor]], norm_type: flo
 
 
 def _shard_of(entry: ShardedParam, grad: Tensor, rank: int) -> Tensor:
-    """A rank's shard of a whole gradient, with the padding."""
-    part = grad.view(-1)[rank * entry.shard_numel : (rank + 1) * entry.shard_numel]
-    missing = entry.shard_numel - part.numel()
-    return torch.cat([part, part.new_zeros(missing)]) if missing else part
+    """A rank's shard of a whole gradient."""
+    return grad.view(-1)[rank * entry.shard_numel : (rank + 1) * entry.shard_numel]
 
 
 def _norm_power(part: Tensor, norm_type: float) -> Tensor:
     """Sum of |x|^norm_type, or the largest |x|, in float64."""
     total = torch.zeros((), dtype=torch.float64, device=part.device)
-    for block in part.detach().split(_BLOCK):
+    for block in part.detach().split(_BLOCK) if part.numel() else ():
         if math.isinf(norm_type):
             total = torch.maximum(total, block.abs().amax().double())
         elif norm_type == 2.0:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .local_shard import part_of
 from .root import Root
 from .sharded_param import ShardedParam
 
@@ -30,14 +31,14 @@ class _UnshardParam(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, entry: ShardedParam, whole: Optional[Tensor] = None) -> Tensor:
         ctx.entry, ctx.root = entry, entry.root  # a graph keeps the root
-        ctx.version, ctx.optimizer_steps = shard._version, entry.optimizer_steps
+        ctx.version, ctx.optimizer_steps = entry.data._version, entry.optimizer_steps
         ctx.set_materialize_grads(False)
         return entry.unshard() if whole is None else whole
 
     @staticmethod
     def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[None, None, None]:
         entry = ctx.entry
-        if ctx.version != entry.param_ref()._version or ctx.optimizer_steps != entry.optimizer_steps:
+        if ctx.version != entry.data._version or ctx.optimizer_steps != entry.optimizer_steps:
             raise RuntimeError(f"{entry.names[0]} was changed between forward and backward, so the gradients would be "
                                "those of other weights than the loss's: step the optimizer after backward")
         if grad is not None:
@@ -56,6 +57,8 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
     live, root_of_hooks = root.gathered_storages, weakref.ref(root)
 
     def pack(tensor: Tensor) -> Any:
+        if part_of(tensor) is not None:
+            return tensor if tensor.grad_fn is None else tensor.detach()
         # The table keeps the storage's header alive, so that no other storage can have its address.
         found = live.get(tensor.untyped_storage()._cdata)
         if found is None:

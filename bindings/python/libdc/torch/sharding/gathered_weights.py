@@ -11,7 +11,8 @@ from typing import Any, Callable, Dict
 import torch
 from torch import Tensor
 
-from .parameter import gather_full, plain_tensor, copy_shard
+from .parameter import copy_shard, gather_full
+from .part import plain_tensor
 from .root import Root
 from .sharded_param import ShardedParam
 

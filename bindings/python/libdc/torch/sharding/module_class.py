@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import copyreg
 import functools
-import sys
+import threading
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple, Type
 
 import torch
 from torch import Tensor, nn
 
 from ..compile import tracing
+from ..patches.distributed_checkpoint import patch_if_imported
 from .eager import ModuleState
 from .managed_modules import MODULE_STATE
-from .parameter import copy_shard, plain_tensor
+from .part import plain_tensor
 from .root import Root
 from .sharded_param import ShardedParam
 
@@ -57,7 +60,9 @@ def _get_class(key: _ClassKey) -> Type[nn.Module]:
         body["_apply"] = _make_apply(base)
         body["_load_from_state_dict"] = _make_load_from_state_dict(base)
         body["__module__"], body["__qualname__"], body["__doc__"] = base.__module__, base.__qualname__, base.__doc__
-        body["__reduce_ex__"] = _refuse_copies
+        body["__reduce_ex__"] = _reduce
+        if key.is_root:
+            body["__deepcopy__"] = _copy_model
         if isinstance(getattr(base, "_flat_weights", None), property) or issubclass(base, nn.RNNBase):
             body["_flat_weights"] = property(_flat_weights, lambda self, value: None)
             body["flatten_parameters"] = lambda self: None  # would move them
@@ -117,9 +122,10 @@ def _make_apply(base: Type[nn.Module]) -> Callable[..., nn.Module]:
         for name, param in self._parameters.items():
             if param is None or name not in self.__dict__[MODULE_STATE].entries:
                 continue
-            with torch.no_grad():
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                 result = fn(param)
-            if result.data_ptr() != param.data_ptr() or result.dtype != param.dtype:
+                same = result.data_ptr() == param.data_ptr() and result.dtype == param.dtype
+            if not same:
                 full_name = self.__dict__[MODULE_STATE].entries[name].names[0]
                 raise RuntimeError(f"{full_name}: a sharded model cannot be moved or cast; do it before shard(), or "
                                    "use its param_dtype")
@@ -144,25 +150,29 @@ def _in_place(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    return plain_tensor(tensor).reshape(-1).view(torch.uint8)
 
 
 def _make_load_from_state_dict(base: Type[nn.Module]) -> Callable[..., None]:
     inner = base._load_from_state_dict
 
-    def load(self: nn.Module, state_dict: Dict[str, Any], prefix: str, *args: Any) -> None:
-        """Of whole weights each rank takes its part; parts are loaded as they are."""
-        given = {}
+    def load(self: nn.Module, state_dict: Dict[str, Any], prefix: str, local_metadata: Dict[str, Any],
+             *args: Any) -> None:
+        """With assign=True: parameters get the values, since libdc holds their memory, and buffers are replaced."""
+        if not local_metadata.get("assign_to_params_buffers", False):
+            inner(self, state_dict, prefix, local_metadata, *args)
+            return
+        error_msgs: List[str] = args[-1]
         for name, entry in self.__dict__[MODULE_STATE].entries.items():
             value = state_dict.get(prefix + name)
-            if isinstance(value, Tensor) and value.shape == entry.shape != entry.data.shape:
-                given[prefix + name] = value
-                part = state_dict[prefix + name] = entry.data.new_zeros(entry.data.shape)
-                copy_shard(entry, plain_tensor(value), part)
-        try:
-            inner(self, state_dict, prefix, *args)
-        finally:
-            state_dict.update(given)
+            if isinstance(value, Tensor) and value.dtype != entry.data.dtype:
+                error_msgs.append(f"{prefix + name} is {entry.data.dtype} in a sharded model, which load_state_dict("
+                                  f"assign=True) would make {value.dtype}: cast the model before shard(), or load "
+                                  "without assign=True")
+        inner(self, state_dict, prefix, {**local_metadata, "assign_to_params_buffers": False}, *args)
+        for name in self._buffers:
+            if isinstance(state_dict.get(prefix + name), Tensor):
+                self._buffers[name] = state_dict[prefix + name]
 
     return load
 
@@ -171,18 +181,49 @@ def _make_state_dict(base: Type[nn.Module]) -> Callable[..., Any]:
     inner = base.state_dict
 
     def state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """The rank's shards, as LocalShard of parameter.py."""
-        if sys._getframe(1).f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict":
-            raise RuntimeError("torch.distributed.checkpoint does not know sharded models of libdc.torch: use "
-                               "libdc.torch.save_checkpoint(), or full_state_dict() and full_optimizer_state_dict()")
+        """The rank's parts, as LocalShard."""
+        patch_if_imported()
         return inner(self, *args, **kwargs)
 
     return state_dict
 
 
-def _refuse_copies(self: nn.Module, protocol: int) -> Any:
-    raise TypeError(f"{type(self).__name__} belongs to a sharded model, which cannot be pickled or copied: it holds "
-                    "the ranks' communicator. Save full_state_dict(model) instead, and load it into a new model")
+_copying = threading.local()
+
+
+def _unmanaged(module: nn.Module) -> Tuple[Type[nn.Module], Dict[str, Any]]:
+    """The class and the attributes that a module had before shard()."""
+    own = {key: value for key, value in module.__dict__.items() if key != MODULE_STATE and not key.startswith("_dc_")}
+    return type(module).__mro__[1], own
+
+
+def _copy_model(self: nn.Module, memo: Dict[int, Any]) -> nn.Module:
+    """Another sharded model with the same values, on the same ranks; collective."""
+    from .shard import copy_of
+
+    root = self.__dict__[MODULE_STATE].root
+    shapes: Dict[nn.Parameter, torch.Size] = {}
+    for entry in root.group.entries:
+        param = memo[id(entry.param)] = nn.Parameter(entry.data.clone(), entry.param.requires_grad)
+        if entry.part is not None:
+            shapes[param] = entry.shape
+    kind, attributes = _unmanaged(self)
+    memo[id(self)] = model = kind.__new__(kind)
+    outer, _copying.root = getattr(_copying, "root", None), root
+    try:
+        model.__setstate__(copy.deepcopy(attributes, memo))
+    finally:
+        _copying.root = outer
+    return copy_of(model, root, shapes)
+
+
+def _reduce(self: nn.Module, protocol: Any) -> Any:
+    if getattr(_copying, "root", None) is not self.__dict__[MODULE_STATE].root:
+        raise TypeError(f"{type(self).__name__} belongs to a sharded model, which cannot be pickled, and copied only "
+                        "as a whole: it holds the ranks' communicator. Save full_state_dict(model) instead, and load "
+                        "it into a new model")
+    kind, attributes = _unmanaged(self)
+    return copyreg.__newobj__, (kind,), attributes  # type: ignore[attr-defined]
 
 
 def _flat_weights(self: nn.Module) -> List[Any]:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from .. import devices
 from ..ops import eager_calls
+from .local_shard import LocalShard
 from .meta_init import Uninitialized
+from .part import plain_tensor
 from .sharded_param import ShardedParam
 
 
@@ -136,27 +138,29 @@ class ParamGroup:
             if not param.is_contiguous():
                 param.data = param.data.contiguous()
             return
-        begin = min(self.comm.rank * entry.shard_numel, entry.numel)
-        end = min(begin + entry.shard_numel, entry.numel)
+        assert entry.part is not None
         shard = eager_calls.alloc(self.context, entry.shard_numel, param.dtype, self.shared)
         if has_values:
-            shard[: end - begin].copy_(param.data.reshape(-1)[begin:end])
+            given = param.data.reshape(-1)[: entry.part.count] if entry.copied else entry.part.of(param.data)
+            shard[: entry.part.count].copy_(given)
         param.data = shard
 
     def _register(self, entry: ShardedParam) -> None:
         param = entry.param
-        entry.grad = torch.zeros_like(param) if param.requires_grad else None
-        if entry.grad is not None:
-            entry.grad.dc_grad_of = weakref.ref(entry)  # type: ignore[attr-defined]
-        entry.data = torch.Tensor.detach(param)
+        entry.data = plain_tensor(param)
+        entry.grad = torch.zeros_like(entry.data) if param.requires_grad else None
         if self.stage == 0:
             flat = None if entry.grad is None else entry.grad.view(-1)
             self.context.register_param(entry.id, entry.shape, entry.data, flat, 0)
         else:
             self.context.register_z3_param(entry.id, entry.shape, entry.data, entry.grad, self.stage < 3,
                                            self.options.reduce_dtype)
+            if entry.grad is not None and entry.part is not None:
+                entry.grad = LocalShard.of(entry.part, entry.grad)
+        if entry.grad is not None:
+            entry.grad.dc_grad_of = weakref.ref(entry)  # type: ignore[attr-defined]
         self.context.set_param_name(entry.id, entry.names[0])
-        entry.registered_ptr, entry.version = param.data_ptr(), param._version
+        entry.registered_ptr, entry.version = entry.data.data_ptr(), entry.data._version
 
     def _register_graph(self) -> None:
         register = self.context.register_graph_z0 if self.stage == 0 else self.context.register_graph_z3
@@ -193,7 +197,7 @@ class ParamGroup:
             return
         self.captured = self.captured or devices.captures(self.device)
         for entry in self.entries if entries is None else entries:
-            entry.version = entry.param._version
+            entry.version = entry.data._version
         self.context.params_updated(None if entries is None else [entry.id for entry in entries])
         self.stale = True
 
@@ -210,14 +214,15 @@ class ParamGroup:
         if self.captured and not devices.captures(self.device):
             self.params_updated()
         edited, unfrozen = [], []
-        for entry, param in zip(self.entries, self.params):
-            if param._version != entry.version:
-                edited.append(entry)
-            if entry.grad is None and param.requires_grad:
-                unfrozen.append(entry)
-            if param.data_ptr() != entry.registered_ptr:
-                raise RuntimeError(f"{entry.names[0]}: its memory was replaced after shard(); write into it instead "
-                                   "(copy_), or move and cast the model before shard()")
+        with torch._C.DisableTorchFunctionSubclass():
+            for entry, param in zip(self.entries, self.params):
+                if entry.data._version != entry.version:
+                    edited.append(entry)
+                if entry.grad is None and param.requires_grad:
+                    unfrozen.append(entry)
+                if param.data_ptr() != entry.registered_ptr:
+                    raise RuntimeError(f"{entry.names[0]}: its memory was replaced after shard(); write into it "
+                                       "instead (copy_), or move and cast the model before shard()")
         if edited:
             self.params_updated(edited)
         if unfrozen:

@@ -153,16 +153,17 @@ class Root:
         self.state = TrainingState.REDUCING
         self.group.context.start_backward(True)
         accumulated = []
-        for entry, param in zip(self.group.entries, self.group.params):
-            grad = param.grad
-            if grad is None:
-                continue
-            if grad is not entry.grad:  # the user's own tensor
-                if entry.grad is None:
+        with torch._C.DisableTorchFunctionSubclass():
+            for entry, param in zip(self.group.entries, self.group.params):
+                grad = param.grad
+                if grad is None:
                     continue
-                entry.grad.copy_(grad)
-                param.grad = entry.grad
-            accumulated.append(entry.id)
+                if grad is not entry.grad:  # the user's own tensor
+                    if entry.grad is None:
+                        continue
+                    entry.grad.copy_(grad)
+                    param.grad = entry.grad
+                accumulated.append(entry.id)
         if accumulated:
             self.group.context.accumulate_grads(accumulated)
 
@@ -181,14 +182,15 @@ class Root:
         entries, self.with_grad = self.with_grad, {}
         self.group.context.end_backward(self.group.graph_id)
         hooked = False
-        for entry in entries.values():
-            param = entry.param_ref()
-            direct = param.grad
-            if direct is not entry.grad:
-                param.grad = entry.grad
-                if direct is not None:  # autograd's own, of a use of the parameter outside of the model
-                    entry.grad.add_(direct)
-            hooked = hooked or bool(entry.hooks)
+        with torch._C.DisableTorchFunctionSubclass():
+            for entry in entries.values():
+                param = entry.param_ref()
+                direct = param.grad
+                if direct is not entry.grad:
+                    param.grad = entry.grad
+                    if direct is not None:  # autograd's own, of a use of the parameter outside of the model
+                        entry.grad.add_(direct)
+                hooked = hooked or bool(entry.hooks)
         if hooked:
             self._call_hooks(entries.values())
 

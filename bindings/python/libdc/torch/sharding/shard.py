@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -64,16 +64,32 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     root = Root(all_ranks, options, where, model)
     agreement.check(root, model, params, {**options._asdict(), "broadcast": bool(broadcast)})
     empty = meta_init.Uninitialized(model, where, whole=stage == 0)
+    if broadcast:
+        for tensor in (*dict.fromkeys(param for _, param in params), *model.buffers()):
+            if tensor not in empty:
+                root.group.broadcast(tensor)
+    _manage(model, root, params, empty, {})
+    register_backend()
+    return model
+
+
+def copy_of(model: nn.Module, source: Root, shapes: Dict[nn.Parameter, torch.Size]) -> nn.Module:
+    """Manages a copy of a sharded model, whose parameters are parts of these shapes already; collective."""
+    group = source.group
+    root = Root(group.all_ranks, group.options, group.device, model)
+    empty = meta_init.Uninitialized(model, group.device, whole=True)
+    _manage(model, root, managed_modules.parameters_of(model), empty, shapes)
+    return model
+
+
+def _manage(model: nn.Module, root: Root, params: Sequence[Tuple[str, nn.Parameter]], empty: meta_init.Uninitialized,
+            shapes: Dict[nn.Parameter, torch.Size]) -> None:
     entries: Dict[nn.Parameter, ShardedParam] = {}
     for name, param in params:
         if param in entries:
             entries[param].names.append(name)
         else:
-            entries[param] = ShardedParam(root, len(entries), name, param)
-    if broadcast:
-        for tensor in (*entries, *model.buffers()):
-            if tensor not in empty:
-                root.group.broadcast(tensor)
+            entries[param] = ShardedParam(root, len(entries), name, param, shapes.get(param))
     root.group.register_params(list(entries.values()), empty)
     root.saved_tensor_hooks = make_saved_tensor_hooks(root)
     for entry in root.group.entries:
@@ -84,8 +100,6 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
         if own or module is model or module_class.has_forward_hooks(module):
             module_class.convert(module, own, root, entries, module is model)
     managed_modules.refuse_new_params(model, root)
-    register_backend()
-    return model
 
 
 def _world_of(mesh: Any) -> Any:

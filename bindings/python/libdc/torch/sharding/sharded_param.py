@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from typing import TYPE_CHECKING, Callable, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from ..ops import eager_calls
+from .part import Cut, Part
 
 if TYPE_CHECKING:
     from .param_group import ParamGroup
@@ -21,15 +23,18 @@ class ShardedParam:
 
     __slots__ = ("root_ref", "param_ref", "id", "names", "shape", "numel", "shard_numel", "param_dtype", "reduce_dtype",
                  "data", "grad", "registered_ptr", "version", "optimizer_steps", "unreduced", "direct",
-                 "hooks", "__weakref__")  # fmt: skip
+                 "hooks", "part", "trained", "copied", "__weakref__")  # fmt: skip
 
-    def __init__(self, root: Root, index: int, name: str, param: nn.Parameter) -> None:
+    def __init__(self, root: Root, index: int, name: str, param: nn.Parameter,
+                 shape: Optional[torch.Size] = None) -> None:
+        """shape: the whole's, if the parameter's memory is this rank's part already."""
         self.root_ref = weakref.ref(root)
         self.param_ref = weakref.ref(param)
         self.id = index
         self.names = [name]
-        self.shape = param.shape
-        self.numel = param.numel()
+        self.shape = param.shape if shape is None else shape
+        self.numel = math.prod(self.shape)
+        self.copied = shape is not None
         self.shard_numel = -(-self.numel // root.group.comm.size)  # of every rank's part, padding included
         # Of the gathered weights; None: the shard's own.
         self.param_dtype = root.group.options.param_dtype if param.is_floating_point() else None
@@ -41,7 +46,13 @@ class ShardedParam:
         self.optimizer_steps = 0  # optimizer steps; fused optimizers leave no trace in the version
         self.unreduced: Optional[Tensor] = None  # whole local sum of no_sync()
         self.direct: Optional[Tuple[Optional[Tensor]]] = None  # .grad, while autograd makes a gradient of its own
+        # This rank's elements; None at stage 0, where it has all.
+        self.part = None if root.group.stage == 0 else Part(weakref.ref(self), name, Cut(
+            root.group.comm.rank, root.group.comm.size, self.shard_numel, self.numel), self.shape)
         self.hooks: Optional[Dict[int, Callable[[nn.Parameter], None]]] = None  # called when .grad is complete
+
+        # Where tracing reads whether the parameter requires a gradient: entries of dictionaries, under names.
+        self.trained: List[Tuple[Dict[str, bool], str]] = []
 
     @property
     def root(self) -> Root:
@@ -69,11 +80,7 @@ class ShardedParam:
     @property
     def shard_range(self) -> Tuple[int, int]:
         """This rank's elements, from begin to end, without the padding behind them."""
-        group = self.group
-        if group.stage == 0:
-            return 0, self.numel
-        begin = min(group.comm.rank * self.shard_numel, self.numel)
-        return begin, min(begin + self.shard_numel, self.numel)
+        return (0, self.numel) if self.part is None else (self.part.begin, self.part.end)
 
     def unshard(self) -> Tensor:
         """The whole weights, as memory that goes back when the tensor dies."""

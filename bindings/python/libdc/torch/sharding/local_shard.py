@@ -1,0 +1,358 @@
+"""PyTorch's functions on parts: each is right for the whole, or an error that says what to do.
+
+Calls with parts among their arguments, ShardedParameter or LocalShard, go through dispatch(). Functions that work
+element by element do so on the part, and their result is a part again. Questions for shapes are answered for the whole.
+Views of contiguous pieces are parts of pieces. Random numbers fill a whole tensor first. Sums, norms and the like are
+collective (reductions.py). All other functions would need the whole, and are errors."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from . import reductions
+from .checkpointable import Checkpointable
+from .part import Part, plain_tensor, tensors_in
+
+_Handler = Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]
+_SAVE = ("save with libdc.torch.save_checkpoint() or torch.distributed.checkpoint, or save the results of "
+         "full_state_dict(), full_optimizer_state_dict() or full_tensor(); to_local() is the part as a plain tensor")
+
+
+def part_of(tensor: Any) -> Optional[Part]:
+    """The part that a tensor is; None for any other tensor."""
+    return getattr(tensor, "_part", None) if isinstance(tensor, Tensor) else None
+
+
+class LocalShard(Checkpointable, torch.Tensor):
+    """A rank's part of a parameter, or of something like it: a gradient, an optimizer's state, an average."""
+
+    _part: Any = None
+
+    @classmethod
+    def of(cls, part: Part, local: Tensor) -> LocalShard:
+        with torch._C.DisableTorchFunctionSubclass():
+            shard = local.as_subclass(cls)
+        shard._part = part
+        return shard
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(func, args, kwargs or {})
+
+    def full_tensor(self) -> Tensor:
+        """The whole. Every rank must call it."""
+        whole = self._part.gather(self)
+        assert whole is not None
+        return whole
+
+    def to_local(self) -> Tensor:
+        """The part as a plain tensor, over the same memory."""
+        return plain_tensor(self)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"<{self._part}: {plain_tensor(self)}>"
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> LocalShard:
+        memo[id(self)] = copy = LocalShard.of(self._part, plain_tensor(self).clone())
+        return copy
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        refuse_saving(self._part)
+
+    __reduce_ex__ = storage = untyped_storage = _refuse  # type: ignore[assignment]
+
+
+class OwnedState(torch.Tensor):
+    """A piece of an optimizer's state that this rank has for all, such as a block's."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    _near: Any = None  # part of the parameter
+
+    @classmethod
+    def of(cls, part: Part, tensor: Tensor) -> OwnedState:
+        state = tensor.as_subclass(cls)
+        state._near = part
+        return state
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> OwnedState:
+        memo[id(self)] = copy = OwnedState.of(self._near, plain_tensor(self).clone())
+        return copy
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        refuse_saving(self._near)
+
+    __reduce_ex__ = storage = untyped_storage = _refuse  # type: ignore[assignment]
+
+
+def refuse_saving(part: Part) -> NoReturn:
+    raise TypeError(f"{part} is not the whole: {_SAVE}")
+
+
+def dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Calls a function of PyTorch with parts among its arguments."""
+    handler = _handlers.get(func)
+    if handler is None:
+        handler = _handlers[func] = _find_handler(func)
+    with torch._C.DisableTorchFunctionSubclass():
+        return handler(func, args, kwargs)
+
+
+def _first_part(args: Any, kwargs: Dict[str, Any]) -> Part:
+    parts = (part_of(tensor) for tensor in tensors_in([*args, *kwargs.values()]))
+    return next(part for part in parts if part is not None)
+
+
+def _refuse_call(func: Any, args: Any, kwargs: Dict[str, Any]) -> NoReturn:
+    part = _first_part(args, kwargs)
+    raise RuntimeError(f"{getattr(func, '__name__', func)}: this is {part}, and the function needs the whole: read the "
+                       "weight in the model's forward or in `with libdc.torch.gathered(model):`, or take "
+                       "full_tensor(), which every rank must call; to_local() is this rank's elements as a plain "
+                       "tensor")
+
+
+# Functions that look at nothing, or at what parts and wholes have in common
+
+
+def _on_local(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+def _on_shape(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    """Answers for the whole."""
+    args, kwargs = _as_meta(args), {name: _as_meta(value) for name, value in kwargs.items()}
+    return func(*args, **kwargs)
+
+
+def _as_meta(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_as_meta, value)) if type(value) in (list, tuple) else value
+    part = part_of(value)
+    return value if part is None else torch.empty(part.shape, dtype=value.dtype, device="meta")
+
+
+def _shape(func: Any, args: Any, kwargs: Dict[str, Any]) -> torch.Size:
+    return args[0]._part.shape
+
+
+def _get_grad(func: Any, args: Any, kwargs: Dict[str, Any]) -> Optional[Tensor]:
+    """Autograd's own gradient, of a use outside of the model's forward, is a plain tensor."""
+    grad = func(*args)
+    if grad is not None and part_of(grad) is None:
+        grad = LocalShard.of(args[0]._part, grad)
+        torch.Tensor.grad.__set__(args[0], grad)
+    return grad
+
+
+def _set_grad(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
+    param, grad = args
+    part = param._part
+    if isinstance(grad, Tensor) and part_of(grad) is None:
+        grad = part.of(grad) if grad.shape == part.shape else _operand(grad, part, param.shape, func)
+        grad = LocalShard.of(part, _padded(grad, param))
+    func(param, grad)
+
+
+def _padded(elements: Tensor, param: Tensor) -> Tensor:
+    missing = param.numel() - elements.numel()
+    return torch.cat([elements, elements.new_zeros(missing)]) if missing else elements
+
+
+# Functions that work element by element
+
+
+def _elementwise(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    source = args[0] if args else None
+    part = getattr(source, "_part", None)
+    if part is None or len(args) > 1 or kwargs:
+        return _with_operands(func, args, kwargs)
+    return _wrap(_single(func, args, kwargs, func(source)), source, part, source.shape)
+
+
+def _single(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> Any:
+    """Tuples are indices, as those of where(condition), or more than one tensor."""
+    return _refuse_call(func, args, kwargs) if isinstance(result, tuple) else result
+
+
+def _with_operands(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    source = next(tensor for tensor in tensors_in([*args, *kwargs.values()]) if part_of(tensor) is not None)
+    part = source._part
+    written = kwargs.get("out", args[0] if func.__name__.endswith("_") and not func.__name__.endswith("__") else None)
+    if isinstance(written, Tensor) and part_of(written) is None and written.shape != source.shape:
+        _refuse_call(func, args, kwargs)
+    given = [_operand(value, part, source.shape, func) for value in args]
+    named = {name: _operand(value, part, source.shape, func) for name, value in kwargs.items()}
+    lengths = {value.numel() for value in (*given, *named.values()) if isinstance(value, Tensor) and value.dim() == 1}
+    if len(lengths) > 1:  # with padding and without
+        given = [_narrow(value, part.count) for value in given]
+        named = {name: _narrow(value, part.count) for name, value in named.items()}
+    result = _single(func, args, kwargs, func(*given, **named))
+    for value, used in zip((*args, *kwargs.values()), (*given, *named.values())):
+        if result is used:
+            return value
+    return _wrap(result, source, part, torch.Size([min(lengths)]))
+
+
+def _narrow(value: Any, count: int) -> Any:
+    return value[:count] if isinstance(value, Tensor) and value.dim() == 1 else value
+
+
+def _wrap(result: Any, source: Tensor, part: Part, shape: torch.Size) -> Any:
+    if result is source or not isinstance(result, Tensor) or result.shape != shape:
+        return result
+    return LocalShard.of(part, result)
+
+
+def _operand(value: Any, part: Part, local: torch.Size, func: Any) -> Any:
+    """An argument, as a flat tensor of this rank's elements."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    other = part_of(value)
+    if other is not None:
+        if not part.fits(other):
+            raise RuntimeError(f"{func.__name__}: {part} and {other} do not have the same elements: take full_tensor() "
+                               "of both, which every rank must call")
+        return value
+    if value.numel() == 1:
+        return value.reshape(())
+    spread = _expand(value, part.shape)
+    if value.shape in (local, (part.count,)):
+        if spread is not None and value.numel() != part.numel:
+            raise RuntimeError(f"{func.__name__}: a tensor of shape {tuple(value.shape)} may be this rank's elements "
+                               f"of {part}, or values to spread over the whole: give a part, as zeros_like() and "
+                               f"clone() make them, or a tensor of shape {tuple(part.shape)}")
+        return value
+    if spread is None:
+        raise RuntimeError(f"{func.__name__}: a tensor of shape {tuple(value.shape)} does not go with {part}")
+    return part.of(spread)
+
+
+def _expand(value: Tensor, shape: torch.Size) -> Optional[Tensor]:
+    try:
+        return value.expand(shape)
+    except RuntimeError:
+        return None
+
+
+def _foreach(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    """Functions of lists: one after the other, each with the operands of its place."""
+    lists = [value for value in args if isinstance(value, (list, tuple)) and any(isinstance(t, Tensor) for t in value)]
+    columns: List[List[Any]] = []
+    sources = []
+    for row in zip(*lists):
+        source = next((tensor for tensor in row if part_of(tensor) is not None), None)
+        sources.append(source)
+        columns.append(list(row) if source is None else
+                       [_operand(value, source._part, source.shape, func) for value in row])
+    given = iter([list(column) for column in zip(*columns)])
+    result = func(*(next(given) if any(value is each for each in lists) else value for value in args), **kwargs)
+    if func.__name__.endswith("_") or not isinstance(result, (list, tuple)):
+        return result
+    return type(result)(value if source is None else _wrap(value, source, source._part, source.shape)
+                        for value, source in zip(result, sources))
+
+
+# Views and writes into them
+
+
+def _view(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    """A contiguous piece of the whole is a part again."""
+    source = args[0]
+    if part_of(source) is None:
+        _refuse_call(func, args, kwargs)
+    meta = torch.empty(source._part.shape, dtype=source.dtype, device="meta")
+    shown = func(meta, *_as_meta(tuple(args[1:])), **kwargs)
+
+    def piece(view: Tensor) -> Tensor:
+        if not (view is meta or view._is_view()) or not view.is_contiguous() or view.dtype != source.dtype:
+            _refuse_call(func, args, kwargs)
+        part = source._part.piece(view.shape, view.storage_offset())
+        if view.numel() == source._part.numel:
+            return LocalShard.of(part, source.view(-1))
+        first = part.start + part.begin - source._part.start - source._part.begin
+        return LocalShard.of(part, source[first : first + part.count])
+
+    return tuple(map(piece, shown)) if isinstance(shown, (list, tuple)) else piece(shown)
+
+
+def _set_item(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
+    tensor, index, value = args
+    piece = _view(torch.Tensor.__getitem__, (tensor, index), {})
+    dispatch(torch.Tensor.copy_ if isinstance(value, Tensor) else torch.Tensor.fill_, (piece, value), {})
+
+
+# Random numbers
+
+
+def _draw(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
+    """In place."""
+    kwargs = dict(kwargs)
+    tensor, args = (kwargs.pop("tensor"), ()) if "tensor" in kwargs else (args[0], args[1:])
+    if part_of(tensor) is None:
+        _refuse_call(func, args, kwargs)
+    tensor._part.fill(tensor, lambda whole: func(whole, *args, **kwargs))
+    return tensor
+
+
+def _draw_like(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
+    like = torch.empty_like(args[0], **{name: kwargs[name] for name in ("dtype", "device") if name in kwargs})
+    args[0]._part.fill(like, lambda whole: whole.copy_(func(whole, *args[1:], **kwargs)))
+    return LocalShard.of(args[0]._part, like)
+
+
+# Which function is which
+
+_DRAWS = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_",
+          "kaiming_uniform_"}
+_DRAWS_LIKE = {"bernoulli", "rand_like", "randint_like", "randn_like"}
+_SHAPES = {"__len__", "dim", "ndimension", "nelement", "numel", "size", "stride"}
+_VIEWS = {"__getitem__", "chunk", "flatten", "narrow", "ravel", "reshape", "reshape_as", "select", "split", "squeeze",
+          "tensor_split", "unbind", "unflatten", "unsqueeze", "view", "view_as"}
+_LOCAL = {"__format__", "__hash__", "_has_compatible_shallow_copy_type", "_is_view", "backward", "constant_",
+          "element_size", "get_device", "grad", "has_names", "is_complex", "is_conj", "is_contiguous",
+          "is_floating_point", "is_inference", "is_neg",
+          "is_pinned", "is_signed", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "requires_grad_",
+          "retain_grad", "storage_offset"}
+# Besides those that PyTorch calls pointwise.
+_ELEMENTWISE = {"alias", "bfloat16", "bool", "contiguous", "copy", "cpu", "cuda", "detach", "double", "empty_like",
+                "fill", "float", "floor_divide", "full_like", "half", "int", "isclose", "long", "ones_like", "to",
+                "type", "type_as", "zero", "zeros_like"}
+_OPERATORS = {"and": "bitwise_and", "floordiv": "floor_divide", "invert": "bitwise_not", "lshift": "bitwise_left_shift",
+              "mod": "remainder", "or": "bitwise_or", "pos": "positive", "rshift": "bitwise_right_shift",
+              "truediv": "div", "xor": "bitwise_xor"}
+_FUSED = {"_amp_foreach_non_finite_check_and_unscale_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_",
+          "_fused_sgd_"}
+_handlers: Dict[Any, _Handler] = {torch.Tensor.shape.__get__: _shape, torch.Tensor.ndim.__get__: _on_shape,
+                                  torch.Tensor.grad.__get__: _get_grad, torch.Tensor.grad.__set__: _set_grad}
+
+
+def _find_handler(func: Any) -> _Handler:
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__", "__delete__"):
+        changes_shape = getattr(func, "__self__", None) in (torch.Tensor.T, torch.Tensor.mT, torch.Tensor.H,
+                                                            torch.Tensor.mH, torch.Tensor.real, torch.Tensor.imag)
+        return _refuse_call if changes_shape else _on_local
+    for names, handler in ((_LOCAL, _on_local), (_SHAPES, _on_shape), (_VIEWS, _view), (_DRAWS, _draw),
+                           (_DRAWS_LIKE, _draw_like), (_FUSED, _foreach)):
+        if name in names:
+            return handler
+    if name == "__setitem__":
+        return _set_item
+    if name in reductions.HANDLERS:
+        return reductions.HANDLERS[name]
+    if name.startswith("_foreach_"):
+        return _foreach if _is_elementwise(name[len("_foreach_") :]) else _refuse_call
+    return _elementwise if _is_elementwise(name) else _refuse_call
+
+
+def _is_elementwise(name: str) -> bool:
+    core = name[2:-2] if name.startswith("__") else name.rstrip("_")
+    names = [core] if not name.startswith("__") else [core, core[1:]]  # __radd__, __iadd__
+    return any(each in _ELEMENTWISE or _is_pointwise(_OPERATORS.get(each, each)) for each in names)
+
+
+def _is_pointwise(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    return packet is not None and any(torch.Tag.pointwise in getattr(packet, each).tags for each in packet.overloads())

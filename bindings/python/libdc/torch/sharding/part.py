@@ -1,0 +1,132 @@
+"""Which elements of a whole tensor this rank has, and the way from a part to the whole.
+
+The whole is a parameter, or a contiguous piece of one in another shape: a row, a reshaped view. Its elements have one
+order, and a rank has those from begin to end. They are the first ones of a flat tensor; padding may follow."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .sharded_param import ShardedParam
+
+
+class Cut(NamedTuple):
+    """How a parameter's elements are shared out: each rank has as many, but for the last ones."""
+
+    rank: int
+    size: int
+    shard_numel: int
+    numel: int
+
+    def range_of(self, rank: int) -> Tuple[int, int]:
+        begin = min(rank * self.shard_numel, self.numel)
+        return begin, min(begin + self.shard_numel, self.numel)
+
+
+class Part:
+    """This rank's elements of a whole of some shape, which begins at element `start` of a parameter."""
+
+    __slots__ = ("entry_ref", "name", "cut", "shape", "start", "numel", "begin", "end")
+
+    def __init__(self, entry_ref: "weakref.ref[ShardedParam]", name: str, cut: Cut, shape: torch.Size,
+                 start: int = 0) -> None:
+        self.entry_ref, self.name, self.cut, self.shape, self.start = entry_ref, name, cut, shape, start
+        self.numel = math.prod(shape)
+        self.begin, self.end = self.range_of(cut.rank)
+
+    def __repr__(self) -> str:
+        return f"part {self.cut.rank} of {self.cut.size} of {self.name} {tuple(self.shape)}"
+
+    def range_of(self, rank: int) -> Tuple[int, int]:
+        """A rank's elements, from begin to end."""
+        begin, end = (min(max(at - self.start, 0), self.numel) for at in self.cut.range_of(rank))
+        return begin, end
+
+    @property
+    def count(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether the whole is all of a parameter, in its own shape or another."""
+        return self.start == 0 and self.numel == self.cut.numel
+
+    def fits(self, other: Part) -> bool:
+        """Whether both are the same elements of wholes of one shape."""
+        return self.shape == other.shape and self.begin == other.begin and self.end == other.end
+
+    def piece(self, shape: torch.Size, offset: int) -> Part:
+        """The part of a piece of the whole, from its element `offset` on."""
+        return Part(self.entry_ref, self.name, self.cut, shape, self.start + offset)
+
+    def entry(self, call: str) -> ShardedParam:
+        """The parameter's; an error if its model is gone."""
+        entry = self.entry_ref()
+        if entry is None or not entry.alive:
+            raise RuntimeError(f"{call}: the sharded model that {self} belongs to is gone; keep the model for as long "
+                               "as its parameters are used")
+        return entry
+
+    def of(self, whole: Tensor) -> Tensor:
+        """This rank's elements of a tensor of the whole's shape."""
+        return whole.reshape(-1)[self.begin : self.end]
+
+    def gather(self, local: Tensor, keep: bool = True) -> Optional[Tensor]:
+        """The whole, of which each rank has its part; collective. keep: this rank wants it."""
+        if self.cut.size == 1:
+            return plain_tensor(local)[: self.count].clone().view(self.shape)
+        group = self.entry("full_tensor").root.group
+        local = plain_tensor(local).to(group.device).contiguous()
+        ranges = [self.range_of(rank) for rank in range(self.cut.size)]
+        longest = self.cut.shard_numel if self.is_parameter else max(end - begin for begin, end in ranges)
+        if local.numel() != longest:
+            local = local[: self.count]
+            local = torch.cat([local, local.new_zeros(longest - local.numel())])
+        table = local.new_empty(longest * self.cut.size)
+        group.all_gather(local, table)
+        if not keep:
+            return None
+        if self.is_parameter:
+            return (table if table.numel() == self.numel else table[: self.numel].clone()).view(self.shape)
+        pieces = [table[rank * longest :][: end - begin] for rank, (begin, end) in enumerate(ranges)]
+        return torch.cat(pieces).view(self.shape)
+
+    def gather_value(self, value: Tensor) -> Tensor:
+        """One number of each rank, in their order; collective."""
+        if self.cut.size == 1:
+            return value.detach().reshape(1)
+        group = self.entry("a sum over the ranks").root.group
+        value = value.detach().reshape(1).to(group.device)
+        table = value.new_empty(self.cut.size)
+        group.all_gather(value, table)
+        return table
+
+    def fill(self, local: Tensor, write: Callable[[Tensor], Any]) -> None:
+        """Lets write() fill a whole tensor and keeps this rank's part. Random numbers become rank 0's, as the unsharded
+        parameter would have them; all ranks draw, so that their generators stay in step. Collective."""
+        whole = torch.empty(self.shape, dtype=local.dtype, device=local.device)
+        with torch.no_grad():
+            write(whole)
+            self.entry("random numbers").group.broadcast(whole)
+            plain_tensor(local)[: self.count].copy_(self.of(whole))
+
+
+def plain_tensor(tensor: Tensor) -> Tensor:
+    """The tensor's memory without autograd and without a class of ours."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
+
+
+def tensors_in(values: Sequence[Any]) -> Any:
+    """The tensors among a call's arguments, also in lists of them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)

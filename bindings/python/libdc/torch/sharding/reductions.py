@@ -1,0 +1,132 @@
+"""Sums, norms and the like of parts: collective, so every rank must call them, and each gets the whole's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Dict, Tuple
+
+import torch
+from torch import Tensor
+
+from .part import Part
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """A sum of the ranks' values. Each rank's elements have its gradient: the loss of every rank has the whole sum."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, part: Part) -> Tensor:
+        return part.gather_value(value).sum().to(value.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
+        return grad, None
+
+
+def _elements(call: str, args: Any, kwargs: Dict[str, Any], allowed: Tuple[str, ...]) -> Tuple[Part, Tensor]:
+    """The part and this rank's elements, for a reduction of all elements."""
+    source = args[0] if args else next(iter(kwargs.values()))
+    part = getattr(source, "_part", None)
+    if part is None or any(
+            not (value is None or value is False) for name, value in kwargs.items() if name not in allowed):
+        raise RuntimeError(f"{call}: parts of a sharded model's parameters are reduced over all elements: take "
+                           "full_tensor() for more, which every rank must call")
+    return part, source[: part.count]
+
+
+def _sum(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
+    _one_argument("sum", args)
+    part, local = _elements("sum", args, kwargs, ("dtype", "input"))
+    return _SumOverRanks.apply(local.sum(dtype=kwargs.get("dtype")), part)
+
+
+def _mean(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
+    _one_argument("mean", args)
+    part, local = _elements("mean", args, kwargs, ("dtype", "input"))
+    return _SumOverRanks.apply(local.sum(dtype=kwargs.get("dtype")), part) / part.numel
+
+
+def _one_argument(call: str, args: Any) -> None:
+    if len(args) > 1:
+        raise RuntimeError(f"{call}: parts of a sharded model's parameters are reduced over all elements: take "
+                           "full_tensor() for more, which every rank must call")
+
+
+def _norm(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
+    part, local = _elements("norm", args[:1], kwargs, ("p", "ord", "input", "x"))
+    _one_argument("norm", args[1:])
+    order = args[1] if len(args) > 1 else kwargs.get("p", kwargs.get("ord", 2.0))
+    order = 2.0 if order in (None, "fro") else float(order)
+    if math.isinf(order):
+        return _extreme(local.abs(), part, largest=order > 0)
+    if order == 0:
+        return _SumOverRanks.apply((local != 0).sum(), part).to(local.dtype)
+    return _SumOverRanks.apply(local.abs().pow(order).sum(), part).pow(1.0 / order)
+
+
+def _extreme(local: Tensor, part: Part, largest: bool) -> Tensor:
+    if local.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(f"{'max' if largest else 'min'}: {part} has no gradient through an extreme value over the "
+                           "ranks: take it in the model's forward, or under torch.no_grad()")
+    limits = torch.finfo(local.dtype) if local.is_floating_point() else torch.iinfo(local.dtype)
+    least = -math.inf if local.is_floating_point() else limits.min
+    most = math.inf if local.is_floating_point() else limits.max
+    if local.numel() == 0:
+        mine = local.new_full((), least if largest else most)
+    else:
+        mine = local.amax() if largest else local.amin()
+    values = part.gather_value(mine)
+    return values.amax() if largest else values.amin()
+
+
+def _extreme_of(largest: bool) -> Callable[..., Tensor]:
+    def reduce(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
+        _one_argument(func.__name__, args)
+        part, local = _elements(func.__name__, args, kwargs, ("input",))
+        return _extreme(local, part, largest)
+
+    return reduce
+
+
+def _truth_of(every: bool) -> Callable[..., Tensor]:
+    def reduce(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
+        _one_argument(func.__name__, args)
+        part, local = _elements(func.__name__, args, kwargs, ("input",))
+        values = part.gather_value((local.all() if every else local.any()).to(torch.int32)).bool()
+        return values.all() if every else values.any()
+
+    return reduce
+
+
+def _count_nonzero(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
+    _one_argument("count_nonzero", args)
+    part, local = _elements("count_nonzero", args, kwargs, ("input",))
+    return part.gather_value(local.count_nonzero()).sum()
+
+
+def _equal(func: Any, args: Any, kwargs: Dict[str, Any]) -> bool:
+    """equal() and allclose() of a part with a part, or with a whole."""
+    first, second = args[0], args[1]
+    part = getattr(first, "_part", None) or second._part
+    operands = []
+    for value in (first, second):
+        other = getattr(value, "_part", None)
+        if value.shape != part.shape if other is None else not part.fits(other):
+            return False
+        operands.append(part.of(value) if other is None else value[: part.count])
+    same = torch.tensor(int(func(*operands, *args[2:], **kwargs)), dtype=torch.int32)
+    return bool(part.gather_value(same).bool().all())
+
+
+def _on_whole(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    """Of one element, which one rank has: all get it."""
+    return func(args[0]._part.gather(args[0]), *args[1:], **kwargs)
+
+
+HANDLERS: Dict[str, Callable[..., Any]] = {
+    "sum": _sum, "mean": _mean, "norm": _norm, "vector_norm": _norm, "linalg_vector_norm": _norm,
+    "max": _extreme_of(True), "amax": _extreme_of(True), "min": _extreme_of(False), "amin": _extreme_of(False),
+    "all": _truth_of(True), "any": _truth_of(False), "count_nonzero": _count_nonzero, "equal": _equal,
+    "allclose": _equal, "item": _on_whole, "tolist": _on_whole, "__float__": _on_whole, "__int__": _on_whole,
+    "__bool__": _on_whole, "__index__": _on_whole,
+}  # fmt: skip

@@ -1,0 +1,122 @@
+"""torch.distributed.checkpoint and get_state_dict() of sharded models, by any number of ranks at any stage."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from libdc.torch.sharding.checkpointable import boxes_of
+from models import data, make, trainable
+from sharded import on, one_thread, sharded  # noqa: F401
+
+PROGRAM = """
+import sys
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import libdc.torch as dct
+from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_state_dict, set_model_state_dict,
+                                                     set_optimizer_state_dict, set_state_dict)
+from models import bits, data, make, trainable
+torch.set_num_threads(1)
+dist.init_process_group("libdc")
+rank = dist.get_rank()
+
+
+def build(stage):
+    net = dct.shard(make(), stage, group_size=300)
+    return net, torch.optim.AdamW(trainable(net), lr=1e-2)
+
+
+def show(net, optimizer):
+    state = dct.full_optimizer_state_dict(net, optimizer)["state"]
+    pieces = {f"{name} {key}": torch.as_tensor(value) for name, of in state.items() for key, value in of.items()}
+    print("bits", bits(dct.full_state_dict(net)), bits(pieces), flush=True)
+
+
+"""
+SAVE = PROGRAM + """
+net, optimizer = build(3)
+for step in range(2):
+    net(*data(step, 0)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+model, state = get_state_dict(net, optimizer)
+dcp.save({"model": model, "optim": state}, checkpoint_id=PATH)
+for offload in (False, True):
+    options = StateDictOptions(full_state_dict=True, cpu_offload=offload)
+    full = get_state_dict(net, optimizer, options=options)
+    if rank == 0 or not offload:
+        assert bits(full[0]) == bits(dct.full_state_dict(net))
+    else:
+        dct.full_state_dict(net)
+        assert not full[0]
+if rank == 0:
+    torch.save(full, PATH + ".full")
+show(net, optimizer)
+dist.barrier()
+dist.destroy_process_group()
+"""
+LOAD = PROGRAM + """
+for stage in STAGES:
+    net, optimizer = build(stage)
+    model, state = get_state_dict(net, optimizer)
+    dcp.load({"model": model, "optim": state}, checkpoint_id=PATH)
+    set_state_dict(net, optimizer, model_state_dict=model, optim_state_dict=state)
+    show(net, optimizer)
+    for broadcast in (False, True):
+        net, optimizer = build(stage)
+        full = torch.load(PATH + ".full") if rank == 0 or not broadcast else ({}, {})
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast)
+        set_model_state_dict(net, full[0], options=options)
+        set_optimizer_state_dict(net, optimizer, full[1], options=options)
+        show(net, optimizer)
+    net(*data(3, 0)).backward()
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_any_number_of_ranks_reads_what_two_wrote(launch: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "checkpoint")
+    lines = launch(SAVE.replace("PATH", repr(path)), 2).split("\n")[:-1]
+    lines += launch(LOAD.replace("PATH", repr(path)).replace("STAGES", "(3, 0)"), 3).split("\n")[:-1]
+    assert len(lines) == 2 + 3 * 2 * 3 and len(set(lines)) == 1, lines
+    plain = make()  # and a program without libdc
+    optimizer = torch.optim.AdamW(trainable(plain), lr=1e-2)
+    for step in range(2):
+        plain(*data(step, 0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    read = {name: torch.zeros_like(value) for name, value in plain.state_dict().items()}
+    dcp.load({"model": read}, checkpoint_id=path)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(read[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_boxes_make_up_a_range() -> None:
+    generator = random.Random(5)
+    for _ in range(300):
+        shape = tuple(generator.randint(1, 4) for _ in range(generator.randint(0, 4)))
+        numel = math.prod(shape)
+        begin, end = sorted(generator.randint(0, numel) for _ in range(2))
+        table = torch.arange(numel).view(shape)
+        boxes = list(boxes_of(shape, begin, end))
+        found = [table[tuple(slice(at, at + size) for at, size in zip(*box))].reshape(-1) for box in boxes]
+        assert torch.cat([torch.empty(0, dtype=torch.long), *found]).tolist() == list(range(begin, end))
+        assert len(boxes) <= max(1, 2 * len(shape) - 1)
+
+
+def test_without_a_process_group(tmp_path: Path) -> None:
+    """Each rank would write the same files."""
+
+    def rank(comm: Any) -> None:
+        net = sharded(comm)
+        with pytest.raises(dcp.api.CheckpointException, match="needs the other ranks, but torch.distributed is"):
+            dcp.save({"model": net.state_dict()}, checkpoint_id=tmp_path / f"at{comm.rank}", no_dist=True)
+
+    on(2, rank)

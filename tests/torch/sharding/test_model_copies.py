@@ -1,0 +1,61 @@
+"""Copies of sharded models: copy.deepcopy(), and averages of weights by PyTorch's AveragedModel."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import libdc.run
+import libdc.torch as dct
+import pytest
+import torch
+from models import bits, data, make, trainable
+from sharded import one_thread, sharded  # noqa: F401
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+
+def averaged(net: torch.nn.Module) -> AveragedModel:
+    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.SGD(trainable(net), lr=0.1)
+    for step in range(3):
+        net(*data(step, 0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(net)
+    return average
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_averaged_models(world: int) -> None:
+    expected = averaged(make())
+
+    def rank(comm: Any, stage: int) -> None:
+        average = averaged(sharded(comm, stage))
+        for name, value in dct.full_state_dict(average.module).items():
+            torch.testing.assert_close(value, expected.module.state_dict()[name])
+        torch.testing.assert_close(average(*data(5, 0)), expected(*data(5, 0)))
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(world, rank, stage, timeout=60)
+
+
+def test_a_copy_is_a_model_of_its_own() -> None:
+    def rank(comm: Any, stage: int) -> None:
+        net = sharded(comm, stage)
+        net.register_forward_hook(lambda module, args, result: seen.append(module))
+        seen: Any = []
+        before = bits(dct.full_state_dict(net))
+        other = copy.deepcopy(net)
+        assert bits(dct.full_state_dict(other)) == before and type(other) is type(net)
+        assert other.head.weight is other.emb.weight and not other.frozen.weight.requires_grad
+        assert [name for name, _ in other.named_parameters()] == [name for name, _ in net.named_parameters()]
+        other(*data(1, comm.rank)).backward()
+        assert seen == [other]
+        torch.optim.SGD(trainable(other), lr=1.0).step()
+        assert bits(dct.full_state_dict(net)) == before != bits(dct.full_state_dict(other))
+        assert net.norm.weight.grad is None
+        del net
+        other(*data(1, comm.rank)).backward()
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(2, rank, stage, timeout=60)
