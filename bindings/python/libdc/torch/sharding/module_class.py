@@ -62,7 +62,7 @@ def _get_class(key: _ClassKey) -> Type[nn.Module]:
         body["__module__"], body["__qualname__"], body["__doc__"] = base.__module__, base.__qualname__, base.__doc__
         body["__reduce_ex__"] = _reduce
         if key.is_root:
-            body["__deepcopy__"] = _copy_model
+            body["__deepcopy__"], body["to_empty"] = _copy_model, _to_empty
         if isinstance(getattr(base, "_flat_weights", None), property) or issubclass(base, nn.RNNBase):
             body["_flat_weights"] = property(_flat_weights, lambda self, value: None)
             body["flatten_parameters"] = lambda self: None  # would move them
@@ -132,6 +132,14 @@ def _make_apply(base: Type[nn.Module]) -> Callable[..., nn.Module]:
         return inner(self, fn, *args, **kwargs)
 
     return apply
+
+
+def _to_empty(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Module:
+    """Keeps everything: shard() has made the memory, for a model on meta too. Programs for FSDP2 call it afterwards."""
+    where = self.__dict__[MODULE_STATE].root.group.device
+    if device is not None and torch.device(device).type != where.type:
+        raise RuntimeError(f"to_empty: device = {device}, must be {where}, where shard() has made the parameters")
+    return self
 
 
 def _in_place(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
