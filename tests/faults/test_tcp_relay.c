@@ -10,7 +10,16 @@
 
 #include "leftovers.h"
 
-enum { MOST_LINKS = 8, MOST_RANKS = 3, ELEMENTS = 3000, CALLS = 6, LIMIT_S = 100, HEARTBEAT_MS = 100 };
+enum {
+  MOST_LINKS = 8,
+  MOST_RANKS = 3,
+  ELEMENTS = 3000,
+  CALLS = 6,
+  MOST_CALLS = 3000,
+  LIMIT_S = 100,
+  HEARTBEAT_MS = 100
+};
+enum { EXCHANGED = 1500 };               /* bytes of a data connection before its first collective, at most */
 enum { RENDEZVOUS, CONTROL, DATA, ALL }; /* in the order in which rank 1 connects */
 
 static const int64_t limit = INT64_C(60000000000);
@@ -141,7 +150,7 @@ typedef struct member {
   const char *address;
   int32_t rank, world;
   int64_t meeting_ns, deadline_ns;
-  bool until_failure; /* else CALLS collectives */
+  bool until_failure; /* at most MOST_CALLS collectives, else CALLS */
   dc_status status;
   bool wrong;
   int64_t end_ns;
@@ -154,7 +163,7 @@ static dc_status sum(member *m, dc_comm *comm) {
   dc_tensor tensor = flat(data, &count, DC_FLOAT32);
   dc_status status = dc_comm_set_checksums(comm, 1);
   comm->timeout_ns = m->deadline_ns;
-  for (int call = 0; status == DC_OK && (m->until_failure || call < CALLS); call++) {
+  for (int call = 0; status == DC_OK && call < (m->until_failure ? MOST_CALLS : CALLS); call++) {
     for (int i = 0; i < ELEMENTS; i++) {
       data[i] = (float)(i + m->rank + call % CALLS);
     }
@@ -283,10 +292,11 @@ static void test_silence(void **state) {
          false);
 }
 
-/* Of the data, wherever they are: an error, and never another sum. */
+/* Of what collectives send: an error, and never another sum. On the data connection the handshake and the exchange of
+ * the machines' names come first, before checksums are set. */
 static void test_damaged_data(void **state) {
   (void)state;
-  for (int64_t at = 600; at < 60000; at += 2971) {
+  for (int64_t at = EXCHANGED; at < 60000; at += 2971) {
     member ms[2];
     meet((fault){at % 2 == 0 ? FLIP : SWAP, DATA, (int)(at / 2 % 2), at, 0}, 2, limit, limit, ms);
     assert_true(ms[0].status != DC_OK && ms[1].status != DC_OK);
@@ -294,14 +304,15 @@ static void test_damaged_data(void **state) {
   }
 }
 
-/* Of the handshakes, the table of endpoints and the control connection: an error on both, or right sums, since some
- * bytes are padding and some flips hit nothing. A rank that is refused leaves the other one waiting for it, so that
- * meetings are short. */
+/* Of the handshakes, the tables of endpoints and of machines, and the control connection: an error on both, or right
+ * sums, since some bytes are padding and some flips hit nothing. A rank that is refused leaves the other one waiting
+ * for it, so that meetings are short. */
 static void test_damaged_meeting(void **state) {
   (void)state;
   for (int64_t at = 3; at < 900; at += 61) {
     member ms[2];
-    meet((fault){FLIP, at % 2 == 0 ? RENDEZVOUS : CONTROL, (int)(at / 2 % 2), at, 0}, 2, 1500 * MS, 1500 * MS, ms);
+    const int link = at % 2 == 0 ? RENDEZVOUS : at % 4 == 1 ? CONTROL : DATA;
+    meet((fault){FLIP, link, (int)(at / 4 % 2), at, 0}, 2, 1500 * MS, 1500 * MS, ms);
   }
 }
 
