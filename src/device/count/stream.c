@@ -40,15 +40,15 @@ void dc__count_work(dc_stream *stream, int64_t duration_ns) {
   pthread_mutex_unlock(&device->mutex);
 }
 
-void dc__count_work_on_link(dc_device *of, dc_stream *stream, int64_t duration_ns) {
-  dc__count_device *device = (dc__count_device *)of;
-  int64_t *values = device->values;
-  pthread_mutex_lock(&device->mutex);
+void dc__count_work_on_link(dc_device *device, dc_stream *stream, int64_t duration_ns) {
+  dc__count_device *self = (dc__count_device *)device;
+  int64_t *values = self->values;
+  pthread_mutex_lock(&self->mutex);
   int64_t *clock = stream != NULL ? &((dc__count_stream *)stream)->now_ns : &values[DC__COUNT_TIME_NS];
   int64_t begin = latest(latest(*clock, values[DC__COUNT_TIME_NS]), values[DC__COUNT_LINK_FREE_NS]);
   *clock = values[DC__COUNT_LINK_FREE_NS] = begin + duration_ns;
   values[DC__COUNT_LINK_BUSY_NS] += duration_ns;
-  pthread_mutex_unlock(&device->mutex);
+  pthread_mutex_unlock(&self->mutex);
 }
 
 /* ---- streams ---- */
