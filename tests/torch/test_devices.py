@@ -57,7 +57,6 @@ def test_shard_wants_one_device(fakes: None) -> None:
     refused(ValueError, "shard: p1 is on cuda:0, but p0 is on cpu: all parameters must be on one device",
             dct.shard, Params("cpu", "cuda:0"))
     refused(ValueError, "shard: p1 is on cuda:1, but p0 is on cuda:0: all", dct.shard, Params("cuda:0", "cuda:1"))
-    refused(ValueError, "shard: p0 is on meta, must be on the cpu or on a cuda device", dct.shard, Params("meta"))
 
 
 def test_without_a_cuda_device_it_says_what_is_missing(fakes: None) -> None:

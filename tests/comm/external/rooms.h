@@ -69,8 +69,10 @@ static inline int32_t all_to_all(const void *send, const int64_t *send_counts, v
     if (recv_counts[r] != u->room->counts[r][u->rank]) {
       return 5;
     }
-    memcpy(to, from, (size_t)recv_counts[r] * size);
-    to += (size_t)recv_counts[r] * size;
+    if (recv_counts[r] > 0) {
+      memcpy(to, from, (size_t)recv_counts[r] * size);
+      to += (size_t)recv_counts[r] * size;
+    }
   }
   pthread_barrier_wait(&u->room->barrier);
   return 0;

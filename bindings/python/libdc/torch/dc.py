@@ -23,7 +23,7 @@ from .process_group import comm_from_process_group
 
 ops.load()
 
-_KEYS = tuple(key for key in libdc.Config._fields if key != "check_finite")  # the original's: none may be missing
+_KEYS = tuple(key for key in libdc.Config._fields if key not in ("check_finite", "replicas"))  # DeepSpeed's: all needed
 _comm: Optional[libdc.Comm] = None  # made here from a process group
 
 

@@ -54,6 +54,8 @@ impl Comm {
             abort: Some(abort::<C>),
             destroy_user: Some(destroy_user::<C>),
             user: user.cast(),
+            split: None,
+            all_to_all: None,
         };
         let mut comm = ptr::null_mut();
         let status = unsafe { sys::dc_comm_create_external(&table, rank, size, &options.table(), &mut comm) };
