@@ -305,8 +305,8 @@ static void test_damaged_data(void **state) {
 }
 
 /* Of the handshakes, the tables of endpoints and of machines, and the control connection: an error on both, or right
- * sums, since some bytes are padding and some flips hit nothing. A rank that is refused leaves the other one waiting
- * for it, so that meetings are short. */
+ * sums. Some bytes are padding, and some flips hit nothing. A rank that is refused leaves the other one waiting for it,
+ * so that meetings are short. */
 static void test_damaged_meeting(void **state) {
   (void)state;
   for (int64_t at = 3; at < 900; at += 61) {

@@ -63,8 +63,8 @@ static char *pack_parts(const dc__coll *coll, int32_t rank, char *packed) {
     const int64_t begin = coll->kind == DC__COLL_REDUCE ? item->ranges[rank].begin : 0;
     if (bytes > 0) {
       memcpy(packed, dc__bytes_at(item->send, begin, item->dtype), (size_t)bytes);
+      packed += bytes;
     }
-    packed += bytes;
   }
   return packed;
 }
@@ -76,8 +76,8 @@ static void unpack_parts(const dc__coll *coll, int32_t world, const char *packed
       const int64_t bytes = dc__item_bytes(item, r);
       if (bytes > 0) {
         memcpy((char *)item->recv + item->ranges[r].begin * item_size(item), packed, (size_t)bytes);
+        packed += bytes;
       }
-      packed += bytes;
     }
   }
 }
@@ -88,13 +88,14 @@ static void add_parts(const dc__external *self, const dc__coll *coll, const char
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     const int64_t count = item->ranges[self->head.rank].count;
+    if (count == 0) {
+      continue; /* packed may be NULL */
+    }
     for (int32_t r = 0; r < self->head.world; r++) {
       sources[r] = packed + r * stride;
     }
-    if (count > 0) {
-      const dc__reduction sum = dc__item_reduction(item, item->recv, sources, self->head.world, count);
-      dc__reduce(&sum);
-    }
+    const dc__reduction sum = dc__item_reduction(item, item->recv, sources, self->head.world, count);
+    dc__reduce(&sum);
     packed += dc__item_bytes(item, self->head.rank);
   }
 }
