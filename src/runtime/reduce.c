@@ -345,7 +345,7 @@ static dc_status add_to_bucket(dc_context *ctx, const char *fn, const dc__graph 
     DC__TRY(bucket_flush(ctx, param->waits_in));
   }
   DC__TRY(prepare_drop(ctx, param));
-  const grad_contribution c = {graph, param, grad, dtype};
+  const grad_contribution c = {.graph = graph, .param = param, .grad = grad, .dtype = dtype};
   bool even = graph->stage > 0 && param->owned != param->own_split;
   DC__TRY(even && dc__piece_count(ctx, param->numel) > 1 ? add_pieces(ctx, buckets, &c) : add_whole(ctx, buckets, &c));
   if (param->local_sum != NULL) {

@@ -7,7 +7,7 @@
 #include "comm/windows.h"
 #include "kernels/kernels.h"
 
-/* Memory that only grows, for packed data. */
+/* Memory that only grows, for packed data and for counts. */
 static dc_status external_reserve_scratch(dc__external *self, int32_t which, int64_t bytes, char **ptr) {
   if (self->scratch_bytes[which] < bytes) {
     dc__free(self->scratch[which]);
@@ -105,7 +105,7 @@ static dc_status exchange_once(dc__external *self, const dc__coll *coll) {
   const int32_t world = self->head.world, rank = self->head.rank, dtype = coll->items[0].dtype;
   const int64_t size = (int64_t)dc_dtype_size(dtype), own = part_bytes(coll, rank);
   const bool reduce = coll->kind == DC__COLL_REDUCE;
-  char *send, *recv;
+  char *send, *recv, *table;
   int64_t whole = 0;
   for (int32_t r = 0; r < world; r++) {
     whole += part_bytes(coll, r);
@@ -113,34 +113,29 @@ static dc_status exchange_once(dc__external *self, const dc__coll *coll) {
   if (whole == 0) {
     return DC_OK;
   }
-  int64_t *counts = dc__calloc((size_t)world, 2 * sizeof *counts + sizeof(void *));
-  if (counts == NULL) {
-    return DC_E_NO_MEMORY;
-  }
+  DC__TRY(external_reserve_scratch(self, 0, reduce ? whole : own * world, &send));
+  DC__TRY(external_reserve_scratch(self, 1, reduce ? own * world : whole, &recv));
+  DC__TRY(external_reserve_scratch(self, 2, world * (int64_t)(2 * sizeof(int64_t) + sizeof(void *)), &table));
+  int64_t *counts = (int64_t *)(void *)table;
   int64_t *send_counts = reduce ? counts : counts + world, *recv_counts = reduce ? counts + world : counts;
   for (int32_t r = 0; r < world; r++) {
     counts[r] = part_bytes(coll, r) / size; /* a part of each rank's, and this rank's part from, or to, each */
     counts[world + r] = own / size;
   }
-  dc_status status = external_reserve_scratch(self, 0, reduce ? whole : own * world, &send);
-  status = status != DC_OK ? status : external_reserve_scratch(self, 1, reduce ? own * world : whole, &recv);
-  if (status == DC_OK) {
-    char *end = send;
-    for (int32_t r = 0; r < world; r++) {
-      end = pack_parts(coll, reduce ? r : rank, end);
-    }
-    const dc_comm_callbacks *c = &self->callbacks;
-    dc__external_callback_begin(self, coll, "all_to_all");
-    status = dc__external_callback_end(self, coll, c->all_to_all(send, send_counts, recv, recv_counts, dtype, c->user));
+  char *end = send;
+  for (int32_t r = 0; r < world; r++) {
+    end = pack_parts(coll, reduce ? r : rank, end);
   }
-  if (status == DC_OK && reduce) {
+  const dc_comm_callbacks *c = &self->callbacks;
+  dc__external_callback_begin(self, coll, "all_to_all");
+  DC__TRY(dc__external_callback_end(self, coll, c->all_to_all(send, send_counts, recv, recv_counts, dtype, c->user)));
+  if (reduce) {
     add_parts(self, coll, recv, (const void **)(counts + 2 * world));
-  } else if (status == DC_OK) {
+  } else {
     unpack_parts(coll, world, recv);
   }
-  dc__free(counts);
-  atomic_fetch_add(&self->head.wire_bytes, status != DC_OK ? 0 : dc__received_bytes(coll, rank, world));
-  return status;
+  atomic_fetch_add(&self->head.wire_bytes, dc__received_bytes(coll, rank, world));
+  return DC_OK;
 }
 
 /* One call for each type, in the order of their numbers. */

@@ -217,8 +217,9 @@ static void external_destroy(dc_comm *comm) {
   if (self->callbacks.destroy_user != NULL) {
     self->callbacks.destroy_user(self->callbacks.user);
   }
-  dc__free(self->scratch[0]);
-  dc__free(self->scratch[1]);
+  for (size_t i = 0; i < DC__COUNT(self->scratch); i++) {
+    dc__free(self->scratch[i]);
+  }
   pthread_mutex_destroy(&self->collective_mutex);
   dc__comm_head_destroy(comm);
   dc__free(self);

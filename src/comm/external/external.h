@@ -35,8 +35,8 @@ typedef struct dc__external {
   struct dc__external *next;
   dc__external_callback running[DC__EXTERNAL_SLOTS];
   pthread_mutex_t collective_mutex; /* one collective at a time; scratch */
-  char *scratch[2];                 /* packed send, packed recv */
-  int64_t scratch_bytes[2];
+  char *scratch[3];                 /* packed send, packed recv, counts */
+  int64_t scratch_bytes[3];
 } dc__external;
 
 /* Fails the group with this thread's last error, unless it has failed. */

@@ -14,12 +14,15 @@ enum { WORD_NODE, WORD_NAME = 2, WORD_ASKED = 4, WORDS };
 
 /* ---- the table ---- */
 
+static void release_parts(dc__levels *parts) {
+  dc__comm_release(parts->column);
+  dc__comm_release(parts->block);
+  dc__comm_release(parts->whole);
+}
+
 static void levels_destroy(dc_comm *comm) {
   dc__levels *self = (dc__levels *)comm;
-  dc_comm *const parts[] = {self->column, self->block, self->whole};
-  for (size_t i = 0; i < DC__COUNT(parts); i++) {
-    dc__comm_release(parts[i]);
-  }
+  release_parts(self);
   dc__free(self->ranges);
   dc__free(self->items);
   dc__free(self->scratch);
@@ -97,12 +100,6 @@ static const dc__comm_ops ops = {.name = "two levels",
                                  .destroy = levels_destroy};
 
 /* ---- creation ---- */
-
-static void release_parts(dc__levels *parts) {
-  dc__comm_release(parts->column);
-  dc__comm_release(parts->block);
-  dc__comm_release(parts->whole);
-}
 
 /* Takes the three communicators over, even if it fails. */
 static dc_status create_on_parts(const dc__levels *parts, dc_comm **comm) {

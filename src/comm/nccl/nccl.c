@@ -260,8 +260,8 @@ static dc_status nccl_split(dc_comm *comm, const dc__split *split, dc_comm **par
                     self->bootstrap->ops->name);
   }
   dc_status status = self->bootstrap->ops->split(self->bootstrap, split, &bootstrap);
-  status = dc__split_agree("dc_comm_split", self->bootstrap,
-                           status); /* the part's ranks meet in NCCL, and none may be missing */
+  /* The part's ranks then meet in NCCL, where none may be missing. */
+  status = dc__split_agree("dc_comm_split", self->bootstrap, status);
   if (status != DC_OK || split->world == 0) {
     dc__comm_release(bootstrap);
     return status;
