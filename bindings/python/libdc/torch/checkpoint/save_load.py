@@ -173,8 +173,7 @@ def _shard_items(entry: ShardedParam, name: str, value: Tensor) -> List[WriteIte
     flat = plain_tensor(value).reshape(-1)
     begin, end = entry.shard_range
     if entry.group.stage == 0:
-        begin = min(entry.group.comm.rank * entry.shard_numel, entry.numel)
-        end = min(begin + entry.shard_numel, entry.numel)
+        begin, end = entry.cut.range_of(entry.group.comm.rank)
         flat = flat[begin:]
     return [WriteItem(name, of, begin, flat[: end - begin])]
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..sharding.buffers import check_buffer_rule, synced_buffers
 from ..sharding.model import root_of
-from ..sharding.local_shard import part_of
 from ..sharding.parameter import copy_shard, entry_of, gather_full
+from ..sharding.part import part_of
 from ..sharding.root import Root
 from ..sharding.sharded_param import ShardedParam
 

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import torch
 
-from ..sharding.local_shard import part_of
+from ..sharding.part import part_of
 
 _MODULE = "torch.distributed.checkpoint.state_dict"
 

@@ -14,9 +14,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..checkpoint.state_dict import is_like, is_owned, is_shard_like
 from ..sharding import clip_grad as sharded_clip
-from ..sharding.local_shard import LocalShard, OwnedState, part_of
+from ..sharding.local_shard import LocalShard, OwnedState
 from ..sharding.parameter import copy_shard, entry_of
-from ..sharding.part import plain_tensor
+from ..sharding.part import part_of, plain_tensor
 from ..sharding.sharded_param import ShardedParam
 from .distributed_checkpoint import patch_if_imported
 

@@ -8,9 +8,8 @@ from typing import Iterable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from .local_shard import part_of
 from .parameter import entry_of
-from .part import plain_tensor
+from .part import part_of, plain_tensor
 from .root import Root
 from .sharded_param import ShardedParam
 
@@ -120,7 +119,8 @@ def _gather_norm_powers(parts: List[Tuple[ShardedParam, Tensor]], norm_type: flo
 
 def _shard_of(entry: ShardedParam, grad: Tensor, rank: int) -> Tensor:
     """A rank's shard of a whole gradient."""
-    return grad.view(-1)[rank * entry.shard_numel : (rank + 1) * entry.shard_numel]
+    begin, end = entry.cut.range_of(rank)
+    return grad.view(-1)[begin:end]
 
 
 def _norm_power(part: Tensor, norm_type: float) -> Tensor:

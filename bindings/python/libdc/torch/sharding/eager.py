@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .local_shard import part_of
+from .part import part_of
 from .root import Root
 from .sharded_param import ShardedParam
 

@@ -14,16 +14,11 @@ from torch import Tensor
 
 from . import reductions
 from .checkpointable import Checkpointable
-from .part import Part, plain_tensor, tensors_in
+from .part import Part, part_of, plain_tensor, tensors_in
 
 _Handler = Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]
 _SAVE = ("save with libdc.torch.save_checkpoint() or torch.distributed.checkpoint, or save the results of "
          "full_state_dict(), full_optimizer_state_dict() or full_tensor(); to_local() is the part as a plain tensor")
-
-
-def part_of(tensor: Any) -> Optional[Part]:
-    """The part that a tensor is; None for any other tensor."""
-    return getattr(tensor, "_part", None) if isinstance(tensor, Tensor) else None
 
 
 class LocalShard(Checkpointable, torch.Tensor):
@@ -165,7 +160,7 @@ def _padded(elements: Tensor, param: Tensor) -> Tensor:
 
 def _elementwise(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     source = args[0] if args else None
-    part = getattr(source, "_part", None)
+    part = part_of(source)
     if part is None or len(args) > 1 or kwargs:
         return _with_operands(func, args, kwargs)
     return _wrap(_single(func, args, kwargs, func(source)), source, part, source.shape)

@@ -117,6 +117,11 @@ class Part:
             plain_tensor(local)[: self.count].copy_(self.of(whole))
 
 
+def part_of(tensor: Any) -> Optional[Part]:
+    """The part that a tensor is; None for any other tensor."""
+    return getattr(tensor, "_part", None) if isinstance(tensor, Tensor) else None
+
+
 def plain_tensor(tensor: Tensor) -> Tensor:
     """The tensor's memory without autograd and without a class of ours."""
     with torch._C.DisableTorchFunctionSubclass():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, NoReturn, Tuple
 
 import torch
 from torch import Tensor
 
-from .part import Part
+from .part import Part, part_of
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -26,12 +26,16 @@ class _SumOverRanks(torch.autograd.Function):
 def _elements(call: str, args: Any, kwargs: Dict[str, Any], allowed: Tuple[str, ...]) -> Tuple[Part, Tensor]:
     """The part and this rank's elements, for a reduction of all elements."""
     source = args[0] if args else next(iter(kwargs.values()))
-    part = getattr(source, "_part", None)
+    part = part_of(source)
     if part is None or any(
             not (value is None or value is False) for name, value in kwargs.items() if name not in allowed):
-        raise RuntimeError(f"{call}: parts of a sharded model's parameters are reduced over all elements: take "
-                           "full_tensor() for more, which every rank must call")
+        _refuse_some(call)
     return part, source[: part.count]
+
+
+def _refuse_some(call: str) -> NoReturn:
+    raise RuntimeError(f"{call}: parts of a sharded model's parameters are reduced over all elements: take "
+                       "full_tensor() for more, which every rank must call")
 
 
 def _sum(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
@@ -48,8 +52,7 @@ def _mean(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
 
 def _one_argument(call: str, args: Any) -> None:
     if len(args) > 1:
-        raise RuntimeError(f"{call}: parts of a sharded model's parameters are reduced over all elements: take "
-                           "full_tensor() for more, which every rank must call")
+        _refuse_some(call)
 
 
 def _norm(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
@@ -107,10 +110,10 @@ def _count_nonzero(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
 def _equal(func: Any, args: Any, kwargs: Dict[str, Any]) -> bool:
     """equal() and allclose() of a part with a part, or with a whole."""
     first, second = args[0], args[1]
-    part = getattr(first, "_part", None) or second._part
+    part = part_of(first) or second._part
     operands = []
     for value in (first, second):
-        other = getattr(value, "_part", None)
+        other = part_of(value)
         if value.shape != part.shape if other is None else not part.fits(other):
             return False
         operands.append(part.of(value) if other is None else value[: part.count])

@@ -21,8 +21,8 @@ class ShardedParam:
     """One parameter's shard, gradient and registration; code calls it an entry of its ParamGroup. The parameter keeps
     it alive; it keeps neither the parameter nor the root."""
 
-    __slots__ = ("root_ref", "param_ref", "id", "names", "shape", "numel", "shard_numel", "param_dtype", "reduce_dtype",
-                 "data", "grad", "registered_ptr", "version", "optimizer_steps", "unreduced", "direct",
+    __slots__ = ("root_ref", "param_ref", "id", "names", "shape", "numel", "shard_numel", "cut", "param_dtype",
+                 "reduce_dtype", "data", "grad", "registered_ptr", "version", "optimizer_steps", "unreduced", "direct",
                  "hooks", "part", "trained", "copied", "__weakref__")  # fmt: skip
 
     def __init__(self, root: Root, index: int, name: str, param: nn.Parameter,
@@ -36,6 +36,7 @@ class ShardedParam:
         self.numel = math.prod(self.shape)
         self.copied = shape is not None
         self.shard_numel = -(-self.numel // root.group.comm.size)  # of every rank's part, padding included
+        self.cut = Cut(root.group.comm.rank, root.group.comm.size, self.shard_numel, self.numel)
         # Of the gathered weights; None: the shard's own.
         self.param_dtype = root.group.options.param_dtype if param.is_floating_point() else None
         self.reduce_dtype = root.group.options.reduce_dtype  # type in which gradients are averaged; None: their own
@@ -47,8 +48,7 @@ class ShardedParam:
         self.unreduced: Optional[Tensor] = None  # whole local sum of no_sync()
         self.direct: Optional[Tuple[Optional[Tensor]]] = None  # .grad, while autograd makes a gradient of its own
         # This rank's elements; None at stage 0, where it has all.
-        self.part = None if root.group.stage == 0 else Part(weakref.ref(self), name, Cut(
-            root.group.comm.rank, root.group.comm.size, self.shard_numel, self.numel), self.shape)
+        self.part = None if root.group.stage == 0 else Part(weakref.ref(self), name, self.cut, self.shape)
         self.hooks: Optional[Dict[int, Callable[[nn.Parameter], None]]] = None  # called when .grad is complete
 
         # Where tracing reads whether the parameter requires a gradient: entries of dictionaries, under names.
