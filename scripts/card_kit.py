@@ -25,6 +25,8 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List
 
+from mutants import copy_sources
+
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "libdc-card-kit"
 LIMIT = 60 << 20  # bytes of the archive
@@ -35,12 +37,6 @@ SIMULATED = ("libcuda.so.1", "libcublasLt.so.13", "libcusolver.so.12", "libnccl.
 
 def run(*command: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def sources() -> List[str]:
-    """Git's files, and new ones that it does not ignore."""
-    names = run("git", "ls-files", "-co", "--exclude-standard", "--deduplicate").splitlines()
-    return sorted(name for name in names if (ROOT / name).is_file())
 
 
 def conformance() -> List[str]:
@@ -92,9 +88,7 @@ def carry_python(folder: Path) -> None:
 
 
 def fill(kit: Path, build: Path, simulated: bool) -> None:
-    for name in sources():
-        (kit / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, kit / name, follow_symlinks=False)
+    copy_sources(kit)
     inside = kit / "build" / "gpu"
     placed = {inside / "tests" / "card" / name: path for name, path in programs(build, simulated).items()}
     if simulated:
