@@ -2582,8 +2582,9 @@ DC_API dc_status dc_optimizer_get_stats(dc_optimizer *optimizer, dc_optimizer_st
  *
  * Memory, bytes and numbers of calls are exact. Times are a model. A stream's work begins when its earlier work has
  * ended, collectives of a rank follow each other, and the host takes no time except where it waits. Matrix products
- * take their floating-point operations, copies their bytes, other kernels a launch. Traces have these times. There are
- * no eigendecompositions, so Shampoo, SOAP and K-FAC are refused. dc_device_get_memory() has the device's memory.
+ * take their floating-point operations, copies their bytes, other kernels a launch. Traces have these times. Matrix
+ * decompositions are not counted, so plans of Shampoo, SOAP and K-FAC lack them: where a library would compute one, as in
+ * a step of Shampoo, it is DC_E_UNSUPPORTED. dc_device_get_memory() has the device's memory.
  *
  * Figures that are set, each 0 at first, which takes no time or has no limit:
  *   memory_bytes              an allocation beyond them fails
