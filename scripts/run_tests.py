@@ -1,99 +1,28 @@
 #!/usr/bin/env python3
-"""Builds and runs every suite, one after the other: run_tests.py [SUITE…]. Ends with one line, `N passed, N failed`.
+"""Builds and runs every suite, two at a time: run_tests.py [SUITE…]. Ends with one line, `N passed, N failed`.
 
-Each suite's output is in build/logs; a failed one's end is shown. A missing tool is a failure, not a skip."""
+Many suites keep one core busy and wait for the rest of their time, so two together end sooner. Each suite's output is
+in build/logs; a failed one's end is shown. A missing tool is a failure, not a skip."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
-from typing import Callable, Dict, List, NamedTuple, Optional
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Callable, Dict, List, Optional, Set, Tuple
 
-ROOT = Path(__file__).resolve().parent.parent
-BUILD = ROOT / "build"
-LOGS = BUILD / "logs"
-VENV_BIN = Path(sys.executable).parent
-
-# Seconds of a command: it ends what hangs. A machine with four times as much to do takes four times as long for it.
-LIMIT = 7200
+from suite import BUILD, LOGS, ROOT, Count, Suite, cmocka_count, counted, one, stop
 
 SANITIZERS = {
     "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1:ignore_noninstrumented_modules=1",
 }
-
-
-class Count(NamedTuple):
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
-
-    def __add__(self, other: "Count") -> "Count":  # type: ignore[override]
-        return Count(*(a + b for a, b in zip(self, other)))
-
-
-class Suite:
-    """A suite's log, and how it runs commands."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.path = LOGS / f"{name}.log"
-        self.log = open(self.path, "w", encoding="utf-8", errors="replace")
-
-    def run(self, *command: str, **environment: str) -> int:
-        """Runs a command into the log; its exit status, 124 when it took too long, 127 when it is not there."""
-        self.log.write(f"$ {' '.join(command)}\n")
-        self.log.flush()
-        path = f"{VENV_BIN}{os.pathsep}{os.environ.get('PATH', '')}"
-        try:
-            process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PATH": path, **environment},
-                                       stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT,
-                                       start_new_session=True)
-        except FileNotFoundError as error:
-            self.log.write(f"run_tests: {error}\n")
-            return 127
-        try:
-            return process.wait(LIMIT)
-        except BaseException as reason:
-            os.killpg(process.pid, signal.SIGKILL)  # with all that it started
-            process.wait()
-            if not isinstance(reason, subprocess.TimeoutExpired):
-                raise
-            self.log.write(f"run_tests: took more than {LIMIT} s\n")
-            return 124
-
-    def write(self, text: str) -> None:
-        self.log.write(text)
-
-    def text(self) -> str:
-        self.log.flush()
-        return self.path.read_text(encoding="utf-8", errors="replace")
-
-    def tail(self, lines: int = 60) -> str:
-        return "\n".join(self.text().splitlines()[-lines:])
-
-
-def cmocka_count(text: str, status: int) -> Count:
-    """The tests in a cmocka program's output; a program of another kind counts as one."""
-    passed = sum(int(n) for n in re.findall(r"^\[  PASSED  \] (\d+) test", text, re.M))
-    failed = sum(int(n) for n in re.findall(r"^\[  FAILED  \] (\d+) test", text, re.M))
-    skipped = sum(int(n) for n in re.findall(r"^\[  SKIPPED \] (\d+) test", text, re.M))
-    if status == 77:
-        return Count(skipped=1)
-    if status != 0 and failed == 0:
-        failed = 1  # it died, or a sanitizer spoke at its end
-    if passed + failed + skipped == 0:
-        passed = 1
-    return Count(passed, failed, skipped)
 
 
 def c_tests(suite: Suite, setup: List[str], compiler: str, wrapper: Optional[str] = None) -> Count:
@@ -147,18 +76,6 @@ def checks(suite: Suite) -> Count:
     for script in sorted((ROOT / "scripts").glob("check_*.py")):
         total += one(suite.run(sys.executable, str(script)))
     return total
-
-
-def one(status: int) -> Count:
-    return Count(passed=1) if status == 0 else Count(failed=1)
-
-
-def counted(suite: Suite, pattern: str, status: int) -> Count:
-    """Adds up what `pattern`, with groups passed and failed, finds in the suite's log."""
-    total = Count()
-    for match in re.finditer(pattern, suite.text(), re.M):
-        total += Count(int(match["passed"]), int(match["failed"]))
-    return total if status == 0 or total.failed else total + Count(failed=1)
 
 
 def abi(suite: Suite) -> Count:
@@ -245,7 +162,7 @@ def package(script: str, *arguments: str) -> Callable[[Suite], Count]:
     def body(suite: Suite) -> Count:
         status = suite.run(sys.executable, f"tests/packages/{script}.py", *arguments)
         for line in re.findall(r"^    (\S+ +\d+ bytes.*)$", suite.text(), re.M)[-3:]:
-            print(f"{'':<11}{line}")
+            suite.notes.append(f"{'':<11}{line}")
         return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
 
     return body
@@ -317,30 +234,31 @@ def examples_c(suite: Suite) -> Count:
 
 ASLR_OFF = "setarch -R"  # the sanitizers' fixed shadow addresses fail under some kernels' address randomisation
 
+# Long ones that keep one core busy begin early, beside those that keep both.
 SUITES: Dict[str, Callable[[Suite], Count]] = {
     "checks": checks,
     "format": clang_format,
     "gcc": lambda suite: c_tests(suite, ["-Ddebug=true", "-Doptimization=g"], "gcc"),
+    "torch": lambda suite: pytest(suite, "tests/torch"),
     "tidy": clang_tidy,
     "abi": abi,
     "valgrind": valgrind,
-    "spin": spin,
-    "fuzz": fuzz,
     "asan": lambda suite: c_tests(
         suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=address,undefined", "-Db_lundef=false",
                 "-Dc_args=-fno-sanitize-recover=all -fno-omit-frame-pointer",
                 "-Dcpp_args=-fno-sanitize-recover=all -fno-omit-frame-pointer"], "clang-14", ASLR_OFF),
+    "python": lambda suite: pytest(suite, "tests/python"),
+    "spin": spin,
+    "fuzz": fuzz,
     "tsan": lambda suite: c_tests(
         suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=thread", "-Db_lundef=false"], "clang-14", ASLR_OFF),
-    "examples": examples_c,
-    "rust": rust,
-    "ffi": ffi,
-    "python": lambda suite: pytest(suite, "tests/python"),
-    "python-abi": lambda suite: pytest(suite, "tests/python", "-m", "not slow", LIBDC_FFI="abi"),
-    "torch": lambda suite: pytest(suite, "tests/torch"),
     "transformers": lambda suite: pytest(suite, "tests/transformers"),
     "frameworks": lambda suite: pytest(suite, "tests/frameworks"),
     "deepspeed": lambda suite: pytest(suite, "tests/deepspeed"),
+    "examples": examples_c,
+    "rust": rust,
+    "ffi": ffi,
+    "python-abi": lambda suite: pytest(suite, "tests/python", "-m", "not slow", LIBDC_FFI="abi"),
     "dist": dist,
     "sources": package("sources"),
     "wheel": package("wheel"),
@@ -349,8 +267,8 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "docs": docs,
     "tools": lambda suite: pytest(suite, "tests/tools"),
     "conformance": conformance,
-    "readme": lambda suite: blocks(suite, "README.md"),
     "guide": lambda suite: blocks(suite, "docs/guide/*.md", "docs/optimizers.md", "docs/kfac.md", "docs/from-*.md"),
+    "readme": lambda suite: blocks(suite, "README.md"),
 }
 
 # For `make release-check` alone, or by name.
@@ -364,6 +282,49 @@ RELEASE: Dict[str, Callable[[Suite], Count]] = {
 }
 
 
+# Suites that come first, if they are asked for; else an earlier run's results serve.
+NEEDS: Dict[str, Tuple[str, ...]] = {
+    "tidy": ("gcc",), "abi": ("gcc",), "valgrind": ("gcc",), "rust": ("gcc",), "ffi": ("gcc", "rust"),
+    "conformance": ("gcc", "python", "torch"), "python-abi": ("python",),
+}
+ALONE = ("readme",)  # it may install the package again, which others import
+
+
+def may_begin(name: str, waiting: List[str], active: Set[str]) -> bool:
+    if active and (name in ALONE or any(other in ALONE for other in active)):
+        return False
+    return not any(other in waiting or other in active for other in NEEDS.get(name, ()))
+
+
+def run_suite(name: str, body: Callable[[Suite], Count]) -> Count:
+    suite = Suite(name)
+    begin = time.monotonic()
+    count = body(suite)
+    word = "ok" if count.failed == 0 else "FAILED"
+    lines = [f"{name:<11}{word:<7}{count.passed:>5} passed {count.failed:>3} failed {time.monotonic() - begin:>7.1f} s "
+             f"{suite.processor_s:>7.1f} s of processors   build/logs/{name}.log", *suite.notes]
+    print("\n".join(lines + ([suite.tail()] if count.failed else [])), flush=True)
+    return count
+
+
+def run_all(chosen: List[str], suites: Dict[str, Callable[[Suite], Count]]) -> Count:
+    waiting, total = list(chosen), Count()
+    active: Dict[Future[Count], str] = {}
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            while waiting or active:
+                for name in list(waiting):
+                    if len(active) < 2 and may_begin(name, waiting, set(active.values())):
+                        waiting.remove(name)
+                        active[pool.submit(run_suite, name, suites[name])] = name
+                for done in wait(active, return_when=FIRST_COMPLETED).done:
+                    del active[done]
+                    total += done.result()
+        finally:
+            stop()
+    return total
+
+
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and what runs is ended
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -373,17 +334,7 @@ def main() -> int:
     if unknown:
         print(f"run_tests: no suite {unknown[0]!r}; there are {', '.join(suites)}", file=sys.stderr)
         return 2
-    total = Count()
-    for name in chosen:
-        suite = Suite(name)
-        begin = time.monotonic()
-        count = suites[name](suite)
-        total += count
-        word = "ok" if count.failed == 0 else "FAILED"
-        print(f"{name:<11}{word:<7}{count.passed:>5} passed {count.failed:>3} failed "
-              f"{time.monotonic() - begin:>7.1f} s   build/logs/{name}.log", flush=True)
-        if count.failed:
-            print(suite.tail(), flush=True)
+    total = run_all(chosen, suites)
     skipped = f", {total.skipped} skipped" if total.skipped else ""
     print(f"{total.passed} passed, {total.failed} failed{skipped}")
     return 1 if total.failed or not total.passed else 0
