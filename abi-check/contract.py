@@ -18,13 +18,20 @@ def initialisers(path: Path) -> Dict[str, str]:
     return {name: re.sub(r"\s+", "", values) for name, values in found}
 
 
-def version(path: Path) -> int:
-    """DC_API_VERSION, or -1 where it is not the number that the other three make."""
+def version(path: Path) -> Tuple[int, int]:
+    """DC_API_VERSION, and the number that the three parts of the version make; -1 is a number that is not there."""
     found = dict(re.findall(r"^#define DC_(API_VERSION|VERSION_MAJOR|VERSION_MINOR|VERSION_PATCH) (\d+)$",
                             path.read_text(encoding="utf-8"), re.M))
-    parts = [int(found.get(f"VERSION_{name}", -1)) for name in ("MAJOR", "MINOR", "PATCH")]
-    number = int(found.get("API_VERSION", -1))
-    return number if number == parts[0] * 1000000 + parts[1] * 1000 + parts[2] else -1
+    major, minor, patch = (int(found.get(f"VERSION_{name}", -1)) for name in ("MAJOR", "MINOR", "PATCH"))
+    return int(found.get("API_VERSION", -1)), major * 1000000 + minor * 1000 + patch
+
+
+def version_faults(header: Path, frozen: Path) -> List[str]:
+    number, made = version(header)
+    least = version(frozen)[0]
+    if number != made:
+        return [f"DC_API_VERSION is {number}, must be {made}, which major, minor and patch make"]
+    return [f"DC_API_VERSION is {number}, must be at least {least}"] if number < least or least < 0 else []
 
 
 def parameters(prototype: str) -> List[Tuple[str, str]]:
@@ -61,13 +68,11 @@ def _cxx(include: Path, library: Path, functions: List[str]) -> List[str]:
 def faults(include: Path, library: Path, release: Path) -> List[str]:
     """The promises of a release's header that include/dc_api.h and the library do not keep."""
     header, frozen = include / "dc_api.h", release / "dc_api.h"
-    found = []
+    found = version_faults(header, frozen)
     now = initialisers(header)
     for name, values in initialisers(frozen).items():
         if not now.get(name, "").startswith(values):
             found.append(f"{name} begins {now.get(name, 'nowhere')}, must begin {values}")
-    if version(header) < version(frozen) or version(frozen) < 0:
-        found.append(f"DC_API_VERSION is {version(header)}, must be the header's version, at least {version(frozen)}")
     functions = read(header).functions
     for name, prototype in read(frozen).functions.items():
         if name in functions and _swapped(prototype, functions[name]):
