@@ -37,7 +37,7 @@ typedef struct dc__box {
 } dc__box;
 
 void dc__partition_box(const dc__partition *partition, int64_t block, dc__box *box);
-/* From the whole parameter to the dense block. here: NULL, or what does the work on the device of the memory. */
+/* From the whole parameter to the dense block. stream: NULL on a CPU, else one of the memory's device. */
 void dc__box_pack(dc_stream *stream, const dc__partition *partition, const dc__box *box, const float *whole,
                   float *block);
 /* Copies the part of the dense block in elements [first, first + count) of the parameter to its position there. */

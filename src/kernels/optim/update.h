@@ -21,7 +21,7 @@ void dc__update_sync_master(float *master, const void *w, int32_t dtype, int64_t
 /* The same on a device with memory of its own, in the order of a stream; kind: enum dc__update_kind. */
 void dc__update_cuda(dc_stream *stream, int32_t kind, const dc__update_batch *batch);
 void dc__update_begin_cuda(dc_stream *stream, const dc__update_begin *begin);
-void dc__update_read_scaler_cuda(dc_stream *stream, const dc__update_read_scaler *heed);
+void dc__update_read_scaler_cuda(dc_stream *stream, const dc__update_read_scaler *args);
 void dc__update_set_scalar_cuda(dc_stream *stream, double *to, double value);
 
 #endif

@@ -21,8 +21,8 @@ void dc__update_begin_cuda(dc_stream *stream, const dc__update_begin *begin) {
   dc__cuda_launch_elements(stream, DC__KERNEL_UPDATE_BEGIN, 1, 1, begin, sizeof *begin);
 }
 
-void dc__update_read_scaler_cuda(dc_stream *stream, const dc__update_read_scaler *heed) {
-  dc__cuda_launch_elements(stream, DC__KERNEL_UPDATE_READ_SCALER, 1, 1, heed, sizeof *heed);
+void dc__update_read_scaler_cuda(dc_stream *stream, const dc__update_read_scaler *args) {
+  dc__cuda_launch_elements(stream, DC__KERNEL_UPDATE_READ_SCALER, 1, 1, args, sizeof *args);
 }
 
 void dc__update_set_scalar_cuda(dc_stream *stream, double *to, double value) {
