@@ -73,6 +73,7 @@ typedef struct dc__nccl {
   atomic_int num_watched;                      /* collectives in flight, plus 1 after a capture */
   bool captured;
   bool stopping;
+  int64_t num_wakeups; /* of the watchdog, so that tests can bound them */
 } dc__nccl;
 
 /* Calls work in stream order with the device current, on this thread, before it returns. */

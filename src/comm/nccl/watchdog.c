@@ -138,11 +138,13 @@ static bool wait_for_poll(dc__nccl *self) {
   pthread_mutex_lock(&self->watch_mutex);
   while (self->first == NULL && !self->captured && !self->stopping && !has_failed(self)) {
     pthread_cond_wait(&self->changed, &self->watch_mutex);
+    self->num_wakeups++;
   }
   if (!self->stopping && !has_failed(self)) {
     int64_t until = dc__now_ns() + (self->first != NULL ? poll_interval_ns : idle_interval_ns);
     const struct timespec end = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
     (void)pthread_cond_timedwait(&self->changed, &self->watch_mutex, &end);
+    self->num_wakeups++;
   }
   bool goes_on = !self->stopping;
   pthread_mutex_unlock(&self->watch_mutex);

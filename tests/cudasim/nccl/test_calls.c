@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "comm/nccl/nccl.h"
 #include "runtime/runtime.h"
 
 enum { COUNT = 300, GRAPH = 7, ID = 1, TIMES = 100, OPERATORS = 3 };
@@ -59,6 +60,33 @@ static int calls_of_worker(const dc_context *ctx) {
   return calls;
 }
 
+/* ---- the watchdog's wake-ups ---- */
+
+enum { POLL_NS = 5000000 };
+
+static int64_t count_wakeups(dc__nccl *nccl) {
+  pthread_mutex_lock(&nccl->watch_mutex);
+  const int64_t count = nccl->num_wakeups;
+  pthread_mutex_unlock(&nccl->watch_mutex);
+  return count;
+}
+
+/* At most two in a poll's interval, however many collectives there are: one to begin to poll, and one at its end. Once
+ * nothing is in flight, the watchdog sleeps. */
+static void check_wakeups(card_rank *c, dc__nccl *nccl, int64_t before, int64_t since) {
+  const int64_t wakeups = count_wakeups(nccl) - before, intervals = (dc__now_ns() - since) / POLL_NS + 1;
+  printf("%d of %d ranks: %d wake-ups in %d intervals\n", c->r.rank, c->r.world, (int)wakeups, (int)intervals);
+  CHECK(&c->r, wakeups <= 2 * intervals + 2);
+  while (atomic_load(&nccl->num_watched) > 0) {
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){0, POLL_NS}, NULL);
+  }
+  const int64_t at_rest = count_wakeups(nccl);
+  clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){0, 4 * POLL_NS}, NULL);
+  CHECK(&c->r, count_wakeups(nccl) == at_rest);
+}
+
+/* ---- one parameter ---- */
+
 static void count(card_rank *c, dc_stream *stream, void *shard) {
   const int64_t id = ID, own = COUNT / c->r.world;
   dc_tensor weight = flat(shard, &own, DC_FLOAT32);
@@ -68,6 +96,8 @@ static void count(card_rank *c, dc_stream *stream, void *shard) {
   OK(&c->r, dc_context_set_stream(c->r.ctx, stream));
   OK(&c->r, dc_register_z3_param(c->r.ctx, ID, &whole, 1, &weight, NULL, 0, DC_DTYPE_NONE));
   OK(&c->r, dc_register_graph_z3(c->r.ctx, GRAPH, &id, 1));
+  dc__nccl *nccl = expected.nccl && c->r.world > 1 ? (dc__nccl *)c->r.ctx->gather_comm : NULL;
+  const int64_t since = dc__now_ns(), wakeups = nccl != NULL ? count_wakeups(nccl) : 0;
   int worker = 0;
   for (int i = 0; i < WARM + TIMES; i++) {
     if (i == WARM) {
@@ -97,6 +127,10 @@ static void count(card_rank *c, dc_stream *stream, void *shard) {
   OK(&c->r, run_operator(c->r.ctx, 1)); /* what the stream has waited for is not waited for again */
   CHECK(&c->r, host_calls() - before < calls[1] / TIMES);
   OK(&c->r, run_operator(c->r.ctx, 2));
+  if (nccl != NULL) {
+    OK(&c->r, dc_stream_synchronize(stream, 0));
+    check_wakeups(c, nccl, wakeups, since);
+  }
 }
 
 /* On a wrapped stream, as PyTorch's are. */
