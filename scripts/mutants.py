@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MUTANTS = ROOT / "tests" / "mutants"
-# Those that find most of them come first; what comes before is not asked again.
+# Those that find most of them come first.
 TESTS = [
     "programs/programs_sim", "sim/sim_gather", "sim/sim_reduce", "sim/sim_large_gradients", "sim/sim_offload",
     *(f"runtime/test_{stem}" for stem in ("gather", "gather_types", "reduce", "large_gradients", "large_param",
@@ -33,7 +33,6 @@ TESTS = [
                                   "tcp/test_stragglers", "tcp/bootstrap/test_handshake", "tcp/test_mesh",
                                   "tcp/test_relay")),
     "optim/blockwise/test_muon", "abi/test_results", "conformance/conformance_finite_sim"]
-LIMIT_S = 120
 
 
 def name_of(mutant: Path) -> str:
@@ -58,11 +57,19 @@ def patch(tree: Path, file: Path, *options: str) -> bool:
     return done.returncode == 0
 
 
-def build(out: Path) -> str:
-    """'' or the compiler's words."""
-    done = subprocess.run(["ninja", "-C", str(out), *(f"tests/{name}" for name in TESTS)], capture_output=True,
+def build(out: Path, tests: list[str]) -> None:
+    done = subprocess.run(["ninja", "-C", str(out), *(f"tests/{name}" for name in tests)], capture_output=True,
                           text=True)
-    return "" if done.returncode == 0 else done.stdout[-2000:]
+    if done.returncode != 0:
+        raise RuntimeError(done.stdout[-2000:])
+
+
+def tests_for(mutant: Path) -> list[str]:
+    """All, in the order in which they are likely to find it: the changed file's own test, its folder's, the others."""
+    changed = re.search(r"^--- a/src/(.+)\.\w+$", mutant.read_text(encoding="utf-8"), re.M)
+    file = Path(changed[1] if changed else "")
+    return sorted(TESTS, key=lambda test: (Path(test) != file.parent / f"test_{file.name}",
+                                           Path(test).parent != file.parent))
 
 
 def first_report(output: str, code: int) -> str:
@@ -76,17 +83,40 @@ def first_report(output: str, code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
 
-def run(out: Path, test: str) -> str | None:
+def run(out: Path, test: str, limit_s: float | None) -> str | None:
     """None if the test passes, else what it says."""
     with tempfile.TemporaryFile("w+", errors="replace") as log:  # a file: what a hung test leaves behind holds no pipe
         try:
             environment = {**os.environ, "SIM_PROGRAMS": "3000", "SIM_ILLEGAL": "500"}
             code = subprocess.run([str(out / "tests" / test)], stdout=log, stderr=subprocess.STDOUT,
-                                  timeout=LIMIT_S, env=environment).returncode
+                                  timeout=limit_s, env=environment).returncode
         except subprocess.TimeoutExpired:
-            return f"not done after {LIMIT_S} s"
+            return f"not done after {limit_s:.0f} s"
         log.seek(0)
         return None if code == 0 else first_report(log.read(), code)
+
+
+def limits_without_mutant(out: Path) -> dict[str, float]:
+    """The seconds after which a test counts as hung: far more than it takes now, on this machine."""
+    limits = {}
+    build(out, TESTS)
+    for test in TESTS:
+        begun = time.monotonic()
+        if said := run(out, test, None):
+            raise RuntimeError(f"{test}: {said}")
+        limits[test] = 30 + 10 * (time.monotonic() - begun)
+    return limits
+
+
+def first_failure(tree: Path, out: Path, mutant: Path, limits: dict[str, float]) -> tuple[str, str]:
+    """The test that finds it, and what that says; empty if none does."""
+    if not patch(tree, mutant):
+        raise RuntimeError("the patch does not apply")
+    for test in tests_for(mutant):
+        build(out, [test])
+        if (said := run(out, test, limits[test])) is not None:
+            return test, said
+    return "", ""
 
 
 def main(wanted: list[str]) -> int:
@@ -98,23 +128,19 @@ def main(wanted: list[str]) -> int:
         copy_sources(tree)
         subprocess.run(["meson", "setup", str(out), str(tree), "-Dwerror=false"], check=True,
                        stdout=subprocess.DEVNULL)
-        failed = build(out)
-        for test in TESTS:
-            failed = failed or run(out, test) or ""
-        if failed:
-            print(f"without a mutant: {failed}", file=sys.stderr)
+        try:
+            limits = limits_without_mutant(out)
+        except RuntimeError as reason:
+            print(f"without a mutant: {reason}", file=sys.stderr)
             return 2
         for mutant in mutants:
-            failed = "" if patch(tree, mutant) else "the patch does not apply"
-            failed = failed or build(out)
-            if failed:
+            try:
+                test, said = first_failure(tree, out, mutant, limits)
+                survivors += [] if test else [name_of(mutant)]
+                print(f"{name_of(mutant):52} " + (f"{test}: {said}" if test else "SURVIVES"), flush=True)
+            except RuntimeError as reason:
                 broken.append(name_of(mutant))
-                print(f"{name_of(mutant):52} BROKEN: {failed}", flush=True)
-            else:
-                caught = next(((test, said) for test in TESTS if (said := run(out, test)) is not None), None)
-                if caught is None:
-                    survivors.append(name_of(mutant))
-                print(f"{name_of(mutant):52} " + (f"{caught[0]}: {caught[1]}" if caught else "SURVIVES"), flush=True)
+                print(f"{name_of(mutant):52} BROKEN: {reason}", flush=True)
             patch(tree, mutant, "-R")
     print(f"{len(mutants)} mutants, {len(mutants) - len(survivors) - len(broken)} caught, {len(survivors)} survive, "
           f"{len(broken)} broken, {time.monotonic() - begun:.0f} s")
