@@ -1,6 +1,7 @@
 /* Errors between ranks: every wait ends soon, on every rank with the same text, and nothing is left behind. */
 #include "comm_failing.h"
 #include "entries.h"
+#include "shm_calls.h"
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -206,14 +207,17 @@ static int held_up(dc_comm *comm, void *arg) {
     CHECK(gather(copy, 6, N, DC_FLOAT32) == DC_E_TIMEOUT);
   } else {
     pthread_t thread;
+    const uint32_t calls = calls_of(copy, 0);
     CHECK(pthread_create(&thread, NULL, gather_beside, copy) == 0);
-    comm->timeout_ns = 2000 * MS; /* rank 1 waits by then */
+    await_call(copy, 0, calls);
+    await_call(copy, 1, calls);
+    comm->timeout_ns = 200 * MS;
     dc_status status = gather(comm, 7, N, DC_FLOAT32);
     pthread_join(thread, NULL);
     CHECK(status == DC_E_TIMEOUT);
   }
   CHECK(dc_comm_check(comm) == DC_E_TIMEOUT);
-  CHECK_SAYS("rank 0 waited 2.0 s at allgather_param of parameter 7 (channel 0) for rank 2 of 3 to come; rank 2 last");
+  CHECK_SAYS("rank 0 waited 0.2 s at allgather_param of parameter 7 (channel 0) for rank 2 of 3 to come; rank 2 last");
   dc_comm_destroy(copy);
   return 0;
 }

@@ -1,6 +1,6 @@
 /* Ranks that make different calls, or late ones: an error on every rank, which names the calls. */
-#include "comm/shm/shm.h"
 #include "comm_failing.h"
+#include "shm_calls.h"
 
 /* ---- different calls ---- */
 
@@ -86,14 +86,6 @@ static void test_other_root(void **state) {
 
 /* ---- too late ---- */
 
-/* Until a rank is in the collective that this one goes to. */
-static void await_call(const dc_comm *comm, int32_t rank) {
-  const dc__shm *self = (const dc__shm *)comm;
-  while (atomic_load(&dc__shm_slot_of(self->group, self->channel, rank)->posted.value) <= self->seq) {
-    sleep_ms(1);
-  }
-}
-
 static int late(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copy = NULL;
@@ -104,7 +96,7 @@ static int late(dc_comm *comm, void *arg) {
   if (comm->rank == 1) {
     await_failure(comm);
   } else if (comm->rank == 2) { /* its deadline is the first, and when it begins rank 1 alone is late */
-    await_call(comm, 0);
+    await_call(comm, 0, calls_of(comm, 2));
     comm->timeout_ns = 500 * MS;
   }
   CHECK(gather(comm, 5, BIG, DC_FLOAT32) == DC_E_TIMEOUT);

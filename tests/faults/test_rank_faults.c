@@ -6,11 +6,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "comm/shm/shm.h"
 #include "harness.h"
 #include "runtime/runtime.h"
 
 #include "leftovers.h"
+#include "shm_calls.h"
 
 enum { MOST = 8, GRAPH = 1, CULPRIT = 1 };
 
@@ -75,18 +75,13 @@ static dc_status kill_itself(dc_context *ctx) {
 /* No wait may end by the first: the alarm comes before. */
 static const int64_t long_enough = INT64_C(3000000000000), one_second = INT64_C(1000000000);
 
-static uint32_t calls_of(const dc_comm *comm, int32_t r) {
-  const dc__shm *self = (const dc__shm *)comm;
-  return atomic_load(&dc__shm_slot_of(self->group, self->channel, r)->posted.value);
-}
-
 /* This rank's deadline is the first. It begins when every other rank but the culprit waits at the same call. So the
  * culprit alone is late, even if others are slow. */
 static void time_out_first(const rank *r, int64_t timeout_ns) {
   dc_comm *gathers = r->ctx->gather_comm;
   for (int32_t i = 0; i < r->world; i++) {
-    while (i != r->rank && i != CULPRIT && calls_of(gathers, i) <= calls_of(gathers, r->rank)) {
-      nanosleep(&(struct timespec){0, 1000000}, NULL);
+    if (i != r->rank && i != CULPRIT) {
+      await_call(gathers, i, calls_of(gathers, r->rank));
     }
   }
   gathers->timeout_ns = timeout_ns;
