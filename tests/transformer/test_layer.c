@@ -228,7 +228,7 @@ static void test_10_packed(void **state) {
     }
   }
   const int64_t mask_shape[] = {3, 1, 1, 19};
-  dc_tensor m = {sizeof m, mask, mask_shape, NULL, 4, DC_FLOAT32, NULL};
+  dc_tensor m = {.struct_size = sizeof m, .data = mask, .shape = mask_shape, .ndim = 4, .dtype = DC_FLOAT32};
   dense.call.mask = &m;
   const int64_t tokens[] = {26, 48};
   owned *all[] = {&packed.x, &packed.out, &packed.dout, &packed.dx};

@@ -162,7 +162,7 @@ static void test_27_masks(void **state) {
   float zeros[2 * 19 + 1] = {0};
   const int64_t turned[] = {19, 2}, right[] = {2, 19}, flat[] = {38}, square[] = {2, 1, 19, 19};
   const int32_t offsets[] = {0, 19, 38};
-  dc_tensor mask = {sizeof mask, zeros, turned, NULL, 2, DC_FLOAT32, NULL};
+  dc_tensor mask = {.struct_size = sizeof mask, .data = zeros, .shape = turned, .ndim = 2, .dtype = DC_FLOAT32};
   BAD(ALL, "mask", DC_E_SHAPE, r.call.mask = &mask);
   mask.shape = flat;
   mask.ndim = 1;
@@ -281,7 +281,7 @@ static void test_27_nothing_given(void **state) {
   REFUSED(DC_E_INVALID, "layer", dc_layer_init_weights(NULL, TWELVE(r.weights)));
   uint8_t bits[8];
   const int64_t eight = 8;
-  dc_tensor small = {sizeof small, bits, &eight, NULL, 1, DC_UINT8, NULL};
+  dc_tensor small = {.struct_size = sizeof small, .data = bits, .shape = &eight, .ndim = 1, .dtype = DC_UINT8};
   REFUSED(DC_E_SHAPE, "mask", dc_layer_get_dropout_mask(r.layer, &r.call, DC_DROPOUT_OUTPUT, &small, NULL));
   REFUSED(DC_E_INVALID, "site", dc_layer_get_dropout_mask(r.layer, &r.call, 4, &small, NULL));
   REFUSED(DC_E_INVALID, "mask", dc_layer_get_dropout_mask(r.layer, &r.call, 1, NULL, NULL));

@@ -111,9 +111,17 @@ static int group(dc_comm *comm, void *arg) {
     for (int k = 0; k < N; k++) {
       recvs[i][k] = 1;
     }
-    items[i] = (dc__coll_item){sends[i], recvs[i], ranges, N, i, dtype, DC_FLOAT32, 1, DC_SUM};
+    items[i] = (dc__coll_item){.send = sends[i],
+                               .recv = recvs[i],
+                               .ranges = ranges,
+                               .total = N,
+                               .id = i,
+                               .dtype = dtype,
+                               .recv_dtype = DC_FLOAT32,
+                               .accumulate = 1,
+                               .reduce_op = DC_SUM};
   }
-  const dc__tag tag = {1, 0, DC_OP_REDUCE_GRAD, NULL};
+  const dc__tag tag = {.graph_id = 1, .op = DC_OP_REDUCE_GRAD};
   dc__comm_reduce_scatter(comm, NULL, &tag, items, ITEMS);
   CHECK_OK(dc__comm_check(comm));
   fill_sum(expected, DC_FLOAT32, N, 1);
@@ -233,7 +241,7 @@ static int without_a_place(dc_comm *comm, void *arg) {
                               .dtype = DC_FLOAT32,
                               .recv_dtype = DC_FLOAT32,
                               .reduce_op = DC_MEAN};
-  const dc__tag tag = {0, 5, DC_OP_REDUCE_GRAD, NULL};
+  const dc__tag tag = {.id = 5, .op = DC_OP_REDUCE_GRAD};
   dc__comm_reduce_scatter(comm, NULL, &tag, &item, 1);
   CHECK(dc_comm_check(comm) == DC_E_STATE);
   CHECK(strstr(dc_last_error(), "the gradient buffer of parameter 5 was taken away") != NULL);
