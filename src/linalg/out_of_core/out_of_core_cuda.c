@@ -167,15 +167,15 @@ static size_t block_bytes(const out_of_core_block *b) {
 /* The part of a block from its byte `done` on that fits into a stage: whole rows, or a part of one. */
 static out_of_core_block stage_part(const out_of_core_block *b, size_t done) {
   const size_t size = dc_dtype_size(b->source->mat.dtype);
-  const int64_t room = STAGE_BYTES / (int64_t)size;
+  const int64_t stage_elements = STAGE_BYTES / (int64_t)size;
   const int64_t row = (int64_t)(done / size) / b->cols;
   const int64_t col = (int64_t)(done / size) % b->cols;
   out_of_core_block part = *b;
   part.memory += done;
   part.row += row;
   part.col += col;
-  part.cols = dc__min_int64(b->cols - col, room);
-  part.rows = part.cols < b->cols ? 1 : dc__min_int64(b->rows - row, room / b->cols);
+  part.cols = dc__min_int64(b->cols - col, stage_elements);
+  part.rows = part.cols < b->cols ? 1 : dc__min_int64(b->rows - row, stage_elements / b->cols);
   return part;
 }
 
