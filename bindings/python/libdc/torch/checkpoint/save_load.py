@@ -76,8 +76,8 @@ def _save(model: nn.Module, root: Root, path: str, optimizer: Optional[torch.opt
     lists = [json.loads(text) for text in root.group.all_gather_bytes(mine.encode())]
     tensors, writers = run_on_all_ranks(root, lambda: _merge([list_["pieces"] for list_ in lists]))
     layout = Layout(tensors, {**aliases, _KEY: json.dumps(lists[0]["metadata"])})
-    writer.write(root, path, layout,
-                            [p for p in pieces if writers[p.name, p.begin, p.end] == root.group.comm.rank])
+    rank = root.group.comm.rank
+    writer.write(root, path, layout, [p for p in pieces if writers[p.name, p.begin, p.end] == rank])
 
 
 def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
