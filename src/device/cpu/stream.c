@@ -60,7 +60,7 @@ static dc__cpu_task *next_task(dc__cpu_stream *stream, uint64_t done) {
   return &stream->ring[done % DC__CPU_QUEUE];
 }
 
-static void *worker_main(void *arg) {
+static void *cpu_stream_worker_main(void *arg) {
   dc__cpu_stream *stream = arg;
   own_stream = stream;
   pthread_mutex_lock(&stream->mutex);
@@ -94,7 +94,7 @@ static int start_worker(dc__cpu_stream *stream) {
     sigdelset(&blocked, faults[i]);
   }
   pthread_sigmask(SIG_SETMASK, &blocked, &before);
-  int error = pthread_create(&stream->worker, NULL, worker_main, stream);
+  int error = pthread_create(&stream->worker, NULL, cpu_stream_worker_main, stream);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (error == 0) {
     (void)pthread_setname_np(stream->worker, "dc-stream"); /* for debuggers only */

@@ -160,7 +160,7 @@ static const dc__out_of_core_model cuda_model = {.fits = pipeline_fits, .bytes =
 
 /* ---- blocks ---- */
 
-static size_t block_bytes(const out_of_core_block *b) {
+static size_t out_of_core_block_bytes(const out_of_core_block *b) {
   return (size_t)(b->rows * b->cols) * dc_dtype_size(b->source->mat.dtype);
 }
 
@@ -222,23 +222,23 @@ static int32_t next_stage(out_of_core_pipeline *x) {
 
 static void pipeline_read_block(out_of_core_pipeline *x, const out_of_core_block *b) {
   out_of_core_block part;
-  for (size_t done = 0; done < block_bytes(b) && is_ok(x); done += block_bytes(&part)) {
+  for (size_t done = 0; done < out_of_core_block_bytes(b) && is_ok(x); done += out_of_core_block_bytes(&part)) {
     const int32_t stage = next_stage(x);
     part = stage_part(b, done);
     transfer_part(x, &part, stage, false);
     dc__stream_copy(x->staging->copies, part.memory, x->staging->pinned + (size_t)stage * STAGE_BYTES,
-                    block_bytes(&part));
+                    out_of_core_block_bytes(&part));
     dc__event_record(x->staging->staged[stage], x->staging->copies);
   }
 }
 
 static void write_block(out_of_core_pipeline *x, const out_of_core_block *b) {
   out_of_core_block part;
-  for (size_t done = 0; done < block_bytes(b) && is_ok(x); done += block_bytes(&part)) {
+  for (size_t done = 0; done < out_of_core_block_bytes(b) && is_ok(x); done += out_of_core_block_bytes(&part)) {
     const int32_t stage = next_stage(x);
     part = stage_part(b, done);
     dc__stream_copy(x->staging->copies, x->staging->pinned + (size_t)stage * STAGE_BYTES, part.memory,
-                    block_bytes(&part));
+                    out_of_core_block_bytes(&part));
     dc__event_record(x->staging->staged[stage], x->staging->copies);
     x->pending_write[stage] = part;
   }
@@ -279,7 +279,7 @@ static void multiply_block(out_of_core_pipeline *x, const out_of_core_block *c, 
   dc_stream *stream = x->l->device->internal_stream;
   const int64_t depth = dc__min_int64(w->plan.kb, w->k - p);
   if (depth == 0) { /* C is in a file, and its tile is dense */
-    dc__stream_zero(stream, c->memory, block_bytes(c));
+    dc__stream_zero(stream, c->memory, out_of_core_block_bytes(c));
     return;
   }
   const dc__mat a = operand_fetch(x, &x->a, (dc__matrix_part){.row = c->row, .rows = c->rows, .col = p, .cols = depth});

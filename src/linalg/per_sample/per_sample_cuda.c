@@ -120,7 +120,7 @@ static void store_columns(const per_sample_cuda *w, double *columns, int64_t at,
 
 /* ---- embeddings ---- */
 
-static void run_embedding(const per_sample_cuda *w) {
+static void run_embedding_cuda(const per_sample_cuda *w) {
   const dc__per_sample *s = w->s;
   const int64_t tables = w->call->op == DC__PER_SAMPLE_SUM ? 1 : s->samples;
   dc__cuda_indices indices = {.ids = s->x, .delta = s->delta, .samples = s->samples, .positions = s->positions};
@@ -151,7 +151,7 @@ static void run_embedding(const per_sample_cuda *w) {
 
 /* ---- all layer types ---- */
 
-static void run_linear(const per_sample_cuda *w) {
+static void run_linear_cuda(const per_sample_cuda *w) {
   if (w->call->op == DC__PER_SAMPLE_NORMS) {
     dc__per_sample_linear_norms_cuda(w);
   } else if (w->call->op == DC__PER_SAMPLE_SUM) {
@@ -167,9 +167,9 @@ static void run_call(const per_sample_cuda *w) {
     dc__stream_zero(w->stream, w->parts, (size_t)(s->samples * w->width) * sizeof(double));
   }
   if (w->call->weight && dc__is_embedding(s->layer.kind)) {
-    run_embedding(w);
+    run_embedding_cuda(w);
   } else if (w->call->weight && is_linear_or_conv(s)) {
-    run_linear(w);
+    run_linear_cuda(w);
   } else if (w->call->weight) {
     queue_statistics(w);
     queue_columns(w, true);
