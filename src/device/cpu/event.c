@@ -1,5 +1,5 @@
-/* CPU events: a mark is a stream and a count of its tasks. A waiter copies the mark, so an event may be recorded again
- * or destroyed at any time. */
+/* CPU events: a point is a stream and a count of its tasks. A waiter copies the point, so an event may be recorded
+ * again or destroyed at any time. */
 #include "device/cpu/cpu.h"
 
 typedef struct stream_point {
@@ -32,7 +32,7 @@ void dc__cpu_event_destroy(dc_event *event) {
   dc__free(self);
 }
 
-/* Replaces the latest mark; the stream's reference goes to the event. */
+/* Replaces the latest point; the stream's reference goes to the event. */
 static void set_point(cpu_event *event, stream_point next) {
   pthread_mutex_lock(&event->mutex);
   stream_point before = event->latest;
@@ -41,7 +41,7 @@ static void set_point(cpu_event *event, stream_point next) {
   dc__cpu_stream_release(before.stream);
 }
 
-/* The latest mark with a reference for the caller. A passed mark is dropped on the way. */
+/* The latest point with a reference for the caller. A passed point is dropped on the way. */
 static stream_point get_point(cpu_event *event) {
   dc__cpu_stream *passed = NULL;
   pthread_mutex_lock(&event->mutex);
@@ -102,7 +102,7 @@ dc_status dc__cpu_event_wait(dc_event *event, dc_stream *stream) {
     return DC_OK;
   }
   dc_status status = DC_OK;
-  if (&latest.stream->head != stream) { /* a stream is in order with its own marks */
+  if (&latest.stream->head != stream) { /* a stream is in order with its own points */
     status = dc__cpu_stream_call(stream, wait_task, &latest, sizeof(latest));
     if (status == DC_OK) {
       return DC_OK; /* the reference went with the task */

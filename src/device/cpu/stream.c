@@ -76,7 +76,7 @@ static void *cpu_stream_worker_main(void *arg) {
       pthread_cond_broadcast(&stream->progress);
     }
   }
-  /* Marks may keep the struct for long; the queue is its large part. */
+  /* Points may keep the struct for long; the queue is its large part. */
   dc__free(stream->ring);
   stream->ring = NULL;
   pthread_mutex_unlock(&stream->mutex);

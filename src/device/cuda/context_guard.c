@@ -64,7 +64,7 @@ void dc__cuda_device_end(dc_device *device) {
 /* ---- captures ---- */
 
 /* No graph can be captured on the default stream, and a query of it may be an error. A stream of ours is unknown to
- * others: only a wait for a captured mark takes it into a graph. And no thread begins or ends a capture within an
+ * others: only a wait for a captured point takes it into a graph. And no thread begins or ends a capture within an
  * operator. */
 bool dc__cuda_is_capturing(dc__cuda_stream *stream) {
   const bool is_default = stream->native == NULL || (uintptr_t)stream->native == DC__CU_STREAM_LEGACY;
