@@ -49,8 +49,8 @@ struct dc__threadpool {
   dc__threadpool *link; /* the next living pool; under `registry` */
   pid_t process;
   pthread_mutex_t mutex;
-  pthread_cond_t work; /* a job came, or the pool ends */
-  pthread_cond_t done; /* a helper left a job, or a block of scratch memory came back */
+  pthread_cond_t work; /* a job was added, or the pool ends */
+  pthread_cond_t done; /* a helper left a job, or a block of scratch memory was returned */
   pool_job *jobs;
   atomic_int job_epoch; /* changes with every job, for workers that spin */
   atomic_bool stopping;

@@ -1,4 +1,4 @@
-/* Which context an operator works on. Models with a context each bind their graphs; the seed's bindings, of which a
+/* The context that an operator works on. Models with a context each bind their graphs; the seed's bindings, of which a
  * process has one set, use the default. Both are read by every operator call and written a few times in a run. */
 #include "contexts.h"
 

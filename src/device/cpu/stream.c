@@ -31,7 +31,7 @@ void dc__cpu_stream_release(dc__cpu_stream *stream) {
   dc__free(stream);
 }
 
-/* Waking a thread costs more than a small task, so both sides look for SPIN_NS before they sleep. They yield
+/* Waking a thread costs more than a small task, so both sides spin for SPIN_NS before they sleep. They yield
  * meanwhile: the other one may need this very core. Says whether the counter reached `count`. */
 static bool spin_until(atomic_ullong *counter, uint64_t count) {
   int64_t end = dc__now_ns() + SPIN_NS;

@@ -220,7 +220,7 @@ dc_status dc__cuda_pool_event_sync(dc__cuda_device *device, dc__cuda_pool_event 
   }
   if (atomic_load(&point->state) == DC__EVENT_ISSUED &&
       point->captured) { /* in this order: the issuing thread writes both */
-    return dc__fail(DC_E_STATE, "the point is in a CUDA graph that is being captured, so the host cannot wait for it");
+    return dc__fail(DC_E_STATE, "the event was recorded in a capture of a CUDA graph, so the host cannot wait for it");
   }
   if (deadline != 0) {
     return poll_until(device, point, deadline) ? dc__cuda_check(&device->head) : timeout_error(timeout_ns);

@@ -1,5 +1,5 @@
 /* Out-of-core products on a device, whose memory the budget bounds. C's tile stays on the device while k is summed.
- * Blocks of A and B in files come through two pinned stages and a copy stream, into two alternating buffers an
+ * Blocks of A and B in files pass through two pinned stages and a copy stream, into two alternating buffers an
  * operand. So the next blocks are read and copied while a product runs. Operands in device memory are used in place. */
 #include "kernels/cuda/kernels_cuda.h"
 #include "linalg/out_of_core/out_of_core.h"
