@@ -172,7 +172,7 @@ static void test_the_layer(void **state) {
     c.dtype = dtypes[i % 3];
     c.normalize_invertible = 1;
     rig r = make_rig(c, 2, 19);
-    settle_rig(&r);
+    bind_rig(&r);
     float mask[2 * 19] = {0};
     const int64_t shape[2] = {2, 19};
     dc_tensor m = {.struct_size = sizeof m, .data = mask, .shape = shape, .ndim = 2, .dtype = DC_FLOAT32};
