@@ -33,7 +33,7 @@ void dc__cpu_event_destroy(dc_event *event) {
 }
 
 /* Replaces the latest point; the stream's reference goes to the event. */
-static void set_point(cpu_event *event, stream_point next) {
+static void cpu_event_set_point(cpu_event *event, stream_point next) {
   pthread_mutex_lock(&event->mutex);
   stream_point before = event->latest;
   event->latest = next;
@@ -42,7 +42,7 @@ static void set_point(cpu_event *event, stream_point next) {
 }
 
 /* The latest point with a reference for the caller. A passed point is dropped on the way. */
-static stream_point get_point(cpu_event *event) {
+static stream_point cpu_event_get_point(cpu_event *event) {
   dc__cpu_stream *passed = NULL;
   pthread_mutex_lock(&event->mutex);
   if (event->latest.stream != NULL) {
@@ -67,21 +67,21 @@ void dc__cpu_event_record(dc_event *event, dc_stream *stream) {
   } else {
     dc__cpu_stream_retain(next.stream);
   }
-  set_point((cpu_event *)event, next);
+  cpu_event_set_point((cpu_event *)event, next);
 }
 
 void dc__cpu_event_set(dc_event *event) {
-  set_point((cpu_event *)event, (stream_point){NULL, 0});
+  cpu_event_set_point((cpu_event *)event, (stream_point){NULL, 0});
 }
 
 bool dc__cpu_event_passed(dc_event *event) {
-  stream_point latest = get_point((cpu_event *)event);
+  stream_point latest = cpu_event_get_point((cpu_event *)event);
   dc__cpu_stream_release(latest.stream);
   return latest.stream == NULL;
 }
 
 dc_status dc__cpu_event_sync(dc_event *event, int64_t timeout_ns) {
-  stream_point latest = get_point((cpu_event *)event);
+  stream_point latest = cpu_event_get_point((cpu_event *)event);
   if (latest.stream == NULL) {
     return DC_OK;
   }
@@ -97,7 +97,7 @@ static void wait_task(void *args) {
 }
 
 dc_status dc__cpu_event_wait(dc_event *event, dc_stream *stream) {
-  stream_point latest = get_point((cpu_event *)event);
+  stream_point latest = cpu_event_get_point((cpu_event *)event);
   if (latest.stream == NULL) {
     return DC_OK;
   }

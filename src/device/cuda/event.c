@@ -31,7 +31,7 @@ void dc__cuda_event_destroy(dc_event *event) {
   dc__free(self);
 }
 
-static void set_point(dc_event *event, dc__cuda_pool_event *next) {
+static void cuda_event_set_point(dc_event *event, dc__cuda_pool_event *next) {
   cuda_event *self = (cuda_event *)event;
   pthread_mutex_lock(&self->mutex);
   dc__cuda_pool_event *before = self->latest;
@@ -41,7 +41,7 @@ static void set_point(dc_event *event, dc__cuda_pool_event *next) {
 }
 
 /* With a reference for the caller; NULL if it has passed. */
-static dc__cuda_pool_event *get_point(dc_event *event) {
+static dc__cuda_pool_event *cuda_event_get_point(dc_event *event) {
   cuda_event *self = (cuda_event *)event;
   pthread_mutex_lock(&self->mutex);
   dc__cuda_pool_event *point = self->latest;
@@ -59,28 +59,28 @@ void dc__cuda_event_record(dc_event *event, dc_stream *stream) {
   if (dc__cuda_pool_event_record(on, &point) != DC_OK && dc__cuda_stream_drain(on) != DC_OK) {
     dc__cuda_keep_status(event_device(event), DC_E_NO_MEMORY);
   }
-  set_point(event, point);
+  cuda_event_set_point(event, point);
 }
 
 void dc__cuda_event_set(dc_event *event) {
-  set_point(event, NULL);
+  cuda_event_set_point(event, NULL);
 }
 
 bool dc__cuda_event_passed(dc_event *event) {
-  dc__cuda_pool_event *point = get_point(event);
+  dc__cuda_pool_event *point = cuda_event_get_point(event);
   bool passed = point == NULL || dc__cuda_pool_event_query(event_device(event), point);
   dc__cuda_pool_event_release(event_device(event), point);
   return passed;
 }
 
 dc_status dc__cuda_event_sync(dc_event *event, int64_t timeout_ns) {
-  dc__cuda_pool_event *point = get_point(event);
+  dc__cuda_pool_event *point = cuda_event_get_point(event);
   dc_status status = point == NULL ? DC_OK : dc__cuda_pool_event_sync(event_device(event), point, timeout_ns);
   dc__cuda_pool_event_release(event_device(event), point);
   return status;
 }
 
 dc_status dc__cuda_event_wait(dc_event *event, dc_stream *stream) {
-  dc__cuda_pool_event *point = get_point(event);
+  dc__cuda_pool_event *point = cuda_event_get_point(event);
   return point == NULL ? DC_OK : dc__cuda_pool_event_wait(point, (dc__cuda_stream *)stream);
 }
