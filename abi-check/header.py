@@ -76,7 +76,7 @@ def read(path: Path) -> Header:
 
 def run(*command: object, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([str(word) for word in command], text=True, capture_output=True, stdin=subprocess.DEVNULL,
-                          timeout=120, **({"env": environment} if environment else {}))  # type: ignore[call-overload]
+                          timeout=3600, **({"env": environment} if environment else {}))  # type: ignore[call-overload]
 
 
 def must(*command: object) -> str:

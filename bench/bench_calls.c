@@ -93,7 +93,8 @@ static void add_parameter(dc_context *context, int64_t id, int32_t persistent) {
   static const int64_t shape[1] = {ELEMENTS};
   dc_buffer *shard; /* until the process ends */
   check(dc_context_alloc(context, (int64_t)(ELEMENTS * sizeof(float)), DC_MEMORY_DEVICE, &shard), "memory");
-  dc_tensor view = {sizeof view, dc_buffer_data(shard), shape, NULL, 1, DC_FLOAT32, NULL};
+  dc_tensor view = {
+      .struct_size = sizeof view, .data = dc_buffer_data(shard), .shape = shape, .ndim = 1, .dtype = DC_FLOAT32};
   check(dc_register_z3_param(context, id, shape, 1, &view, NULL, persistent, DC_DTYPE_NONE), "parameter");
 }
 

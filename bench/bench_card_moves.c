@@ -159,8 +159,10 @@ typedef struct rank_state {
 
 static double collective(const rank_state *s, const place *p, bool reduces) {
   const int64_t total = (int64_t)(s->bytes / sizeof(float)), shard = total / s->ranks;
-  dc_tensor part = {sizeof part, p->operands[0], &shard, NULL, 1, DC_FLOAT32, NULL};
-  dc_tensor whole = {sizeof whole, p->operands[1], &total, NULL, 1, DC_FLOAT32, NULL};
+  dc_tensor part = {
+      .struct_size = sizeof part, .data = p->operands[0], .shape = &shard, .ndim = 1, .dtype = DC_FLOAT32};
+  dc_tensor whole = {
+      .struct_size = sizeof whole, .data = p->operands[1], .shape = &total, .ndim = 1, .dtype = DC_FLOAT32};
   must(dc_comm_barrier(s->comm));
   const int64_t begin = dc__now_ns();
   for (int i = 0; i < REPEATS; i++) {

@@ -50,9 +50,9 @@ static void must(dc_status status) {
 }
 
 static void run_once(const rank_state *s, work kind, const buffers *b, int64_t shard) {
-  dc_tensor part = {sizeof part, b->shard, &shard, NULL, 1, DC_FLOAT32, NULL};
+  dc_tensor part = {.struct_size = sizeof part, .data = b->shard, .shape = &shard, .ndim = 1, .dtype = DC_FLOAT32};
   int64_t total = shard * s->ranks;
-  dc_tensor all = {sizeof all, b->whole, &total, NULL, 1, DC_FLOAT32, NULL};
+  dc_tensor all = {.struct_size = sizeof all, .data = b->whole, .shape = &total, .ndim = 1, .dtype = DC_FLOAT32};
   if (kind == GATHER) {
     must(dc_comm_all_gather(s->comm, &part, &all, NULL, NULL));
   } else if (kind == REDUCE) {

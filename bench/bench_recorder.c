@@ -11,7 +11,7 @@
 
 enum { ENTRIES = 4096, ROUNDS = 101, STEPS = 41, LAYERS = 16, WORLD = 2, GRAPH = 1 };
 
-static const dc__tag tag = {1, 7, DC_OP_WAIT_ALLGATHER, NULL};
+static const dc__tag tag = {.graph_id = 1, .id = 7, .op = DC_OP_WAIT_ALLGATHER};
 
 static void check(dc_status status) {
   if (status != DC_OK) {
@@ -75,7 +75,7 @@ typedef struct worker {
 } worker;
 
 static dc_tensor flat(float *data, const int64_t *count) {
-  return (dc_tensor){sizeof(dc_tensor), data, count, NULL, 1, DC_FLOAT32, NULL};
+  return (dc_tensor){.struct_size = sizeof(dc_tensor), .data = data, .shape = count, .ndim = 1, .dtype = DC_FLOAT32};
 }
 
 static void step(dc_context *ctx, const dc_tensor *grad) {

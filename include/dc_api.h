@@ -8,6 +8,7 @@
  *    4  Devices, streams, memory    8  Graphs                  12  The transformer layer
  *                                                              13  Second-order operators
  *                                                              14  Optimizers
+ *                                                              15  The counting device
  *
  * The walk of a ZeRO-3 parameter: register its shard (7) and a graph that uses it (8); all-gather, wait, use,
  * release (9); reduce the gradient into the shard's gradient buffer (9), end the backward (9); update the shard
@@ -27,12 +28,13 @@
  *     returns dc_status and has `get` in its name.
  *   - Handles are opaque, made by a create function and freed by one destroy function, which takes NULL and returns
  *     nothing. Handles may be destroyed in any order: children keep what they need alive.
- *     A handle that was destroyed, or one of another kind, is DC_E_INVALID, what the call returns for NULL, or no effect.
- *     That does not hold once other memory lies there: do not rely on it.
+ *     A handle that was destroyed, or one of another kind, is DC_E_INVALID, what the call returns for NULL, or no
+ *     effect. That does not hold once other memory lies there: do not rely on it.
  *   - The library never prints, aborts, installs signal handlers or keeps global state. Its one fork handler, installed
- *     by the first socket, closes the copies of sockets in a child. Of the environment it reads LIBDC_CPU, which
- *     bounds the instructions it uses (dc_device_open()), and libdc_cuda.so LIBDC_CUDA_LIB_DIR, a folder of NVIDIA's
- *     libraries. It never frees the caller's memory, and the caller never calls free() on the library's.
+ *     by the first socket, closes the copies of sockets in a child. Of the environment it reads LIBDC_CPU, which bounds
+ *     the instructions it uses (dc_device_open()). For MPI it reads LIBDC_MPI_LIB and the launchers' variables
+ *     (dc_comm_create_mpi()). libdc_cuda.so reads LIBDC_CUDA_LIB_DIR, a folder of NVIDIA's libraries. It never frees
+ *     the caller's memory, and the caller never calls free() on the library's.
  *   - Thread classes: [any] from any thread at any time; [handle] one thread at a time for one handle (calls on
  *     one context are serialised by the library itself, so autograd threads may call).
  *   - [..., collective]: every rank of the communicator, or of the context's or the optimizer's, makes the call, in the

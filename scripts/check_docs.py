@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Things that documents and comments name exist: files by their paths, and in documents what stands in backquotes,
-targets of the Makefile, suites, functions and constants of the library. Planted faults show that what is gone is
-found."""
+"""Things that documents and comments name exist: files by their paths, and sources that a comment names without their
+folder. In documents it is what stands in backquotes too: targets of the Makefile, suites, functions and constants of
+the library. Planted faults show that what is gone is found."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ import sys
 from pathlib import Path
 from typing import Iterator, List, Set
 
+from check_english import texts as texts_of
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = "abi-check|bench|bindings|docs|examples|include|packaging|scripts|src|tests|tools"
 FILE = re.compile(rf"(?<![\w/.*$}}-])(?:{FOLDERS}|facts)/[\w./*-]*\w")
 SUFFIX = re.compile(r"\.\w+$")  # in code, whose strings have beginnings of paths too
+# A source without its folder. x_cpu and the like stand for any, and the last are PyTorch's.
+BARE = re.compile(r"(?<![\w/.*-])([a-z]\w+\.(?:c|cu|py))\b(?!\()")
+OF_OTHERS = ("src/comm/tcp/hmac/sodium_sha256.c",)
+ANY = re.compile(r"x_\w+|test_x|script|test_c10d_\w+")
 COMMENTS = {".c", ".h", ".cu", ".cpp", ".py", ".rs", ".pml"}
 NOT_READ = ("CHANGELOG.md", "bench/results/", "abi-check/0", "docs/deepspeed.md", "tests/deepspeed/", "tests/mutants/",
             "tests/models/run.py", "tests/packages/", "scripts/check_docs.py")
@@ -37,6 +43,13 @@ def check_files(name: str, text: str) -> Iterator[str]:
             continue
         if not any(list(folder.glob(place)) for folder in (ROOT, (ROOT / name).parent)):
             yield f"{name}: there is no {place}"
+
+
+def check_bare_names(name: str, text: str, names: Set[str]) -> Iterator[str]:
+    comments = "\n".join(comment for _, comment in texts_of(name, text)[0])
+    for found in sorted(set(BARE.findall(comments)) - names):
+        if not ANY.fullmatch(found.rpartition(".")[0]):
+            yield f"{name}: there is no {found}"
 
 
 def check_words(name: str, text: str, words: Set[str]) -> Iterator[str]:
@@ -75,9 +88,14 @@ def main() -> int:
     words |= set(re.findall(r"\w+", (ROOT / "src" / "libdc.map").read_text(encoding="utf-8")))
     found = [fault for name, text in sorted(texts.items()) if not name.startswith(NOT_READ)
              for fault in check_page(name, text, words)]
+    bare = {Path(name).name for name in names}
+    found += [fault for name, text in sorted(texts.items()) if Path(name).suffix in COMMENTS
+              and not name.startswith((*NOT_READ, *OF_OTHERS)) for fault in check_bare_names(name, text, bare)]
     found += [f"the planted fault {text!r} is not found" for text, fault in PLANTED.items()
               if f"x.md: {fault}" not in check_page("x.md", text, words)]
-    print("\n".join(found) or f"what {len(texts)} files name is there; {len(PLANTED)} planted faults are found")
+    if not list(check_bare_names("x.c", "/* See gone.c. */", bare)):
+        found.append("the planted fault gone.c is not found")
+    print("\n".join(found) or f"what {len(texts)} files name is there; {len(PLANTED) + 1} planted faults are found")
     return bool(found)
 
 

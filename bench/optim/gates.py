@@ -142,7 +142,7 @@ def report(results: Dict[str, Any], verdicts: List[Tuple[str, bool]], seeds: int
     return "\n".join(lines)
 
 
-def judge(a: argparse.Namespace) -> int:
+def check_gates(a: argparse.Namespace) -> int:
     data = pictures()
     names = [name for name in GRIDS if not a.only or name in a.only]
     results = {name: tuned(name, a.seeds, a.known, data) for name in names}
@@ -185,7 +185,7 @@ def main() -> int:
             with open(a.out, "w") as f:
                 json.dump(losses, f)
         return 0
-    return judge(a)
+    return check_gates(a)
 
 
 if __name__ == "__main__":

@@ -131,8 +131,8 @@ dc_status dc_reset(dc_context *context) {
 }
 
 static dc_status abort_step(dc_context *ctx) {
-  dc_status status =
-      dc__context_synchronize(ctx); /* our work; what the caller's own still reads goes after its events */
+  dc_status status = dc__context_synchronize(
+      ctx); /* the context's work; memory that the caller's stream reads is freed after its events */
   DC__MAP_EACH (&ctx->params, i) {
     dc__param *param = ctx->params.values[i];
     if (!param->persistent) {
@@ -185,7 +185,7 @@ dc_status dc_context_set_stream(dc_context *context, dc_stream *stream) {
 dc_status dc_context_check(dc_context *context) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
-  return dc__context_leave(context, DC_OK); /* entering looks for a failure */
+  return dc__context_leave(context, DC_OK); /* entering the context checks for a failure */
 }
 
 static dc_status context_alloc(dc_context *ctx, const char *fn, int64_t bytes, int32_t kind, dc_buffer **buffer) {

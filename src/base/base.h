@@ -171,7 +171,7 @@ enum {
   DC__HANDLE_END
 };
 
-/* Whether it is a live handle of that kind; not for NULL. */
+/* Whether it is a live handle of that kind; false for NULL. */
 static inline bool dc__handle_is(const void *handle, int32_t kind) {
   return handle != NULL && *(const int32_t *)handle == kind;
 }

@@ -1,6 +1,6 @@
 /* A key's slots in a map, one after the other. The first is its low bits: consecutive numbers then lie side by side,
  * and a walk through them in order reads each cache line once. The next ones are as CPython's dict has them
- * (Objects/dictobject.c): all bits of the key's hash decide, and once they are used up every slot comes. */
+ * (Objects/dictobject.c): all bits of the key's hash decide, and once they are used up every slot is visited. */
 #ifndef DC_BASE_MAP_PROBE_H
 #define DC_BASE_MAP_PROBE_H
 

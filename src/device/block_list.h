@@ -28,7 +28,7 @@ typedef struct dc__block_list {
   dc__map used;                   /* by address */
   int64_t used_bytes;             /* retired ones too */
   dc__record_pool records;
-  bool stream_ordered; /* what is free may be in use still, by work that comes before its next use */
+  bool stream_ordered; /* earlier work of the stream may still use a free block */
 } dc__block_list;
 
 void dc__block_list_init(dc__block_list *self);

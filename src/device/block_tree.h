@@ -1,6 +1,6 @@
 /* Blocks by size, for the best fit in as many steps as a size has bits. Bins by powers of two; in a bin a binary trie
  * over the size's lower bits, as in Lea's allocator (dlmalloc, tree bins). Each size has one node in it; blocks of one
- * size form a ring, in the order in which they came. */
+ * size form a ring, in the order in which they were added. */
 #ifndef DC_DEVICE_BLOCK_TREE_H
 #define DC_DEVICE_BLOCK_TREE_H
 
@@ -26,7 +26,7 @@ typedef struct dc__block_tree {
 
 void dc__block_tree_add(dc__block_tree *tree, dc__arena_block *b);
 void dc__block_tree_remove(dc__block_tree *tree, dc__arena_block *b);
-/* Of the smallest size that is large enough the block that came last, or first; NULL: there is none. */
+/* The block added last, or first, of the smallest size that is large enough; NULL if there is none. */
 dc__arena_block *dc__block_tree_best_fit(const dc__block_tree *tree, size_t bytes, bool last);
 
 #endif

@@ -49,8 +49,8 @@ struct dc__threadpool {
   dc__threadpool *link; /* the next living pool; under `registry` */
   pid_t process;
   pthread_mutex_t mutex;
-  pthread_cond_t work; /* a job came, or the pool ends */
-  pthread_cond_t done; /* a helper left a job, or a block of scratch memory came back */
+  pthread_cond_t work; /* a job was added, or the pool ends */
+  pthread_cond_t done; /* a helper left a job, or a block of scratch memory was returned */
   pool_job *jobs;
   atomic_int job_epoch; /* changes with every job, for workers that spin */
   atomic_bool stopping;
@@ -242,7 +242,7 @@ static void spin_for_helpers(pool_job *j) {
   }
 }
 
-static void *worker_main(void *arg) {
+static void *threadpool_worker_main(void *arg) {
   dc__threadpool *pool = arg;
   pool_scratch *block = scratch_acquire(pool);
   pthread_mutex_lock(&pool->mutex);
@@ -281,7 +281,8 @@ static void start_workers(dc__threadpool *pool) {
   sigfillset(&all);
   sched_getaffinity(0, sizeof pool->processors, &pool->processors);
   pthread_sigmask(SIG_BLOCK, &all, &before);
-  while (pool->workers < pool->threads - 1 && pthread_create(&pool->ids[pool->workers], NULL, worker_main, pool) == 0) {
+  while (pool->workers < pool->threads - 1 &&
+         pthread_create(&pool->ids[pool->workers], NULL, threadpool_worker_main, pool) == 0) {
     pool->workers++;
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);

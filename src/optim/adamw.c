@@ -16,8 +16,8 @@ static bool adamw_add_state(dc_optimizer *o, dc__optim_param *p, float *state[3]
   return state[0] != NULL && state[1] != NULL && (!amsgrad || state[2] != NULL);
 }
 
-static void adamw_rule(const void *of, dc__update_rule *to) {
-  const dc_adamw_options *options = of;
+static void adamw_rule(const void *group_options, dc__update_rule *to) {
+  const dc_adamw_options *options = group_options;
   to->adamw = (dc__adamw_rule){.beta1 = options->beta1,
                                .beta2 = options->beta2,
                                .eps = options->eps,

@@ -151,7 +151,7 @@ dc_status dc__optim_save(dc_optimizer *o, const char *fn, void *memory, size_t b
 }
 
 /* Checks that these bytes are a complete dc__optim_save(). */
-static dc_status check_block(const char *fn, const unsigned char *from, size_t bytes) {
+static dc_status checkpoint_check_block(const char *fn, const unsigned char *from, size_t bytes) {
   uint64_t head[2];
   uint64_t sum;
   if (bytes < HEAD_BYTES + sizeof sum || memcmp(from, magic, sizeof magic) != 0) {
@@ -175,7 +175,7 @@ static dc_status check_block(const char *fn, const unsigned char *from, size_t b
 dc_status dc__optim_load(dc_optimizer *o, const char *fn, const void *memory, size_t bytes) {
   DC__TRY(dc__optim_synchronize(o, fn));
   DC__TRY(dc__optim_prepare(o, fn));
-  DC__TRY(check_block(fn, memory, bytes));
+  DC__TRY(checkpoint_check_block(fn, memory, bytes));
   checkpoint_walk w = {.mode = COMPARE, .fn = fn, .device = o->linalg->device};
   w.from = memory;
   w.bytes = bytes - sizeof(uint64_t);

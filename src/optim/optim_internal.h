@@ -38,7 +38,7 @@ struct dc__optim_kind {
    * after parameters were added; communicates nothing. May fail, and is then called again: pieces that are there
    * already are found again. */
   dc_status (*prepare)(dc_optimizer *o, const char *fn, int64_t first);
-  /* Whether the state allows a step; o->io has the tensors. A rank's failure here is told to the others before anything
+  /* Whether the state allows a step; o->io has the tensors. The other ranks learn of a failure here before anything
    * changes. NULL: always. */
   dc_status (*ready)(dc_optimizer *o, const char *fn);
   /* o->io has the tensors, checked and, where the group wants it, finite; the ranks agree that the step takes place and

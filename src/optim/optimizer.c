@@ -213,7 +213,7 @@ dc_status dc__optim_prepare(dc_optimizer *o, const char *fn) {
 
 /* ---- a step ---- */
 
-static void check_part(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, void *arg) {
+static void optimizer_check_part(dc_optimizer *o, const dc__optim_param *p, int64_t from, int64_t count, void *arg) {
   float tile[DC__OPTIM_TILE];
   atomic_llong *first = arg;
   long long index = p - o->params;
@@ -246,7 +246,7 @@ static dc_status first_nonfinite(dc_optimizer *o, int64_t *index) {
     return dc__optim_first_nonfinite_cuda(o, index);
   }
   if (wanted) {
-    dc__optim_each_part(o, check_part, &first);
+    dc__optim_each_part(o, optimizer_check_part, &first);
   }
   *index = atomic_load(&first);
   return DC_OK;

@@ -287,8 +287,8 @@ static bool is_direct(const redistribute_entry *f) {
   return f->whole && f->in.partition->blocks == 1;
 }
 
-static dc__coll_item gather_item(const redistribute_entry *f, const dc__range *ranges, int64_t total, const float *send,
-                                 float *recv) {
+static dc__coll_item redistribute_gather_item(const redistribute_entry *f, const dc__range *ranges, int64_t total,
+                                              const float *send, float *recv) {
   dc__coll_item item = {
       .send = send, .recv = recv, .ranges = ranges, .total = total, .id = f->in.id, .dtype = DC_FLOAT32};
   return item;
@@ -334,7 +334,7 @@ static dc_status window_to_owners(dc__redistribute *x, int64_t first, int64_t en
       if (f->in.count > 0) {
         fill(user, i, part);
       }
-      x->items[items++] = gather_item(f, f->parts, f->in.partition->numel, part, whole);
+      x->items[items++] = redistribute_gather_item(f, f->parts, f->in.partition->numel, part, whole);
     } else if (f->packed[x->rank].count > 0) {
       fill(user, i, is_direct(f) ? dc__redistribute_block(x, i, 0) : whole);
     }
@@ -378,7 +378,7 @@ static dc_status window_from_owners(dc__redistribute *x, int64_t first, int64_t 
   for (int64_t i = first; i < end; whole += x->entries[i++].packed_count) {
     const redistribute_entry *f = &x->entries[i];
     if (x->world > 1 && !is_skipped(skip, i)) {
-      x->items[items++] = gather_item(f, f->packed, f->packed_count, x->owned + f->own, whole);
+      x->items[items++] = redistribute_gather_item(f, f->packed, f->packed_count, x->owned + f->own, whole);
     }
   }
   DC__TRY(gather_window(x, items));

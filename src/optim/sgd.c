@@ -15,8 +15,8 @@ static bool sgd_add_state(dc_optimizer *o, dc__optim_param *p, float *state[3]) 
   return options->momentum == 0 || state[0] != NULL;
 }
 
-static void sgd_rule(const void *of, dc__update_rule *to) {
-  const dc_sgd_options *options = of;
+static void sgd_rule(const void *group_options, dc__update_rule *to) {
+  const dc_sgd_options *options = group_options;
   to->sgd = (dc__sgd_rule){.momentum = options->momentum,
                            .dampening = options->dampening,
                            .weight_decay = options->weight_decay,

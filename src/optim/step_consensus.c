@@ -64,7 +64,7 @@ static int64_t consensus_fingerprint(const dc_optimizer *o) {
 enum { MESSAGE_STATUS, MESSAGE_BAD_PARAM, MESSAGE_NONFINITE, MESSAGE_FINGERPRINT, MESSAGE_WORDS };
 
 /* Compares the ranks. Returns one status on all of them, except on a rank that failed itself. */
-static dc_status compare_ranks(dc_optimizer *o, const char *fn, const int64_t *table) {
+static dc_status consensus_compare_ranks(dc_optimizer *o, const char *fn, const int64_t *table) {
   const int64_t *own = table + o->comm->rank * MESSAGE_WORDS;
   for (int32_t r = 0; r < o->comm->world; r++) {
     const int64_t *message = table + r * MESSAGE_WORDS;
@@ -99,5 +99,5 @@ dc_status dc__optim_step_consensus(dc_optimizer *o, const char *fn, dc_status st
   if (status != DC_OK) {
     return status;
   }
-  return sent != DC_OK ? sent : compare_ranks(o, fn, table);
+  return sent != DC_OK ? sent : consensus_compare_ranks(o, fn, table);
 }

@@ -8,8 +8,8 @@
  *   state   no state enters or leaves the capture: it begins and ends between steps. In it a parameter is gathered
  *           again after its last release, also if it is persistent
  *
- * Ranks on NCCL meet when they capture, and their graphs must be launched alike. Where ranks read each other's memory
- * in place, their hosts synchronise each time, so such steps cannot be captured. */
+ * Ranks on NCCL meet when they capture, and must launch their graphs in the same order. Where ranks read each other's
+ * memory in place, their hosts synchronise each time, so such steps cannot be captured. */
 #include "runtime/runtime.h"
 
 /* DC_E_STATE names the work under way; `what` is the caller's action. */

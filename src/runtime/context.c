@@ -180,9 +180,9 @@ static dc_status make_heap_arena(dc_context *ctx, dc_comm *comm, bool stream_ord
   return DC_OK;
 }
 
-/* On the host peers read the heap alone. Cards exchange any memory of theirs, and registered memory in place.
- * Registration is best where memory lies alike on all ranks, so gathers take it in the order of the calls, independent
- * of events. */
+/* On the host peers read the heap alone. Cards exchange any device memory, and registered memory in place.
+ * Registration is best where memory has the same offsets on all ranks, so gathers take it in the order of the calls,
+ * independent of events. */
 dc_status dc__arenas_create(dc_context *ctx, dc__arenas *arenas) {
   bool on_card = ctx->device->memory_space != 0;
   bool has_heap =

@@ -98,7 +98,7 @@ static dc_status check_gathered(const char *fn, const dc__param *param) {
                         param->id);
 }
 
-/* A profiler that times operators one by one forgets a gather's result before it comes to the wait. */
+/* A profiler that times operators one by one forgets a gather's result before the wait. */
 static bool is_forgotten(const dc_context *ctx, const dc__param *param) {
   return ctx->profiling && !has_copy(param);
 }

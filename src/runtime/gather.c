@@ -71,7 +71,7 @@ static dc_status plan_gather(dc_context *ctx, const char *fn, dc_stream *stream,
                              gather_plan *p) {
   *p = (gather_plan){.param = param, .from = dc__gather_source(param)};
   DC__TRY(open_copy(ctx, fn, stream, param, dtype, &p->copy, &p->made));
-  int64_t count = ctx->stream_ordered ? param->chunk : param->chunks[ctx->rank].count; /* alike on all ranks */
+  int64_t count = ctx->stream_ordered ? param->chunk : param->chunks[ctx->rank].count; /* the same on all ranks */
   if (p->from == NULL && count > 0 && needs_staging(ctx, param, dtype)) {
     return dc__arena_alloc(ctx->arenas.staged, stream, (size_t)count * dc_dtype_size(dtype), &p->staged);
   }

@@ -48,7 +48,7 @@ void dc__grad_combine(dc_context *ctx, int64_t id, const dc__combination *c) {
   dc__record_caller_event(ctx);
 }
 
-/* Reads this rank's findings, once the caller's stream has come so far. */
+/* Reads this rank's findings, once the caller's stream has reached them. */
 static dc_status read_flag(dc_context *ctx, dc__nonfinite *note) {
   dc_stream *on = dc__stream_or_internal(ctx->device, ctx->lanes[DC__LANE_CALLER]);
   dc__stream_copy(on, note, dc_buffer_data(ctx->not_finite), sizeof *note);

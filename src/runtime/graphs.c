@@ -59,8 +59,8 @@ static bool is_agreed(const int64_t *row, int field) {
   return field < ROW_AGREED || (field == ROW_COUNT && row[ROW_STAGE] == 0);
 }
 
-static dc_status compare_row(const dc_context *ctx, const char *fn, const dc__param *param, const int64_t *own_row,
-                             const int64_t *peer_row, int32_t rank) {
+static dc_status graph_compare_row(const dc_context *ctx, const char *fn, const dc__param *param,
+                                   const int64_t *own_row, const int64_t *peer_row, int32_t rank) {
   static const char *const names[ROW] = {"stage",  "number of elements",         "data type", "expected gradient type",
                                          "offset", "number of gradient elements"};
   for (int i = 0; i < ROW; i++) {
@@ -187,7 +187,7 @@ static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *grap
   for (int64_t i = 0; i < count && status == DC_OK; i++) {
     const dc__param *param = graph->params.values[i];
     for (int32_t rank = 0; rank < ctx->world && status == DC_OK; rank++) {
-      status = compare_row(ctx, fn, param, own_rows + i * ROW, table + (rank * rows + i) * ROW, rank);
+      status = graph_compare_row(ctx, fn, param, own_rows + i * ROW, table + (rank * rows + i) * ROW, rank);
     }
     if (status == DC_OK && is_in_another_graph(old, param)) {
       status = compare_split(ctx, fn, param, table + i * ROW, rows * ROW);

@@ -1,5 +1,5 @@
 /* Names of parameters, for people. Texts are made with numbers where something is found, in transports and on other
- * ranks too, which know no names. The names come in where a text leaves the context. */
+ * ranks too, which know no names. A text gets the names when it leaves the context. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

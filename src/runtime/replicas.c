@@ -55,8 +55,8 @@ static void *own_piece(const dc_context *ctx, const dc__coll_item *item, replica
 
 /* The gather that follows an item's reduction: at stage 0 of all pieces among all ranks, else of this rank's part among
  * its replicas. */
-static dc__coll_item gather_item(const dc_context *ctx, const dc__coll_item *item, const dc__param *whole,
-                                 replica_ranges r) {
+static dc__coll_item replicas_gather_item(const dc_context *ctx, const dc__coll_item *item, const dc__param *whole,
+                                          replica_ranges r) {
   return (dc__coll_item){.send = own_piece(ctx, item, r),
                          .recv = whole != NULL ? whole->grad : item->recv,
                          .ranges = whole != NULL ? r.pieces : r.own,
@@ -76,7 +76,7 @@ static int64_t plan_items(const dc_context *ctx, dc__buckets *buckets, dc__range
     const dc__param *whole = item->ranges == param->chunks && !param->sharded ? param : NULL;
     const replica_ranges r = ranges_of(ctx, block, i);
     fill_ranges(ctx, item, r);
-    gathers[whole != NULL ? among_all++ : --last] = gather_item(ctx, item, whole, r);
+    gathers[whole != NULL ? among_all++ : --last] = replicas_gather_item(ctx, item, whole, r);
     item->recv = own_piece(ctx, item, r);
     item->ranges = r.pieces;
   }

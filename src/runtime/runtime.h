@@ -1,13 +1,13 @@
-/* The heart: parameters, graphs, gathers, reductions, offload, on any device and any transport.
+/* The runtime: parameters, graphs, gathers, reductions, offload, on any device and any transport.
  *
  * Every function here runs with the context's mutex held, unless it says otherwise; `fn` is the public function's
- * name for error texts. The walk of a parameter is told in include/dc_api.h; the pieces:
+ * name for error texts. include/dc_api.h describes the walk of a parameter. The files:
  *
  *   context.c   begin and end of a context, its streams and arenas, entering and leaving a call
  *   params.c    parameters: registering, finding, forgetting
  *   chunks.c    even splits, which parameters of one size share
  *   names.c     their names, for texts
- *   graphs.c    graphs, and what their ranks agree on
+ *   graphs.c    graphs, and the comparison of them over the ranks
  *   gather.c    all-gather, fused or not
  *   copies.c    gathered copies: wait, release, take
  *   reduce.c    gradient buckets and their reductions
@@ -36,7 +36,7 @@ typedef struct dc__gathered_copy {
   int64_t version;   /* weights it holds: current if it equals the parameter's */
   int32_t dtype;
   bool awaited;  /* by the caller's stream, which need not wait again */
-  bool retained; /* and kept: the caller has a reference of its own, which must outlive ours */
+  bool retained; /* and kept: the caller has a reference of its own, which must outlive the library's */
 } dc__gathered_copy;
 
 enum { DC__COPIES = 4 };
@@ -75,9 +75,9 @@ typedef struct dc__param {
   int64_t grad_count;  /* its real elements */
   int64_t grad_offset; /* within the flattened gradient */
   int32_t grad_dtype;
-  int32_t expected_grad_dtype; /* DC_DTYPE_NONE: as gradients come */
-  const dc__range *owned;      /* each rank's part of the gradient, set when a graph is registered; till then even */
-  dc__range *own_split;        /* what owned points to where it is not as even as the chunks; else NULL */
+  int32_t expected_grad_dtype; /* DC_DTYPE_NONE: that of the gradient */
+  const dc__range *owned;      /* each rank's part of the gradient, set when a graph is registered; even before */
+  dc__range *own_split;        /* memory of `owned` if it is another split than `chunks`; else NULL */
   bool frozen;                 /* no rank wants a gradient */
   bool has_grad;               /* the buffer holds a sum to add to */
   void *local_sum;             /* stage 1: the micro-batches' sum, whole; NULL: none */
@@ -166,7 +166,7 @@ struct dc_context {
   dc_comm *reduce_comm;  /* the same as gather_comm where there can be only one */
   dc_comm *replica_comm; /* with replicas, whose group `rank` and `world` are of; reduce_comm has all ranks then */
   dc_stream *lanes[DC__LANES]; /* [DC__LANE_CALLER] is the caller's; the others are made when first used */
-  dc_event *caller_event;      /* the caller's stream, when work of ours is queued */
+  dc_event *caller_event;      /* the caller's stream, with work of the context queued */
   dc__arenas arenas;           /* in use */
   dc__arenas saved_arenas;     /* of captures; within one, those of the time outside. NULL: there was none yet */
   bool capturing;              /* the caller's stream is captured into a graph (capture.c) */
@@ -217,7 +217,7 @@ dc_status dc__context_check(dc_context *ctx);
 dc_status dc__arenas_create(dc_context *ctx, dc__arenas *arenas);
 /* A stream of the context, made on first use; within a capture the caller's, on which all work is. */
 dc_status dc__lane(dc_context *ctx, int32_t lane, dc_stream **stream);
-/* Notes that work of ours was queued on the caller's stream; dc__context_synchronize waits for it. */
+/* Notes that work of the context was queued on the caller's stream; dc__context_synchronize waits for it. */
 void dc__record_caller_event(dc_context *ctx);
 /* Lets a stream of the context wait for what the caller has queued so far. */
 void dc__wait_for_caller(dc_context *ctx, dc_stream *stream);
@@ -257,10 +257,10 @@ void dc__params_free(dc_context *ctx);
 typedef struct dc__chunks dc__chunks;
 const dc__range *dc__chunks_retain(dc_context *ctx, int64_t numel);
 void dc__chunks_release(dc_context *ctx, int64_t numel);
-/* The same split at another address, for gradients, whose split is not that of stage 0 although it looks alike. */
+/* The same split at another address, for gradients, whose split is not that of stage 0 although it looks the same. */
 const dc__range *dc__chunks_even_split(const dc_context *ctx, int64_t numel);
 /* A large gradient with an even split is reduced in pieces, which are as large as a bucket. Piece k has, of each rank's
- * chunk, the elements from k * width on, one slice behind the other. Slices lie alike in many pieces. */
+ * chunk, the elements from k * width on, one slice behind the other. Slices have the same places in many pieces. */
 int64_t dc__piece_width(const dc_context *ctx);
 int64_t dc__piece_count(const dc_context *ctx, int64_t numel);
 const dc__range *dc__chunks_piece(const dc_context *ctx, int64_t numel, int64_t k); /* of more than one */
@@ -385,7 +385,7 @@ int64_t dc__wire_elements(const dc_context *ctx, const dc__range *ranges, int64_
 
 /* ---- capture.c ---- */
 
-/* Looks whether the caller's stream is captured now. Fails where a capture cannot begin, and once after one that ended
+/* Reads whether the caller's stream is captured now. Fails where a capture cannot begin, and once after one that ended
  * in the middle of a step. */
 dc_status dc__capture_update(dc_context *ctx, const char *fn);
 

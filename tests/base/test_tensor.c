@@ -20,7 +20,7 @@ static void test_tensors(void **state) {
   const int64_t shape[3] = {2, 3, 4}, rows[3] = {12, 4, 1}, columns[3] = {1, 2, 6}, ones[3] = {1, 3, 1},
                 odd[3] = {99, 1, 77};
   int64_t numel;
-  dc_tensor t = {sizeof t, data, shape, NULL, 3, DC_FLOAT32, NULL};
+  dc_tensor t = {.struct_size = sizeof t, .data = data, .shape = shape, .ndim = 3, .dtype = DC_FLOAT32};
   assert_int_equal(read_tensor(&t, &numel), DC_OK);
   assert_int_equal(numel, 24);
   t.strides = rows;
@@ -30,11 +30,11 @@ static void test_tensors(void **state) {
   t.shape = ones;
   t.strides = odd; /* strides of dimensions of length 1 mean nothing */
   assert_int_equal(read_tensor(&t, &numel), DC_OK);
-  t = (dc_tensor){sizeof t, data, NULL, NULL, 0, DC_FLOAT32, NULL};
+  t = (dc_tensor){.struct_size = sizeof t, .data = data, .dtype = DC_FLOAT32};
   assert_int_equal(read_tensor(&t, &numel), DC_OK);
   assert_int_equal(numel, 1); /* a scalar */
   const int64_t empty[2] = {0, 5}, huge[3] = {1 << 30, 1 << 30, 1 << 30};
-  t = (dc_tensor){sizeof t, NULL, empty, NULL, 2, DC_FLOAT32, NULL};
+  t = (dc_tensor){.struct_size = sizeof t, .shape = empty, .ndim = 2, .dtype = DC_FLOAT32};
   assert_int_equal(read_tensor(&t, &numel), DC_OK);
   assert_int_equal(numel, 0);
   t.shape = huge;

@@ -20,8 +20,16 @@ static int accumulate(dc_comm *comm, void *arg) {
   for (int i = 0; i < N; i++) {
     recv[i] = expected[i] = (float)i / 3;
   }
-  const dc__tag tag = {1, 2, DC_OP_REDUCE_GRAD, NULL};
-  const dc__coll_item item = {send, recv, ranges, N, 2, DC_BFLOAT16, DC_FLOAT32, 1, DC_MEAN};
+  const dc__tag tag = {.graph_id = 1, .id = 2, .op = DC_OP_REDUCE_GRAD};
+  const dc__coll_item item = {.send = send,
+                              .recv = recv,
+                              .ranges = ranges,
+                              .total = N,
+                              .id = 2,
+                              .dtype = DC_BFLOAT16,
+                              .recv_dtype = DC_FLOAT32,
+                              .accumulate = 1,
+                              .reduce_op = DC_MEAN};
   for (int round = 0; round < 3; round++) {
     dc__comm_reduce_scatter(comm, NULL, &tag, &item, 1);
     dc__reduce(&(dc__reduction){.dst = expected,

@@ -6,7 +6,7 @@
 
 enum { PARAMS = 3, LENGTH = 45 };
 
-static const setup looks = {.world = 2, .config = {.check_finite = 1}};
+static const setup checked = {.world = 2, .config = {.check_finite = 1}};
 
 /* Parameters of several ids, in a graph. */
 typedef struct model {
@@ -75,7 +75,7 @@ static void test_every_stage_and_micro_batch(void **state) {
   (void)state;
   for (int32_t stage = 0; stage <= 3; stage++) {
     for (int32_t world = 1; world <= 3; world++) {
-      setup s = looks;
+      setup s = checked;
       s.world = world;
       s.bucket = 50; /* one parameter a bucket */
       on_ranks(s, one_rank_is_seen_by_all, &stage);
@@ -120,7 +120,7 @@ static void types(rank *r) {
 
 static void test_types(void **state) {
   (void)state;
-  on_ranks(looks, types, NULL);
+  on_ranks(checked, types, NULL);
 }
 
 /* Of stage 1: finite addends whose local sum is not. */
@@ -138,7 +138,7 @@ static void a_local_sum_overflows(rank *r) {
 
 static void test_a_local_sum_overflows(void **state) {
   (void)state;
-  on_ranks(looks, a_local_sum_overflows, NULL);
+  on_ranks(checked, a_local_sum_overflows, NULL);
 }
 
 /* The order of things is that of the caller's streams, one behind the other. */
@@ -165,7 +165,7 @@ static void streams(rank *r) {
 
 static void test_streams(void **state) {
   (void)state;
-  on_ranks(looks, streams, NULL);
+  on_ranks(checked, streams, NULL);
 }
 
 #define NOT_YET "no backward with update = 1 has ended"
@@ -201,10 +201,10 @@ static void when_it_can_be_asked(rank *r) {
 
 static void test_grads_finite_needs_a_finished_step(void **state) {
   (void)state;
-  on_ranks(looks, when_it_can_be_asked, NULL);
+  on_ranks(checked, when_it_can_be_asked, NULL);
 }
 
-static void nobody_looks(rank *r) {
+static void without_check_finite(rank *r) {
   param p = {.id = 1, .shape = {LENGTH}, .stage = 2};
   int32_t finite = -1;
   OK(r, register_one(r, &p));
@@ -215,10 +215,10 @@ static void nobody_looks(rank *r) {
 
 static void test_no_check_without_the_option(void **state) {
   (void)state;
-  on_ranks((setup){.world = 2}, nobody_looks, NULL);
+  on_ranks((setup){.world = 2}, without_check_finite, NULL);
 }
 
-static void some_look(rank *r) {
+static void different_check_finite(rank *r) {
   dc_context *ctx;
   dc_config config = DC_CONFIG_INIT;
   config.check_finite = r->rank;
@@ -231,7 +231,7 @@ static void some_look(rank *r) {
 
 static void test_the_option_is_the_same_on_all_ranks(void **state) {
   (void)state;
-  on_ranks((setup){.world = 2}, some_look, NULL);
+  on_ranks((setup){.world = 2}, different_check_finite, NULL);
 }
 
 int main(void) {

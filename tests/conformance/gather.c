@@ -148,7 +148,7 @@ static void check_38_a_gather_follows_what_the_caller_queued(void **state) {
   on_ranks((setup){.world = 2, .config.symmetric_memory = 1}, follows_the_callers_work, NULL);
 }
 
-/* ---- what is there ---- */
+/* ---- copies that are current ---- */
 
 static void already_gathered(rank *r) {
   param p = {.id = 1, .shape = {50}, .stage = 3};

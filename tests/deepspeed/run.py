@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Runs that are too long for `make test`: run.py [NAME…] trains by every stage, backend, model and communicator, and
-writes bench/results/deepspeed-DATE.md. NAME: only the runs whose name begins so; `report`: what there is in
+writes bench/results/deepspeed-DATE.md. NAME: only the runs whose name begins so; `report`: the results in
 build/deepspeed/results, where a run that has its result is not repeated; `bench`: bench.py alone."""
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def report() -> int:
         "# DeepSpeed's DeepCompile on libdc, two ranks on a CPU", "",
         f"`make test-deepspeed`; {len(found)} of {len(list(rows()))} runs. A run's losses are compared with those of "
         "DeepSpeed's own eager ZeRO of the same version, stage and model, on all ranks, and rank 0's bits with its "
-        "ZeRO-1's too. Names: model, stage, backend, communicator; 50 steps where nothing else is said.", "",
+        "ZeRO-1's too. Names: model, stage, backend, communicator; 50 steps, unless said otherwise.", "",
         *table(found), "",
-        "What stands in each graph, in the order of compilation: forward and backward before step 5, then after.", "",
+        "Operators of each graph, in the order of compilation: forward and backward before step 5, then after.", "",
         *graphs([one for one in found if one.options["stage"] == 3]), "",
     ]))  # fmt: skip
     wrong = [one.name for one in found if largest_difference(load(one.name), load(one.base)) > ROUNDING]

@@ -44,7 +44,7 @@ static void start_collective(dc_comm *comm, const damage *d, float *send, float 
   const int32_t op = d->kind == DC__COLL_REDUCE   ? DC_OP_REDUCE_GRAD
                      : d->kind == DC__COLL_GATHER ? DC_OP_ALLGATHER_PARAM
                                                   : DC_OP_COMM_BROADCAST;
-  const dc__tag tag = {4, 7, op, 0};
+  const dc__tag tag = {.graph_id = 4, .id = 7, .op = op};
   dc__coll_item item = {.send = send,
                         .recv = recv,
                         .ranges = ranges,

@@ -70,7 +70,7 @@ static void record_expected(rig *r) {
 static void test_27_memory_and_threads_that_are_refused(void **state) {
   (void)state;
   rig r = make_rig(small_config(), 2, 19);
-  settle_rig(&r);
+  bind_rig(&r);
   record_expected(&r);
   dc_layer_destroy(r.layer); /* frees the pool of its threads too */
   r.layer = NULL;
@@ -89,7 +89,7 @@ static void test_27_memory_and_threads_that_are_refused(void **state) {
 static void test_31_calls_allocate_nothing(void **state) {
   (void)state;
   rig r = make_rig(small_config(), 2, 19);
-  settle_rig(&r);
+  bind_rig(&r);
   record_expected(&r);
   for (int32_t queued = 0; queued < 2; queued++) {
     if (queued) {

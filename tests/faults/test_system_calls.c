@@ -39,7 +39,7 @@ static void *run_thread(void *arg) {
 }
 
 /* A stream's thread may still be ending. */
-static int settled_threads(int expected) {
+static int thread_count(int expected) {
   int count = entries("/proc/self/task");
   for (int i = 0; i < 12000 && count != expected; i++) {
     const struct timespec pause = {0, 5000000};
@@ -100,7 +100,7 @@ static bool run_threads(int world, fault_kind kind, long n, bool *failed) {
   const char *refused = fault_injected();
   fault_inject(kind, -1);
   const char *wrong = check_endings(ends, world, refused != NULL);
-  if (wrong[0] != '\0' || settled_threads(tasks) != tasks || fault_held_resources() != before) {
+  if (wrong[0] != '\0' || thread_count(tasks) != tasks || fault_held_resources() != before) {
     fail_msg("%s %ld of %d ranks (%s): %s; %ld held, %d threads more than before", fault_names[kind], n, world,
              refused == NULL ? "none" : refused, wrong, fault_held_resources() - before,
              entries("/proc/self/task") - tasks);
@@ -149,7 +149,7 @@ typedef struct report {
 /* Shared by the two processes of a group. */
 typedef struct group_reports {
   report ranks[2];
-  atomic_bool none_comes; /* one of them could not make its group, so the other waits in vain */
+  atomic_bool peer_is_missing; /* one of them could not make its group, so the other waits in vain */
 } group_reports;
 
 static void run_child(group_reports *shared, const char *name, int rank, bool refuses, fault_kind kind, long n) {
@@ -157,11 +157,11 @@ static void run_child(group_reports *shared, const char *name, int rank, bool re
   alarm(HANG_S);
   long before = fault_held_resources();
   int descriptors = entries("/proc/self/fd");
-  fault_hurry_clock(&shared->none_comes);
+  fault_hurry_clock(&shared->peer_is_missing);
   fault_inject(kind, refuses ? n : -1);
   r->end = scenario_run_process(name, rank, 2, limit_ns);
   if (!r->end.made) {
-    atomic_store(&shared->none_comes, true);
+    atomic_store(&shared->peer_is_missing, true);
   }
   r->refused = fault_injected() != NULL;
   snprintf(r->function, sizeof r->function, "%s", r->refused ? fault_injected() : "none");

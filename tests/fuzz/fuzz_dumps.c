@@ -1,5 +1,5 @@
 /* The flight recorders' files, read by the command line: whatever lies in them, they are read or refused with a
- * sentence, and what was read is judged. The bytes up to the first NUL are one file, the others a second one. */
+ * sentence, and what was read is diagnosed. The bytes up to the first NUL are one file, the others a second one. */
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -2,9 +2,9 @@
 """Fuzzing: run.py --seconds N shares N seconds among the coverage-guided targets and the random programs of
 tests/programs (on simulated ranks and on threads); run.py --runs N gives each target N inputs, and no programs.
 
-Each target begins with its seeds in tests/fuzz/seeds and what earlier runs found worth keeping in build/fuzz/found. An
-input that breaks a promise stays in build/fuzz/broken; run the target on it to see what it breaks, mend that, and make
-the input a seed."""
+Each target begins with its seeds in tests/fuzz/seeds and the inputs that earlier runs kept in build/fuzz/found. An
+input that breaks a promise stays in build/fuzz/broken; run the target on it to see the fault, mend it, and make the
+input a seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build" / "fuzz"
 PROGRAMS = ("programs_sim", "programs_threads")
 BATCH = 200  # random programs a process
-# and the longest input
+# Each target with the bytes of its longest input.
 TARGETS = {"options": 512, "tensor": 512, "rendezvous": 512, "tcp": 512, "calls": 512, "dumps": 2048, "state": 1024}
 FLAGS = "-fsanitize=fuzzer-no-link -fno-sanitize-recover=all -fno-omit-frame-pointer"
 

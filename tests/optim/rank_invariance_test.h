@@ -98,8 +98,8 @@ static inline void the_last_good_one_stays(dc_optimizer *optimizer, const char *
   assert_int_equal(*(int64_t *)(void *)state_of(optimizer, "failures.0.0"), 3);
   int64_t count = 6;
   memcpy(before, weight, sizeof before);
-  dc_tensor w = {sizeof w, weight, &count, NULL, 1, DC_FLOAT32, NULL};
-  const dc_tensor g = {sizeof g, grad, &count, NULL, 1, DC_FLOAT32, NULL};
+  dc_tensor w = {.struct_size = sizeof w, .data = weight, .shape = &count, .ndim = 1, .dtype = DC_FLOAT32};
+  const dc_tensor g = {.struct_size = sizeof g, .data = grad, .shape = &count, .ndim = 1, .dtype = DC_FLOAT32};
   assert_int_equal(dc_optimizer_step(optimizer, &w, &g, sizeof w, 1, 1), DC_E_NOT_CONVERGED);
   SAYS(text);
   assert_memory_equal(weight, before, sizeof before);

@@ -109,7 +109,8 @@ static inline void open_model(model *m, dc_optimizer *optimizer, int32_t rank, i
 static inline dc_status step_with(model *m, float grads[PARAMS][MOST], const bool *skip) {
   dc_tensor weights[PARAMS], gradients[PARAMS];
   for (int64_t p = 0; p < PARAMS; p++) {
-    dc_tensor t = {sizeof t, m->weights[p], &m->count[p], NULL, 1, DC_FLOAT32, NULL};
+    dc_tensor t = {
+        .struct_size = sizeof t, .data = m->weights[p], .shape = &m->count[p], .ndim = 1, .dtype = DC_FLOAT32};
     weights[p] = t;
     t.data = grads[p] + m->offset[p];
     gradients[p] = t;
@@ -152,8 +153,9 @@ static inline void *saved(dc_optimizer *optimizer, size_t *bytes) {
 /* ---- one parameter ---- */
 
 static inline void one_step(dc_optimizer *optimizer, float *weight, const float *grad, int64_t count) {
-  dc_tensor w = {sizeof w, weight, &count, NULL, 1, DC_FLOAT32, NULL};
-  const dc_tensor g = {sizeof g, (void *)(uintptr_t)grad, &count, NULL, 1, DC_FLOAT32, NULL};
+  dc_tensor w = {.struct_size = sizeof w, .data = weight, .shape = &count, .ndim = 1, .dtype = DC_FLOAT32};
+  const dc_tensor g = {
+      .struct_size = sizeof g, .data = (void *)(uintptr_t)grad, .shape = &count, .ndim = 1, .dtype = DC_FLOAT32};
   OK(dc_optimizer_step(optimizer, &w, &g, sizeof w, 1, 1));
 }
 

@@ -29,8 +29,9 @@ static dc_optimizer *make(int kind, dc_linalg *l, dc_comm *comm) {
 
 static dc_status name(model *m, float *loss_scale, float *found_inf) {
   static const int64_t one = 1;
-  const dc_tensor scale = {sizeof scale, loss_scale, &one, NULL, 0, DC_FLOAT32, NULL};
-  const dc_tensor found = {sizeof found, found_inf, &one, NULL, 1, DC_FLOAT32, NULL};
+  const dc_tensor scale = {.struct_size = sizeof scale, .data = loss_scale, .shape = &one, .dtype = DC_FLOAT32};
+  const dc_tensor found = {
+      .struct_size = sizeof found, .data = found_inf, .shape = &one, .ndim = 1, .dtype = DC_FLOAT32};
   return dc_optimizer_set_loss_scale(m->optimizer, loss_scale == NULL ? NULL : &scale,
                                      found_inf == NULL ? NULL : &found);
 }
@@ -100,9 +101,10 @@ static void test_a_scale_that_is_no_power_of_two(void **state) {
     dc_optimizer *optimizer;
     OK(dc_sgd_create(linalg, NULL, &optimizer));
     OK(dc_optimizer_add_param(optimizer, 0, &one, 1, 0, 1, DC_FLOAT32, NULL));
-    dc_tensor w = {sizeof w, &weights[k], &one, NULL, 1, DC_FLOAT32, NULL};
-    const dc_tensor g = {sizeof g, (void *)(uintptr_t)&grad, &one, NULL, 1, DC_FLOAT32, NULL};
-    const dc_tensor s = {sizeof s, &scale, &one, NULL, 1, DC_FLOAT32, NULL};
+    dc_tensor w = {.struct_size = sizeof w, .data = &weights[k], .shape = &one, .ndim = 1, .dtype = DC_FLOAT32};
+    const dc_tensor g = {
+        .struct_size = sizeof g, .data = (void *)(uintptr_t)&grad, .shape = &one, .ndim = 1, .dtype = DC_FLOAT32};
+    const dc_tensor s = {.struct_size = sizeof s, .data = &scale, .shape = &one, .ndim = 1, .dtype = DC_FLOAT32};
     OK(dc_optimizer_set_lr(optimizer, 0, 1));
     OK(dc_optimizer_set_loss_scale(optimizer, k == 0 ? NULL : &s, NULL));
     OK(dc_optimizer_step(optimizer, &w, &g, sizeof w, 1, k == 0 ? 0.1 / 3.0 : 0.1));
@@ -198,7 +200,7 @@ static void test_refused_arguments(void **state) {
   float numbers[2] = {1, 1};
   static model m;
   open_model(&m, make(0, linalg, NULL), 0, 1, false);
-  dc_tensor t = {sizeof t, numbers, &two, NULL, 1, DC_FLOAT32, NULL};
+  dc_tensor t = {.struct_size = sizeof t, .data = numbers, .shape = &two, .ndim = 1, .dtype = DC_FLOAT32};
   assert_int_equal(dc_optimizer_set_loss_scale(m.optimizer, &t, NULL), DC_E_SHAPE);
   SAYS("dc_optimizer_set_loss_scale: loss_scale has 2 elements, must have 1");
   t.shape = &one;

@@ -161,7 +161,9 @@ def main() -> int:
         test("mypy, strict", lambda: run(sys.executable, "-m", "mypy"))
         test("mypy names each wrong line of wrong_names.py, and no other", lambda: wrong_names("mypy"))
         test("and so does pyright", lambda: wrong_names("pyright", "--pythonpath", sys.executable))
-        for version, python in pythons():
+        found = dict(pythons())
+        print(f"    CPythons here: {', '.join(found)}")
+        for version, python in found.items():
             test(f"{version}: README's example, a step, doctor, both ways of loading, ctypes, C by two sorts of flags",
                  lambda python=python, version=version: installed(python, given, folder / version))
         test("libdc[cuda]: a plug-in of its own wheel, on the simulated driver, trains as the CPU",

@@ -36,7 +36,7 @@ class Reference:
         self.q: Dict[int, Array] = {}
         self.bases = bases
 
-    def turn(self, x: Array, back: bool) -> Array:
+    def rotate(self, x: Array, back: bool) -> Array:
         for d, q in self.q.items():
             x = along(x, q.T if back else q, d)
         return x
@@ -45,18 +45,18 @@ class Reference:
         self.t += 1
         if self.t > 0:
             b1, b2 = self.betas
-            turned = self.turn(g, False)
-            self.m = b1 * self.m + (1 - b1) * turned
-            self.v = b2 * self.v + (1 - b2) * turned ** 2
+            rotated = self.rotate(g, False)
+            self.m = b1 * self.m + (1 - b1) * rotated
+            self.v = b2 * self.v + (1 - b2) * rotated ** 2
             u = self.m / (1 - b1 ** self.t) / (np.sqrt(self.v / (1 - b2 ** self.t)) + self.eps)
-            self.w = (1 - LR * self.decay) * self.w - LR * self.turn(u, True)
+            self.w = (1 - LR * self.decay) * self.w - LR * self.rotate(u, True)
         for d, factor in self.factors.items():
             self.factors[d] = self.c * factor + (1 - self.c) * unfold(g, d) @ unfold(g, d).T
         if self.t % self.frequency == 0:
             self.refresh()
 
     def refresh(self) -> None:
-        m = self.turn(self.m, True)
+        m = self.rotate(self.m, True)
         for d, factor in self.factors.items():
             if self.t == 0 or self.bases == "eigh":
                 self.q[d] = np.linalg.eigh(factor)[1][:, ::-1]
@@ -64,19 +64,19 @@ class Reference:
             order = np.argsort(-np.diag(self.q[d].T @ factor @ self.q[d]), kind="stable")
             self.v = np.take(self.v, order, d)
             self.q[d] = np.linalg.qr(factor @ self.q[d][:, order])[0]
-        self.m = self.turn(m, False)
+        self.m = self.rotate(m, False)
 
 
 def gradients(shape: Sequence[int], steps: int, spread: float = 0.5) -> List[Any]:
     """With spectra that decay, whose eigenvectors are well defined: numbers along each dimension, in a basis of its
     own."""
     rng = np.random.default_rng(7)
-    turns = [np.linalg.qr(rng.standard_normal((n, n)))[0] * spread ** np.arange(n)[:, None] for n in shape]
+    rotations = [np.linalg.qr(rng.standard_normal((n, n)))[0] * spread ** np.arange(n)[:, None] for n in shape]
     made = []
     for _ in range(steps):
         g = rng.standard_normal(shape)
-        for d, turned in enumerate(turns):
-            g = along(g, turned, d)
+        for d, rotation in enumerate(rotations):
+            g = along(g, rotation, d)
         made.append(np.ascontiguousarray(g, np.float32))
     return made
 

@@ -1,4 +1,4 @@
-/* The device of simulated ranks: streams, events and memory as device/device.h wants them. An event's mark is work on
+/* The device of simulated ranks: streams, events and memory as device/device.h wants them. An event's point is work on
  * its stream like any other, so it passes when the scheduler comes to it. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,16 +6,16 @@
 
 #include "sim.h"
 
-/* A mark of an event: the clock of the stream when it reached it. */
-typedef struct mark {
+/* A point of an event: the clock of the stream when it reached it. */
+typedef struct point {
   int32_t refs;
   bool passed;
   sim_clock clock;
-} mark;
+} point;
 
 typedef struct sim_event {
   struct dc_event head;
-  mark *latest; /* NULL: never recorded, passed */
+  point *latest; /* NULL: never recorded, passed */
 } sim_event;
 
 typedef struct sim_device {
@@ -23,57 +23,57 @@ typedef struct sim_device {
   int32_t rank;
 } sim_device;
 
-/* ---- marks ---- */
+/* ---- points ---- */
 
-static mark *new_mark(void) {
-  mark *m = calloc(1, sizeof *m);
+static point *new_point(void) {
+  point *m = calloc(1, sizeof *m);
   m->refs = 1;
   return m;
 }
 
-static void drop_mark(mark *m) {
+static void drop_point(point *m) {
   if (m != NULL && --m->refs == 0) {
     free(m);
   }
 }
 
-static bool mark_passed(void *m) {
-  return ((const mark *)m)->passed;
+static bool point_passed(void *m) {
+  return ((const point *)m)->passed;
 }
 
 static bool run_record(void *args) {
-  mark *m = *(mark **)args;
+  point *m = *(point **)args;
   m->clock = sim_publish();
   m->passed = true;
-  drop_mark(m);
+  drop_point(m);
   return true;
 }
 
-/* A mark at the present end of a queue; a reference for the caller. */
-static mark *record(dc_stream *stream) {
-  mark *m = new_mark();
+/* A point at the present end of a queue; a reference for the caller. */
+static point *record(dc_stream *stream) {
+  point *m = new_point();
   m->refs++;
   sim_push(stream, &(sim_work){.step = run_record, .op = {"record", NULL, -1}}, &m, sizeof m);
   return m;
 }
 
 static bool wait_ready(void *args) {
-  return (*(mark **)args)->passed;
+  return (*(point **)args)->passed;
 }
 
 static bool run_wait(void *args) {
-  mark *m = *(mark **)args;
+  point *m = *(point **)args;
   sim_join(&sim_me()->now, &m->clock);
-  drop_mark(m);
+  drop_point(m);
   return true;
 }
 
-/* Blocks the host until a mark has passed; takes the reference. */
-static dc_status await(mark *m, const char *what) {
-  sim_wait(mark_passed, m, what);
+/* Blocks the host until a point has passed; takes the reference. */
+static dc_status await(point *m, const char *what) {
+  sim_wait(point_passed, m, what);
   bool passed = m->passed;
   sim_join(&sim_me()->now, &m->clock);
-  drop_mark(m);
+  drop_point(m);
   return passed ? DC_OK : dc__fail(DC_E_TIMEOUT, "the simulated world stands still");
 }
 
@@ -153,27 +153,27 @@ static dc_status event_create(dc_device *device, dc_event **event) {
 }
 
 static void event_destroy(dc_event *event) {
-  drop_mark(((sim_event *)event)->latest);
+  drop_point(((sim_event *)event)->latest);
   dc__device_release(event->device);
   free(event);
 }
 
 static void event_record(dc_event *event, dc_stream *stream) {
-  mark *m = record(stream);
-  drop_mark(((sim_event *)event)->latest);
+  point *m = record(stream);
+  drop_point(((sim_event *)event)->latest);
   ((sim_event *)event)->latest = m;
 }
 
 static void event_set(dc_event *event) {
-  mark *m = new_mark();
+  point *m = new_point();
   m->clock = sim_publish();
   m->passed = true;
-  drop_mark(((sim_event *)event)->latest);
+  drop_point(((sim_event *)event)->latest);
   ((sim_event *)event)->latest = m;
 }
 
 static dc_status event_wait(dc_event *event, dc_stream *stream) {
-  mark *m = ((sim_event *)event)->latest;
+  point *m = ((sim_event *)event)->latest;
   if (m != NULL) {
     m->refs++;
     sim_push(stream, &(sim_work){wait_ready, run_wait, {"wait", NULL, -1}}, &m, sizeof m);
@@ -181,9 +181,10 @@ static dc_status event_wait(dc_event *event, dc_stream *stream) {
   return DC_OK;
 }
 
-/* No point: the arena asks with its mutex held. An event that was seen to have passed is ordered from then on. */
+/* Not a scheduling point, since the arena asks with its mutex held. An event that was seen to have passed is ordered
+ * from then on. */
 static bool event_passed(dc_event *event) {
-  const mark *m = ((sim_event *)event)->latest;
+  const point *m = ((sim_event *)event)->latest;
   if (m != NULL && m->passed) {
     sim_join(&sim_me()->now, &m->clock);
   }
@@ -192,7 +193,7 @@ static bool event_passed(dc_event *event) {
 
 static dc_status event_sync(dc_event *event, int64_t timeout_ns) {
   (void)timeout_ns;
-  mark *m = ((sim_event *)event)->latest;
+  point *m = ((sim_event *)event)->latest;
   if (m == NULL) {
     return DC_OK;
   }

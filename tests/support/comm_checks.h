@@ -127,7 +127,7 @@ static inline int broadcast_all_roots(dc_comm *comm, void *arg) {
 
 static inline int exchange(dc_comm *comm, void *arg) {
   (void)arg;
-  const dc__tag tag = {1, -1, DC_OP_REGISTER_GRAPH, NULL};
+  const dc__tag tag = {.graph_id = 1, .id = -1, .op = DC_OP_REGISTER_GRAPH};
   int64_t own[3] = {dc_comm_rank(comm), 7, -dc_comm_rank(comm)};
   int64_t table[3 * DC__COMM_MAX_WORLD];
   CHECK_OK(dc__comm_all_gather_int64(comm, &tag, own, 3, table));

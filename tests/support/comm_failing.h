@@ -17,7 +17,7 @@ static inline dc_status gather(dc_comm *comm, int64_t id, int64_t total, int32_t
   }
   char *send = calloc((size_t)each, 8);
   char *recv = calloc((size_t)total, 8);
-  const dc__tag tag = {4, id, DC_OP_ALLGATHER_PARAM, NULL};
+  const dc__tag tag = {.graph_id = 4, .id = id, .op = DC_OP_ALLGATHER_PARAM};
   const dc__coll_item item = {.send = send, .recv = recv, .ranges = ranges, .total = total, .id = id, .dtype = dtype};
   dc__comm_all_gather(comm, NULL, &tag, &item, 1);
   free(send);
@@ -32,8 +32,15 @@ static inline dc_status reduce(dc_comm *comm, int64_t id, int64_t total) {
   }
   float *send = calloc((size_t)total, sizeof *send);
   float *recv = calloc((size_t)total, sizeof *recv);
-  const dc__tag tag = {4, id, DC_OP_REDUCE_GRAD, NULL};
-  const dc__coll_item item = {send, recv, ranges, total, id, DC_FLOAT32, DC_FLOAT32, 0, DC_MEAN};
+  const dc__tag tag = {.graph_id = 4, .id = id, .op = DC_OP_REDUCE_GRAD};
+  const dc__coll_item item = {.send = send,
+                              .recv = recv,
+                              .ranges = ranges,
+                              .total = total,
+                              .id = id,
+                              .dtype = DC_FLOAT32,
+                              .recv_dtype = DC_FLOAT32,
+                              .reduce_op = DC_MEAN};
   dc__comm_reduce_scatter(comm, NULL, &tag, &item, 1);
   free(send);
   free(recv);

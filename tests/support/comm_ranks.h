@@ -196,7 +196,8 @@ static inline void sleep_ms(int64_t ms) {
 }
 
 static inline dc_tensor flat(const void *data, const int64_t *count, int32_t dtype) {
-  return (dc_tensor){sizeof(dc_tensor), (void *)(uintptr_t)data, count, NULL, 1, dtype, NULL};
+  return (dc_tensor){
+      .struct_size = sizeof(dc_tensor), .data = (void *)(uintptr_t)data, .shape = count, .ndim = 1, .dtype = dtype};
 }
 
 #endif

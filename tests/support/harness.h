@@ -77,7 +77,7 @@ static inline dc_status meet_over_tcp(const rank *r, dc_comm *base, dc_comm **co
   if (r->rank == 0) {
     fresh_address(address);
   }
-  dc_tensor text = {sizeof text, address, &bytes, NULL, 1, DC_INT8, NULL};
+  dc_tensor text = {.struct_size = sizeof text, .data = address, .shape = &bytes, .ndim = 1, .dtype = DC_INT8};
   dc_status status = dc_comm_broadcast(base, &text, 0, NULL);
   return status != DC_OK ? status : dc_comm_create_tcp(address, "test", r->rank, r->world, NULL, comm);
 }

@@ -128,8 +128,8 @@ static rig make_rig(dc_layer_config config, int64_t batch, int64_t seq) {
   return r;
 }
 
-/* After the rig lies where it stays. */
-static void settle_rig(rig *r) {
+/* Sets the rig's pointers to its own members, at the address where it stays. */
+static void bind_rig(rig *r) {
   owned *tensors[] = {&r->x, &r->out, &r->dout, &r->dx, &r->workspace, &r->reserve};
   for (size_t i = 0; i < 6; i++) {
     set_shape(tensors[i]);

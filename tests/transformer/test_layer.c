@@ -69,7 +69,7 @@ static void test_17_18_20_21_31_flags(void **state) {
     c.attn_dropout_checkpoint = flags >> 2;
     c.threads = 1 + flags % 3;
     rig r = make_rig(c, 2, 19);
-    settle_rig(&r);
+    bind_rig(&r);
     check_bytes(&r);
     forward(&r);
     if (flags == 0) {
@@ -126,7 +126,7 @@ static void test_04_finite_differences(void **state) {
     c.gelu = pre > 0 ? DC_GELU_TANH : DC_GELU_ERF;
     c.initializer_range = 0.2;
     rig r = make_rig(c, 1, 5);
-    settle_rig(&r);
+    bind_rig(&r);
     r.call.offset = 3;
     forward(&r);
     backward(&r);
@@ -145,7 +145,7 @@ static void test_11_inference(void **state) {
     c.pre_layer_norm = pre;
     c.attn_dropout_ratio = c.hidden_dropout_ratio = 0;
     rig r = make_rig(c, 2, 19);
-    settle_rig(&r);
+    bind_rig(&r);
     forward(&r);
     static float trained[2 * 19 * 48];
     memcpy(trained, r.out.t.data, r.out.bytes);
@@ -183,7 +183,7 @@ static void test_02_without_tokens(void **state) {
     c.normalize_invertible = (int32_t)(i / 6);
     rig r = make_rig(c, sizes[i % 3][0], sizes[i % 3][1]);
     dc_stream *stream = NULL;
-    settle_rig(&r);
+    bind_rig(&r);
     r.call.cu_seqlens = i >= 9 ? none : NULL;
     if (i >= 6) {
       OK(dc_stream_create(r.device, &stream));
@@ -217,8 +217,8 @@ static void test_10_packed(void **state) {
   dc_layer_config c = small_config();
   c.pre_layer_norm = -1;
   rig dense = make_rig(c, 3, 19), packed = make_rig(c, 3, 19);
-  settle_rig(&dense);
-  settle_rig(&packed);
+  bind_rig(&dense);
+  bind_rig(&packed);
   int32_t offsets[] = {0, 19, 19, 26};
   float mask[3][19] = {{0}};
   for (int32_t b = 0; b < 3; b++) {
@@ -228,7 +228,7 @@ static void test_10_packed(void **state) {
     }
   }
   const int64_t mask_shape[] = {3, 1, 1, 19};
-  dc_tensor m = {sizeof m, mask, mask_shape, NULL, 4, DC_FLOAT32, NULL};
+  dc_tensor m = {.struct_size = sizeof m, .data = mask, .shape = mask_shape, .ndim = 4, .dtype = DC_FLOAT32};
   dense.call.mask = &m;
   const int64_t tokens[] = {26, 48};
   owned *all[] = {&packed.x, &packed.out, &packed.dout, &packed.dx};
@@ -263,7 +263,7 @@ static void test_10_packed(void **state) {
 static void test_29_streams(void **state) {
   (void)state;
   rig r = make_rig(small_config(), 2, 19);
-  settle_rig(&r);
+  bind_rig(&r);
   forward(&r);
   backward(&r);
   static float out[2 * 19 * 48], dx[2 * 19 * 48];
@@ -300,7 +300,7 @@ static void test_29_no_wait(void **state) {
   static unsigned char wanted[TOKENS * 48 * 4];
   for (int32_t i = 0; i < 2; i++) {
     r[i] = make_rig(small_config(), 2, 19);
-    settle_rig(&r[i]);
+    bind_rig(&r[i]);
     forward(&r[i]);
     backward(&r[i]);
     memcpy(wanted, r[i].dx.t.data, r[i].dx.bytes);
@@ -339,7 +339,7 @@ static void test_29_two_at_once(void **state) {
   pthread_t threads[3];
   for (int32_t i = 0; i < 3; i++) {
     r[i] = make_rig(small_config(), 2, 19);
-    settle_rig(&r[i]);
+    bind_rig(&r[i]);
   }
   forward(&r[0]);
   backward(&r[0]);
@@ -355,7 +355,7 @@ static void test_29_two_at_once(void **state) {
   }
   dc_layer_config c = small_config();
   rig many = make_rig(c, 1, 1);
-  settle_rig(&many);
+  bind_rig(&many);
   for (int32_t i = 0; i < 10000; i++) {
     dc_layer *layer;
     OK(dc_layer_create(many.device, &c, &layer));

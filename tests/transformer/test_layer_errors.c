@@ -118,7 +118,7 @@ static void assert_untouched(const rig *r) {
 static void test_27_sizes_and_memory(void **state) {
   (void)state;
   rig r = bounded_rig();
-  settle_rig(&r);
+  bind_rig(&r);
   BAD(ALL, "call.batch", DC_E_INVALID, r.call.batch = -1);
   BAD(ALL, "input", DC_E_SHAPE, r.call.batch = 0);
   BAD(ALL, "call.batch", DC_E_INVALID, r.call.batch = 5);
@@ -158,11 +158,11 @@ static void test_27_sizes_and_memory(void **state) {
 static void test_27_masks(void **state) {
   (void)state;
   rig r = bounded_rig();
-  settle_rig(&r);
+  bind_rig(&r);
   float zeros[2 * 19 + 1] = {0};
   const int64_t turned[] = {19, 2}, right[] = {2, 19}, flat[] = {38}, square[] = {2, 1, 19, 19};
   const int32_t offsets[] = {0, 19, 38};
-  dc_tensor mask = {sizeof mask, zeros, turned, NULL, 2, DC_FLOAT32, NULL};
+  dc_tensor mask = {.struct_size = sizeof mask, .data = zeros, .shape = turned, .ndim = 2, .dtype = DC_FLOAT32};
   BAD(ALL, "mask", DC_E_SHAPE, r.call.mask = &mask);
   mask.shape = flat;
   mask.ndim = 1;
@@ -206,7 +206,7 @@ static void test_27_masks(void **state) {
 static void test_27_tensors(void **state) {
   (void)state;
   rig r = bounded_rig();
-  settle_rig(&r);
+  bind_rig(&r);
   BAD_TENSOR(ALL, "input", &r.x.t);
   BAD_TENSOR(FORWARD | INFERENCE, "output", &r.out.t);
   BAD_TENSOR(BACKWARD, "output", &r.out.t);
@@ -224,7 +224,7 @@ static void test_27_tensors(void **state) {
 static void test_27_overlaps(void **state) {
   (void)state;
   rig r = bounded_rig();
-  settle_rig(&r);
+  bind_rig(&r);
   BAD(FORWARD | INFERENCE, "overlaps", DC_E_INVALID, r.out.t.data = r.x.t.data);
   BAD(FORWARD | INFERENCE, "overlaps", DC_E_INVALID, r.out.t.data = (char *)r.x.t.data + r.x.bytes - 4);
   BAD(FORWARD | INFERENCE, "overlaps", DC_E_INVALID, r.out.t.data = r.w[6].t.data);
@@ -246,7 +246,7 @@ static void test_27_nothing_given(void **state) {
   config.pre_layer_norm = -1;
   config.normalize_invertible = 1; /* this backward reads the output */
   rig r = make_rig(config, 2, 19);
-  settle_rig(&r);
+  bind_rig(&r);
   for (int32_t which = 1; which <= BACKWARD; which *= 2) {
     rig none = r;
     none.layer = NULL;
@@ -281,7 +281,7 @@ static void test_27_nothing_given(void **state) {
   REFUSED(DC_E_INVALID, "layer", dc_layer_init_weights(NULL, TWELVE(r.weights)));
   uint8_t bits[8];
   const int64_t eight = 8;
-  dc_tensor small = {sizeof small, bits, &eight, NULL, 1, DC_UINT8, NULL};
+  dc_tensor small = {.struct_size = sizeof small, .data = bits, .shape = &eight, .ndim = 1, .dtype = DC_UINT8};
   REFUSED(DC_E_SHAPE, "mask", dc_layer_get_dropout_mask(r.layer, &r.call, DC_DROPOUT_OUTPUT, &small, NULL));
   REFUSED(DC_E_INVALID, "site", dc_layer_get_dropout_mask(r.layer, &r.call, 4, &small, NULL));
   REFUSED(DC_E_INVALID, "mask", dc_layer_get_dropout_mask(r.layer, &r.call, 1, NULL, NULL));
@@ -294,7 +294,7 @@ static void test_27_training_and_inference(void **state) {
   dc_layer_config config = small_config();
   config.training = -1;
   rig r = make_rig(config, 2, 19);
-  settle_rig(&r);
+  bind_rig(&r);
   r.call.reserve = NULL;
   r.call.reserve_bytes = 0;
   REFUSED(DC_E_STATE, "inference", run(&r, BACKWARD));
@@ -302,7 +302,7 @@ static void test_27_training_and_inference(void **state) {
   free_rig(&r);
   /* Frozen weights and an input without a gradient are no fault. */
   r = make_rig(small_config(), 2, 19);
-  settle_rig(&r);
+  bind_rig(&r);
   forward(&r);
   backward(&r);
   for (int32_t k = 0; k < DC_LAYER_WEIGHTS; k++) {
@@ -316,7 +316,7 @@ static void test_27_training_and_inference(void **state) {
 static void test_30_newer_structs(void **state) {
   (void)state;
   rig r = bounded_rig();
-  settle_rig(&r);
+  bind_rig(&r);
   struct {
     dc_layer_config config;
     int64_t tail;
@@ -352,7 +352,7 @@ static void test_30_without_a_card(void **state) {
 static void test_27_a_batch_that_no_memory_holds(void **state) {
   (void)state;
   rig r = make_rig(small_config(), 1, 1);
-  settle_rig(&r);
+  bind_rig(&r);
   dc_layer_call call = DC_LAYER_CALL_INIT;
   call.batch = 70000;
   call.seq_length = 70000;

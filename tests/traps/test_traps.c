@@ -109,8 +109,8 @@ static void test_matrices(void **state) {
     KEPT(dc_batch_matmul(linalg, &ta, &ta, values[i], 1, &to));
     double small[4];
     const int64_t two[2] = {2, 2}, four[2] = {N / 2, N / 2};
-    dc_tensor ts = {sizeof ts, small, two, NULL, 2, DC_FLOAT64, NULL};
-    dc_tensor tf = {sizeof tf, out, four, NULL, 2, DC_FLOAT64, NULL};
+    dc_tensor ts = {.struct_size = sizeof ts, .data = small, .shape = two, .ndim = 2, .dtype = DC_FLOAT64};
+    dc_tensor tf = {.struct_size = sizeof tf, .data = out, .shape = four, .ndim = 2, .dtype = DC_FLOAT64};
     KEPT(dc_kron_nearest(linalg, &ta, &tf, &ts, &residual));
   }
 }
@@ -172,10 +172,10 @@ static void test_the_layer(void **state) {
     c.dtype = dtypes[i % 3];
     c.normalize_invertible = 1;
     rig r = make_rig(c, 2, 19);
-    settle_rig(&r);
+    bind_rig(&r);
     float mask[2 * 19] = {0};
     const int64_t shape[2] = {2, 19};
-    dc_tensor m = {sizeof m, mask, shape, NULL, 2, DC_FLOAT32, NULL};
+    dc_tensor m = {.struct_size = sizeof m, .data = mask, .shape = shape, .ndim = 2, .dtype = DC_FLOAT32};
     for (int j = 0; j < 19; j++) {
       mask[j / 3 * 3] = mask[19 + j] = masks[i / 3];
     }
@@ -202,7 +202,8 @@ static void test_gradients(void **state) {
   config.check_finite = 1;
   float shard[N] = {1e30f, NAN}, sum[N], value[N] = {1e30f, INFINITY, NAN};
   const int64_t id = 1;
-  dc_tensor s = {sizeof s, shard, &side, NULL, 1, DC_FLOAT32, NULL}, t = s, g = s, full = DC_TENSOR_INIT;
+  dc_tensor s = {.struct_size = sizeof s, .data = shard, .shape = &side, .ndim = 1, .dtype = DC_FLOAT32}, t = s, g = s,
+            full = DC_TENSOR_INIT;
   t.data = sum;
   g.data = value;
   OK(dc_context_create(device, NULL, &context));

@@ -289,17 +289,17 @@ static void report_agreement(const dumps *d, diagnosis *v) {
     int64_t at[MAX_RANKS] = {0};
     align_entries(d, groups[g], last, at, line);
     int64_t earliest = INT64_MAX;
-    int64_t last_came = 0;
+    int64_t latest = 0;
     int slowest_rank = 0;
     for (int i = 0; i < d->count; i++) {
       if (line[i] != NULL) {
         earliest = line[i]->queued < earliest ? line[i]->queued : earliest;
-        slowest_rank = line[i]->queued > last_came ? d->ranks[i].rank : slowest_rank;
-        last_came = line[i]->queued > last_came ? line[i]->queued : last_came;
+        slowest_rank = line[i]->queued > latest ? d->ranks[i].rank : slowest_rank;
+        latest = line[i]->queued > latest ? line[i]->queued : latest;
       }
     }
-    if (last_came - earliest > spread) {
-      spread = last_came - earliest;
+    if (latest - earliest > spread) {
+      spread = latest - earliest;
       slowest = slowest_rank;
     }
   }

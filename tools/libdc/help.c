@@ -10,7 +10,7 @@ static const char *const exit_codes[][2] = {
     {"3", "a file or folder can't be read or written, or not all output could be"},
 };
 
-static const char summary[] = "tells about, tests, measures, plans and traces libdc";
+static const char summary[] = "describes, tests, measures, plans and traces libdc";
 
 static const char *const examples[] = {
     "libdc info",

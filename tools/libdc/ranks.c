@@ -80,7 +80,8 @@ bool run_threads(const job *j, int world, const char *argument, char *text, size
   rank_thread *threads = calloc((size_t)world, sizeof *threads);
   int started = 0;
   for (; threads != NULL && started < world; started++) {
-    threads[started] = (rank_thread){.r = {started, world, comms[started], argument, ""}, .j = j};
+    threads[started] =
+        (rank_thread){.r = {.rank = started, .world = world, .comm = comms[started], .argument = argument}, .j = j};
     if (pthread_create(&threads[started].id, NULL, run_thread, &threads[started]) != 0) {
       break;
     }

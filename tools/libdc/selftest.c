@@ -176,7 +176,12 @@ bool check_collectives(rank *r) {
   bool well = memory != NULL || rank_fail(r, "no memory for %zu bytes", 3 * bytes);
   for (size_t d = 0; d < COUNT(dtypes) && well; d++) {
     for (size_t c = 0; c < COUNT(counts) && well; c++) {
-      const collectives_state g = {r, dtypes[d], counts[c], memory, memory + bytes, memory + 2 * bytes};
+      const collectives_state g = {.r = r,
+                                   .dtype = dtypes[d],
+                                   .count = counts[c],
+                                   .part = memory,
+                                   .whole = memory + bytes,
+                                   .expected = memory + 2 * bytes};
       well = check_all_gather(&g) && check_reduce(&g, true) && check_reduce(&g, false) && check_broadcast(&g) &&
              collectives_ok(&g, "barrier", dc_comm_barrier(r->comm));
     }

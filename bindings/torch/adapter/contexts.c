@@ -1,4 +1,4 @@
-/* Which context an operator works on. Models with a context each bind their graphs; the seed's bindings, of which a
+/* The context that an operator works on. Models with a context each bind their graphs; the seed's bindings, of which a
  * process has one set, use the default. Both are read by every operator call and written a few times in a run. */
 #include "contexts.h"
 
@@ -30,7 +30,7 @@ static size_t own_slot(int64_t graph_id) {
 }
 
 /* The graph's slot, or the empty one where it would be. slot_count is not 0. */
-static binding *find_slot(int64_t graph_id) {
+static binding *context_find_slot(int64_t graph_id) {
   size_t at = own_slot(graph_id);
   while (slots[at].context != NULL && slots[at].graph_id != graph_id) {
     at = (at + 1) & (slot_count - 1);
@@ -42,7 +42,7 @@ dc_context *dct_context_of(int64_t graph_id) {
   dc_context *context = NULL;
   if (atomic_load_explicit(&count, memory_order_acquire) > 0) {
     pthread_rwlock_rdlock(&lock);
-    context = find_slot(graph_id)->context;
+    context = context_find_slot(graph_id)->context;
     pthread_rwlock_unlock(&lock);
   }
   return context != NULL ? context : atomic_load(&default_context);
@@ -60,7 +60,7 @@ static int grow_slots(void) {
   slot_count = wanted;
   for (size_t i = 0; i < before_count; ++i) {
     if (before[i].context != NULL) {
-      *find_slot(before[i].graph_id) = before[i];
+      *context_find_slot(before[i].graph_id) = before[i];
     }
   }
   free(before);
@@ -71,7 +71,7 @@ static int set_binding(int64_t graph_id, dc_context *context) {
   if (2 * (count + 1) > slot_count && grow_slots() != 0) {
     return -1;
   }
-  binding *slot = find_slot(graph_id);
+  binding *slot = context_find_slot(graph_id);
   count = count + (slot->context == NULL);
   *slot = (binding){graph_id, context};
   return 0;
@@ -79,7 +79,7 @@ static int set_binding(int64_t graph_id, dc_context *context) {
 
 /* Later ones move up, so that no search stops at the gap before it has found them. */
 static void remove_binding(int64_t graph_id) {
-  binding *gap = slot_count == 0 ? NULL : find_slot(graph_id);
+  binding *gap = slot_count == 0 ? NULL : context_find_slot(graph_id);
   if (gap == NULL || gap->context == NULL) {
     return;
   }
@@ -89,7 +89,7 @@ static void remove_binding(int64_t graph_id) {
   for (size_t at = ((size_t)(gap - slots) + 1) & mask; slots[at].context != NULL; at = (at + 1) & mask) {
     binding moved = slots[at];
     slots[at].context = NULL;
-    *find_slot(moved.graph_id) = moved;
+    *context_find_slot(moved.graph_id) = moved;
   }
 }
 

@@ -111,8 +111,12 @@ static const char *describe(dct_call *call, dc_tensor *views, int64_t *numels) {
     }
     int32_t known = dct_dtype_from_torch(dtype);
     numels[i] = data == NULL ? 0 : numels[i]; /* freed already */
-    views[i] =
-        (dc_tensor){sizeof views[i], data, &numels[i], NULL, 1, known < 0 ? DC_UINT8 : known, dct_storage_find(data)};
+    views[i] = (dc_tensor){.struct_size = sizeof views[i],
+                           .data = data,
+                           .shape = &numels[i],
+                           .ndim = 1,
+                           .dtype = known < 0 ? DC_UINT8 : known,
+                           .buffer = dct_storage_find(data)};
   }
   return NULL;
 }
@@ -241,9 +245,11 @@ static const char *alloc(dct_call *call) {
   if (dc_context_alloc(call->context, bytes, (int32_t)call->kind, &owned) != DC_OK) {
     return dc_last_error();
   }
-  dc_tensor out = {sizeof out, dc_buffer_data(owned),    (const int64_t *)call->ints,
-                   NULL,       (int32_t)call->int_count, call->dtype,
-                   NULL};
+  dc_tensor out = {.struct_size = sizeof out,
+                   .data = dc_buffer_data(owned),
+                   .shape = (const int64_t *)call->ints,
+                   .ndim = (int32_t)call->int_count,
+                   .dtype = call->dtype};
   return dct_return_buffer(call, &out, owned, call->kind == DC_MEMORY_HOST);
 }
 

@@ -29,17 +29,17 @@ typedef struct libraries {
   int count;
 } libraries;
 
-static void keep(libraries *made, dct_library library) {
+static void register_keep(libraries *made, dct_library library) {
   made->all[made->count++] = library;
 }
 
-static bool fail(const char *ns, const char *what) {
+static bool register_fail(const char *ns, const char *what) {
   snprintf(error_text, sizeof error_text, "dct_register: %s::%s could not be registered: %s", ns, what,
            dct_torch_reason());
   return false;
 }
 
-static bool define(libraries *made, const char *ns) {
+static bool register_define(libraries *made, const char *ns) {
   dct_library library = NULL;
   if (dct_torch.aoti_torch_library_init_def(ns, "libdc_torch", 0, &library) != 0) {
     snprintf(
@@ -49,10 +49,10 @@ static bool define(libraries *made, const char *ns) {
         ns, dct_torch_reason());
     return false;
   }
-  keep(made, library);
+  register_keep(made, library);
   for (size_t i = 0; i < dct_op_count; ++i) {
     if (strcmp(dct_ops[i].ns, ns) == 0 && dct_torch.aoti_torch_library_def(library, dct_ops[i].schema) != 0) {
-      return fail(ns, dct_ops[i].name);
+      return register_fail(ns, dct_ops[i].name);
     }
   }
   return true;
@@ -68,17 +68,17 @@ static dct_kernel kernel_for(const dct_op *op, const char *key) {
   return composite == op->any_device ? op->real : NULL;
 }
 
-static bool implement(libraries *made, const char *ns, const char *key) {
+static bool register_implement(libraries *made, const char *ns, const char *key) {
   dct_library library = NULL;
   if (dct_torch.aoti_torch_library_init_impl(ns, key, "libdc_torch", 0, &library) != 0) {
-    return fail(ns, key);
+    return register_fail(ns, key);
   }
-  keep(made, library);
+  register_keep(made, library);
   for (size_t i = 0; i < dct_op_count; ++i) {
     const dct_op *op = &dct_ops[i];
     dct_kernel kernel = strcmp(op->ns, ns) == 0 ? kernel_for(op, key) : NULL;
     if (kernel != NULL && dct_torch.torch_library_impl(library, op->name, kernel, DCT_TORCH_ABI) != 0) {
-      return fail(ns, op->name);
+      return register_fail(ns, op->name);
     }
   }
   return true;
@@ -86,10 +86,10 @@ static bool implement(libraries *made, const char *ns, const char *key) {
 
 static bool register_all(libraries *made) {
   for (int n = 0; n < NAMESPACES; ++n) {
-    bool ok = define(made, namespaces[n]) && implement(made, namespaces[n], "Meta") &&
-              implement(made, namespaces[n], "CompositeExplicitAutograd");
+    bool ok = register_define(made, namespaces[n]) && register_implement(made, namespaces[n], "Meta") &&
+              register_implement(made, namespaces[n], "CompositeExplicitAutograd");
     for (int k = 0; ok && k < device_key_count(); ++k) {
-      ok = implement(made, namespaces[n], device_keys[k]);
+      ok = register_implement(made, namespaces[n], device_keys[k]);
     }
     if (!ok) {
       return false;

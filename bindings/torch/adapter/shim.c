@@ -11,7 +11,7 @@ static void *find_symbol(void *library, const char *name) {
   return library == NULL ? NULL : dlsym(library, name);
 }
 
-static void read_numbers(void) {
+static void shim_read_numbers(void) {
   dct_shim *t = &dct_torch;
   t->cpu = t->aoti_torch_device_type_cpu();
   t->cuda = t->aoti_torch_device_type_cuda();
@@ -56,7 +56,7 @@ const char *dct_shim_resolve(char *text, size_t cap) {
   void *torch_cuda = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_NOW | RTLD_LOCAL);
   *(void **)(&dct_torch.aoti_torch_get_current_cuda_stream) =
       find_symbol(torch_cuda, "aoti_torch_get_current_cuda_stream");
-  read_numbers();
+  shim_read_numbers();
   return NULL;
 }
 

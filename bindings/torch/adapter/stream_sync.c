@@ -89,7 +89,7 @@ static void release_sync(dct_stream_sync *sync) {
 /* ---- tracking ---- */
 
 /* The slot of a stream; -1 if it cannot be wrapped. */
-static int find_slot(dct_stream_sync *sync, void *native) {
+static int stream_find_slot(dct_stream_sync *sync, void *native) {
   for (int i = 0; i < STREAMS; ++i) {
     if (sync->streams[i].stream != NULL && sync->streams[i].native == native) {
       return i;
@@ -113,7 +113,7 @@ static const char *set_current_stream(dct_stream_sync *sync) {
   if (sync->current >= 0 && sync->streams[sync->current].native == native) {
     return NULL;
   }
-  int slot = find_slot(sync, native);
+  int slot = stream_find_slot(sync, native);
   if (slot < 0 || dc_context_set_stream(sync->context, sync->streams[slot].stream) != DC_OK) {
     return dc_last_error();
   }

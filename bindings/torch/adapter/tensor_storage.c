@@ -12,7 +12,7 @@ typedef struct dct_storage {
 } dct_storage;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static dct_storage live = {&live, &live, NULL, NULL};
+static dct_storage live = {.prev = &live, .next = &live};
 
 static void storage_delete(void *data, void *user) {
   (void)data;

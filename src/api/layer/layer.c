@@ -195,8 +195,8 @@ static dc_status read_weights(layer_reader *r, const char *argument, const tenso
 }
 
 /* The parts that all three calls share. */
-static dc_status read_call(layer_reader *r, const dc_layer_call *call, const tensor_array *weights,
-                           const dc_tensor *input, dc_layer_call *read, dc__layer_job *job) {
+static dc_status layer_read_call(layer_reader *r, const dc_layer_call *call, const tensor_array *weights,
+                                 const dc_tensor *input, dc_layer_call *read, dc__layer_job *job) {
   DC__TRY(layer_check_handle(r->fn, r->layer));
   DC__TRY(read_size(r->fn, r->layer, call, read, &job->size));
   DC__TRY(dc__handle_check_optional(r->fn, "call.stream", read->stream, DC__HANDLE_STREAM));
@@ -233,7 +233,7 @@ static dc_status layer_infer(const char *fn, dc_layer *layer, const dc_layer_cal
   layer_reader r = {.fn = fn, .layer = layer};
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
-  DC__TRY(read_call(&r, call, weights, input, &c, &job));
+  DC__TRY(layer_read_call(&r, call, weights, input, &c, &job));
   job.dropout = false;
   int64_t numel = job.size.tokens * layer->config.hidden_size;
   DC__TRY(read_tensor(&r, "output", output, false, numel, layer->config.dtype, true, &job.output));
@@ -259,7 +259,7 @@ dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_
   layer_reader r = {.fn = __func__, .layer = layer};
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
-  DC__TRY(read_call(&r, call, &all, input, &c, &job));
+  DC__TRY(layer_read_call(&r, call, &all, input, &c, &job));
   int64_t numel = job.size.tokens * layer->config.hidden_size;
   DC__TRY(read_tensor(&r, "output", output, false, numel, layer->config.dtype, true, &job.output));
   job.at = dc__layer_forward_workspace(layer, &job.size);
@@ -278,7 +278,7 @@ dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc
   layer_reader r = {.fn = __func__, .layer = layer};
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
-  DC__TRY(read_call(&r, call, &all, input, &c, &job));
+  DC__TRY(layer_read_call(&r, call, &all, input, &c, &job));
   const dc_layer_config *config = &layer->config;
   if (!config->training) {
     return dc__fail(DC_E_STATE, "%s: config.training was -1: the layer is for inference", __func__);

@@ -207,7 +207,7 @@ dc_status dc_optimizer_step(dc_optimizer *optimizer, dc_tensor *weights, const d
 }
 
 /* A number of the caller's; NULL: none. */
-static dc_status read_number(const char *fn, const char *arg, const dc_tensor *tensor, const float **number) {
+static dc_status optimizer_read_number(const char *fn, const char *arg, const dc_tensor *tensor, const float **number) {
   dc_tensor read;
   int64_t numel;
   *number = NULL;
@@ -238,8 +238,8 @@ dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_tensor *
   DC__WITHOUT_TRAPS;
   const float *scale;
   const float *found;
-  DC__TRY(read_number(__func__, "loss_scale", loss_scale, &scale));
-  DC__TRY(read_number(__func__, "found_inf", found_inf, &found));
+  DC__TRY(optimizer_read_number(__func__, "loss_scale", loss_scale, &scale));
+  DC__TRY(optimizer_read_number(__func__, "found_inf", found_inf, &found));
   DC__TRY(dc__optimizer_enter(optimizer, __func__));
   return dc__optimizer_leave(optimizer, optimizer_set_loss_scale(optimizer, scale, found));
 }

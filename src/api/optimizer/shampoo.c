@@ -16,7 +16,7 @@ void dc_shampoo_options_init(dc_shampoo_options *options, size_t struct_size) {
   dc__init_sized(options, struct_size, sizeof *options);
 }
 
-static dc_status read_numbers(const char *fn, dc_shampoo_options *o) {
+static dc_status shampoo_read_numbers(const char *fn, dc_shampoo_options *o) {
   static const dc__number_rule beta1 = {.fallback = 0.9, .high = 1, .none = true};
   static const dc__number_rule beta2 = {.fallback = 1, .high = 1, .closed = true};
   static const dc__number_rule eps_abs = {.fallback = 1e-12, .high = INFINITY, .none = true};
@@ -55,7 +55,7 @@ static dc_status read_shampoo(const char *fn, const void *options, void *to, boo
   *o = (dc_shampoo_options)DC_SHAMPOO_OPTIONS_INIT;
   *finite = true;
   DC__TRY(dc__read_options(fn, "options", o, sizeof *o, options, SHAMPOO_OPTIONS_SIZE_0_1));
-  DC__TRY(read_numbers(fn, o));
+  DC__TRY(shampoo_read_numbers(fn, o));
   DC__TRY(read_counts(fn, o));
   DC__TRY(dc__check_range(fn, "options.graft", o->graft, DC_GRAFT_ADAM, DC_GRAFT_RMSPROP));
   DC__TRY(dc__check_range(fn, "options.decay", o->decay, DC_DECAY_DECOUPLED, DC_DECAY_L2));

@@ -108,7 +108,7 @@ static dc_status count_dup(dc_comm *comm, dc_comm **copy) {
   return dc__comm_create_count(self->device, comm->rank, comm->world, self->heap, copy);
 }
 
-static void count_destroy(dc_comm *comm) {
+static void count_comm_destroy(dc_comm *comm) {
   dc_device *device = ((count_comm *)comm)->device;
   dc__comm_head_destroy(comm);
   dc__free(comm);
@@ -118,7 +118,7 @@ static void count_destroy(dc_comm *comm) {
 #define COUNT_OPS                                                                                       \
   .name = "count", .all_gather = dc__host_all_gather, .reduce_scatter = dc__host_reduce_scatter,        \
   .broadcast = dc__host_broadcast, .barrier = dc__host_barrier, .dup = count_dup, .abort = count_abort, \
-  .run = count_run, .destroy = count_destroy
+  .run = count_run, .destroy = count_comm_destroy
 
 static const dc__comm_ops with_heap = {COUNT_OPS, .heap_alloc = count_heap_alloc, .heap_free = count_heap_free,
                                        .peer_accessible = count_peer_accessible};

@@ -56,7 +56,7 @@ static int64_t part_bytes(const dc__coll *coll, int32_t rank) {
 }
 
 /* Copies a rank's parts to, or for a gather from, memory where they lie one behind the other. */
-static char *pack_parts(const dc__coll *coll, int32_t rank, char *packed) {
+static char *external_pack_parts(const dc__coll *coll, int32_t rank, char *packed) {
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     const int64_t bytes = dc__item_bytes(item, rank);
@@ -69,7 +69,7 @@ static char *pack_parts(const dc__coll *coll, int32_t rank, char *packed) {
   return packed;
 }
 
-static void unpack_parts(const dc__coll *coll, int32_t world, const char *packed) {
+static void external_unpack_parts(const dc__coll *coll, int32_t world, const char *packed) {
   for (int32_t r = 0; r < world; r++) {
     for (int32_t i = 0; i < coll->count; i++) {
       const dc__coll_item *item = &coll->items[i];
@@ -124,7 +124,7 @@ static dc_status exchange_once(dc__external *self, const dc__coll *coll) {
   }
   char *end = send;
   for (int32_t r = 0; r < world; r++) {
-    end = pack_parts(coll, reduce ? r : rank, end);
+    end = external_pack_parts(coll, reduce ? r : rank, end);
   }
   const dc_comm_callbacks *c = &self->callbacks;
   dc__external_callback_begin(self, coll, "all_to_all");
@@ -132,7 +132,7 @@ static dc_status exchange_once(dc__external *self, const dc__coll *coll) {
   if (reduce) {
     add_parts(self, coll, recv, (const void **)(counts + 2 * world));
   } else {
-    unpack_parts(coll, world, recv);
+    external_unpack_parts(coll, world, recv);
   }
   atomic_fetch_add(&self->head.wire_bytes, dc__received_bytes(coll, rank, world));
   return DC_OK;
@@ -213,7 +213,7 @@ dc_status dc__external_gather(dc__external *self, const dc__coll *coll) {
 }
 
 /* The type in which the caller's library adds. */
-static int32_t sum_dtype(const dc__coll_item *item) {
+static int32_t external_sum_dtype(const dc__coll_item *item) {
   return item->dtype == DC_FLOAT16 || item->dtype == DC_BFLOAT16 ? DC_FLOAT32 : item->dtype;
 }
 
@@ -223,7 +223,7 @@ static void pack_sends(const dc__external *self, const dc__coll *coll, int32_t d
   for (int32_t r = 0; r < self->head.world; r++) {
     for (int32_t i = 0; i < coll->count; i++) {
       const dc__coll_item *item = &coll->items[i];
-      if (sum_dtype(item) == dtype) {
+      if (external_sum_dtype(item) == dtype) {
         dc__range range = item->ranges[r];
         int64_t padded = max_count(item, self->head.world);
         dc__cast(send, dtype, (const char *)item->send + range.begin * item_size(item), item->dtype, range.count);
@@ -238,7 +238,7 @@ static void unpack_sums(const dc__external *self, const dc__coll *coll, int32_t 
   int64_t size = (int64_t)dc_dtype_size(dtype);
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
-    if (sum_dtype(item) == dtype) {
+    if (external_sum_dtype(item) == dtype) {
       int64_t count = item->ranges[self->head.rank].count;
       const void *source = recv;
       if (item->reduce_op == DC_MEAN) {
@@ -261,7 +261,7 @@ static void unpack_sums(const dc__external *self, const dc__coll *coll, int32_t 
 static dc_status reduce_dtype(dc__external *self, const dc__coll *coll, int32_t dtype) {
   int64_t block = 0; /* elements */
   for (int32_t i = 0; i < coll->count; i++) {
-    block += sum_dtype(&coll->items[i]) == dtype ? max_count(&coll->items[i], self->head.world) : 0;
+    block += external_sum_dtype(&coll->items[i]) == dtype ? max_count(&coll->items[i], self->head.world) : 0;
   }
   if (block == 0) {
     return DC_OK;

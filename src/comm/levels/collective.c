@@ -14,7 +14,7 @@ enum { PEER_CHECKS = 100, CHECK_PAUSE_NS = 10000000 };
 
 /* After an error in a block or column all ranks fail with one error. The whole often learns of the same reason a little
  * later, and has the ranks' numbers. Ending block and column ends the waits of the ranks there, which do the same. */
-static bool check_part(dc__levels *self, const char *where, dc_comm *part) {
+static bool levels_check_part(dc__levels *self, const char *where, dc_comm *part) {
   dc__failure failure = {DC_OK, ""};
   char reason[sizeof failure.text + 128];
   dc__failure_keep(&failure, dc__comm_check(part));
@@ -31,20 +31,20 @@ static bool check_part(dc__levels *self, const char *where, dc_comm *part) {
   return false;
 }
 
-static bool check_block(dc__levels *self) {
+static bool levels_check_block(dc__levels *self) {
   char where[80];
   const int32_t first = self->head.rank - self->head.rank % self->length;
   snprintf(where, sizeof where, "among ranks %" PRId32 " to %" PRId32 " of one machine", first,
            first + self->length - 1);
-  return check_part(self, where, self->block);
+  return levels_check_part(self, where, self->block);
 }
 
-static bool check_column(dc__levels *self) {
+static bool levels_check_column(dc__levels *self) {
   char where[80];
   const int32_t first = self->head.rank % self->length;
   snprintf(where, sizeof where, "among ranks %" PRId32 ", %" PRId32 ", ... of all machines", first,
            first + self->length);
-  return check_part(self, where, self->column);
+  return levels_check_part(self, where, self->column);
 }
 
 /* ---- gather and broadcast ---- */
@@ -76,7 +76,7 @@ static bool levels_gather(dc__levels *self, const dc__coll *coll) {
     self->items[i].total = count_elements(ranges, self->blocks);
   }
   dc__comm_all_gather(self->column, NULL, &tag, self->items, coll->count);
-  if (!check_column(self)) {
+  if (!levels_check_column(self)) {
     return false;
   }
   for (int32_t i = 0; i < coll->count; i++) {
@@ -90,7 +90,7 @@ static bool levels_gather(dc__levels *self, const dc__coll *coll) {
     }
   }
   dc__comm_all_gather(self->block, NULL, &tag, self->items, count);
-  return check_block(self);
+  return levels_check_block(self);
 }
 
 static bool levels_broadcast(dc__levels *self, const dc__coll *coll) {
@@ -99,22 +99,22 @@ static bool levels_broadcast(dc__levels *self, const dc__coll *coll) {
   const int32_t place = coll->root % self->length;
   if (self->head.rank % self->length == place) {
     dc__comm_broadcast(self->column, NULL, &tag, item->recv, (size_t)item->total, coll->root / self->length);
-    if (!check_column(self)) {
+    if (!levels_check_column(self)) {
       return false;
     }
   }
   dc__comm_broadcast(self->block, NULL, &tag, item->recv, (size_t)item->total, place);
-  return check_block(self);
+  return levels_check_block(self);
 }
 
 /* ---- reduce ---- */
 
 /* The type of partial sums. */
-static int32_t sum_dtype(const dc__coll_item *item) {
+static int32_t levels_sum_dtype(const dc__coll_item *item) {
   return item->dtype == DC_FLOAT16 || item->dtype == DC_BFLOAT16 ? DC_FLOAT32 : item->dtype;
 }
 
-static int64_t aligned(int64_t elements) {
+static int64_t align_elements(int64_t elements) {
   return (elements + DC__PART_ALIGN - 1) & ~(int64_t)(DC__PART_ALIGN - 1);
 }
 
@@ -128,10 +128,10 @@ static void plan_sums(dc__levels *self, const dc__coll *coll, int64_t *bytes) {
     int64_t elements = 0;
     for (int32_t b = 0; b < self->blocks; b++) {
       ranges[b] = (dc__range){elements, coll->items[i].ranges[b * self->length + place].count};
-      elements += aligned(ranges[b].count);
+      elements += align_elements(ranges[b].count);
     }
-    *bytes += (elements + aligned(ranges[self->head.rank / self->length].count)) *
-              (int64_t)dc_dtype_size(sum_dtype(&coll->items[i]));
+    *bytes += (elements + align_elements(ranges[self->head.rank / self->length].count)) *
+              (int64_t)dc_dtype_size(levels_sum_dtype(&coll->items[i]));
   }
 }
 
@@ -149,8 +149,8 @@ static char *sums_of(const dc__levels *self, const dc__coll *coll, int32_t i, ch
   const dc__range *ranges = &self->ranges[(size_t)i * (size_t)self->blocks];
   const dc__range last = ranges[self->blocks - 1];
   char *sums = *at;
-  *at += (last.begin + aligned(last.count) + aligned(ranges[self->head.rank / self->length].count)) *
-         (int64_t)dc_dtype_size(sum_dtype(&coll->items[i]));
+  *at += (last.begin + align_elements(last.count) + align_elements(ranges[self->head.rank / self->length].count)) *
+         (int64_t)dc_dtype_size(levels_sum_dtype(&coll->items[i]));
   return sums;
 }
 
@@ -167,14 +167,14 @@ static bool sum_in_blocks(dc__levels *self, const dc__coll *coll) {
       dc__coll_item *part = &self->items[count++];
       *part = *item;
       part->ranges = &item->ranges[b * self->length];
-      part->recv_dtype = sum_dtype(item);
+      part->recv_dtype = levels_sum_dtype(item);
       part->recv = sums + begin * (int64_t)dc_dtype_size(part->recv_dtype);
       part->accumulate = 0;
       part->reduce_op = DC_SUM;
     }
   }
   dc__comm_reduce_scatter(self->block, NULL, &tag, self->items, count);
-  return check_block(self);
+  return levels_check_block(self);
 }
 
 /* The sums of all blocks' partial sums, each behind its item's partial sums. */
@@ -184,9 +184,9 @@ static bool sum_in_columns(dc__levels *self, const dc__coll *coll) {
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__range *ranges = &self->ranges[(size_t)i * (size_t)self->blocks];
     const dc__range last = ranges[self->blocks - 1];
-    const int32_t dtype = sum_dtype(&coll->items[i]);
+    const int32_t dtype = levels_sum_dtype(&coll->items[i]);
     char *sums = sums_of(self, coll, i, &at);
-    const int64_t elements = last.begin + aligned(last.count);
+    const int64_t elements = last.begin + align_elements(last.count);
     self->items[i] = (dc__coll_item){.send = sums,
                                      .recv = sums + elements * (int64_t)dc_dtype_size(dtype),
                                      .ranges = ranges,
@@ -197,7 +197,7 @@ static bool sum_in_columns(dc__levels *self, const dc__coll *coll) {
                                      .reduce_op = DC_SUM};
   }
   dc__comm_reduce_scatter(self->column, NULL, &tag, self->items, coll->count);
-  return check_column(self);
+  return levels_check_column(self);
 }
 
 static bool levels_reduce(dc__levels *self, const dc__coll *coll) {
@@ -234,7 +234,7 @@ static bool is_worth_it(const dc__levels *self, const dc__coll *coll) {
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     direct += item->total * (int64_t)dc_dtype_size(item->dtype);
-    partial += item->total * (int64_t)dc_dtype_size(sum_dtype(item));
+    partial += item->total * (int64_t)dc_dtype_size(levels_sum_dtype(item));
   }
   return coll->kind != DC__COLL_BARRIER && direct > DC__LEVELS_DIRECT_BYTES &&
          (coll->kind != DC__COLL_REDUCE || partial < direct * self->length);

@@ -9,7 +9,7 @@
 #include "comm/split.h"
 #include "comm/tcp/hmac/hmac.h"
 
-/* Words that each rank tells the others. */
+/* Words that each rank sends to the others. */
 enum { WORD_NODE, WORD_NAME = 2, WORD_ASKED = 4, WORDS };
 
 /* ---- the table ---- */

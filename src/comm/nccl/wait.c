@@ -122,7 +122,7 @@ static dc_status abort_handle(dc__nccl *self, void *native, void *args) {
   return DC_OK;
 }
 
-/* NCCL comes last: its kernels end then, and threads that waited for them must find the failure set. */
+/* NCCL is aborted last: its kernels end then, and threads that waited for them must find the failure set. */
 void dc__nccl_abort(dc__nccl *self, dc_status status) {
   char text[400];
   snprintf(text, sizeof text, "%s", dc_last_error());

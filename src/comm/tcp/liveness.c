@@ -1,6 +1,6 @@
-/* Heartbeats. Each watcher sends one to every rank. A rank without them is judged by its machine, whose kernel
- * acknowledges received bytes. While it does, the process is stopped or starved, and the collective's deadline decides.
- * If it does not, the machine vanished or the network is cut, and the group fails. */
+/* Heartbeats. Each watcher sends one to every rank. If a rank's are missing, its machine is asked, whose
+ * kernel acknowledges received bytes. While it does, the process is stopped or starved, and the collective's deadline
+ * decides. If it does not, the machine vanished or the network is cut, and the group fails. */
 #define _GNU_SOURCE /* POLLRDHUP */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -22,7 +22,7 @@ static bool is_connected(dc__tcp_group *group, int32_t r) {
 }
 
 void dc__tcp_start_heartbeats(dc__tcp_group *group) {
-  /* One more than the watcher's judgement: the system's own, if the watcher cannot run. */
+  /* The system's own limit, for a watcher that cannot run: one heartbeat more than the watcher's. */
   const unsigned int timeout_ms = (unsigned int)((MISSED + 1) * group->heartbeat_ns / 1000000);
   for (int32_t r = 0; r < group->world; r++) {
     atomic_store(&group->heard_ns[r], dc__now_ns());
@@ -103,9 +103,9 @@ static bool has_data_connection(const dc__tcp_group *group, int32_t r) {
   return false;
 }
 
-/* Without a control connection neither rank would notice that the other one's machine vanishes. The first look is only
+/* Without a control connection neither rank would notice that the other one's machine vanishes. The first check is only
  * noted: the other rank may end its connections for data before the second one. */
-bool dc__tcp_judge_ended(dc__tcp_group *group, int32_t r) {
+bool dc__tcp_check_ended(dc__tcp_group *group, int32_t r) {
   char host[DC__TCP_PEER], text[DC__TCP_ERROR];
   pthread_mutex_lock(&group->mutex);
   const bool has_data = has_data_connection(group, r);

@@ -322,12 +322,12 @@ dc_status dc__tcp_start_watcher(dc__tcp_group *group);
 /* Prepares the control connections. */
 void dc__tcp_start_heartbeats(dc__tcp_group *group);
 /* For the watcher, each heartbeat_ns: sends a heartbeat to all ranks, and fails the group if a machine has not answered
- * for three. was_late: this watcher did not run in time, so that it cannot judge. */
+ * for three. was_late: this watcher did not run in time, so silence proves nothing. */
 void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late);
 /* For the watcher, twice after a control connection ended without a goodbye: the second time it fails the group if a
  * data connection to that rank stands. If none does the rank died, and a rank that waits for it says so. False if it
  * need not be called again. */
-bool dc__tcp_judge_ended(dc__tcp_group *group, int32_t r);
+bool dc__tcp_check_ended(dc__tcp_group *group, int32_t r);
 /* A rank's address, without its port. */
 void dc__tcp_host_text(const dc__tcp_group *group, int32_t r, char text[DC__TCP_PEER]);
 /* Adds how long a rank has been silent though its machine answers, if so. */

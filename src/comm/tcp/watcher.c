@@ -7,7 +7,7 @@
 #include "comm/tcp/tcp.h"
 
 /* A process that ends closes its connections one by one, and a lost packet of one of them comes again after 0.2 s. */
-static const int64_t first_look_ns = INT64_C(50000000), second_look_ns = INT64_C(250000000);
+static const int64_t first_check_ns = INT64_C(50000000), second_check_ns = INT64_C(250000000);
 
 typedef struct tcp_watcher {
   dc__tcp_group *group;
@@ -15,7 +15,7 @@ typedef struct tcp_watcher {
   dc__tcp_control_msg messages[DC__COMM_MAX_WORLD];
   struct pollfd polls[DC__COMM_MAX_WORLD + 1];
   int64_t next_heartbeat_ns;
-  int64_t judge_ns[DC__COMM_MAX_WORLD]; /* when to ask why a connection ended; 0: never */
+  int64_t check_ns[DC__COMM_MAX_WORLD]; /* when to ask why a connection ended; 0: never */
 } tcp_watcher;
 
 static void handle_message(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *message) {
@@ -64,11 +64,11 @@ static bool receive_message(tcp_watcher *w, int32_t r) {
     return true;
   }
   handle_disconnect(group, r, got == 0 ? 0 : errno);
-  w->judge_ns[r] = atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED ? dc__now_ns() + first_look_ns : 0;
+  w->check_ns[r] = atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED ? dc__now_ns() + first_check_ns : 0;
   return false;
 }
 
-/* Time until the vote deadline, the next heartbeat, or the judgement of a connection that ended. */
+/* Time until the vote deadline, the next heartbeat, or the check of a connection that ended. */
 static int poll_timeout(const tcp_watcher *w) {
   dc__tcp_group *group = w->group;
   int64_t until = w->next_heartbeat_ns;
@@ -78,7 +78,7 @@ static int poll_timeout(const tcp_watcher *w) {
   }
   pthread_mutex_unlock(&group->mutex);
   for (int32_t r = 0; r < group->world; r++) {
-    until = w->judge_ns[r] != 0 && w->judge_ns[r] < until ? w->judge_ns[r] : until;
+    until = w->check_ns[r] != 0 && w->check_ns[r] < until ? w->check_ns[r] : until;
   }
   return dc__poll_timeout_ms(until);
 }
@@ -92,10 +92,10 @@ static void send_heartbeats_if_due(tcp_watcher *w) {
   w->next_heartbeat_ns = dc__now_ns() + w->group->heartbeat_ns;
 }
 
-static void judge_ended_if_due(tcp_watcher *w) {
+static void check_ended_if_due(tcp_watcher *w) {
   for (int32_t r = 0; r < w->group->world; r++) {
-    if (w->judge_ns[r] != 0 && dc__now_ns() >= w->judge_ns[r]) {
-      w->judge_ns[r] = dc__tcp_judge_ended(w->group, r) ? dc__now_ns() + second_look_ns : 0;
+    if (w->check_ns[r] != 0 && dc__now_ns() >= w->check_ns[r]) {
+      w->check_ns[r] = dc__tcp_check_ended(w->group, r) ? dc__now_ns() + second_check_ns : 0;
     }
   }
 }
@@ -123,7 +123,7 @@ static void *watcher_main(void *arg) {
       (void)eventfd_read(group->wake_event, &any);
     }
     send_heartbeats_if_due(w);
-    judge_ended_if_due(w);
+    check_ended_if_due(w);
     for (int32_t r = 0; r < world; r++) {
       w->polls[r].fd = atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED ? -1 : w->polls[r].fd;
     }

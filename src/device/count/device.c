@@ -160,7 +160,7 @@ static dc_status count_qr_workspace_size(dc_device *device, dc__qr *qr) {
   return dc__fail(DC_E_UNSUPPORTED, "device \"%s\" counts no QR decompositions", device->name);
 }
 
-static void count_destroy(dc_device *device) {
+static void count_device_destroy(dc_device *device) {
   pthread_mutex_destroy(&((dc__count_device *)device)->mutex);
   dc__device_head_destroy(device);
 }
@@ -191,7 +191,7 @@ static const dc__device_ops count_ops = {
     .event_sync = dc__count_event_sync,
     .event_set = dc__count_event_set,
     .memory_info = count_memory_info,
-    .destroy = count_destroy,
+    .destroy = count_device_destroy,
 };
 
 bool dc__device_is_counting(const dc_device *device) {

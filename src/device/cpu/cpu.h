@@ -1,7 +1,7 @@
 /* The CPU device's own structs, shared by its files.
  *
- * A stream counts the tasks it was given and the tasks it has done. An event's mark is a stream and one such count,
- * so recording queues nothing, waiting copies the mark, and an event can go while others still wait for its mark. */
+ * A stream counts the tasks it was given and the tasks it has done. An event's point is a stream and one such count,
+ * so recording queues nothing, waiting copies the point, and an event can go while others still wait for its point. */
 #ifndef DC_DEVICE_CPU_H
 #define DC_DEVICE_CPU_H
 
@@ -23,7 +23,7 @@ typedef struct dc__cpu_sleeper {
 
 typedef struct dc__cpu_stream {
   struct dc_stream head;
-  atomic_int refs; /* the handle, the worker, and every mark and waiting task that names this stream */
+  atomic_int refs; /* the handle, the worker, and every point and waiting task that names this stream */
   pthread_t worker;
   pthread_mutex_t mutex;   /* all below; the counters are written under it and read without */
   pthread_cond_t work;     /* for the worker: queued or stop changed */

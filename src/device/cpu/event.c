@@ -1,5 +1,5 @@
-/* CPU events: a mark is a stream and a count of its tasks. A waiter copies the mark, so an event may be recorded again
- * or destroyed at any time. */
+/* CPU events: a point is a stream and a count of its tasks. A waiter copies the point, so an event may be recorded
+ * again or destroyed at any time. */
 #include "device/cpu/cpu.h"
 
 typedef struct stream_point {
@@ -32,8 +32,8 @@ void dc__cpu_event_destroy(dc_event *event) {
   dc__free(self);
 }
 
-/* Replaces the latest mark; the stream's reference goes to the event. */
-static void set_point(cpu_event *event, stream_point next) {
+/* Replaces the latest point; the stream's reference goes to the event. */
+static void cpu_event_set_point(cpu_event *event, stream_point next) {
   pthread_mutex_lock(&event->mutex);
   stream_point before = event->latest;
   event->latest = next;
@@ -41,8 +41,8 @@ static void set_point(cpu_event *event, stream_point next) {
   dc__cpu_stream_release(before.stream);
 }
 
-/* The latest mark with a reference for the caller. A passed mark is dropped on the way. */
-static stream_point get_point(cpu_event *event) {
+/* The latest point with a reference for the caller. A passed point is dropped on the way. */
+static stream_point cpu_event_get_point(cpu_event *event) {
   dc__cpu_stream *passed = NULL;
   pthread_mutex_lock(&event->mutex);
   if (event->latest.stream != NULL) {
@@ -67,21 +67,21 @@ void dc__cpu_event_record(dc_event *event, dc_stream *stream) {
   } else {
     dc__cpu_stream_retain(next.stream);
   }
-  set_point((cpu_event *)event, next);
+  cpu_event_set_point((cpu_event *)event, next);
 }
 
 void dc__cpu_event_set(dc_event *event) {
-  set_point((cpu_event *)event, (stream_point){NULL, 0});
+  cpu_event_set_point((cpu_event *)event, (stream_point){NULL, 0});
 }
 
 bool dc__cpu_event_passed(dc_event *event) {
-  stream_point latest = get_point((cpu_event *)event);
+  stream_point latest = cpu_event_get_point((cpu_event *)event);
   dc__cpu_stream_release(latest.stream);
   return latest.stream == NULL;
 }
 
 dc_status dc__cpu_event_sync(dc_event *event, int64_t timeout_ns) {
-  stream_point latest = get_point((cpu_event *)event);
+  stream_point latest = cpu_event_get_point((cpu_event *)event);
   if (latest.stream == NULL) {
     return DC_OK;
   }
@@ -97,12 +97,12 @@ static void wait_task(void *args) {
 }
 
 dc_status dc__cpu_event_wait(dc_event *event, dc_stream *stream) {
-  stream_point latest = get_point((cpu_event *)event);
+  stream_point latest = cpu_event_get_point((cpu_event *)event);
   if (latest.stream == NULL) {
     return DC_OK;
   }
   dc_status status = DC_OK;
-  if (&latest.stream->head != stream) { /* a stream is in order with its own marks */
+  if (&latest.stream->head != stream) { /* a stream is in order with its own points */
     status = dc__cpu_stream_call(stream, wait_task, &latest, sizeof(latest));
     if (status == DC_OK) {
       return DC_OK; /* the reference went with the task */

@@ -10,7 +10,7 @@
 enum { TEXT = 4096 };
 
 /* The beginning of a file as text; false if there is none. */
-static bool read_text(const char *path, char text[TEXT]) {
+static bool memory_read_text(const char *path, char text[TEXT]) {
   int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
     return false;
@@ -30,11 +30,11 @@ static int64_t number_after(const char *text, const char *key, int64_t unit) {
 /* Version 2 of control groups; "max" has no digits and means no limit. */
 static void apply_group(int64_t *total, int64_t *free_bytes) {
   char text[TEXT];
-  if (!read_text("/sys/fs/cgroup/memory.max", text) || text[0] < '0' || text[0] > '9') {
+  if (!memory_read_text("/sys/fs/cgroup/memory.max", text) || text[0] < '0' || text[0] > '9') {
     return;
   }
   int64_t limit = number_after(text, "", 1);
-  int64_t used = read_text("/sys/fs/cgroup/memory.current", text) ? number_after(text, "", 1) : 0;
+  int64_t used = memory_read_text("/sys/fs/cgroup/memory.current", text) ? number_after(text, "", 1) : 0;
   if (limit < *total) {
     int64_t left = limit > used ? limit - used : 0;
     *total = limit;
@@ -45,7 +45,7 @@ static void apply_group(int64_t *total, int64_t *free_bytes) {
 dc_status dc__cpu_memory_info(dc_device *device, int64_t *total, int64_t *free_bytes) {
   (void)device;
   char text[TEXT];
-  if (!read_text("/proc/meminfo", text)) {
+  if (!memory_read_text("/proc/meminfo", text)) {
     return dc__fail(DC_E_SYSTEM, "/proc/meminfo: %s", strerror(errno));
   }
   *total = number_after(text, "MemTotal:", 1024);

@@ -31,7 +31,7 @@ void dc__cpu_stream_release(dc__cpu_stream *stream) {
   dc__free(stream);
 }
 
-/* Waking a thread costs more than a small task, so both sides look for SPIN_NS before they sleep. They yield
+/* Waking a thread costs more than a small task, so both sides spin for SPIN_NS before they sleep. They yield
  * meanwhile: the other one may need this very core. Says whether the counter reached `count`. */
 static bool spin_until(atomic_ullong *counter, uint64_t count) {
   int64_t end = dc__now_ns() + SPIN_NS;
@@ -60,7 +60,7 @@ static dc__cpu_task *next_task(dc__cpu_stream *stream, uint64_t done) {
   return &stream->ring[done % DC__CPU_QUEUE];
 }
 
-static void *worker_main(void *arg) {
+static void *cpu_stream_worker_main(void *arg) {
   dc__cpu_stream *stream = arg;
   own_stream = stream;
   pthread_mutex_lock(&stream->mutex);
@@ -76,7 +76,7 @@ static void *worker_main(void *arg) {
       pthread_cond_broadcast(&stream->progress);
     }
   }
-  /* Marks may keep the struct for long; the queue is its large part. */
+  /* Points may keep the struct for long; the queue is its large part. */
   dc__free(stream->ring);
   stream->ring = NULL;
   pthread_mutex_unlock(&stream->mutex);
@@ -94,7 +94,7 @@ static int start_worker(dc__cpu_stream *stream) {
     sigdelset(&blocked, faults[i]);
   }
   pthread_sigmask(SIG_SETMASK, &blocked, &before);
-  int error = pthread_create(&stream->worker, NULL, worker_main, stream);
+  int error = pthread_create(&stream->worker, NULL, cpu_stream_worker_main, stream);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (error == 0) {
     (void)pthread_setname_np(stream->worker, "dc-stream"); /* for debuggers only */

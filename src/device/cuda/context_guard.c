@@ -15,7 +15,7 @@ static _Thread_local struct {
 dc__cuda_context_guard dc__cuda_context_enter(dc__cuda_device *device) {
   dc__cuda_context_guard entry = {NULL, thread_state.current, DC__CU_CAPTURE_RELAXED};
   if (thread_state.current == device || DC__CUDA_KEEP(device, cuCtxPushCurrent_v2, device->context) != DC_OK) {
-    return entry; /* nothing was entered: the current context is not ours to pop */
+    return entry; /* nothing was pushed, so nothing may be popped */
   }
   if (device->driver.cuThreadExchangeStreamCaptureMode(&entry.mode) != 0) {
     entry.mode = UNKNOWN;
@@ -63,9 +63,9 @@ void dc__cuda_device_end(dc_device *device) {
 
 /* ---- captures ---- */
 
-/* No graph can be captured on the default stream, and a query of it may be an error. A stream of ours is unknown to
- * others: only a wait for a captured mark takes it into a graph. And no thread begins or ends a capture within an
- * operator. */
+/* No graph can be captured on the default stream, and a query of it may be an error. The library's
+ * own streams are unknown to others, so only a wait for a captured point takes one into a graph. No thread begins or
+ * ends a capture within an operator. */
 bool dc__cuda_is_capturing(dc__cuda_stream *stream) {
   const bool is_default = stream->native == NULL || (uintptr_t)stream->native == DC__CU_STREAM_LEGACY;
   if (is_default || (!stream->is_foreign && !stream->joined_capture)) {

@@ -5,11 +5,11 @@
  * of the CPU device. While the worker has tasks, every later call of the stream queues behind them, in order, and the
  * worker issues it. So work of the device waits only for work that the driver knows, and cannot block itself.
  *
- * An event holds a mark: a separate object, since work that waits for it may be issued after the next record. A mark is
- * queued until its record has been issued to the driver, and passes after that.
+ * An event holds a point: a separate object, since work that waits for it may be issued after the next record. A point
+ * is queued until its record has been issued to the driver, and passes after that.
  *
  * The device's first failure changes what calls return, not what they wait for. Earlier work goes on, and its memory
- * must not be reused meanwhile. So a mark still passes when the driver says so. A mark that the driver did not record
+ * must not be reused meanwhile. So a point still passes when the driver says so. A point that the driver did not record
  * is lost: it passes when the device has finished all its work. Memory of a failed device is returned after that. On a
  * lost device nothing runs any more. */
 #ifndef DC_DEVICE_CUDA_H
@@ -24,7 +24,7 @@ enum { DC__EVENT_QUEUED, DC__EVENT_ISSUED, DC__EVENT_LOST, DC__EVENT_PASSED };
 
 typedef struct dc__cuda_pool_event {
   struct dc__cuda_pool_event *next; /* the next spare one */
-  dc__cu_event native;              /* NULL if the driver gave none; the mark is lost then */
+  dc__cu_event native;              /* NULL if the driver gave none; the point is lost then */
   atomic_int refs;
   atomic_int state;
   uint64_t stream; /* its serial */
@@ -71,7 +71,7 @@ typedef struct dc__cuda_device {
   int64_t max_pinned;                         /* dc_device_options.max_pinned_bytes */
   atomic_ullong last_serial;
   pthread_mutex_t mutex; /* all below */
-  pthread_cond_t issued; /* signalled when a mark's record was issued */
+  pthread_cond_t issued; /* signalled when a point's record was issued */
   dc__cuda_pool_event *free_events;
   dc__cuda_timestamp *free_timestamps;
   uint64_t epoch; /* the latest one's number, from 1 */
@@ -85,7 +85,7 @@ typedef struct dc__cuda_stream {
   dc__cu_stream native;
   uint64_t serial;       /* never reused, unlike an address */
   bool is_foreign;       /* the caller's stream: no worker, since its owner may queue work itself */
-  bool joined_capture;   /* it has waited for a captured mark */
+  bool joined_capture;   /* it has waited for a captured point */
   bool is_internal;      /* the device's own, which does not keep it alive */
   atomic_int refs;       /* the handle, and every task of the worker */
   pthread_mutex_t mutex; /* gives issued and queued work one order */
@@ -117,7 +117,7 @@ void dc__cuda_device_end(dc_device *device);
 void dc__cuda_device_pause(dc_device *device); /* leaves now; the next use enters again */
 /* Whether work on the stream becomes part of a graph. The device must be entered. */
 bool dc__cuda_is_capturing(dc__cuda_stream *stream);
-void dc__cuda_join_capture(dc__cuda_stream *stream); /* it waits for a captured mark */
+void dc__cuda_join_capture(dc__cuda_stream *stream); /* it waits for a captured point */
 
 /* device.c */
 /* For a call whose failure no caller can receive: keeps the device's first failure. DC_OK if there is none. */
@@ -167,7 +167,7 @@ dc_status dc__cuda_stream_call(dc_stream *stream, dc__task_fn fn, const void *ar
  * thread, unless the stream is wrapped. */
 typedef void (*dc__cuda_issue_fn)(dc__cuda_stream *stream, void *args);
 dc_status dc__cuda_submit(dc__cuda_stream *stream, dc__cuda_issue_fn issue, const void *args, size_t bytes, bool later);
-/* Waits for all work of the stream, without a mark. Fails as dc__cuda_submit does. */
+/* Waits for all work of the stream, without a point. Fails as dc__cuda_submit does. */
 dc_status dc__cuda_stream_drain(dc__cuda_stream *stream);
 /* Whether this thread is the stream's worker, in a task: it must not wait for the stream's queue. */
 bool dc__cuda_is_own_worker(uint64_t serial);
@@ -192,11 +192,11 @@ void dc__cuda_cusolver_close(dc__cuda_device *device);
 
 /* event_pool.c */
 dc_status dc__cuda_pool_event_record(dc__cuda_stream *stream,
-                                     dc__cuda_pool_event **mark); /* one reference for the caller */
-dc_status dc__cuda_pool_event_wait(dc__cuda_pool_event *mark, dc__cuda_stream *stream); /* takes the reference */
-dc_status dc__cuda_pool_event_sync(dc__cuda_device *device, dc__cuda_pool_event *mark, int64_t timeout_ns);
-bool dc__cuda_pool_event_query(dc__cuda_device *device, dc__cuda_pool_event *mark);
-void dc__cuda_pool_event_release(dc__cuda_device *device, dc__cuda_pool_event *mark); /* NULL does nothing */
+                                     dc__cuda_pool_event **point); /* one reference for the caller */
+dc_status dc__cuda_pool_event_wait(dc__cuda_pool_event *point, dc__cuda_stream *stream); /* takes the reference */
+dc_status dc__cuda_pool_event_sync(dc__cuda_device *device, dc__cuda_pool_event *point, int64_t timeout_ns);
+bool dc__cuda_pool_event_query(dc__cuda_device *device, dc__cuda_pool_event *point);
+void dc__cuda_pool_event_release(dc__cuda_device *device, dc__cuda_pool_event *point); /* NULL does nothing */
 void dc__cuda_event_pool_destroy(dc__cuda_device *device);
 dc_status dc__cuda_stream_sync(dc_stream *stream, int64_t timeout_ns);
 

@@ -198,7 +198,7 @@ static dc_status open_device(int32_t number, const char *name, const dc_device_o
     return status;
   }
   if (options != NULL) {
-    self->head.allocator = *options->allocator; /* it is ours to destroy from here on */
+    self->head.allocator = *options->allocator; /* from here on this function must destroy it */
     self->max_pinned = options->max_pinned_bytes > 0 ? options->max_pinned_bytes : self->max_pinned;
   }
   *device = &self->head;

@@ -27,12 +27,12 @@ static dc_status cusolver_error(const char *name, const char *call, int error) {
 }
 
 static dc_status cusolver_load(dc__cuda_device *device, struct dc__cuda_cusolver *cusolver) {
-  static const dc__vendor_library of[] = {{"libcusolver.so.12", "nvidia/cu13/lib", 13000},
-                                          {"libcusolver.so.11", "nvidia/cusolver/lib", DC__CU_OLDEST_DRIVER}};
+  static const dc__vendor_library versions[] = {{"libcusolver.so.12", "nvidia/cu13/lib", 13000},
+                                                {"libcusolver.so.11", "nvidia/cusolver/lib", DC__CU_OLDEST_DRIVER}};
   dc__cusolver *api = &cusolver->api;
   void *library;
-  DC__TRY(dc__cuda_vendor_library(device, of, DC__COUNT(of), "eigendecompositions need cuSOLVER", "nvidia-cusolver",
-                                  &library));
+  DC__TRY(dc__cuda_vendor_library(device, versions, DC__COUNT(versions), "eigendecompositions need cuSOLVER",
+                                  "nvidia-cusolver", &library));
   const char *missing = NULL;
   const char *no_batches = NULL;
   int version = 0;

@@ -1,4 +1,4 @@
-/* CUDA events: a mark that can be replaced. A waiter takes a reference to the mark, so an event may be recorded again
+/* CUDA events: a point that can be replaced. A waiter takes a reference to the point, so an event may be recorded again
  * or destroyed at any time. */
 #include "device/cuda/cuda.h"
 
@@ -31,7 +31,7 @@ void dc__cuda_event_destroy(dc_event *event) {
   dc__free(self);
 }
 
-static void set_mark(dc_event *event, dc__cuda_pool_event *next) {
+static void cuda_event_set_point(dc_event *event, dc__cuda_pool_event *next) {
   cuda_event *self = (cuda_event *)event;
   pthread_mutex_lock(&self->mutex);
   dc__cuda_pool_event *before = self->latest;
@@ -41,46 +41,46 @@ static void set_mark(dc_event *event, dc__cuda_pool_event *next) {
 }
 
 /* With a reference for the caller; NULL if it has passed. */
-static dc__cuda_pool_event *get_mark(dc_event *event) {
+static dc__cuda_pool_event *cuda_event_get_point(dc_event *event) {
   cuda_event *self = (cuda_event *)event;
   pthread_mutex_lock(&self->mutex);
-  dc__cuda_pool_event *mark = self->latest;
-  if (mark != NULL) {
-    atomic_fetch_add_explicit(&mark->refs, 1, memory_order_relaxed);
+  dc__cuda_pool_event *point = self->latest;
+  if (point != NULL) {
+    atomic_fetch_add_explicit(&point->refs, 1, memory_order_relaxed);
   }
   pthread_mutex_unlock(&self->mutex);
-  return mark;
+  return point;
 }
 
-/* Without a mark the work is waited for at once. If this thread cannot wait for it, the device has failed. */
+/* Without a point the work is waited for at once. If this thread cannot wait for it, the device has failed. */
 void dc__cuda_event_record(dc_event *event, dc_stream *stream) {
   dc__cuda_stream *on = (dc__cuda_stream *)stream;
-  dc__cuda_pool_event *mark = NULL;
-  if (dc__cuda_pool_event_record(on, &mark) != DC_OK && dc__cuda_stream_drain(on) != DC_OK) {
+  dc__cuda_pool_event *point = NULL;
+  if (dc__cuda_pool_event_record(on, &point) != DC_OK && dc__cuda_stream_drain(on) != DC_OK) {
     dc__cuda_keep_status(event_device(event), DC_E_NO_MEMORY);
   }
-  set_mark(event, mark);
+  cuda_event_set_point(event, point);
 }
 
 void dc__cuda_event_set(dc_event *event) {
-  set_mark(event, NULL);
+  cuda_event_set_point(event, NULL);
 }
 
 bool dc__cuda_event_passed(dc_event *event) {
-  dc__cuda_pool_event *mark = get_mark(event);
-  bool passed = mark == NULL || dc__cuda_pool_event_query(event_device(event), mark);
-  dc__cuda_pool_event_release(event_device(event), mark);
+  dc__cuda_pool_event *point = cuda_event_get_point(event);
+  bool passed = point == NULL || dc__cuda_pool_event_query(event_device(event), point);
+  dc__cuda_pool_event_release(event_device(event), point);
   return passed;
 }
 
 dc_status dc__cuda_event_sync(dc_event *event, int64_t timeout_ns) {
-  dc__cuda_pool_event *mark = get_mark(event);
-  dc_status status = mark == NULL ? DC_OK : dc__cuda_pool_event_sync(event_device(event), mark, timeout_ns);
-  dc__cuda_pool_event_release(event_device(event), mark);
+  dc__cuda_pool_event *point = cuda_event_get_point(event);
+  dc_status status = point == NULL ? DC_OK : dc__cuda_pool_event_sync(event_device(event), point, timeout_ns);
+  dc__cuda_pool_event_release(event_device(event), point);
   return status;
 }
 
 dc_status dc__cuda_event_wait(dc_event *event, dc_stream *stream) {
-  dc__cuda_pool_event *mark = get_mark(event);
-  return mark == NULL ? DC_OK : dc__cuda_pool_event_wait(mark, (dc__cuda_stream *)stream);
+  dc__cuda_pool_event *point = cuda_event_get_point(event);
+  return point == NULL ? DC_OK : dc__cuda_pool_event_wait(point, (dc__cuda_stream *)stream);
 }

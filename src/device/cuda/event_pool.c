@@ -1,4 +1,4 @@
-/* Marks: recorded points in streams. Each owns an event of the driver's, and returns to the device's pool with its last
+/* Recorded points in streams. Each owns an event of the driver's, and returns to the device's pool with its last
  * reference. An issued wait keeps its target, so the event may be recorded again. */
 #include <errno.h>
 #include <sched.h>
@@ -12,8 +12,8 @@ static dc__cuda_device *pool_event_device(const dc__cuda_stream *stream) {
 
 /* ---- allocation ---- */
 
-/* A failed device still makes marks. */
-static dc_status pool_event_alloc(dc__cuda_device *device, dc__cuda_pool_event **mark) {
+/* A failed device still makes points. */
+static dc_status pool_event_alloc(dc__cuda_device *device, dc__cuda_pool_event **point) {
   pthread_mutex_lock(&device->mutex);
   dc__cuda_pool_event *m = device->free_events;
   if (m != NULL) {
@@ -32,20 +32,20 @@ static dc_status pool_event_alloc(dc__cuda_device *device, dc__cuda_pool_event *
     }
     dc__cuda_context_leave(entry);
   }
-  *mark = m;
+  *point = m;
   return DC_OK;
 }
 
-void dc__cuda_pool_event_release(dc__cuda_device *device, dc__cuda_pool_event *mark) {
-  if (mark == NULL || atomic_fetch_sub_explicit(&mark->refs, 1, memory_order_acq_rel) != 1) {
+void dc__cuda_pool_event_release(dc__cuda_device *device, dc__cuda_pool_event *point) {
+  if (point == NULL || atomic_fetch_sub_explicit(&point->refs, 1, memory_order_acq_rel) != 1) {
     return;
   }
-  if (mark->native == NULL) {
-    dc__free(mark);
+  if (point->native == NULL) {
+    dc__free(point);
   } else {
     pthread_mutex_lock(&device->mutex);
-    mark->next = device->free_events;
-    device->free_events = mark;
+    point->next = device->free_events;
+    device->free_events = point;
     pthread_mutex_unlock(&device->mutex);
   }
 }
@@ -62,18 +62,18 @@ void dc__cuda_event_pool_destroy(dc__cuda_device *device) {
 /* ---- record and wait ---- */
 
 static void issue_record(dc__cuda_stream *stream, void *args) {
-  dc__cuda_pool_event *mark = *(dc__cuda_pool_event **)args;
+  dc__cuda_pool_event *point = *(dc__cuda_pool_event **)args;
   dc__cuda_device *device = pool_event_device(stream);
-  mark->captured = dc__cuda_is_capturing(stream);
-  bool recorded = mark->native != NULL && DC__CUDA_KEEP(device, cuEventRecord, mark->native, stream->native) == DC_OK;
+  point->captured = dc__cuda_is_capturing(stream);
+  bool recorded = point->native != NULL && DC__CUDA_KEEP(device, cuEventRecord, point->native, stream->native) == DC_OK;
   pthread_mutex_lock(&device->mutex);
-  atomic_store(&mark->state, recorded ? DC__EVENT_ISSUED : DC__EVENT_LOST);
+  atomic_store(&point->state, recorded ? DC__EVENT_ISSUED : DC__EVENT_LOST);
   pthread_cond_broadcast(&device->issued);
   pthread_mutex_unlock(&device->mutex);
-  dc__cuda_pool_event_release(device, mark);
+  dc__cuda_pool_event_release(device, point);
 }
 
-dc_status dc__cuda_pool_event_record(dc__cuda_stream *stream, dc__cuda_pool_event **mark) {
+dc_status dc__cuda_pool_event_record(dc__cuda_stream *stream, dc__cuda_pool_event **point) {
   dc__cuda_device *device = pool_event_device(stream);
   dc__cuda_pool_event *m;
   DC__TRY(pool_event_alloc(device, &m));
@@ -86,95 +86,95 @@ dc_status dc__cuda_pool_event_record(dc__cuda_stream *stream, dc__cuda_pool_even
     dc__cuda_pool_event_release(device, m);
     return status;
   }
-  *mark = m;
+  *point = m;
   return DC_OK;
 }
 
-/* Waits until the mark's record was issued. deadline 0: none. False if the deadline passed first. */
-static bool wait_until_issued(dc__cuda_device *device, dc__cuda_pool_event *mark, int64_t deadline) {
+/* Waits until the point's record was issued. deadline 0: none. False if the deadline passed first. */
+static bool wait_until_issued(dc__cuda_device *device, dc__cuda_pool_event *point, int64_t deadline) {
   const struct timespec end = {.tv_sec = (time_t)(deadline / 1000000000), .tv_nsec = (long)(deadline % 1000000000)};
   bool is_late = false;
   pthread_mutex_lock(&device->mutex);
-  while (atomic_load(&mark->state) == DC__EVENT_QUEUED && !is_late) {
+  while (atomic_load(&point->state) == DC__EVENT_QUEUED && !is_late) {
     if (deadline == 0) {
       pthread_cond_wait(&device->issued, &device->mutex);
     } else {
       is_late = pthread_cond_timedwait(&device->issued, &device->mutex, &end) == ETIMEDOUT;
     }
   }
-  is_late = is_late && atomic_load(&mark->state) == DC__EVENT_QUEUED;
+  is_late = is_late && atomic_load(&point->state) == DC__EVENT_QUEUED;
   pthread_mutex_unlock(&device->mutex);
   return !is_late;
 }
 
-/* Waits for an issued mark. It has passed then, unless the device failed. */
-static void wait_until_passed(dc__cuda_device *device, dc__cuda_pool_event *mark) {
+/* Waits for an issued point. It has passed then, unless the device failed. */
+static void wait_until_passed(dc__cuda_device *device, dc__cuda_pool_event *point) {
   bool passed = false;
-  if (atomic_load(&mark->state) == DC__EVENT_ISSUED) {
+  if (atomic_load(&point->state) == DC__EVENT_ISSUED) {
     dc__cuda_context_guard entry = dc__cuda_context_enter(device);
-    dc__cu_result error = device->driver.cuEventSynchronize(mark->native);
+    dc__cu_result error = device->driver.cuEventSynchronize(point->native);
     dc__cuda_context_leave(entry);
     (void)dc__cuda_keep_error(device, "cuEventSynchronize", error);
     passed = error == 0 || dc__cuda_is_lost(error);
   }
   if (passed || dc__cuda_synchronize(device)) {
-    atomic_store(&mark->state, DC__EVENT_PASSED);
+    atomic_store(&point->state, DC__EVENT_PASSED);
   }
 }
 
 /* A graph cannot wait for work outside of it, so the host waits for it during the capture. The host also waits if the
  * driver refuses to let a stream wait. */
 static void issue_wait(dc__cuda_stream *stream, void *args) {
-  dc__cuda_pool_event *mark = *(dc__cuda_pool_event **)args;
+  dc__cuda_pool_event *point = *(dc__cuda_pool_event **)args;
   dc__cuda_device *device = pool_event_device(stream);
-  (void)wait_until_issued(device, mark, 0);
-  int state = atomic_load(&mark->state);
-  bool by_host = state == DC__EVENT_LOST || (!mark->captured && dc__cuda_is_capturing(stream));
-  if (mark->captured) {
+  (void)wait_until_issued(device, point, 0);
+  int state = atomic_load(&point->state);
+  bool by_host = state == DC__EVENT_LOST || (!point->captured && dc__cuda_is_capturing(stream));
+  if (point->captured) {
     dc__cuda_join_capture(stream);
   }
   if (state != DC__EVENT_PASSED &&
-      (by_host || DC__CUDA_KEEP(device, cuStreamWaitEvent, stream->native, mark->native, 0) != DC_OK)) {
-    wait_until_passed(device, mark);
+      (by_host || DC__CUDA_KEEP(device, cuStreamWaitEvent, stream->native, point->native, 0) != DC_OK)) {
+    wait_until_passed(device, point);
   }
-  dc__cuda_pool_event_release(device, mark);
+  dc__cuda_pool_event_release(device, point);
 }
 
 static dc_status own_stream_error(void) {
   return dc__fail(DC_E_STATE, "a task must not wait for its own stream, which waits for the task");
 }
 
-dc_status dc__cuda_pool_event_wait(dc__cuda_pool_event *mark, dc__cuda_stream *stream) {
+dc_status dc__cuda_pool_event_wait(dc__cuda_pool_event *point, dc__cuda_stream *stream) {
   dc__cuda_device *device = pool_event_device(stream);
-  int state = atomic_load(&mark->state);
+  int state = atomic_load(&point->state);
   dc_status status = DC_OK;
-  if (state == DC__EVENT_PASSED || mark->stream == stream->serial) { /* a stream is in order with its own marks */
-    dc__cuda_pool_event_release(device, mark);
+  if (state == DC__EVENT_PASSED || point->stream == stream->serial) { /* a stream is in order with its own points */
+    dc__cuda_pool_event_release(device, point);
     return DC_OK;
   }
-  if (stream->is_foreign && state == DC__EVENT_QUEUED && dc__cuda_is_own_worker(mark->stream)) {
+  if (stream->is_foreign && state == DC__EVENT_QUEUED && dc__cuda_is_own_worker(point->stream)) {
     status = own_stream_error();
   } else {
-    status = dc__cuda_submit(stream, issue_wait, &mark, sizeof mark, state == DC__EVENT_QUEUED);
+    status = dc__cuda_submit(stream, issue_wait, &point, sizeof point, state == DC__EVENT_QUEUED);
   }
   if (status != DC_OK) {
-    dc__cuda_pool_event_release(device, mark);
+    dc__cuda_pool_event_release(device, point);
   }
   return status;
 }
 
 /* ---- on the host ---- */
 
-bool dc__cuda_pool_event_query(dc__cuda_device *device, dc__cuda_pool_event *mark) {
-  int state = atomic_load(&mark->state);
+bool dc__cuda_pool_event_query(dc__cuda_device *device, dc__cuda_pool_event *point) {
+  int state = atomic_load(&point->state);
   if (state != DC__EVENT_ISSUED) {
     return state == DC__EVENT_PASSED;
   }
-  if (mark->captured) {
+  if (point->captured) {
     return false; /* it passes at each run of the graph, unseen by the host */
   }
   dc__cuda_context_guard entry = dc__cuda_context_enter(device);
-  dc__cu_result error = device->driver.cuEventQuery(mark->native);
+  dc__cu_result error = device->driver.cuEventQuery(point->native);
   dc__cuda_context_leave(entry);
   if (error == DC__CU_NOT_READY) {
     return false;
@@ -182,15 +182,15 @@ bool dc__cuda_pool_event_query(dc__cuda_device *device, dc__cuda_pool_event *mar
   (void)dc__cuda_keep_error(device, "cuEventQuery", error);
   bool passed = error == 0 || dc__cuda_is_lost(error);
   if (passed) {
-    atomic_store(&mark->state, DC__EVENT_PASSED);
+    atomic_store(&point->state, DC__EVENT_PASSED);
   }
   return passed;
 }
 
 /* The driver has no wait with a deadline: the event is polled at growing intervals of at most a millisecond. If the
  * driver has no answer, the device has failed. */
-static bool poll_until(dc__cuda_device *device, dc__cuda_pool_event *mark, int64_t deadline) {
-  for (int64_t pause = 0; atomic_load(&mark->state) != DC__EVENT_LOST && !dc__cuda_pool_event_query(device, mark);) {
+static bool poll_until(dc__cuda_device *device, dc__cuda_pool_event *point, int64_t deadline) {
+  for (int64_t pause = 0; atomic_load(&point->state) != DC__EVENT_LOST && !dc__cuda_pool_event_query(device, point);) {
     if (dc__now_ns() >= deadline) {
       return false;
     }
@@ -209,24 +209,24 @@ static dc_status timeout_error(int64_t timeout_ns) {
   return dc__fail(DC_E_TIMEOUT, "work was still pending after timeout_ns = %lld", (long long)timeout_ns);
 }
 
-dc_status dc__cuda_pool_event_sync(dc__cuda_device *device, dc__cuda_pool_event *mark, int64_t timeout_ns) {
-  if (atomic_load(&mark->state) == DC__EVENT_QUEUED && dc__cuda_is_own_worker(mark->stream)) {
+dc_status dc__cuda_pool_event_sync(dc__cuda_device *device, dc__cuda_pool_event *point, int64_t timeout_ns) {
+  if (atomic_load(&point->state) == DC__EVENT_QUEUED && dc__cuda_is_own_worker(point->stream)) {
     return own_stream_error();
   }
   int64_t now = dc__now_ns();
   int64_t deadline = timeout_ns == 0 ? 0 : timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
-  if (!wait_until_issued(device, mark, deadline)) {
+  if (!wait_until_issued(device, point, deadline)) {
     return timeout_error(timeout_ns);
   }
-  if (atomic_load(&mark->state) == DC__EVENT_ISSUED &&
-      mark->captured) { /* in this order: the issuing thread writes both */
-    return dc__fail(DC_E_STATE, "the mark is in a CUDA graph that is being captured, so the host cannot wait for it");
+  if (atomic_load(&point->state) == DC__EVENT_ISSUED &&
+      point->captured) { /* in this order: the issuing thread writes both */
+    return dc__fail(DC_E_STATE, "the event was recorded in a capture of a CUDA graph, so the host cannot wait for it");
   }
   if (deadline != 0) {
-    return poll_until(device, mark, deadline) ? dc__cuda_check(&device->head) : timeout_error(timeout_ns);
+    return poll_until(device, point, deadline) ? dc__cuda_check(&device->head) : timeout_error(timeout_ns);
   }
-  if (atomic_load(&mark->state) != DC__EVENT_PASSED) {
-    wait_until_passed(device, mark);
+  if (atomic_load(&point->state) != DC__EVENT_PASSED) {
+    wait_until_passed(device, point);
   }
   return dc__cuda_check(&device->head);
 }
@@ -236,12 +236,12 @@ dc_status dc__cuda_stream_sync(dc_stream *stream, int64_t timeout_ns) {
   if (dc__cuda_is_own_worker(self->serial)) {
     return own_stream_error();
   }
-  dc__cuda_pool_event *mark;
-  dc_status status = dc__cuda_pool_event_record(self, &mark);
+  dc__cuda_pool_event *point;
+  dc_status status = dc__cuda_pool_event_record(self, &point);
   if (status != DC_OK) {
     return timeout_ns == 0 ? dc__cuda_stream_drain(self) : status;
   }
-  status = dc__cuda_pool_event_sync(pool_event_device(self), mark, timeout_ns);
-  dc__cuda_pool_event_release(pool_event_device(self), mark);
+  status = dc__cuda_pool_event_sync(pool_event_device(self), point, timeout_ns);
+  dc__cuda_pool_event_release(pool_event_device(self), point);
   return status;
 }

@@ -18,7 +18,7 @@ typedef struct matmul_shape {
 } matmul_shape;
 
 typedef struct matmul_plan {
-  matmul_shape of;
+  matmul_shape shape;
   uint64_t used;  /* 0: free */
   bool supported; /* false if the library has no algorithm */
   dc__lt_desc desc;
@@ -42,11 +42,11 @@ static dc_status cublaslt_error(const char *name, const char *call, int error) {
 }
 
 static dc_status cublaslt_load(dc__cuda_device *device, dc__lt *lt) {
-  static const dc__vendor_library of[] = {{"libcublasLt.so.13", "nvidia/cu13/lib", 13000},
-                                          {"libcublasLt.so.12", "nvidia/cublas/lib", DC__CU_OLDEST_DRIVER}};
+  static const dc__vendor_library versions[] = {{"libcublasLt.so.13", "nvidia/cu13/lib", 13000},
+                                                {"libcublasLt.so.12", "nvidia/cublas/lib", DC__CU_OLDEST_DRIVER}};
   void *library;
-  DC__TRY(
-      dc__cuda_vendor_library(device, of, DC__COUNT(of), "matrix products need cuBLASLt", "nvidia-cublas", &library));
+  DC__TRY(dc__cuda_vendor_library(device, versions, DC__COUNT(versions), "matrix products need cuBLASLt",
+                                  "nvidia-cublas", &library));
   const char *missing = NULL;
 #define X(name, arguments) DC__DLSYM(library, lt, name, missing)
   DC__LT_FUNCTIONS(X)
@@ -189,50 +189,50 @@ static int cublaslt_create_layout(const dc__lt *lt, dc__lt_layout *layout, int t
 static int cublaslt_describe(const dc__lt *lt, matmul_plan *p, const dc__matmul *product) {
   static const int epilogues[] = {DC__LT_EPILOGUE_NONE, DC__LT_EPILOGUE_BIAS, DC__LT_EPILOGUE_DGELU,
                                   DC__LT_EPILOGUE_BGRADB};
-  const matmul_shape *of = &p->of;
-  const bool wide = of->dtype == DC_FLOAT64;
-  const int type = cublaslt_type_of(of->dtype);
-  const int transposed[] = {of->trans_a, of->trans_b};
+  const matmul_shape *shape = &p->shape;
+  const bool wide = shape->dtype == DC_FLOAT64;
+  const int type = cublaslt_type_of(shape->dtype);
+  const int transposed[] = {shape->trans_a, shape->trans_b};
   int error = lt->cublasLtMatmulDescCreate(&p->desc, wide ? DC__LT_COMPUTE_64F : DC__LT_COMPUTE_32F,
                                            wide ? DC__LT_R_64F : DC__LT_R_32F);
 #define NEXT(call) error = error != 0 ? error : lt->call
 #define SET(attribute, value) NEXT(cublasLtMatmulDescSetAttribute)(p->desc, attribute, &(value), sizeof(value))
   SET(DC__LT_DESC_TRANSA, transposed[0]);
   SET(DC__LT_DESC_TRANSB, transposed[1]);
-  SET(DC__LT_DESC_EPILOGUE, epilogues[of->epilogue]);
-  if (of->epilogue == DC__MATMUL_DGELU) {
-    SET(DC__LT_DESC_AUX_LD, of->ldd);
+  SET(DC__LT_DESC_EPILOGUE, epilogues[shape->epilogue]);
+  if (shape->epilogue == DC__MATMUL_DGELU) {
+    SET(DC__LT_DESC_AUX_LD, shape->ldd);
   }
 #undef SET
   error = error != 0 ? error : set_epilogue_ptr(lt, p, product);
-  const int64_t a[] = {of->trans_a ? of->k : of->m, of->trans_a ? of->m : of->k};
-  const int64_t b[] = {of->trans_b ? of->n : of->k, of->trans_b ? of->k : of->n};
-  const int64_t batch = of->heuristic_batch > 0 ? of->heuristic_batch : of->batch;
-  error = error != 0 ? error : cublaslt_create_layout(lt, &p->a, type, a[0], a[1], of->lda, batch, of->stride_a);
-  error = error != 0 ? error : cublaslt_create_layout(lt, &p->b, type, b[0], b[1], of->ldb, batch, of->stride_b);
+  const int64_t a[] = {shape->trans_a ? shape->k : shape->m, shape->trans_a ? shape->m : shape->k};
+  const int64_t b[] = {shape->trans_b ? shape->n : shape->k, shape->trans_b ? shape->k : shape->n};
+  const int64_t batch = shape->heuristic_batch > 0 ? shape->heuristic_batch : shape->batch;
+  error = error != 0 ? error : cublaslt_create_layout(lt, &p->a, type, a[0], a[1], shape->lda, batch, shape->stride_a);
+  error = error != 0 ? error : cublaslt_create_layout(lt, &p->b, type, b[0], b[1], shape->ldb, batch, shape->stride_b);
   return error != 0 ? error
-                    : cublaslt_create_layout(lt, &p->d, cublaslt_type_of(of->out_dtype), of->m, of->n, of->ldd, batch,
-                                             of->stride_d);
+                    : cublaslt_create_layout(lt, &p->d, cublaslt_type_of(shape->out_dtype), shape->m, shape->n,
+                                             shape->ldd, batch, shape->stride_d);
 }
 
 /* Sets the real batch, after the search with the nominal one. Returns the library's status. */
 static int set_batch(const dc__lt *lt, const matmul_plan *p) {
   const dc__lt_layout layouts[] = {p->a, p->b, p->d};
-  const int32_t count = (int32_t)p->of.batch;
+  const int32_t count = (int32_t)p->shape.batch;
   int error = 0;
-  for (size_t i = 0; i < DC__COUNT(layouts) && error == 0 && p->of.heuristic_batch > 0; i++) {
+  for (size_t i = 0; i < DC__COUNT(layouts) && error == 0 && p->shape.heuristic_batch > 0; i++) {
     error = lt->cublasLtMatrixLayoutSetAttribute(layouts[i], DC__LT_LAYOUT_BATCH, &count, sizeof count);
   }
   return error;
 }
 
-/* Searches for the best algorithm; `works` says whether there is one. The library may report a missing epilogue as
+/* Searches for the best algorithm, and sets p->supported if there is one. The library may report a missing epilogue as
  * unsupported or invalid. Returns the library's status. */
 static int cublaslt_search(const struct dc__cuda_cublaslt *cublaslt, matmul_plan *p) {
   const dc__lt *lt = &cublaslt->lt;
-  const uint64_t workspace = p->of.workspace;
-  const uint32_t alignment = (uint32_t)p->of.alignment, reduction = DC__LT_REDUCTION_COMPUTE_TYPE;
-  const bool has_epilogue = p->of.epilogue != DC__MATMUL_NONE;
+  const uint64_t workspace = p->shape.workspace;
+  const uint32_t alignment = (uint32_t)p->shape.alignment, reduction = DC__LT_REDUCTION_COMPUTE_TYPE;
+  const bool has_epilogue = p->shape.epilogue != DC__MATMUL_NONE;
   dc__lt_preference preference = NULL;
   dc__lt_found found = {.state = DC__LT_NOT_SUPPORTED};
   int count = 0;
@@ -262,36 +262,36 @@ static int cublaslt_search(const struct dc__cuda_cublaslt *cublaslt, matmul_plan
  * taken. Returns the library's status. */
 static int cublaslt_fit_batch(const struct dc__cuda_cublaslt *cublaslt, matmul_plan *p) {
   int error = set_batch(&cublaslt->lt, p);
-  if (error != 0 || !p->supported || p->of.heuristic_batch == 0 || p->of.heuristic_batch == p->of.batch) {
+  if (error != 0 || !p->supported || p->shape.heuristic_batch == 0 || p->shape.heuristic_batch == p->shape.batch) {
     return error;
   }
   dc__lt_found found = {.state = DC__LT_NOT_SUPPORTED};
   error = cublaslt->lt.cublasLtMatmulAlgoCheck(cublaslt->handle, p->desc, p->a, p->b, p->d, p->d, &p->algo, &found);
   const bool refused = error == DC__LT_NOT_SUPPORTED || error == DC__LT_INVALID_VALUE ||
-                       (error == 0 && (found.state != 0 || found.workspace > p->of.workspace));
+                       (error == 0 && (found.state != 0 || found.workspace > p->shape.workspace));
   return refused ? cublaslt_search(cublaslt, p) : error;
 }
 
 /* The mutex is held and the device entered. Returns the library's status. */
 static int cublaslt_find_plan(struct dc__cuda_cublaslt *cublaslt, const dc__matmul *product, matmul_plan **found) {
-  const matmul_shape of = matmul_shape_of(product);
+  const matmul_shape shape = matmul_shape_of(product);
   uint64_t hash = UINT64_C(1469598103934665603);
-  for (size_t i = 0; i < sizeof of; i++) {
-    hash = (hash ^ ((const unsigned char *)&of)[i]) * UINT64_C(1099511628211);
+  for (size_t i = 0; i < sizeof shape; i++) {
+    hash = (hash ^ ((const unsigned char *)&shape)[i]) * UINT64_C(1099511628211);
   }
   matmul_plan *set = cublaslt->plans[(hash >> 32) % SETS];
   matmul_plan *oldest = set;
   for (int32_t i = 0; i < WAYS; i++) {
-    if (set[i].used != 0 && memcmp(&set[i].of, &of, sizeof of) == 0) {
+    if (set[i].used != 0 && memcmp(&set[i].shape, &shape, sizeof shape) == 0) {
       oldest = &set[i];
       break;
     }
     oldest = set[i].used < oldest->used ? &set[i] : oldest;
   }
   *found = oldest;
-  if (oldest->used == 0 || memcmp(&oldest->of, &of, sizeof of) != 0) {
+  if (oldest->used == 0 || memcmp(&oldest->shape, &shape, sizeof shape) != 0) {
     matmul_plan_destroy(&cublaslt->lt, oldest);
-    oldest->of = of;
+    oldest->shape = shape;
     int error = cublaslt_describe(&cublaslt->lt, oldest, product);
     error = error != 0 ? error : cublaslt_search(cublaslt, oldest);
     error = error != 0 ? error : cublaslt_fit_batch(cublaslt, oldest);

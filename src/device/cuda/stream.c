@@ -41,15 +41,15 @@ static dc__cuda_stream *stream_alloc(dc__cuda_device *device, dc__cu_stream nati
  * for the whole context would break captures of other code. The kernels of a graph run when its owner launches it,
  * which is the owner's responsibility. */
 static void stream_sync_foreign(dc__cuda_stream *stream) {
-  dc__cuda_pool_event *mark;
+  dc__cuda_pool_event *point;
   if (dc__cuda_stream_captures(&stream->head)) {
     return;
   }
-  if (dc__cuda_pool_event_record(stream, &mark) != DC_OK) {
+  if (dc__cuda_pool_event_record(stream, &point) != DC_OK) {
     (void)dc__cuda_stream_drain(stream);
     return;
   }
-  (void)dc__cuda_pool_event_wait(mark,
+  (void)dc__cuda_pool_event_wait(point,
                                  (dc__cuda_stream *)((dc__cuda_device *)stream->head.device)->foreign_sync_stream);
 }
 

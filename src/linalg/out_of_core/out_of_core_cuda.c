@@ -1,5 +1,5 @@
 /* Out-of-core products on a device, whose memory the budget bounds. C's tile stays on the device while k is summed.
- * Blocks of A and B in files come through two pinned stages and a copy stream, into two alternating buffers an
+ * Blocks of A and B in files pass through two pinned stages and a copy stream, into two alternating buffers an
  * operand. So the next blocks are read and copied while a product runs. Operands in device memory are used in place. */
 #include "kernels/cuda/kernels_cuda.h"
 #include "linalg/out_of_core/out_of_core.h"
@@ -160,22 +160,22 @@ static const dc__out_of_core_model cuda_model = {.fits = pipeline_fits, .bytes =
 
 /* ---- blocks ---- */
 
-static size_t block_bytes(const out_of_core_block *b) {
+static size_t out_of_core_block_bytes(const out_of_core_block *b) {
   return (size_t)(b->rows * b->cols) * dc_dtype_size(b->source->mat.dtype);
 }
 
 /* The part of a block from its byte `done` on that fits into a stage: whole rows, or a part of one. */
 static out_of_core_block stage_part(const out_of_core_block *b, size_t done) {
   const size_t size = dc_dtype_size(b->source->mat.dtype);
-  const int64_t room = STAGE_BYTES / (int64_t)size;
+  const int64_t stage_elements = STAGE_BYTES / (int64_t)size;
   const int64_t row = (int64_t)(done / size) / b->cols;
   const int64_t col = (int64_t)(done / size) % b->cols;
   out_of_core_block part = *b;
   part.memory += done;
   part.row += row;
   part.col += col;
-  part.cols = dc__min_int64(b->cols - col, room);
-  part.rows = part.cols < b->cols ? 1 : dc__min_int64(b->rows - row, room / b->cols);
+  part.cols = dc__min_int64(b->cols - col, stage_elements);
+  part.rows = part.cols < b->cols ? 1 : dc__min_int64(b->rows - row, stage_elements / b->cols);
   return part;
 }
 
@@ -222,23 +222,23 @@ static int32_t next_stage(out_of_core_pipeline *x) {
 
 static void pipeline_read_block(out_of_core_pipeline *x, const out_of_core_block *b) {
   out_of_core_block part;
-  for (size_t done = 0; done < block_bytes(b) && is_ok(x); done += block_bytes(&part)) {
+  for (size_t done = 0; done < out_of_core_block_bytes(b) && is_ok(x); done += out_of_core_block_bytes(&part)) {
     const int32_t stage = next_stage(x);
     part = stage_part(b, done);
     transfer_part(x, &part, stage, false);
     dc__stream_copy(x->staging->copies, part.memory, x->staging->pinned + (size_t)stage * STAGE_BYTES,
-                    block_bytes(&part));
+                    out_of_core_block_bytes(&part));
     dc__event_record(x->staging->staged[stage], x->staging->copies);
   }
 }
 
 static void write_block(out_of_core_pipeline *x, const out_of_core_block *b) {
   out_of_core_block part;
-  for (size_t done = 0; done < block_bytes(b) && is_ok(x); done += block_bytes(&part)) {
+  for (size_t done = 0; done < out_of_core_block_bytes(b) && is_ok(x); done += out_of_core_block_bytes(&part)) {
     const int32_t stage = next_stage(x);
     part = stage_part(b, done);
     dc__stream_copy(x->staging->copies, x->staging->pinned + (size_t)stage * STAGE_BYTES, part.memory,
-                    block_bytes(&part));
+                    out_of_core_block_bytes(&part));
     dc__event_record(x->staging->staged[stage], x->staging->copies);
     x->pending_write[stage] = part;
   }
@@ -279,7 +279,7 @@ static void multiply_block(out_of_core_pipeline *x, const out_of_core_block *c, 
   dc_stream *stream = x->l->device->internal_stream;
   const int64_t depth = dc__min_int64(w->plan.kb, w->k - p);
   if (depth == 0) { /* C is in a file, and its tile is dense */
-    dc__stream_zero(stream, c->memory, block_bytes(c));
+    dc__stream_zero(stream, c->memory, out_of_core_block_bytes(c));
     return;
   }
   const dc__mat a = operand_fetch(x, &x->a, (dc__matrix_part){.row = c->row, .rows = c->rows, .col = p, .cols = depth});

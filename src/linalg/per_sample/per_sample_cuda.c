@@ -120,29 +120,29 @@ static void store_columns(const per_sample_cuda *w, double *columns, int64_t at,
 
 /* ---- embeddings ---- */
 
-static void run_embedding(const per_sample_cuda *w) {
+static void run_embedding_cuda(const per_sample_cuda *w) {
   const dc__per_sample *s = w->s;
   const int64_t tables = w->call->op == DC__PER_SAMPLE_SUM ? 1 : s->samples;
-  dc__cuda_indices of = {.ids = s->x, .delta = s->delta, .samples = s->samples, .positions = s->positions};
-  of.rows = s->in;
-  of.columns = s->out;
-  of.padding = s->layer.has_padding_row == 1 ? s->layer.padding_row : -1;
-  of.wide_ids = s->x_dtype == DC_INT64;
-  of.bag = dc__is_embedding_bag(s->layer.kind);
-  of.wide = s->dtype == DC_FLOAT64;
+  dc__cuda_indices indices = {.ids = s->x, .delta = s->delta, .samples = s->samples, .positions = s->positions};
+  indices.rows = s->in;
+  indices.columns = s->out;
+  indices.padding = s->layer.has_padding_row == 1 ? s->layer.padding_row : -1;
+  indices.wide_ids = s->x_dtype == DC_INT64;
+  indices.bag = dc__is_embedding_bag(s->layer.kind);
+  indices.wide = s->dtype == DC_FLOAT64;
   dc__cuda_sample_weights_args shares = {
-      .indices = of, .factors = w->call->factors, .sample_weights = w->sample_weights};
+      .indices = indices, .factors = w->call->factors, .sample_weights = w->sample_weights};
   shares.mean = s->layer.kind == DC_SAMPLE_BAG_MEAN;
   if (s->positions > 0) {
     dc__cuda_sample_weights(w->stream, &shares);
   }
-  of.sample_weights = w->sample_weights;
+  indices.sample_weights = w->sample_weights;
   if (w->call->op == DC__PER_SAMPLE_NORMS) {
-    const dc__cuda_rows_squared_args args = {of, w->sorted, w->parts};
+    const dc__cuda_rows_squared_args args = {indices, w->sorted, w->parts};
     dc__cuda_rows_squared(w->stream, &args);
     return;
   }
-  const dc__cuda_scatter_args args = {of, w->call->to_weight, w->call->op != DC__PER_SAMPLE_SUM};
+  const dc__cuda_scatter_args args = {indices, w->call->to_weight, w->call->op != DC__PER_SAMPLE_SUM};
   if (!w->call->accumulate) {
     dc__stream_zero(w->stream, w->call->to_weight, (size_t)(tables * s->in * s->out) * dc_dtype_size(s->dtype));
   }
@@ -151,7 +151,7 @@ static void run_embedding(const per_sample_cuda *w) {
 
 /* ---- all layer types ---- */
 
-static void run_linear(const per_sample_cuda *w) {
+static void run_linear_cuda(const per_sample_cuda *w) {
   if (w->call->op == DC__PER_SAMPLE_NORMS) {
     dc__per_sample_linear_norms_cuda(w);
   } else if (w->call->op == DC__PER_SAMPLE_SUM) {
@@ -167,9 +167,9 @@ static void run_call(const per_sample_cuda *w) {
     dc__stream_zero(w->stream, w->parts, (size_t)(s->samples * w->width) * sizeof(double));
   }
   if (w->call->weight && dc__is_embedding(s->layer.kind)) {
-    run_embedding(w);
+    run_embedding_cuda(w);
   } else if (w->call->weight && is_linear_or_conv(s)) {
-    run_linear(w);
+    run_linear_cuda(w);
   } else if (w->call->weight) {
     queue_statistics(w);
     queue_columns(w, true);

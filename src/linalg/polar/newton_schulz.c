@@ -13,7 +13,7 @@ typedef struct schulz_polynomial {
 } schulz_polynomial;
 
 /* Polar Express (arXiv 2505.16932), for singular values from 1e-3 of the Frobenius norm. The last polynomial is
- * Newton-Schulz and repeats in later steps. The others leave room for rounding, as if values went up to 1.01. */
+ * Newton-Schulz and repeats in later steps. The others leave a margin for rounding, as if values went up to 1.01. */
 enum { POLAR_EXPRESS_STEPS = 8 };
 static const schulz_polynomial polar_express[POLAR_EXPRESS_STEPS] = {
     {8.28721201814563, -23.595886519098837, 17.300387312530933},
@@ -32,9 +32,8 @@ static schulz_polynomial polynomial_of_step(bool use_polar_express, int32_t step
     return muon;
   }
   schulz_polynomial p = polar_express[step < POLAR_EXPRESS_STEPS - 1 ? step : POLAR_EXPRESS_STEPS - 1];
-  double room = step < POLAR_EXPRESS_STEPS - 1 ? 1.01 : 1;
-  schulz_polynomial with_room = {p.a / room, p.b / pow(room, 3), p.c / pow(room, 5)};
-  return with_room;
+  double margin = step < POLAR_EXPRESS_STEPS - 1 ? 1.01 : 1;
+  return (schulz_polynomial){p.a / margin, p.b / pow(margin, 3), p.c / pow(margin, 5)};
 }
 
 void dc__newton_schulz_run(dc__newton_schulz *o, bool use_polar_express, int32_t steps) {

@@ -137,7 +137,7 @@ static dc_status compute_directions(dc__kfac *k, const char *fn) {
   return status;
 }
 
-/* A group's clipping factor for its layers' directions. Sums go over layers in order, alike on every rank. */
+/* A group's clipping factor for its layers' directions. Sums go over layers in order, the same on every rank. */
 static dc_status kfac_clip(dc__kfac *k) {
   const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_GATHER};
   memcpy(k->table, k->products, (size_t)k->layer_count * sizeof *k->table);

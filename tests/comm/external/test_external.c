@@ -1,6 +1,6 @@
 /* Communicators over the caller's own collectives: ragged, grouped and 16-bit data arrive right through an all_to_all,
  * and through functions that know equal counts and plain sums only. The caller's errors become libdc's. */
-#include "rooms.h"
+#include "exchange.h"
 
 /* ---- data ---- */
 
@@ -91,8 +91,8 @@ static int collectives_without(dc_comm *comm, void *arg) {
 
 static void test_collectives(void **state) {
   (void)state;
-  room rooms[2] = {0}, others[2] = {0};
-  on_external(collectives_without, rooms);
+  exchange exchanges[2] = {0}, others[2] = {0};
+  on_external(collectives_without, exchanges);
   on_all_to_all(collectives, others);
 }
 
@@ -111,9 +111,17 @@ static int group(dc_comm *comm, void *arg) {
     for (int k = 0; k < N; k++) {
       recvs[i][k] = 1;
     }
-    items[i] = (dc__coll_item){sends[i], recvs[i], ranges, N, i, dtype, DC_FLOAT32, 1, DC_SUM};
+    items[i] = (dc__coll_item){.send = sends[i],
+                               .recv = recvs[i],
+                               .ranges = ranges,
+                               .total = N,
+                               .id = i,
+                               .dtype = dtype,
+                               .recv_dtype = DC_FLOAT32,
+                               .accumulate = 1,
+                               .reduce_op = DC_SUM};
   }
-  const dc__tag tag = {1, 0, DC_OP_REDUCE_GRAD, NULL};
+  const dc__tag tag = {.graph_id = 1, .op = DC_OP_REDUCE_GRAD};
   dc__comm_reduce_scatter(comm, NULL, &tag, items, ITEMS);
   CHECK_OK(dc__comm_check(comm));
   fill_sum(expected, DC_FLOAT32, N, 1);
@@ -127,8 +135,8 @@ static int group(dc_comm *comm, void *arg) {
 
 static void test_group(void **state) {
   (void)state;
-  room rooms[2] = {0}, others[2] = {0};
-  on_external(group, rooms);
+  exchange exchanges[2] = {0}, others[2] = {0};
+  on_external(group, exchanges);
   on_all_to_all(group, others);
 }
 
@@ -155,12 +163,12 @@ static int parts(dc_comm *comm, void *arg) {
 
 static void test_parts(void **state) {
   (void)state;
-  room rooms[2] = {{.size = 0}, {.size = 2}};
-  on_external(parts, rooms);
+  exchange exchanges[2] = {{.size = 0}, {.size = 2}};
+  on_external(parts, exchanges);
 }
 
 static int copies(dc_comm *comm, void *arg) {
-  room *rooms = arg;
+  exchange *exchanges = arg;
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK(collectives_without(copy, NULL) == 0);
@@ -172,20 +180,20 @@ static int copies(dc_comm *comm, void *arg) {
   CHECK(dc_comm_check(comm) == DC_E_ABORTED);
   CHECK_SAYS("enough");
   CHECK(dc_comm_barrier(comm) == DC_E_ABORTED);
-  CHECK(atomic_load(&rooms[0].aborted) > 0 && atomic_load(&rooms[1].aborted) > 0);
+  CHECK(atomic_load(&exchanges[0].aborted) > 0 && atomic_load(&exchanges[1].aborted) > 0);
   dc_comm_destroy(copy);
   return 0;
 }
 
 static void test_copies(void **state) {
   (void)state;
-  room rooms[2] = {0};
-  on_external(copies, rooms);
+  exchange exchanges[2] = {0};
+  on_external(copies, exchanges);
 }
 
 static int callback_error(dc_comm *comm, void *arg) {
-  room *rooms = arg;
-  atomic_store(&rooms[0].error, 42);
+  exchange *exchanges = arg;
+  atomic_store(&exchanges[0].error, 42);
   int64_t one = 1;
   int64_t world = WORLD;
   float send[WORLD] = {0};
@@ -200,8 +208,8 @@ static int callback_error(dc_comm *comm, void *arg) {
 
 static void test_callback_error(void **state) {
   (void)state;
-  room rooms[2] = {0};
-  on_external(callback_error, rooms);
+  exchange exchanges[2] = {0};
+  on_external(callback_error, exchanges);
 }
 
 static int mismatch(dc_comm *comm, void *arg) {
@@ -216,8 +224,8 @@ static int mismatch(dc_comm *comm, void *arg) {
 
 static void test_mismatch(void **state) {
   (void)state;
-  room rooms[2] = {0};
-  on_external(mismatch, rooms);
+  exchange exchanges[2] = {0};
+  on_external(mismatch, exchanges);
 }
 
 /* A rank that owns a part of the result and has no memory for it: the error on all ranks names it. */
@@ -233,7 +241,7 @@ static int without_a_place(dc_comm *comm, void *arg) {
                               .dtype = DC_FLOAT32,
                               .recv_dtype = DC_FLOAT32,
                               .reduce_op = DC_MEAN};
-  const dc__tag tag = {0, 5, DC_OP_REDUCE_GRAD, NULL};
+  const dc__tag tag = {.id = 5, .op = DC_OP_REDUCE_GRAD};
   dc__comm_reduce_scatter(comm, NULL, &tag, &item, 1);
   CHECK(dc_comm_check(comm) == DC_E_STATE);
   CHECK(strstr(dc_last_error(), "the gradient buffer of parameter 5 was taken away") != NULL);
@@ -243,8 +251,8 @@ static int without_a_place(dc_comm *comm, void *arg) {
 
 static void test_without_a_place(void **state) {
   (void)state;
-  room rooms[2] = {0};
-  on_external(without_a_place, rooms);
+  exchange exchanges[2] = {0};
+  on_external(without_a_place, exchanges);
 }
 
 static int32_t gather_alone(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {

@@ -176,7 +176,7 @@ static void reduce_alone(const dc__coll_item *item, int32_t world, int64_t count
 static int accumulates(dc_comm *comm, void *arg) {
   enum { ITEMS = 14, ELEMENTS = 6001 };
   const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
-  const dc__tag tag = {1, 0, DC_OP_REDUCE_GRAD, NULL};
+  const dc__tag tag = {.graph_id = 1, .op = DC_OP_REDUCE_GRAD};
   dc__range ranges[16];
   dc__coll_item items[ITEMS];
   (void)arg;

@@ -166,7 +166,7 @@ typedef struct squat {
 } squat;
 
 /* Rank 1's place in communicator 2, for which rank 0 listens. */
-static int connect_as_stranger(const dc_comm *comm) {
+static int connect_unknown(const dc_comm *comm) {
   dc__tcp_group *group = ((const dc__tcp *)comm)->group;
   char address[64];
   const dc__tcp_hello hello = dc__tcp_hello_make(group, 2);
@@ -194,7 +194,7 @@ static int taken(dc_comm *comm, void *arg) {
     }
     return 0;
   }
-  int fd = comm->rank == 1 ? connect_as_stranger(comm) : -1;
+  int fd = comm->rank == 1 ? connect_unknown(comm) : -1;
   dc_status status = dc_comm_dup(comm, &copy);
   snprintf(s->text[comm->rank], sizeof s->text[0], "%s", dc_last_error());
   if (fd >= 0) {

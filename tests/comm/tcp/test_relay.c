@@ -135,7 +135,7 @@ static int take_no_part(dc_comm *comm, void *arg) {
   for (int32_t r = 0; r < comm->world; r++) {
     ranges[r] = (dc__range){r, 1};
   }
-  const dc__tag tag = {4, 7, DC_OP_REDUCE_GRAD, NULL};
+  const dc__tag tag = {.graph_id = 4, .id = 7, .op = DC_OP_REDUCE_GRAD};
   const dc__coll_item item = {.send = send,
                               .recv = comm->rank == 2 ? NULL : &recv,
                               .ranges = ranges,

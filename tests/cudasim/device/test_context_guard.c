@@ -187,7 +187,7 @@ static void test_the_callers_functions(void **state) {
   callbacks.user = &called;
   dc_comm *comm;
   assert_int_equal(dc_comm_create_external(&callbacks, 0, 1, NULL, &comm), DC_OK);
-  const dc__tag tag = {-1, -1, DC_OP_COMM_ALL_GATHER, NULL};
+  const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_GATHER};
   const int64_t own = 7;
   int64_t table = 0;
   called = 0;

@@ -61,7 +61,7 @@ static void test_an_event_passes_when_its_work_is_done(void **state) {
   assert_int_equal(cudasim_live(), 0);
 }
 
-/* One mark that the driver makes none for, one that it does not record, and a wait that it does not take. */
+/* One point that the driver makes none for, one that it does not record, and a wait that it does not take. */
 static void test_a_refused_call_drains_the_stream(void **state) {
   static const char *const functions[] = {"cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"};
   (void)state;

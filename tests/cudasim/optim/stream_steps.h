@@ -14,7 +14,7 @@
 #include "support/steps.h"
 
 enum { ADAMW, SGD, MUON, KINDS }; /* Muon's parameters are whole */
-enum { PARAMS = 6, COUNT = 300, STEPS = 7, BAD = 3, BYTES = PARAMS * COUNT * 4, ROOM = BYTES * (1 + STEPS) };
+enum { PARAMS = 6, COUNT = 300, STEPS = 7, BAD = 3, BYTES = PARAMS * COUNT * 4, ALLOC_BYTES = BYTES * (1 + STEPS) };
 
 static const int32_t dtypes[PARAMS] = {DC_FLOAT32, DC_BFLOAT16, DC_FLOAT16, DC_FLOAT32, DC_FLOAT32, DC_BFLOAT16};
 static const int32_t grad_dtypes[PARAMS] = {DC_FLOAT32, DC_FLOAT32, DC_FLOAT16, DC_BFLOAT16, DC_FLOAT32, DC_BFLOAT16};
@@ -114,7 +114,7 @@ static inline dc_status make(model *m, int kind, int64_t offset, int64_t count) 
 
 static inline model open_model(int kind, dc_stream *stream, int64_t offset, int64_t count) {
   model m = {.stream = stream};
-  DO(device->ops->alloc(device, ROOM, DC_MEMORY_DEVICE, (void **)&m.memory));
+  DO(device->ops->alloc(device, ALLOC_BYTES, DC_MEMORY_DEVICE, (void **)&m.memory));
   DO(make(&m, kind, offset, count));
   fill(&m, offset);
   DO(dc_optimizer_set_stream(m.optimizer, stream));
@@ -123,7 +123,7 @@ static inline model open_model(int kind, dc_stream *stream, int64_t offset, int6
 
 static inline void close_model(model *m) {
   dc_optimizer_destroy(m->optimizer);
-  device->ops->free(device, m->memory, ROOM, DC_MEMORY_DEVICE);
+  device->ops->free(device, m->memory, ALLOC_BYTES, DC_MEMORY_DEVICE);
 }
 
 /* With the gradients of a step; the last parameter has some in every other one alone. */

@@ -19,7 +19,7 @@ static void free_numbers(numbers *on_device) {
   device->ops->free(device, on_device, sizeof *on_device, DC_MEMORY_DEVICE);
 }
 
-static void name(const model *m, numbers *on_device) {
+static void set_loss_scale(const model *m, numbers *on_device) {
   static const int64_t one = 1;
   const dc_tensor scale = flat(&on_device->loss_scale, &one, DC_FLOAT32),
                   found = flat(&on_device->found_inf, &one, DC_FLOAT32);
@@ -40,9 +40,10 @@ static numbers of_step(int n) {
   return (numbers){.loss_scale = (float)(n + 3), .found_inf = n == 2 ? 1.0f : 0.0f};
 }
 
-/* One side is told by the host and leaves out what was found; `go` makes the other's. */
-static void follow(int kind, const model *m, numbers *on_device, void (*go)(const model *m, void *native),
-                   void *native) {
+/* Compares m's steps, which `go` makes, with those of a plain optimizer. The host gives that one the same loss scales,
+ * and leaves out the steps in which found_inf is set. */
+static void compare_with_host_scale(int kind, const model *m, numbers *on_device,
+                                    void (*go)(const model *m, void *native), void *native) {
   model plain = open_model(kind, NULL, 0, COUNT);
   DO(step_of(&plain, 0.5));
   int64_t left_out = 0;
@@ -90,8 +91,8 @@ static void test_numbers_are_read_in_the_steps_turn(void **state) {
     DO(dc_stream_create(device, &stream));
     model m = open_model(kind, stream, 0, COUNT);
     DO(step_of(&m, 0.5));
-    name(&m, on_device);
-    follow(kind, &m, on_device, plain_step, NULL);
+    set_loss_scale(&m, on_device);
+    compare_with_host_scale(kind, &m, on_device, plain_step, NULL);
     close_model(&m);
     dc_stream_destroy(stream);
     free_numbers(on_device);
@@ -108,11 +109,11 @@ static void test_launches_read_them_anew(void **state) {
     numbers *on_device = alloc_numbers();
     model m = open_model(kind, stream, 0, COUNT);
     DO(step_of(&m, 0.5));
-    name(&m, on_device);
+    set_loss_scale(&m, on_device);
     graph_capture(native);
     DO(step_of(&m, 0.5));
     graph_capture_end(native);
-    follow(kind, &m, on_device, launch, native);
+    compare_with_host_scale(kind, &m, on_device, launch, native);
     graph_drop();
     close_model(&m);
     free_numbers(on_device);
@@ -130,7 +131,7 @@ static void test_found_inf_is_no_error(void **state) {
   const numbers now = {.loss_scale = 1, .found_inf = 1};
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
   move(on_device, &now, sizeof now);
-  name(&m, on_device);
+  set_loss_scale(&m, on_device);
   DO(step(&m, BAD));
   DO(dc_optimizer_set_loss_scale(m.optimizer, NULL, NULL));
   assert_int_equal(step(&m, BAD), DC_E_NOT_FINITE);
@@ -149,7 +150,7 @@ static void test_second_order_kinds_read_them(void **state) {
   dc_stream *stream;
   numbers *on_device = alloc_numbers();
   float *x, before[32], after[32];
-  DO(device->ops->alloc(device, ROOM, DC_MEMORY_DEVICE, (void **)&x));
+  DO(device->ops->alloc(device, ALLOC_BYTES, DC_MEMORY_DEVICE, (void **)&x));
   for (int i = 0; i < 32; i++) {
     before[i] = (float)(i * 7 % 5) - 2.0f;
   }
@@ -159,7 +160,7 @@ static void test_second_order_kinds_read_them(void **state) {
   DO(dc_optimizer_add_param(optimizer, 0, shape, 2, 0, count, DC_FLOAT32, NULL));
   DO(dc_optimizer_set_stream(optimizer, stream));
   const model m = {.optimizer = optimizer};
-  name(&m, on_device);
+  set_loss_scale(&m, on_device);
   dc_tensor weight = flat(x, &count, DC_FLOAT32), grad = flat(x + 16, &count, DC_FLOAT32);
   for (int found = 1; found >= 0; found--) {
     const numbers now = {.loss_scale = 2, .found_inf = (float)found};
@@ -170,7 +171,7 @@ static void test_second_order_kinds_read_them(void **state) {
   }
   dc_optimizer_destroy(optimizer);
   dc_stream_destroy(stream);
-  device->ops->free(device, x, ROOM, DC_MEMORY_DEVICE);
+  device->ops->free(device, x, ALLOC_BYTES, DC_MEMORY_DEVICE);
   free_numbers(on_device);
 }
 

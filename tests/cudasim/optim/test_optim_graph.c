@@ -67,7 +67,7 @@ static void test_other_kinds_wait_for_the_stream(void **state) {
   dc_optimizer *optimizer;
   dc_stream *stream;
   float *x;
-  DO(device->ops->alloc(device, ROOM, DC_MEMORY_DEVICE, (void **)&x));
+  DO(device->ops->alloc(device, ALLOC_BYTES, DC_MEMORY_DEVICE, (void **)&x));
   dc__stream_zero(device->internal_stream, x, 16 * sizeof *x);
   dc__device_sync_internal(device, NULL);
   DO(dc_stream_create(device, &stream));
@@ -82,7 +82,7 @@ static void test_other_kinds_wait_for_the_stream(void **state) {
   assert_true(*(float *)cudasim_host_ptr(x) < 0);
   dc_optimizer_destroy(optimizer);
   dc_stream_destroy(stream);
-  device->ops->free(device, x, ROOM, DC_MEMORY_DEVICE);
+  device->ops->free(device, x, ALLOC_BYTES, DC_MEMORY_DEVICE);
 }
 
 /* ---- graphs ---- */
@@ -182,8 +182,8 @@ static void test_the_captured_stream_is_set_in_the_capture(void **state) {
 static int use(int kind, const char *counted, const char *failing, int before) {
   model m = {0};
   (void)open_all(NULL);
-  DO(device->ops->alloc(device, ROOM, DC_MEMORY_DEVICE, (void **)&m.memory));
-  dc__stream_zero(device->internal_stream, m.memory, ROOM);
+  DO(device->ops->alloc(device, ALLOC_BYTES, DC_MEMORY_DEVICE, (void **)&m.memory));
+  dc__stream_zero(device->internal_stream, m.memory, ALLOC_BYTES);
   dc__device_sync_internal(device, NULL);
   DO(dc_stream_create(device, &m.stream));
   const int begun = cudasim_calls(counted);

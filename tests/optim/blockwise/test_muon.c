@@ -99,7 +99,8 @@ static void reference(const dc_muon_options *o, int64_t rows, int64_t cols, cons
     u[i] = o->nesterov >= 0 ? (double)g[i] + momentum * b[i] : b[i];
     squares += u[i] * u[i];
   }
-  const dc_tensor from = {sizeof from, u, (const int64_t[]){rows, cols}, NULL, 2, DC_FLOAT64, NULL};
+  const dc_tensor from = {
+      .struct_size = sizeof from, .data = u, .shape = (const int64_t[]){rows, cols}, .ndim = 2, .dtype = DC_FLOAT64};
   dc_tensor to = from;
   to.data = p;
   OK(dc_orthogonalize(linalg, &from, o->polynomial, o->steps > 0 ? o->steps : 5, &to)); /* at any length above eps */
@@ -182,8 +183,9 @@ static void band(const float *w, int64_t n, int64_t cols, int64_t full, double l
       }
     }
   }
-  const dc_tensor a = {sizeof a, gram, (const int64_t[]){n, n}, NULL, 2, DC_FLOAT64, NULL};
-  dc_tensor v = {sizeof v, values, &n, NULL, 1, DC_FLOAT64, NULL}, q = a;
+  const dc_tensor a = {
+      .struct_size = sizeof a, .data = gram, .shape = (const int64_t[]){n, n}, .ndim = 2, .dtype = DC_FLOAT64};
+  dc_tensor v = {.struct_size = sizeof v, .data = values, .shape = &n, .ndim = 1, .dtype = DC_FLOAT64}, q = a;
   q.data = vectors;
   OK(dc_eigh(linalg, &a, NULL, &v, &q, NULL, 0));
   for (int64_t i = 0; i < n; i++) { /* ascending */

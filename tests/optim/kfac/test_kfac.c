@@ -1,5 +1,5 @@
 /* K-FAC's mathematics: points 43, 44 and 46 of the second-order conformance list, against the definitions in float64.
- * The factors of convolutions: test_kfac_factors.c. Ranks, failures and saved states: test_kfac_steps.c. */
+ * The factors of convolutions: test_kfac_factors.c. Ranks, failures and saved states: test_kfac_step.c. */
 #include "kfac_test.h"
 
 static model m;
@@ -63,7 +63,7 @@ static void direction(const double *a, int64_t ao, const double *g, int64_t go, 
   free(big);
 }
 
-/* of one sample, A x G is exactly the Fisher matrix of a linear layer. */
+/* Of one sample, A x G is exactly the Fisher matrix of a linear layer. */
 static void point_46_one_sample(void **state) {
   (void)state;
   enum { I = 5, O = 3 };
@@ -139,7 +139,7 @@ static void point_46_deep_linear_net(void **state) {
   free(w2);
 }
 
-/* a bias is the weight of an input that is always one. */
+/* A bias is the weight of an input that is always one. */
 static void point_46_bias_is_homogeneous(void **state) {
   (void)state;
   enum { N = 7, I = 4, O = 3 };
@@ -217,7 +217,7 @@ static double trace(const double *a, int64_t n) {
   return sum;
 }
 
-/* the two inversions differ by their damping, which is as it is written in the header. */
+/* The two inversions differ by their damping, which is as it is written in the header. */
 static void point_46_damping(void **state) {
   (void)state;
   one_step s;
@@ -263,7 +263,7 @@ static void point_46_kl_clip(void **state) {
   }
 }
 
-/* the plain mean of the first updates, then the running average. */
+/* The plain mean of the first updates, then the running average. */
 static void point_46_running_average(void **state) {
   (void)state;
   enum { N = 5, I = 3, O = 2 };

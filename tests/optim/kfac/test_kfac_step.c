@@ -251,7 +251,7 @@ static void point_44_left_out(void **state) {
   (void)state;
   static model both, one;
   const dc_kfac_options options = usual();
-  const dc_tensor found_inf = {sizeof found_inf, &(float){1}, NULL, NULL, 0, DC_FLOAT32, NULL};
+  const dc_tensor found_inf = {.struct_size = sizeof found_inf, .data = &(float){1}, .dtype = DC_FLOAT32};
   data first = data_of(100), second = data_of(110);
   build(&both, NULL, &options, alone);
   build(&one, NULL, &options, alone);

@@ -217,9 +217,9 @@ def test_other_optimizers_are_refused(tmp_path: Path) -> None:
             dct.load_checkpoint(net, path, KINDS["two groups"](net))
         with pytest.raises(ValueError, match="other parameters than the saved one"):
             dct.load_checkpoint(net, path, torch.optim.AdamW(trainable(net)[1:]))
-        stranger = torch.optim.SGD([nn.Parameter(torch.zeros(3))], 0.1)
+        foreign = torch.optim.SGD([nn.Parameter(torch.zeros(3))], 0.1)
         with pytest.raises(ValueError, match=r"a parameter of shape \(3,\) that the model does not have"):
-            dct.save_checkpoint(net, path, stranger)
+            dct.save_checkpoint(net, path, foreign)
         assert bits(dct.full_state_dict(net)) == before
 
     on(2, run)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from libdc.torch.distributed import LibdcProcessGroup
 from libdc.torch.distributed.exchange import Table
-from libdc.torch.distributed.tensors import as_block, block_of, joined
+from libdc.torch.distributed.tensors import flat_alias, flat_output, flattened
 
 RUN = """import warnings
 warnings.simplefilter("ignore")
@@ -107,11 +107,11 @@ def test_a_rank_that_never_comes() -> None:
 def test_blocks() -> None:
     whole = torch.arange(10.0)
     parts = list(whole.split([3, 3, 4]))
-    block = block_of(parts)
+    block = flat_alias(parts)
     assert block is not None and block.data_ptr() == whole.data_ptr() and block.numel() == 10
-    assert block_of(parts[::-1]) is None and joined(parts[::-1]).tolist() == [6, 7, 8, 9, 3, 4, 5, 0, 1, 2]
-    assert block_of([whole.view(2, 5).t(), whole]) is None
-    with as_block(parts[::-1]) as block:
+    assert flat_alias(parts[::-1]) is None and flattened(parts[::-1]).tolist() == [6, 7, 8, 9, 3, 4, 5, 0, 1, 2]
+    assert flat_alias([whole.view(2, 5).t(), whole]) is None
+    with flat_output(parts[::-1]) as block:
         block.copy_(torch.arange(10.0))
     assert whole.tolist() == [7, 8, 9, 4, 5, 6, 0, 1, 2, 3]
 

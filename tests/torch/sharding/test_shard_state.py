@@ -111,7 +111,7 @@ def inputs(step: int) -> torch.Tensor:
 @pytest.mark.parametrize("used", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_the_mean_of_16_bit_gradients_is_not_rounded_to_16_bits(stage: int, used: torch.dtype) -> None:
-    """Float64 is the judge. A sum in the weights' type would be rounded to 16 bits first."""
+    """The reference is float64. A sum in the weights' type would be rounded to 16 bits first."""
     world = 2
     plain = make(Plain).to(used)
     exact = [torch.zeros(p.shape, dtype=torch.float64) for p in plain.parameters()]

@@ -255,10 +255,10 @@ def largest_micro_batch(plan: Plan) -> int:
     most = 1 << 20
     for point in plan.points:
         grows = point.bytes["activations"] + point.bytes["workspace"]
-        room = plan.machine.memory_bytes - (point.total - grows)
-        if room < 0:
+        free = plan.machine.memory_bytes - (point.total - grows)
+        if free < 0:
             return 0
-        most = min(most, room * plan.options.micro_batch // grows if grows > 0 else most)
+        most = min(most, free * plan.options.micro_batch // grows if grows > 0 else most)
     return most
 
 

@@ -14,11 +14,11 @@ void dc__cuda_sample_weights(dc_stream *stream, const dc__cuda_sample_weights_ar
 /* Each block scans all positions of its table, so there are no more blocks than fill a device. */
 void dc__cuda_scatter(dc_stream *stream, const dc__cuda_scatter_args *args) {
   enum { ENOUGH = 1024, MAX_PARTS = 256 };
-  const dc__cuda_indices *of = &args->indices;
-  const int64_t tables = args->per_sample ? of->samples : 1;
-  const int64_t parts = of->rows < MAX_PARTS ? of->rows : MAX_PARTS;
-  if (of->samples > 0 && of->positions > 0 && of->columns > 0) {
-    const uint32_t across = (uint32_t)((of->columns + DC__CUDA_THREADS - 1) / DC__CUDA_THREADS);
+  const dc__cuda_indices *indices = &args->indices;
+  const int64_t tables = args->per_sample ? indices->samples : 1;
+  const int64_t parts = indices->rows < MAX_PARTS ? indices->rows : MAX_PARTS;
+  if (indices->samples > 0 && indices->positions > 0 && indices->columns > 0) {
+    const uint32_t across = (uint32_t)((indices->columns + DC__CUDA_THREADS - 1) / DC__CUDA_THREADS);
     const dc__launch tables_of = {.kernel = DC__KERNEL_SCATTER,
                                   .blocks = across,
                                   .blocks_y = dc__cuda_at_most(parts, ENOUGH / across / tables + 1),

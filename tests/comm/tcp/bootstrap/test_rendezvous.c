@@ -99,9 +99,9 @@ static void test_missing_ranks_are_named(void **state) {
   (void)state;
   char address[64];
   fresh_address(address);
-  meeting guest =
+  meeting peer =
       of(address, "g", 1, 3, 300 * MS, DC_E_TIMEOUT, "rank 0 of 3 has not come there, or its group has formed already");
-  assert_true(meet_all(&guest, 1));
+  assert_true(meet_all(&peer, 1));
   /* Rank 0 waits for as long as the busiest machine may take for rank 2 to come. */
   meeting two[] = {of(address, "g", 0, 4, 10000 * MS, DC_E_TIMEOUT, "ranks 1, 3 of 4 have not come after 10.0 s"),
                    of(address, "g", 2, 4, limit, DC_E_TIMEOUT, "ranks 1, 3 of 4 have not come after 10.0 s")};
@@ -119,13 +119,13 @@ static void test_ranks_that_do_not_fit(void **state) {
                      of(address, "g", 1, 3, limit, DC_E_EXISTS, "rank 1 came twice"),
                      of(address, "g", 1, 3, limit, DC_E_EXISTS, "rank 1 came twice")};
   assert_true(meet_all(twice, 3));
-  meeting host = of(address, "g", 0, 2, limit, DC_OK, NULL), guest = of(address, "g", 1, 2, limit, DC_OK, NULL);
+  meeting host = of(address, "g", 0, 2, limit, DC_OK, NULL), peer = of(address, "g", 1, 2, limit, DC_OK, NULL);
   meeting other = of(address, "h", 1, 2, limit, DC_E_EXISTS, "another group meets at this address");
   pthread_t waits;
   void *right;
   pthread_create(&waits, NULL, meet, &host);
   assert_non_null(meet(&other));
-  assert_non_null(meet(&guest));
+  assert_non_null(meet(&peer));
   pthread_join(waits, &right);
   assert_non_null(right);
   char taken[64];

@@ -76,8 +76,8 @@ def _save(model: nn.Module, root: Root, path: str, optimizer: Optional[torch.opt
     lists = [json.loads(text) for text in root.group.all_gather_bytes(mine.encode())]
     tensors, writers = run_on_all_ranks(root, lambda: _merge([list_["pieces"] for list_ in lists]))
     layout = Layout(tensors, {**aliases, _KEY: json.dumps(lists[0]["metadata"])})
-    writer.write(root, path, layout,
-                            [p for p in pieces if writers[p.name, p.begin, p.end] == root.group.comm.rank])
+    rank = root.group.comm.rank
+    writer.write(root, path, layout, [p for p in pieces if writers[p.name, p.begin, p.end] == rank])
 
 
 def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
@@ -115,20 +115,10 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
         return weights, states, {**metadata.get("extra", {}),
                                  **{name[len(_EXTRA):]: target.memory for name, target in extra.items()}}
 
-    def check(lists: List[Dict[str, Any]]) -> None:
-        """Each rank compares the whole tensors that it has read, and its share of the others."""
-        rank, read_by_any = root.group.comm.rank, {name for part in lists for name in part}
-        tensors = [(file, name) for file in files for name in file.tensors if name in read_by_any]
-        for number, (file, name) in enumerate(tensors):
-            if name in parts and parts[name].begin == 0 and parts[name].end == file.tensors[name].numel():
-                file.check(name, [parts[name]])
-            elif number % len(lists) == rank:
-                file.check(name, [safetensors_file.ReadRange(*part[name]) for part in lists if name in part])
-
     try:
         weights, states, extra = run_on_all_ranks(root, read)
         lists = [json.loads(text) for text in root.group.all_gather_bytes(json.dumps(parts).encode())]
-        run_on_all_ranks(root, lambda: check(lists))
+        run_on_all_ranks(root, lambda: _check_sums(root, files, parts, lists))
     finally:
         for file in files:
             file.close()
@@ -143,6 +133,18 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
             else:
                 local.view(-1)[: value.numel()].copy_(value)  # the padding stays
     return extra
+
+
+def _check_sums(root: Root, files: List[Any], parts: Mapping[str, safetensors_file.ReadRange],
+                lists: List[Dict[str, Any]]) -> None:
+    """Each rank compares the whole tensors that it has read, and its share of the others. lists: all ranks' parts."""
+    rank, read_by_any = root.group.comm.rank, {name for part in lists for name in part}
+    tensors = [(file, name) for file in files for name in file.tensors if name in read_by_any]
+    for number, (file, name) in enumerate(tensors):
+        if name in parts and parts[name].begin == 0 and parts[name].end == file.tensors[name].numel():
+            file.check(name, [parts[name]])
+        elif number % len(lists) == rank:
+            file.check(name, [safetensors_file.ReadRange(*part[name]) for part in lists if name in part])
 
 
 # Elements that this rank has

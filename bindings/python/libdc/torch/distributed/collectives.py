@@ -10,7 +10,7 @@ import torch
 from .exchange import Table as _Table
 from .pairs import Pairs
 from .reductions import Reduction, sum_sparse
-from .tensors import as_block, check, check_parts, joined, overlap, raw, raw_count, written
+from .tensors import check, check_parts, contiguous_output, flat_count, flat_output, flat_view, flattened, overlap
 
 _ROWS_BYTES = 1 << 22  # of one gather for a reduction that is not libdc's
 
@@ -30,16 +30,16 @@ class Collectives:
                 self._all_reduce_sparse(tensor, op)
                 continue
             check("all_reduce", tensor)
-            with written(tensor) as data:
+            with contiguous_output(tensor) as data:
                 self._all_reduce(data, Reduction("all_reduce", op, data.dtype))
 
     def _all_reduce(self, data: torch.Tensor, reduction: Reduction) -> None:
         if not data.numel():
-            self.comm.all_reduce(raw(data))
+            self.comm.all_reduce(flat_view(data))
         elif reduction.native:
             if reduction.factor is not None:
                 data.mul_(reduction.factor)
-            self.comm.all_reduce(raw(_real(data)), reduction.native_op)
+            self.comm.all_reduce(flat_view(_real(data)), reduction.native_op)
         else:
             reduction.compare(self._rows(reduction.signature(data.numel())))
             flat = data.view(-1)
@@ -49,7 +49,7 @@ class Collectives:
     def _rows(self, part: torch.Tensor) -> torch.Tensor:
         """Every rank's part."""
         rows = torch.empty(self.size, part.numel(), dtype=part.dtype)
-        self.comm.all_gather(raw(part), raw(rows))
+        self.comm.all_gather(flat_view(part), flat_view(rows))
         return rows
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, op: Any) -> None:
@@ -66,8 +66,8 @@ class Collectives:
     def _ragged(self, mine: torch.Tensor, counts: List[int]) -> List[torch.Tensor]:
         """Every rank's rows, of which each has another number."""
         out = torch.empty(sum(counts), *mine.shape[1:], dtype=mine.dtype)
-        row = raw_count(mine.dtype, mine[:1].numel() if len(mine) else out[:1].numel())
-        self.comm.all_gather(raw(mine), raw(out), [count * row for count in counts])
+        row = flat_count(mine.dtype, mine[:1].numel() if len(mine) else out[:1].numel())
+        self.comm.all_gather(flat_view(mine), flat_view(out), [count * row for count in counts])
         return list(out.split(counts))
 
     def reduce(self, tensor: torch.Tensor, op: Any, root: int) -> None:
@@ -75,7 +75,7 @@ class Collectives:
         check("reduce", tensor)
         reduction = Reduction("reduce", op, tensor.dtype)
         if self.rank == root:
-            with written(tensor) as data:
+            with contiguous_output(tensor) as data:
                 self._all_reduce(data, reduction)
         else:
             self._all_reduce(tensor.clone(memory_format=torch.contiguous_format), reduction)
@@ -83,7 +83,7 @@ class Collectives:
     def reduce_scatter_flat(self, out: torch.Tensor, whole: torch.Tensor, op: Any) -> None:
         check("reduce_scatter_tensor", out, whole)
         _check_parts("reduce_scatter_tensor", "output", out, "input", whole, self.size)
-        with written(out, keep=False) as part:
+        with contiguous_output(out, keep=False) as part:
             self._reduce_scatter(part, whole.contiguous(), None, Reduction("reduce_scatter_tensor", op, whole.dtype))
 
     def reduce_scatter(self, out: torch.Tensor, parts: Sequence[torch.Tensor], op: Any) -> None:
@@ -91,8 +91,8 @@ class Collectives:
         _check_length("reduce_scatter", "input", parts, self.size)
         check_parts("reduce_scatter", parts, self.rank, out)
         counts = [part.numel() for part in parts]
-        with written(out, keep=False) as part:
-            self._reduce_scatter(part, joined(parts), counts, Reduction("reduce_scatter", op, out.dtype))
+        with contiguous_output(out, keep=False) as part:
+            self._reduce_scatter(part, flattened(parts), counts, Reduction("reduce_scatter", op, out.dtype))
 
     def _reduce_scatter(self, out: torch.Tensor, whole: torch.Tensor, counts: Any, reduction: Reduction) -> None:
         if not reduction.native:
@@ -107,29 +107,29 @@ class Collectives:
             whole = whole.clone()
         if counts and whole.is_complex():
             counts = [2 * count for count in counts]
-        self.comm.reduce_scatter(raw(_real(whole)), raw(_real(out)), counts, reduction.native_op)
+        self.comm.reduce_scatter(flat_view(_real(whole)), flat_view(_real(out)), counts, reduction.native_op)
 
     # ---- moves ----
 
     def all_gather_flat(self, out: torch.Tensor, mine: torch.Tensor) -> None:
         check("all_gather_into_tensor", out, mine)
         _check_parts("all_gather_into_tensor", "input", mine, "output", out, self.size)
-        with written(out, keep=False) as whole:
-            self.comm.all_gather(raw(mine.contiguous()), raw(whole))
+        with contiguous_output(out, keep=False) as whole:
+            self.comm.all_gather(flat_view(mine.contiguous()), flat_view(whole))
 
     def all_gather(self, outs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
         """Parts may have different sizes."""
         check("all_gather", mine, *outs)
         _check_length("all_gather", "output", outs, self.size)
         check_parts("all_gather", outs, self.rank, mine)
-        counts = [raw_count(out.dtype, out.numel()) for out in outs]
-        with as_block(outs) as block:
-            self.comm.all_gather(raw(mine.contiguous()), raw(block), counts)
+        counts = [flat_count(out.dtype, out.numel()) for out in outs]
+        with flat_output(outs) as block:
+            self.comm.all_gather(flat_view(mine.contiguous()), flat_view(block), counts)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         check("broadcast", tensor)
-        with written(tensor) as data:
-            self.comm.broadcast(raw(data), root)
+        with contiguous_output(tensor) as data:
+            self.comm.broadcast(flat_view(data), root)
 
     def all_to_all(self, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], call: str = "all_to_all") -> None:
         """parts: what each rank gets from this one; outs: what this one gets."""

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from .rendezvous import Rendezvous, poll
-from .tensors import raw, written
+from .tensors import contiguous_output, flat_view
 from .work import Lane, Work
 
 
@@ -35,10 +35,10 @@ class _Channel:
         try:
             place = 0 if root == self.first else 1
             if root == self.rendezvous.rank:
-                self.comm().broadcast(raw(tensor.contiguous()), place)
+                self.comm().broadcast(flat_view(tensor.contiguous()), place)
             else:
-                with written(tensor, keep=False) as data:
-                    self.comm().broadcast(raw(data), place)
+                with contiguous_output(tensor, keep=False) as data:
+                    self.comm().broadcast(flat_view(data), place)
         except libdc.Error as error:  # it knows the two as ranks 0 and 1
             raise libdc.Error(error.status, f"{self.messages} rank {self.first} to rank {self.second} (below they are "
                                             f"ranks 0 and 1): {error.text}") from None

@@ -10,11 +10,11 @@ import torch
 
 from ..dtypes import DTYPES
 
-# As what libdc's collectives take a type. A sum of uint8 has the bits of int8's.
-_TAKEN = {dtype: DTYPES[dtype] for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8,
-                                             torch.int32, torch.int64)}
-_TAKEN[torch.uint8] = libdc.DType.INT8
-SUMMABLE = frozenset(_TAKEN)
+# libdc's type for each of PyTorch's that its collectives sum. A sum of uint8 has the bits of int8's.
+_NATIVE_DTYPES = {dtype: DTYPES[dtype] for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16,
+                                                     torch.int8, torch.int32, torch.int64)}
+_NATIVE_DTYPES[torch.uint8] = libdc.DType.INT8
+SUMMABLE = frozenset(_NATIVE_DTYPES)
 
 
 def check(name: str, *tensors: torch.Tensor) -> None:
@@ -42,22 +42,22 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
 
 
-def raw(tensor: torch.Tensor) -> libdc.Tensor:
+def flat_view(tensor: torch.Tensor) -> libdc.Tensor:
     """A contiguous tensor to move; of a type that libdc lacks, its bytes."""
-    dtype = _TAKEN.get(tensor.dtype)
+    dtype = _NATIVE_DTYPES.get(tensor.dtype)
     count = tensor.numel()
     if dtype is None:
         return libdc.Tensor(tensor.data_ptr(), (count * tensor.element_size(),), libdc.DType.INT8)
     return libdc.Tensor(tensor.data_ptr(), (count,), dtype)
 
 
-def raw_count(dtype: torch.dtype, numel: int) -> int:
-    """Elements of raw()."""
-    return numel if dtype in _TAKEN else numel * dtype.itemsize
+def flat_count(dtype: torch.dtype, numel: int) -> int:
+    """Elements of flat_view()."""
+    return numel if dtype in _NATIVE_DTYPES else numel * dtype.itemsize
 
 
 @contextlib.contextmanager
-def written(tensor: torch.Tensor, keep: bool = True) -> Iterator[torch.Tensor]:
+def contiguous_output(tensor: torch.Tensor, keep: bool = True) -> Iterator[torch.Tensor]:
     """The tensor itself, or a contiguous copy that is written back. keep: whether its values are wanted."""
     if tensor.is_contiguous():
         yield tensor
@@ -67,7 +67,7 @@ def written(tensor: torch.Tensor, keep: bool = True) -> Iterator[torch.Tensor]:
     tensor.copy_(copy)
 
 
-def block_of(tensors: Sequence[torch.Tensor]) -> Optional[torch.Tensor]:
+def flat_alias(tensors: Sequence[torch.Tensor]) -> Optional[torch.Tensor]:
     """The tensors as one flat tensor where they lie in memory one after the other; else None."""
     first = tensors[0]
     address = first.data_ptr()
@@ -83,9 +83,9 @@ def block_of(tensors: Sequence[torch.Tensor]) -> Optional[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def as_block(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+def flat_output(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """A flat tensor to write to, whose parts become the tensors' values."""
-    block = block_of(tensors)
+    block = flat_alias(tensors)
     if block is not None:
         yield block
         return
@@ -96,7 +96,7 @@ def as_block(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         tensor.copy_(part.view_as(tensor))
 
 
-def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tensors' values as one flat tensor to read from."""
-    block = block_of(tensors)
+    block = flat_alias(tensors)
     return block if block is not None else torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -1,7 +1,7 @@
 """Registers the operators torch.ops.dc.* and torch.ops.dc_rt.* with PyTorch, and keeps the context that they work on.
 
 The kernels are libdc_torch.so, which lies beside libdc.so (LIBDC_TORCH_LIBRARY names another one). Where it is not
-installed, or with LIBDC_TORCH_OPS=python, they are the Python ones of fallback.py, which are slower."""
+installed, or with LIBDC_TORCH_OPS=python, they are those of python_kernels.py, which are slower."""
 
 from __future__ import annotations
 

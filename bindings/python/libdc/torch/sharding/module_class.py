@@ -33,7 +33,7 @@ _classes: Dict[_ClassKey, Type[nn.Module]] = {}
 
 
 def convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Parameter, ShardedParam],
-             is_root: bool) -> None:
+            is_root: bool) -> None:
     state = ModuleState(root)
     for name in names:
         state.entries[name] = entries[module._parameters[name]]

@@ -1,6 +1,6 @@
 """The training state of a sharded model on this rank: where in a step it is. Its parameters are in param_group.py.
 
-A step is a sequence of phases, each with its own order of gathers (see order.py):
+A step is a sequence of phases, each with its own order of gathers (see exec_order.py):
 
     forward    from the first forward that is entered to its end
     backward   from the first saved weight or gradient that autograd asks for to the end of that backward
@@ -64,7 +64,7 @@ class Root:
         self.state = TrainingState.IDLE
         self.depth = 0  # forwards of the model's modules under way
         self.reduce_grads = True  # False inside no_sync()
-        self.block: Any = None  # of the gathered() that is open; see whole.py
+        self.block: Any = None  # of the gathered() that is open; see gathered_weights.py
         self.order: Optional[ExecOrder] = None  # of the phase under way; None if nothing is prefetched
         self._orders: Dict[Any, ExecOrder] = {}
         self.with_grad: Dict[int, ShardedParam] = {}  # got a gradient in this backward

@@ -1,6 +1,6 @@
 /* The library of a caller in the tests of external communicators: ranks are threads that meet at barriers. */
-#ifndef DC_TESTS_EXTERNAL_ROOMS_H
-#define DC_TESTS_EXTERNAL_ROOMS_H
+#ifndef DC_TESTS_EXTERNAL_EXCHANGE_H
+#define DC_TESTS_EXTERNAL_EXCHANGE_H
 
 #include "comm_ranks.h"
 
@@ -8,32 +8,32 @@
 
 enum { WORLD = 3, LARGEST = 4096 };
 
-typedef struct room {
+typedef struct exchange {
   pthread_barrier_t barrier;
   int32_t size; /* 0: WORLD */
   const void *sends[WORLD];
   const int64_t *counts[WORLD]; /* of all_to_all */
   atomic_int users;             /* alive */
   atomic_int aborted;           /* calls of abort */
-  atomic_int error;             /* what the next reduce_scatter returns */
-} room;
+  atomic_int error;             /* the result of the next reduce_scatter */
+} exchange;
 
 typedef struct user {
-  room *room;
+  exchange *exchange;
   int32_t rank;
   struct user *copy_of;
-  room *next; /* room for a copy, the same for all ranks */
+  exchange *next; /* exchange for a copy, the same for all ranks */
 } user;
 
 static inline int32_t all_gather(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
   const user *u = arg;
   size_t bytes = (size_t)count * dc_dtype_size(dtype);
-  u->room->sends[u->rank] = send;
-  pthread_barrier_wait(&u->room->barrier);
-  for (int r = 0; r < u->room->size; r++) {
-    memcpy((char *)recv + (size_t)r * bytes, u->room->sends[r], bytes);
+  u->exchange->sends[u->rank] = send;
+  pthread_barrier_wait(&u->exchange->barrier);
+  for (int r = 0; r < u->exchange->size; r++) {
+    memcpy((char *)recv + (size_t)r * bytes, u->exchange->sends[r], bytes);
   }
-  pthread_barrier_wait(&u->room->barrier);
+  pthread_barrier_wait(&u->exchange->barrier);
   return 0;
 }
 
@@ -42,15 +42,15 @@ static inline int32_t reduce_scatter(const void *send, void *recv, int64_t count
   if (dtype == DC_FLOAT16 || dtype == DC_BFLOAT16) {
     return 16; /* libdc adds these in float32 */
   }
-  u->room->sends[u->rank] = send;
-  pthread_barrier_wait(&u->room->barrier);
+  u->exchange->sends[u->rank] = send;
+  pthread_barrier_wait(&u->exchange->barrier);
   memset(recv, 0, (size_t)count * dc_dtype_size(dtype));
-  for (int r = 0; r < u->room->size; r++) {
-    const char *block = u->room->sends[r];
+  for (int r = 0; r < u->exchange->size; r++) {
+    const char *block = u->exchange->sends[r];
     dc__accumulate(recv, dtype, block + (size_t)(u->rank * count) * dc_dtype_size(dtype), dtype, count);
   }
-  pthread_barrier_wait(&u->room->barrier);
-  return atomic_load(&u->room->error);
+  pthread_barrier_wait(&u->exchange->barrier);
+  return atomic_load(&u->exchange->error);
 }
 
 static inline int32_t all_to_all(const void *send, const int64_t *send_counts, void *recv, const int64_t *recv_counts,
@@ -58,15 +58,15 @@ static inline int32_t all_to_all(const void *send, const int64_t *send_counts, v
   const user *u = arg;
   size_t size = dc_dtype_size(dtype);
   char *to = recv;
-  u->room->sends[u->rank] = send;
-  u->room->counts[u->rank] = send_counts;
-  pthread_barrier_wait(&u->room->barrier);
-  for (int r = 0; r < u->room->size; r++) {
-    const char *from = u->room->sends[r];
+  u->exchange->sends[u->rank] = send;
+  u->exchange->counts[u->rank] = send_counts;
+  pthread_barrier_wait(&u->exchange->barrier);
+  for (int r = 0; r < u->exchange->size; r++) {
+    const char *from = u->exchange->sends[r];
     for (int before = 0; before < u->rank; before++) {
-      from += (size_t)u->room->counts[r][before] * size;
+      from += (size_t)u->exchange->counts[r][before] * size;
     }
-    if (recv_counts[r] != u->room->counts[r][u->rank]) {
+    if (recv_counts[r] != u->exchange->counts[r][u->rank]) {
       return 5;
     }
     if (recv_counts[r] > 0) {
@@ -74,24 +74,24 @@ static inline int32_t all_to_all(const void *send, const int64_t *send_counts, v
       to += (size_t)recv_counts[r] * size;
     }
   }
-  pthread_barrier_wait(&u->room->barrier);
+  pthread_barrier_wait(&u->exchange->barrier);
   return 0;
 }
 
 static inline int32_t broadcast(void *data, int64_t bytes, int32_t root, void *arg) {
   const user *u = arg;
-  u->room->sends[u->rank] = data;
-  pthread_barrier_wait(&u->room->barrier);
+  u->exchange->sends[u->rank] = data;
+  pthread_barrier_wait(&u->exchange->barrier);
   if (u->rank != root) {
-    memcpy(data, u->room->sends[root], (size_t)bytes);
+    memcpy(data, u->exchange->sends[root], (size_t)bytes);
   }
-  pthread_barrier_wait(&u->room->barrier);
+  pthread_barrier_wait(&u->exchange->barrier);
   return 0;
 }
 
 static inline int32_t barrier(void *arg) {
   const user *u = arg;
-  pthread_barrier_wait(&u->room->barrier);
+  pthread_barrier_wait(&u->exchange->barrier);
   return 0;
 }
 
@@ -122,12 +122,12 @@ static inline int32_t split_user(const int32_t *ranks, int32_t count, void *arg,
 
 static inline void count_abort(void *arg) {
   const user *u = arg;
-  atomic_fetch_add(&u->room->aborted, 1);
+  atomic_fetch_add(&u->exchange->aborted, 1);
 }
 
 static inline void free_user(void *arg) {
   user *u = arg;
-  atomic_fetch_sub(&u->room->users, 1);
+  atomic_fetch_sub(&u->exchange->users, 1);
   if (u->copy_of != NULL) {
     free(u);
   }
@@ -143,22 +143,22 @@ static const dc_comm_callbacks table = {.struct_size = sizeof table,
                                         .destroy_user = free_user,
                                         .split = split_user};
 
-static inline void on_table(const dc_comm_callbacks *functions, rank_fn fn, room *rooms) {
+static inline void on_table(const dc_comm_callbacks *functions, rank_fn fn, exchange *exchanges) {
   dc_comm *comms[WORLD];
   user users[WORLD];
   pthread_t threads[WORLD];
   rank_job jobs[WORLD];
   for (int i = 0; i < 2; i++) {
-    rooms[i].size = rooms[i].size == 0 ? WORLD : rooms[i].size;
-    pthread_barrier_init(&rooms[i].barrier, NULL, (unsigned)rooms[i].size);
+    exchanges[i].size = exchanges[i].size == 0 ? WORLD : exchanges[i].size;
+    pthread_barrier_init(&exchanges[i].barrier, NULL, (unsigned)exchanges[i].size);
   }
   for (int32_t r = 0; r < WORLD; r++) {
-    users[r] = (user){&rooms[0], r, NULL, &rooms[1]};
-    atomic_fetch_add(&rooms[0].users, 1);
+    users[r] = (user){&exchanges[0], r, NULL, &exchanges[1]};
+    atomic_fetch_add(&exchanges[0].users, 1);
     dc_comm_callbacks callbacks = *functions;
     callbacks.user = &users[r];
     assert_int_equal(dc_comm_create_external(&callbacks, r, WORLD, NULL, &comms[r]), DC_OK);
-    jobs[r] = (rank_job){fn, comms[r], rooms, 0};
+    jobs[r] = (rank_job){fn, comms[r], exchanges, 0};
     pthread_create(&threads[r], NULL, rank_thread, &jobs[r]);
   }
   for (int32_t r = 0; r < WORLD; r++) {
@@ -166,20 +166,20 @@ static inline void on_table(const dc_comm_callbacks *functions, rank_fn fn, room
     assert_int_equal(jobs[r].result, 0);
   }
   for (int i = 0; i < 2; i++) {
-    assert_int_equal(atomic_load(&rooms[i].users), 0); /* each user pointer was given back once */
-    pthread_barrier_destroy(&rooms[i].barrier);
+    assert_int_equal(atomic_load(&exchanges[i].users), 0); /* each user pointer was given back once */
+    pthread_barrier_destroy(&exchanges[i].barrier);
   }
 }
 
-static inline void on_external(rank_fn fn, room *rooms) {
-  on_table(&table, fn, rooms);
+static inline void on_external(rank_fn fn, exchange *exchanges) {
+  on_table(&table, fn, exchanges);
 }
 
-static inline void on_all_to_all(rank_fn fn, room *rooms) {
+static inline void on_all_to_all(rank_fn fn, exchange *exchanges) {
   dc_comm_callbacks functions = table;
   functions.all_to_all = all_to_all;
   functions.reduce_scatter = NULL;
-  on_table(&functions, fn, rooms);
+  on_table(&functions, fn, exchanges);
 }
 
 #endif
