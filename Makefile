@@ -63,7 +63,7 @@ cuda: check-vendor-headers
 	  -Dptxas="$$(echo $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cuda_nvcc/bin/ptxas)" >/dev/null
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/record_kernels.py bench/results/gpu/kernels.txt \
 	  build/cuda .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvdisasm meson compile -C build/cuda
-	@$(PY) scripts/check_image.py
+	@$(PY) scripts/checks/check_image.py
 	@$(PY) scripts/ptx_texts.py pack build/cuda
 	@build/cuda/tools/libdc/libdc info | grep cuda
 
@@ -158,7 +158,7 @@ bench: build
 	@test -f build/bench/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH" meson setup build/bench \
 	  -Dbuildtype=release -Dbench=true -Dtests=false >/dev/null
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" meson compile -C build/bench >/dev/null
-	@for program in $(filter-out bench/bench_card_%,$(wildcard bench/bench_*.c)); do \
+	@for program in $(wildcard bench/bench_*.c); do \
 	  build/bench/$${program%.c} || exit 1; done
 	@$(PY) bench/bench_collectives.py
 	@$(PY) bench/bench_import.py

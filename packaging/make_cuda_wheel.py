@@ -62,7 +62,7 @@ def build() -> Path:
             LDFLAGS=old_glibc(BUILD.with_name("wheel-cuda-glibc")))
     run("meson", "compile", "-C", BUILD, "dc_cuda:shared_library", PATH=path)
     plugin = BUILD / "libdc_cuda.so"
-    subprocess.run([sys.executable, ROOT / "scripts" / "check_image.py", plugin], check=True)
+    subprocess.run([sys.executable, ROOT / "scripts" / "checks" / "check_image.py", plugin], check=True)
     return plugin
 
 

@@ -5,7 +5,7 @@ checked in, since a machine without nvcc runs it too:
     scripts/ptx_texts.py pack BUILD       from a build of `make cuda` into tests/cudasim/ptx/texts.tar.xz
     scripts/ptx_texts.py unpack FOLDER    FAMILY.ptx of each family
 
-The archive notes for each family a digest of its sources, so that scripts/check_ptx.py sees whether they have
+The archive notes for each family a digest of its sources, so that scripts/checks/check_ptx.py sees whether they have
 changed."""
 
 from __future__ import annotations

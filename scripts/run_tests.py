@@ -71,9 +71,9 @@ def pytest(suite: Suite, *arguments: str, **environment: str) -> Count:
 
 
 def checks(suite: Suite) -> Count:
-    """Every scripts/check_*.py, each one test."""
+    """Every file of scripts/checks, each one test."""
     total = Count()
-    for script in sorted((ROOT / "scripts").glob("check_*.py")):
+    for script in sorted((ROOT / "scripts" / "checks").glob("check_*.py")):
         total += one(suite.run(sys.executable, str(script)))
     return total
 
@@ -273,7 +273,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
 
 # For `make release-check` alone, or by name.
 RELEASE: Dict[str, Callable[[Suite], Count]] = {
-    "versions": lambda suite: one(suite.run(sys.executable, "scripts/check_versions.py")),
+    "versions": lambda suite: one(suite.run(sys.executable, "scripts/checks/check_versions.py")),
     "wheel-cuda": cuda_wheel,
     "debian": package("debian"),
     "conda": package("conda"),

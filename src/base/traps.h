@@ -42,7 +42,7 @@ static inline void dc__traps_restore(const dc__traps *traps) {
 }
 
 /* First in each public function that computes or waits, until it returns. Threads begin with their creator's masks, so
- * those of the library have them masked for good. scripts/check_traps.py knows which functions need this. */
+ * those of the library have them masked for good. scripts/checks/check_traps.py knows which functions need this. */
 #define DC__WITHOUT_TRAPS                                               \
   __attribute__((cleanup(dc__traps_restore))) dc__traps dc__host_traps; \
   dc__traps_mask(&dc__host_traps)

@@ -18,6 +18,7 @@ PTX = ("//\n.version 9.0\n.target sm_80\n\t.pragma \"used_bytes_mask 0xff\";\n\t
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "checks"))
     return importlib.import_module
 
 

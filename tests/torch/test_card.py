@@ -222,7 +222,7 @@ def test_the_layer_is_the_cpus_within_rounding(how: str, dtype: torch.dtype, gat
 
 @pytest.mark.skipif(ON_CARD, reason="scripts/gpu-check runs it whole")
 def test_the_speed_rows_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "bench"))
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "bench" / "card"))
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: None)  # it would take longer than all of this
     import bench_card_layer as bench
 

@@ -1,5 +1,5 @@
-/* CUDA's kernels in stream order: only files named *_cuda include this (scripts/check_arrows.py). The functions of
- * kernels.h have the same names and meanings. */
+/* CUDA's kernels in stream order: only files named *_cuda include this (scripts/checks/check_arrows.py). The functions
+ * of kernels.h have the same names and meanings. */
 #ifndef DC_KERNELS_CUDA_KERNELS_CUDA_H
 #define DC_KERNELS_CUDA_KERNELS_CUDA_H
 

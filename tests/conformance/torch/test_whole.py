@@ -30,7 +30,7 @@ def one_thread() -> Any:
 
 
 def test_check_127_exports_are_the_headers(library: Path) -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "check_surface.py"), str(library)],
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "checks" / "check_surface.py"), str(library)],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

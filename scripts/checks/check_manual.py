@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import manual
 
 OWNER = re.compile(r"[Ss]tatic|[Ll]ives as long|the caller's|the library's|[Kk]ept|argument|buffer's|context's")

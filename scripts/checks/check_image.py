@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 from typing import List
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cuda_image import PTX_VERSION
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / "build" / "cuda" / "libdc_cuda.so"
 MACHINE = 190  # a card's, in an ELF header
 ABI = b"\x33\x07"  # that of CUDA 12's machine code; 13's is 0x41, 8

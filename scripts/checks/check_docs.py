@@ -13,7 +13,7 @@ from typing import Iterator, List, Set
 
 from check_english import texts as texts_of
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = "abi-check|bench|bindings|docs|examples|include|packaging|scripts|src|tests|tools"
 FILE = re.compile(rf"(?<![\w/.*$}}-])(?:{FOLDERS}|facts)/[\w./*-]*\w")
 SUFFIX = re.compile(r"\.\w+$")  # in code, whose strings have beginnings of paths too
@@ -23,7 +23,7 @@ OF_OTHERS = ("src/comm/tcp/hmac/sodium_sha256.c",)
 ANY = re.compile(r"x_\w+|test_x|script|test_c10d_\w+")
 COMMENTS = {".c", ".h", ".cu", ".cpp", ".py", ".rs", ".pml"}
 NOT_READ = ("CHANGELOG.md", "bench/results/", "abi-check/0", "docs/deepspeed.md", "tests/deepspeed/", "tests/mutants/",
-            "tests/models/run.py", "tests/packages/", "scripts/check_docs.py")
+            "tests/models/run.py", "tests/packages/", "scripts/checks/check_docs.py")
 MADE = re.compile(r"DATE|share/|^build/")
 
 
@@ -83,7 +83,7 @@ def main() -> int:
     names = tracked_files()
     texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in names
              if Path(name).suffix in {*COMMENTS, ".md", ".build", ".sh"} and not name.startswith("tests/fuzz/seeds")}
-    code = [text for name, text in texts.items() if not name.endswith(".md") and name != "scripts/check_docs.py"]
+    code = [text for name, text in texts.items() if not name.endswith(".md") and name != "scripts/checks/check_docs.py"]
     words = {word for text in code for word in re.findall(r"\w+", text)}
     words |= set(re.findall(r"\w+", (ROOT / "src" / "libdc.map").read_text(encoding="utf-8")))
     found = [fault for name, text in sorted(texts.items()) if not name.startswith(NOT_READ)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import List
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {".c", ".h", ".py", ".rs"}
 SCRIPTS = ("Makefile", "meson.build", "scripts/gpu-check", "scripts/setup.sh", "bindings/rust/dc-sys/gen.sh")
 MADE = ("bindings/rust/dc-sys/src/bindings.rs", "include/dc_api.h", "tests/abi/layout_", "tests/abi/prototypes_",

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ptx_texts import ARCHIVE, FAMILIES, ROOT, digest, noted
 
 

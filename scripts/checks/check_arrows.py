@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 # From the top down: a module includes only modules below it, so there is no cycle.
 EDGES: Dict[str, List[str]] = {

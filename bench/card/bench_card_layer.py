@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A BERT layer on a card, forward and backward, beside PyTorch's own under torch.compile, in one interleaved run:
 
-    python bench/bench_card_layer.py                           BERT-large, 8192 tokens, bfloat16; prints a line of JSON
-    python bench/bench_card_layer.py --device cpu --hidden 64 --heads 2 --seq 16 --tokens 32 --rounds 2
+    python bench/card/bench_card_layer.py                      BERT-large, 8192 tokens, bfloat16; prints a line of JSON
+    python bench/card/bench_card_layer.py --device cpu --hidden 64 --heads 2 --seq 16 --tokens 32 --rounds 2
 
 "share" is of the card's dense peak: three times the forward's operations (docs/transformer.md; what is computed again
 is not counted) over the median round's time. "ratio" is the median over the rounds of PyTorch's time over libdc's in
@@ -17,9 +17,12 @@ import re
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench_layer import Bert, kept_bytes
 from torch import nn
 

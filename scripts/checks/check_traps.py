@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # They answer from what is known, fill in a struct, or use integers alone.
 PLAIN = re.compile(r"dc_\w+_init$|dc_(api_version|version_string|has_feature|status_name|status_string|last_error"
                    r"|last_error_copy|dtype_size|dtype_name|device_name|buffer_retain|buffer_data|buffer_bytes"

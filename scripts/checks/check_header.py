@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "include" / "dc_api.h"
 C = ["c99", "c11", "c17", "c2x"]
 CXX = ["c++11", "c++17", "c++20"]

@@ -12,13 +12,14 @@ import tokenize
 from pathlib import Path
 from typing import Iterator, List, Tuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 30
 C_LIKE = {".c", ".h", ".cu", ".cuh", ".cpp", ".pml"}
 HASH = {".sh", ".build", ".toml", ".ini", ".yml"}
 # Texts of others, results of programs, frozen copies, and this list of words.
 NOT_READ = ("bench/results/", "abi-check/0", "tests/mutants/", "tests/fuzz/seeds", "tests/abi/", "docs/deepspeed.md",
-            "bindings/rust/dc-sys/src/bindings.rs", "scripts/check_english.py", "src/comm/tcp/hmac/sodium_sha256.c")
+            "bindings/rust/dc-sys/src/bindings.rs", "scripts/checks/check_english.py",
+            "src/comm/tcp/hmac/sodium_sha256.c")
 # Tables of checks in a few words each, and not in sentences.
 TABLES = ("docs/conformance",)
 # Not read for clauses that are subjects.

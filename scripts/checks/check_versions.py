@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "meson.build", r"^project\('libdc'.*? version: '([\d.]+)'"
 VERSIONS: Dict[str, str] = {
     "pyproject.toml": r'"libdc-cuda==([\d.]+)"',

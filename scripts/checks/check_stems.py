@@ -4,8 +4,8 @@ folder of their module in tests/; x_cuda.c, x.cu, x_launch.c and the files of `c
 tests/cudasim. Public functions (src/api) have theirs wherever it is. Where a test of another name covers a source,
 ELSEWHERE says which, and what it does there; an entry that is not needed is a fault.
 
-    scripts/check_stems.py            fails if a source has no test
-    scripts/check_stems.py --table    prints the table stem to tests"""
+    scripts/checks/check_stems.py            fails if a source has no test
+    scripts/checks/check_stems.py --table    prints the table stem to tests"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Set
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 VARIANT = re.compile(r"_(cuda|cpu|avx2|avx512|avx512bf16|amx|launch)$")
 
 
@@ -176,16 +176,16 @@ def faults() -> List[str]:
     wrong: List[str] = []
     for entry in ELSEWHERE:
         if not (ROOT / "tests" / entry.test).is_file():
-            wrong.append(f"scripts/check_stems.py: there is no tests/{entry.test}")
+            wrong.append(f"scripts/checks/check_stems.py: there is no tests/{entry.test}")
         for name in entry.sources.split():
             source = name if name.endswith(".cu") else f"{name}.c"
             elsewhere.setdefault(source if source in listed else f"{name}.cu", []).append(entry.test)
     for source, by in sorted(elsewhere.items()):
         if source not in listed:
-            wrong.append(f"scripts/check_stems.py: there is no src/{source}")
+            wrong.append(f"scripts/checks/check_stems.py: there is no src/{source}")
         elif named(source, among):
-            wrong.append(f"scripts/check_stems.py: src/{source} has {named(source, among)[0]}; drop {by[0]}")
-    wrong += [f"src/{source}: no test has its stem, and scripts/check_stems.py names none" for source in listed
+            wrong.append(f"scripts/checks/check_stems.py: src/{source} has {named(source, among)[0]}; drop {by[0]}")
+    wrong += [f"src/{source}: no test has its stem, and scripts/checks/check_stems.py names none" for source in listed
               if not named(source, among) and source not in elsewhere]
     if "--table" in sys.argv[1:]:
         for source in listed:

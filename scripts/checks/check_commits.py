@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import List
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 72
 SUBJECT = re.compile(r"[a-z][a-z0-9_/, -]*: [^\s].*[^.\s]")
 
@@ -33,7 +33,7 @@ def check_message(message: str) -> List[str]:
 
 
 def main() -> int:
-    first = git("log", "--diff-filter=A", "--format=%H", "--", "scripts/check_commits.py").split()
+    first = git("log", "--diff-filter=A", "--format=%H", "--", ":(glob)scripts/**/check_commits.py").split()
     messages = git("log", "--no-merges", "--format=%B%x00", f"{first[-1]}..HEAD").split("\0") if first else []
     messages = [message.lstrip("\n") for message in messages if message.strip()]
     lines = [f"{message.splitlines()[0]!r}: {fault}" for message in messages for fault in check_message(message)]
