@@ -1,5 +1,5 @@
-"""The cost of trust over TCP: a meeting of 64 ranks among 9,000 and more hostile connections beside a quiet one, an
-all-gather of 64 MiB with and without checksums, and all-reduces with and without TLS.
+"""The cost of trust over TCP: that of a meeting of 64 ranks among 9,000 and more hostile connections, of checksums in
+an all-gather of 64 MiB, and of TLS in all-reduces.
 
     python bench/bench_trust.py [--save]
 

@@ -328,8 +328,8 @@ static void test_damaged_meeting(void **state) {
   }
 }
 
-/* What the relay reads without TLS it does not with it. A change of the data names both ranks, and one of the control
- * connection looks like its end. */
+/* The relay can read the data without TLS, and not with it. A change of the data names both ranks, and one of the
+ * control connection looks like its end. */
 static void test_tls(void **state) {
   (void)state;
   member ms[2];

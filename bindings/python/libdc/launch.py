@@ -16,7 +16,7 @@ def init_comm(timeout: Optional[float] = None) -> Comm:
     """This process's communicator, from RANK and WORLD_SIZE as `python -m libdc.run` and torchrun set them. Without
     them it is over MPI if mpirun started the process (OMPI_COMM_WORLD_SIZE or PMI_SIZE), else a world of one. Ranks of
     several machines meet over TCP at MASTER_ADDR, on the port after MASTER_PORT, and need a secret in LIBDC_SECRET or
-    LIBDC_SECRET_FILE; LIBDC_INTERFACE and LIBDC_PORTS say where they listen, and LIBDC_TLS=1 encrypts. Ranks that call
+    LIBDC_SECRET_FILE. LIBDC_INTERFACE and LIBDC_PORTS say where they listen, and LIBDC_TLS=1 encrypts. Ranks that call
     it more than once must do so equally often; each call takes another port."""
     if "WORLD_SIZE" not in os.environ and int(_mpi_size()) > 1:
         if environment_tls():

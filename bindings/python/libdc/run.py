@@ -186,12 +186,8 @@ class _Launcher:
             _allow_files(count * options.nodes)
             shared["LIBDC_SECRET"] = options.secret
             shared.pop("LIBDC_SECRET_FILE", None)
-        if options.interface:
-            shared["LIBDC_INTERFACE"] = options.interface
-        if options.ports:
-            shared["LIBDC_PORTS"] = options.ports
-        if options.tls:
-            shared["LIBDC_TLS"] = "1"
+        given = {"LIBDC_INTERFACE": options.interface, "LIBDC_PORTS": options.ports, "LIBDC_TLS": options.tls and "1"}
+        shared.update({key: value for key, value in given.items() if value})
         first = count * options.node_rank
         shared.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
         shared.setdefault("PYTHONUNBUFFERED", "1")

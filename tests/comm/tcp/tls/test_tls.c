@@ -1,5 +1,6 @@
-/* TLS between two ends whose bytes the test passes on, and between ranks. What passes is not readable, and what was
- * changed is not read. Groups with TLS have the same bits, and say the same of ranks that leave or differ. */
+/* TLS between two ends whose bytes the test passes on, and between ranks. The bytes on the way are not readable, and
+ * an end does not read them if they were changed. Groups with TLS have the same bits, and say the same of ranks that
+ * leave or differ. */
 #define _GNU_SOURCE
 #include "comm/tcp/tcp.h"
 #include "comm/tcp/tls/tls.h"
@@ -208,7 +209,7 @@ static void test_a_full_socket(void **state) {
   free(copy);
 }
 
-/* What is read after a new key shows that both ends took it. */
+/* Both ends have the new key, or the next text would not be read. */
 static void test_keys_are_renewed(void **state) {
   (void)state;
   const uint64_t before = atomic_exchange(&dc__tls_records_per_key, 2);

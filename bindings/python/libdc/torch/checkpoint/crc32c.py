@@ -38,8 +38,8 @@ def _multiply(a: int, b: int) -> int:
 
 @lru_cache(maxsize=512)
 def _rows(nbytes: int) -> List[Tuple[int, ...]]:
-    """The products of x^(8 nbytes) with each value of each four bits, from the lowest on. The tensors of a file have few
-    lengths, and this is most of a join's time."""
+    """The products of x^(8 nbytes) with each value of each four bits, from the lowest on. A file's tensors have few
+    lengths."""
     power = 1 << 31
     for k in range(nbytes.bit_length()):
         if nbytes >> k & 1:
