@@ -102,14 +102,17 @@ static dc_status mesh_call_ranks(dc__tcp_group *group, int32_t mesh, int64_t dea
     calls[i].hello = dc__tcp_hello_make(group, mesh);
     results[i] = mesh_call_open(group, ranks[i], deadline, &calls[i]);
   }
-  for (int32_t i = 0; i < count; i++) {
+  bool failed = false; /* then this thread's last error must stay */
+  for (int32_t i = 0; i < count && !failed; i++) {
     if (results[i] == DC__TCP_CALL_OK) {
       results[i] = mesh_call_prove(group, ranks[i], deadline, &calls[i]);
+      failed = results[i] == DC__TCP_CALL_FAILED;
     }
   }
-  for (int32_t i = 0; i < count && group->tls; i++) {
+  for (int32_t i = 0; i < count && group->tls && !failed; i++) {
     if (results[i] == DC__TCP_CALL_OK) {
       results[i] = mesh_call_finish(group, ranks[i], deadline, &calls[i]);
+      failed = results[i] == DC__TCP_CALL_FAILED;
     }
   }
   for (int32_t i = 0; i < count; i++) {

@@ -319,6 +319,11 @@ static void test_both_ends_want_the_same(void **state) {
              address, wants == 1 ? "does not want" : "wants");
     assert_int_equal(other.status, DC_E_MISMATCH);
     assert_non_null(strstr(other.text, text));
+    member stranger = {.address = address, .options = with_tls(wants == 0), .rank = 1};
+    stranger.options.secret = "another secret of 32 bytes in all";
+    (void)join(&stranger);
+    assert_int_equal(stranger.status, DC_E_EXISTS);
+    assert_non_null(strstr(stranger.text, "have different secrets"));
     pthread_join(start_member(&right, address, 1, wants == 0), NULL);
     pthread_join(thread, NULL);
     assert_true(root.status == DC_OK && right.status == DC_OK);
