@@ -100,6 +100,7 @@ static dc_status mesh_call_ranks(dc__tcp_group *group, int32_t mesh, int64_t dea
   dc_status status = DC_OK;
   for (int32_t i = 0; i < count; i++) {
     calls[i].hello = dc__tcp_hello_make(group, mesh);
+    calls[i].to = ranks[i];
     results[i] = mesh_call_open(group, ranks[i], deadline, &calls[i]);
   }
   bool failed = false; /* then this thread's last error must stay */

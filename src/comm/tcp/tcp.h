@@ -69,6 +69,7 @@ typedef struct dc__tcp_proof {
 typedef struct dc__tcp_answer {
   unsigned char mac[DC__MAC_BYTES]; /* over both openings, the hello and what follows */
   int32_t status;
+  int32_t rank; /* the sender's */
   char text[DC__TCP_TEXT];
 } dc__tcp_answer;
 

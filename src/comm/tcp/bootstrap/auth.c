@@ -218,6 +218,13 @@ enum dc__tcp_call_result dc__tcp_call_finish(const dc__tcp_group *group, dc__tcp
                                       "secrets: another run is there, or a process of none",
                                       group->rank, where));
   }
+  if (answer.rank != call->to) {
+    return call_failed(call,
+                       dc__fail(DC_E_CORRUPT,
+                                "dc_comm_create_tcp: rank %" PRId32 " wants rank %" PRId32 " at %s, but rank %" PRId32
+                                " is there: the table of addresses was changed on the way",
+                                group->rank, call->to, where, answer.rank));
+  }
   if (answer.status == DC_OK) {
     call->accepted = true;
     return call_begin_tls(group, call, where);

@@ -26,6 +26,7 @@ enum dc__tcp_call_result {
 /* An outgoing connection in its handshake. */
 typedef struct dc__tcp_call {
   int fd;
+  int32_t to; /* the rank that is to answer */
   dc__tcp_opening own, theirs;
   dc__tcp_hello hello;
   bool challenged; /* libdc listens there */

@@ -147,7 +147,7 @@ static bool candidate_answer(dc__tcp_group *group, int32_t i) {
   dc__tcp_pending *p = &group->pending;
   dc__tcp_candidate *candidate = &p->candidates[i];
   const dc__tcp_hello *hello = &candidate->proof.hello;
-  dc__tcp_answer answer = {.status = DC__TCP_DENIED};
+  dc__tcp_answer answer = {.status = DC__TCP_DENIED, .rank = group->rank};
   unsigned char mac[DC__MAC_BYTES];
   dc__tcp_mac(group, &candidate->theirs, &candidate->own, hello, NULL, mac);
   if ((candidate->theirs.sealed != 0) != group->sealed || !dc__mac_equal(mac, candidate->proof.mac)) {
