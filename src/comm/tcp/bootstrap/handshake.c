@@ -147,7 +147,7 @@ static bool candidate_answer(dc__tcp_group *group, int32_t i) {
   dc__tcp_pending *p = &group->pending;
   dc__tcp_candidate *candidate = &p->candidates[i];
   const dc__tcp_hello *hello = &candidate->proof.hello;
-  dc__tcp_answer answer = {.status = DC__TCP_DENIED, .rank = group->rank};
+  dc__tcp_answer answer = {.status = DC__TCP_DENIED};
   unsigned char mac[DC__MAC_BYTES];
   dc__tcp_mac(group, &candidate->theirs, &candidate->own, hello, NULL, mac);
   if ((candidate->theirs.sealed != 0) != group->sealed || !dc__mac_equal(mac, candidate->proof.mac)) {
@@ -155,6 +155,7 @@ static bool candidate_answer(dc__tcp_group *group, int32_t i) {
     candidate_reject(p, i, "which does not have the group's secret");
     return false;
   }
+  answer.rank = group->rank;
   answer.status = hello->mesh == DC__TCP_RENDEZVOUS ? DC_OK : handshake_check_member(group, hello);
   if (answer.status != DC_OK) {
     snprintf(answer.text, sizeof answer.text, "%s", dc_last_error());
