@@ -5,7 +5,8 @@
 All ways write the same bytes, 12 a weight, to the same disk and wait for it (fsync); they take turns, one save and one
 load of each a round. A way's time is that of the slower rank. `bytes alone` is the least that any can do: each rank
 writes its half of as many bytes into one file, and reads it. The cost of verification is measured apart: loads of a
-file with checksums and of one without take turns.
+file with checksums and of one without take turns. The files are in the page cache or, in other rounds, on the disk
+alone, as after a restart on another machine.
 """
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import machine
 
+Costs = Dict[bool, List[Tuple[float, float]]]  # without and with checksums: processor and elapsed seconds
 Way = Tuple[Callable[[str], Any], Callable[[str], Any]]  # save and load
 
 
@@ -130,30 +132,43 @@ def measure(ways: Dict[str, Way], rounds: int, folder: str) -> Dict[Tuple[str, i
     return costs
 
 
-def remove_checksums(path: str, to: str) -> None:
-    """A copy as libdc wrote it before it had checksums."""
+def copy_with_and_without_checksums(path: str, with_them: str, without: str) -> None:
+    """Both are written in one way, or the page cache would have one in larger pieces. The second is as libdc wrote it
+    before it had checksums."""
     with open(path, "rb") as file:
         whole = file.read()
+    with open(with_them, "wb") as file:
+        file.write(whole)
     end = 8 + struct.unpack("<Q", whole[:8])[0]
     header = json.loads(whole[8:end])
     metadata = {key: text for key, text in header["__metadata__"].items() if "crc32c" not in key}
     metadata["libdc"] = json.dumps({**json.loads(metadata["libdc"]), "format": 1})
     packed = json.dumps({**header, "__metadata__": metadata}).encode()
     packed += b" " * (-len(packed) % 8)
-    with open(to, "wb") as file:
+    with open(without, "wb") as file:
         file.write(struct.pack("<Q", len(packed)) + packed + whole[end:])
 
 
-def verification(rounds: int, folder: str) -> Dict[bool, List[Tuple[float, float]]]:
-    """Of each load without and with checksums the processor time of both ranks, and the slower one's elapsed time."""
+def leave_page_cache(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def verification(rounds: int, folder: str, from_disk: bool) -> Costs:
+    """Of each load the processor time of both ranks, and the slower one's elapsed time."""
     save, load = of_libdc()
     paths = {way: os.path.join(folder, f"verified-{way}") for way in (False, True)}
-    save(paths[True])
+    saved = os.path.join(folder, "saved")
+    save(saved)
     if dist.get_rank() == 0:
-        remove_checksums(paths[True], paths[False])
-    costs: Dict[bool, List[Tuple[float, float]]] = {False: [], True: []}
+        copy_with_and_without_checksums(saved, paths[True], paths[False])
+    costs: Costs = {False: [], True: []}
     for turn in range(2 * rounds + 2):
         way = turn % 2 == 1
+        if from_disk and dist.get_rank() == 0:
+            leave_page_cache(paths[way])
         dist.barrier()
         processor, elapsed = time.process_time(), time.monotonic()
         load(paths[way])
@@ -166,18 +181,25 @@ def verification(rounds: int, folder: str) -> Dict[bool, List[Tuple[float, float
     return costs
 
 
-def verification_lines(costs: Dict[bool, List[Tuple[float, float]]]) -> List[str]:
-    lines = ["", f"Loads with and without checksums in turns, medians (least) of {len(costs[True])}.", "",
-             "| checksums | processor time of both ranks, ms | elapsed, ms |", "|---|---|---|"]
-    for way, name in ((False, "off"), (True, "on")):
-        cells = [f"{statistics.median(c[i] for c in costs[way]) * 1e3:.1f} ({min(c[i] for c in costs[way]) * 1e3:.1f})"
-                 for i in (0, 1)]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+def verification_lines(places: Dict[str, Costs]) -> List[str]:
+    lines = ["", "Loads with and without checksums in turns, medians (least) of "
+             f"{', '.join(str(len(costs[True])) for costs in places.values())}. The last columns are medians of what a "
+             "load with them takes more than the one before it.", "",
+             "| the file is in | checksums | processor time of both ranks, ms | elapsed, ms | more, ms | of it, % |",
+             "|---|---|---|---|---|---|"]
+    for place, costs in places.items():
+        for way, name in ((False, "off"), (True, "on")):
+            cells = [f"{statistics.median(c[i] for c in costs[way]) * 1e3:.1f} "
+                     f"({min(c[i] for c in costs[way]) * 1e3:.1f})" for i in (0, 1)]
+            more = [statistics.median(b[i] - a[i] for a, b in zip(costs[False], costs[True])) for i in (0, 1)]
+            share = [100 * more[i] / statistics.median(c[i] for c in costs[False]) for i in (0, 1)]
+            cells += [" and ".join(f"{m * 1e3:.1f}" for m in more), " and ".join(f"{s:.0f}" for s in share)] if way \
+                else ["", ""]
+            lines.append(f"| {place} | {name} | " + " | ".join(cells) + " |")
     return lines
 
 
-def page(costs: Dict[Tuple[str, int], List[float]], verified: Dict[bool, List[Tuple[float, float]]], nbytes: int,
-         foreign: float) -> str:
+def page(costs: Dict[Tuple[str, int], List[float]], verified: Dict[str, Costs], nbytes: int, foreign: float) -> str:
     told = machine.describe()
     versions = ", ".join(f"{name} {version}" for name, version in told["packages"].items())
     lines = ["# Checkpoints on 2 ranks", "", f"{told['date']}, {told['cpu']}, {told['cores']} cores, Python "
@@ -211,7 +233,8 @@ def main() -> None:
     quiet.begin()
     try:
         costs = measure(ways, a.rounds, folder[0])
-        verified = verification(4 * a.rounds, folder[0])
+        verified = {"the page cache": verification(4 * a.rounds, folder[0], False),
+                    "the disk": verification(2 * a.rounds, folder[0], True)}
     finally:
         dist.barrier()
         if dist.get_rank() == 0:

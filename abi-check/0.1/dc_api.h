@@ -396,10 +396,12 @@ typedef struct dc_comm_options {
   int32_t last_port;    /**< ... to last_port; both 0 = any */
   const char *node;     /**< TCP, MPI: a text that the ranks of one machine have in common; NULL = the machine's boot and
                              network namespace; "" = this rank shares memory with no other */
+  int32_t tls;          /**< TCP: 1 = TLS 1.3 between the ranks, which needs a secret; 0 = data are not encrypted */
+  int32_t reserved0;    /**< 0 */
 } dc_comm_options;
 
 /** A dc_comm_options with all defaults. */
-#define DC_COMM_OPTIONS_INIT {sizeof(dc_comm_options), 0, 0, NULL, NULL, 0, 0, 0, NULL}
+#define DC_COMM_OPTIONS_INIT {sizeof(dc_comm_options), 0, 0, NULL, NULL, 0, 0, 0, NULL, 0, 0}
 
 /** DC_COMM_OPTIONS_INIT as a function. [any] Since 0.1. */
 DC_API void dc_comm_options_init(dc_comm_options *options, size_t struct_size);
@@ -427,7 +429,11 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  options.network and the range of ports bound that. Listeners close when the group is complete; dc_comm_dup() opens
  *  others while it runs. Every connection begins with a proof, by HMAC-SHA-256 and in both directions, that its ends
  *  have options.secret. Without a secret all addresses must be loopback, where every user of the machine can join. Later
- *  data are neither encrypted nor signed (docs/security.md).
+ *  data are neither encrypted nor signed, unless options.tls is 1 on all ranks (docs/security.md). Then a handshake of
+ *  TLS 1.3 follows the proof (RFC 8446: TLS_AES_128_GCM_SHA256 with a pre-shared key and ephemeral Diffie-Hellman). The
+ *  connections with which the ranks meet stay outside: they carry addresses alone. OpenSSL's libssl.so.3 is opened here.
+ *  Bytes that change on the way are DC_E_CORRUPT then, or DC_E_PEER_DEAD on the connection with the heartbeats. TLS
+ *  covers what goes over TCP: not what NCCL or MPI move between these ranks.
  *  Ranks send heartbeats. A machine that answers none for three is DC_E_PEER_DEAD on all others, whatever the deadline.
  *  Bits are those of every other transport. A collective's deadline runs while nothing moves. symmetric_memory needs
  *  shared memory, which these ranks do not have. All machines must have one byte order.
@@ -445,9 +451,10 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  name     the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  options  heap_bytes is not used; NULL = defaults
  *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..256, an address of another form, or
- *  not loopback without a secret), DC_E_EXISTS (the rank or the port is taken, or a group of another name, secret or
- *  run is there), DC_E_MISMATCH (world sizes or versions differ, or one rank has a secret and another none),
- *  DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile), DC_E_SYSTEM (no such host, say), DC_E_NO_MEMORY.
+ *  not loopback without a secret, or TLS without one), DC_E_EXISTS (the rank or the port is taken, or a group of another
+ *  name, secret or run is there), DC_E_MISMATCH (world sizes or versions differ, or one rank has a secret or TLS and
+ *  another none), DC_E_UNSUPPORTED (TLS without libssl.so.3), DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile),
+ *  DC_E_SYSTEM (no such host, say), DC_E_NO_MEMORY.
  *  [any, collective] Since 0.1. */
 DC_API dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank, int32_t world_size,
                                     const dc_comm_options *options, dc_comm **comm);
@@ -548,6 +555,7 @@ DC_API dc_status dc_nccl_get_version(int32_t *version);
  *  process lives. So after DC_E_TIMEOUT or DC_E_PEER_DEAD the process should end; further communicators over MPI are
  *  DC_E_STATE in it.
  *  options  timeout_ns; network, first_port and last_port for the TCP connections, and heartbeat_ns; NULL = defaults.
+ *           tls must be 0, since libdc cannot encrypt what MPI moves.
  *           Without network rank 0 is found at loopback if all ranks are on its machine, else at the address from which
  *           its machine sends
  *  comm     the new handle, the caller's to destroy

@@ -75,6 +75,9 @@ static dc_status check_tcp_options(const char *fn, const dc_comm_options *option
                     "1 to 65535",
                     fn, options->first_port, options->last_port);
   }
+  if (options->tls != 0 && options->tls != 1) {
+    return dc__fail(DC_E_INVALID, "%s: options.tls = %" PRId32 ", must be 0 or 1", fn, options->tls);
+  }
   if (options->heartbeat_ns < 0 || (options->heartbeat_ns > 0 && options->heartbeat_ns < 10000000)) {
     return dc__fail(DC_E_INVALID, "%s: options.heartbeat_ns = %" PRId64 ", must be 0 (1 s) or at least 10000000", fn,
                     options->heartbeat_ns);
@@ -128,6 +131,9 @@ dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank
   DC__TRY(comm_begin_create(fn, rank, world_size, DC__COMM_MAX_WORLD, options, &known, comm));
   DC__TRY(check_name(fn, name));
   DC__TRY(check_tcp_options(fn, &known));
+  if (known.tls == 1 && known.secret == NULL) {
+    return dc__fail(DC_E_INVALID, "%s: options.tls = 1 needs options.secret, of which its keys are made", fn);
+  }
   dc_comm *whole;
   DC__TRY(dc__comm_create_tcp(address, name, rank, world_size, &known, &whole));
   return dc__comm_create_levels(whole, known.node, comm);
@@ -186,6 +192,10 @@ dc_status dc_comm_create_mpi(const dc_comm_options *options, dc_comm **comm) {
   dc_comm_options known;
   DC__TRY(comm_begin_create(fn, 0, 1, 1, options, &known, comm));
   DC__TRY(check_tcp_options(fn, &known));
+  if (known.tls == 1) {
+    return dc__fail(DC_E_INVALID, "%s: options.tls = 1, must be 0: MPI moves the data, and libdc cannot encrypt it",
+                    fn);
+  }
   dc_comm *whole;
   DC__TRY(dc__comm_create_mpi(&known, &whole));
   return dc__comm_create_levels(whole, known.node, comm);

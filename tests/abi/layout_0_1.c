@@ -39,7 +39,7 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_device_options, allocator) == 
 _Static_assert(_Generic(((dc_device_options *)0)->allocator, const dc_allocator *: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_device_options, max_pinned_bytes) == 16, "0.1");
 _Static_assert(_Generic(((dc_device_options *)0)->max_pinned_bytes, int64_t: 1, default: 0), "0.1");
-_Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_options) >= 64, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_options) >= 72, "0.1");
 _Static_assert(sizeof(void *) != 8 || _Alignof(dc_comm_options) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, struct_size) == 0, "0.1");
 _Static_assert(_Generic(((dc_comm_options *)0)->struct_size, size_t: 1, default: 0), "0.1");
@@ -59,6 +59,8 @@ _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, last_port) == 52
 _Static_assert(_Generic(((dc_comm_options *)0)->last_port, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, node) == 56, "0.1");
 _Static_assert(_Generic(((dc_comm_options *)0)->node, const char *: 1, default: 0), "0.1");
+_Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_options, tls) == 64, "0.1");
+_Static_assert(_Generic(((dc_comm_options *)0)->tls, int32_t: 1, default: 0), "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_callbacks) >= 88, "0.1");
 _Static_assert(sizeof(void *) != 8 || _Alignof(dc_comm_callbacks) == 8, "0.1");
 _Static_assert(sizeof(void *) != 8 || offsetof(dc_comm_callbacks, struct_size) == 0, "0.1");

@@ -1,5 +1,5 @@
-/* Bits that change on the way between two ranks over TCP, with checksums on (dc_comm_set_checksums). The collective is
- * an error and never another sum, wherever the bit is: in the call, the data or the checksum itself.
+/* Bits that change on the way between two ranks over TCP, with checksums on (dc_comm_set_checksums) or with TLS. The
+ * collective is an error and never another sum, wherever the bit is: in the call, the data, the checksum or a record.
  *
  *     test_tcp_corruption [TRANSFERS [SEED]] */
 #include "comm_data.h"
@@ -60,7 +60,7 @@ typedef struct transfer {
   int64_t flip; /* a byte of rank 1's; -1: none */
   int32_t rank;
   bool reduces;
-  bool checked;
+  bool tls; /* else checksums */
 } transfer;
 
 static bool has_right_sum(const transfer *t, const float *data) {
@@ -75,7 +75,7 @@ static bool has_right_sum(const transfer *t, const float *data) {
 /* 0 if it was right, or an error with damage; 1 else. */
 static int transfer_once(const transfer *t, dc_comm *comm) {
   float data[LONGEST];
-  CHECK_OK(dc_comm_set_checksums(comm, t->checked));
+  CHECK_OK(dc_comm_set_checksums(comm, !t->tls));
   for (int64_t i = 0; i < t->count; i++) {
     data[i] = (float)(i + t->rank);
   }
@@ -85,16 +85,18 @@ static int transfer_once(const transfer *t, dc_comm *comm) {
   dc_status status =
       t->reduces ? dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) : dc_comm_broadcast(comm, &tensor, 0, NULL);
   flip_at = -1;
-  if (t->checked) {
-    CHECK(status != DC_OK || (!was_flipped && has_right_sum(t, data)));
-    CHECK(status == DC_OK || t->flip >= 0);
-  }
+  CHECK(status != DC_OK || (!was_flipped && has_right_sum(t, data)));
+  CHECK(status == DC_OK || t->flip >= 0);
+  CHECK(status == DC_OK || !t->tls || strstr(dc_last_error(), "rank ") != NULL);
   return 0;
 }
 
 static void *transfer_rank(void *arg) {
   const transfer *t = arg;
-  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = LIMIT_S * INT64_C(1000000000)};
+  const dc_comm_options options = {.struct_size = sizeof options,
+                                   .timeout_ns = LIMIT_S * INT64_C(1000000000),
+                                   .secret = t->tls ? "0123456789abcdef" : NULL,
+                                   .tls = t->tls};
   dc_comm *comm = NULL;
   intptr_t result = 1;
   if (dc_comm_create_tcp(t->address, t->name, t->rank, WORLD, &options, &comm) == DC_OK) {
@@ -106,10 +108,10 @@ static void *transfer_rank(void *arg) {
   return (void *)result;
 }
 
-static void run_transfer(int64_t count, int64_t flip, bool reduces) {
+static void run_transfer(int64_t count, int64_t flip, bool reduces, bool tls) {
   transfer ranks[WORLD];
   pthread_t threads[WORLD];
-  transfer t = {.count = count, .flip = flip, .reduces = reduces, .checked = true};
+  transfer t = {.count = count, .flip = flip, .reduces = reduces, .tls = tls};
   fresh_address(t.address);
   fresh_name(t.name);
   for (int32_t r = 0; r < WORLD; r++) {
@@ -126,10 +128,12 @@ static void run_transfer(int64_t count, int64_t flip, bool reduces) {
 
 static void test_no_damage(void **state) {
   (void)state;
-  run_transfer(0, -1, true);
-  run_transfer(1, -1, true);
-  run_transfer(LONGEST, -1, true);
-  run_transfer(LONGEST, -1, false);
+  for (int tls = 0; tls < 2; tls++) {
+    run_transfer(0, -1, true, tls);
+    run_transfer(1, -1, true, tls);
+    run_transfer(LONGEST, -1, true, tls);
+    run_transfer(LONGEST, -1, false, tls);
+  }
 }
 
 static void test_no_wrong_sum(void **state) {
@@ -139,7 +143,7 @@ static void test_no_wrong_sum(void **state) {
     uint32_t chosen = seed >> 8;
     int64_t count = 1 + chosen % (i % 2 == 0 ? 16 : LONGEST);
     int64_t bytes = (int64_t)sizeof(struct dc__tcp_header) + count * (int64_t)sizeof(float);
-    run_transfer(count, (chosen >> 3) % bytes, i % 3 != 0);
+    run_transfer(count, (chosen >> 3) % bytes, i % 3 != 0, i % 4 == 3);
   }
 }
 

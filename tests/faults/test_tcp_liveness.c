@@ -26,6 +26,7 @@ typedef struct shared {
 typedef struct group {
   char address[64];
   int64_t deadline_ns, heartbeat_ns;
+  bool tls;
   pid_t children[WORLD];
   shared *shared;
 } group;
@@ -35,6 +36,8 @@ static void run_rank(const group *g, int32_t rank, void (*fault)(void)) {
   dc_comm_options options = DC_COMM_OPTIONS_INIT;
   options.timeout_ns = far_deadline;
   options.heartbeat_ns = g->heartbeat_ns;
+  options.secret = g->tls ? "0123456789abcdef" : NULL;
+  options.tls = g->tls;
   dc_status status = dc_comm_create_tcp(g->address, "alive", rank, WORLD, &options, &comm);
   status = status == DC_OK ? dc_comm_barrier(comm) : status;
   atomic_fetch_add(&g->shared->formed, 1);
@@ -127,17 +130,22 @@ static void stop_oneself(void) {
   raise(SIGSTOP);
 }
 
-/* The process is alive by its machine's word, and the deadline decides. */
+/* The process is alive by its machine's word, and the deadline decides. Two groups at once, one with TLS. */
 static void test_stopped(void **state) {
   (void)state;
-  group g = {.heartbeat_ns = 100 * MS};
-  start(&g, 6000 * MS, stop_oneself);
-  strike(&g);
-  expect(&g, 0, DC_E_TIMEOUT, "but its machine, 127.0.0.1, does: the process is alive but has been late for ");
-  expect(&g, 2, DC_E_TIMEOUT, "the process is alive but has been late for ");
-  kill(g.children[1], SIGKILL);
-  assert_int_equal(waitpid(g.children[1], NULL, 0), g.children[1]);
-  munmap(g.shared, sizeof *g.shared);
+  group groups[2] = {{.heartbeat_ns = 100 * MS}, {.heartbeat_ns = 100 * MS, .tls = true}};
+  for (int i = 0; i < 2; i++) {
+    start(&groups[i], 6000 * MS, stop_oneself);
+    strike(&groups[i]);
+  }
+  for (int i = 0; i < 2; i++) {
+    group *g = &groups[i];
+    expect(g, 0, DC_E_TIMEOUT, "but its machine, 127.0.0.1, does: the process is alive but has been late for ");
+    expect(g, 2, DC_E_TIMEOUT, "the process is alive but has been late for ");
+    kill(g->children[1], SIGKILL);
+    assert_int_equal(waitpid(g->children[1], NULL, 0), g->children[1]);
+    munmap(g->shared, sizeof *g->shared);
+  }
 }
 
 /* False if the system does not allow a network of one's own. */

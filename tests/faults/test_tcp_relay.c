@@ -1,6 +1,7 @@
 /* A relay on the path between two ranks with a secret, in a group of two or three. It delays, cuts, resets, swaps or
- * flips what it forwards, or falls silent. Both ranks get an error or the right sums, always within their deadlines.
- * Each line that is printed has the fault, the ranks' statuses, the seconds from the fault on, and the text. */
+ * flips what it forwards, falls silent, or looks for data in it. With checksums, or with TLS. Both ranks get an error
+ * or the right sums, always within their deadlines. Each line that is printed has the fault, the ranks' statuses, the
+ * seconds from the fault on, and the text. */
 #define _GNU_SOURCE
 #include "comm_ranks.h"
 
@@ -24,6 +25,7 @@ enum { RENDEZVOUS, CONTROL, DATA, ALL }; /* in the order in which rank 1 connect
 
 static const int64_t limit = INT64_C(60000000000);
 static const char secret[] = "0123456789abcdef0123456789abcdef";
+static const float known[] = {100, 101, 102, 103}; /* a part of rank 0's first data */
 
 typedef enum kind { NOTHING, DELAY, CUT, RESET, SWAP, FLIP, SILENCE } kind;
 static const char *const kind_names[] = {"nothing", "delay", "cut", "reset", "swap", "flip", "silence"};
@@ -37,6 +39,7 @@ typedef struct fault {
 
 typedef struct relay {
   fault fault;
+  bool read; /* what the ranks sum has been seen */
   int listener, stop[2];
   int ends[MOST_LINKS][2]; /* rank 1's, rank 0's */
   int64_t moved[MOST_LINKS][2];
@@ -81,8 +84,9 @@ static void add_link(relay *r) {
 /* Changes the bytes, or the link. False if they are not to be forwarded. */
 static bool strike(relay *r, int i, int direction, char *data, int64_t bytes) {
   const fault *f = &r->fault;
-  const int64_t at = f->at - r->moved[i][direction];
+  const int64_t passed = r->moved[i][direction], at = f->at > passed ? f->at - passed : 0;
   r->moved[i][direction] += bytes;
+  r->read = r->read || memmem(data, (size_t)bytes, known, sizeof known) != NULL;
   if (f->kind == DELAY) {
     sleep_ms(5);
   }
@@ -151,6 +155,7 @@ typedef struct member {
   int32_t rank, world;
   int64_t meeting_ns, deadline_ns;
   bool until_failure; /* at most MOST_CALLS collectives, else CALLS */
+  bool tls;           /* and no checksums */
   dc_status status;
   bool wrong;
   int64_t end_ns;
@@ -161,7 +166,7 @@ static dc_status sum(member *m, dc_comm *comm) {
   float data[ELEMENTS];
   const int64_t count = ELEMENTS;
   dc_tensor tensor = flat(data, &count, DC_FLOAT32);
-  dc_status status = dc_comm_set_checksums(comm, 1);
+  dc_status status = dc_comm_set_checksums(comm, !m->tls);
   comm->timeout_ns = m->deadline_ns;
   for (int call = 0; status == DC_OK && call < (m->until_failure ? MOST_CALLS : CALLS); call++) {
     for (int i = 0; i < ELEMENTS; i++) {
@@ -181,6 +186,7 @@ static void *join(void *arg) {
   dc_comm_options options = DC_COMM_OPTIONS_INIT;
   options.timeout_ns = m->meeting_ns;
   options.secret = secret;
+  options.tls = m->tls;
   options.heartbeat_ns = HEARTBEAT_MS * MS;
   m->status = dc_comm_create_tcp(m->address, "g", m->rank, m->world, &options, &comm);
   m->status = m->status == DC_OK ? sum(m, comm) : m->status;
@@ -190,8 +196,8 @@ static void *join(void *arg) {
   return NULL;
 }
 
-/* All ranks, of which rank 1 knows the relay's address alone. */
-static void meet(fault f, int32_t world, int64_t meeting_ns, int64_t deadline_ns, member ms[]) {
+/* All ranks, of which rank 1 knows the relay's address alone. Whether the relay could read data. */
+static bool meet(fault f, bool tls, int32_t world, int64_t meeting_ns, int64_t deadline_ns, member ms[]) {
   relay r = {.fault = f};
   pthread_t threads[MOST_RANKS], relays;
   fresh_address(r.to);
@@ -207,7 +213,8 @@ static void meet(fault f, int32_t world, int64_t meeting_ns, int64_t deadline_ns
                      .rank = i,
                      .world = world,
                      .meeting_ns = meeting_ns,
-                     .deadline_ns = deadline_ns};
+                     .deadline_ns = deadline_ns,
+                     .tls = tls};
     ms[i].until_failure = f.kind > DELAY && meeting_ns == limit;
     pthread_create(&threads[i], NULL, join, &ms[i]);
     while (i == 0 && !is_listening(r.to)) { /* so that the first link is the meeting's */
@@ -232,23 +239,28 @@ static void meet(fault f, int32_t world, int64_t meeting_ns, int64_t deadline_ns
   const int64_t struck = atomic_load(&r.struck_ns);
   for (int i = 0; i < world; i++) {
     const double seconds = struck == 0 ? 0 : (double)(ms[i].end_ns - struck) / 1e9;
-    print_message("%-8s link %d byte %6lld  rank %d: %-15s %5.2f s  %s\n", kind_names[f.kind], f.link, (long long)f.at,
-                  i, dc_status_name(ms[i].status), seconds, ms[i].text);
+    print_message("%-8s%s link %d byte %6lld  rank %d: %-15s %5.2f s  %s\n", kind_names[f.kind], tls ? " TLS" : "",
+                  f.link, (long long)f.at, i, dc_status_name(ms[i].status), seconds, ms[i].text);
     assert_false(ms[i].wrong);
     assert_true(seconds < LIMIT_S);
   }
+  return r.read;
 }
 
 /* agreed: the ranks can still agree on one text. */
-static void expect(fault f, int64_t deadline_ns, dc_status status, const char *says, bool agreed) {
+static void expect_with(bool tls, fault f, int64_t deadline_ns, dc_status status, const char *says, bool agreed) {
   member ms[2];
-  meet(f, 2, limit, deadline_ns, ms);
+  meet(f, tls, 2, limit, deadline_ns, ms);
   for (int i = 0; i < 2; i++) {
     if (ms[i].status != status || strstr(ms[i].text, says) == NULL || (agreed && strcmp(ms[i].text, ms[0].text) != 0)) {
       fail_msg("%s on link %d: rank %d: %s: %s; expected %s: %s", kind_names[f.kind], f.link, i,
                dc_status_name(ms[i].status), ms[i].text, dc_status_name(status), says);
     }
   }
+}
+
+static void expect(fault f, int64_t deadline_ns, dc_status status, const char *says, bool agreed) {
+  expect_with(false, f, deadline_ns, status, says, agreed);
 }
 
 static void test_what_does_not_matter(void **state) {
@@ -259,10 +271,10 @@ static void test_what_does_not_matter(void **state) {
 
 /* Without a control connection a rank would not notice that the other one's machine vanishes. A rank that sees the
  * other one's end first says that it died. */
-static void expect_cut(kind what, int direction, int32_t world) {
+static void expect_cut(kind what, int direction, int32_t world, bool tls) {
   member ms[MOST_RANKS];
   int says_cut = 0;
-  meet((fault){what, CONTROL, direction, 0, 9000}, world, limit, limit, ms);
+  meet((fault){what, CONTROL, direction, 0, 9000}, tls, world, limit, limit, ms);
   for (int i = 0; i < world; i++) {
     assert_int_equal(ms[i].status, DC_E_PEER_DEAD);
     assert_true(strncmp(ms[i].text, "rank 0 ", 7) == 0 || strncmp(ms[i].text, "rank 1 ", 7) == 0);
@@ -274,8 +286,8 @@ static void expect_cut(kind what, int direction, int32_t world) {
 static void test_broken_control(void **state) {
   (void)state;
   for (int32_t world = 2; world <= MOST_RANKS; world++) {
-    expect_cut(CUT, 0, world);
-    expect_cut(RESET, 1, world);
+    expect_cut(CUT, 0, world, world == 3);
+    expect_cut(RESET, 1, world, world == 2);
   }
 }
 
@@ -298,7 +310,7 @@ static void test_damaged_data(void **state) {
   (void)state;
   for (int64_t at = EXCHANGED; at < 60000; at += 2971) {
     member ms[2];
-    meet((fault){at % 2 == 0 ? FLIP : SWAP, DATA, (int)(at / 2 % 2), at, 0}, 2, limit, limit, ms);
+    meet((fault){at % 2 == 0 ? FLIP : SWAP, DATA, (int)(at / 2 % 2), at, 0}, false, 2, limit, limit, ms);
     assert_true(ms[0].status != DC_OK && ms[1].status != DC_OK);
     assert_string_equal(ms[0].text, ms[1].text);
   }
@@ -312,15 +324,34 @@ static void test_damaged_meeting(void **state) {
   for (int64_t at = 3; at < 900; at += 61) {
     member ms[2];
     const int link = at % 2 == 0 ? RENDEZVOUS : at % 4 == 1 ? CONTROL : DATA;
-    meet((fault){FLIP, link, (int)(at / 4 % 2), at, 0}, 2, 1500 * MS, 1500 * MS, ms);
+    meet((fault){FLIP, link, (int)(at / 4 % 2), at, 0}, false, 2, 1500 * MS, 1500 * MS, ms);
   }
 }
 
+/* The relay can read the data without TLS, and not with it. A change of the data names both ranks, and one of the
+ * control connection looks like its end. */
+static void test_tls(void **state) {
+  (void)state;
+  member ms[2];
+  assert_true(meet((fault){NOTHING, ALL, 0, 0, 0}, false, 2, limit, limit, ms));
+  assert_false(meet((fault){NOTHING, ALL, 0, 0, 0}, true, 2, limit, limit, ms));
+  assert_true(ms[0].status == DC_OK && ms[1].status == DC_OK);
+  for (int64_t at = EXCHANGED + 1000; at < 60000; at += 9001) {
+    expect_with(true, (fault){at % 2 == 0 ? FLIP : SWAP, DATA, (int)(at / 2 % 2), at, 0}, limit, DC_E_CORRUPT,
+                "were changed on the way", true);
+  }
+  expect_with(true, (fault){FLIP, CONTROL, 0, 0, 9000}, limit, DC_E_PEER_DEAD, "is cut off from rank", false);
+  expect_with(true, (fault){CUT, DATA, 0, 9000, 0}, limit, DC_E_SYSTEM, "the connection to rank ", true);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_what_does_not_matter), cmocka_unit_test(test_broken_connections),
-      cmocka_unit_test(test_broken_control),       cmocka_unit_test(test_silence),
-      cmocka_unit_test(test_damaged_data),         cmocka_unit_test(test_damaged_meeting)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_what_does_not_matter),
+                                     cmocka_unit_test(test_broken_connections),
+                                     cmocka_unit_test(test_broken_control),
+                                     cmocka_unit_test(test_silence),
+                                     cmocka_unit_test(test_damaged_data),
+                                     cmocka_unit_test(test_damaged_meeting),
+                                     cmocka_unit_test(test_tls)};
   print_message("heartbeats each %d ms, checksums\n", HEARTBEAT_MS);
   return cmocka_run_group_tests_name("tcp relay", tests, leftovers_note, leftovers_compare);
 }

@@ -162,6 +162,28 @@ static void test_replay(void **state) {
   complete(address, thread, &root);
 }
 
+/* A machine on the path may have changed where ranks say that they listen. */
+static void test_another_rank_answers(void **state) {
+  (void)state;
+  char address[64];
+  member root;
+  dc__tcp_group own = fake_rank_1();
+  const int64_t deadline = dc__now_ns() + limit;
+  pthread_t thread;
+  own.world = 3;
+  root = (member){.address = fresh_address(address), .secret = secret, .world = 3, .timeout_ns = limit};
+  pthread_create(&thread, NULL, join, &root);
+  dc__tcp_call call = {.fd = connect_to(address), .to = 1, .hello = dc__tcp_hello_make(&own, DC__TCP_RENDEZVOUS)};
+  assert_int_equal(dc__tcp_call_open(&own, &call, deadline), DC__TCP_CALL_OK);
+  assert_int_equal(dc__tcp_call_prove(&own, &call, deadline, address), DC__TCP_CALL_OK);
+  assert_int_equal(dc__tcp_call_finish(&own, &call, deadline, "here"), DC__TCP_CALL_FAILED);
+  assert_int_equal(call.status, DC_E_CORRUPT);
+  assert_non_null(strstr(dc_last_error(), "rank 1 wants rank 1 at here, but rank 0 is there"));
+  close(call.fd);
+  pthread_join(thread, NULL);
+  assert_int_equal(root.status, DC_E_PEER_DEAD);
+}
+
 /* Of an otherwise right opening and proof one byte is wrong. */
 static void test_garbage_at_each_byte(void **state) {
   (void)state;
@@ -274,9 +296,13 @@ static void test_floods(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_wrong_secrets), cmocka_unit_test(test_secrets_of_wrong_length),
-      cmocka_unit_test(test_no_secret),     cmocka_unit_test(test_replay),
-      cmocka_unit_test(test_stale_rank),    cmocka_unit_test(test_garbage_at_each_byte),
+      cmocka_unit_test(test_wrong_secrets),
+      cmocka_unit_test(test_secrets_of_wrong_length),
+      cmocka_unit_test(test_no_secret),
+      cmocka_unit_test(test_replay),
+      cmocka_unit_test(test_another_rank_answers),
+      cmocka_unit_test(test_stale_rank),
+      cmocka_unit_test(test_garbage_at_each_byte),
       cmocka_unit_test(test_floods),
   };
   return cmocka_run_group_tests_name("tcp trust", tests, leftovers_note, leftovers_compare);

@@ -27,7 +27,8 @@ static int32_t open_descriptors(void) {
   return count;
 }
 
-static bool sealed; /* whether the group has a secret */
+static bool sealed;    /* whether the group has a secret */
+static bool encrypted; /* whether it wants TLS */
 
 static dc__tcp_group *new_group(int32_t rank) {
   dc__tcp_group *group = calloc(1, sizeof *group);
@@ -37,6 +38,8 @@ static dc__tcp_group *new_group(int32_t rank) {
   group->timeout_ns = patience;
   snprintf(group->name, sizeof group->name, "fuzz");
   dc__tcp_set_secret(group, sealed ? "a secret for fuzzing" : NULL);
+  group->tls = encrypted;
+  PROMISE(!encrypted || dc__tls_load("fuzz") == DC_OK);
   init_group(group);
   group->heartbeat_ns = INT64_C(1000000000);
   group->failure_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -82,7 +85,7 @@ static void send_bytes(bytes *b, int peer, const void *message, size_t size) {
 /* A connection that this rank has accepted, and its opening. One bit of the input decides whether it has reached the
  * proof; the code in it is then right unless the input changes it. */
 static void connect_as(bytes *b, dc__tcp_group *group, int32_t rank, int32_t mesh, int *peer) {
-  dc__tcp_group theirs = {.rank = rank, .world = WORLD, .sealed = group->sealed};
+  dc__tcp_group theirs = {.rank = rank, .world = WORLD, .sealed = group->sealed, .tls = group->tls};
   dc__tcp_candidate *candidate = &group->pending.candidates[group->pending.count++];
   memcpy(theirs.name, group->name, sizeof theirs.name);
   memcpy(theirs.run, group->run, sizeof theirs.run);
@@ -102,7 +105,8 @@ static void connect_as(bytes *b, dc__tcp_group *group, int32_t rank, int32_t mes
   send_bytes(b, *peer, &proof, sizeof proof);
 }
 
-/* The connecting side of a handshake: the other one sends an opening and an answer, or something else. */
+/* The connecting side of a handshake: the other one sends an opening and an answer, or something else, and in place of
+ * TLS a few bytes. */
 static void as_caller(bytes *b) {
   dc__tcp_group *group = new_group(1);
   dc__tcp_opening opening;
@@ -118,10 +122,13 @@ static void as_caller(bytes *b) {
     dc__tcp_mac(group, &call.own, &call.theirs, &call.hello, &answer, answer.mac);
     send_bytes(b, peer, &answer, sizeof answer);
     result = dc__tcp_call_finish(group, &call, 0, "there");
+    send_bytes(b, peer, answer.text, sizeof answer.text);
+    result = result == DC__TCP_CALL_OK ? dc__tcp_call_encrypt(group, &call, 0, "there") : result;
+    PROMISE(result != DC__TCP_CALL_OK || !encrypted);
   }
   PROMISE(result != DC__TCP_CALL_FAILED || call.status != DC_OK);
   PROMISE(call.quoted_bytes <= sizeof call.quoted);
-  close(call.fd);
+  dc__tcp_close(&call.fd);
   close(peer);
   dc__tcp_group_release(group);
 }
@@ -250,6 +257,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
   int32_t before = open_descriptors();
   uint8_t role = read_u8(&b);
   sealed = (role & 128) != 0;
+  encrypted = sealed && (role & 64) != 0;
   roles[role % DC__COUNT(roles)](&b);
   PROMISE(open_descriptors() == before);
   return 0;

@@ -135,6 +135,24 @@ def test_ranks_over_tcp(port):
         Comm.tcp("here", "test", 0, 1)
 
 
+def test_tls_needs_a_secret(monkeypatch):
+    monkeypatch.delenv("LIBDC_SECRET", raising=False)
+    monkeypatch.delenv("LIBDC_SECRET_FILE", raising=False)
+    for name, value in dict(RANK="1", WORLD_SIZE="2", LOCAL_WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="1",
+                            LIBDC_TLS="1").items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(libdc.Error, match="options.tls = 1 needs options.secret"):
+        libdc.init_comm()
+    monkeypatch.setenv("LIBDC_TLS", "yes")
+    with pytest.raises(RuntimeError, match="LIBDC_TLS=yes: must be 0 or 1"):
+        libdc.init_comm()
+    monkeypatch.setenv("LIBDC_TLS", "1")
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="LIBDC_TLS=1, but MPI moves the data"):
+        libdc.init_comm()
+
+
 def test_init_comm_needs_a_group(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert libdc.init_comm().size == 1

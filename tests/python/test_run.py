@@ -41,11 +41,11 @@ def test_environment_output_and_arguments(launch):
     assert len({tuple(line.split()[5:]) for line in lines}) == 1 and done.stdout.count("no newline") == 3
 
 
-def on_two_machines(port: int, script: str, *arguments: str):
+def on_two_machines(port: int, script: str, options=()):
     """Two launchers of two ranks each, as two machines would have them."""
     command = [sys.executable, "-m", "libdc.run", "--nodes", "2", "--rendezvous", f"localhost:{port}", "-n", "2",
-               "--secret-file", f"{script}.secret"]
-    nodes = [subprocess.Popen([*command, "--node-rank", str(node), script, *arguments], text=True,
+               "--secret-file", f"{script}.secret", *options]
+    nodes = [subprocess.Popen([*command, "--node-rank", str(node), script], text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for node in range(2)]
     return [(*node.communicate(timeout=600), node.returncode) for node in nodes]
 
@@ -74,11 +74,11 @@ def test_several_machines(tmp_path, port):
     script.write_text("import os, libdc, numpy as np\ncomm = libdc.init_comm(timeout=600)\n"
                       "data = comm.all_reduce(np.full(3, comm.rank + 1.0))\nother = libdc.init_comm(timeout=600)\n"
                       "other.barrier()\n"
-                      "print(comm.rank, comm.size, os.environ['LOCAL_RANK'], data[0], comm.shares_memory)\n")
-    first, second = on_two_machines(port, str(script))
+                      "print(comm.rank, comm.size, os.environ['LOCAL_RANK'], data[0], os.environ['LIBDC_TLS'])\n")
+    first, second = on_two_machines(port, str(script), options=["--tls"])
     assert first[2] == second[2] == 0, (first, second)
-    assert sorted(first[0].splitlines()) == ["0 4 0 10.0 False", "1 4 1 10.0 False"]
-    assert sorted(second[0].splitlines()) == ["2 4 0 10.0 False", "3 4 1 10.0 False"]
+    assert sorted(first[0].splitlines()) == ["0 4 0 10.0 1", "1 4 1 10.0 1"]
+    assert sorted(second[0].splitlines()) == ["2 4 0 10.0 1", "3 4 1 10.0 1"]
 
 
 def test_a_rank_that_fails_ends_the_other_machine_s(tmp_path, port):

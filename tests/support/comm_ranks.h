@@ -146,15 +146,14 @@ static inline void *tcp_rank(void *arg) {
 }
 
 /* Ranks that meet over TCP, as threads. */
-static inline int on_tcp(int32_t world, int64_t timeout_ns, rank_fn fn, void *arg) {
+static inline int on_tcp_with(int32_t world, const dc_comm_options *options, rank_fn fn, void *arg) {
   char name[64], address[64];
   pthread_t threads[DC__COMM_MAX_WORLD];
   tcp_job jobs[DC__COMM_MAX_WORLD];
-  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
   fresh_name(name);
   fresh_address(address);
   for (int32_t r = 0; r < world; r++) {
-    jobs[r] = (tcp_job){address, name, r, world, &options, fn, arg, 0};
+    jobs[r] = (tcp_job){address, name, r, world, options, fn, arg, 0};
     pthread_create(&threads[r], NULL, tcp_rank, &jobs[r]);
   }
   int result = 0;
@@ -163,6 +162,11 @@ static inline int on_tcp(int32_t world, int64_t timeout_ns, rank_fn fn, void *ar
     result += jobs[r].result;
   }
   return result;
+}
+
+static inline int on_tcp(int32_t world, int64_t timeout_ns, rank_fn fn, void *arg) {
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
+  return on_tcp_with(world, &options, fn, arg);
 }
 
 /* Every kind of group that the tests run on. */

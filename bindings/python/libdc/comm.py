@@ -174,7 +174,7 @@ def _options(timeout: Optional[float], heap_bytes: int) -> Any:
 
 
 def _network_options(timeout: Optional[float], secret: Optional[str], network: Optional[str], ports: Tuple[int, int],
-                     heartbeat: Optional[float], node: Optional[str]) -> Tuple[Any, List[Any]]:
+                     heartbeat: Optional[float], node: Optional[str], tls: bool = False) -> Tuple[Any, List[Any]]:
     """The options, and what must live as long."""
     options = _options(timeout, 0)
     texts = [None if text is None else c_string(what, text) for what, text in (("secret", secret),
@@ -183,6 +183,7 @@ def _network_options(timeout: Optional[float], secret: Optional[str], network: O
     options.secret, options.network, options.node = pins
     options.first_port, options.last_port = ports
     options.heartbeat_ns = 0 if heartbeat is None else timeout_ns(heartbeat)
+    options.tls = bool(tls)
     return options, pins
 
 
@@ -223,14 +224,14 @@ class Comm(OwnedHandle):
     @classmethod
     def tcp(cls, address: str, name: str, rank: int, world: int, timeout: Optional[float] = None,
             secret: Optional[str] = None, network: Optional[str] = None, ports: Tuple[int, int] = (0, 0),
-            heartbeat: Optional[float] = None, node: Optional[str] = None) -> "Comm":
+            heartbeat: Optional[float] = None, node: Optional[str] = None, tls: bool = False) -> "Comm":
         """Ranks on any machines, over TCP; blocks until all have come. address: "HOST:PORT", where rank 0 is; name: the
         group's; secret: at least 16 bytes that its ranks alone have, None: only for ranks of this machine; network: the
         interface (its name, or a CIDR) to listen at, None: all; ports: the first and last one to listen at, but for
         rank 0; heartbeat in seconds, None: 1; node: a text that the ranks of one machine have in common, "": none share
-        memory, None: the machine's own."""
+        memory, None: the machine's own; tls: TLS 1.3 between the ranks, which needs a secret and OpenSSL 3."""
         out = ffi.new("dc_comm **")
-        options, _pins = _network_options(timeout, secret, network, ports, heartbeat, node)
+        options, _pins = _network_options(timeout, secret, network, ports, heartbeat, node, tls)
         check(lib.dc_comm_create_tcp(c_string("address", address), c_string("name", name), rank, world, options, out))
         return cls(out[0], shares_memory=False)
 

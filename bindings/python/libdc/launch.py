@@ -16,9 +16,11 @@ def init_comm(timeout: Optional[float] = None) -> Comm:
     """This process's communicator, from RANK and WORLD_SIZE as `python -m libdc.run` and torchrun set them. Without
     them it is over MPI if mpirun started the process (OMPI_COMM_WORLD_SIZE or PMI_SIZE), else a world of one. Ranks of
     several machines meet over TCP at MASTER_ADDR, on the port after MASTER_PORT, and need a secret in LIBDC_SECRET or
-    LIBDC_SECRET_FILE; LIBDC_INTERFACE and LIBDC_PORTS say where they listen. Ranks that call it more than once must do
-    so equally often; each call takes another port."""
+    LIBDC_SECRET_FILE. LIBDC_INTERFACE and LIBDC_PORTS say where they listen, and LIBDC_TLS=1 encrypts. Ranks that call
+    it more than once must do so equally often; each call takes another port."""
     if "WORLD_SIZE" not in os.environ and int(_mpi_size()) > 1:
+        if environment_tls():
+            raise RuntimeError("init_comm: LIBDC_TLS=1, but MPI moves the data, and libdc cannot encrypt it")
         return Comm.mpi(timeout, os.environ.get("LIBDC_INTERFACE") or None, environment_ports())
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
@@ -32,7 +34,8 @@ def init_comm(timeout: Optional[float] = None) -> Comm:
         return Comm.processes(f"{group}.{made}", rank, world, timeout)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1 + made
     return Comm.tcp(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", f"{group}.{made}", rank, world, timeout,
-                    environment_secret(), os.environ.get("LIBDC_INTERFACE") or None, environment_ports())
+                    environment_secret(), os.environ.get("LIBDC_INTERFACE") or None, environment_ports(),
+                    tls=environment_tls())
 
 
 def _mpi_size() -> str:
@@ -47,6 +50,14 @@ def environment_ports() -> Tuple[int, int]:
     if not (first.isdigit() and last.isdigit()):
         raise RuntimeError(f"init_comm: LIBDC_PORTS={text}: must be FIRST-LAST")
     return int(first), int(last)
+
+
+def environment_tls() -> bool:
+    """Whether ranks encrypt what they send over TCP: LIBDC_TLS."""
+    text = os.environ.get("LIBDC_TLS") or "0"
+    if text not in ("0", "1"):
+        raise RuntimeError(f"init_comm: LIBDC_TLS={text}: must be 0 or 1")
+    return text == "1"
 
 
 def _group_name() -> str:

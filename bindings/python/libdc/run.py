@@ -186,10 +186,8 @@ class _Launcher:
             _allow_files(count * options.nodes)
             shared["LIBDC_SECRET"] = options.secret
             shared.pop("LIBDC_SECRET_FILE", None)
-        if options.interface:
-            shared["LIBDC_INTERFACE"] = options.interface
-        if options.ports:
-            shared["LIBDC_PORTS"] = options.ports
+        given = {"LIBDC_INTERFACE": options.interface, "LIBDC_PORTS": options.ports, "LIBDC_TLS": options.tls and "1"}
+        shared.update({key: value for key, value in given.items() if value})
         first = count * options.node_rank
         shared.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
         shared.setdefault("PYTHONUNBUFFERED", "1")
@@ -339,6 +337,8 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--interface", metavar="NAME|CIDR", help="where the ranks listen, for instance eth1 or "
                         "10.1.0.0/16 (default: LIBDC_INTERFACE, or all)")
     parser.add_argument("--ports", metavar="FIRST-LAST", help="ports of all listeners but the rendezvous (any)")
+    parser.add_argument("--tls", action="store_true", help="encrypt what goes between machines: TLS 1.3 by OpenSSL 3; "
+                        "on all launchers or on none (default: LIBDC_TLS=1)")
     parser.add_argument("--grace", default="10", help="seconds from SIGTERM to SIGKILL (default 10)")
     parser.add_argument("script", help="a Python program, which every rank runs")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")

@@ -81,7 +81,7 @@ static bool skip_relayed(dc__tcp_transfer *transfer, bool *progress) {
   while (transfer->bytes_skipped < behind) {
     char skipped[4096];
     uint64_t left = behind - transfer->bytes_skipped;
-    ssize_t got = recv(transfer->fd, skipped, left < sizeof skipped ? left : sizeof skipped, MSG_DONTWAIT);
+    ssize_t got = dc__tcp_read(transfer->fd, skipped, left < sizeof skipped ? left : sizeof skipped);
     if (got <= 0) {
       errno = got == 0 ? 0 : errno;
       return got < 0 && (errno == EAGAIN || errno == EINTR);
@@ -271,7 +271,7 @@ void dc__tcp_leave(const dc__tcp *self) {
   const struct dc__tcp_header leave = {.seq = DC__TCP_SEQ_LEAVE};
   for (int32_t r = 0; r < self->head.world; r++) {
     if (r != self->head.rank) {
-      (void)send(self->transfers[r].fd, &leave, sizeof leave, MSG_NOSIGNAL | MSG_DONTWAIT);
+      (void)dc__tcp_write(self->transfers[r].fd, &leave, sizeof leave);
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "comm/tcp/bootstrap/auth.h"
+#include "comm/tcp/tls/tls.h"
 
 enum { CONTROL_MESH_NS = 1000000000 /* added to the deadline for the control mesh */ };
 
@@ -87,6 +88,7 @@ static dc_status tcp_start_group(dc__tcp_group *group, const dc__tcp_address *ad
   if (group->world == 1) {
     return DC_OK;
   }
+  DC__TRY(group->tls ? dc__tls_load("dc_comm_create_tcp") : DC_OK);
   int64_t deadline = dc__now_ns() + group->timeout_ns;
   DC__TRY(dc__tcp_rendezvous(group, address, deadline));
   group->formed_ns = dc__now_ns();
@@ -108,6 +110,7 @@ dc_status dc__tcp_group_create(int listener, const char *address, const char *na
   group->world = world;
   group->timeout_ns = options->timeout_ns;
   dc__tcp_set_secret(group, options->secret);
+  group->tls = options->tls != 0;
   snprintf(group->network, sizeof group->network, "%s", options->network == NULL ? "" : options->network);
   group->heartbeat_ns = options->heartbeat_ns != 0 ? options->heartbeat_ns : default_heartbeat_ns;
   group->first_port = options->first_port;

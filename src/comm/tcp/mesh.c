@@ -102,11 +102,11 @@ static dc_status mesh_fail_timeout(const dc__tcp_group *group, const dc__rank_se
 /* Takes heartbeats, which would hide the message behind them, and looks at what comes next. */
 static ssize_t peek_control(int fd, dc__tcp_control_msg *message) {
   for (;;) {
-    const ssize_t got = recv(fd, message, sizeof *message, MSG_PEEK | MSG_DONTWAIT);
+    const ssize_t got = dc__tcp_peek(fd, message, sizeof *message);
     if (got != (ssize_t)sizeof *message || message->kind != DC__TCP_HEARTBEAT) {
       return got;
     }
-    (void)!recv(fd, message, sizeof *message, MSG_DONTWAIT);
+    (void)dc__tcp_read(fd, message, sizeof *message);
   }
 }
 

@@ -41,7 +41,7 @@ static enum dc__tcp_call_result mesh_call_open(dc__tcp_group *group, int32_t r, 
     call->fd = dc__tcp_connect(&to.any, length, deadline);
   } while (call->fd < 0 && dc__tcp_is_resource_error(errno) && dc__tcp_drop_pending(group));
   call->error = errno;
-  call->challenged = false;
+  call->challenged = call->accepted = false;
   return call->fd < 0 ? DC__TCP_CALL_LOST : dc__tcp_call_open(group, call, deadline);
 }
 
@@ -58,6 +58,13 @@ static enum dc__tcp_call_result mesh_call_prove(const dc__tcp_group *group, int3
   return dc__tcp_call_prove(group, call, deadline, where);
 }
 
+static enum dc__tcp_call_result mesh_call_finish(const dc__tcp_group *group, int32_t r, int64_t deadline,
+                                                 dc__tcp_call *call) {
+  char where[DC__TCP_PEER];
+  endpoint_text(group, r, where);
+  return dc__tcp_call_finish(group, call, deadline, where);
+}
+
 /* The rest of the handshake. Under a flood of connections a rank may drop one that has not proved itself yet; it comes
  * again. */
 static dc_status mesh_call_complete(dc__tcp_group *group, int32_t r, int64_t deadline, dc__tcp_call *call,
@@ -66,7 +73,8 @@ static dc_status mesh_call_complete(dc__tcp_group *group, int32_t r, int64_t dea
   endpoint_text(group, r, where);
   for (int32_t attempt = 1;; attempt++) {
     result = result == DC__TCP_CALL_OK && !call->challenged ? dc__tcp_call_prove(group, call, deadline, where) : result;
-    result = result == DC__TCP_CALL_OK ? dc__tcp_call_finish(group, call, deadline, where) : result;
+    result = result == DC__TCP_CALL_OK && !call->accepted ? dc__tcp_call_finish(group, call, deadline, where) : result;
+    result = result == DC__TCP_CALL_OK ? dc__tcp_call_encrypt(group, call, deadline, where) : result;
     if (result == DC__TCP_CALL_OK) {
       return DC_OK;
     }
@@ -92,11 +100,20 @@ static dc_status mesh_call_ranks(dc__tcp_group *group, int32_t mesh, int64_t dea
   dc_status status = DC_OK;
   for (int32_t i = 0; i < count; i++) {
     calls[i].hello = dc__tcp_hello_make(group, mesh);
+    calls[i].to = ranks[i];
     results[i] = mesh_call_open(group, ranks[i], deadline, &calls[i]);
   }
-  for (int32_t i = 0; i < count; i++) {
+  bool failed = false; /* then this thread's last error must stay */
+  for (int32_t i = 0; i < count && !failed; i++) {
     if (results[i] == DC__TCP_CALL_OK) {
       results[i] = mesh_call_prove(group, ranks[i], deadline, &calls[i]);
+      failed = results[i] == DC__TCP_CALL_FAILED;
+    }
+  }
+  for (int32_t i = 0; i < count && group->tls && !failed; i++) {
+    if (results[i] == DC__TCP_CALL_OK) {
+      results[i] = mesh_call_finish(group, ranks[i], deadline, &calls[i]);
+      failed = results[i] == DC__TCP_CALL_FAILED;
     }
   }
   for (int32_t i = 0; i < count; i++) {

@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "comm/tcp/tls/tls.h"
+
 dc_status dc__tcp_parse_address(const char *fn, const char *address, dc__tcp_address *out) {
   const char *end = address == NULL ? NULL : strrchr(address, ':');
   bool bracket = address != NULL && address[0] == '[';
@@ -42,7 +44,7 @@ bool dc__tcp_is_resource_error(int error) {
 
 /* The sockets of this process, by descriptor. A child of fork() closes its copies, which would keep the connections of
  * a parent that died. */
-enum { SOCKETS = 65536, SOCKET_BITS = 64 };
+enum { SOCKETS = DC__TLS_SOCKETS, SOCKET_BITS = 64 };
 static atomic_ullong sockets[SOCKETS / SOCKET_BITS];
 
 static void close_in_child(void) {
@@ -50,6 +52,7 @@ static void close_in_child(void) {
     unsigned long long word = atomic_exchange_explicit(&sockets[i], 0, memory_order_relaxed);
     for (int bit = 0; word != 0; bit++, word >>= 1) {
       if (word & 1) {
+        dc__tls_forget(i * SOCKET_BITS + bit);
         close(i * SOCKET_BITS + bit);
       }
     }
@@ -75,6 +78,7 @@ static void note_socket(int fd, bool is_open) {
 
 void dc__tcp_close(int *fd) {
   if (*fd >= 0) {
+    dc__tls_end(*fd);
     note_socket(*fd, false);
     close(*fd);
     *fd = -1;
@@ -191,10 +195,39 @@ int dc__tcp_accept(int listener) {
   return fd;
 }
 
+ssize_t dc__tcp_write(int fd, const void *data, size_t bytes) {
+  dc__tls *tls = dc__tls_of(fd);
+  const struct iovec all = {(void *)(uintptr_t)data, bytes};
+  return tls != NULL ? dc__tls_write(tls, &all, 1) : send(fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+ssize_t dc__tcp_write_list(int fd, struct iovec *list, size_t count) {
+  dc__tls *tls = dc__tls_of(fd);
+  const struct msghdr message = {.msg_iov = list, .msg_iovlen = count};
+  return tls != NULL ? dc__tls_write(tls, list, count) : sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+ssize_t dc__tcp_read(int fd, void *data, size_t bytes) {
+  dc__tls *tls = dc__tls_of(fd);
+  return tls != NULL ? dc__tls_read(tls, data, bytes, false) : recv(fd, data, bytes, MSG_DONTWAIT);
+}
+
+ssize_t dc__tcp_read_list(int fd, struct iovec *list, size_t count) {
+  dc__tls *tls = dc__tls_of(fd);
+  struct msghdr message = {.msg_iov = list, .msg_iovlen = count};
+  return tls != NULL ? dc__tls_read(tls, list[0].iov_base, list[0].iov_len, false)
+                     : recvmsg(fd, &message, MSG_DONTWAIT);
+}
+
+ssize_t dc__tcp_peek(int fd, void *data, size_t bytes) {
+  dc__tls *tls = dc__tls_of(fd);
+  return tls != NULL ? dc__tls_read(tls, data, bytes, true) : recv(fd, data, bytes, MSG_PEEK | MSG_DONTWAIT);
+}
+
 bool dc__tcp_send_all(int fd, const void *data, size_t bytes, int64_t deadline) {
   const char *at = data;
   while (bytes > 0) {
-    ssize_t sent = send(fd, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t sent = dc__tcp_write(fd, at, bytes);
     if (sent > 0) {
       at += sent;
       bytes -= (size_t)sent;
@@ -208,7 +241,7 @@ bool dc__tcp_send_all(int fd, const void *data, size_t bytes, int64_t deadline) 
 bool dc__tcp_receive_all(int fd, void *data, size_t bytes, int64_t deadline, size_t *got) {
   *got = 0;
   while (*got < bytes) {
-    ssize_t part = recv(fd, (char *)data + *got, bytes - *got, MSG_DONTWAIT);
+    ssize_t part = dc__tcp_read(fd, (char *)data + *got, bytes - *got);
     if (part == 0) {
       errno = 0;
       return false;
@@ -260,12 +293,19 @@ void dc__tcp_error_text(int error, char text[DC__TCP_ERROR]) {
   static const struct {
     int error;
     const char *name;
-  } names[] = {{ECONNRESET, "ECONNRESET"},     {EPIPE, "EPIPE"},
-               {ETIMEDOUT, "ETIMEDOUT"},       {ECONNABORTED, "ECONNABORTED"},
-               {EHOSTUNREACH, "EHOSTUNREACH"}, {ENETUNREACH, "ENETUNREACH"},
-               {ENETDOWN, "ENETDOWN"},         {EHOSTDOWN, "EHOSTDOWN"},
-               {ENETRESET, "ENETRESET"},       {ECONNREFUSED, "ECONNREFUSED"},
-               {ENOTCONN, "ENOTCONN"},         {EPROTO, "EPROTO"}};
+  } names[] = {{ECONNRESET, "ECONNRESET"},
+               {EPIPE, "EPIPE"},
+               {ETIMEDOUT, "ETIMEDOUT"},
+               {ECONNABORTED, "ECONNABORTED"},
+               {EHOSTUNREACH, "EHOSTUNREACH"},
+               {ENETUNREACH, "ENETUNREACH"},
+               {ENETDOWN, "ENETDOWN"},
+               {EHOSTDOWN, "EHOSTDOWN"},
+               {ENETRESET, "ENETRESET"},
+               {ECONNREFUSED, "ECONNREFUSED"},
+               {ENOTCONN, "ENOTCONN"},
+               {EPROTO, "EPROTO"},
+               {EBADMSG, "EBADMSG"}};
   for (size_t i = 0; i < DC__COUNT(names); i++) {
     if (names[i].error == error) {
       snprintf(text, DC__TCP_ERROR, "%s (%s)", names[i].name, strerror(error));

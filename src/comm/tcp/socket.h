@@ -32,6 +32,14 @@ void dc__tcp_address_text(const struct sockaddr *address, char text[DC__TCP_PEER
 /* "ECONNRESET (Connection reset by peer)". */
 void dc__tcp_error_text(int error, char text[DC__TCP_ERROR]);
 
+/* As send(), sendmsg(), recv() and recvmsg(), through TLS where the connection has it: without waiting or a signal.
+ * EBADMSG: what came is not what the peer sent. */
+ssize_t dc__tcp_write(int fd, const void *data, size_t bytes);
+ssize_t dc__tcp_write_list(int fd, struct iovec *list, size_t count);
+ssize_t dc__tcp_read(int fd, void *data, size_t bytes);
+ssize_t dc__tcp_read_list(int fd, struct iovec *list, size_t count);
+/* As dc__tcp_read(), and leaves the bytes for the next read. */
+ssize_t dc__tcp_peek(int fd, void *data, size_t bytes);
 /* All of it, at most until the deadline; false with errno, which is 0 if the peer closed the connection. */
 bool dc__tcp_send_all(int fd, const void *data, size_t bytes, int64_t deadline);
 /* *got is set on failure too. */

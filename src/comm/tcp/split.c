@@ -39,7 +39,8 @@ static dc_status join_part(dc_comm *comm, const dc__split *split, int listener, 
                                    .network = group->network[0] != '\0' ? group->network : NULL,
                                    .heartbeat_ns = group->heartbeat_ns,
                                    .first_port = group->first_port,
-                                   .last_port = group->last_port};
+                                   .last_port = group->last_port,
+                                   .tls = group->tls};
   derive_secret(group, split, secret);
   leader_address(group, split, port, address);
   snprintf(name, sizeof name, "%.40s/%016" PRIx64, group->name, split->name[0]);

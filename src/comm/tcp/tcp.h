@@ -22,7 +22,7 @@
 #include "comm/tcp/socket.h"
 
 enum {
-  DC__TCP_PROTOCOL = 6, /* raise it when a message changes */
+  DC__TCP_PROTOCOL = 7, /* raise it when a message changes */
   DC__TCP_NAME = 88,    /* of the group, zero-padded */
   DC__TCP_TEXT = 512,
   DC__TCP_RUN = 16, /* random bytes of one meeting: ranks of an earlier one have others */
@@ -45,7 +45,7 @@ typedef struct dc__tcp_opening {
   uint32_t byte_order; /* 1, which reads differently with another byte order */
   uint32_t protocol;   /* DC__TCP_PROTOCOL, and sizes of structs */
   uint32_t sealed;     /* 1 if the sender has a secret */
-  uint32_t reserved;
+  uint32_t tls;        /* 1 if it wants TLS behind the handshake, but for the rendezvous' connection */
   unsigned char nonce[32];
 } dc__tcp_opening;
 
@@ -69,6 +69,7 @@ typedef struct dc__tcp_proof {
 typedef struct dc__tcp_answer {
   unsigned char mac[DC__MAC_BYTES]; /* over both openings, the hello and what follows */
   int32_t status;
+  int32_t rank; /* the sender's */
   char text[DC__TCP_TEXT];
 } dc__tcp_answer;
 
@@ -148,6 +149,7 @@ typedef struct dc__tcp_early {
 typedef struct dc__tcp_candidate {
   int fd;
   bool challenged; /* it sent its opening, and got this rank's */
+  bool encrypts;   /* it has proved itself; TLS's handshake is under way */
   size_t received; /* of the message that is due */
   int64_t since_ns;
   dc__tcp_opening theirs, own;
@@ -172,6 +174,7 @@ typedef struct dc__tcp_group {
   int64_t formed_ns; /* time of the rendezvous; 0: not yet */
   char name[DC__TCP_NAME];
   bool sealed;                      /* the caller gave a secret */
+  bool tls;                         /* connections are encrypted, but for the rendezvous' */
   unsigned char key[DC__MAC_BYTES]; /* of the secret; zeros without one */
   unsigned char run[DC__TCP_RUN];
   char network[64]; /* the interface to listen at, by name or addresses; empty: not given */

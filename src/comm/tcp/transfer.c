@@ -42,6 +42,11 @@ bool dc__tcp_has_left(const dc__tcp_transfer *transfer) {
 /* A leave message may be readable even though the send failed. */
 dc_status dc__tcp_fail_transfer(const dc__tcp_plan *p, int32_t r, int error) {
   dc__tcp_transfer *transfer = &p->self->transfers[r];
+  if (error == EBADMSG) {
+    return dc__fail(DC_E_CORRUPT,
+                    "%s: bytes between rank %" PRId32 " and rank %" PRId32 " were changed on the way, as TLS found",
+                    p->op_text, p->self->head.rank, r);
+  }
   bool progress = false;
   (void)dc__tcp_read_header(transfer, sizeof transfer->recv_header, &progress);
   return dc__tcp_fail_lost(p->self, r, error, dc__tcp_has_left(transfer), p->op_text);
@@ -81,8 +86,8 @@ static void advance_iov(struct iovec *list, int32_t *at, size_t bytes, uint32_t 
 
 bool dc__tcp_read_header(dc__tcp_transfer *transfer, size_t bytes, bool *progress) {
   while (transfer->bytes_received < bytes) {
-    ssize_t got = recv(transfer->fd, (char *)&transfer->recv_header + transfer->bytes_received,
-                       bytes - transfer->bytes_received, MSG_DONTWAIT);
+    ssize_t got = dc__tcp_read(transfer->fd, (char *)&transfer->recv_header + transfer->bytes_received,
+                               bytes - transfer->bytes_received);
     if (got <= 0) {
       errno = got == 0 ? 0 : errno;
       return got < 0 && would_block();
@@ -102,9 +107,8 @@ dc_status dc__tcp_send_some(const dc__tcp_plan *p, int32_t r, bool *progress) {
   dc__tcp_transfer *transfer = &p->self->transfers[r];
   while (transfer->out_pos < transfer->out_count) {
     bool sums = sums_next(p->has_checksums, transfer->out_pos, transfer->out_count);
-    struct msghdr message = {.msg_iov = transfer->out + transfer->out_pos,
-                             .msg_iovlen = (size_t)(transfer->out_count - transfer->out_pos - (sums ? 1 : 0))};
-    ssize_t sent = sendmsg(transfer->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t sent = dc__tcp_write_list(transfer->fd, transfer->out + transfer->out_pos,
+                                      (size_t)(transfer->out_count - transfer->out_pos - (sums ? 1 : 0)));
     if (sent < 0) {
       return would_block() ? DC_OK : dc__tcp_fail_transfer(p, r, errno);
     }
@@ -118,9 +122,8 @@ dc_status dc__tcp_receive_some(const dc__tcp_plan *p, int32_t r, bool *progress)
   dc__tcp_transfer *transfer = &p->self->transfers[r];
   while (transfer->in_pos < transfer->in_count) {
     bool sums = sums_next(transfer->recv_header.has_checksum, transfer->in_pos, transfer->in_count);
-    struct msghdr message = {.msg_iov = transfer->in + transfer->in_pos,
-                             .msg_iovlen = (size_t)(transfer->in_count - transfer->in_pos - (sums ? 1 : 0))};
-    ssize_t got = recvmsg(transfer->fd, &message, MSG_DONTWAIT);
+    ssize_t got = dc__tcp_read_list(transfer->fd, transfer->in + transfer->in_pos,
+                                    (size_t)(transfer->in_count - transfer->in_pos - (sums ? 1 : 0)));
     if (got <= 0) {
       return got < 0 && would_block() ? DC_OK : dc__tcp_fail_transfer(p, r, got == 0 ? 0 : errno);
     }

@@ -50,7 +50,7 @@ static void handle_disconnect(dc__tcp_group *group, int32_t r, int error) {
 static bool receive_message(tcp_watcher *w, int32_t r) {
   dc__tcp_group *group = w->group;
   char *at = (char *)&w->messages[r] + w->bytes_received[r];
-  ssize_t got = recv(group->control[r], at, sizeof w->messages[r] - w->bytes_received[r], MSG_DONTWAIT);
+  ssize_t got = dc__tcp_read(group->control[r], at, sizeof w->messages[r] - w->bytes_received[r]);
   if (got > 0) {
     w->bytes_received[r] += (size_t)got;
     atomic_store_explicit(&group->heard_ns[r], dc__now_ns(), memory_order_relaxed);
@@ -106,6 +106,9 @@ static void *watcher_main(void *arg) {
   int32_t world = group->world;
   for (int32_t r = 0; r < world; r++) {
     w->polls[r] = (struct pollfd){.fd = group->control[r], .events = POLLIN};
+    if (w->polls[r].fd >= 0 && !receive_message(w, r)) { /* TLS has read a message that the mesh peeked at */
+      w->polls[r].fd = -1;
+    }
   }
   w->next_heartbeat_ns = dc__now_ns();
   w->polls[world] = (struct pollfd){.fd = group->wake_event, .events = POLLIN};

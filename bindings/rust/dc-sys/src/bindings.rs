@@ -449,10 +449,12 @@ pub struct dc_comm_options {
     pub first_port: i32,
     pub last_port: i32,
     pub node: *const ::std::os::raw::c_char,
+    pub tls: i32,
+    pub reserved0: i32,
 }
 #[test]
 fn bindgen_test_layout_dc_comm_options() {
-    assert_eq!(::std::mem::size_of::<dc_comm_options>(), 64usize, concat!("Size of: ", stringify!(dc_comm_options)));
+    assert_eq!(::std::mem::size_of::<dc_comm_options>(), 72usize, concat!("Size of: ", stringify!(dc_comm_options)));
     assert_eq!(
         ::std::mem::align_of::<dc_comm_options>(),
         8usize,
@@ -566,6 +568,30 @@ fn bindgen_test_layout_dc_comm_options() {
         );
     }
     test_field_node();
+    fn test_field_tls() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).tls) as usize - ptr as usize
+            },
+            64usize,
+            concat!("Offset of field: ", stringify!(dc_comm_options), "::", stringify!(tls))
+        );
+    }
+    test_field_tls();
+    fn test_field_reserved0() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_comm_options>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved0) as usize - ptr as usize
+            },
+            68usize,
+            concat!("Offset of field: ", stringify!(dc_comm_options), "::", stringify!(reserved0))
+        );
+    }
+    test_field_reserved0();
 }
 impl Default for dc_comm_options {
     fn default() -> Self {

@@ -31,6 +31,8 @@ pub struct CommOptions {
     pub heartbeat: Option<Duration>,
     /// TCP, MPI: a text that the ranks of one machine have in common; "": none share memory; `None`: the machine's own.
     pub node: Option<String>,
+    /// TCP: TLS 1.3 between the ranks, which needs a secret and OpenSSL's libssl.so.3.
+    pub tls: bool,
 }
 
 impl fmt::Debug for CommOptions {
@@ -44,6 +46,7 @@ impl fmt::Debug for CommOptions {
             .field("ports", &self.ports)
             .field("heartbeat", &self.heartbeat)
             .field("node", &self.node)
+            .field("tls", &self.tls)
             .finish()
     }
 }
@@ -54,6 +57,7 @@ impl CommOptions {
             struct_size: size_of::<sys::dc_comm_options>(),
             timeout_ns: nanoseconds(self.timeout),
             heap_bytes: self.heap_bytes as i64,
+            tls: i32::from(self.tls),
             ..Default::default()
         }
     }

@@ -10,10 +10,12 @@
 
 #include "comm/tcp/bootstrap/auth.h"
 #include "comm/tcp/collective.h"
+#include "comm/tcp/tls/tls.h"
 
 static const char key_label[16] = "libdc tcp secret";
 static const char hello_label[16] = "libdc tcp hello";
 static const char answer_label[16] = "libdc tcp answer";
+static const char tls_label[16] = "libdc tcp tls";
 
 void dc__tcp_set_secret(dc__tcp_group *group, const char *secret) {
   group->sealed = secret != NULL;
@@ -26,7 +28,8 @@ bool dc__tcp_opening_make(const dc__tcp_group *group, dc__tcp_opening *opening) 
   *opening = (dc__tcp_opening){.magic = DC__TCP_MAGIC,
                                .byte_order = 1,
                                .protocol = DC__TCP_PROTOCOL << 24 | sizeof(struct dc__tcp_header),
-                               .sealed = group->sealed};
+                               .sealed = group->sealed,
+                               .tls = group->tls};
   return dc__random_bytes(opening->nonce, sizeof opening->nonce);
 }
 
@@ -34,15 +37,16 @@ bool dc__tcp_opening_is_known(const dc__tcp_opening *opening) {
   return opening->byte_order == 1 && opening->protocol == (DC__TCP_PROTOCOL << 24 | sizeof(struct dc__tcp_header));
 }
 
-void dc__tcp_mac(const dc__tcp_group *group, const dc__tcp_opening *connects, const dc__tcp_opening *accepts,
-                 const dc__tcp_hello *hello, const dc__tcp_answer *answer, unsigned char mac[DC__MAC_BYTES]) {
+static void auth_code(const dc__tcp_group *group, const char label[16], const dc__tcp_opening *connects,
+                      const dc__tcp_opening *accepts, const dc__tcp_hello *hello, const dc__tcp_answer *answer,
+                      unsigned char mac[DC__MAC_BYTES]) {
   struct {
     char label[16];
     dc__tcp_opening connects, accepts;
     dc__tcp_hello hello;
     dc__tcp_answer answer;
   } text = {.connects = *connects, .accepts = *accepts, .hello = *hello};
-  memcpy(text.label, answer == NULL ? hello_label : answer_label, sizeof text.label);
+  memcpy(text.label, label, sizeof text.label);
   if (answer != NULL) {
     text.answer = *answer;
     memset(text.answer.mac, 0, sizeof text.answer.mac);
@@ -50,7 +54,28 @@ void dc__tcp_mac(const dc__tcp_group *group, const dc__tcp_opening *connects, co
   dc__hmac_sha256(group->key, sizeof group->key, &text, sizeof text, mac);
 }
 
+void dc__tcp_mac(const dc__tcp_group *group, const dc__tcp_opening *connects, const dc__tcp_opening *accepts,
+                 const dc__tcp_hello *hello, const dc__tcp_answer *answer, unsigned char mac[DC__MAC_BYTES]) {
+  auth_code(group, answer == NULL ? hello_label : answer_label, connects, accepts, hello, answer, mac);
+}
+
+void dc__tcp_tls_key(const dc__tcp_group *group, const dc__tcp_opening *connects, const dc__tcp_opening *accepts,
+                     const dc__tcp_hello *hello, unsigned char key[DC__MAC_BYTES]) {
+  auth_code(group, tls_label, connects, accepts, hello, NULL, key);
+}
+
 /* ---- the connecting side ---- */
+
+/* Waits for a readable connection. False with errno: ETIMEDOUT, or ECANCELED after a failure of the group. */
+static bool call_wait(const dc__tcp_group *group, int fd, int64_t deadline) {
+  struct pollfd polls[] = {{.fd = fd, .events = POLLIN}, {.fd = group->failure_event, .events = POLLIN}};
+  int ready = poll(polls, 2, dc__poll_timeout_ms(deadline));
+  if ((ready == 0 && dc__now_ns() >= deadline) || (ready > 0 && polls[1].revents != 0)) {
+    errno = ready == 0 ? ETIMEDOUT : ECANCELED;
+    return false;
+  }
+  return true;
+}
 
 /* As dc__tcp_receive_all(), but a failure of the group ends the wait, with ECANCELED. */
 static bool call_receive(const dc__tcp_group *group, int fd, void *data, size_t bytes, int64_t deadline, size_t *got) {
@@ -64,10 +89,7 @@ static bool call_receive(const dc__tcp_group *group, int fd, void *data, size_t 
       errno = part == 0 ? 0 : errno;
       return false;
     }
-    struct pollfd polls[] = {{.fd = fd, .events = POLLIN}, {.fd = group->failure_event, .events = POLLIN}};
-    int ready = poll(polls, 2, dc__poll_timeout_ms(deadline));
-    if ((ready == 0 && dc__now_ns() >= deadline) || (ready > 0 && polls[1].revents != 0)) {
-      errno = ready == 0 ? ETIMEDOUT : ECANCELED;
+    if (!call_wait(group, fd, deadline)) {
       return false;
     }
   }
@@ -124,9 +146,61 @@ enum dc__tcp_call_result dc__tcp_call_prove(const dc__tcp_group *group, dc__tcp_
         call, dc__fail(DC_E_MISMATCH, "dc_comm_create_tcp: rank %" PRId32 " has %s secret, but the group at %s has %s",
                        group->rank, group->sealed ? "a" : "no", where, group->sealed ? "none" : "one"));
   }
+  if ((theirs->tls != 0) != group->tls) {
+    return call_failed(
+        call,
+        dc__fail(DC_E_MISMATCH, "dc_comm_create_tcp: rank %" PRId32 " %s TLS, but the group at %s %s it", group->rank,
+                 group->tls ? "wants" : "does not want", where, group->tls ? "does not want" : "wants"));
+  }
   dc__tcp_proof proof = {.hello = call->hello};
   dc__tcp_mac(group, &call->own, theirs, &call->hello, NULL, proof.mac);
   return dc__tcp_send_all(call->fd, &proof, sizeof proof, deadline) ? DC__TCP_CALL_OK : call_lost(call, errno);
+}
+
+/* One step of TLS's handshake: OK also where it waits for the peer, with *complete false. */
+static enum dc__tcp_call_result call_step_tls(const dc__tcp_group *group, dc__tcp_call *call, const char *where,
+                                              bool *complete) {
+  const int result = dc__tls_handshake(dc__tls_of(call->fd));
+  *complete = result == 1;
+  if (result == 1 || (result < 0 && errno == EAGAIN)) {
+    return DC__TCP_CALL_OK;
+  }
+  return result < 0 && errno == EBADMSG
+             ? call_failed(call, dc__fail(DC_E_CORRUPT,
+                                          "dc_comm_create_tcp: rank %" PRId32 " has no TLS with %s: what comes from "
+                                          "there was changed on the way",
+                                          group->rank, where))
+             : call_lost(call, result == 0 ? 0 : errno);
+}
+
+/* Sends TLS's first message. */
+static enum dc__tcp_call_result call_begin_tls(const dc__tcp_group *group, dc__tcp_call *call, const char *where) {
+  unsigned char key[DC__MAC_BYTES];
+  bool complete;
+  if (!group->tls || call->hello.mesh == DC__TCP_RENDEZVOUS) {
+    return DC__TCP_CALL_OK;
+  }
+  dc__tcp_tls_key(group, &call->own, &call->theirs, &call->hello, key);
+  const bool begun = dc__tls_begin(call->fd, true, key);
+  explicit_bzero(key, sizeof key);
+  return begun ? call_step_tls(group, call, where, &complete) : call_lost(call, errno);
+}
+
+enum dc__tcp_call_result dc__tcp_call_encrypt(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline,
+                                              const char *where) {
+  if (dc__tls_of(call->fd) == NULL) {
+    return DC__TCP_CALL_OK;
+  }
+  for (;;) {
+    bool complete;
+    const enum dc__tcp_call_result result = call_step_tls(group, call, where, &complete);
+    if (result != DC__TCP_CALL_OK || complete) {
+      return result;
+    }
+    if (!call_wait(group, call->fd, deadline)) {
+      return call_lost(call, errno);
+    }
+  }
 }
 
 enum dc__tcp_call_result dc__tcp_call_finish(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline,
@@ -144,8 +218,16 @@ enum dc__tcp_call_result dc__tcp_call_finish(const dc__tcp_group *group, dc__tcp
                                       "secrets: another run is there, or a process of none",
                                       group->rank, where));
   }
+  if (answer.rank != call->to) {
+    return call_failed(call,
+                       dc__fail(DC_E_CORRUPT,
+                                "dc_comm_create_tcp: rank %" PRId32 " wants rank %" PRId32 " at %s, but rank %" PRId32
+                                " is there: the table of addresses was changed on the way",
+                                group->rank, call->to, where, answer.rank));
+  }
   if (answer.status == DC_OK) {
-    return DC__TCP_CALL_OK;
+    call->accepted = true;
+    return call_begin_tls(group, call, where);
   }
   return dc__tcp_is_failure(answer.status, answer.text)
              ? call_failed(call, dc__fail(answer.status, "%s", answer.text))

@@ -12,6 +12,9 @@ bool dc__tcp_opening_is_known(const dc__tcp_opening *opening);
 /* The code of a hello (answer NULL) or of an answer to it. */
 void dc__tcp_mac(const dc__tcp_group *group, const dc__tcp_opening *connects, const dc__tcp_opening *accepts,
                  const dc__tcp_hello *hello, const dc__tcp_answer *answer, unsigned char mac[DC__MAC_BYTES]);
+/* The key of a connection's TLS: another one for each connection. */
+void dc__tcp_tls_key(const dc__tcp_group *group, const dc__tcp_opening *connects, const dc__tcp_opening *accepts,
+                     const dc__tcp_hello *hello, unsigned char key[DC__MAC_BYTES]);
 
 enum dc__tcp_call_result {
   DC__TCP_CALL_OK = 0,
@@ -23,21 +26,26 @@ enum dc__tcp_call_result {
 /* An outgoing connection in its handshake. */
 typedef struct dc__tcp_call {
   int fd;
+  int32_t to; /* the rank that is to answer */
   dc__tcp_opening own, theirs;
   dc__tcp_hello hello;
   bool challenged; /* libdc listens there */
+  bool accepted;   /* the peer has proved itself */
   int error;
   dc_status status;
   size_t quoted_bytes;
   char quoted[48];
 } dc__tcp_call;
 
-/* The three steps. Between them other calls may take theirs, so that round trips overlap. where: the peer, for errors.
+/* The four steps. Between them other calls may take theirs, so that round trips overlap. where: the peer, for errors.
  * A failure of the group ends the waits. */
 enum dc__tcp_call_result dc__tcp_call_open(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline);
 enum dc__tcp_call_result dc__tcp_call_prove(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline,
                                             const char *where);
 enum dc__tcp_call_result dc__tcp_call_finish(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline,
                                              const char *where);
+/* Completes TLS, which the step before began. Does nothing where the connection has none. */
+enum dc__tcp_call_result dc__tcp_call_encrypt(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline,
+                                              const char *where);
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "comm/escape.h"
 #include "comm/tcp/bootstrap/auth.h"
+#include "comm/tcp/tls/tls.h"
 
 enum {
   MIN_PENDING = 16,
@@ -132,6 +133,10 @@ static bool candidate_challenge(dc__tcp_group *group, int32_t i) {
     candidate_reject(p, i, "which did not read");
     return false;
   }
+  if ((candidate->theirs.tls != 0) != group->tls) { /* it says so itself */
+    candidate_reject(p, i, group->tls ? "a rank without TLS, which this group wants" : "a rank that wants TLS");
+    return false;
+  }
   candidate->challenged = true;
   candidate->received = 0;
   return true;
@@ -150,6 +155,7 @@ static bool candidate_answer(dc__tcp_group *group, int32_t i) {
     candidate_reject(p, i, "which does not have the group's secret");
     return false;
   }
+  answer.rank = group->rank;
   answer.status = hello->mesh == DC__TCP_RENDEZVOUS ? DC_OK : handshake_check_member(group, hello);
   if (answer.status != DC_OK) {
     snprintf(answer.text, sizeof answer.text, "%s", dc_last_error());
@@ -161,6 +167,32 @@ static bool candidate_answer(dc__tcp_group *group, int32_t i) {
     return false;
   }
   return true;
+}
+
+/* Goes on with TLS's handshake. True once it is complete. */
+static bool candidate_encrypt(dc__tcp_group *group, int32_t i) {
+  const int result = dc__tls_handshake(dc__tls_of(group->pending.candidates[i].fd));
+  if (result != 1 && (result == 0 || errno != EAGAIN)) {
+    candidate_reject(&group->pending, i, "whose TLS did not begin");
+  }
+  return result == 1;
+}
+
+/* The last step of a handshake. True if it is complete, and without TLS there is none. */
+static bool candidate_begin_tls(dc__tcp_group *group, int32_t i) {
+  dc__tcp_candidate *candidate = &group->pending.candidates[i];
+  unsigned char key[DC__MAC_BYTES];
+  if (!group->tls || candidate->proof.hello.mesh == DC__TCP_RENDEZVOUS) {
+    return true;
+  }
+  dc__tcp_tls_key(group, &candidate->theirs, &candidate->own, &candidate->proof.hello, key);
+  candidate->encrypts = dc__tls_begin(candidate->fd, false, key);
+  explicit_bzero(key, sizeof key);
+  if (!candidate->encrypts) {
+    candidate_reject(&group->pending, i, "for whose TLS there is no memory");
+    return false;
+  }
+  return candidate_encrypt(group, i);
 }
 
 /* ---- room for new connections ---- */
@@ -226,6 +258,9 @@ static dc_status accept_pending(dc__tcp_group *group) {
 /* True once the handshake is complete. */
 static bool candidate_step(dc__tcp_group *group, int32_t i) {
   dc__tcp_candidate *candidate = &group->pending.candidates[i];
+  if (candidate->encrypts) {
+    return candidate_encrypt(group, i);
+  }
   if (!candidate->challenged && (!candidate_challenge(group, i) || !candidate->challenged)) {
     return false;
   }
@@ -233,7 +268,7 @@ static bool candidate_step(dc__tcp_group *group, int32_t i) {
     candidate_reject(&group->pending, i, "which did not prove itself");
     return false;
   }
-  return candidate->received == sizeof candidate->proof && candidate_answer(group, i);
+  return candidate->received == sizeof candidate->proof && candidate_answer(group, i) && candidate_begin_tls(group, i);
 }
 
 static bool step_candidates(dc__tcp_group *group, dc__tcp_hello *hello, int *fd) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import List
+from typing import List, Tuple
 
 import libdc
 
@@ -13,28 +13,48 @@ checksum = libdc.crc32c
 
 def join(first: int, second: int, second_nbytes: int) -> int:
     """The checksum of bytes from those of their beginning and their end: the former times x^(8 second_nbytes)."""
-    return _multiply(_power(second_nbytes), first) ^ second if first else second
+    if not first or not second_nbytes:
+        return first ^ second
+    product = second
+    for row in _rows(second_nbytes):
+        product ^= row[first & 15]
+        first >>= 4
+    return product
+
+
+def _times_x(value: int) -> int:
+    """Of polynomials over GF(2), modulo CRC-32C's, as all products here."""
+    return value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
 
 
 def _multiply(a: int, b: int) -> int:
-    """Of polynomials over GF(2), modulo CRC-32C's."""
     product = 0
     while a:
         if a & 1 << 31:
             product ^= b
-        a = a << 1 & 0xFFFFFFFF
-        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+        a, b = a << 1 & 0xFFFFFFFF, _times_x(b)
     return product
 
 
-@lru_cache(maxsize=4096)
-def _power(nbytes: int) -> int:
-    """x^(8 nbytes)."""
+@lru_cache(maxsize=512)
+def _rows(nbytes: int) -> List[Tuple[int, ...]]:
+    """The products of x^(8 nbytes) with each value of each four bits, from the lowest on. A file's tensors have few
+    lengths."""
     power = 1 << 31
     for k in range(nbytes.bit_length()):
         if nbytes >> k & 1:
             power = _multiply(_SQUARES[k], power)
-    return power
+    bits = [power]  # times x^0, which is the highest bit, x^1...
+    for _ in range(31):
+        bits.append(_times_x(bits[-1]))
+    bits.reverse()
+    rows = []
+    for low in range(0, 32, 4):
+        row = [0]
+        for bit in bits[low:low + 4]:
+            row += [value ^ bit for value in row]
+        rows.append(tuple(row))
+    return rows
 
 
 def _squares() -> List[int]:

@@ -13,7 +13,7 @@ import libdc
 import torch.distributed as dist
 
 from ..._secret import environment_secret
-from ...launch import environment_ports
+from ...launch import environment_ports, environment_tls
 
 _MAX_LOCAL = 64  # ranks in shared memory
 _PAIR_HEAP_BYTES = 1 << 24  # a pair needs staging memory alone
@@ -69,7 +69,8 @@ class Rendezvous:
         poll(lambda: self.store.check([f"port/{what}"]), self.timeout)
         port = int(self.store.get(f"port/{what}"))
         return libdc.Comm.tcp(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", name, rank, size, seconds,
-                              self._secret, os.environ.get("LIBDC_INTERFACE") or None, environment_ports())
+                              self._secret, os.environ.get("LIBDC_INTERFACE") or None, environment_ports(),
+                              tls=environment_tls())
 
 
 def poll(test: Callable[[], Any], timeout: datetime.timedelta) -> Optional[Any]:
