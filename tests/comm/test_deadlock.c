@@ -309,7 +309,7 @@ static void *use_and_copy(void *arg) {
 
 static int copy_beside(dc_comm *comm, void *arg) {
   (void)arg;
-  worker one = {.comm = comm}, other = {.comm = comm, .copy_delay = comm->rank == 0 ? 0 : DELAY};
+  worker one = {.comm = comm}, other = {.comm = comm, .copy_delay = comm->rank == 0 ? DELAY / 3 : 2 * DELAY};
   pthread_t thread;
   (void)copy_alone(&one);
   CHECK_OK(one.status);

@@ -48,8 +48,8 @@ void dc__tcp_add_blocked(const dc__tcp_group *group, const dc__tcp *queried, con
   }
 }
 
-/* Whether the replying rank is blocked in a collective that this rank's blocked user has not requested, or in the
- * creation of a communicator that this rank lacks, and that only this user could join. */
+/* Whether the replying rank is blocked in a collective that this rank's blocked user has not requested. Or in the
+ * creation of a communicator that this rank lacks, and that no other thread here could join. */
 static bool is_deadlocked(const dc__tcp *self, uint64_t user, const dc__tcp_reply *reply) {
   for (const dc__tcp *c = self->group->members; c != NULL && reply->blocked_in != 0; c = c->next) {
     if (c != self && c->mesh == reply->mesh) {
