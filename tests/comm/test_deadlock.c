@@ -125,19 +125,27 @@ static void try_all(start_fn start) {
 }
 
 /* A rank makes a context where another is in a barrier, and so lacks the context's communicator. */
+typedef struct creation {
+  int32_t world, waiting; /* the rank in the barrier */
+  bool copied;            /* all ranks have another communicator before */
+  int32_t late_ms;        /* how much later the barrier is called */
+} creation;
+
 static int init_beside_barrier(dc_comm *comm, void *arg) {
-  const bool *copied = arg; /* all ranks have another communicator before */
+  const creation *c = arg;
+  const bool waits = comm->rank == c->waiting;
   dc_comm *copy = NULL;
   dc_device *device;
   dc_context *ctx;
-  if (*copied) {
+  if (c->copied) {
     CHECK_OK(dc_comm_dup(comm, &copy));
     CHECK_OK(dc_comm_barrier(copy));
   }
   CHECK_OK(dc_device_open("cpu", NULL, &device));
   CHECK_OK(dc_context_create(device, NULL, &ctx));
+  sleep_ms(waits ? c->late_ms : 0);
   int64_t begin = dc__now_ns();
-  CHECK((comm->rank == 1 ? dc_comm_barrier(comm) : dc_init(ctx, comm, NULL, 1024)) == DC_E_MISMATCH);
+  CHECK((waits ? dc_comm_barrier(comm) : dc_init(ctx, comm, NULL, 1024)) == DC_E_MISMATCH);
   CHECK(within(begin, 900, SOON));
   CHECK_SAYS("in barrier");
   CHECK_SAYS("in init");
@@ -149,9 +157,17 @@ static int init_beside_barrier(dc_comm *comm, void *arg) {
 }
 
 static void try_init(start_fn start) {
-  bool copied = true, first = false;
-  assert_int_equal(start(2, 0, init_beside_barrier, &copied), 0);
-  assert_int_equal(start(3, 0, init_beside_barrier, &first), 0);
+  creation copied = {.world = 2, .waiting = 1, .copied = true}, first = {.world = 3, .waiting = 0, .late_ms = DELAY};
+  assert_int_equal(start(copied.world, 0, init_beside_barrier, &copied), 0);
+  assert_int_equal(start(first.world, 0, init_beside_barrier, &first), 0);
+}
+
+/* Here the ranks meet for a new communicator: the last, or one in the middle, does not come. */
+static void try_init_over_tcp(void) {
+  creation late = {.world = 2, .waiting = 1, .late_ms = DELAY}, between = {.world = 3, .waiting = 1};
+  try_init(on_tcp);
+  assert_int_equal(on_tcp(late.world, 0, init_beside_barrier, &late), 0);
+  assert_int_equal(on_tcp(between.world, 0, init_beside_barrier, &between), 0);
 }
 
 static void test_threads(void **state) {
@@ -169,6 +185,7 @@ static void test_processes(void **state) {
 static void test_tcp(void **state) {
   (void)state;
   try_all(on_tcp);
+  try_init_over_tcp();
 }
 
 /* A third rank in neither call gets the same error, from its next call. */
@@ -218,6 +235,7 @@ typedef struct worker {
   dc_comm *comm; /* its own */
   int64_t delay;
   dc_status status;
+  int64_t copy_delay;
 } worker;
 
 static void *copy_alone(void *arg) {
@@ -240,14 +258,15 @@ static void *work(void *arg) {
 /* A thread that makes a communicator, and then calls with it. */
 static void *copy_and_work(void *arg) {
   worker *w = arg;
+  sleep_ms(w->copy_delay);
   (void)copy_alone(w);
   return work(w);
 }
 
 static int take_turns(dc_comm *comm, void *arg) {
   (void)arg;
-  worker own = {comm, comm->rank == 0 ? 0 : DELAY, DC_OK};
-  worker other = {comm, comm->rank == 0 ? DELAY : 0, DC_OK};
+  const int64_t late = comm->rank == 0 ? DELAY : 0;
+  worker own = {.comm = comm, .delay = DELAY - late}, other = {.comm = comm, .delay = late, .copy_delay = late};
   pthread_t thread;
   (void)copy_alone(&own); /* the first copy on every rank */
   CHECK_OK(own.status);
@@ -264,8 +283,8 @@ static int take_turns(dc_comm *comm, void *arg) {
 /* The same with a communicator that another thread of the rank made, and used before. */
 static int hand_over(dc_comm *comm, void *arg) {
   (void)arg;
-  worker own = {comm, comm->rank == 0 ? 0 : DELAY, DC_OK};
-  worker other = {comm, comm->rank == 0 ? DELAY : 0, DC_OK};
+  const int64_t late = comm->rank == 0 ? DELAY : 0;
+  worker own = {.comm = comm, .delay = DELAY - late}, other = {.comm = comm, .delay = late};
   pthread_t thread;
   (void)copy_alone(&other);
   CHECK_OK(other.status);
@@ -276,6 +295,34 @@ static int hand_over(dc_comm *comm, void *arg) {
   pthread_join(thread, NULL);
   CHECK_OK(own.status);
   CHECK_OK(other.status);
+  dc_comm_destroy(other.comm);
+  return 0;
+}
+
+/* Two calls that one thread makes in turn on rank 0 are those of two threads on rank 1, the second of which makes a
+ * communicator late, while the first waits. */
+static void *use_and_copy(void *arg) {
+  worker *w = arg;
+  w->status = dc_comm_barrier(w->comm);
+  return w->status == DC_OK ? copy_and_work(w) : NULL;
+}
+
+static int copy_beside(dc_comm *comm, void *arg) {
+  (void)arg;
+  worker one = {.comm = comm}, other = {.comm = comm, .copy_delay = comm->rank == 0 ? DELAY / 3 : 2 * DELAY};
+  pthread_t thread;
+  (void)copy_alone(&one);
+  CHECK_OK(one.status);
+  if (comm->rank == 0) {
+    (void)use_and_copy(&other);
+  } else {
+    CHECK(pthread_create(&thread, NULL, use_and_copy, &other) == 0);
+  }
+  (void)work(&one);
+  CHECK(comm->rank == 0 || pthread_join(thread, NULL) == 0);
+  CHECK_OK(one.status);
+  CHECK_OK(other.status);
+  dc_comm_destroy(one.comm);
   dc_comm_destroy(other.comm);
   return 0;
 }
@@ -334,6 +381,7 @@ static void test_processes_that_go_on(void **state) {
 static void test_no_deadlock_over_tcp(void **state) {
   (void)state;
   try_late(on_tcp);
+  assert_int_equal(on_tcp(2, 0, copy_beside, NULL), 0);
 }
 
 int main(void) {

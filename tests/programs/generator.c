@@ -124,23 +124,23 @@ static void step(program *p) {
 
 /* Which part of a gradient this rank gets. */
 static void own(const program *p, param *a) {
-  const rank *r = p->r;
+  const int32_t r = p->group_rank;
   if (p->stage == 0) {
     a->count = a->numel;
   } else if (p->stage == 3) {
-    a->begin = r->rank * a->chunk < a->numel ? r->rank * a->chunk : a->numel;
+    a->begin = r * a->chunk < a->numel ? r * a->chunk : a->numel;
     a->count = a->numel - a->begin < a->chunk ? a->numel - a->begin : a->chunk;
   } else { /* one rank owns it all, the others nothing */
     int64_t cut = a->numel * (a->id + 1) / 5;
-    a->begin = r->rank == 0 ? 0 : cut;
-    a->count = r->world == 1 ? a->numel : r->rank == 0 ? cut : r->rank == 1 ? a->numel - cut : 0;
+    a->begin = r == 0 ? 0 : cut;
+    a->count = p->group_size == 1 ? a->numel : r == 0 ? cut : r == 1 ? a->numel - cut : 0;
   }
 }
 
 static void generate_param(program *p, param *a, int64_t id) {
   a->id = id;
   a->numel = pick(p, 24) == 0 ? ground_large : lengths[pick(p, sizeof lengths / sizeof lengths[0])];
-  a->chunk = ceil_div(a->numel, p->r->world);
+  a->chunk = ceil_div(a->numel, p->group_size);
   a->ndim = a->numel == 1 && pick(p, 2) == 0 ? 0 : pick(p, 2) == 0 ? 1 : 3;
   a->shape[0] = a->ndim == 3 ? 1 : a->numel;
   a->shape[1] = a->numel;
@@ -255,6 +255,8 @@ static void run_program(rank *r) {
   for (int32_t c = 0; c < all->contexts && failed == 0; c++) {
     program *p = &programs[c];
     *p = (program){.r = r, .ctx = r->ctx, .state = &state, .failed = &failed, .illegal = all->spec->illegal};
+    p->group_size = r->world / (all->s->config.replicas > 1 ? all->s->config.replicas : 1);
+    p->group_rank = r->rank % p->group_size;
     p->private_state = all->state + (uint64_t)r->rank * 977 + (uint64_t)c;
     if (c > 0) {
       open_second(p, all->s);
@@ -304,6 +306,9 @@ const char *run_seed(const program_spec *spec) {
   s.config.sync_after_reduce = pick(&draws, 16) == 0;
   s.config.sync_before_allgather = pick(&draws, 16) == 0;
   s.config.free_activation_threshold = -1;
+  if (pick(&draws, 3) == 0) {
+    s.config.replicas = g.world % 2 == 0 && pick(&draws, 2) == 0 ? 2 : g.world;
+  }
   all.s = &s;
   return ground_run(&g, s, run_program, &all);
 }

@@ -105,9 +105,10 @@ typedef struct value {
 typedef struct program {
   rank *r;
   dc_context *ctx;
-  uint64_t *state;        /* of the random numbers, the same on all ranks */
-  uint64_t private_state; /* of this rank alone: illegal calls */
-  atomic_int *failed;     /* 1: claimed, 2: r->failure is written; tasks of streams fail too */
+  uint64_t *state;                /* of the random numbers, the same on all ranks */
+  uint64_t private_state;         /* of this rank alone: illegal calls */
+  atomic_int *failed;             /* 1: claimed, 2: r->failure is written; tasks of streams fail too */
+  int32_t group_rank, group_size; /* of this rank's group: parameters are split inside it */
   bool illegal;
   int32_t stage;
   dc_stream *streams[2], *caller;

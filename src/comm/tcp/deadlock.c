@@ -1,16 +1,45 @@
-/* Detects ranks that wait for each other in different communicators. A rank whose user is blocked in a collective
- * queries its peers once, after a second. Of two ranks in a deadlock, the one that blocked later finds it this way. */
+/* Detects ranks that wait for each other in different communicators. A rank whose user is blocked in a collective, or
+ * in the creation of a communicator, queries its peers once, after a second. Of two ranks in a deadlock, the one that
+ * blocked later finds it this way. */
+#include <stdio.h>
+
 #include "comm/tcp/tcp.h"
+
+static const char forming_text[] = "init or dup"; /* which create communicators */
+
+/* Whether one thread alone has used all communicators of this rank, and so none other creates the next. */
+static bool is_only_user(const dc__tcp_group *group, uint64_t user) {
+  bool alone = group->forming == NULL || atomic_load(&group->forming->usage.user) == user;
+  for (const dc__tcp *c = group->members; c != NULL; c = c->next) {
+    alone = alone && atomic_load(&c->usage.user) == user;
+  }
+  return alone;
+}
+
+/* The one thread that could join the query's collective, or create its communicator. 0: there may be several. */
+static uint64_t find_only_user(const dc__tcp_group *group, const dc__tcp *queried) {
+  const dc__tcp *used = queried != NULL ? queried : group->members;
+  uint64_t user = used == NULL ? 0 : atomic_load(&used->usage.user);
+  return user != DC__COMM_SEVERAL_USERS && (queried != NULL || is_only_user(group, user)) ? user : 0;
+}
+
+static bool has_requested(const dc__tcp *queried, const dc__tcp_control_msg *query) {
+  return queried != NULL && atomic_load(&queried->usage.requested) >= query->seq;
+}
 
 /* The values read first are stable: they change only after the querying rank, which is blocked, joins the
  * collective. */
 void dc__tcp_add_blocked(const dc__tcp_group *group, const dc__tcp *queried, const dc__tcp_control_msg *query,
                          dc__tcp_control_msg *reply) {
-  uint64_t user = queried == NULL ? 0 : atomic_load(&queried->usage.user);
-  for (const dc__tcp *c = group->members; c != NULL && user != 0 && user != DC__COMM_SEVERAL_USERS; c = c->next) {
+  uint64_t user = find_only_user(group, queried);
+  const dc__tcp *forming = group->forming;
+  if (forming != NULL && user != 0 && atomic_load(&forming->usage.user) == user && !has_requested(queried, query)) {
+    reply->mesh = forming->mesh;
+    reply->seq = DC__TCP_FORMING;
+  }
+  for (const dc__tcp *c = group->members; c != NULL && user != 0; c = c->next) {
     uint64_t blocked_in = atomic_load(&c->usage.blocked_in);
-    if (c != queried && blocked_in != 0 && atomic_load(&c->usage.user) == user &&
-        atomic_load(&queried->usage.requested) < query->seq) {
+    if (c != queried && blocked_in != 0 && atomic_load(&c->usage.user) == user && !has_requested(queried, query)) {
       reply->mesh = c->mesh;
       reply->seq = blocked_in;
       reply->op = atomic_load_explicit(&c->op, memory_order_relaxed);
@@ -19,14 +48,16 @@ void dc__tcp_add_blocked(const dc__tcp_group *group, const dc__tcp *queried, con
   }
 }
 
-/* Whether the replying rank is blocked in a collective that this rank's blocked user has not requested. */
+/* Whether the replying rank is blocked in a collective that this rank's blocked user has not requested. Or in the
+ * creation of a communicator that this rank lacks, and that no other thread here could join. */
 static bool is_deadlocked(const dc__tcp *self, uint64_t user, const dc__tcp_reply *reply) {
   for (const dc__tcp *c = self->group->members; c != NULL && reply->blocked_in != 0; c = c->next) {
     if (c != self && c->mesh == reply->mesh) {
-      return atomic_load(&c->usage.user) == user && atomic_load(&c->usage.requested) < reply->blocked_in;
+      return reply->blocked_in != DC__TCP_FORMING && atomic_load(&c->usage.user) == user &&
+             atomic_load(&c->usage.requested) < reply->blocked_in;
     }
   }
-  return false;
+  return reply->blocked_in == DC__TCP_FORMING && reply->mesh >= self->group->joined && is_only_user(self->group, user);
 }
 
 dc_status dc__tcp_fail_deadlock(dc__tcp *self, const char *op_text) {
@@ -51,7 +82,11 @@ dc_status dc__tcp_fail_deadlock(dc__tcp *self, const char *op_text) {
     return DC_OK;
   }
   char peer_text[DC__COLL_TEXT];
-  dc__coll_describe_op(peer_text, first->op, first->id);
+  if (first->blocked_in == DC__TCP_FORMING) {
+    snprintf(peer_text, sizeof peer_text, "%s", forming_text);
+  } else {
+    dc__coll_describe_op(peer_text, first->op, first->id);
+  }
   return dc__signature_fail_deadlock(self->head.world, &own, op_text, &peer, peer_text);
 }
 
@@ -61,4 +96,9 @@ dc_status dc__tcp_check_deadlock(dc__tcp *self, const char *op_text) {
   }
   dc__tcp_query_all(self);
   return dc__tcp_fail_deadlock(self, op_text);
+}
+
+dc_status dc__tcp_check_forming(dc__tcp *self) {
+  dc__tcp_query_all(self);
+  return dc__tcp_fail_deadlock(self, forming_text);
 }

@@ -79,7 +79,6 @@ static void init_group(dc__tcp_group *group) {
 }
 
 static dc_status tcp_start_group(dc__tcp_group *group, const dc__tcp_address *address) {
-  int32_t mesh;
   group->failure_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   group->wake_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (group->failure_event < 0 || group->wake_event < 0) {
@@ -92,7 +91,7 @@ static dc_status tcp_start_group(dc__tcp_group *group, const dc__tcp_address *ad
   int64_t deadline = dc__now_ns() + group->timeout_ns;
   DC__TRY(dc__tcp_rendezvous(group, address, deadline));
   group->formed_ns = dc__now_ns();
-  DC__TRY(dc__tcp_mesh_connect(group, deadline + CONTROL_MESH_NS, group->control, &mesh));
+  DC__TRY(dc__tcp_mesh_connect(group, NULL, deadline + CONTROL_MESH_NS, group->control));
   dc__tcp_start_heartbeats(group);
   return dc__tcp_start_watcher(group);
 }

@@ -137,6 +137,11 @@ static int32_t find_closed(const dc__tcp_group *group, const dc__rank_set *ranks
   return -1;
 }
 
+/* When the wait for other ranks has something to check. */
+static int64_t next_check(const dc__tcp_group *group, int64_t deadline) {
+  return group->query_ns < deadline ? group->query_ns : deadline;
+}
+
 /* An error if the wait for other ranks should end. */
 static dc_status check_waiting(dc__tcp_group *group, int32_t mesh, int64_t deadline, const int *fds,
                                const dc__rank_set *missing, dc__rank_set *ended) {
@@ -147,6 +152,10 @@ static dc_status check_waiting(dc__tcp_group *group, int32_t mesh, int64_t deadl
   const int32_t gone = find_closed(group, missing);
   if (gone >= 0) {
     return dc__tcp_fail_closed(group, gone, "a new communicator");
+  }
+  if (dc__now_ns() >= group->query_ns) {
+    group->query_ns = INT64_MAX;
+    DC__TRY(dc__tcp_check_forming(group->forming));
   }
   return dc__now_ns() < deadline ? DC_OK : mesh_fail_timeout(group, missing);
 }
@@ -178,7 +187,7 @@ static dc_status accept_from_higher(dc__tcp_group *group, int32_t mesh, int64_t 
     int fd = -1, wakeups[DC__COMM_MAX_WORLD + 1];
     int32_t extra = list_wakeups(group, mesh, fds, &ended, wakeups);
     dc__tcp_wait_begin(&group->mesh_wait, &missing);
-    if (dc__tcp_wait_hello(group, wakeups, extra, deadline, &hello, &fd, &status)) {
+    if (dc__tcp_wait_hello(group, wakeups, extra, next_check(group, deadline), &hello, &fd, &status)) {
       status = dispatch_connection(group, &hello, fd, fds);
     } else if (status == DC_OK) {
       status = check_waiting(group, mesh, deadline, fds, &missing, &ended);
@@ -223,8 +232,9 @@ static dc_status await_lower(dc__tcp_group *group, int32_t mesh, int64_t deadlin
       break;
     }
     dc__tcp_wait_begin(&group->mesh_wait, &missing);
-    if (atomic_load(&group->failed) == 0 && find_closed(group, &missing) < 0 && dc__now_ns() < deadline) {
-      dc__tcp_wait_change(group, deadline);
+    const int64_t until = next_check(group, deadline);
+    if (atomic_load(&group->failed) == 0 && find_closed(group, &missing) < 0 && dc__now_ns() < until) {
+      dc__tcp_wait_change(group, until);
       continue;
     }
     pthread_mutex_unlock(&group->mutex);
@@ -268,19 +278,31 @@ static dc_status mesh_connect(dc__tcp_group *group, int32_t mesh, int64_t deadli
   return accept_from_higher(group, mesh, deadline, fds);
 }
 
-dc_status dc__tcp_mesh_connect(dc__tcp_group *group, int64_t deadline, int *fds, int32_t *mesh) {
+static void set_forming(dc__tcp_group *group, dc__tcp *comm) {
+  pthread_mutex_lock(&group->mutex);
+  group->forming = comm;
+  pthread_mutex_unlock(&group->mutex);
+}
+
+dc_status dc__tcp_mesh_connect(dc__tcp_group *group, dc__tcp *comm, int64_t deadline, int *fds) {
   for (int32_t r = 0; r < group->world; r++) {
     fds[r] = -1;
   }
   pthread_mutex_lock(&group->mesh_mutex);
-  *mesh = group->meshes;
-  const dc_status status = mesh_connect(group, *mesh, deadline, fds);
+  const int32_t mesh = group->meshes;
+  group->query_ns = mesh > DC__TCP_FIRST ? dc__now_ns() + DC__COMM_DEADLOCK_NS : INT64_MAX;
+  if (comm != NULL) {
+    comm->mesh = mesh;
+    set_forming(group, comm);
+  }
+  const dc_status status = mesh_connect(group, mesh, deadline, fds);
+  set_forming(group, NULL);
   group->meshes += status == DC_OK;
-  if (*mesh >= DC__TCP_FIRST && status == DC_OK) {
+  if (mesh >= DC__TCP_FIRST && status == DC_OK) {
     dc__tcp_stop_listening(group);
   }
   pthread_mutex_unlock(&group->mesh_mutex);
-  for (int32_t r = 0; status != DC_OK && *mesh != DC__TCP_CONTROL && r < group->world; r++) {
+  for (int32_t r = 0; status != DC_OK && mesh != DC__TCP_CONTROL && r < group->world; r++) {
     dc__tcp_close(&fds[r]);
   }
   return status;

@@ -70,6 +70,8 @@ void dc__tcp_handle_query(dc__tcp_group *group, int32_t r, const dc__tcp_control
   uint64_t reached = queried == NULL ? 0 : atomic_load_explicit(&queried->reached, memory_order_relaxed);
   if (queried == NULL && query->mesh < group->joined) {
     reply.status = DC__TCP_LEFT;
+  } else if (group->forming != NULL && group->forming->mesh == query->mesh) {
+    reply.status = DC__TCP_ARRIVED;
   } else if (queried != NULL && reached >= query->seq) {
     reply.status = DC__TCP_ARRIVED;
     set_op(queried, &reply);

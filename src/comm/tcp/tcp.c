@@ -90,7 +90,10 @@ static dc_status create_comm(dc__tcp_group *group, dc_comm **comm) {
   }
   dc_status status = dc__comm_head_init(&self->head, &ops, group->rank, group->world, group->timeout_ns);
   if (status == DC_OK) {
-    status = dc__tcp_mesh_connect(group, dc__now_ns() + group->timeout_ns, fds, &self->mesh);
+    self->group = group;
+    self->head.usage = &self->usage;
+    dc__comm_note_request(&self->head, 0); /* its creator is a user */
+    status = dc__tcp_mesh_connect(group, self, dc__now_ns() + group->timeout_ns, fds);
     if (status != DC_OK) {
       dc__comm_head_destroy(&self->head);
     }
@@ -104,9 +107,6 @@ static dc_status create_comm(dc__tcp_group *group, dc_comm **comm) {
   }
   atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
   pthread_mutex_init(&self->collective_mutex, NULL);
-  self->group = group;
-  self->head.usage = &self->usage;
-  dc__comm_note_request(&self->head, 0); /* its creator is a user */
   dc__tcp_group_add(group, self);
   *comm = &self->head;
   return DC_OK;

@@ -37,7 +37,8 @@ enum {
   DC__TCP_DISCONNECTED = 2   /* its control connection ended without a goodbye */
 };
 
-#define DC__TCP_MAGIC "libdc/t" /* with its zero byte the first eight bytes of a connection, in both directions */
+#define DC__TCP_FORMING UINT64_MAX /* instead of a call's number: the communicator is in creation */
+#define DC__TCP_MAGIC "libdc/t"    /* with its zero byte the first eight bytes of a connection, in both directions */
 
 /* The first message of every connection, in both directions. It says nothing of the group. */
 typedef struct dc__tcp_opening {
@@ -106,7 +107,8 @@ typedef struct dc__tcp_control_msg {
   int32_t rank;   /* FAILURE: the rank that reported it first */
   int32_t mesh;   /* QUERY, LISTENING: its; REPLY: where the queried communicator's user is blocked, see seq */
   int64_t query;  /* QUERY, REPLY: the query's number */
-  uint64_t seq;   /* QUERY: the collective's number; REPLY: the one that blocks the user; 0: none */
+  uint64_t seq;   /* QUERY: the collective's number, 0 of a communicator in creation; REPLY: the one that blocks the
+                     user, or DC__TCP_FORMING; 0: none */
   int64_t id;     /* REPLY: parameter of the rank's latest collective, or of the one it waits in */
   int32_t op;     /* REPLY: its operator; 0: none yet */
   int32_t reserved;
@@ -127,7 +129,7 @@ typedef struct dc__tcp_reply {
   int32_t state;
   int32_t op;
   int64_t id;
-  uint64_t blocked_in; /* the collective of `mesh` that blocks the user; 0: none */
+  uint64_t blocked_in; /* the collective of `mesh` that blocks the user, or DC__TCP_FORMING; 0: none */
   int32_t mesh;
   dc__rank_set waits_for;
 } dc__tcp_reply;
@@ -188,6 +190,7 @@ typedef struct dc__tcp_group {
   dc__tcp_early *early; /* from ranks that are ahead of this one */
   int64_t early_capacity;
   int32_t early_count;
+  int64_t query_ns;                /* when to query other ranks about the mesh in progress; INT64_MAX: not (again) */
   dc__tcp_wait mesh_wait;          /* the ranks missing in the mesh in progress */
   int control[DC__COMM_MAX_WORLD]; /* -1: none */
   int failure_event;               /* readable once the group has failed */
@@ -207,6 +210,7 @@ typedef struct dc__tcp_group {
   bool unreachable[DC__COMM_MAX_WORLD];      /* a message could not be sent */
   int32_t listens_for[DC__COMM_MAX_WORLD], listens_on[DC__COMM_MAX_WORLD]; /* a lower rank's mesh, and its port */
   struct dc__tcp *members;                                                 /* communicators */
+  struct dc__tcp *forming;   /* the one in creation, by its only user; NULL: none */
   int32_t joined;            /* 1 + the last mesh that got a communicator */
   int64_t query;             /* the last query's number */
   dc__tcp_reply *replies;    /* of the query in progress, by rank; NULL if none */
@@ -289,10 +293,11 @@ dc_status dc__tcp_connect_ranks(dc__tcp_group *group, int32_t mesh, int64_t dead
 
 /* ---- mesh.c ---- */
 
-/* Collective. Makes the group's next mesh: fds has one connection per rank, -1 for this one; *mesh is its number. If
- * the control mesh fails, fds keeps the connections made so far, over which the failure is reported. If it fails, the
- * rank still listens, until the group has failed: a rank that is refused meanwhile would report that. */
-dc_status dc__tcp_mesh_connect(dc__tcp_group *group, int64_t deadline, int *fds, int32_t *mesh);
+/* Collective. Makes the group's next mesh: fds has one connection per rank, -1 for this one. comm gets its number;
+ * NULL: it is the control mesh. If the control mesh fails, fds keeps the connections made so far, over which the
+ * failure is reported. If it fails, the rank still listens, until the group has failed: a rank that is refused
+ * meanwhile would report that. */
+dc_status dc__tcp_mesh_connect(dc__tcp_group *group, dc__tcp *comm, int64_t deadline, int *fds);
 /* For the watcher, under the mutex: a lower rank listens for a mesh. */
 void dc__tcp_handle_listening(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message);
 
@@ -359,7 +364,7 @@ dc_status dc__tcp_fail_closed(dc__tcp_group *group, int32_t r, const char *op_te
 /* ---- deadlock.c ---- */
 
 /* For the watcher, under the mutex: adds to the reply what blocks the queried communicator's user, unless the user has
- * requested the query's collective. */
+ * requested the query's collective. queried: NULL if this rank does not have it yet. */
 void dc__tcp_add_blocked(const dc__tcp_group *group, const dc__tcp *queried, const dc__tcp_control_msg *query,
                          dc__tcp_control_msg *reply);
 /* Called while calls of the present collective are missing: publishes whether it blocks this rank's user. The first
@@ -367,6 +372,8 @@ void dc__tcp_add_blocked(const dc__tcp_group *group, const dc__tcp *queried, con
 dc_status dc__tcp_check_deadlock(dc__tcp *self, const char *op_text);
 /* The error alone, after dc__tcp_query_ranks(). */
 dc_status dc__tcp_fail_deadlock(dc__tcp *self, const char *op_text);
+/* Called once while ranks are missing in the creation of this communicator: the same query. */
+dc_status dc__tcp_check_forming(dc__tcp *self);
 
 /* ---- group.c ---- */
 

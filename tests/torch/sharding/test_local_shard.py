@@ -35,11 +35,13 @@ ELEMENTWISE: Dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "arithmetic": lambda p: 2 * p - p / 3 + (1 - p) ** 2 % 5,
     "a whole operand": lambda p: p * torch.linspace(0, 1, p.numel()).view(p.shape) + torch.ones_like(p),
     "an operand that spreads": lambda p: p * torch.arange(float(p.shape[-1] if p.dim() else 1)),
+    "an operand of one element": lambda p: p // 0.3 + (torch.ones((1,) * p.dim()).double() if p.dim() else 1),
     "in place": lambda p: p.detach().clone().mul_(3).add_(p, alpha=2).clamp_(min=-1),
     "where": lambda p: torch.where(p > 0, p, torch.zeros_like(p)),
     "double": lambda p: p.double().sqrt().nan_to_num(),
     "written items": lambda p: written(p.detach().clone()),
     "lists": lambda p: torch._foreach_lerp([p], [p * 2], 0.25)[0],
+    "lists with wholes": lambda p: copied(torch._foreach_mul([p.detach()], [torch.full(p.shape, 3.0)])[0]),
 }
 REDUCTIONS: Dict[str, Callable[[torch.Tensor], Any]] = {
     "sum": lambda p: p.sum(), "mean": lambda p: torch.mean(p), "norm": lambda p: p.norm(),
@@ -48,6 +50,12 @@ REDUCTIONS: Dict[str, Callable[[torch.Tensor], Any]] = {
     "count": lambda p: torch.count_nonzero(p > 0), "equal": lambda p: torch.equal(p, p + 0),
     "finite": lambda p: torch.isfinite(p).all().item(), "close": lambda p: torch.allclose(p, p * (1 + 1e-7)),
 }  # fmt: skip
+
+
+def copied(p: torch.Tensor) -> torch.Tensor:
+    torch._foreach_copy_([p], [p + torch.linspace(0, 1, p.numel()).view(p.shape)])
+    torch._foreach_add_([p], [torch.ones(p.shape)])
+    return p
 
 
 def written(p: torch.Tensor) -> torch.Tensor:
@@ -94,6 +102,36 @@ def test_pieces() -> None:
         assert model.c.item() == whole.c.item() and float(model.a[1, 1]) == float(whole.a[1, 1])
 
     on(3, rank)
+
+
+def test_rows_are_compared_alike_on_all_ranks() -> None:
+    """Row i and row j have no elements on the third rank, which has to know that they differ elsewhere."""
+
+    def rank(comm: Any) -> None:
+        model = dct.shard(nn.Linear(4, 3, bias=False), 3, comm=comm)
+        p, q = model.weight.detach(), model.weight.detach().clone()
+        assert [torch.equal(p[i], q[j]) for i in range(3) for j in range(3)] == [i == j for i in range(3)
+                                                                                   for j in range(3)]
+        with pytest.raises(RuntimeError, match="do not have the same elements"):
+            p[0] + q[1]
+
+    on(3, rank)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_of_narrow_types_do_not_overflow(dtype: torch.dtype) -> None:
+    """PyTorch adds them in float32, and so only the result can."""
+    whole = torch.full((200, 200), 2.0, dtype=dtype)
+
+    def rank(comm: Any) -> None:
+        model = dct.shard(nn.Linear(200, 200, bias=False, dtype=dtype), 3, comm=comm)
+        part = model.weight.detach().copy_(whole)
+        for function in (torch.norm, torch.linalg.vector_norm, torch.mean, lambda p: p.norm(1),
+                         lambda p: p.sum(dtype=torch.float32), lambda p: (p - 2).sum()):
+            got, expected = function(part), function(whole)
+            assert got.dtype == expected.dtype and torch.equal(got, expected), (got, expected)
+
+    on(2, rank)
 
 
 def test_penalties_count_once() -> None:
@@ -155,8 +193,11 @@ def test_functions_that_need_the_whole() -> None:
             model.weight.detach().add_(torch.ones(5))
         with pytest.raises(RuntimeError, match="and part . of 2 of bias .3,. do not have the same elements"):
             model.weight.detach() + model.bias
+        plain, part = torch.ones(3, 4), model.weight.detach()
         with pytest.raises(RuntimeError, match="copy_: this is part"):
-            torch.ones(3, 4).copy_(model.weight.detach())
+            plain.copy_(part)
+        with pytest.raises(RuntimeError, match="__setitem__: this is part"):
+            plain[:] = part
 
     for stage in (1, 3):
         libdc.run.threads(2, rank, stage, timeout=60)
@@ -194,6 +235,20 @@ def test_parts_of_a_model_that_is_gone() -> None:
         torch.testing.assert_close(other.a.full_tensor(), 2 * plain().a.detach())
 
     on(2, rank)
+
+
+def test_writes_that_pytorch_does_not_count() -> None:
+    """As docs/torch-parameters.md says."""
+
+    def rank(comm: Any, stage: int) -> None:
+        model = dct.shard(nn.Linear(4, 3, bias=False), stage, comm=comm)
+        for value in (1, 2):
+            model.weight.to_local().numpy()[:] = value
+            torch.autograd.graph.increment_version(model.weight.to_local())
+            assert torch.equal(model(torch.ones(4)), torch.full((3,), 4.0 * value))
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(2, rank, stage, timeout=60)
 
 
 def test_assigned_states_are_copied() -> None:

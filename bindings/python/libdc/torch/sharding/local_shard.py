@@ -7,7 +7,7 @@ collective (reductions.py). All other functions would need the whole, and are er
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -177,21 +177,24 @@ def _with_operands(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     written = kwargs.get("out", args[0] if func.__name__.endswith("_") and not func.__name__.endswith("__") else None)
     if isinstance(written, Tensor) and part_of(written) is None and written.shape != source.shape:
         _refuse_call(func, args, kwargs)
-    given = [_operand(value, part, source.shape, func) for value in args]
-    named = {name: _operand(value, part, source.shape, func) for name, value in kwargs.items()}
-    lengths = {value.numel() for value in (*given, *named.values()) if isinstance(value, Tensor) and value.dim() == 1}
-    if len(lengths) > 1:  # with padding and without
-        given = [_narrow(value, part.count) for value in given]
-        named = {name: _narrow(value, part.count) for name, value in named.items()}
-    result = _single(func, args, kwargs, func(*given, **named))
-    for value, used in zip((*args, *kwargs.values()), (*given, *named.values())):
+    values = *args, *kwargs.values()
+    operands, shape = _operands(values, source, func)
+    result = _single(func, args, kwargs, func(*operands[: len(args)], **dict(zip(kwargs, operands[len(args) :]))))
+    for value, used in zip(values, operands):
         if result is used:
             return value
-    return _wrap(result, source, part, torch.Size([min(lengths)]))
+    return _wrap(result, source, part, shape)
 
 
-def _narrow(value: Any, count: int) -> Any:
-    return value[:count] if isinstance(value, Tensor) and value.dim() == 1 else value
+def _operands(values: Sequence[Any], source: Tensor, func: Any) -> Tuple[List[Any], torch.Size]:
+    """A call's arguments as flat tensors of this rank's elements, and their shape."""
+    part: Part = source._part  # type: ignore[attr-defined]
+    operands = [_operand(value, part, source.shape, func) for value in values]
+    lengths = {value.numel() for value in operands if isinstance(value, Tensor) and value.dim() == 1}
+    if len(lengths) > 1:  # with padding and without
+        operands = [value[: part.count] if isinstance(value, Tensor) and value.dim() == 1 else value
+                    for value in operands]
+    return operands, torch.Size([min(lengths)])
 
 
 def _wrap(result: Any, source: Tensor, part: Part, shape: torch.Size) -> Any:
@@ -211,7 +214,7 @@ def _operand(value: Any, part: Part, local: torch.Size, func: Any) -> Any:
                                "of both, which every rank must call")
         return value
     if value.numel() == 1:
-        return value.reshape(())
+        return value.reshape(1).expand(local)  # a number's type would not count
     spread = _expand(value, part.shape)
     if value.shape in (local, (part.count,)):
         if spread is not None and value.numel() != part.numel:
@@ -238,15 +241,15 @@ def _foreach(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     sources = []
     for row in zip(*lists):
         source = next((tensor for tensor in row if part_of(tensor) is not None), None)
-        sources.append(source)
-        columns.append(list(row) if source is None else
-                       [_operand(value, source._part, source.shape, func) for value in row])
+        operands, shape = (list(row), None) if source is None else _operands(row, source, func)
+        sources.append((source, shape))
+        columns.append(operands)
     given = iter([list(column) for column in zip(*columns)])
     result = func(*(next(given) if any(value is each for each in lists) else value for value in args), **kwargs)
     if func.__name__.endswith("_") or not isinstance(result, (list, tuple)):
         return result
-    return type(result)(value if source is None else _wrap(value, source, source._part, source.shape)
-                        for value, source in zip(result, sources))
+    return type(result)(value if source is None else _wrap(value, source, source._part, shape)
+                        for value, (source, shape) in zip(result, sources))
 
 
 # Views and writes into them
@@ -274,6 +277,8 @@ def _view(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
 
 def _set_item(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
     tensor, index, value = args
+    if part_of(tensor) is None:
+        _refuse_call(func, args, kwargs)
     piece = _view(torch.Tensor.__getitem__, (tensor, index), {})
     dispatch(torch.Tensor.copy_ if isinstance(value, Tensor) else torch.Tensor.fill_, (piece, value), {})
 
@@ -345,7 +350,8 @@ def _find_handler(func: Any) -> _Handler:
 def _is_elementwise(name: str) -> bool:
     core = name[2:-2] if name.startswith("__") else name.rstrip("_")
     names = [core] if not name.startswith("__") else [core, core[1:]]  # __radd__, __iadd__
-    return any(each in _ELEMENTWISE or _is_pointwise(_OPERATORS.get(each, each)) for each in names)
+    names = [_OPERATORS.get(each, each) for each in names]
+    return any(each in _ELEMENTWISE or _is_pointwise(each) for each in names)
 
 
 def _is_pointwise(name: str) -> bool:

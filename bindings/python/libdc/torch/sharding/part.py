@@ -58,8 +58,11 @@ class Part:
         return self.start == 0 and self.numel == self.cut.numel
 
     def fits(self, other: Part) -> bool:
-        """Whether both are the same elements of wholes of one shape."""
-        return self.shape == other.shape and self.begin == other.begin and self.end == other.end
+        """Whether both are the same elements of wholes of one shape, on every rank: all ranks get one answer."""
+        if self.shape != other.shape or self.cut.size != other.cut.size:
+            return False
+        alike = self.start == other.start and self.cut.shard_numel == other.cut.shard_numel
+        return alike or all(self.range_of(rank) == other.range_of(rank) for rank in range(self.cut.size))
 
     def piece(self, shape: torch.Size, offset: int) -> Part:
         """The part of a piece of the whole, from its element `offset` on."""

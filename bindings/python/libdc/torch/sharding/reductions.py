@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, NoReturn, Tuple
+from typing import Any, Callable, Dict, NoReturn, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -38,16 +38,30 @@ def _refuse_some(call: str) -> NoReturn:
                        "full_tensor() for more, which every rank must call")
 
 
+def _is_narrow(dtype: torch.dtype) -> bool:
+    """Whether PyTorch computes sums and norms of the type in float32, whose results may not overflow before the end."""
+    return dtype in (torch.float16, torch.bfloat16)
+
+
+def _total(local: Tensor, part: Part, dtype: Optional[torch.dtype]) -> Tuple[Tensor, torch.dtype]:
+    """The sum of all elements, and the type of the result, which may be narrower."""
+    result = local.dtype if dtype is None else dtype
+    value = local.sum(dtype=torch.float32 if _is_narrow(result) else dtype)
+    return _SumOverRanks.apply(value, part), result if _is_narrow(result) else value.dtype
+
+
 def _sum(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
     _one_argument("sum", args)
     part, local = _elements("sum", args, kwargs, ("dtype", "input"))
-    return _SumOverRanks.apply(local.sum(dtype=kwargs.get("dtype")), part)
+    total, dtype = _total(local, part, kwargs.get("dtype"))
+    return total.to(dtype)
 
 
 def _mean(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
     _one_argument("mean", args)
     part, local = _elements("mean", args, kwargs, ("dtype", "input"))
-    return _SumOverRanks.apply(local.sum(dtype=kwargs.get("dtype")), part) / part.numel
+    total, dtype = _total(local, part, kwargs.get("dtype"))
+    return (total / part.numel).to(dtype)
 
 
 def _one_argument(call: str, args: Any) -> None:
@@ -64,7 +78,8 @@ def _norm(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
         return _extreme(local.abs(), part, largest=order > 0)
     if order == 0:
         return _SumOverRanks.apply((local != 0).sum(), part).to(local.dtype)
-    return _SumOverRanks.apply(local.abs().pow(order).sum(), part).pow(1.0 / order)
+    wide = local.float() if _is_narrow(local.dtype) else local
+    return _SumOverRanks.apply(wide.abs().pow(order).sum(), part).pow(1.0 / order).to(local.dtype)
 
 
 def _extreme(local: Tensor, part: Part, largest: bool) -> Tensor:
