@@ -65,6 +65,29 @@ def test_memory_has_every_holder(tmp_path: Path) -> None:
     assert inputs.points[5].bytes["activations"] == 3 * 2048 * 6
 
 
+def test_replicas_keep_gathers_inside(tmp_path: Path) -> None:
+    """2 nodes of 4 ranks, a replica each: gathers stay in the node, and the state is that of 4 ranks."""
+    model, machine = model_of(tmp_path, LAYERS), planner.load("h100")._replace(ranks_per_node=4)
+    plan = planner.run(model, machine, planner.Options(ranks=8, replicas=2))
+    whole = 2 * model.parameters
+    assert plan.gather_wire_bytes == 2 * whole // 4 * 3
+    assert plan.reduce_wire_bytes == whole // 8 * 7 + 2 * whole // 8  # each sums a piece, and gets the other, in float32
+    assert plan.points[0].bytes["weights"] == whole // 4
+    assert plan.network_bytes == whole // 8 * 4 + 2 * whole // 8
+    with pytest.raises(ValueError, match="replicas = 3, must divide ranks = 8"):
+        planner.Options(ranks=8, replicas=3)
+
+
+def test_offload_moves_activations_to_the_host(tmp_path: Path) -> None:
+    model, machine = model_of(tmp_path, LAYERS), planner.load("h100")
+    kept, moved = (planner.run(model, machine, planner.Options(ranks=4, micro_batch=3, accumulate=2, offload=offload))
+                   for offload in (False, True))
+    assert kept.host_bytes == 0 and moved.host_bytes == 3 * 8192 * 6
+    assert max(point.bytes["activations"] for point in moved.points) == 2 * 3 * 8192  # a layer's, and the next one's
+    assert [point.bytes["activations"] for point in moved.points[5:6]] == [3 * 8192]
+    assert moved.gather_wire_bytes == kept.gather_wire_bytes
+
+
 def test_the_largest_micro_batch_fits_and_the_next_does_not(tmp_path: Path) -> None:
     model = model_of(tmp_path, LAYERS)
     machine = planner.load("h100")._replace(memory_bytes=40 << 20)

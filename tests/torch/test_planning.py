@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import sys
 from pathlib import Path
-from typing import Callable, List
+from typing import List
 
+import libdc.run
 import libdc.torch
 import pytest
 import torch
 
 GPT = str(Path(__file__).resolve().parents[2] / "examples" / "gpt")
-TRAIN = f"""
-import json, sys
-sys.path.insert(0, {GPT!r})
-import torch
-import libdc.torch
-from model import CONFIGS, GPT
 
-rank = libdc.torch.init()
-rows = []
-for stage in range(4):
-    torch.manual_seed(0)
-    model = libdc.torch.shard(GPT(CONFIGS["tiny"]), stage)
+
+def bytes_of_a_step(comm: libdc.Comm, model: torch.nn.Module, stage: int, replicas: int) -> List[int]:
+    """A rank that trains."""
+    mesh = (replicas, comm.size // replicas) if replicas > 1 else None
+    model = libdc.torch.shard(copy.deepcopy(model), stage, comm=comm, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tokens = torch.randint(0, 256, (1, CONFIGS["tiny"].seq))
-    for step in range(3):
+    for _ in range(2):
         libdc.torch.stats(model, reset=True)
-        model(tokens, tokens).backward()
+        model(*tokens_of(model)).backward()
         optimizer.step()
         optimizer.zero_grad()
     stats = libdc.torch.stats(model)
-    rows.append([stats.gather_wire_bytes, stats.reduce_wire_bytes])
-if rank.rank == 0:
-    print(json.dumps(rows))
-"""
+    return [stats.gather_wire_bytes, stats.reduce_wire_bytes]
 
 
 @pytest.fixture
@@ -53,13 +44,13 @@ def tokens_of(model: torch.nn.Module, samples: int = 2) -> List[torch.Tensor]:
     return [tokens, tokens]
 
 
-def test_wire_bytes_are_the_trainers(launch: Callable[..., str], gpt: torch.nn.Module) -> None:
-    ranks = 3  # no power of two, so that parts differ
-    measured = json.loads(launch(TRAIN, ranks))
-    for stage, bytes_of_a_step in enumerate(measured):
-        plan = libdc.torch.plan(gpt, tokens_of(gpt), ranks=ranks, stage=stage, dtype="float32")
-        assert [plan.gather_wire_bytes, plan.reduce_wire_bytes] == bytes_of_a_step, stage
-        assert plan.node_bytes == sum(bytes_of_a_step) and plan.network_bytes == 0
+@pytest.mark.parametrize("ranks, replicas", [(3, 1), (4, 2)])  # no power of two, so that parts differ; and hybrid
+def test_wire_bytes_are_the_trainers(gpt: torch.nn.Module, ranks: int, replicas: int) -> None:
+    for stage in range(4):
+        measured = libdc.run.threads(ranks, bytes_of_a_step, gpt, stage, replicas)[0]
+        plan = libdc.torch.plan(gpt, tokens_of(gpt), ranks=ranks, stage=stage, replicas=replicas, dtype="float32")
+        assert [plan.gather_wire_bytes, plan.reduce_wire_bytes] == measured, stage
+        assert plan.node_bytes == sum(measured) and plan.network_bytes == 0
 
 
 def test_layers_have_the_models_parameters_work_and_activations(gpt: torch.nn.Module) -> None:
@@ -93,6 +84,20 @@ def test_kept_bytes_are_those_that_autograd_keeps(gpt: torch.nn.Module) -> None:
     layers = libdc.torch.planning.model_of(gpt, batch).layers
     real = sum(storage.nbytes() for storage in kept.values()) / len(batch[0])
     assert abs(sum(layer.kept_bytes for layer in layers) - real) <= 0.02 * real  # kernels of the CPU pad a little
+
+
+def test_a_tensors_truth_is_yes() -> None:
+    """A forward may ask whether a mask hides anything, and there are no values."""
+
+    class Masked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) if (x > -1).all() else x
+
+    assert libdc.torch.planning.model_of(Masked(), [torch.zeros(2, 4)]).flops == 2 * 4 * 4
 
 
 def test_the_model_and_its_grads_stay(gpt: torch.nn.Module) -> None:

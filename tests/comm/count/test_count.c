@@ -56,8 +56,28 @@ static void test_a_split_that_no_rank_alone_knows_is_refused(void **state) {
   dc_device_destroy(device);
 }
 
+/* A context's timestamps are its device's, which may then have no other owner. */
+static void test_the_device_goes_with_its_context(void **state) {
+  (void)state;
+  dc_context *ctx;
+  dc_device *device;
+  float memory[6];
+  dc_tensor out = DC_TENSOR_INIT;
+  const int64_t numel = 6, id = 1;
+  assert_int_equal(dc_device_open("count", NULL, &device), DC_OK);
+  assert_int_equal(dc_context_create(device, NULL, &ctx), DC_OK);
+  assert_int_equal(dc_init(ctx, NULL, NULL, 1024), DC_OK);
+  dc_tensor weights = flat(memory, &numel, DC_FLOAT32);
+  assert_int_equal(dc_register_z3_param(ctx, id, &numel, 1, &weights, NULL, 0, DC_DTYPE_NONE), DC_OK);
+  assert_int_equal(dc_register_graph_z3(ctx, 1, &id, 1), DC_OK);
+  assert_int_equal(dc_allgather_param(ctx, NULL, 1, id, DC_BFLOAT16, &out), DC_OK);
+  dc_device_destroy(device);
+  dc_context_destroy(ctx);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_statistics_of_each_stage_and_number_of_ranks),
-                                     cmocka_unit_test(test_a_split_that_no_rank_alone_knows_is_refused)};
+                                     cmocka_unit_test(test_a_split_that_no_rank_alone_knows_is_refused),
+                                     cmocka_unit_test(test_the_device_goes_with_its_context)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,6 +27,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--bucket", type=int, default=1 << 24, help="elements of a gradient bucket")
     add("--prefetch", type=int, default=1, help="layers to gather ahead")
     add("--recompute", action="store_true", help="keep the layers' inputs alone")
+    add("--replicas", type=int, default=1, help="groups of ranks that have all parameters each: hybrid sharding")
+    add("--offload", action="store_true", help="keep activations in host memory")
     add("--no-heap", action="store_true", help="ranks cannot read each other's memory, as over TCP")
     add("--price", type=float, default=0.0, help="of a rank and hour")
     add("--search", action="store_true", help="the five best settings")
@@ -57,7 +59,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         base = Options(arguments.ranks, arguments.stage, arguments.micro_batch, arguments.accumulate, arguments.dtype,
-                       arguments.bucket, arguments.prefetch, arguments.recompute, not arguments.no_heap)
+                       arguments.bucket, arguments.prefetch, arguments.recompute, not arguments.no_heap,
+                       arguments.replicas, arguments.offload)
         if arguments.search:
             return _print_search(arguments, base)
         plan = run(read(arguments.model, arguments.tokens, base.element), load(arguments.machine), base)

@@ -18,7 +18,8 @@ _ADDRESS = 1 << 60  # of tensors that no rank has: the counting device reads non
 class Rank:
     """A device, a communicator, a context and a stream."""
 
-    def __init__(self, machine: Machine, dtype: str, ranks: int, heap: bool, bucket: int) -> None:
+    def __init__(self, machine: Machine, dtype: str, ranks: int, heap: bool, bucket: int,
+                 replicas: int = 1, number: int = 0, symmetric_memory: int = 0) -> None:
         self.device = Device("count")
         for name, value in (("flops_per_second", machine.rate(dtype)), ("launch_ns", machine.launch_ns),
                             ("memory_bytes_per_second", machine.memory_bytes_per_second),
@@ -30,13 +31,16 @@ class Rank:
                             ("network_latency_ns", machine.network_latency_ns)):
             check(lib.dc_count_set(self.device._handle, name.encode(), value))
         out = ffi.new("dc_comm **")
-        check(lib.dc_comm_create_count(self.device._handle, 0, ranks, int(heap), out))
+        check(lib.dc_comm_create_count(self.device._handle, number, ranks, int(heap), out))
         self.comm = Comm(out[0])
         self.stream = Stream(self.device)
         context = ffi.new("dc_context **")
         check(lib.dc_context_create(self.device._handle, new_struct("dc_context_options"), context))
         self.context: Any = gc_handle(context[0], lib.dc_context_destroy)
-        check(lib.dc_init(self.context, self.comm._handle, new_struct("dc_config"), bucket))
+        config = new_struct("dc_config")
+        config.replicas, config.free_activation_threshold = replicas, -1
+        config.symmetric_memory = symmetric_memory
+        check(lib.dc_init(self.context, self.comm._handle, config, bucket))
         check(lib.dc_context_set_stream(self.context, self.stream._handle))
         self.linalg = Handle(device=self.device)
         self._shapes: List[Any] = []

@@ -5,7 +5,7 @@ stages 1 and 2 the first forward after an update gathers the weights, which then
 from __future__ import annotations
 
 import dataclasses
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from .._lib import ffi, lib
 from ..arguments import check_size, choice
@@ -35,13 +35,23 @@ class Options:
     prefetch: int = 1
     recompute: bool = False
     heap: bool = True
+    replicas: int = 1
+    offload: bool = False
 
     def __post_init__(self) -> None:
         choice("dtype", self.dtype, _DTYPES)
         for name, least, most in (("ranks", 1, MAX_RANKS), ("stage", 0, 3), ("micro_batch", 1, 1 << 20),
-                                  ("accumulate", 1, 1 << 20), ("bucket", 1, 1 << 40), ("prefetch", 0, 64)):
+                                  ("accumulate", 1, 1 << 20), ("bucket", 1, 1 << 40), ("prefetch", 0, 64),
+                                  ("replicas", 1, MAX_RANKS)):
             if not least <= check_size(name, getattr(self, name)) <= most:
                 raise ValueError(f"{name} = {getattr(self, name)}, must be {least} to {most}")
+        if self.ranks % self.replicas:
+            raise ValueError(f"replicas = {self.replicas}, must divide ranks = {self.ranks}")
+
+    @property
+    def shards(self) -> int:
+        """Ranks among which parameters are split."""
+        return self.ranks // self.replicas
 
     @property
     def element(self) -> int:
@@ -72,6 +82,7 @@ class Plan(NamedTuple):
     step_ns: int
     compute_ns: int
     communication_ns: int
+    host_bytes: int = 0  # at most, of offloaded activations
 
     @property
     def peak(self) -> Point:
@@ -103,11 +114,15 @@ class _Step:
     def __init__(self, model: Model, machine: Machine, options: Options) -> None:
         self.model, self.machine, self.options = model, machine, options
         self.dtype = _DTYPES[options.dtype]
-        self.rank = Rank(machine, options.dtype, options.ranks, options.heap, options.bucket)
+        self.rank = Rank(machine, options.dtype, options.ranks, options.heap, options.bucket, options.replicas)
         self.points: List[Point] = []
         self.activations = self.compute_ns = 0
         self.ids: List[List[int]] = []
+        self.reloaded: Dict[int, Any] = {}
         parts = self._register()
+        self.own_ids = [list(ids) for ids in self.ids]
+        for layer, ids in zip(model.layers, self.ids):
+            ids.extend(self.own_ids[other][shape] for other, shape, _ in layer.uses)
         self.optimizer = AdamW(self.rank, parts, self.dtype, DType.FLOAT32)
         own, whole = sum(count for _, _, count in parts), model.parameters
         element, stage = options.element, options.stage
@@ -117,7 +132,7 @@ class _Step:
 
     def _register(self) -> List[Tuple[int, int, int]]:
         """Registers all parameters in one graph; the optimizer's parts."""
-        rank, stage, ranks = self.rank, self.options.stage, self.options.ranks
+        rank, stage, ranks = self.rank, self.options.stage, self.options.shards
         parts: List[Tuple[int, int, int]] = []
         offset, count = ffi.new("int64_t *"), ffi.new("int64_t *")
         for layer in self.model.layers:
@@ -136,7 +151,7 @@ class _Step:
                     check(lib.dc_register_param(rank.context, number, dims, len(shape), rank.tensor(shape, self.dtype),
                                                 rank.tensor([parts[-1][2]], DType.FLOAT32), 0))
                 self.ids[-1].append(number)
-        ids = ffi.new("int64_t[]", [i for layer_ids in self.ids for i in layer_ids] or [0])
+        ids = ffi.new("int64_t[]", list(range(len(parts))) or [0])
         register = lib.dc_register_graph_z3 if stage > 0 else lib.dc_register_graph_z0
         check(register(rank.context, _GRAPH, ids, len(parts)))
         return parts
@@ -146,10 +161,10 @@ class _Step:
         time_ns = self.rank.wait()
         stats, optimizer = self.rank.stats(), self.optimizer.stats()
         states = int(optimizer.state_bytes + optimizer.scratch_bytes)
-        gathered, buckets = int(stats.gathered_bytes), int(stats.bucket_bytes)
+        gathered, buckets, reloaded = int(stats.gathered_bytes), int(stats.bucket_bytes), int(stats.reload_bytes)
         values = (self.states["weights"], self.states["gradients"], states, gathered, buckets,
-                  self.rank.reserved_bytes() - states - gathered - buckets, layer_gradients, self.activations,
-                  workspace)
+                  self.rank.reserved_bytes() - states - gathered - buckets - reloaded, layer_gradients,
+                  self.activations + reloaded, workspace)
         self.points.append(Point(moment, time_ns, dict(zip(HOLDERS, values))))
 
     def work(self, flops: int) -> None:
@@ -180,6 +195,30 @@ class _Step:
         kept = layer.input_bytes if self.options.recompute else layer.kept_bytes
         return kept * self.options.micro_batch
 
+    def offload(self, number: int) -> None:
+        """Moves what the layer's forward kept to host memory."""
+        layer = self.model.layers[number]
+        if self.options.offload and self.kept(layer) > 0:
+            kept, out = self.rank.tensor([self.kept(layer)], DType.INT8), self.rank.tensor([], DType.INT8)
+            check(lib.dc_offload_tensor(self.rank.context, kept, _GRAPH, number, out))
+            check(lib.dc_wait_offload(self.rank.context, ffi.NULL, _GRAPH, number, out))
+            self.activations -= self.kept(layer)
+
+    def reload(self, numbers: Sequence[int]) -> None:
+        """Starts to bring it back, of layers whose backward comes."""
+        for number in numbers:
+            if self.options.offload and self.kept(self.model.layers[number]) > 0:
+                out = self.reloaded[number] = self.rank.tensor([], DType.INT8)
+                check(lib.dc_reload_tensor(self.rank.context, ffi.NULL, _GRAPH, number, out))
+
+    def forget(self, number: int) -> None:
+        """The layer's backward is done."""
+        out = self.reloaded.pop(number, None)
+        if out is None:
+            self.activations -= self.kept(self.model.layers[number])
+        else:
+            check(lib.dc_free_tensors(self.rank.context, out, ffi.sizeof("dc_tensor"), 1, ffi.new("int32_t *")))
+
     def forward(self, where: str) -> None:
         layers, ahead = self.model.layers, self.options.prefetch
         check(lib.dc_start_forward(self.rank.context))
@@ -188,25 +227,35 @@ class _Step:
             self.work(layer.flops)
             self.activations += self.kept(layer)
             self.note(f"{where}forward of {layer.name}", 0, layer.workspace_bytes * self.options.micro_batch)
+            self.offload(i)
             self.release(self.ids[i])
         check(lib.dc_end_forward(self.rank.context))
+
+    def read_by_backward(self, number: int) -> List[int]:
+        layer = self.model.layers[number]
+        return [*(self.own_ids[number][k] for k in layer.backward),
+                *(self.own_ids[other][shape] for other, shape, reads in layer.uses if reads)]
 
     def backward(self, where: str, update: bool) -> None:
         layers, ahead = self.model.layers, self.options.prefetch
         again = self.options.recompute
-        read = self.ids if again else [[ids[k] for k in layer.backward] for layer, ids in zip(layers, self.ids)]
+        read = self.ids if again else [self.read_by_backward(i) for i in range(len(layers))]
         check(lib.dc_start_backward(self.rank.context, int(update)))
         for i in reversed(range(len(layers))):
-            layer = layers[i]
-            self.gather(i, range(i - 1, max(-1, i - 1 - ahead), -1), read)
+            layer, following = layers[i], range(i - 1, max(-1, i - 1 - ahead), -1)
+            self.gather(i, following, read)
+            self.reload([number for number in (i, *following) if number not in self.reloaded])
+            if i in self.reloaded:
+                check(lib.dc_wait_reload(self.rank.context, ffi.NULL, _GRAPH, i, self.reloaded[i]))
             self.work(layer.flops * (3 if again else 2))
             lost = (layer.kept_bytes * self.options.micro_batch - self.kept(layer)) if again else 0
-            gradients = layer.parameters * self.options.element  # as autograd hands them over: whole
-            for number, shape in zip(self.ids[i], layer.shapes):
+            shapes = [*layer.shapes, *(layers[other].shapes[shape] for other, shape, _ in layer.uses)]
+            gradients = sum(map(numel, shapes)) * self.options.element  # as autograd hands them over: whole
+            for number, shape in zip(self.ids[i], shapes):
                 check(lib.dc_reduce_grad(self.rank.context, self.rank.tensor(shape, self.dtype), _GRAPH, number))
             self.note(f"{where}backward of {layer.name}", gradients,
                       lost + layer.workspace_bytes * self.options.micro_batch)
-            self.activations -= self.kept(layer)
+            self.forget(i)
             self.release(read[i])
         check(lib.dc_end_backward(self.rank.context, _GRAPH, 0))
 
@@ -240,7 +289,7 @@ class _Step:
         plan = Plan(self.model, self.machine, self.options, points, int(stats.gather_wire_bytes),
                     int(stats.reduce_wire_bytes), rank.count("node_received_bytes") - before[1],
                     rank.count("network_received_bytes") - before[2], points[-1].time_ns, self.compute_ns,
-                    rank.count("link_busy_ns") - before[3])
+                    rank.count("link_busy_ns") - before[3], int(stats.offload_bytes))
         rank.close()
         return plan
 
@@ -251,10 +300,11 @@ def run(model: Model, machine: Machine, options: Options) -> Plan:
 
 
 def largest_micro_batch(plan: Plan) -> int:
-    """The most samples with which the step fits; 0: not even one. libdc's own memory does not depend on them."""
+    """The most samples with which the step fits; 0: not even one. libdc's own memory depends on them with offload."""
     most = 1 << 20
     for point in plan.points:
         grows = point.bytes["activations"] + point.bytes["workspace"]
+        grows += point.bytes["other libdc"] if plan.options.offload else 0
         room = plan.machine.memory_bytes - (point.total - grows)
         if room < 0:
             return 0

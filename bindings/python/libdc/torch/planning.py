@@ -21,14 +21,16 @@ def _attention_flops(query: Any, key: Any, value: Any, *_: Any, out_shape: Any =
     return int(2 * batch * heads * tokens * key[2] * (width + value[3]))
 
 
-class _FusedAttention(TorchFunctionMode):
+class _WithoutValues(TorchFunctionMode):
     """Attention without a matrix of all pairs of tokens, as the fused kernels compute it. The meta device has the plain
-    one alone."""
+    one alone. And a tensor's truth is yes, since there are no values: so masks that may be absent are."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is torch.nn.functional.scaled_dot_product_attention and not kwargs.get("enable_gqa"):
             return self._attention(*args, **kwargs)
+        if function is torch.Tensor.__bool__ and args[0].device.type == "meta":
+            return True
         return function(*args, **kwargs)
 
     @staticmethod
@@ -62,7 +64,7 @@ class _Kept:
     noted, since they are gathered again."""
 
     def __init__(self, units: Dict[str, torch.nn.Module], parameters: Set[int]) -> None:
-        self.saved: Set[int] = set()  # parameters' storages
+        self.saved: Set[Tuple[str, int]] = set()  # units, and parameters' storages
         self.order: List[str] = []
         self.inputs: Dict[str, int] = {}
         self.bytes: Dict[str, int] = {}
@@ -73,7 +75,7 @@ class _Kept:
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata in self._parameters:
-            self.saved.add(storage._cdata)
+            self.saved.add((self.order[-1] if self.order else "", storage._cdata))
         elif storage._cdata not in self._seen and self.order:
             self._seen.add(storage._cdata)
             self._storages.append(storage)
@@ -115,19 +117,22 @@ def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0) -> Model:
     units = _units(model)
     kept = _Kept(units, {tensor.untyped_storage()._cdata for tensor in state.values()})
     counter = FlopCounterMode(display=False, custom_mapping={_fused_attention: _attention_flops})
-    with _FusedAttention(), counter, kept.watch():
+    with _WithoutValues(), counter, kept.watch():
         torch.func.functional_call(model, state, arguments, names)
     flops = {name.partition(".")[2]: sum(counts.values()) for name, counts in counter.get_flop_counts().items()}
-    owned: Set[int] = set()
-    layers = []
+    storages = {id(p): state[name].untyped_storage()._cdata for name, p in model.named_parameters()}
+    owners: Dict[int, Tuple[int, int]] = {}  # a parameter's layer, and place there
+    layers: List[Layer] = []
     for name in [*kept.order, *(name for name in units if name not in kept.bytes)]:
-        own = {inner: p for inner, p in units[name].named_parameters(name) if id(p) not in owned}
-        owned.update(map(id, own.values()))
-        read = [i for i, inner in enumerate(own) if state[inner].untyped_storage()._cdata in kept.saved]
+        whole = list(units[name].parameters())
+        own = [p for p in whole if id(p) not in owners]
+        uses = tuple((*owners[id(p)], (name, storages[id(p)]) in kept.saved) for p in whole if id(p) in owners)
+        owners.update((id(p), (len(layers), i)) for i, p in enumerate(own))
+        read = tuple(i for i, p in enumerate(own) if (name, storages[id(p)]) in kept.saved)
         size = kept.bytes.get(name, 0) // samples
-        layers.append(Layer(name or type(model).__name__, tuple(tuple(p.shape) for p in own.values()), tuple(read),
-                            flops.get(name, 0) // samples, size,
-                            min(size, kept.inputs.get(name, 0) // samples), 0))
+        layers.append(Layer(name or type(model).__name__, tuple(tuple(p.shape) for p in own), read,
+                            flops.get(name, 0) // samples, size, min(size, kept.inputs.get(name, 0) // samples), 0,
+                            uses))
     shape = tensors[0].shape
     return Model(type(model).__name__, tuple(layers), tokens or (shape[1] if len(shape) > 1 else 1))
 
