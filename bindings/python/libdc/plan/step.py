@@ -37,6 +37,7 @@ class Options:
     heap: bool = True
     replicas: int = 1
     offload: bool = False
+    optimizer: bool = True
 
     def __post_init__(self) -> None:
         choice("dtype", self.dtype, _DTYPES)
@@ -167,8 +168,12 @@ class _Step:
                   self.activations + reloaded, workspace)
         self.points.append(Point(moment, time_ns, dict(zip(HOLDERS, values))))
 
-    def work(self, flops: int) -> None:
-        rate = self.machine.rate(self.options.dtype)
+    def work(self, layer: Layer, passes: int) -> None:
+        """Products as fast as those of the layer's widths are, each weighted by its weights' elements."""
+        sides = [sorted((numel(shape[:1]), numel(shape[1:]))) for shape in layer.shapes if len(shape) > 1]
+        slowness = sum(a * b * 100 / self.machine.percent_of_width(a) for a, b in sides) / sum(a * b for a, b in sides
+                                                                                              ) if sides else 1.0
+        rate, flops = self.machine.rate(self.options.dtype), int(passes * layer.flops * slowness)
         duration = self.options.micro_batch * flops * 10**9 // rate if rate > 0 else 0
         self.compute_ns += duration
         self.rank.work(duration)
@@ -224,7 +229,7 @@ class _Step:
         check(lib.dc_start_forward(self.rank.context))
         for i, layer in enumerate(layers):
             self.gather(i, range(i + 1, min(len(layers), i + 1 + ahead)), self.ids)
-            self.work(layer.flops)
+            self.work(layer, 1)
             self.activations += self.kept(layer)
             self.note(f"{where}forward of {layer.name}", 0, layer.workspace_bytes * self.options.micro_batch)
             self.offload(i)
@@ -247,7 +252,7 @@ class _Step:
             self.reload([number for number in (i, *following) if number not in self.reloaded])
             if i in self.reloaded:
                 check(lib.dc_wait_reload(self.rank.context, ffi.NULL, _GRAPH, i, self.reloaded[i]))
-            self.work(layer.flops * (3 if again else 2))
+            self.work(layer, 3 if again else 2)
             lost = (layer.kept_bytes * self.options.micro_batch - self.kept(layer)) if again else 0
             shapes = [*layer.shapes, *(layers[other].shapes[shape] for other, shape, _ in layer.uses)]
             gradients = sum(map(numel, shapes)) * self.options.element  # as autograd hands them over: whole
@@ -265,18 +270,30 @@ class _Step:
         moved = self.own * (2 * element + 4 + 16 + (8 if element < 4 else 0))
         rate = self.machine.memory_bytes_per_second
         duration = moved * 10**9 // rate if rate > 0 else 0
-        self.compute_ns += duration
-        self.optimizer.step()
-        self.rank.work(duration)
+        if self.options.optimizer:
+            self.compute_ns += duration
+            self.optimizer.step()
+            self.rank.work(duration)
         check(lib.dc_context_params_updated(self.rank.context, ffi.NULL, 0))
         self.note("update")
 
+    def copies_ns(self, count: int) -> int:
+        """Of copies in the device."""
+        rate = self.machine.memory_bytes_per_second
+        return 2 * count * 10**9 // rate if rate > 0 else 0
+
+    def shared_ns(self, busy_ns: int) -> int:
+        """The least time of a step in which the ranks of a node are busy for so long, on the cores that they share."""
+        machine, ranks = self.machine, self.options.ranks
+        local = min(ranks, machine.ranks_per_node or ranks)
+        return busy_ns * local // machine.cores if machine.cores > 0 and local > 0 else 0
+
     def run(self) -> Plan:
         """The second of two steps, since the first one also takes the memory that stays."""
-        rank, before = self.rank, (0, 0, 0, 0)
+        rank, before = self.rank, (0, 0, 0, 0, 0)
         for step in range(2):
             before = (rank.count("time_ns"), rank.count("node_received_bytes"), rank.count("network_received_bytes"),
-                      rank.count("link_busy_ns"))
+                      rank.count("link_busy_ns"), rank.count("copied_bytes"))
             self.points, self.compute_ns = [], 0
             check(lib.dc_context_reset_stats(rank.context))
             for micro in range(self.options.accumulate):
@@ -286,9 +303,12 @@ class _Step:
             self.update()
         stats = rank.stats()
         points = [point._replace(time_ns=point.time_ns - before[0]) for point in self.points]
+        busy = self.compute_ns + rank.count("link_busy_ns") - before[3]
+        busy += self.copies_ns(rank.count("copied_bytes") - before[4])
         plan = Plan(self.model, self.machine, self.options, points, int(stats.gather_wire_bytes),
                     int(stats.reduce_wire_bytes), rank.count("node_received_bytes") - before[1],
-                    rank.count("network_received_bytes") - before[2], points[-1].time_ns, self.compute_ns,
+                    rank.count("network_received_bytes") - before[2],
+                    max(points[-1].time_ns, self.shared_ns(busy)), self.compute_ns,
                     rank.count("link_busy_ns") - before[3], int(stats.offload_bytes))
         rank.close()
         return plan
