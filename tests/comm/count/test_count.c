@@ -56,7 +56,7 @@ static void test_a_split_that_no_rank_alone_knows_is_refused(void **state) {
   dc_device_destroy(device);
 }
 
-/* A context's timestamps are its device's, which may then have no other owner. */
+/* A context's timestamps are its device's, which may then have no other owner. They have its virtual time. */
 static void test_the_device_goes_with_its_context(void **state) {
   (void)state;
   dc_context *ctx;
@@ -64,13 +64,21 @@ static void test_the_device_goes_with_its_context(void **state) {
   float memory[6];
   dc_tensor out = DC_TENSOR_INIT;
   const int64_t numel = 6, id = 1;
+  int64_t events = 0;
+  dc_trace_event event;
   assert_int_equal(dc_device_open("count", NULL, &device), DC_OK);
+  assert_int_equal(dc_count_set(device, "launch_ns", 7000), DC_OK);
   assert_int_equal(dc_context_create(device, NULL, &ctx), DC_OK);
   assert_int_equal(dc_init(ctx, NULL, NULL, 1024), DC_OK);
   dc_tensor weights = flat(memory, &numel, DC_FLOAT32);
   assert_int_equal(dc_register_z3_param(ctx, id, &numel, 1, &weights, NULL, 0, DC_DTYPE_NONE), DC_OK);
   assert_int_equal(dc_register_graph_z3(ctx, 1, &id, 1), DC_OK);
+  assert_int_equal(dc_context_trace_start(ctx, 16), DC_OK);
   assert_int_equal(dc_allgather_param(ctx, NULL, 1, id, DC_BFLOAT16, &out), DC_OK);
+  assert_int_equal(dc_context_trace_read(ctx, &event, sizeof event, 1, &events), DC_OK);
+  assert_int_equal(events, 1);
+  assert_in_range(event.begin_ns, 7000, 7002); /* the clock is the device's: a cast, and a stamp is a nanosecond late */
+  assert_in_range(event.end_ns, 7000, 7002);
   dc_device_destroy(device);
   dc_context_destroy(ctx);
 }

@@ -9,9 +9,11 @@ from ..comm import Comm
 from ..device import Device, Stream
 from ..errors import check
 from ..linalg.handle import Handle
-from ..types import DType
+from ..types import DType, Op
 from .machine import Machine
 
+_EVENTS = 1 << 16  # of a trace
+_LANES = ("compute", "gather", "reduce", "offload", "reload")
 _ADDRESS = 1 << 60  # of tensors that no rank has: the counting device reads none
 
 
@@ -76,6 +78,17 @@ class Rank:
         """Until the stream's work is done; the time."""
         self.stream.synchronize()
         return self.count("time_ns")
+
+    def trace_start(self) -> None:
+        check(lib.dc_context_trace_start(self.context, _EVENTS))
+
+    def trace(self) -> List[Tuple[str, int, int, str, int]]:
+        """Stream, begin, end, operator and parameter of the library's work since the last call. The caller's own calls
+        take no time."""
+        events, count = ffi.new("dc_trace_event[]", _EVENTS), ffi.new("int64_t *")
+        check(lib.dc_context_trace_read(self.context, events, ffi.sizeof("dc_trace_event"), _EVENTS, count))
+        return [(_LANES[event.lane], int(event.begin_ns), int(event.end_ns),
+                 Op(event.op).name.lower().replace("_", " "), int(event.id)) for event in events[0 : count[0]] if event.lane > 0]
 
     def close(self) -> None:
         check(lib.dc_cleanup(self.context))

@@ -5,7 +5,7 @@ stages 1 and 2 the first forward after an update gathers the weights, which then
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, cast
 
 from .._lib import ffi, lib
 from ..arguments import check_size, choice
@@ -71,6 +71,15 @@ class Point(NamedTuple):
         return sum(self.bytes.values())
 
 
+class Span(NamedTuple):
+    """Work of a stream."""
+
+    stream: str
+    begin_ns: int
+    end_ns: int
+    what: str
+
+
 class Plan(NamedTuple):
     model: Model
     machine: Machine
@@ -84,6 +93,7 @@ class Plan(NamedTuple):
     compute_ns: int
     communication_ns: int
     host_bytes: int = 0  # at most, of offloaded activations
+    spans: Tuple[Span, ...] = ()  # of the step, if they were asked for
 
     @property
     def peak(self) -> Point:
@@ -112,7 +122,9 @@ class Plan(NamedTuple):
 
 
 class _Step:
-    def __init__(self, model: Model, machine: Machine, options: Options) -> None:
+    def __init__(self, model: Model, machine: Machine, options: Options, traced: bool) -> None:
+        self.traced, self.spans = traced, cast(List[Span], [])
+        self.traced_ops: List[Tuple[str, int, int, str, int]] = []
         self.model, self.machine, self.options = model, machine, options
         self.dtype = _DTYPES[options.dtype]
         self.rank = Rank(machine, options.dtype, options.ranks, options.heap, options.bucket, options.replicas)
@@ -167,6 +179,8 @@ class _Step:
                   self.rank.reserved_bytes() - states - gathered - buckets - reloaded, layer_gradients,
                   self.activations + reloaded, workspace)
         self.points.append(Point(moment, time_ns, dict(zip(HOLDERS, values))))
+        if self.traced:
+            self.traced_ops.extend(self.rank.trace())
 
     def work(self, layer: Layer, passes: int) -> None:
         """Products as fast as those of the layer's widths are, each weighted by its weights' elements."""
@@ -177,6 +191,10 @@ class _Step:
         duration = self.options.micro_batch * flops * 10**9 // rate if rate > 0 else 0
         self.compute_ns += duration
         self.rank.work(duration)
+        if self.traced:
+            end = self.rank.wait()
+            self.spans.append(Span("compute", end - duration, end, f"{'forward' if passes == 1 else 'backward'} of "
+                                   f"{layer.name}"))
 
     def gather(self, number: int, following: Sequence[int], ids_of: Sequence[Sequence[int]]) -> None:
         """Gathers a layer, and starts to gather those that follow. ids_of: the parameters that each one reads."""
@@ -277,6 +295,15 @@ class _Step:
         check(lib.dc_context_params_updated(self.rank.context, ffi.NULL, 0))
         self.note("update")
 
+    def traced_spans(self, begin_ns: int) -> Tuple[Span, ...]:
+        if not self.traced:
+            return ()
+        names = {number: layer.name for layer, ids in zip(self.model.layers, self.own_ids) for number in ids}
+        spans = [*self.spans, *(Span(stream, begin, end, f"{op} of {names.get(number, 'the step')}")
+                                for stream, begin, end, op, number in self.traced_ops if end > begin)]
+        spans.sort(key=lambda span: span.begin_ns)
+        return tuple(span._replace(begin_ns=span.begin_ns - begin_ns, end_ns=span.end_ns - begin_ns) for span in spans)
+
     def copies_ns(self, count: int) -> int:
         """Of copies in the device."""
         rate = self.machine.memory_bytes_per_second
@@ -294,7 +321,9 @@ class _Step:
         for step in range(2):
             before = (rank.count("time_ns"), rank.count("node_received_bytes"), rank.count("network_received_bytes"),
                       rank.count("link_busy_ns"), rank.count("copied_bytes"))
-            self.points, self.compute_ns = [], 0
+            self.points, self.spans, self.traced_ops, self.compute_ns = [], [], [], 0
+            if self.traced:
+                self.rank.trace_start()
             check(lib.dc_context_reset_stats(rank.context))
             for micro in range(self.options.accumulate):
                 where = f"micro-batch {micro + 1}, " if self.options.accumulate > 1 else ""
@@ -309,14 +338,14 @@ class _Step:
                     int(stats.reduce_wire_bytes), rank.count("node_received_bytes") - before[1],
                     rank.count("network_received_bytes") - before[2],
                     max(points[-1].time_ns, self.shared_ns(busy)), self.compute_ns,
-                    rank.count("link_busy_ns") - before[3], int(stats.offload_bytes))
+                    rank.count("link_busy_ns") - before[3], int(stats.offload_bytes), self.traced_spans(before[0]))
         rank.close()
         return plan
 
 
-def run(model: Model, machine: Machine, options: Options) -> Plan:
-    """Plans a step on rank 0, whose parts are the largest."""
-    return _Step(model, machine, options).run()
+def run(model: Model, machine: Machine, options: Options, traced: bool = False) -> Plan:
+    """Plans a step on rank 0, whose parts are the largest. traced: with its spans"""
+    return _Step(model, machine, options, traced).run()
 
 
 def largest_micro_batch(plan: Plan) -> int:
