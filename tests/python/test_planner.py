@@ -71,7 +71,7 @@ def test_replicas_keep_gathers_inside(tmp_path: Path) -> None:
     plan = planner.run(model, machine, planner.Options(ranks=8, replicas=2))
     whole = 2 * model.parameters
     assert plan.gather_wire_bytes == 2 * whole // 4 * 3
-    assert plan.reduce_wire_bytes == whole // 8 * 7 + 2 * whole // 8  # each sums a piece, and gets the other, in float32
+    assert plan.reduce_wire_bytes == whole // 8 * 7 + 2 * whole // 8  # each sums a piece, and gets the other
     assert plan.points[0].bytes["weights"] == whole // 4
     assert plan.network_bytes == whole // 8 * 4 + 2 * whole // 8
     with pytest.raises(ValueError, match="replicas = 3, must divide ranks = 8"):

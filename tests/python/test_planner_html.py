@@ -63,7 +63,8 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
     plan = planner.run(model(), planner.load("h100"), planner.Options(ranks=8), traced=True)
     text = page.page(plan)
     parsed, data = Page(text), data_of(text)
-    assert parsed.open == [] and parsed.fetched == [] and "@" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
+    assert parsed.open == [] and parsed.fetched == []
+    assert "@" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
     assert set(re.findall(r'getElementById\("(\w+)"\)', text)) <= set(parsed.ids)
     assert [sum(point["bytes"]) for point in data["points"]] == [point.total for point in plan.points]
     assert len(data["spans"]) == len(plan.spans) and data["spans"][0][3] == plan.spans[0].what

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
-from typing import List
+from typing import Any, List
 
+import libdc.plan
 import libdc.run
 import libdc.torch
 import pytest
 import torch
+from libdc.torch.sharding.model import root_of
 
 GPT = str(Path(__file__).resolve().parents[2] / "examples" / "gpt")
 
@@ -107,3 +109,49 @@ def test_the_model_and_its_grads_stay(gpt: torch.nn.Module) -> None:
     assert all(parameter.grad is None and parameter.device.type == "cpu" for parameter in gpt.parameters())
     with pytest.raises(ValueError, match="batch has no tensor of at least one sample"):
         libdc.torch.plan(gpt, [3])
+
+
+def sharded_stage(comm: libdc.Comm, model: torch.nn.Module, batch: Any = None) -> int:
+    model = libdc.torch.shard(copy.deepcopy(model), "auto", comm=comm, batch=batch)
+    return int(root_of(model).group.stage)
+
+
+def test_auto_takes_the_fastest_stage_that_fits(monkeypatch: pytest.MonkeyPatch,
+                                                capsys: "pytest.CaptureFixture[str]") -> None:
+    """Memory shrinks until stage 3 alone fits, and then none does."""
+    model, batch = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(12))), [torch.zeros(2, 512)]
+    peaks = [libdc.torch.plan(model, batch, ranks=2, stage=stage, micro_batch=2, dtype="float32", bucket=1 << 20
+                              ).peak.total for stage in (0, 1, 3)]
+    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == 3
+    taken = []
+    for memory in (1 << 40, peaks[1], peaks[2], 1000):
+        limited = libdc.plan.load("xeon8480")._replace(memory_bytes=memory, ranks_per_node=2)
+        monkeypatch.setattr(libdc.torch.planning, "_machine_here", lambda *_, limited=limited: limited)
+        taken.append(libdc.run.threads(2, sharded_stage, model, batch))
+    assert taken == [[1, 1], [1, 1], [3, 3], [3, 3]]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4 and "takes stage 1 for 2 ranks" in lines[1] and "though it does not fit" in lines[3]
+
+
+def test_auto_without_a_batch_says_so(gpt: torch.nn.Module, capsys: "pytest.CaptureFixture[str]") -> None:
+    taken = libdc.run.threads(2, sharded_stage, gpt)
+    assert taken[0] == taken[1]
+    assert "without activations" in capsys.readouterr().err
+
+
+def test_auto_fails_on_every_rank(gpt: torch.nn.Module) -> None:
+    failures = []
+
+    def body(comm: libdc.Comm) -> None:
+        try:
+            sharded_stage(comm, gpt, [3])
+        except Exception as error:
+            failures.append(str(error))
+
+    libdc.run.threads(2, body)
+    assert sorted(failures)[0].startswith("plan: batch has no tensor")
+    assert "rank 0 could not plan" in sorted(failures)[1]
+    with pytest.raises(ValueError, match="batch is of stage = 'auto' alone"):
+        libdc.torch.shard(gpt, 3, batch=[3])
+    with pytest.raises(ValueError, match="must be 0, 1, 2, 3 or 'auto'"):
+        libdc.torch.shard(gpt, "best")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 import torch
@@ -10,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..plan import Layer, Machine, Model, Options, Plan, load, run
+from ..plan.step import MAX_RANKS
 
 
 _fused_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -135,6 +138,65 @@ def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0) -> Model:
                             uses))
     shape = tensors[0].shape
     return Model(type(model).__name__, tuple(layers), tokens or (shape[1] if len(shape) > 1 else 1))
+
+
+def _without_batch(model: torch.nn.Module) -> Model:
+    """Its parameters alone."""
+    layers, owned = [], set()
+    for name, unit in _units(model).items():
+        own = [p for p in unit.parameters() if id(p) not in owned]
+        owned.update(map(id, own))
+        layers.append(Layer(name, tuple(tuple(p.shape) for p in own), tuple(range(len(own))), 0, 0, 0, 0))
+    return Model(type(model).__name__, tuple(layers), 1)
+
+
+def _machine_here(device: torch.device, dtype: str, ranks: int) -> Machine:
+    """The device's memory, which ranks of this machine share where it is the host's; rates are a data sheet's."""
+    machine = load("h100" if device.type == "cuda" else "xeon8480")
+    local = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    if device.type == "cuda":
+        memory = torch.cuda.mem_get_info(device)[1]
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local
+    return machine._replace(ranks_per_node=local, memory_bytes=memory,
+                            flops={dtype: machine.flops.get(dtype, machine.peak("bfloat16"))})
+
+
+def _stage_of(model: torch.nn.Module, batch: Any, ranks: int, device: torch.device, options: Dict[str, Any]) -> int:
+    """The fastest stage that fits, and of equally fast ones the one that takes less; says so."""
+    types = {p.dtype for p in model.parameters()}
+    dtype = "float32" if torch.float32 in types or not types else str(next(iter(types))).rpartition(".")[2]
+    machine, planned = _machine_here(device, dtype, ranks), min(ranks, MAX_RANKS)
+    layers = _without_batch(model) if batch is None else model_of(model, batch)
+    options["bucket"] = max(1, min(options["bucket"], layers.parameters))  # as shard() limits it
+    samples = 1 if batch is None else len(next(value for value in (batch.values() if isinstance(batch, dict) else batch)
+                                               if isinstance(value, torch.Tensor)))
+    plans = {stage: run(layers, machine, Options(ranks=planned, stage=stage, micro_batch=samples, dtype=dtype, **options))
+             for stage in (0, 1, 3)}  # stage 2 has stage 1's calls
+    fitting = [stage for stage in plans if plans[stage].fits]
+    chosen = min(fitting or [3], key=lambda stage: (plans[stage].step_ns, plans[stage].peak.total))
+    counted = "weights, gradients and AdamW's state" + (", without activations" if batch is None else "")
+    told = ", ".join(f"stage {stage} {each.peak.total / 2**30:.2f}" for stage, each in plans.items())
+    print(f"libdc: shard(stage=\"auto\") takes stage {chosen} for {ranks} ranks with {machine.memory_bytes / 2**30:.2f} GiB "
+          f"each{'' if fitting else ', though it does not fit'}: GiB of {counted}: {told}", file=sys.stderr, flush=True)
+    return chosen
+
+
+def choose_stage(model: torch.nn.Module, batch: Any, comm: Any, device: torch.device, **options: Any) -> int:
+    """The stage that shard(stage="auto") takes: rank 0's choice, on every rank; collective."""
+    told, failure = torch.tensor([-1], dtype=torch.int64), None
+    if comm.rank == 0:
+        try:
+            told[0] = _stage_of(model, batch, comm.size, device, options)
+        except Exception as error:
+            failure = error
+    if comm.size > 1:
+        comm.broadcast(told, 0)
+    if failure is not None:
+        raise failure
+    if told[0] < 0:
+        raise RuntimeError("shard: stage = 'auto': rank 0 could not plan; its error says why")
+    return int(told[0])
 
 
 def plan(model: torch.nn.Module, batch: Any, machine: Any = "h100", tokens: int = 0, **options: Any) -> Plan:
