@@ -25,7 +25,8 @@ ACTIONS = """<script>
 const said = {}, memory = document.getElementById("memory"), step = document.getElementById("step");
 const box = step.getBoundingClientRect();
 const at = share => ({clientX: box.left + box.width * share, clientY: box.top + 20, bubbles: true, cancelable: true});
-const axis = svg => [...svg.querySelectorAll("text")].map(node => node.textContent).filter(text => text.endsWith(" ms"));
+const texts = svg => [...svg.querySelectorAll("text")].map(node => node.textContent);
+const axis = svg => texts(svg).filter(text => text.endsWith(" ms"));
 said.rectangles = [memory.querySelectorAll("rect").length, step.querySelectorAll("rect").length];
 said.circles = document.querySelectorAll("#scale circle").length;
 said.before = axis(step);
@@ -79,7 +80,8 @@ def main() -> int:
         and said["rectangles"][1] >= 0.9 * len(plan.spans),
         "the curve has 17 numbers of ranks": said["circles"] == 17,
         "hovering tells a moment": said["tip"][0] == "block" and plan.points[0].moment in said["tip"][1],
-        "the wheel zooms to a third": abs(milliseconds(said["zoomed"][0]) / milliseconds(said["before"]) - 0.8**5) < 0.02,
+        "the wheel zooms to a third":
+            abs(milliseconds(said["zoomed"][0]) / milliseconds(said["before"]) - 0.8**5) < 0.02,
         "both charts zoom": said["zoomed"][0] == said["zoomed"][1],
         "dragging moves": said["moved"] != said["zoomed"][0]
         and abs(milliseconds(said["moved"]) - milliseconds(said["zoomed"][0])) < 0.02 * milliseconds(said["before"]),

@@ -187,7 +187,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     worst, count = 0, 0
     shows = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK", "0"))) == "0"
     if shows:
-        print("| model | transport | ranks | replicas | stage | gathered at most | differs | bytes of a step | differs |")
+        print("| model | transport | ranks | replicas | stage | gathered at most | differs | bytes of a step "
+              "| differs |")
         print("|---|---|---|---|---|---|---|---|---|")
     with recorded() as schedules:
         for transport, ranks, group in groups:

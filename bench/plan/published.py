@@ -76,8 +76,8 @@ def main() -> None:
         runs = [Run(**{**table["defaults"], "group": name, **row}) for row in group["rows"]]
         machine = planner.load(group["machine"])._replace(**group["replace"])
         machine = fitted(runs, table["configs"], machine)
-        print(f"\n## {name}\n\nSource: {group['source']}\n\n{group['note']}\nFitted: products at {machine.product_percent} "
-              "% of the peak.\n")
+        print(f"\n## {name}\n\nSource: {group['source']}\n\n{group['note']}\nFitted: products at "
+              f"{machine.product_percent} % of the peak.\n")
         print("| model | ranks | samples a rank | published tokens/s a rank | forecast | | published GiB | forecast | |"
               "\n|---|---|---|---|---|---|---|---|---|")
         for run in runs:

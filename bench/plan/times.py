@@ -128,8 +128,8 @@ def run_ranks(transport: str, ranks: int, folder: str) -> List[List[float]]:
     """Of each of the group's cases: see train()."""
     out = os.path.join(folder, "times.json")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TIMES_ADDRESS": free_address()}
-    subprocess.run([sys.executable, "-m", "libdc.run", "-n", str(ranks), __file__, "--rank", out, transport, str(ranks)],
-                   check=True, stdin=subprocess.DEVNULL, env=environment)
+    subprocess.run([sys.executable, "-m", "libdc.run", "-n", str(ranks), __file__,
+                    "--rank", out, transport, str(ranks)], check=True, stdin=subprocess.DEVNULL, env=environment)
     return list(json.loads(Path(out).read_text()))
 
 
@@ -170,7 +170,8 @@ def main() -> int:
                 ratios[case].append(planned / real)
                 seen[case].append([planned, real, wall])
             print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
-    rows = ["| stage | tokens | transport | ranks | forecast ms | measured ms | forecast / measured | by the clock ms |",
+    rows = ["| stage | tokens | transport | ranks | forecast ms | measured ms | forecast / measured "
+            "| by the clock ms |",
             "|---|---|---|---|---|---|---|---|"]
     within = 0
     for case in CASES:

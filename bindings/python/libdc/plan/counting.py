@@ -88,7 +88,8 @@ class Rank:
         events, count = ffi.new("dc_trace_event[]", _EVENTS), ffi.new("int64_t *")
         check(lib.dc_context_trace_read(self.context, events, ffi.sizeof("dc_trace_event"), _EVENTS, count))
         return [(_LANES[event.lane], int(event.begin_ns), int(event.end_ns),
-                 Op(event.op).name.lower().replace("_", " "), int(event.id)) for event in events[0 : count[0]] if event.lane > 0]
+                 Op(event.op).name.lower().replace("_", " "), int(event.id))
+                for event in events[0 : count[0]] if event.lane > 0]
 
     def close(self) -> None:
         check(lib.dc_cleanup(self.context))

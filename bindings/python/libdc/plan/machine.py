@@ -76,4 +76,5 @@ def load(name: str) -> Machine:
     if not 1 <= numbers["product_percent"] <= 100:
         raise ValueError(f"{where}: product_percent = {numbers['product_percent']}, must be 1 to 100")
     numbers["cores"] = check_size(f"{where}: cores", table.get("cores", 0))
-    return Machine(product_percent_by_width=_by_width(where, table.get("product_percent_by_width", {})), name=str(table.get("name", Path(name).stem)), flops=flops, **numbers)
+    by_width = _by_width(where, table.get("product_percent_by_width", {}))
+    return Machine(product_percent_by_width=by_width, name=str(table.get("name", Path(name).stem)), flops=flops, **numbers)

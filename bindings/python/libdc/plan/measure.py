@@ -1,7 +1,7 @@
 """libdc bench --machine FILE: this machine's description, measured on two ranks that are processes.
 
-Figures are medians of turns, taken on both ranks at once, since ranks of a machine share its memory. Products run on one
-thread. A small collective gives the latency, a large one the rate."""
+Figures are medians of turns, taken on both ranks at once, since ranks of a machine share its memory. Products run on
+one thread. A small collective gives the latency, a large one the rate."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _figures(clock: str) -> Dict[str, Any]:
 
 def main(argv: List[str]) -> int:
     """libdc bench --machine FILE, without the word bench."""
-    parser = argparse.ArgumentParser(prog="libdc bench", description="Measures this machine for libdc plan and libdc sim")
+    parser = argparse.ArgumentParser(prog="libdc bench", description="Measures this machine for libdc plan, libdc sim")
     parser.add_argument("--machine", required=True, metavar="FILE", help="is written")
     parser.add_argument("--clock", default="wall", choices=sorted(_CLOCKS),
                         help="processor: where other programs use the machine")

@@ -171,14 +171,15 @@ def _stage_of(model: torch.nn.Module, batch: Any, ranks: int, device: torch.devi
     options["bucket"] = max(1, min(options["bucket"], layers.parameters))  # as shard() limits it
     samples = 1 if batch is None else len(next(value for value in (batch.values() if isinstance(batch, dict) else batch)
                                                if isinstance(value, torch.Tensor)))
-    plans = {stage: run(layers, machine, Options(ranks=planned, stage=stage, micro_batch=samples, dtype=dtype, **options))
+    plans = {stage: run(layers, machine, Options(ranks=planned, stage=stage, micro_batch=samples, dtype=dtype,
+                                                 **options))
              for stage in (0, 1, 3)}  # stage 2 has stage 1's calls
     fitting = [stage for stage in plans if plans[stage].fits]
     chosen = min(fitting or [3], key=lambda stage: (plans[stage].step_ns, plans[stage].peak.total))
     counted = "weights, gradients and AdamW's state" + (", without activations" if batch is None else "")
     told = ", ".join(f"stage {stage} {each.peak.total / 2**30:.2f}" for stage, each in plans.items())
-    print(f"libdc: shard(stage=\"auto\") takes stage {chosen} for {ranks} ranks with {machine.memory_bytes / 2**30:.2f} GiB "
-          f"each{'' if fitting else ', though it does not fit'}: GiB of {counted}: {told}", file=sys.stderr, flush=True)
+    print(f"libdc: shard(stage=\"auto\") takes stage {chosen} for {ranks} ranks with "
+          f"{machine.memory_bytes / 2**30:.2f} GiB each{'' if fitting else ', though it does not fit'}: GiB of {counted}: {told}", file=sys.stderr, flush=True)
     return chosen
 
 
