@@ -77,4 +77,5 @@ def load(name: str) -> Machine:
         raise ValueError(f"{where}: product_percent = {numbers['product_percent']}, must be 1 to 100")
     numbers["cores"] = check_size(f"{where}: cores", table.get("cores", 0))
     by_width = _by_width(where, table.get("product_percent_by_width", {}))
-    return Machine(product_percent_by_width=by_width, name=str(table.get("name", Path(name).stem)), flops=flops, **numbers)
+    return Machine(product_percent_by_width=by_width, name=str(table.get("name", Path(name).stem)), flops=flops,
+                   **numbers)

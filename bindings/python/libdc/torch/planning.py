@@ -177,9 +177,11 @@ def _stage_of(model: torch.nn.Module, batch: Any, ranks: int, device: torch.devi
     fitting = [stage for stage in plans if plans[stage].fits]
     chosen = min(fitting or [3], key=lambda stage: (plans[stage].step_ns, plans[stage].peak.total))
     counted = "weights, gradients and AdamW's state" + (", without activations" if batch is None else "")
+    lacking = "" if fitting else ", though it does not fit"
     told = ", ".join(f"stage {stage} {each.peak.total / 2**30:.2f}" for stage, each in plans.items())
     print(f"libdc: shard(stage=\"auto\") takes stage {chosen} for {ranks} ranks with "
-          f"{machine.memory_bytes / 2**30:.2f} GiB each{'' if fitting else ', though it does not fit'}: GiB of {counted}: {told}", file=sys.stderr, flush=True)
+          f"{machine.memory_bytes / 2**30:.2f} GiB each{lacking}: GiB of {counted}: {told}",
+          file=sys.stderr, flush=True)
     return chosen
 
 
