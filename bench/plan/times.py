@@ -3,9 +3,10 @@
 
     python bench/plan/times.py [--rounds 5] [--save]
 
-A round measures the machine (libdc bench --machine, by processor time), and then trains on 3, 4 and 8 ranks that are
-processes. The step's time is the ranks' processor time over the cores, which is its time where all cores are busy and
-no other program runs. So other programs of this machine change little. A row is the median of a round's quotients."""
+A round measures the machine (libdc bench --machine, by processor time), and then trains on 2, 3, 4 and 8 ranks that
+are processes. The step's time is the ranks' processor time over the cores, which is its time where all cores are busy
+and no other program runs. So other programs of this machine change little. A row is the median of a round's
+quotients."""
 
 from __future__ import annotations
 
