@@ -60,8 +60,8 @@ void dc_context_destroy(dc_context *context) {
   pthread_mutex_lock(&context->mutex);
   (void)dc__context_cleanup(context);
   pthread_mutex_unlock(&context->mutex);
+  dc__recorder_free(context); /* its timestamps are the device's */
   dc__device_release(context->device);
-  dc__recorder_free(context);
   pthread_mutex_destroy(&context->mutex);
   dc__handle_clear(&context->handle);
   dc__free(context);

@@ -98,6 +98,8 @@ typedef struct dc__comm_ops {
   dc_status (*dup)(dc_comm *comm, dc_comm **copy);
   /* Optional; called by all ranks at once (split.h). */
   dc_status (*split)(dc_comm *comm, const dc__split *split, dc_comm **part);
+  /* Instead of it, where ranks cannot ask each other: the part of dc__comm_split_even(). */
+  dc_status (*split_even)(dc_comm *comm, int32_t first, int32_t step, int32_t world, dc_comm **part);
   void (*abort)(dc_comm *comm, const char *reason);
   /* All of a collective, blocking, on a host thread; host_transport.h builds the four above on it. */
   void (*run)(dc_comm *comm, const dc__coll *coll);
@@ -208,6 +210,9 @@ void dc__comm_free_scratch(dc_comm *comm);
 /* Collective (split.c). Orders the ranks of each color by key, then by rank. *part is NULL if color is -1. Succeeds on
  * all ranks or on none. */
 dc_status dc__comm_split(dc_comm *comm, int32_t color, int32_t key, dc_comm **part);
+/* Collective. A part of `world` ranks, each step-th from `first` on, of which this rank is one; all ranks are in such
+ * parts. The counting communicator, whose ranks cannot be asked for a color, can be split so alone. */
+dc_status dc__comm_split_even(dc_comm *comm, int32_t first, int32_t step, int32_t world, dc_comm **part);
 
 /* Constructors. src/api/comm.c has checked the arguments; no option but heap_bytes is 0. */
 dc_status dc__comm_create_self(dc_comm **comm); /* a world of one rank */

@@ -105,3 +105,8 @@ dc_status dc__comm_split(dc_comm *comm, int32_t color, int32_t key, dc_comm **pa
   dc__free(table);
   return status;
 }
+
+dc_status dc__comm_split_even(dc_comm *comm, int32_t first, int32_t step, int32_t world, dc_comm **part) {
+  return comm->ops->split_even != NULL ? comm->ops->split_even(comm, first, step, world, part)
+                                       : dc__comm_split(comm, first, 0, part);
+}

@@ -16,8 +16,8 @@ dc_status dc__replicas_connect(dc_context *ctx, const char *fn) {
                     replicas, all->world);
   }
   const int32_t group = all->world / replicas;
-  DC__TRY(dc__comm_split(all, all->rank / group, 0, &ctx->gather_comm));
-  return dc__comm_split(all, all->rank % group, 0, &ctx->replica_comm);
+  DC__TRY(dc__comm_split_even(all, all->rank / group * group, 1, group, &ctx->gather_comm));
+  return dc__comm_split_even(all, all->rank % group, group, replicas, &ctx->replica_comm);
 }
 
 /* The pieces of a group's parts, one for each of all ranks. */

@@ -65,6 +65,39 @@ def test_memory_has_every_holder(tmp_path: Path) -> None:
     assert inputs.points[5].bytes["activations"] == 3 * 2048 * 6
 
 
+def test_replicas_keep_gathers_inside(tmp_path: Path) -> None:
+    """2 nodes of 4 ranks, a replica each: gathers stay in the node, and the state is that of 4 ranks."""
+    model, machine = model_of(tmp_path, LAYERS), planner.load("h100")._replace(ranks_per_node=4)
+    plan = planner.run(model, machine, planner.Options(ranks=8, replicas=2))
+    whole = 2 * model.parameters
+    assert plan.gather_wire_bytes == 2 * whole // 4 * 3
+    assert plan.reduce_wire_bytes == whole // 8 * 7 + 2 * whole // 8  # each sums a piece, and gets the other
+    assert plan.points[0].bytes["weights"] == whole // 4
+    assert plan.network_bytes == whole // 8 * 4 + 2 * whole // 8
+    with pytest.raises(ValueError, match="replicas = 3, must divide ranks = 8"):
+        planner.Options(ranks=8, replicas=3)
+
+
+def test_a_tied_weight_is_gathered_and_reduced_for_each_use(tmp_path: Path) -> None:
+    tied = {"layers": [{"shapes": [[256, 64]]}, {"shapes": [[64]]}, {"shapes": [[64]], "uses": [[0, 0]]}]}
+    model, machine = model_of(tmp_path, tied), planner.load("h100")
+    plan = planner.run(model, machine, planner.Options(ranks=8, prefetch=0))
+    whole, norms = 2 * 256 * 64 // 8 * 7, 2 * 2 * 64 // 8 * 7
+    assert plan.gather_wire_bytes == 4 * whole + 2 * norms  # in the forward and in the backward, for two layers
+    assert plan.reduce_wire_bytes == 2 * whole + norms
+    assert plan.points[0].bytes["weights"] == 2 * (256 * 64 + 128) // 8
+
+
+def test_offload_moves_activations_to_the_host(tmp_path: Path) -> None:
+    model, machine = model_of(tmp_path, LAYERS), planner.load("h100")
+    kept, moved = (planner.run(model, machine, planner.Options(ranks=4, micro_batch=3, accumulate=2, offload=offload))
+                   for offload in (False, True))
+    assert kept.host_bytes == 0 and moved.host_bytes == 3 * 8192 * 6
+    assert max(point.bytes["activations"] for point in moved.points) == 2 * 3 * 8192  # a layer's, and the next one's
+    assert [point.bytes["activations"] for point in moved.points[5:6]] == [3 * 8192]
+    assert moved.gather_wire_bytes == kept.gather_wire_bytes
+
+
 def test_the_largest_micro_batch_fits_and_the_next_does_not(tmp_path: Path) -> None:
     model = model_of(tmp_path, LAYERS)
     machine = planner.load("h100")._replace(memory_bytes=40 << 20)
@@ -106,6 +139,8 @@ def test_the_search_finds_the_fastest_that_fits(tmp_path: Path) -> None:
     ({"layers": [{"shapes": 3}]}, "shapes = 3, must be an array"),
     ({"layers": [{"shapes": [[4]], "flops": 1.5}]}, "flops = 1.5, must be an integer"),
     ({"layers": [{"shapes": [[4]], "backward": [1]}]}, "backward = \\[1\\]"),
+    ({"layers": [{"shapes": [[4]], "uses": [0]}]}, "uses = \\[0\\], must be an array of pairs"),
+    ({"layers": [{"shapes": [[4]], "uses": [[0, 1]]}]}, "uses = \\[0, 1\\], must be a layer's number"),
 ])
 def test_bad_models_are_named(tmp_path: Path, change: Dict[str, Any], text: str) -> None:
     with pytest.raises((ValueError, TypeError), match=text):

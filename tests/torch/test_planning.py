@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import sys
 from pathlib import Path
-from typing import Callable, List
+from typing import Any, List
 
+import libdc.plan
+import libdc.run
 import libdc.torch
 import pytest
 import torch
+from libdc.torch.sharding.model import root_of
 
 GPT = str(Path(__file__).resolve().parents[2] / "examples" / "gpt")
-TRAIN = f"""
-import json, sys
-sys.path.insert(0, {GPT!r})
-import torch
-import libdc.torch
-from model import CONFIGS, GPT
 
-rank = libdc.torch.init()
-rows = []
-for stage in range(4):
-    torch.manual_seed(0)
-    model = libdc.torch.shard(GPT(CONFIGS["tiny"]), stage)
+
+def bytes_of_a_step(comm: libdc.Comm, model: torch.nn.Module, stage: int, replicas: int) -> List[int]:
+    """A rank that trains."""
+    mesh = (replicas, comm.size // replicas) if replicas > 1 else None
+    model = libdc.torch.shard(copy.deepcopy(model), stage, comm=comm, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tokens = torch.randint(0, 256, (1, CONFIGS["tiny"].seq))
-    for step in range(3):
+    for _ in range(2):
         libdc.torch.stats(model, reset=True)
-        model(tokens, tokens).backward()
+        model(*tokens_of(model)).backward()
         optimizer.step()
         optimizer.zero_grad()
     stats = libdc.torch.stats(model)
-    rows.append([stats.gather_wire_bytes, stats.reduce_wire_bytes])
-if rank.rank == 0:
-    print(json.dumps(rows))
-"""
+    return [stats.gather_wire_bytes, stats.reduce_wire_bytes]
 
 
 @pytest.fixture
@@ -53,13 +46,13 @@ def tokens_of(model: torch.nn.Module, samples: int = 2) -> List[torch.Tensor]:
     return [tokens, tokens]
 
 
-def test_wire_bytes_are_the_trainers(launch: Callable[..., str], gpt: torch.nn.Module) -> None:
-    ranks = 3  # no power of two, so that parts differ
-    measured = json.loads(launch(TRAIN, ranks))
-    for stage, bytes_of_a_step in enumerate(measured):
-        plan = libdc.torch.plan(gpt, tokens_of(gpt), ranks=ranks, stage=stage, dtype="float32")
-        assert [plan.gather_wire_bytes, plan.reduce_wire_bytes] == bytes_of_a_step, stage
-        assert plan.node_bytes == sum(bytes_of_a_step) and plan.network_bytes == 0
+@pytest.mark.parametrize("ranks, replicas", [(3, 1), (4, 2)])  # no power of two, so that parts differ; and hybrid
+def test_wire_bytes_are_the_trainers(gpt: torch.nn.Module, ranks: int, replicas: int) -> None:
+    for stage in range(4):
+        measured = libdc.run.threads(ranks, bytes_of_a_step, gpt, stage, replicas)[0]
+        plan = libdc.torch.plan(gpt, tokens_of(gpt), ranks=ranks, stage=stage, replicas=replicas, dtype="float32")
+        assert [plan.gather_wire_bytes, plan.reduce_wire_bytes] == measured, stage
+        assert plan.node_bytes == sum(measured) and plan.network_bytes == 0
 
 
 def test_layers_have_the_models_parameters_work_and_activations(gpt: torch.nn.Module) -> None:
@@ -95,6 +88,20 @@ def test_kept_bytes_are_those_that_autograd_keeps(gpt: torch.nn.Module) -> None:
     assert abs(sum(layer.kept_bytes for layer in layers) - real) <= 0.02 * real  # kernels of the CPU pad a little
 
 
+def test_a_tensors_truth_is_yes() -> None:
+    """A forward may ask whether a mask hides anything, and there are no values."""
+
+    class Masked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) if (x > -1).all() else x
+
+    assert libdc.torch.planning.model_of(Masked(), [torch.zeros(2, 4)]).flops == 2 * 4 * 4
+
+
 def test_the_model_and_its_grads_stay(gpt: torch.nn.Module) -> None:
     before = {name: tensor.clone() for name, tensor in gpt.state_dict().items()}
     libdc.torch.plan(gpt, {"x": tokens_of(gpt)[0], "targets": tokens_of(gpt)[1]}, machine="a100")
@@ -102,3 +109,49 @@ def test_the_model_and_its_grads_stay(gpt: torch.nn.Module) -> None:
     assert all(parameter.grad is None and parameter.device.type == "cpu" for parameter in gpt.parameters())
     with pytest.raises(ValueError, match="batch has no tensor of at least one sample"):
         libdc.torch.plan(gpt, [3])
+
+
+def sharded_stage(comm: libdc.Comm, model: torch.nn.Module, batch: Any = None) -> int:
+    model = libdc.torch.shard(copy.deepcopy(model), "auto", comm=comm, batch=batch)
+    return int(root_of(model).group.stage)
+
+
+def test_auto_takes_the_fastest_stage_that_fits(monkeypatch: pytest.MonkeyPatch,
+                                                capsys: "pytest.CaptureFixture[str]") -> None:
+    """Memory shrinks until stage 3 alone fits, and then none does."""
+    model, batch = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(12))), [torch.zeros(2, 512)]
+    peaks = [libdc.torch.plan(model, batch, ranks=2, stage=stage, micro_batch=2, dtype="float32", bucket=1 << 20
+                              ).peak.total for stage in (0, 1, 3)]
+    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == 3
+    taken = []
+    for memory in (1 << 40, peaks[1], peaks[2], 1000):
+        limited = libdc.plan.load("xeon8480")._replace(memory_bytes=memory, ranks_per_node=2)
+        monkeypatch.setattr(libdc.torch.planning, "_machine_here", lambda *_, limited=limited: limited)
+        taken.append(libdc.run.threads(2, sharded_stage, model, batch))
+    assert taken == [[1, 1], [1, 1], [3, 3], [3, 3]]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4 and "takes stage 1 for 2 ranks" in lines[1] and "though it does not fit" in lines[3]
+
+
+def test_auto_without_a_batch_says_so(gpt: torch.nn.Module, capsys: "pytest.CaptureFixture[str]") -> None:
+    taken = libdc.run.threads(2, sharded_stage, gpt)
+    assert taken[0] == taken[1]
+    assert "without activations" in capsys.readouterr().err
+
+
+def test_auto_fails_on_every_rank(gpt: torch.nn.Module) -> None:
+    failures = []
+
+    def body(comm: libdc.Comm) -> None:
+        try:
+            sharded_stage(comm, gpt, [3])
+        except Exception as error:
+            failures.append(str(error))
+
+    libdc.run.threads(2, body)
+    assert sorted(failures)[0].startswith("plan: batch has no tensor")
+    assert "rank 0 could not plan" in sorted(failures)[1]
+    with pytest.raises(ValueError, match="batch is of stage = 'auto' alone"):
+        libdc.torch.shard(gpt, 3, batch=[3])
+    with pytest.raises(ValueError, match="must be 0, 1, 2, 3 or 'auto'"):
+        libdc.torch.shard(gpt, "best")

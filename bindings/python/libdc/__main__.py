@@ -17,6 +17,10 @@ def main() -> None:
         from .plan.simulate import main as simulate
 
         sys.exit(simulate(sys.argv[2:]))
+    if sys.argv[1:2] == ["bench"] and any(argument.split("=")[0] == "--machine" for argument in sys.argv):
+        from .plan.measure import main as measure
+
+        sys.exit(measure(sys.argv[2:]))
     os.environ.setdefault("LIBDC_PYTHON", sys.executable)  # the interpreter that libdc doctor asks about the package
     os.execv(Path(__file__).with_name("libdc"), ["libdc", *sys.argv[1:]])
 

@@ -8,7 +8,8 @@
 typedef struct count_comm {
   dc_comm head;
   dc_device *device;
-  bool heap; /* peers read shards in place from a heap, as in shared memory and through NCCL */
+  bool heap;           /* peers read shards in place from a heap, as in shared memory and through NCCL */
+  int32_t first, step; /* rank i is rank first + i * step of the machine; parts of a group need not be neighbours */
 } count_comm;
 
 /* Bytes that this rank receives, from ranks of its node and from others. */
@@ -16,9 +17,14 @@ typedef struct received {
   int64_t node, network;
 } received;
 
+static bool count_same_node(const count_comm *self, int32_t a, int32_t b) {
+  const int64_t ranks = dc__count_get(self->device, DC__COUNT_NODE_RANKS);
+  const int64_t from = self->first + (int64_t)a * self->step, to = self->first + (int64_t)b * self->step;
+  return ranks == 0 || from / ranks == to / ranks;
+}
+
 static void receive_from(const count_comm *self, received *bytes, int32_t from, int64_t count, int32_t dtype) {
-  int64_t ranks = dc__count_get(self->device, DC__COUNT_NODE_RANKS);
-  bool same_node = ranks == 0 || from / ranks == self->head.rank / ranks;
+  bool same_node = count_same_node(self, from, self->head.rank);
   *(same_node ? &bytes->node : &bytes->network) += count * (int64_t)dc_dtype_size(dtype);
 }
 
@@ -42,7 +48,6 @@ static received count_received(const count_comm *self, const dc__coll *coll) {
 
 /* Both kinds of links work at the same time. A rank alone waits for none. */
 static int64_t count_time(const count_comm *self, const received *bytes) {
-  const int64_t ranks = dc__count_get(self->device, DC__COUNT_NODE_RANKS);
   if (self->head.world == 1) {
     return 0;
   }
@@ -50,7 +55,7 @@ static int64_t count_time(const count_comm *self, const received *bytes) {
                  dc__count_duration(self->device, DC__COUNT_NODE_RATE, bytes->node);
   int64_t network = dc__count_get(self->device, DC__COUNT_NETWORK_NS) +
                     dc__count_duration(self->device, DC__COUNT_NETWORK_RATE, bytes->network);
-  network = ranks == 0 || self->head.world <= ranks ? 0 : network;
+  network = count_same_node(self, 0, self->head.world - 1) ? 0 : network;
   return node > network ? node : network;
 }
 
@@ -103,9 +108,16 @@ static bool count_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes) 
   return true;
 }
 
-static dc_status count_dup(dc_comm *comm, dc_comm **copy) {
+static dc_status count_split_even(dc_comm *comm, int32_t first, int32_t step, int32_t world, dc_comm **part) {
   const count_comm *self = (const count_comm *)comm;
-  return dc__comm_create_count(self->device, comm->rank, comm->world, self->heap, copy);
+  DC__TRY(dc__comm_create_count(self->device, (comm->rank - first) / step, world, self->heap, part));
+  ((count_comm *)*part)->first = self->first + first * self->step;
+  ((count_comm *)*part)->step = step * self->step;
+  return DC_OK;
+}
+
+static dc_status count_dup(dc_comm *comm, dc_comm **copy) {
+  return count_split_even(comm, 0, 1, comm->world, copy);
 }
 
 static void count_comm_destroy(dc_comm *comm) {
@@ -115,10 +127,10 @@ static void count_comm_destroy(dc_comm *comm) {
   dc__device_release(device);
 }
 
-#define COUNT_OPS                                                                                       \
-  .name = "count", .all_gather = dc__host_all_gather, .reduce_scatter = dc__host_reduce_scatter,        \
-  .broadcast = dc__host_broadcast, .barrier = dc__host_barrier, .dup = count_dup, .abort = count_abort, \
-  .run = count_run, .destroy = count_comm_destroy
+#define COUNT_OPS                                                                                                 \
+  .name = "count", .all_gather = dc__host_all_gather, .reduce_scatter = dc__host_reduce_scatter,                  \
+  .broadcast = dc__host_broadcast, .barrier = dc__host_barrier, .dup = count_dup, .split_even = count_split_even, \
+  .abort = count_abort, .run = count_run, .destroy = count_comm_destroy
 
 static const dc__comm_ops with_heap = {COUNT_OPS, .heap_alloc = count_heap_alloc, .heap_free = count_heap_free,
                                        .peer_accessible = count_peer_accessible};
@@ -139,6 +151,7 @@ dc_status dc__comm_create_count(dc_device *device, int32_t rank, int32_t world, 
   self->head.memory_space = device->memory_space;
   self->device = dc__device_retain(device);
   self->heap = heap;
+  self->step = 1;
   *comm = &self->head;
   return DC_OK;
 }

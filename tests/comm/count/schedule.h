@@ -8,8 +8,9 @@ enum { SCHEDULE_LAYERS = 4, SCHEDULE_PARAMS = 3, SCHEDULE_STEPS = 2, SCHEDULE_MI
 
 typedef struct schedule {
   int32_t stage;
-  int32_t offload; /* of stage 3. 1: activations; 2: shards are reloaded from host memory too */
-  int32_t dtype;   /* of gathered weights and of gradients */
+  int32_t replicas; /* groups of ranks that have all parameters each */
+  int32_t offload;  /* of stage 3. 1: activations; 2: shards are reloaded from host memory too */
+  int32_t dtype;    /* of gathered weights and of gradients */
   bool prefetch;
 } schedule;
 
@@ -32,11 +33,12 @@ typedef struct schedule_param {
 } schedule_param;
 
 static inline dc_status schedule_register(rank *r, const schedule *s, int64_t id, schedule_param *p) {
+  const int32_t group = r->world / s->replicas;
   int64_t offset = 0, own = p->numel;
-  if (s->stage > 0 && dc_shard_range(p->numel, r->rank, r->world, &offset, &own) != DC_OK) {
+  if (s->stage > 0 && dc_shard_range(p->numel, r->rank % group, group, &offset, &own) != DC_OK) {
     return DC_E_INVALID;
   }
-  int64_t padded = ceil_div(p->numel, r->world);
+  int64_t padded = ceil_div(p->numel, group);
   p->weights = calloc((size_t)p->numel, sizeof(float));
   p->grad = calloc((size_t)p->numel, sizeof(float));
   p->full_grad = calloc((size_t)p->numel, sizeof(float)); /* zeros of every type */

@@ -3,14 +3,13 @@
  * a training's losses, wrong launchers, and ranks that are late or killed. */
 #include "comm_checks.h"
 #include "comm_trainer.h"
+#include "mpi_launchers.h"
 
 #include <signal.h>
 
 #include "comm/mpi/mpi.h"
 
-enum { MOST_RANKS = 4, OUTPUT = 1 << 16 };
-
-static const char *own_path;
+enum { MOST_RANKS = 4 };
 
 /* ---- the ranks ---- */
 
@@ -205,49 +204,6 @@ static int run_rank(const char *role) {
 
 /* ---- the launchers ---- */
 
-typedef struct launcher {
-  const char *program, *options, *keeps_running; /* the last: though a rank dies */
-  bool survives_death; /* MPICH over UCX may end a rank whose peer dies, before libdc says anything */
-} launcher;
-
-static const launcher launchers[] = {
-    {"mpirun.mpich", "", "-disable-auto-cleanup", false},
-    {"mpirun.openmpi",
-     "--oversubscribe --mca btl_vader_single_copy_mechanism none --mca btl_base_warn_component_unused 0",
-     "--enable-recovery", true},
-};
-
-static bool is_there(const launcher *l) {
-  char command[128];
-  snprintf(command, sizeof command, "command -v %s >/dev/null", l->program);
-  return system(command) == 0;
-}
-
-/* Runs this program as ranks; its exit status, and what it says. */
-static int launch(const char *command, char output[OUTPUT]) {
-  FILE *pipe = popen(command, "r");
-  size_t used = 0, got;
-  while (used < OUTPUT - 1 && (got = fread(output + used, 1, OUTPUT - 1 - used, pipe)) > 0) {
-    used += got;
-  }
-  output[used] = '\0';
-  return pclose(pipe);
-}
-
-static int launch_ranks(const launcher *l, int32_t ranks, const char *role, const char *options, char output[OUTPUT]) {
-  char command[1024];
-  snprintf(command, sizeof command, "timeout -k 5 120 %s %s %s -n %d %s %s 2>&1", l->program, l->options, options,
-           ranks, own_path, role);
-  return launch(command, output);
-}
-
-static void skip_without_launchers(void) {
-  if (!is_there(&launchers[0]) && !is_there(&launchers[1])) {
-    printf("SKIP: neither mpirun.mpich nor mpirun.openmpi is here\n");
-    skip();
-  }
-}
-
 /* The same losses over threads, processes, TCP and every MPI. */
 static void test_checks(void **state) {
   char output[OUTPUT], expected[64];
@@ -358,9 +314,7 @@ int main(int argc, char **argv) {
   if (argc > 1) {
     return run_rank(argv[1]);
   }
-  own_path = argv[0];
-  setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
-  setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+  set_own_path(argv[0]);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_bad_arguments), cmocka_unit_test(test_wrong_pairs),
       cmocka_unit_test(test_checks),        cmocka_unit_test(test_killed),

@@ -299,7 +299,7 @@ def test_freezing_and_unfreezing() -> None:
 
 def test_what_cannot_be_sharded_says_so() -> None:
     def rank(comm: Any) -> None:
-        with pytest.raises(ValueError, match="stage = 4, must be 0, 1, 2 or 3"):
+        with pytest.raises(ValueError, match="stage = 4, must be 0, 1, 2, 3 or 'auto'"):
             dct.shard(make(), 4, comm=comm)
         with pytest.raises(ValueError, match="prefetch = -1, must be an integer >= 0"):
             dct.shard(make(), 3, comm=comm, prefetch=-1)

@@ -9,6 +9,7 @@ from typing import List, Optional
 
 from ..errors import Error
 from . import Options, advise, as_json, as_text, load, names, read, run, search, timeline
+from .page import write as write_page
 from .report import cost, settings
 
 
@@ -27,10 +28,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--bucket", type=int, default=1 << 24, help="elements of a gradient bucket")
     add("--prefetch", type=int, default=1, help="layers to gather ahead")
     add("--recompute", action="store_true", help="keep the layers' inputs alone")
+    add("--replicas", type=int, default=1, help="groups of ranks that have all parameters each: hybrid sharding")
+    add("--offload", action="store_true", help="keep activations in host memory")
     add("--no-heap", action="store_true", help="ranks cannot read each other's memory, as over TCP")
     add("--price", type=float, default=0.0, help="of a rank and hour")
     add("--search", action="store_true", help="the five best settings")
     add("--timeline", action="store_true", help="memory at each point of the step")
+    add("--html", metavar="FILE", help="writes a page with the memory, the step and the scaling, to zoom into")
     add("--json", action="store_true")
     return parser
 
@@ -57,10 +61,16 @@ def main(argv: Optional[List[str]] = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         base = Options(arguments.ranks, arguments.stage, arguments.micro_batch, arguments.accumulate, arguments.dtype,
-                       arguments.bucket, arguments.prefetch, arguments.recompute, not arguments.no_heap)
+                       arguments.bucket, arguments.prefetch, arguments.recompute, not arguments.no_heap,
+                       arguments.replicas, arguments.offload)
+        if arguments.search and arguments.html:
+            raise ValueError(f"html = {arguments.html} is of one plan: without --search")
         if arguments.search:
             return _print_search(arguments, base)
-        plan = run(read(arguments.model, arguments.tokens, base.element), load(arguments.machine), base)
+        plan = run(read(arguments.model, arguments.tokens, base.element), load(arguments.machine), base,
+                   traced=bool(arguments.html))
+        if arguments.html:
+            write_page(plan, arguments.html, arguments.price)
     except (ValueError, TypeError, Error) as error:
         print(f"libdc plan: {error}", file=sys.stderr)
         return 2

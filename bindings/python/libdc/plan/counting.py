@@ -9,16 +9,19 @@ from ..comm import Comm
 from ..device import Device, Stream
 from ..errors import check
 from ..linalg.handle import Handle
-from ..types import DType
+from ..types import DType, Op
 from .machine import Machine
 
+_EVENTS = 1 << 16  # of a trace
+_LANES = ("compute", "gather", "reduce", "offload", "reload")
 _ADDRESS = 1 << 60  # of tensors that no rank has: the counting device reads none
 
 
 class Rank:
     """A device, a communicator, a context and a stream."""
 
-    def __init__(self, machine: Machine, dtype: str, ranks: int, heap: bool, bucket: int) -> None:
+    def __init__(self, machine: Machine, dtype: str, ranks: int, heap: bool, bucket: int,
+                 replicas: int = 1, number: int = 0, symmetric_memory: int = 0) -> None:
         self.device = Device("count")
         for name, value in (("flops_per_second", machine.rate(dtype)), ("launch_ns", machine.launch_ns),
                             ("memory_bytes_per_second", machine.memory_bytes_per_second),
@@ -30,13 +33,16 @@ class Rank:
                             ("network_latency_ns", machine.network_latency_ns)):
             check(lib.dc_count_set(self.device._handle, name.encode(), value))
         out = ffi.new("dc_comm **")
-        check(lib.dc_comm_create_count(self.device._handle, 0, ranks, int(heap), out))
+        check(lib.dc_comm_create_count(self.device._handle, number, ranks, int(heap), out))
         self.comm = Comm(out[0])
         self.stream = Stream(self.device)
         context = ffi.new("dc_context **")
         check(lib.dc_context_create(self.device._handle, new_struct("dc_context_options"), context))
         self.context: Any = gc_handle(context[0], lib.dc_context_destroy)
-        check(lib.dc_init(self.context, self.comm._handle, new_struct("dc_config"), bucket))
+        config = new_struct("dc_config")
+        config.replicas, config.free_activation_threshold = replicas, -1
+        config.symmetric_memory = symmetric_memory
+        check(lib.dc_init(self.context, self.comm._handle, config, bucket))
         check(lib.dc_context_set_stream(self.context, self.stream._handle))
         self.linalg = Handle(device=self.device)
         self._shapes: List[Any] = []
@@ -72,6 +78,18 @@ class Rank:
         """Until the stream's work is done; the time."""
         self.stream.synchronize()
         return self.count("time_ns")
+
+    def trace_start(self) -> None:
+        check(lib.dc_context_trace_start(self.context, _EVENTS))
+
+    def trace(self) -> List[Tuple[str, int, int, str, int]]:
+        """Stream, begin, end, operator and parameter of the library's work since the last call. The caller's own calls
+        take no time."""
+        events, count = ffi.new("dc_trace_event[]", _EVENTS), ffi.new("int64_t *")
+        check(lib.dc_context_trace_read(self.context, events, ffi.sizeof("dc_trace_event"), _EVENTS, count))
+        return [(_LANES[event.lane], int(event.begin_ns), int(event.end_ns),
+                 Op(event.op).name.lower().replace("_", " "), int(event.id))
+                for event in events[0 : count[0]] if event.lane > 0]
 
     def close(self) -> None:
         check(lib.dc_cleanup(self.context))

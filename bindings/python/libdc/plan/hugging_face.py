@@ -40,12 +40,13 @@ def _block(name: str, shapes: Shapes, tokens: int, element: int, wide: int, atte
 
 
 def _ends(tokens: int, element: int, hidden: int, vocabulary: int, embeddings: Shapes, head: Shapes,
-          ) -> Tuple[Layer, Layer]:
-    """The embeddings, and the head with its loss, whose logits are kept in float32."""
+          tied: bool = True) -> Tuple[Layer, Layer]:
+    """The embeddings, and the head with its loss, whose logits are kept in float32. tied: the head multiplies by the
+    embeddings, which are its own otherwise."""
     logits = tokens * vocabulary
     first = Layer("embeddings", embeddings, (), 0, tokens * 8, tokens * 8, tokens * hidden * element)
     last = Layer("head", head, tuple(range(len(head))), 2 * logits * hidden, logits * (element + 4),
-                 logits * (element + 4), logits * 4)
+                 logits * (element + 4), logits * 4, ((0, 0, True),) if tied else ())
     return first, last
 
 
@@ -60,7 +61,7 @@ def _llama(c: _Config, tokens: int, element: int) -> List[Layer]:
     kept = 4 * hidden + 2 * (heads + keys) * size + 4 * wide
     tied = bool(c.table.get("tie_word_embeddings"))
     first, last = _ends(tokens, element, hidden, vocabulary, ((vocabulary, hidden),),
-                        ((hidden,),) if tied else ((hidden,), (vocabulary, hidden)))
+                        ((hidden,),) if tied else ((hidden,), (vocabulary, hidden)), tied)
     blocks = [_block(f"layers.{i}", shapes, tokens, element, kept, heads * size, 2)
               for i in range(c("num_hidden_layers"))]
     return [first, *blocks, last]

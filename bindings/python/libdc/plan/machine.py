@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ..arguments import check_size
 from .model import read_json
@@ -26,6 +26,8 @@ class Machine(NamedTuple):
     network_bytes_per_second: int
     network_latency_ns: int
     launch_ns: int
+    cores: int = 0  # that all ranks of a node share, for work and for collectives in the node; 0: each has its own
+    product_percent_by_width: Tuple[Tuple[int, int], ...] = ()  # of product_percent, by the shorter side of the weights
 
     def peak(self, dtype: str) -> int:
         if dtype not in self.flops:
@@ -34,6 +36,21 @@ class Machine(NamedTuple):
 
     def rate(self, dtype: str) -> int:
         return self.peak(dtype) * self.product_percent // 100
+
+    def percent_of_width(self, width: int) -> int:
+        """The share of rate() of a product with weights of this shorter side: that of the next width measured."""
+        return next((percent for most, percent in self.product_percent_by_width if width <= most),
+                    self.product_percent_by_width[-1][1] if self.product_percent_by_width else 100)
+
+
+def _by_width(where: str, table: Any) -> Tuple[Tuple[int, int], ...]:
+    if not isinstance(table, dict) or not all(str(width).isdigit() for width in table):
+        raise ValueError(f"{where}: product_percent_by_width = {table!r}, must be an object of widths and percents")
+    checked = sorted((int(width), check_size(f"{where}: product_percent_by_width", percent))
+                     for width, percent in table.items())
+    if any(percent < 1 for _, percent in checked):
+        raise ValueError(f"{where}: product_percent_by_width has {table}, must be at least 1")
+    return tuple(checked)
 
 
 def names() -> List[str]:
@@ -46,7 +63,8 @@ def load(name: str) -> Machine:
     if not path.exists() and not Path(name).exists():
         raise ValueError(f"machine = {name!r}, must be a file or one of {', '.join(names())}")
     table = read_json(str(path if path.exists() else name))
-    where, fields = f"machine {name}", [field for field in Machine._fields if field not in ("name", "flops")]
+    where = f"machine {name}"
+    fields = [field for field in Machine._fields if field not in ("name", "flops", *Machine._field_defaults)]
     missing = [field for field in (*fields, "flops", "sources") if field not in table]
     if missing:
         raise ValueError(f"{where} has no {missing[0]!r}")
@@ -57,4 +75,7 @@ def load(name: str) -> Machine:
     flops = {str(dtype): check_size(f"{where}: flops.{dtype}", value) for dtype, value in table["flops"].items()}
     if not 1 <= numbers["product_percent"] <= 100:
         raise ValueError(f"{where}: product_percent = {numbers['product_percent']}, must be 1 to 100")
-    return Machine(name=str(table.get("name", Path(name).stem)), flops=flops, **numbers)
+    numbers["cores"] = check_size(f"{where}: cores", table.get("cores", 0))
+    by_width = _by_width(where, table.get("product_percent_by_width", {}))
+    return Machine(product_percent_by_width=by_width, name=str(table.get("name", Path(name).stem)), flops=flops,
+                   **numbers)

@@ -19,9 +19,11 @@ class Layer(NamedTuple):
     kept_bytes: int  # by the forward for the backward
     input_bytes: int  # of kept_bytes, what recomputation has to keep
     workspace_bytes: int  # beside that, while the layer runs
+    uses: Tuple[Tuple[int, int, bool], ...] = ()  # tied weights: a layer's number, its shape's, if backward reads it
 
     @property
     def parameters(self) -> int:
+        """Its own."""
         return sum(numel(shape) for shape in self.shapes)
 
 
@@ -67,6 +69,11 @@ def _layer(where: str, table: Any) -> List[Layer]:
         raise ValueError(f"{where}: backward = {backward!r}, must be an array of numbers of shapes")
     layer = Layer(str(table.get("name", where)), checked, tuple(backward), _number(where, table, "flops", 0), kept,
                   min(kept, _number(where, table, "input_bytes", kept)), _number(where, table, "workspace_bytes", 0))
+    uses = table.get("uses", [])
+    if not isinstance(uses, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in uses):
+        raise ValueError(f"{where}: uses = {uses!r}, must be an array of pairs of a layer's number and its shape's")
+    layer = layer._replace(uses=tuple((check_size(f"{where}: uses", other), check_size(f"{where}: uses", shape), True)
+                                      for other, shape in uses))
     repeat = _number(where, table, "repeat", 1)
     return [layer] if repeat == 1 else [layer._replace(name=f"{layer.name}.{i}") for i in range(repeat)]
 
@@ -76,6 +83,11 @@ def from_layers(table: Mapping[str, Any], name: str) -> Model:
     if not isinstance(table["layers"], list) or not table["layers"]:
         raise ValueError(f"{name}: layers = {table['layers']!r}, must be an array of objects")
     layers = [layer for i, entry in enumerate(table["layers"]) for layer in _layer(f"{name}: layers[{i}]", entry)]
+    for layer in layers:
+        for other, shape, _ in layer.uses:
+            if other >= len(layers) or shape >= len(layers[other].shapes):
+                raise ValueError(f"{name}: {layer.name}: uses = [{other}, {shape}], must be a layer's number and that "
+                                 f"of one of its shapes; there are {len(layers)} layers")
     return Model(str(table.get("name", name)), tuple(layers), max(1, _number(name, table, "tokens", 1)))
 
 

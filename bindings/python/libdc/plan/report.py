@@ -20,7 +20,7 @@ def as_json(plan: Plan, price_per_hour: float = 0.0) -> Dict[str, Any]:
         "exact": {"gather_wire_bytes": plan.gather_wire_bytes, "reduce_wire_bytes": plan.reduce_wire_bytes,
                   "node_bytes": plan.node_bytes, "network_bytes": plan.network_bytes},
         "memory": {"peak_bytes": plan.peak.total, "peak_moment": plan.peak.moment, "fits": plan.fits,
-                   "largest_micro_batch": largest_micro_batch(plan),
+                   "largest_micro_batch": largest_micro_batch(plan), "host_bytes": plan.host_bytes,
                    "points": [{"moment": point.moment, "time_ns": point.time_ns, **point.bytes}
                               for point in plan.points]},
         "time": {"step_ns": plan.step_ns, "compute_ns": plan.compute_ns, "communication_ns": plan.communication_ns,
@@ -41,7 +41,8 @@ def settings(plan: Plan) -> str:
     options = plan.options
     text = (f"stage {options.stage}, micro-batch {options.micro_batch}, bucket {options.bucket}, "
             f"prefetch {options.prefetch}")
-    return text + (", recomputation" if options.recompute else "")
+    text += f", {options.replicas} replicas" if options.replicas > 1 else ""
+    return text + (", recomputation" if options.recompute else "") + (", offload" if options.offload else "")
 
 
 def as_text(plan: Plan, price_per_hour: float = 0.0) -> str:
@@ -56,6 +57,7 @@ def as_text(plan: Plan, price_per_hour: float = 0.0) -> str:
         f"memory of rank 0: {plan.peak.total / _GIB:.2f} of {machine.memory_bytes / _GIB:.2f} GiB at the peak, "
         f"{plan.peak.moment}: {'fits' if plan.fits else 'does not fit'}",
         *(f"  {name:<16} {count / _GIB:10.3f} GiB" for name, count in peak_holders(plan)),
+        *([f"  in host memory   {plan.host_bytes / _GIB:10.3f} GiB"] if plan.host_bytes else []),
         f"  largest micro-batch {most}" if most else "  not even one sample fits",
         "",
         "received by rank 0 in a step (exact)",
@@ -67,7 +69,8 @@ def as_text(plan: Plan, price_per_hour: float = 0.0) -> str:
         "time of a step (a model)",
         f"  step             {step / 1e6:10.2f} ms",
         f"  compute          {plan.compute_ns / 1e6:10.2f} ms at {machine.product_percent} % of the peak",
-        f"  communication    {plan.communication_ns / 1e6:10.2f} ms, {plan.exposed_ns / 1e6:.2f} ms of it exposed",
+        f"  communication    {plan.communication_ns / 1e6:10.2f} ms",
+        f"  waiting          {plan.exposed_ns / 1e6:10.2f} ms for what no work hides",
         f"  FLOP utilisation {100 * plan.flop_utilisation:10.1f} %",
         f"  tokens a second  {plan.tokens * 1e9 / step if step else 0.0:10.0f}",
     ]

@@ -5,7 +5,7 @@ stages 1 and 2 the first forward after an update gathers the weights, which then
 from __future__ import annotations
 
 import dataclasses
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, cast
 
 from .._lib import ffi, lib
 from ..arguments import check_size, choice
@@ -35,13 +35,24 @@ class Options:
     prefetch: int = 1
     recompute: bool = False
     heap: bool = True
+    replicas: int = 1
+    offload: bool = False
+    optimizer: bool = True
 
     def __post_init__(self) -> None:
         choice("dtype", self.dtype, _DTYPES)
         for name, least, most in (("ranks", 1, MAX_RANKS), ("stage", 0, 3), ("micro_batch", 1, 1 << 20),
-                                  ("accumulate", 1, 1 << 20), ("bucket", 1, 1 << 40), ("prefetch", 0, 64)):
+                                  ("accumulate", 1, 1 << 20), ("bucket", 1, 1 << 40), ("prefetch", 0, 64),
+                                  ("replicas", 1, MAX_RANKS)):
             if not least <= check_size(name, getattr(self, name)) <= most:
                 raise ValueError(f"{name} = {getattr(self, name)}, must be {least} to {most}")
+        if self.ranks % self.replicas:
+            raise ValueError(f"replicas = {self.replicas}, must divide ranks = {self.ranks}")
+
+    @property
+    def shards(self) -> int:
+        """Ranks among which parameters are split."""
+        return self.ranks // self.replicas
 
     @property
     def element(self) -> int:
@@ -60,6 +71,15 @@ class Point(NamedTuple):
         return sum(self.bytes.values())
 
 
+class Span(NamedTuple):
+    """Work of a stream."""
+
+    stream: str
+    begin_ns: int
+    end_ns: int
+    what: str
+
+
 class Plan(NamedTuple):
     model: Model
     machine: Machine
@@ -72,6 +92,8 @@ class Plan(NamedTuple):
     step_ns: int
     compute_ns: int
     communication_ns: int
+    host_bytes: int = 0  # at most, of offloaded activations
+    spans: Tuple[Span, ...] = ()  # of the step, if they were asked for
 
     @property
     def peak(self) -> Point:
@@ -100,14 +122,20 @@ class Plan(NamedTuple):
 
 
 class _Step:
-    def __init__(self, model: Model, machine: Machine, options: Options) -> None:
+    def __init__(self, model: Model, machine: Machine, options: Options, traced: bool) -> None:
+        self.traced, self.spans = traced, cast(List[Span], [])
+        self.traced_ops: List[Tuple[str, int, int, str, int]] = []
         self.model, self.machine, self.options = model, machine, options
         self.dtype = _DTYPES[options.dtype]
-        self.rank = Rank(machine, options.dtype, options.ranks, options.heap, options.bucket)
+        self.rank = Rank(machine, options.dtype, options.ranks, options.heap, options.bucket, options.replicas)
         self.points: List[Point] = []
         self.activations = self.compute_ns = 0
         self.ids: List[List[int]] = []
+        self.reloaded: Dict[int, Any] = {}
         parts = self._register()
+        self.own_ids = [list(ids) for ids in self.ids]
+        for layer, ids in zip(model.layers, self.ids):
+            ids.extend(self.own_ids[other][shape] for other, shape, _ in layer.uses)
         self.optimizer = AdamW(self.rank, parts, self.dtype, DType.FLOAT32)
         own, whole = sum(count for _, _, count in parts), model.parameters
         element, stage = options.element, options.stage
@@ -117,7 +145,7 @@ class _Step:
 
     def _register(self) -> List[Tuple[int, int, int]]:
         """Registers all parameters in one graph; the optimizer's parts."""
-        rank, stage, ranks = self.rank, self.options.stage, self.options.ranks
+        rank, stage, ranks = self.rank, self.options.stage, self.options.shards
         parts: List[Tuple[int, int, int]] = []
         offset, count = ffi.new("int64_t *"), ffi.new("int64_t *")
         for layer in self.model.layers:
@@ -136,7 +164,7 @@ class _Step:
                     check(lib.dc_register_param(rank.context, number, dims, len(shape), rank.tensor(shape, self.dtype),
                                                 rank.tensor([parts[-1][2]], DType.FLOAT32), 0))
                 self.ids[-1].append(number)
-        ids = ffi.new("int64_t[]", [i for layer_ids in self.ids for i in layer_ids] or [0])
+        ids = ffi.new("int64_t[]", list(range(len(parts))) or [0])
         register = lib.dc_register_graph_z3 if stage > 0 else lib.dc_register_graph_z0
         check(register(rank.context, _GRAPH, ids, len(parts)))
         return parts
@@ -146,17 +174,27 @@ class _Step:
         time_ns = self.rank.wait()
         stats, optimizer = self.rank.stats(), self.optimizer.stats()
         states = int(optimizer.state_bytes + optimizer.scratch_bytes)
-        gathered, buckets = int(stats.gathered_bytes), int(stats.bucket_bytes)
+        gathered, buckets, reloaded = int(stats.gathered_bytes), int(stats.bucket_bytes), int(stats.reload_bytes)
         values = (self.states["weights"], self.states["gradients"], states, gathered, buckets,
-                  self.rank.reserved_bytes() - states - gathered - buckets, layer_gradients, self.activations,
-                  workspace)
+                  self.rank.reserved_bytes() - states - gathered - buckets - reloaded, layer_gradients,
+                  self.activations + reloaded, workspace)
         self.points.append(Point(moment, time_ns, dict(zip(HOLDERS, values))))
+        if self.traced:
+            self.traced_ops.extend(self.rank.trace())
 
-    def work(self, flops: int) -> None:
-        rate = self.machine.rate(self.options.dtype)
+    def work(self, layer: Layer, passes: int) -> None:
+        """Products as fast as those of the layer's widths are, each weighted by its weights' elements."""
+        sides = [sorted((numel(shape[:1]), numel(shape[1:]))) for shape in layer.shapes if len(shape) > 1]
+        slowness = sum(a * b * 100 / self.machine.percent_of_width(a) for a, b in sides) / sum(a * b for a, b in sides
+                                                                                              ) if sides else 1.0
+        rate, flops = self.machine.rate(self.options.dtype), int(passes * layer.flops * slowness)
         duration = self.options.micro_batch * flops * 10**9 // rate if rate > 0 else 0
         self.compute_ns += duration
         self.rank.work(duration)
+        if self.traced:
+            end = self.rank.wait()
+            self.spans.append(Span("compute", end - duration, end, f"{'forward' if passes == 1 else 'backward'} of "
+                                   f"{layer.name}"))
 
     def gather(self, number: int, following: Sequence[int], ids_of: Sequence[Sequence[int]]) -> None:
         """Gathers a layer, and starts to gather those that follow. ids_of: the parameters that each one reads."""
@@ -180,33 +218,67 @@ class _Step:
         kept = layer.input_bytes if self.options.recompute else layer.kept_bytes
         return kept * self.options.micro_batch
 
+    def offload(self, number: int) -> None:
+        """Moves what the layer's forward kept to host memory."""
+        layer = self.model.layers[number]
+        if self.options.offload and self.kept(layer) > 0:
+            kept, out = self.rank.tensor([self.kept(layer)], DType.INT8), self.rank.tensor([], DType.INT8)
+            check(lib.dc_offload_tensor(self.rank.context, kept, _GRAPH, number, out))
+            check(lib.dc_wait_offload(self.rank.context, ffi.NULL, _GRAPH, number, out))
+            self.activations -= self.kept(layer)
+
+    def reload(self, numbers: Sequence[int]) -> None:
+        """Starts to bring it back, of layers whose backward comes."""
+        for number in numbers:
+            if self.options.offload and self.kept(self.model.layers[number]) > 0:
+                out = self.reloaded[number] = self.rank.tensor([], DType.INT8)
+                check(lib.dc_reload_tensor(self.rank.context, ffi.NULL, _GRAPH, number, out))
+
+    def forget(self, number: int) -> None:
+        """The layer's backward is done."""
+        out = self.reloaded.pop(number, None)
+        if out is None:
+            self.activations -= self.kept(self.model.layers[number])
+        else:
+            check(lib.dc_free_tensors(self.rank.context, out, ffi.sizeof("dc_tensor"), 1, ffi.new("int32_t *")))
+
     def forward(self, where: str) -> None:
         layers, ahead = self.model.layers, self.options.prefetch
         check(lib.dc_start_forward(self.rank.context))
         for i, layer in enumerate(layers):
             self.gather(i, range(i + 1, min(len(layers), i + 1 + ahead)), self.ids)
-            self.work(layer.flops)
+            self.work(layer, 1)
             self.activations += self.kept(layer)
             self.note(f"{where}forward of {layer.name}", 0, layer.workspace_bytes * self.options.micro_batch)
+            self.offload(i)
             self.release(self.ids[i])
         check(lib.dc_end_forward(self.rank.context))
+
+    def read_by_backward(self, number: int) -> List[int]:
+        layer = self.model.layers[number]
+        return [*(self.own_ids[number][k] for k in layer.backward),
+                *(self.own_ids[other][shape] for other, shape, reads in layer.uses if reads)]
 
     def backward(self, where: str, update: bool) -> None:
         layers, ahead = self.model.layers, self.options.prefetch
         again = self.options.recompute
-        read = self.ids if again else [[ids[k] for k in layer.backward] for layer, ids in zip(layers, self.ids)]
+        read = self.ids if again else [self.read_by_backward(i) for i in range(len(layers))]
         check(lib.dc_start_backward(self.rank.context, int(update)))
         for i in reversed(range(len(layers))):
-            layer = layers[i]
-            self.gather(i, range(i - 1, max(-1, i - 1 - ahead), -1), read)
-            self.work(layer.flops * (3 if again else 2))
+            layer, following = layers[i], range(i - 1, max(-1, i - 1 - ahead), -1)
+            self.gather(i, following, read)
+            self.reload([number for number in (i, *following) if number not in self.reloaded])
+            if i in self.reloaded:
+                check(lib.dc_wait_reload(self.rank.context, ffi.NULL, _GRAPH, i, self.reloaded[i]))
+            self.work(layer, 3 if again else 2)
             lost = (layer.kept_bytes * self.options.micro_batch - self.kept(layer)) if again else 0
-            gradients = layer.parameters * self.options.element  # as autograd hands them over: whole
-            for number, shape in zip(self.ids[i], layer.shapes):
+            shapes = [*layer.shapes, *(layers[other].shapes[shape] for other, shape, _ in layer.uses)]
+            gradients = sum(map(numel, shapes)) * self.options.element  # as autograd hands them over: whole
+            for number, shape in zip(self.ids[i], shapes):
                 check(lib.dc_reduce_grad(self.rank.context, self.rank.tensor(shape, self.dtype), _GRAPH, number))
             self.note(f"{where}backward of {layer.name}", gradients,
                       lost + layer.workspace_bytes * self.options.micro_batch)
-            self.activations -= self.kept(layer)
+            self.forget(i)
             self.release(read[i])
         check(lib.dc_end_backward(self.rank.context, _GRAPH, 0))
 
@@ -216,19 +288,42 @@ class _Step:
         moved = self.own * (2 * element + 4 + 16 + (8 if element < 4 else 0))
         rate = self.machine.memory_bytes_per_second
         duration = moved * 10**9 // rate if rate > 0 else 0
-        self.compute_ns += duration
-        self.optimizer.step()
-        self.rank.work(duration)
+        if self.options.optimizer:
+            self.compute_ns += duration
+            self.optimizer.step()
+            self.rank.work(duration)
         check(lib.dc_context_params_updated(self.rank.context, ffi.NULL, 0))
         self.note("update")
 
+    def traced_spans(self, begin_ns: int) -> Tuple[Span, ...]:
+        if not self.traced:
+            return ()
+        names = {number: layer.name for layer, ids in zip(self.model.layers, self.own_ids) for number in ids}
+        spans = [*self.spans, *(Span(stream, begin, end, f"{op} of {names.get(number, 'the step')}")
+                                for stream, begin, end, op, number in self.traced_ops if end > begin)]
+        spans.sort(key=lambda span: span.begin_ns)
+        return tuple(span._replace(begin_ns=span.begin_ns - begin_ns, end_ns=span.end_ns - begin_ns) for span in spans)
+
+    def copies_ns(self, count: int) -> int:
+        """Of copies in the device."""
+        rate = self.machine.memory_bytes_per_second
+        return 2 * count * 10**9 // rate if rate > 0 else 0
+
+    def shared_ns(self, busy_ns: int) -> int:
+        """The least time of a step in which the ranks of a node are busy for so long, on the cores that they share."""
+        machine, ranks = self.machine, self.options.ranks
+        local = min(ranks, machine.ranks_per_node or ranks)
+        return busy_ns * local // machine.cores if machine.cores > 0 and local > 0 else 0
+
     def run(self) -> Plan:
         """The second of two steps, since the first one also takes the memory that stays."""
-        rank, before = self.rank, (0, 0, 0, 0)
+        rank, before = self.rank, (0, 0, 0, 0, 0)
         for step in range(2):
             before = (rank.count("time_ns"), rank.count("node_received_bytes"), rank.count("network_received_bytes"),
-                      rank.count("link_busy_ns"))
-            self.points, self.compute_ns = [], 0
+                      rank.count("link_busy_ns"), rank.count("copied_bytes"))
+            self.points, self.spans, self.traced_ops, self.compute_ns = [], [], [], 0
+            if self.traced:
+                self.rank.trace_start()
             check(lib.dc_context_reset_stats(rank.context))
             for micro in range(self.options.accumulate):
                 where = f"micro-batch {micro + 1}, " if self.options.accumulate > 1 else ""
@@ -237,24 +332,28 @@ class _Step:
             self.update()
         stats = rank.stats()
         points = [point._replace(time_ns=point.time_ns - before[0]) for point in self.points]
+        busy = self.compute_ns + rank.count("link_busy_ns") - before[3]
+        busy += self.copies_ns(rank.count("copied_bytes") - before[4])
         plan = Plan(self.model, self.machine, self.options, points, int(stats.gather_wire_bytes),
                     int(stats.reduce_wire_bytes), rank.count("node_received_bytes") - before[1],
-                    rank.count("network_received_bytes") - before[2], points[-1].time_ns, self.compute_ns,
-                    rank.count("link_busy_ns") - before[3])
+                    rank.count("network_received_bytes") - before[2],
+                    max(points[-1].time_ns, self.shared_ns(busy)), self.compute_ns,
+                    rank.count("link_busy_ns") - before[3], int(stats.offload_bytes), self.traced_spans(before[0]))
         rank.close()
         return plan
 
 
-def run(model: Model, machine: Machine, options: Options) -> Plan:
-    """Plans a step on rank 0, whose parts are the largest."""
-    return _Step(model, machine, options).run()
+def run(model: Model, machine: Machine, options: Options, traced: bool = False) -> Plan:
+    """Plans a step on rank 0, whose parts are the largest. traced: with its spans"""
+    return _Step(model, machine, options, traced).run()
 
 
 def largest_micro_batch(plan: Plan) -> int:
-    """The most samples with which the step fits; 0: not even one. libdc's own memory does not depend on them."""
+    """The most samples with which the step fits; 0: not even one. libdc's own memory depends on them with offload."""
     most = 1 << 20
     for point in plan.points:
         grows = point.bytes["activations"] + point.bytes["workspace"]
+        grows += point.bytes["other libdc"] if plan.options.offload else 0
         free = plan.machine.memory_bytes - (point.total - grows)
         if free < 0:
             return 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 import torch
@@ -10,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..plan import Layer, Machine, Model, Options, Plan, load, run
+from ..plan.step import MAX_RANKS
 
 
 _fused_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -21,14 +24,16 @@ def _attention_flops(query: Any, key: Any, value: Any, *_: Any, out_shape: Any =
     return int(2 * batch * heads * tokens * key[2] * (width + value[3]))
 
 
-class _FusedAttention(TorchFunctionMode):
+class _WithoutValues(TorchFunctionMode):
     """Attention without a matrix of all pairs of tokens, as the fused kernels compute it. The meta device has the plain
-    one alone."""
+    one alone. And a tensor's truth is yes, since there are no values: so masks that may be absent are."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is torch.nn.functional.scaled_dot_product_attention and not kwargs.get("enable_gqa"):
             return self._attention(*args, **kwargs)
+        if function is torch.Tensor.__bool__ and args[0].device.type == "meta":
+            return True
         return function(*args, **kwargs)
 
     @staticmethod
@@ -62,7 +67,7 @@ class _Kept:
     noted, since they are gathered again."""
 
     def __init__(self, units: Dict[str, torch.nn.Module], parameters: Set[int]) -> None:
-        self.saved: Set[int] = set()  # parameters' storages
+        self.saved: Set[Tuple[str, int]] = set()  # units, and parameters' storages
         self.order: List[str] = []
         self.inputs: Dict[str, int] = {}
         self.bytes: Dict[str, int] = {}
@@ -73,7 +78,7 @@ class _Kept:
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata in self._parameters:
-            self.saved.add(storage._cdata)
+            self.saved.add((self.order[-1] if self.order else "", storage._cdata))
         elif storage._cdata not in self._seen and self.order:
             self._seen.add(storage._cdata)
             self._storages.append(storage)
@@ -115,21 +120,86 @@ def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0) -> Model:
     units = _units(model)
     kept = _Kept(units, {tensor.untyped_storage()._cdata for tensor in state.values()})
     counter = FlopCounterMode(display=False, custom_mapping={_fused_attention: _attention_flops})
-    with _FusedAttention(), counter, kept.watch():
+    with _WithoutValues(), counter, kept.watch():
         torch.func.functional_call(model, state, arguments, names)
     flops = {name.partition(".")[2]: sum(counts.values()) for name, counts in counter.get_flop_counts().items()}
-    owned: Set[int] = set()
-    layers = []
+    storages = {id(p): state[name].untyped_storage()._cdata for name, p in model.named_parameters()}
+    owners: Dict[int, Tuple[int, int]] = {}  # a parameter's layer, and place there
+    layers: List[Layer] = []
     for name in [*kept.order, *(name for name in units if name not in kept.bytes)]:
-        own = {inner: p for inner, p in units[name].named_parameters(name) if id(p) not in owned}
-        owned.update(map(id, own.values()))
-        read = [i for i, inner in enumerate(own) if state[inner].untyped_storage()._cdata in kept.saved]
+        whole = list(units[name].parameters())
+        own = [p for p in whole if id(p) not in owners]
+        uses = tuple((*owners[id(p)], (name, storages[id(p)]) in kept.saved) for p in whole if id(p) in owners)
+        owners.update((id(p), (len(layers), i)) for i, p in enumerate(own))
+        read = tuple(i for i, p in enumerate(own) if (name, storages[id(p)]) in kept.saved)
         size = kept.bytes.get(name, 0) // samples
-        layers.append(Layer(name or type(model).__name__, tuple(tuple(p.shape) for p in own.values()), tuple(read),
-                            flops.get(name, 0) // samples, size,
-                            min(size, kept.inputs.get(name, 0) // samples), 0))
+        layers.append(Layer(name or type(model).__name__, tuple(tuple(p.shape) for p in own), read,
+                            flops.get(name, 0) // samples, size, min(size, kept.inputs.get(name, 0) // samples), 0,
+                            uses))
     shape = tensors[0].shape
     return Model(type(model).__name__, tuple(layers), tokens or (shape[1] if len(shape) > 1 else 1))
+
+
+def _without_batch(model: torch.nn.Module) -> Model:
+    """Its parameters alone."""
+    layers, owned = [], set()
+    for name, unit in _units(model).items():
+        own = [p for p in unit.parameters() if id(p) not in owned]
+        owned.update(map(id, own))
+        layers.append(Layer(name, tuple(tuple(p.shape) for p in own), tuple(range(len(own))), 0, 0, 0, 0))
+    return Model(type(model).__name__, tuple(layers), 1)
+
+
+def _machine_here(device: torch.device, dtype: str, ranks: int) -> Machine:
+    """The device's memory, which ranks of this machine share where it is the host's; rates are a data sheet's."""
+    machine = load("h100" if device.type == "cuda" else "xeon8480")
+    local = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    if device.type == "cuda":
+        memory = torch.cuda.mem_get_info(device)[1]
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local
+    return machine._replace(ranks_per_node=local, memory_bytes=memory,
+                            flops={dtype: machine.flops.get(dtype, machine.peak("bfloat16"))})
+
+
+def _stage_of(model: torch.nn.Module, batch: Any, ranks: int, device: torch.device, options: Dict[str, Any]) -> int:
+    """The fastest stage that fits, and of equally fast ones the one that takes less; says so."""
+    types = {p.dtype for p in model.parameters()}
+    dtype = "float32" if torch.float32 in types or not types else str(next(iter(types))).rpartition(".")[2]
+    machine, planned = _machine_here(device, dtype, ranks), min(ranks, MAX_RANKS)
+    layers = _without_batch(model) if batch is None else model_of(model, batch)
+    options["bucket"] = max(1, min(options["bucket"], layers.parameters))  # as shard() limits it
+    samples = 1 if batch is None else len(next(value for value in (batch.values() if isinstance(batch, dict) else batch)
+                                               if isinstance(value, torch.Tensor)))
+    plans = {stage: run(layers, machine, Options(ranks=planned, stage=stage, micro_batch=samples, dtype=dtype,
+                                                 **options))
+             for stage in (0, 1, 3)}  # stage 2 has stage 1's calls
+    fitting = [stage for stage in plans if plans[stage].fits]
+    chosen = min(fitting or [3], key=lambda stage: (plans[stage].step_ns, plans[stage].peak.total))
+    counted = "weights, gradients and AdamW's state" + (", without activations" if batch is None else "")
+    lacking = "" if fitting else ", though it does not fit"
+    told = ", ".join(f"stage {stage} {each.peak.total / 2**30:.2f}" for stage, each in plans.items())
+    print(f"libdc: shard(stage=\"auto\") takes stage {chosen} for {ranks} ranks with "
+          f"{machine.memory_bytes / 2**30:.2f} GiB each{lacking}: GiB of {counted}: {told}",
+          file=sys.stderr, flush=True)
+    return chosen
+
+
+def choose_stage(model: torch.nn.Module, batch: Any, comm: Any, device: torch.device, **options: Any) -> int:
+    """The stage that shard(stage="auto") takes: rank 0's choice, on every rank; collective."""
+    told, failure = torch.tensor([-1], dtype=torch.int64), None
+    if comm.rank == 0:
+        try:
+            told[0] = _stage_of(model, batch, comm.size, device, options)
+        except Exception as error:
+            failure = error
+    if comm.size > 1:
+        comm.broadcast(told, 0)
+    if failure is not None:
+        raise failure
+    if told[0] < 0:
+        raise RuntimeError("shard: stage = 'auto': rank 0 could not plan; its error says why")
+    return int(told[0])
 
 
 def plan(model: torch.nn.Module, batch: Any, machine: Any = "h100", tokens: int = 0, **options: Any) -> Plan:

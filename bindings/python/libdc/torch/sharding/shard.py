@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from torch import nn
 from .. import patches
 from ..compile import register_backend
 from ..default_comm import resolve_comm
+from ..planning import choose_stage
 from . import agreement, managed_modules, meta_init, module_class
 from .eager import make_saved_tensor_hooks
 from .param_group import Options
@@ -18,14 +19,14 @@ from .root import Root
 from .sharded_param import ShardedParam
 
 
-def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: int = 1 << 20, prefetch: int = 1,
-          group_size: int = 1 << 18, reduce_dtype: Optional[torch.dtype] = None,
+def shard(model: nn.Module, stage: Union[int, str] = 3, *, comm: Any = None, bucket_size: int = 1 << 20,
+          prefetch: int = 1, group_size: int = 1 << 18, reduce_dtype: Optional[torch.dtype] = None,
           param_dtype: Optional[torch.dtype] = None, broadcast: bool = True, check_finite: bool = False,
-          device: Any = None, mesh: Any = None) -> nn.Module:
+          device: Any = None, mesh: Any = None, batch: Any = None) -> nn.Module:
     """Spreads a model's training state over the ranks, in place, and returns the model.
 
     stage         0: nothing is spread, gradients are averaged; 1 and 2: gradients and with them the optimizer's state;
-                  3: the weights too
+                  3: the weights too. "auto": the planner's choice, the fastest one that fits, which rank 0 prints
     comm          a libdc.Comm, a torch.distributed ProcessGroup, or None: from the environment that torchrun and
                   `python -m libdc.run` set (one rank without it)
     bucket_size   gradient elements that are averaged as one
@@ -37,6 +38,8 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     mesh          (replicas, shards): hybrid sharding. The ranks are `replicas` groups of `shards` consecutive ranks.
                   The state is spread inside a group, and each group has all of it. A DeviceMesh of two dimensions
                   means its shape. None: one group
+    batch         of stage="auto": the arguments of a rank's forward, as of libdc.torch.plan(), so that activations
+                  count; None: they do not
     check_finite  True: gradients are checked for infinities and NaN while they are reduced, for grads_finite()
     device        where parameters on PyTorch's device meta get memory, each rank for its part alone; None: where other
                   parameters are, else PyTorch's default device. They have no values until they are loaded or reset
@@ -45,8 +48,10 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     part, flat (at stage 0 the whole). Give them to the optimizer. full_shape() is a parameter's former shape."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"shard: model is a {type(model).__name__}, must be a torch.nn.Module")
-    if stage not in (0, 1, 2, 3):
-        raise ValueError(f"shard: stage = {stage!r}, must be 0, 1, 2 or 3")
+    if stage not in (0, 1, 2, 3, "auto"):
+        raise ValueError(f"shard: stage = {stage!r}, must be 0, 1, 2, 3 or 'auto'")
+    if batch is not None and stage != "auto":
+        raise ValueError(f"shard: batch is of stage = 'auto' alone, and stage = {stage!r}")
     for name, dtype in (("reduce_dtype", reduce_dtype), ("param_dtype", param_dtype)):
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise TypeError(f"shard: {name} = {dtype!r}, must be a floating-point torch.dtype or None")
@@ -58,9 +63,11 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     managed_modules.check_modules(model)
     params = managed_modules.parameters_of(model)
     all_ranks = resolve_comm(_world_of(mesh) if comm is None else comm)
-    options = Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype, bool(check_finite),
-                      _replicas_of(mesh, all_ranks.size))
-    where = meta_init.target_device(params, device)
+    where, replicas = meta_init.target_device(params, device), _replicas_of(mesh, all_ranks.size)
+    if stage == "auto":
+        stage = choose_stage(model, batch, all_ranks, where, bucket=bucket_size, prefetch=prefetch, replicas=replicas)
+    options = Options(int(stage), bucket_size, prefetch, group_size, reduce_dtype, param_dtype, bool(check_finite),
+                      replicas)
     root = Root(all_ranks, options, where, model)
     agreement.check(root, model, params, {**options._asdict(), "broadcast": bool(broadcast)})
     empty = meta_init.Uninitialized(model, where, whole=stage == 0)

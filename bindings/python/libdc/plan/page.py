@@ -1,0 +1,54 @@
+"""libdc plan --html FILE: one page without a network. Pictures are SVG, drawn by the script in the page."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+from .report import as_text
+from .simulate import Faults, simulate
+from .step import HOLDERS, Plan
+
+_RANKS = tuple(2**i for i in range(17))
+TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def _efficiency(plan: Plan) -> List[Dict[str, Any]]:
+    """The scaling curve, where the plan says how its communication grows."""
+    if plan.options.ranks == 1:
+        return []
+    return [{"ranks": ranks, "efficiency": simulate(plan, ranks, Faults()).efficiency} for ranks in _RANKS]
+
+
+def figures(plan: Plan) -> Dict[str, Any]:
+    """All that the page draws. The plan has its spans."""
+    return {
+        "limit": plan.machine.memory_bytes, "step_ns": plan.step_ns, "holders": list(HOLDERS),
+        "points": [{"moment": point.moment, "ns": point.time_ns, "bytes": [point.bytes[name] for name in HOLDERS]}
+                   for point in plan.points],
+        "spans": [list(span) for span in plan.spans],
+        "scale": _efficiency(plan),
+    }  # fmt: skip
+
+
+def page(plan: Plan, price_per_hour: float = 0.0) -> str:
+    data = json.dumps(figures(plan), separators=(",", ":")).replace("<", "\\u003c")
+    text = TEMPLATE.read_text(encoding="utf-8")
+    for name, value in (("TITLE", html.escape(plan.model.name)), ("TEXT", html.escape(as_text(plan, price_per_hour))),
+                        ("DATA", data)):
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def write(plan: Plan, path: str, price_per_hour: float = 0.0) -> None:
+    """The whole file, or none."""
+    partial = Path(f"{path}.part")
+    try:
+        partial.write_text(page(plan, price_per_hour), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise ValueError(f"html = {path} cannot be written: {error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
