@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Tuple
 import torch
 from torch import fx
 
-from ..sharding.exec_order import split_into_groups
+from ..sharding.order.exec_order import split_into_groups
 from ..sharding.root import is_sharded_graph, root_by_graph
 from .tracing import begin_backward_op, reduce_op
 

@@ -42,6 +42,7 @@ def _begin_forward_body(graph_id: int) -> None:
 
 def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Tensor:
     root = root_by_graph(graph_id)
+    root.refuse_compiled()
     root.pre_backward()
     root.begin_reductions()
     for id in ids:

@@ -31,6 +31,7 @@ class Options(NamedTuple):
     param_dtype: Optional[torch.dtype]
     check_finite: bool
     replicas: int = 1  # groups of ranks that have all parameters each
+    unused: Optional[str] = None
 
 
 _graph_ids = itertools.count(1 << 48)  # far from the numbers that users give their own graphs
@@ -53,6 +54,7 @@ class ParamGroup:
         self.entries: List[ShardedParam] = []
         self.params: List[nn.Parameter] = []  # theirs
         self.stale = True  # weights changed since the last forward: stages 1 and 2 gather in this one
+        self.fills_unused = options.unused == "zero" and comm.size > 1
         self.captured = False  # steps are in a CUDA graph, whose launches leave no trace on the host
         self.uninitialized: Optional[Uninitialized] = None  # of a model that was on meta
         self._comms: Dict[Tuple[torch.device, bool], libdc.Comm] = {}  # by device, where that is not the CPU
@@ -179,7 +181,7 @@ class ParamGroup:
 
     # Gathers ahead of use
 
-    def prefetch(self, ids: List[int]) -> None:
+    def prefetch(self, ids: Sequence[int]) -> None:
         entries = [self.entries[id] for id in ids]
         dtypes = None
         if self.options.param_dtype is not None:

@@ -1,6 +1,6 @@
 """The training state of a sharded model on this rank: where in a step it is. Its parameters are in param_group.py.
 
-A step is a sequence of phases, each with its own order of gathers (see order.py):
+A step is a sequence of phases, each with its own order of gathers (see order/):
 
     forward    from the first forward that is entered to its end
     backward   from the first saved weight or gradient that autograd asks for to the end of that backward
@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import enum
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import libdc
 import torch
 from torch import Tensor, nn
 
-from .exec_order import ExecOrder
+from .order.agreed_order import AgreedOrder, Fills, WholeModelOrder
+from .order.exec_order import ExecOrder, split_into_groups
 from .param_group import Options, ParamGroup
 from .sharded_param import ShardedParam
 
@@ -65,8 +66,9 @@ class Root:
         self.depth = 0  # forwards of the model's modules under way
         self.reduce_grads = True  # False inside no_sync()
         self.block: Any = None  # of the gathered() that is open; see whole.py
-        self.order: Optional[ExecOrder] = None  # of the phase under way; None if nothing is prefetched
-        self._orders: Dict[Any, ExecOrder] = {}
+        self.order: Any = None  # of the gathers of the phase under way, see order/; None if they need none
+        self.reductions: Optional[AgreedOrder] = None  # of this backward's reductions, for unused="zero"
+        self._orders: Dict[Any, Any] = {}
         self.with_grad: Dict[int, ShardedParam] = {}  # got a gradient in this backward
         self.unreduced: List[ShardedParam] = []
         # See eager.py.
@@ -92,17 +94,23 @@ class Root:
         self.gathered_storages.clear()
         self.state = TrainingState.FORWARD
         group = self.group
-        if group.options.prefetch and (group.stage == 3 or (group.stage and group.stale)):
-            self._begin_order(key)
+        if (group.options.prefetch or group.fills_unused) and (group.stage == 3 or (group.stage and group.stale)):
+            self.order = self._begin_order(key)
 
     def pre_forward_compiled(self) -> None:
         """The same from inside a compiled graph, which brings its own prefetches."""
+        self.refuse_compiled()
         if self.depth == 0 and _graph_task() == -1:
             self.prepare_weights()
             self.group.stale = False
 
+    def refuse_compiled(self) -> None:
+        """Raises where compiled graphs, which have an order of their own, would be in the way."""
+        if self.group.fills_unused:
+            raise RuntimeError("shard: unused = 'zero' is for models without torch.compile")
+
     def post_forward(self) -> None:
-        """The forward of pre_forward() ends, or raises."""
+        """The forward of pre_forward() ends, or has raised."""
         if self.in_backward:
             return
         self.state = TrainingState.IDLE
@@ -117,22 +125,58 @@ class Root:
             self.block.write_back()
         self.group.detect_param_changes()
 
-    def _begin_order(self, key: Any) -> None:
+    def abort_forward(self) -> None:
+        """The forward of pre_forward() raises: nothing of it is done together with other ranks any more."""
+        if self.order is not None and not self.in_backward:
+            self.order.abort()
+            self.order = None
+
+    def _begin_order(self, key: Any) -> Any:
         order = self._orders.get(key)
         if order is None:
-            group = weakref.ref(self.group)
-            order = self._orders[key] = ExecOrder(
-                self.group.options.prefetch, self.group.options.group_size,
-                [entry.numel for entry in self.group.entries],
-                lambda ids: group().prefetch(ids),  # type: ignore[union-attr]
-                lambda id: group().drop_prefetched(id))  # type: ignore[union-attr]
-        self.order = order
+            order = self._orders[key] = self._make_order()
         order.begin()
+        return order
+
+    def _make_order(self) -> Any:
+        group, reference = weakref.ref(self.group), weakref.ref(self)
+        options, sizes = self.group.options, [entry.numel for entry in self.group.entries]
+        fills = self.group.fills_unused
+
+        def gather(ids: Sequence[int]) -> None:
+            group().prefetch(ids)  # type: ignore[union-attr]
+
+        def drop(id: int) -> None:
+            group().drop_prefetched(id)  # type: ignore[union-attr]
+
+        def reduce(id: int, grad: Optional[Tensor]) -> bool:
+            entry = group().entries[id]  # type: ignore[union-attr]
+            return entry.reduce_nothing() if grad is None else entry.reduce_now(grad) is None
+
+        if fills and 0 < self.group.stage < 3 and not self.in_backward:
+            groups = split_into_groups(sizes, options.group_size)
+            return WholeModelOrder([list(range(begin, end)) for begin, end in groups], gather)
+        gathers = ExecOrder(options.prefetch, options.group_size if options.prefetch else 1, sizes, gather, drop)
+        if not fills:
+            return gathers
+        return AgreedOrder(gathers, self.group.all_ranks, len(sizes),
+                           Fills(gather, drop, reduce, lambda text: group().all_gather_bytes(text, all_ranks=True)))
 
     def _end_order(self) -> None:
-        if self.order is not None:
-            self.order.end()
+        order, reductions = self.order, self.reductions
+        if order is not None:
+            order.end()
             self.order = None
+        if reductions is not None:
+            if reductions is not order:
+                reductions.end()
+            self.reductions = None
+            self.with_grad = {id: self.group.entries[id] for id in sorted(reductions.reduced)}
+
+    def _abort_order(self) -> None:
+        for order in {id(order): order for order in (self.order, self.reductions) if order is not None}.values():
+            order.abort()
+        self.order = self.reductions = None
 
     # Backward
 
@@ -142,8 +186,13 @@ class Root:
             return
         self._end_order()
         self.state = TrainingState.BACKWARD
-        if self.group.options.prefetch and self.group.stage == 3:
-            self._begin_order("backward")
+        if self.group.fills_unused:
+            if self.reduce_grads or self.group.stage == 3:
+                order = self._begin_order(("backward", self.reduce_grads))
+                self.order = order if self.group.stage == 3 else None
+                self.reductions = order if self.reduce_grads else None
+        elif self.group.options.prefetch and self.group.stage == 3:
+            self.order = self._begin_order("backward")
         _queue_callback(self._post_backward)
 
     def begin_reductions(self) -> None:
@@ -168,13 +217,13 @@ class Root:
             self.group.context.accumulate_grads(accumulated)
 
     def _post_backward(self) -> None:
-        self._end_order()
         if self.reduce_grads and self.unreduced:
             waiting, self.unreduced = self.unreduced, []
             for entry in waiting:  # of no_sync(), and without a gradient in this backward
                 if entry.unreduced is not None:
                     grad, entry.unreduced = entry.unreduced, None
                     entry.reduce(grad)
+        self._end_order()
         reducing = self.state is TrainingState.REDUCING
         self.state = TrainingState.IDLE
         if not reducing:
@@ -202,7 +251,7 @@ class Root:
 
     def reset_after_error(self) -> None:
         """A backward raised, or never reached the parameters (autograd.grad): what it began is undone."""
-        self._end_order()
+        self._abort_order()
         self.state = TrainingState.IDLE
         self.with_grad = {}
         self.group.context.step_abort()

@@ -21,7 +21,7 @@ from .sharded_param import ShardedParam
 def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: int = 1 << 20, prefetch: int = 1,
           group_size: int = 1 << 18, reduce_dtype: Optional[torch.dtype] = None,
           param_dtype: Optional[torch.dtype] = None, broadcast: bool = True, check_finite: bool = False,
-          device: Any = None, mesh: Any = None) -> nn.Module:
+          device: Any = None, mesh: Any = None, unused: Optional[str] = None) -> nn.Module:
     """Spreads a model's training state over the ranks, in place, and returns the model.
 
     stage         0: nothing is spread, gradients are averaged; 1 and 2: gradients and with them the optimizer's state;
@@ -38,6 +38,9 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
                   The state is spread inside a group, and each group has all of it. A DeviceMesh of two dimensions
                   means its shape. None: one group
     check_finite  True: gradients are checked for infinities and NaN while they are reduced, for grads_finite()
+    unused        "zero": ranks may take different paths through the model in one forward, as to experts or in dropped
+                  layers. A rank sends its part of the weights that it does not use, and zeros for their gradients.
+                  None: that is an error
     device        where parameters on PyTorch's device meta get memory, each rank for its part alone; None: where other
                   parameters are, else PyTorch's default device. They have no values until they are loaded or reset
 
@@ -50,6 +53,8 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     for name, dtype in (("reduce_dtype", reduce_dtype), ("param_dtype", param_dtype)):
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise TypeError(f"shard: {name} = {dtype!r}, must be a floating-point torch.dtype or None")
+    if unused not in (None, "zero"):
+        raise ValueError(f"shard: unused = {unused!r}, must be \"zero\" or None")
     least = {"bucket_size": 1, "prefetch": 0, "group_size": 1}
     for name, value in zip(least, (bucket_size, prefetch, group_size)):
         if not isinstance(value, int) or value < least[name]:
@@ -59,7 +64,7 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     params = managed_modules.parameters_of(model)
     all_ranks = resolve_comm(_world_of(mesh) if comm is None else comm)
     options = Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype, bool(check_finite),
-                      _replicas_of(mesh, all_ranks.size))
+                      _replicas_of(mesh, all_ranks.size), unused)
     where = meta_init.target_device(params, device)
     root = Root(all_ranks, options, where, model)
     agreement.check(root, model, params, {**options._asdict(), "broadcast": bool(broadcast)})

@@ -106,12 +106,29 @@ class ShardedParam:
             return
         if self.unreduced is not None:
             grad, self.unreduced = self.unreduced.add_(grad), None
-        group = root.group
-        if self.reduce_dtype is not None and group.stage == 0:
+        if root.reductions is not None:
+            root.reductions.reduce(self.id, grad)
+        else:
+            self.reduce_now(grad)
+            root.with_grad[self.id] = self
+
+    def reduce_now(self, grad: Tensor) -> None:
+        """Reduces a whole gradient; all ranks must do so."""
+        root = self.root
+        if self.reduce_dtype is not None and root.group.stage == 0:
             grad = grad.to(self.reduce_dtype)  # the other stages' buckets have the type
         root.begin_reductions()
-        root.with_grad[self.id] = self
-        eager_calls.reduce_grad(grad, group.graph_id, self.id)
+        eager_calls.reduce_grad(grad, root.group.graph_id, self.id)
+
+    def reduce_nothing(self) -> bool:
+        """Reduces zeros, or what no_sync() has left; says whether that was something. All ranks must do so."""
+        grad, self.unreduced = self.unreduced, None
+        left = grad is not None
+        if grad is None:
+            dtype = self.param_dtype or self.data.dtype
+            grad = torch.zeros(self.shape, dtype=dtype, device=self.data.device)
+        self.reduce_now(grad)
+        return left
 
     def reduce_direct_gradients(self) -> None:
         """Stage 0: the whole parameter can be used without a module's attribute, and autograd has a gradient then. It

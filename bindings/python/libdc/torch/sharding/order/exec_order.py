@@ -71,6 +71,11 @@ class ExecOrder:
         self.num_prefetched = until
         self.next_trigger = groups[self.group][0] if self.group < len(groups) else -1
 
+    def record(self, ids: List[int]) -> None:
+        """The next phases gather these."""
+        self.recorded = ids
+        self.groups = split_into_groups([self.sizes[id] for id in ids], self.group_size)
+
     def end(self) -> None:
         """The phase is over. Weights that were fetched and not used go back."""
         fetched = self.recorded[self.position : self.groups[self.num_prefetched - 1][1]] if self.num_prefetched else []
@@ -79,10 +84,11 @@ class ExecOrder:
         else:
             used = set(self.current[self.position :])
             unused = [id for id in fetched if id not in used]
-            self.recorded = self.current
-            self.groups = split_into_groups([self.sizes[id] for id in self.recorded], self.group_size)
+            self.record(self.current)
         for id in dict.fromkeys(unused):
             self.drop(id)
         self.position = self.num_prefetched = 0
         self.matches_recorded = False
         self.current = []
+
+    abort = end
