@@ -163,7 +163,7 @@ def _prefetch(graph: fx.Graph, waits: List[fx.Node]) -> None:
     for graph_id, root in roots.items():
         gathers = [wait.args[0] for wait in waits if wait.args[1] == graph_id]
         options = root.group.options
-        groups = split_into_groups([root.group.entries[node.args[2]].numel for node in gathers], options.group_size)
+        groups = split_into_groups([root.group.entries[node.args[2]].size for node in gathers], options.group_size)
         num_prefetched = 0
         for k, (begin, _) in enumerate(groups):
             until = min(k + 1 + options.prefetch, len(groups)) if options.prefetch else 0

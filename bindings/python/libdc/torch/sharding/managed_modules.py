@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .meta_init import is_meta
 from .parameter import entry_of
+from .policy import Policies
 from .root import Root
 from .sharded_param import ShardedParam
 
@@ -65,8 +66,8 @@ def check_modules(model: nn.Module) -> None:
                 raise ValueError(f"shard: {where} has sparse = True, but gradients are averaged dense: make it False")
 
 
-def parameters_of(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
-    """Every (name, parameter), tied ones under each name. Raises for what cannot be sharded."""
+def parameters_of(model: nn.Module, policies: Policies) -> List[Tuple[str, nn.Parameter]]:
+    """Every (name, parameter) that is not ignored, tied ones under each name. Raises for what cannot be sharded."""
     found: List[Tuple[str, nn.Parameter]] = []
     memory: Dict[int, Tuple[str, nn.Parameter]] = {}
     for prefix, module in model.named_modules():
@@ -74,6 +75,10 @@ def parameters_of(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
             if param is None:
                 continue
             name = f"{prefix}.{name}" if prefix else name
+            if policies.of(param).ignored:
+                if is_meta(param):
+                    raise ValueError(f"shard: {name} is on meta and ignored by the policy: give it values before")
+                continue
             _check_parameter(name, param)
             if is_meta(param):
                 found.append((name, param))

@@ -31,7 +31,7 @@ class Options(NamedTuple):
     param_dtype: Optional[torch.dtype]
     check_finite: bool
     replicas: int = 1  # groups of ranks that have all parameters each
-    unused: Optional[str] = None
+    unused: Optional[str] = None  # "zero": ranks may take different paths
 
 
 _graph_ids = itertools.count(1 << 48)  # far from the numbers that users give their own graphs
@@ -155,8 +155,8 @@ class ParamGroup:
             flat = None if entry.grad is None else entry.grad.view(-1)
             self.context.register_param(entry.id, entry.shape, entry.data, flat, 0)
         else:
-            self.context.register_z3_param(entry.id, entry.shape, entry.data, entry.grad, self.stage < 3,
-                                           self.options.reduce_dtype)
+            self.context.register_z3_param(entry.id, entry.shape, entry.data, entry.grad, entry.persistent,
+                                           entry.reduce_dtype)
             if entry.grad is not None and entry.part is not None:
                 entry.grad = LocalShard.of(entry.part, entry.grad)
         if entry.grad is not None:
@@ -184,7 +184,7 @@ class ParamGroup:
     def prefetch(self, ids: Sequence[int]) -> None:
         entries = [self.entries[id] for id in ids]
         dtypes = None
-        if self.options.param_dtype is not None:
+        if any(entry.param_dtype is not None for entry in entries):
             dtypes = [entry.param_dtype or entry.data.dtype for entry in entries]
         eager_calls.prefetch(self.graph_id, [entry.data for entry in entries], ids, dtypes)
 
@@ -199,7 +199,7 @@ class ParamGroup:
             return
         self.captured = self.captured or devices.captures(self.device)
         for entry in self.entries if entries is None else entries:
-            entry.version = entry.data._version
+            entry.version, entry.kept = entry.data._version, None
         self.context.params_updated(None if entries is None else [entry.id for entry in entries])
         self.stale = True
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import libdc
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from .order.agreed_order import AgreedOrder, Fills, WholeModelOrder
 from .order.exec_order import ExecOrder, split_into_groups
 from .param_group import Options, ParamGroup
+from .policy import Policies
 from .sharded_param import ShardedParam
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -58,15 +59,18 @@ class TrainingState(enum.Enum):
 class Root:
     """Everything of one call of shard(). Used by one thread at a time, as the model itself is."""
 
-    def __init__(self, comm: libdc.Comm, options: Options, device: torch.device, model: nn.Module) -> None:
+    def __init__(self, comm: libdc.Comm, options: Options, device: torch.device, model: nn.Module,
+                 policies: Policies) -> None:
         self.model = weakref.ref(model)
         self.group = ParamGroup(comm, options, device)
+        self.policies = policies
         _roots[self.group.graph_id] = self
         self.state = TrainingState.IDLE
         self.depth = 0  # forwards of the model's modules under way
         self.reduce_grads = True  # False inside no_sync()
         self.block: Any = None  # of the gathered() that is open; see whole.py
         self.order: Any = None  # of the gathers of the phase under way, see order/; None if they need none
+        self.prefetched: Set[int] = set()  # by prefetch()
         self.reductions: Optional[AgreedOrder] = None  # of this backward's reductions, for unused="zero"
         self._orders: Dict[Any, Any] = {}
         self.with_grad: Dict[int, ShardedParam] = {}  # got a gradient in this backward
@@ -140,7 +144,7 @@ class Root:
 
     def _make_order(self) -> Any:
         group, reference = weakref.ref(self.group), weakref.ref(self)
-        options, sizes = self.group.options, [entry.numel for entry in self.group.entries]
+        options, sizes = self.group.options, [entry.size for entry in self.group.entries]
         fills = self.group.fills_unused
 
         def gather(ids: Sequence[int]) -> None:
@@ -164,6 +168,9 @@ class Root:
 
     def _end_order(self) -> None:
         order, reductions = self.order, self.reductions
+        for id in sorted(self.prefetched):
+            self.group.drop_prefetched(id)
+        self.prefetched.clear()
         if order is not None:
             order.end()
             self.order = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from . import agreement, managed_modules, meta_init, module_class
 from .eager import make_saved_tensor_hooks
 from .param_group import Options
 from .parameter import set_param_class
+from .policy import Policies, Policy, check as check_policy
 from .root import Root
 from .sharded_param import ShardedParam
 
@@ -21,7 +22,8 @@ from .sharded_param import ShardedParam
 def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: int = 1 << 20, prefetch: int = 1,
           group_size: int = 1 << 18, reduce_dtype: Optional[torch.dtype] = None,
           param_dtype: Optional[torch.dtype] = None, broadcast: bool = True, check_finite: bool = False,
-          device: Any = None, mesh: Any = None, unused: Optional[str] = None) -> nn.Module:
+          device: Any = None, mesh: Any = None, unused: Optional[str] = None,
+          policy: Optional[Mapping[str, Policy]] = None) -> nn.Module:
     """Spreads a model's training state over the ranks, in place, and returns the model.
 
     stage         0: nothing is spread, gradients are averaged; 1 and 2: gradients and with them the optimizer's state;
@@ -41,6 +43,7 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     unused        "zero": ranks may take different paths through the model in one forward, as to experts or in dropped
                   layers. A rank sends its part of the weights that it does not use, and zeros for their gradients.
                   None: that is an error
+    policy        {pattern: Policy(...)}: other rules for modules or parameters of those names, see policy.py
     device        where parameters on PyTorch's device meta get memory, each rank for its part alone; None: where other
                   parameters are, else PyTorch's default device. They have no values until they are loaded or reset
 
@@ -59,15 +62,17 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     for name, value in zip(least, (bucket_size, prefetch, group_size)):
         if not isinstance(value, int) or value < least[name]:
             raise ValueError(f"shard: {name} = {value!r}, must be an integer >= {least[name]}")
+    check_policy(policy)
     patches.install()
     managed_modules.check_modules(model)
-    params = managed_modules.parameters_of(model)
+    policies = Policies(model, policy, param_dtype, reduce_dtype)
+    params = managed_modules.parameters_of(model, policies)
     all_ranks = resolve_comm(_world_of(mesh) if comm is None else comm)
     options = Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype, bool(check_finite),
                       _replicas_of(mesh, all_ranks.size), unused)
     where = meta_init.target_device(params, device)
-    root = Root(all_ranks, options, where, model)
-    agreement.check(root, model, params, {**options._asdict(), "broadcast": bool(broadcast)})
+    root = Root(all_ranks, options, where, model, policies)
+    agreement.check(root, model, params, {**options._asdict(), "policy": policies, "broadcast": bool(broadcast)})
     empty = meta_init.Uninitialized(model, where, whole=stage == 0)
     if broadcast:
         for tensor in (*dict.fromkeys(param for _, param in params), *model.buffers()):
@@ -81,9 +86,10 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
 def copy_of(model: nn.Module, source: Root, shapes: Dict[nn.Parameter, torch.Size]) -> nn.Module:
     """Manages a copy of a sharded model, whose parameters are parts of these shapes already; collective."""
     group = source.group
-    root = Root(group.all_ranks, group.options, group.device, model)
+    policies = Policies(model, source.policies.given, group.options.param_dtype, group.options.reduce_dtype)
+    root = Root(group.all_ranks, group.options, group.device, model, policies)
     empty = meta_init.Uninitialized(model, group.device, whole=True)
-    _manage(model, root, managed_modules.parameters_of(model), empty, shapes)
+    _manage(model, root, managed_modules.parameters_of(model, policies), empty, shapes)
     return model
 
 
@@ -94,15 +100,15 @@ def _manage(model: nn.Module, root: Root, params: Sequence[Tuple[str, nn.Paramet
         if param in entries:
             entries[param].names.append(name)
         else:
-            entries[param] = ShardedParam(root, len(entries), name, param, shapes.get(param))
+            entries[param] = ShardedParam(root, len(entries), name, param, root.policies.of(param), shapes.get(param))
     root.group.register_params(list(entries.values()), empty)
     root.saved_tensor_hooks = make_saved_tensor_hooks(root)
     for entry in root.group.entries:
         set_param_class(entry)
         entry.reduce_direct_gradients()
     for module in model.modules():
-        own = [name for name, param in module._parameters.items() if param is not None]
-        if own or module is model or module_class.has_forward_hooks(module):
+        own = [name for name, param in module._parameters.items() if param in entries]
+        if own or module is model or module in root.policies.casts or module_class.has_forward_hooks(module):
             module_class.convert(module, own, root, entries, module is model)
     managed_modules.refuse_new_params(model, root)
 

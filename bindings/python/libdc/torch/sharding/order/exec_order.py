@@ -6,16 +6,24 @@ sequence of gathers alone, never on time or on free memory. So the ranks decide 
 
 from __future__ import annotations
 
-from typing import Callable, List, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Sequence, Tuple
 
 
-def split_into_groups(sizes: Sequence[int], group_size: int) -> List[Tuple[int, int]]:
-    """Cuts a sequence of parameters, by their numbers of elements, into [begin, end) of groups. A group is full with
-    `group_size` elements: a small parameter alone would cost a handshake."""
+class Size(NamedTuple):
+    """A parameter's elements, and the number of the group that the program made of it and others; 0: of none."""
+
+    elements: int
+    group: int
+
+
+def split_into_groups(sizes: Sequence[Size], group_size: int) -> List[Tuple[int, int]]:
+    """Cuts a sequence of parameters into [begin, end) of groups. A group is full with `group_size` elements: a small
+    parameter alone would cost a handshake. Those of one group of the program's stay together, and alone."""
     groups, begin, elements = [], 0, 0
     for k, size in enumerate(sizes):
-        elements += size
-        if elements >= group_size or k + 1 == len(sizes):
+        elements += size.elements
+        last = k + 1 == len(sizes) or sizes[k + 1].group != size.group
+        if last or (elements >= group_size and not size.group):
             groups.append((begin, k + 1))
             begin, elements = k + 1, 0
     return groups
@@ -26,10 +34,10 @@ class ExecOrder:
 
     lookahead        how many groups are gathered ahead of use
     group_size       elements of a full group (groups_of)
-    sizes            of the parameters, by their numbers
+    sizes            of the parameters, by their ids
     prefetch, drop   start to gather some parameters, in one handshake; give one back that was not used"""
 
-    def __init__(self, lookahead: int, group_size: int, sizes: Sequence[int], prefetch: Callable[[List[int]], None],
+    def __init__(self, lookahead: int, group_size: int, sizes: Sequence[Size], prefetch: Callable[[List[int]], None],
                  drop: Callable[[int], None]) -> None:
         self.lookahead, self.group_size, self.sizes = lookahead, group_size, sizes
         self.prefetch, self.drop = prefetch, drop
