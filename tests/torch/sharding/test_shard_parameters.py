@@ -105,6 +105,51 @@ def test_what_all_ranks_write_into_gathered_weights_is_kept(options: Any) -> Non
         libdc.run.threads(2, rank, stage, timeout=60)
 
 
+def test_what_one_rank_writes_into_gathered_weights_is_kept() -> None:
+    def rank(comm: Any, stage: int) -> None:
+        model = sharded(comm, stage, mesh=(2, 2) if stage == 3 else None)
+        expected = make()
+        with torch.no_grad():
+            expected.emb.weight[3] = 2
+            expected.scale.fill_(-1)
+            expected.norm.bias.add_(1)
+        with dct.gathered(model, write=True), torch.no_grad():
+            model.emb.weight, model.scale, model.norm.bias  # at stage 3, all ranks read together
+            if comm.rank == 1:
+                model.emb.weight[3] = 2
+                model.scale.data = torch.tensor(-1.0)
+            if comm.rank > 1:
+                model.norm.bias.add_(1)
+        assert bits(dct.full_state_dict(model)) == bits(expected.state_dict())
+        assert model(*data(0, 0)).item() == expected(*data(0, 0)).item()
+        with pytest.raises(RuntimeError, match="rank 3 has written other values into norm.weight than rank 2, so"):
+            with dct.gathered(model), torch.no_grad():
+                old = model.norm.weight.clone()
+                if comm.rank == 2:
+                    model.norm.weight.copy_(old)  # no other value than before, but it is written
+                if comm.rank == 3:
+                    model.norm.weight.zero_()
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(4, rank, stage, timeout=60)
+
+
+def test_gathered_weights_to_read_alone() -> None:
+    def rank(comm: Any, stage: int) -> None:
+        model = sharded(comm, stage)
+        before = bits(dct.full_state_dict(model))
+        with dct.gathered(model, write=False):
+            assert torch.equal(model.emb.weight, make().emb.weight) and model.scale.requires_grad
+        for change in (lambda: model.norm.weight.detach().zero_(), lambda: setattr(model.scale, "data", torch.zeros(()))):
+            with pytest.raises(RuntimeError, match="was written in a block with write = False, so the change would be"):
+                with dct.gathered(model, write=False):
+                    change()
+        assert bits(dct.full_state_dict(model)) == before
+
+    for stage in (1, 3):
+        libdc.run.threads(2, rank, stage, timeout=60)
+
+
 def test_around_several_models() -> None:
     def rank(comm: Any) -> None:
         both = nn.ModuleList([make(Plain, layers=2), make(Plain, layers=2)])

@@ -64,22 +64,24 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def gathered(model: nn.Module) -> Iterator[None]:
-    """Inside, the modules' attributes are the whole weights outside of forward too. Values that all ranks write into
-    them alike are kept. Collective."""
+def gathered(model: nn.Module, write: bool = True) -> Iterator[None]:
+    """Inside, the modules' attributes are the whole weights outside of forward too. Collective.
+
+    write   True: values that one rank writes into them, or several ranks alike, are kept on all. False: none are, which
+            saves checksums; a write is an error where the tensor's version tells"""
     with contextlib.ExitStack() as blocks:
         for root in roots_of(model):
-            blocks.enter_context(_gathered(root))
+            blocks.enter_context(_gathered(root, bool(write)))
         yield
 
 
 @contextlib.contextmanager
-def _gathered(root: Root) -> Iterator[None]:
+def _gathered(root: Root, write: bool) -> Iterator[None]:
     if root.block is not None or root.depth > 0:
         yield  # in another one's, or in a forward
         return
     root.prepare_weights()
-    root.block = GatheredWeights(root)
+    root.block = GatheredWeights(root, write)
     try:
         yield
         root.block.write_back()

@@ -88,13 +88,13 @@ class ParamGroup:
         """whole = the ranks' parts one after the other."""
         self.comm_for(self.device).all_gather(part, whole, stream=devices.current_stream(self.device))
 
-    def broadcast(self, tensor: Tensor) -> None:
-        """Every rank gets rank 0's values."""
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Every rank gets one rank's values."""
         if self.all_ranks.size == 1 or tensor.numel() == 0:
             return
         with torch.no_grad():
             flat = tensor.detach().contiguous().view(-1).view(torch.int8)  # any type: bytes travel
-            self.comm_for(flat.device, True).broadcast(flat, 0, stream=devices.current_stream(flat.device))
+            self.comm_for(flat.device, True).broadcast(flat, source, stream=devices.current_stream(flat.device))
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
