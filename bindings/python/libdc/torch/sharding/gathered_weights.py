@@ -105,8 +105,8 @@ class GatheredWeights:
                 if every[rank][id] != every[writers[0]][id]:
                     name = self.root.group.entries[id].names[0]
                     raise RuntimeError(f"gathered: rank {rank} has written other values into {name} than rank "
-                                       f"{writers[0]}, so there is nothing that all could keep: write the same on every "
-                                       "rank, or on one alone")
+                                       f"{writers[0]}, so there is nothing that all could keep: write the same on "
+                                       "every rank, or on one alone")
             result[id] = None if len(writers) == len(every) else writers[0], every[writers[0]][id]
         return result
 
@@ -114,8 +114,8 @@ class GatheredWeights:
         for whole in self.wholes.values():
             moved = any(tensor.data_ptr() != whole.weights.data_ptr() for tensor in whole.views.values())
             if moved or whole.versions() != whole.last_versions:
-                raise RuntimeError(f"gathered: {whole.entry.names[0]} was written in a block with write = False, so the "
-                                   "change would be lost: leave write at True")
+                raise RuntimeError(f"gathered: {whole.entry.names[0]} was written in a block with write = False, so "
+                                   "the change would be lost: leave write at True")
 
 
 def checksum(tensor: Tensor) -> int:

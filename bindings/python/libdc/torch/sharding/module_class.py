@@ -42,7 +42,8 @@ def convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Pa
     module.__dict__[MODULE_STATE] = state
     tracing.annotate_module(module, root, [(name, entry.id) for name, entry in state.entries.items()])
     casts = root.policies.casts.get(module, Casts())
-    module.__class__ = _get_class(_ClassKey(type(module), tuple(names), is_root, has_forward_hooks(module), casts))
+    base = type(module).__mro__[1] if type(module) in _classes.values() else type(module)
+    module.__class__ = _get_class(_ClassKey(base, tuple(names), is_root, has_forward_hooks(module), casts))
 
 
 def has_forward_hooks(module: nn.Module) -> bool:

@@ -134,6 +134,19 @@ class ParamGroup:
         empty.watch(self.entries)
         self.uninitialized = empty if empty.versions or empty.buffers else None
 
+    def add_params(self, entries: Sequence[ShardedParam]) -> None:
+        """Shards and registers more parameters, whose ids go on behind the others'."""
+        self.context.unregister_graph(self.graph_id)
+        self.context.clear_all_gathered_params()
+        self.entries += entries
+        self.params += [entry.param for entry in entries]
+        with torch.no_grad():
+            for entry in entries:
+                self._shard(entry, True)
+                self._register(entry)
+        self._register_graph()
+        self.stale = True
+
     def _shard(self, entry: ShardedParam, has_values: bool) -> None:
         param = entry.param
         if self.stage == 0:

@@ -85,6 +85,10 @@ class Policies:
                                  "named_modules() and named_parameters() have them; * stands for one part of a name, "
                                  "** for any number")
 
+    def forget_model(self) -> None:
+        """All parameters and modules have their rules."""
+        self.params, self.casts, self._names = {}, {}, {}
+
     def of(self, param: nn.Parameter) -> ParamPolicy:
         return self.params[param]
 

@@ -66,6 +66,10 @@ class Root:
         self.policies = policies
         _roots[self.group.graph_id] = self
         self.state = TrainingState.IDLE
+        # Those that have come after shard(), and parameters that it left out by policy.
+        self.new_params: Dict[str, weakref.ref[nn.Parameter]] = {}
+        self.new_modules: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+        self.ignored: Set[int] = set()
         self.depth = 0  # forwards of the model's modules under way
         self.reduce_grads = True  # False inside no_sync()
         self.block: Any = None  # of the gathered() that is open; see whole.py
@@ -108,6 +112,25 @@ class Root:
             self.prepare_weights()
             self.group.stale = False
 
+    def prepare_to_join(self) -> None:
+        """Before new parameters join: the orders of gathers are learned anew."""
+        if self.in_backward:
+            self.reset_after_error()
+        self.group.detect_param_changes()
+        self.new_params.clear()
+        self._orders.clear()
+
+    def _refuse_new_params(self) -> None:
+        """Raises if a parameter that came after shard() is in the model."""
+        model = self.model()
+        present = set() if model is None else {id(param) for param in model.parameters()}
+        for name, reference in self.new_params.items():
+            param = reference()
+            if param is not None and id(param) in present:
+                raise RuntimeError(f"{name} has come after shard(), so no rank averages its gradient yet: call shard() "
+                                   "of the model again on every rank, with the same arguments")
+        self.new_params.clear()
+
     def refuse_compiled(self) -> None:
         """Raises where compiled graphs, which have an order of their own, would be in the way."""
         if self.group.fills_unused:
@@ -125,6 +148,8 @@ class Root:
         """Before weights are read: forgets a backward that was not completed, and takes in what was written."""
         if self.in_backward:
             self.reset_after_error()
+        if self.new_params:
+            self._refuse_new_params()
         if self.block is not None:
             self.block.write_back()
         self.group.detect_param_changes()

@@ -13,7 +13,7 @@ from ..default_comm import resolve_comm
 from . import agreement, managed_modules, meta_init, module_class
 from .eager import make_saved_tensor_hooks
 from .param_group import Options
-from .parameter import set_param_class
+from .parameter import entry_of, set_param_class
 from .policy import Policies, Policy, check as check_policy
 from .root import Root
 from .sharded_param import ShardedParam
@@ -48,7 +48,10 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
                   parameters are, else PyTorch's default device. They have no values until they are loaded or reset
 
     Afterwards model.parameters() are the same nn.Parameter objects with the same names, but each holds this rank's
-    part, flat (at stage 0 the whole). Give them to the optimizer. full_shape() is a parameter's former shape."""
+    part, flat (at stage 0 the whole). Give them to the optimizer. full_shape() is a parameter's former shape.
+
+    Parameters and modules may be added afterwards. Another shard() of the model, with the same arguments, takes them
+    in; before that a forward is an error."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"shard: model is a {type(model).__name__}, must be a torch.nn.Module")
     if stage not in (0, 1, 2, 3):
@@ -64,12 +67,16 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
             raise ValueError(f"shard: {name} = {value!r}, must be an integer >= {least[name]}")
     check_policy(policy)
     patches.install()
-    managed_modules.check_modules(model)
+    known = _root_of_whole(model)
+    managed_modules.check_modules(model, known)
     policies = Policies(model, policy, param_dtype, reduce_dtype)
     params = managed_modules.parameters_of(model, policies)
     all_ranks = resolve_comm(_world_of(mesh) if comm is None else comm)
     options = Options(stage, bucket_size, prefetch, group_size, reduce_dtype, param_dtype, bool(check_finite),
                       _replicas_of(mesh, all_ranks.size), unused)
+    if known is not None:
+        _join(model, known, params, policies, options, bool(broadcast))
+        return model
     where = meta_init.target_device(params, device)
     root = Root(all_ranks, options, where, model, policies)
     agreement.check(root, model, params, {**options._asdict(), "policy": policies, "broadcast": bool(broadcast)})
@@ -81,6 +88,49 @@ def shard(model: nn.Module, stage: int = 3, *, comm: Any = None, bucket_size: in
     _manage(model, root, params, empty, {})
     register_backend()
     return model
+
+
+def _root_of_whole(model: nn.Module) -> Optional[Root]:
+    """The root of a model that is sharded already."""
+    state = model.__dict__.get(managed_modules.MODULE_STATE)
+    return state.root if state is not None and state.root.model() is model else None
+
+
+def _join(model: nn.Module, root: Root, params: Sequence[Tuple[str, nn.Parameter]], policies: Policies,
+          options: Options, broadcast: bool) -> None:
+    """Takes in what has come since shard(); collective."""
+    if root.depth > 0 or root.block is not None:
+        raise RuntimeError("shard: new parameters cannot join inside of a forward or of gathered()")
+    agreement.check(root, model, params, {**options._asdict(), "policy": policies, "broadcast": broadcast})
+    for name, value in {**options._asdict(), "policy": policies.given}.items():
+        first = {**root.group.options._asdict(), "policy": root.policies.given}[name]
+        if value != first:
+            raise ValueError(f"shard: {name} = {value}, but the model is sharded with {first} already: where "
+                             "parameters join, the arguments must be the first call's")
+    for name, param in params:
+        if meta_init.is_meta(param):
+            raise ValueError(f"shard: {name} is on meta: a parameter that joins a sharded model must have values")
+        if entry_of(param) is None and param.device != root.group.device:
+            raise ValueError(f"shard: {name} is on {param.device}, must be on {root.group.device} as the others are")
+    root.prepare_to_join()
+    if broadcast:
+        new_buffers = (buffer for module in model.modules() if module in root.new_modules
+                       for buffer in module._buffers.values() if buffer is not None)
+        for tensor in (*dict.fromkeys(param for _, param in params if entry_of(param) is None), *new_buffers):
+            root.group.broadcast(tensor)
+    entries = {entry.param: entry for entry in root.group.entries}
+    new: Dict[nn.Parameter, ShardedParam] = {}
+    for entry in entries.values():
+        entry.names = [name for name, param in params if param is entry.param] or entry.names
+        root.group.context.set_param_name(entry.id, entry.names[0])
+    for name, param in params:
+        if param in new:
+            new[param].names.append(name)
+        elif param not in entries:
+            new[param] = ShardedParam(root, len(entries) + len(new), name, param, policies.of(param))
+    root.group.add_params(list(new.values()))
+    root.policies = policies
+    _convert(model, root, {**entries, **new}, list(new.values()))
 
 
 def copy_of(model: nn.Module, source: Root, shapes: Dict[nn.Parameter, torch.Size]) -> nn.Module:
@@ -103,14 +153,22 @@ def _manage(model: nn.Module, root: Root, params: Sequence[Tuple[str, nn.Paramet
             entries[param] = ShardedParam(root, len(entries), name, param, root.policies.of(param), shapes.get(param))
     root.group.register_params(list(entries.values()), empty)
     root.saved_tensor_hooks = make_saved_tensor_hooks(root)
-    for entry in root.group.entries:
+    _convert(model, root, entries, root.group.entries)
+
+
+def _convert(model: nn.Module, root: Root, entries: Dict[nn.Parameter, ShardedParam],
+             new: Sequence[ShardedParam]) -> None:
+    """Gives parameters and modules their classes."""
+    for entry in new:
         set_param_class(entry)
         entry.reduce_direct_gradients()
     for module in model.modules():
         own = [name for name, param in module._parameters.items() if param in entries]
         if own or module is model or module in root.policies.casts or module_class.has_forward_hooks(module):
             module_class.convert(module, own, root, entries, module is model)
-    managed_modules.refuse_new_params(model, root)
+    managed_modules.watch(model, root)
+    root.ignored = {id(param) for param, rules in root.policies.params.items() if rules.ignored}
+    root.policies.forget_model()
 
 
 def _world_of(mesh: Any) -> Any:
