@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict
+from typing import Any, Dict, List, NamedTuple
 
 import libdc.run
 import libdc.torch as dct
@@ -13,6 +13,7 @@ import torch.nn as nn
 from libdc.torch.sharding.order.exec_order import Size, split_into_groups
 from models import Block, Odd, Plain, adamw, bits, data, make
 from sharded import alone, grads, on, one_thread, sharded  # noqa: F401
+from torch.utils.checkpoint import checkpoint
 
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -58,6 +59,85 @@ def test_types_by_module(backend: Any) -> None:
 
     for stage in (0, 3) if backend is None else (3,):
         libdc.run.threads(2, rank, stage, timeout=120)
+
+
+class Seen(nn.Module):
+    """Notes the types of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+        self.types: List[Any] = []
+
+    def forward(self, x: torch.Tensor, y: Any = None) -> torch.Tensor:
+        self.types.append((x.dtype, None if y is None else y.dtype))
+        return self.lin(x)
+
+
+class TwoSeen(nn.Module):
+    def __init__(self, cast: bool = False, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.c1, self.c2, self.cast, self.checkpointed = Seen(), Seen(), cast, checkpointed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        run = (lambda module, *args: checkpoint(module, *args, use_reentrant=False, early_stop=False)) \
+            if self.checkpointed else (lambda module, *args: module(*args))
+        h = run(self.c1, x)
+        return run(self.c2, h.to(self.c2.lin.weight.dtype) if self.cast else h, torch.ones(1)).float()
+
+
+class Casts(NamedTuple):
+    """The types that the first and the second module see, and the second one's other argument."""
+
+    policy: Dict[str, dct.Policy]
+    seen: Any
+    options: Dict[str, Any] = {}
+    model: Dict[str, Any] = {}
+
+
+_half, _full = torch.float16, torch.float32
+_cast_in = dct.Policy(param_dtype=_half, cast_forward_inputs=True)
+
+
+@pytest.mark.parametrize("casts", [
+    Casts({"c2": _cast_in}, [_full, _half, _half]),
+    Casts({"c2": dct.Policy(param_dtype=_half)}, [_full, _half, _full], model={"cast": True}),
+    Casts({"c1": _cast_in._replace(output_dtype=_full)}, [_half, _full, _full]),
+    Casts({"": dct.Policy(cast_forward_inputs=True)}, [_half, _half, _full], {"param_dtype": _half}),
+    Casts({"": dct.Policy(cast_forward_inputs=True), "c2": dct.Policy(cast_forward_inputs=True)},
+          [_half, _half, _half], {"param_dtype": _half}),
+    Casts({"*": _cast_in}, [_half, _half, _half], model={"checkpointed": True}),
+    Casts({"*": _cast_in._replace(output_dtype=_full)}, [_half, _half, _half], model={"checkpointed": True}),
+])
+def test_casts_at_modules_borders(casts: Casts) -> None:
+    """PyTorch's test_fully_shard_mixed_precision.py: test_float16_on_one_submodule, test_submodules_with_external_inputs,
+    test_checkpoint_recompute_casts_forward_inputs, test_checkpoint_recompute_casts_outputs.
+    test_fully_shard_training.py: test_grouped_module_cast_forward_inputs."""
+    model = TwoSeen(**casts.model)
+
+    def rank(comm: Any, stage: int) -> None:
+        mine = dct.shard(copy.deepcopy(model), stage, comm=comm, policy=casts.policy, **casts.options)
+        mine(torch.zeros(2, 6)).sum().backward()
+        assert {(mine.c1.types[k][0], *mine.c2.types[k]) for k in range(len(mine.c1.types))} == {tuple(casts.seen)}
+        assert len(mine.c1.types) == (2 if mine.checkpointed else 1)
+
+    for stage in (0, 3):
+        libdc.run.threads(2, rank, stage, timeout=60)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_in_16_bits(dtype: torch.dtype) -> None:
+    """PyTorch's test_fully_shard_mixed_precision.py: test_norm_modules_bf16, test_norm_modules_fp16."""
+    def rank(comm: Any) -> None:
+        apart = {"1": dct.Policy(param_dtype=torch.float32, cast_forward_inputs=True, output_dtype=dtype)}
+        for middle, policy in ((nn.LayerNorm(8), {}), (nn.BatchNorm1d(8), apart), (nn.BatchNorm1d(8).to(dtype), {})):
+            model = nn.Sequential(nn.Linear(8, 8), middle, nn.Linear(8, 8))
+            dct.shard(model, comm=comm, param_dtype=dtype, policy={"": dct.Policy(cast_forward_inputs=True), **policy})
+            result = model(torch.randn(4, 8))
+            result.sum().backward()
+            assert result.dtype == dtype and all(p.grad is not None for p in model.parameters())
+
+    on(2, rank)
 
 
 def test_ignored_parameters_are_each_ranks_own() -> None:

@@ -5,12 +5,14 @@ once, and neighbours in the order of use share handshakes and buckets. Nested ca
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import re
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 
 
 class Policy(NamedTuple):
@@ -52,7 +54,19 @@ class Casts(NamedTuple):
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
-    return tree_map_only(Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, values)
+    """The values with the floating-point tensors in lists, tuples, dictionaries and dataclasses cast."""
+    def cast(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.to(dtype) if leaf.is_floating_point() else leaf
+        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        fields = {field.name: _cast(getattr(leaf, field.name), dtype) for field in dataclasses.fields(leaf)}
+        other = copy.copy(leaf)
+        for name, value in fields.items():
+            object.__setattr__(other, name, value)
+        return other
+
+    return tree_map(cast, values)
 
 
 class ParamPolicy(NamedTuple):
