@@ -110,9 +110,9 @@ _cast_in = dct.Policy(param_dtype=_half, cast_forward_inputs=True)
     Casts({"*": _cast_in._replace(output_dtype=_full)}, [_half, _half, _half], model={"checkpointed": True}),
 ])
 def test_casts_at_modules_borders(casts: Casts) -> None:
-    """PyTorch's test_fully_shard_mixed_precision.py: test_float16_on_one_submodule, test_submodules_with_external_inputs,
-    test_checkpoint_recompute_casts_forward_inputs, test_checkpoint_recompute_casts_outputs.
-    test_fully_shard_training.py: test_grouped_module_cast_forward_inputs."""
+    """PyTorch's test_fully_shard_mixed_precision.py: test_float16_on_one_submodule,
+    test_submodules_with_external_inputs, test_checkpoint_recompute_casts_forward_inputs,
+    test_checkpoint_recompute_casts_outputs. test_fully_shard_training.py: test_grouped_module_cast_forward_inputs."""
     model = TwoSeen(**casts.model)
 
     def rank(comm: Any, stage: int) -> None:

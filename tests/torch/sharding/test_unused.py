@@ -183,6 +183,13 @@ def test_what_it_refuses() -> None:
     with pytest.raises(ValueError, match="shard: unused = True, must be \"zero\" or None"):
         dct.shard(nn.Linear(1, 1), unused=True)  # type: ignore[arg-type]
 
+    def compiled(comm: Any) -> None:
+        model = dct.shard(nn.Linear(2, 2), comm=comm, unused="zero")
+        with pytest.raises(RuntimeError, match="shard: unused = 'zero' is for models without torch.compile"):
+            torch.compile(model, backend="eager")(torch.ones(1, 2))
+
+    on(2, compiled)
+
     def differ(comm: Any) -> None:
         with pytest.raises(ValueError, match="shard: unused = None on rank 0, but zero on rank 1: all ranks must"):
             dct.shard(nn.Linear(2, 2), comm=comm, unused=(None, "zero")[comm.rank])
