@@ -17,7 +17,7 @@ from sharded import on, one_thread, sharded  # noqa: F401
 PROGRAM = """
 import sys
 import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-import libdc.torch as dct
+import libdc.optim, libdc.torch as dct
 from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_state_dict, set_model_state_dict,
                                                      set_optimizer_state_dict, set_state_dict)
 from models import bits, data, make, trainable
@@ -26,24 +26,28 @@ dist.init_process_group("libdc")
 rank = dist.get_rank()
 
 
-def build(stage):
+def build(stage, kind=torch.optim.AdamW):
     net = dct.shard(make(), stage, group_size=300)
-    return net, torch.optim.AdamW(trainable(net), lr=1e-2)
+    return net, kind([p for p in trainable(net) if p.ndim > 1 or kind is not libdc.optim.Muon], lr=1e-2)
+
+
+def step(net, optimizer, number):
+    net(*data(number, 0)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def show(net, optimizer):
     state = dct.full_optimizer_state_dict(net, optimizer)["state"]
     pieces = {f"{name} {key}": torch.as_tensor(value) for name, of in state.items() for key, value in of.items()}
-    print("bits", bits(dct.full_state_dict(net)), bits(pieces), flush=True)
+    print(type(optimizer).__name__, bits(dct.full_state_dict(net)), bits(pieces), flush=True)
 
 
 """
 SAVE = PROGRAM + """
 net, optimizer = build(3)
-for step in range(2):
-    net(*data(step, 0)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+for number in range(2):
+    step(net, optimizer, number)
 model, state = get_state_dict(net, optimizer)
 dcp.save({"model": model, "optim": state}, checkpoint_id=PATH)
 for offload in (False, True):
@@ -57,6 +61,16 @@ for offload in (False, True):
 if rank == 0:
     torch.save(full, PATH + ".full")
 show(net, optimizer)
+group = dist.new_group(backend="libdc")
+for kind in libdc.optim.Muon, libdc.optim.Shampoo:
+    net, optimizer = build(3, kind)
+    for number in range(2):
+        step(net, optimizer, number)
+    show(net, optimizer)
+    model, state = get_state_dict(net, optimizer)
+    done = dcp.async_save({"model": model, "optim": state}, checkpoint_id=PATH + kind.__name__, process_group=group)
+    step(net, optimizer, 2)  # what is saved was copied
+    done.result()
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -74,8 +88,13 @@ for stage in STAGES:
         set_model_state_dict(net, full[0], options=options)
         set_optimizer_state_dict(net, optimizer, full[1], options=options)
         show(net, optimizer)
-    net(*data(3, 0)).backward()
-    optimizer.step()
+    step(net, optimizer, 3)
+    for kind in libdc.optim.Muon, libdc.optim.Shampoo:
+        net, optimizer = build(stage, kind)
+        model, state = get_state_dict(net, optimizer)
+        dcp.load({"model": model, "optim": state}, checkpoint_id=PATH + kind.__name__)
+        set_state_dict(net, optimizer, model_state_dict=model, optim_state_dict=state)
+        show(net, optimizer)
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -85,7 +104,7 @@ def test_any_number_of_ranks_reads_what_two_wrote(launch: Any, tmp_path: Path) -
     path = str(tmp_path / "checkpoint")
     lines = launch(SAVE.replace("PATH", repr(path)), 2).split("\n")[:-1]
     lines += launch(LOAD.replace("PATH", repr(path)).replace("STAGES", "(3, 0)"), 3).split("\n")[:-1]
-    assert len(lines) == 2 + 3 * 2 * 3 and len(set(lines)) == 1, lines
+    assert len(lines) == 2 * 3 + 3 * 2 * 5 and len(set(lines)) == 3, lines
     plain = make()  # and a program without libdc
     optimizer = torch.optim.AdamW(trainable(plain), lr=1e-2)
     for step in range(2):

@@ -166,6 +166,18 @@ def test_48_state_dict_through_a_file() -> None:
     assert two.param_groups[0]["lr"] == 1e-3
 
 
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD, optim.Muon, optim.Shampoo, optim.SOAP])
+def test_an_optimizer_takes_its_own_state(kind: Any) -> None:
+    """Its tensors are the library's memory, which is cleared before a state is loaded."""
+    param = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = kind([param], lr=1e-2)
+    param.grad = torch.arange(16.0).view(4, 4)
+    optimizer.step()
+    before = {name: piece.clone() for name, piece in optimizer.state[param].items()}
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert all(torch.equal(piece, before[name]) for name, piece in optimizer.state[param].items())
+
+
 @pytest.mark.parametrize("steps", [0, 1, 5])
 # second-order: 48
 @pytest.mark.parametrize("to_torch", [False, True], ids=["from_torch", "to_torch"])

@@ -4,6 +4,7 @@ the library inside a step."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from typing import Any, Callable, Dict, Iterator, List, Optional, Pattern, Sequence, Set, Tuple, Type, TypeVar
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from ..torch import devices
 from ..torch.dtypes import DTYPES, FLOAT_DTYPES
 from ..torch.sharding.parameter import entry_of
+from ..torch.sharding.part import plain_tensor
 from . import arrays
 
 
@@ -285,7 +287,8 @@ class NativeOptimizer(torch.optim.Optimizer):
         """The pieces of a parameter's state: the library's own memory."""
         native, part = self._native, self._parts[index]
         assert native is not None
-        return {name: part.view(torch.from_dlpack(native.state(index, name))) for name in native.state_names(index)}
+        pieces = {name: torch.from_dlpack(native.state(index, name)) for name in native.state_names(index)}
+        return {name: piece if self.is_owned(name) else part.view(piece) for name, piece in pieces.items()}
 
     def is_owned(self, name: str) -> bool:
         """Whether a piece of state is of a block or a layer that one rank owns."""
@@ -301,9 +304,20 @@ class NativeOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
         """As PyTorch's, but that state keeps its own types; a state of torch.optim's namesake is taken, too. Where a
         parameter has state, all of it must be there. A state that does not fit is an error, and changes nothing."""
-        super().load_state_dict(state_dict)
-        saved = state_dict["state"]
+        saved = self._own_copies(state_dict["state"])
+        super().load_state_dict({**state_dict, "state": saved})
         self._load_state({part.param: saved[i] for i, part in enumerate(self._parts) if i in saved})
+
+    def _own_copies(self, state: Dict[int, Any]) -> Dict[int, Any]:
+        """A state with copies in place of the library's own memory, which loading clears first: state_dict() shows it,
+        and torch.distributed.checkpoint loads into it."""
+        own = {piece.data_ptr() for index in range(len(self._parts)) for piece in self._views(index).values()}
+
+        def own_copy(value: Any) -> Any:
+            shared = isinstance(value, Tensor) and plain_tensor(value).untyped_storage().data_ptr() in own
+            return copy.deepcopy(value) if shared else value
+
+        return {number: {name: own_copy(value) for name, value in values.items()} for number, values in state.items()}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         """The end of load_state_dict(). A copy or an unpickled optimizer gets a new handle of the library."""

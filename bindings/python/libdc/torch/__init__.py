@@ -11,16 +11,18 @@ from .default_comm import init
 from .planning import plan
 from .process_group import comm_from_process_group
 from .sharding.clip_grad import clip_grad_norm_
-from .sharding.model import full_shape, gathered, grads_finite, no_sync, stats, trace_read, trace_start
+from .sharding.model import (full_shape, gathered, grads_finite, no_sync, prefetch, reshard, stats, trace_read,
+                             trace_start, unshard)
+from .sharding.policy import Policy
 from .sharding.shard import shard
 from .transformer.caching_allocator import set_cache_limit
 from .transformer.deepspeed_layer import DeepSpeedTransformerConfig, DeepSpeedTransformerLayer
 from .transformer.layer import TransformerLayer, bert_layer_state, load_bert_layer
 
 __all__ = [
-    "DeepSpeedTransformerConfig", "DeepSpeedTransformerLayer", "TransformerLayer", "bert_layer_state",
+    "DeepSpeedTransformerConfig", "DeepSpeedTransformerLayer", "Policy", "TransformerLayer", "bert_layer_state",
     "clip_grad_norm_", "comm_from_process_group", "dc", "distributed", "full_optimizer_state_dict", "full_shape",
     "full_state_dict", "gathered", "grads_finite", "init", "load_bert_layer", "load_checkpoint",
-    "load_full_optimizer_state_dict", "load_full_state_dict", "no_sync", "plan", "save_checkpoint", "set_cache_limit",
-    "shard", "stats", "trace_read", "trace_start",
+    "load_full_optimizer_state_dict", "load_full_state_dict", "no_sync", "plan", "prefetch", "reshard",
+    "save_checkpoint", "set_cache_limit", "shard", "stats", "trace_read", "trace_start", "unshard",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Tuple
 import torch
 from torch import fx
 
-from ..sharding.exec_order import split_into_groups
+from ..sharding.order.exec_order import split_into_groups
 from ..sharding.root import is_sharded_graph, root_by_graph
 from .tracing import begin_backward_op, reduce_op
 
@@ -163,7 +163,7 @@ def _prefetch(graph: fx.Graph, waits: List[fx.Node]) -> None:
     for graph_id, root in roots.items():
         gathers = [wait.args[0] for wait in waits if wait.args[1] == graph_id]
         options = root.group.options
-        groups = split_into_groups([root.group.entries[node.args[2]].numel for node in gathers], options.group_size)
+        groups = split_into_groups([root.group.entries[node.args[2]].size for node in gathers], options.group_size)
         num_prefetched = 0
         for k, (begin, _) in enumerate(groups):
             until = min(k + 1 + options.prefetch, len(groups)) if options.prefetch else 0

@@ -42,6 +42,7 @@ def _begin_forward_body(graph_id: int) -> None:
 
 def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Tensor:
     root = root_by_graph(graph_id)
+    root.refuse_compiled()
     root.pre_backward()
     root.begin_reductions()
     for id in ids:
@@ -88,16 +89,16 @@ class _TracedUnshard(torch.autograd.Function):
         return None, done.float(), None, None, None, None, None, None
 
 
-def annotate_module(module: nn.Module, root: Root, ids: Dict[str, Tuple[int, Optional[torch.dtype]]]) -> None:
+def annotate_module(module: nn.Module, root: Root, names: Sequence[Tuple[str, int]]) -> None:
     """Stores with a module the values that traced_param() and begin_forward() read, each a constant for Dynamo."""
     module.__dict__["_dc_graph"] = root.group.graph_id
-    module.__dict__["_dc_ids"] = ids
-    module.__dict__["_dc_whole"] = root.group.stage == 0
-    module.__dict__["_dc_reduced"] = root.group.options.reduce_dtype if root.group.stage == 0 else None
-    module.__dict__["_dc_local"] = {name: root.group.entries[id].data for name, (id, _) in ids.items()}
+    entries = {name: root.group.entries[id] for name, id in names}
+    whole = module.__dict__["_dc_whole"] = root.group.stage == 0
+    module.__dict__["_dc_ids"] = {name: (entry.id, entry.param_dtype, entry.reduce_dtype if whole else None)
+                                  for name, entry in entries.items()}
+    module.__dict__["_dc_local"] = {name: entry.data for name, entry in entries.items()}
     module.__dict__["_dc_trained"] = trained = {}
-    for name, (id, _) in ids.items():
-        entry = root.group.entries[id]
+    for name, entry in entries.items():
         trained[name] = entry.param.requires_grad
         entry.trained.append((trained, name))
     module.__dict__["_dc_anchor"] = _anchor_of(root)
@@ -121,12 +122,12 @@ def _anchor_of(root: Root) -> Tensor:
 
 def traced_param(module: nn.Module, name: str) -> Tensor:
     """A parameter's weights, traced. Dynamo does not see the parameter itself, whose class it cannot trace."""
-    graph_id, (id, dtype) = module.__dict__["_dc_graph"], module.__dict__["_dc_ids"][name]
+    graph_id, (id, dtype, reduced) = module.__dict__["_dc_graph"], module.__dict__["_dc_ids"][name]
     whole = module.__dict__["_dc_whole"]
     local = module.__dict__["_dc_local"][name]
     if module.__dict__["_dc_trained"][name] and torch.is_grad_enabled():
         return _TracedUnshard.apply(local, module.__dict__["_dc_anchor"], graph_id, id, dtype, whole,
-                                    module.__dict__["_dc_reduced"], module.__dict__["_dc_root"].reduce_grads)
+                                    reduced, module.__dict__["_dc_root"].reduce_grads)
     if not whole:
         return _rt.take(local, graph_id, id, dtype)
     return local if dtype is None else local.to(dtype)

@@ -109,6 +109,10 @@ class ModuleState:
                 if not weights.is_inference() and weights._version:
                     self._refuse_write(name)
             return result
+        except BaseException:
+            if outermost:
+                root.abort_forward()
+            raise
         finally:
             self.gathered = outer
             root.depth -= 1

@@ -1,12 +1,13 @@
 """`with gathered(model):` whole weights outside of forward, to read and to write.
 
-Changes are kept: at the end of the block, and before a forward inside it, each rank copies its part into its shard. All
-ranks must have written the same values, or the parts would not fit together; checksums are compared."""
+Changes are kept: at the end of the block, and before a forward inside it, each rank copies its part into its shard.
+Either all ranks that have written into a weight wrote the same, or the parts would not fit together; checksums are
+compared. Ranks that have not written get the values of one that has."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -24,14 +25,19 @@ class _FullWeights:
     """One parameter's whole weights, and the tensors over their memory that attributes are: tracked by autograd or not.
     """
 
-    def __init__(self, entry: ShardedParam) -> None:
+    def __init__(self, entry: ShardedParam, write: bool) -> None:
         self.entry = entry
         self.version = entry.data._version, entry.optimizer_steps
         whole = plain_tensor(entry.data) if entry.group.stage == 0 else gather_full(entry, entry.data)
         assert whole is not None
         self.weights: Tensor = whole
-        self.last_checksum = checksum(whole)
+        self.last_checksum = checksum(whole) if write else 0
         self.views: Dict[bool, Tensor] = {}
+        self.last_versions = 0
+
+    def versions(self) -> int:
+        """Rises with each write that autograd knows of."""
+        return sum(tensor._version for tensor in self.views.values() if not tensor.is_inference())
 
     def sync_and_checksum(self) -> int:
         """The checksum, after `weight.data = ...` has been taken in."""
@@ -45,8 +51,8 @@ class _FullWeights:
 class GatheredWeights:
     """The whole weights that one gathered() block has handed out."""
 
-    def __init__(self, root: Root) -> None:
-        self.root = root
+    def __init__(self, root: Root, write: bool) -> None:
+        self.root, self.write = root, write
         self.wholes: Dict[int, _FullWeights] = {}
 
     def read(self, entry: ShardedParam, tracked: bool, track: Callable[[Tensor], Tensor]) -> Tensor:
@@ -54,36 +60,62 @@ class GatheredWeights:
         whole = self.wholes.get(entry.id)
         version = entry.data._version, entry.optimizer_steps
         if whole is None or (self.root.group.stage > 0 and whole.version != version):
-            whole = self.wholes[entry.id] = _FullWeights(entry)
+            whole = self.wholes[entry.id] = _FullWeights(entry, self.write)
         weights = whole.views.get(tracked)
         if weights is None:
             weights = whole.weights.new_empty(0).set_(whole.weights)  # no view of anything, for autograd
             weights = whole.views[tracked] = track(weights) if tracked else weights
+            whole.last_versions += 0 if weights.is_inference() else weights._version
         return weights
 
     def write_back(self) -> None:
         """Writes each rank's part of the changed weights. Collective."""
-        now = {id: whole.sync_and_checksum() for id, whole in self.wholes.items()}
-        changed = {id: sum for id, sum in now.items() if sum != self.wholes[id].last_checksum}
-        self._check_ranks_agree(changed)
+        if not self.write:
+            self._refuse_writes()
+            return
         entries = []
-        for id in changed:
-            whole = self.wholes[id]
-            if self.root.group.stage > 0:
-                copy_shard(whole.entry, whole.weights, whole.entry.data)
-            whole.last_checksum, whole.version = now[id], (whole.entry.data._version, whole.entry.optimizer_steps)
-            entries.append(whole.entry)
+        for id, (writer, sum_) in self._agree_on_writers().items():
+            whole = self.wholes.get(id)
+            if whole is None:  # at stage 0, where reading is each rank's own
+                whole = self.wholes[id] = _FullWeights(self.root.group.entries[id], self.write)
+            if whole.last_checksum != sum_ or writer is not None:
+                if writer is not None:
+                    self.root.group.broadcast(whole.weights, writer)
+                if self.root.group.stage > 0:
+                    copy_shard(whole.entry, whole.weights, whole.entry.data)
+                entries.append(whole.entry)
+            whole.last_checksum, whole.last_versions = sum_, whole.versions()
+            whole.version = whole.entry.data._version, whole.entry.optimizer_steps
         if entries:
             self.root.group.params_updated(entries)
 
-    def _check_ranks_agree(self, changed: Dict[int, int]) -> None:
-        changes = [json.loads(text) for text in self.root.group.all_gather_bytes(json.dumps(changed).encode())]
-        for rank, other in enumerate(changes):
-            if other != changes[0]:
-                id = min(int(id) for id in {**changes[0], **other} if changes[0].get(id) != other.get(id))
-                name = self.root.group.entries[id].names[0]
-                raise RuntimeError(f"gathered: rank {rank} has written other values into {name} than rank 0, so there "
-                                   "is nothing that all could keep: write the same on every rank")
+    def _agree_on_writers(self) -> Dict[int, Tuple[Optional[int], int]]:
+        """For each weight that a rank has written, the checksum, and a rank that has the values if not all do."""
+        mine: Dict[int, int] = {}
+        for id, whole in self.wholes.items():
+            now = whole.sync_and_checksum()
+            if now != whole.last_checksum or whole.versions() != whole.last_versions:
+                mine[id] = now
+        every = [{int(id): sum_ for id, sum_ in json.loads(text).items()}
+                 for text in self.root.group.all_gather_bytes(json.dumps(mine).encode(), all_ranks=True)]
+        result: Dict[int, Tuple[Optional[int], int]] = {}
+        for id in sorted(set().union(*every)):
+            writers = [rank for rank, written in enumerate(every) if id in written]
+            for rank in writers[1:]:
+                if every[rank][id] != every[writers[0]][id]:
+                    name = self.root.group.entries[id].names[0]
+                    raise RuntimeError(f"gathered: rank {rank} has written other values into {name} than rank "
+                                       f"{writers[0]}, so there is nothing that all could keep: write the same on "
+                                       "every rank, or on one alone")
+            result[id] = None if len(writers) == len(every) else writers[0], every[writers[0]][id]
+        return result
+
+    def _refuse_writes(self) -> None:
+        for whole in self.wholes.values():
+            moved = any(tensor.data_ptr() != whole.weights.data_ptr() for tensor in whole.views.values())
+            if moved or whole.versions() != whole.last_versions:
+                raise RuntimeError(f"gathered: {whole.entry.names[0]} was written in a block with write = False, so "
+                                   "the change would be lost: leave write at True")
 
 
 def checksum(tensor: Tensor) -> int:

@@ -1,7 +1,8 @@
-"""The modules that a sharded model manages: which of them shard() refuses, and which may not be added afterwards.
+"""The modules that a sharded model manages: which of them shard() refuses, and which may be added afterwards.
 
-A parameter that is added later would be trained on each rank alone. PyTorch has hooks for every parameter and module
-that is registered anywhere; a sharded model refuses those that it does not know."""
+A parameter that is added later would be trained on each rank alone, until shard() is called again. PyTorch has hooks
+for every parameter and module that is registered anywhere. A sharded model notes new parameters, and refuses what would
+take a known one's place."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .meta_init import is_meta
 from .parameter import entry_of
+from .policy import Policies
 from .root import Root
 from .sharded_param import ShardedParam
 
@@ -48,14 +50,17 @@ def _wrapper_name(module: nn.Module) -> Optional[str]:
     return None
 
 
-def check_modules(model: nn.Module) -> None:
-    """Raises for modules that a sharded model cannot have."""
+def check_modules(model: nn.Module, root: Optional[Root] = None) -> None:
+    """Raises for modules that a sharded model cannot have. root: it is sharded already."""
     for prefix, module in model.named_modules():
         where = prefix or "the model"
+        if root is not None and module.__dict__.get(MODULE_STATE) is not None \
+                and module.__dict__[MODULE_STATE].root is root:
+            continue
         if _wrapper_name(module) is not None:
             raise ValueError(f"shard: {where} is a {_wrapper_name(module)}, which {_UNWRAP}")
         if MODULE_STATE in module.__dict__:
-            raise ValueError(f"shard: {where} is sharded already: shard() takes a whole model, once")
+            raise ValueError(f"shard: {where} is sharded already: shard() takes a whole model")
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             if module.max_norm is not None:
                 raise ValueError(f"shard: {where} has max_norm = {module.max_norm}, with which each rank's forward "
@@ -65,8 +70,8 @@ def check_modules(model: nn.Module) -> None:
                 raise ValueError(f"shard: {where} has sparse = True, but gradients are averaged dense: make it False")
 
 
-def parameters_of(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
-    """Every (name, parameter), tied ones under each name. Raises for what cannot be sharded."""
+def parameters_of(model: nn.Module, policies: Policies) -> List[Tuple[str, nn.Parameter]]:
+    """Every (name, parameter) that is not ignored, tied ones under each name. Raises for what cannot be sharded."""
     found: List[Tuple[str, nn.Parameter]] = []
     memory: Dict[int, Tuple[str, nn.Parameter]] = {}
     for prefix, module in model.named_modules():
@@ -74,6 +79,14 @@ def parameters_of(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
             if param is None:
                 continue
             name = f"{prefix}.{name}" if prefix else name
+            entry = entry_of(param)
+            if entry is not None:
+                found.append((name, param))
+                continue
+            if policies.of(param).ignored:
+                if is_meta(param):
+                    raise ValueError(f"shard: {name} is on meta and ignored by the policy: give it values before")
+                continue
             _check_parameter(name, param)
             if is_meta(param):
                 found.append((name, param))
@@ -105,11 +118,11 @@ def _check_parameter(name: str, param: nn.Parameter) -> None:
                          "gradient for it: change .grad after backward(), or in register_post_accumulate_grad_hook()")
 
 
-# Modules and parameters that a sharded model refuses later
+# Modules and parameters that come later
 
 
-def refuse_new_params(model: nn.Module, root: Root) -> None:
-    """From now on the model's modules refuse parameters that shard() has not seen."""
+def watch(model: nn.Module, root: Root) -> None:
+    """From now on the model's modules note new parameters."""
     global _hooks_registered
     with _lock:
         if not _hooks_registered:
@@ -127,8 +140,13 @@ def _managing_root(module: nn.Module) -> Optional[Root]:
 
 
 def _on_parameter(module: nn.Module, name: str, param: Optional[nn.Parameter]) -> None:
-    if param is not None and _managing_root(module) is not None and managed_param(module, name, param) is None:
-        _raise_new_param(type(module).__name__, name, param)
+    root = _managing_root(module)
+    if param is None or root is None or managed_param(module, name, param) is not None:
+        return
+    state = module.__dict__.get(MODULE_STATE)
+    if state is not None and name in state.entries:
+        _raise_replaced(type(module).__name__, name, param)
+    _note_new(root, type(module).__name__, name, param)
 
 
 def _on_module(module: nn.Module, name: str, added: Optional[nn.Module]) -> None:
@@ -142,20 +160,33 @@ def _on_module(module: nn.Module, name: str, added: Optional[nn.Module]) -> None
                              "train it as it is, without a wrapper; libdc.torch.frameworks has classes for "
                              "Transformers' Trainer, Accelerate and Lightning")
         return
+    inside = set(added.modules())
+    old = module._modules.get(name)
+    if old is not None and any(state.entries for state in (lost.__dict__.get(MODULE_STATE) for lost in old.modules()
+                                                           if lost not in inside) if state is not None):
+        _raise_replaced(type(module).__name__, name, next(added.parameters(), None))
     for prefix, inner in added.named_modules():
         for own, param in inner._parameters.items():
             if param is not None and managed_param(inner, own, param) is None:
-                _raise_new_param(type(module).__name__, ".".join(filter(None, (name, prefix, own))), param)
-    for inner in added.modules():
-        _managed_roots.setdefault(inner, weakref.ref(root))
+                _note_new(root, type(module).__name__, ".".join(filter(None, (name, prefix, own))), param)
+    for inner in inside:
+        if _managed_roots.setdefault(inner, weakref.ref(root))() is root and MODULE_STATE not in inner.__dict__:
+            root.new_modules.add(inner)
 
 
-def _raise_new_param(kind: str, name: str, param: nn.Parameter) -> None:
+def _note_new(root: Root, kind: str, name: str, param: nn.Parameter) -> None:
     entry = entry_of(param)
     if entry is not None:
         raise ValueError(f"{name} of {kind} would be another name or place of the sharded parameter {entry.names[0]}: "
                          "tie, move and parametrize weights before libdc.torch.shard()")
-    raise ValueError(f"{name} of {kind} would be a new parameter of a sharded model, whose gradient no rank averages: "
-                     "add or replace parameters before libdc.torch.shard(); to load weights, use load_state_dict() "
-                     "without assign=True")
+    if id(param) not in root.ignored:
+        root.new_params[f"{name} of {kind}"] = weakref.ref(param)
 
+
+def _raise_replaced(kind: str, name: str, param: Optional[nn.Parameter]) -> None:
+    entry = None if param is None else entry_of(param)
+    if entry is not None:
+        raise ValueError(f"{name} of {kind} would be another name or place of the sharded parameter {entry.names[0]}: "
+                         "tie, move and parametrize weights before libdc.torch.shard()")
+    raise ValueError(f"{name} of {kind} would take the place of a sharded parameter: replace parameters before "
+                     "libdc.torch.shard(); to load weights, use load_state_dict() without assign=True")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Iterator, List
+from typing import Iterator, List, Tuple
 
 import libdc
 import torch
@@ -13,6 +13,7 @@ from .gathered_weights import GatheredWeights
 from .managed_modules import MODULE_STATE
 from .parameter import entry_of
 from .root import Root
+from .sharded_param import ShardedParam
 
 
 def root_of(model: nn.Module) -> Root:
@@ -63,27 +64,74 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def gathered(model: nn.Module) -> Iterator[None]:
-    """Inside, the modules' attributes are the whole weights outside of forward too. Values that all ranks write into
-    them alike are kept. Collective."""
+def gathered(model: nn.Module, write: bool = True) -> Iterator[None]:
+    """Inside, the modules' attributes are the whole weights outside of forward too. Collective.
+
+    write   True: values that one rank writes into them, or several ranks alike, are kept on all. False: none are, which
+            saves checksums; a write is an error where the tensor's version tells"""
     with contextlib.ExitStack() as blocks:
         for root in roots_of(model):
-            blocks.enter_context(_gathered(root))
+            blocks.enter_context(_gathered(root, bool(write)))
         yield
 
 
 @contextlib.contextmanager
-def _gathered(root: Root) -> Iterator[None]:
+def _gathered(root: Root, write: bool) -> Iterator[None]:
     if root.block is not None or root.depth > 0:
         yield  # in another one's, or in a forward
         return
     root.prepare_weights()
-    root.block = GatheredWeights(root)
+    root.block = GatheredWeights(root, write)
     try:
         yield
         root.block.write_back()
     finally:
         root.block = None
+
+
+def unshard(module: nn.Module) -> None:
+    """From now on the weights of a module, of a sharded model or in it, stay whole once they are gathered, until
+    reshard(). Starts to gather them, as one, and waits for nothing. Changed weights are gathered anew at their next
+    use. Collective."""
+    root, entries = _entries_in("unshard", module)
+    for entry in entries:
+        entry.keeps = root.group.stage == 3
+    _start_gathers(root, [entry.id for entry in entries if entry.kept is None])
+
+
+def reshard(module: nn.Module) -> None:
+    """Ends unshard(): weights go back after their use. All ranks must call it."""
+    root, entries = _entries_in("reshard", module)
+    for entry in entries:
+        if entry.keeps:
+            entry.keeps, entry.kept = False, None
+            root.group.drop_prefetched(entry.id)
+
+
+def prefetch(module: nn.Module) -> None:
+    """Starts to gather a module's weights, as one, and waits for nothing. They go back after their use, or when the
+    forward or backward ends that runs now or is next. Collective."""
+    root, entries = _entries_in("prefetch", module)
+    ids = [entry.id for entry in entries if entry.kept is None]
+    root.prefetched.update(ids if root.group.stage == 3 else ())
+    _start_gathers(root, ids)
+
+
+def _entries_in(call: str, module: nn.Module) -> Tuple[Root, List[ShardedParam]]:
+    """A module's parameters, in the order of their numbers."""
+    root = root_of(module)
+    entries = {entry.id: entry for inner in module.modules() if MODULE_STATE in inner.__dict__
+               for entry in inner.__dict__[MODULE_STATE].entries.values()}
+    if any(entry.root is not root for entry in entries.values()):
+        raise ValueError(f"{call}: {type(module).__name__} has modules of several sharded models: name one of them")
+    return root, [entries[id] for id in sorted(entries)]
+
+
+def _start_gathers(root: Root, ids: List[int]) -> None:
+    if root.depth == 0 and not root.in_backward:
+        root.prepare_weights()
+    if ids and root.group.stage > 0:
+        root.group.prefetch(ids)
 
 
 def grads_finite(model: nn.Module) -> bool:

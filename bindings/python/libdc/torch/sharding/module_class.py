@@ -16,6 +16,7 @@ from ..patches.distributed_checkpoint import patch_if_imported
 from .eager import ModuleState
 from .managed_modules import MODULE_STATE
 from .part import plain_tensor
+from .policy import Casts
 from .root import Root
 from .sharded_param import ShardedParam
 
@@ -27,6 +28,7 @@ class _ClassKey(NamedTuple):
     names: Tuple[str, ...]  # of parameters, which become properties
     is_root: bool
     hooked: bool
+    casts: Casts
 
 
 _classes: Dict[_ClassKey, Type[nn.Module]] = {}
@@ -38,9 +40,10 @@ def convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Pa
     for name in names:
         state.entries[name] = entries[module._parameters[name]]
     module.__dict__[MODULE_STATE] = state
-    ids = {name: (entry.id, entry.param_dtype) for name, entry in state.entries.items()}
-    tracing.annotate_module(module, root, ids)
-    module.__class__ = _get_class(_ClassKey(type(module), tuple(names), is_root, has_forward_hooks(module)))
+    tracing.annotate_module(module, root, [(name, entry.id) for name, entry in state.entries.items()])
+    casts = root.policies.casts.get(module, Casts())
+    base = type(module).__mro__[1] if type(module) in _classes.values() else type(module)
+    module.__class__ = _get_class(_ClassKey(base, tuple(names), is_root, has_forward_hooks(module), casts))
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
@@ -51,7 +54,8 @@ def _get_class(key: _ClassKey) -> Type[nn.Module]:
     if key not in _classes:
         base = key.base
         body: Dict[str, Any] = {name: property(_param_property(name)) for name in key.names}
-        body["forward"] = _with_full_params(base.forward, key.is_root)
+        forward = base.forward if key.casts == Casts() else functools.wraps(base.forward)(key.casts.wrap(base.forward))
+        body["forward"] = _with_full_params(forward, key.is_root)
         if key.hooked:
             body["_call_impl"] = _with_full_params(base._call_impl, key.is_root)
         else:

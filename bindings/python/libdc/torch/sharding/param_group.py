@@ -31,6 +31,7 @@ class Options(NamedTuple):
     param_dtype: Optional[torch.dtype]
     check_finite: bool
     replicas: int = 1  # groups of ranks that have all parameters each
+    unused: Optional[str] = None  # "zero": ranks may take different paths
 
 
 _graph_ids = itertools.count(1 << 48)  # far from the numbers that users give their own graphs
@@ -53,6 +54,7 @@ class ParamGroup:
         self.entries: List[ShardedParam] = []
         self.params: List[nn.Parameter] = []  # theirs
         self.stale = True  # weights changed since the last forward: stages 1 and 2 gather in this one
+        self.fills_unused = options.unused == "zero" and comm.size > 1
         self.captured = False  # steps are in a CUDA graph, whose launches leave no trace on the host
         self.uninitialized: Optional[Uninitialized] = None  # of a model that was on meta
         self._comms: Dict[Tuple[torch.device, bool], libdc.Comm] = {}  # by device, where that is not the CPU
@@ -86,13 +88,13 @@ class ParamGroup:
         """whole = the ranks' parts one after the other."""
         self.comm_for(self.device).all_gather(part, whole, stream=devices.current_stream(self.device))
 
-    def broadcast(self, tensor: Tensor) -> None:
-        """Every rank gets rank 0's values."""
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Every rank gets one rank's values."""
         if self.all_ranks.size == 1 or tensor.numel() == 0:
             return
         with torch.no_grad():
             flat = tensor.detach().contiguous().view(-1).view(torch.int8)  # any type: bytes travel
-            self.comm_for(flat.device, True).broadcast(flat, 0, stream=devices.current_stream(flat.device))
+            self.comm_for(flat.device, True).broadcast(flat, source, stream=devices.current_stream(flat.device))
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
@@ -132,6 +134,19 @@ class ParamGroup:
         empty.watch(self.entries)
         self.uninitialized = empty if empty.versions or empty.buffers else None
 
+    def add_params(self, entries: Sequence[ShardedParam]) -> None:
+        """Shards and registers more parameters, whose ids go on behind the others'."""
+        self.context.unregister_graph(self.graph_id)
+        self.context.clear_all_gathered_params()
+        self.entries += entries
+        self.params += [entry.param for entry in entries]
+        with torch.no_grad():
+            for entry in entries:
+                self._shard(entry, True)
+                self._register(entry)
+        self._register_graph()
+        self.stale = True
+
     def _shard(self, entry: ShardedParam, has_values: bool) -> None:
         param = entry.param
         if self.stage == 0:
@@ -153,8 +168,8 @@ class ParamGroup:
             flat = None if entry.grad is None else entry.grad.view(-1)
             self.context.register_param(entry.id, entry.shape, entry.data, flat, 0)
         else:
-            self.context.register_z3_param(entry.id, entry.shape, entry.data, entry.grad, self.stage < 3,
-                                           self.options.reduce_dtype)
+            self.context.register_z3_param(entry.id, entry.shape, entry.data, entry.grad, entry.persistent,
+                                           entry.reduce_dtype)
             if entry.grad is not None and entry.part is not None:
                 entry.grad = LocalShard.of(entry.part, entry.grad)
         if entry.grad is not None:
@@ -179,10 +194,10 @@ class ParamGroup:
 
     # Gathers ahead of use
 
-    def prefetch(self, ids: List[int]) -> None:
+    def prefetch(self, ids: Sequence[int]) -> None:
         entries = [self.entries[id] for id in ids]
         dtypes = None
-        if self.options.param_dtype is not None:
+        if any(entry.param_dtype is not None for entry in entries):
             dtypes = [entry.param_dtype or entry.data.dtype for entry in entries]
         eager_calls.prefetch(self.graph_id, [entry.data for entry in entries], ids, dtypes)
 
@@ -197,7 +212,7 @@ class ParamGroup:
             return
         self.captured = self.captured or devices.captures(self.device)
         for entry in self.entries if entries is None else entries:
-            entry.version = entry.data._version
+            entry.version, entry.kept = entry.data._version, None
         self.context.params_updated(None if entries is None else [entry.id for entry in entries])
         self.stale = True
 

@@ -1,6 +1,6 @@
 """The training state of a sharded model on this rank: where in a step it is. Its parameters are in param_group.py.
 
-A step is a sequence of phases, each with its own order of gathers (see exec_order.py):
+A step is a sequence of phases, each with its own order of gathers (see order/):
 
     forward    from the first forward that is entered to its end
     backward   from the first saved weight or gradient that autograd asks for to the end of that backward
@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import enum
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import libdc
 import torch
 from torch import Tensor, nn
 
-from .exec_order import ExecOrder
+from .order.agreed_order import AgreedOrder, Fills, WholeModelOrder
+from .order.exec_order import ExecOrder, split_into_groups
 from .param_group import Options, ParamGroup
+from .policy import Policies
 from .sharded_param import ShardedParam
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -57,16 +59,24 @@ class TrainingState(enum.Enum):
 class Root:
     """Everything of one call of shard(). Used by one thread at a time, as the model itself is."""
 
-    def __init__(self, comm: libdc.Comm, options: Options, device: torch.device, model: nn.Module) -> None:
+    def __init__(self, comm: libdc.Comm, options: Options, device: torch.device, model: nn.Module,
+                 policies: Policies) -> None:
         self.model = weakref.ref(model)
         self.group = ParamGroup(comm, options, device)
+        self.policies = policies
         _roots[self.group.graph_id] = self
         self.state = TrainingState.IDLE
+        # Those that have come after shard(), and parameters that it left out by policy.
+        self.new_params: Dict[str, weakref.ref[nn.Parameter]] = {}
+        self.new_modules: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+        self.ignored: Set[int] = set()
         self.depth = 0  # forwards of the model's modules under way
         self.reduce_grads = True  # False inside no_sync()
         self.block: Any = None  # of the gathered() that is open; see gathered_weights.py
-        self.order: Optional[ExecOrder] = None  # of the phase under way; None if nothing is prefetched
-        self._orders: Dict[Any, ExecOrder] = {}
+        self.order: Any = None  # of the gathers of the phase under way, see order/; None if they need none
+        self.prefetched: Set[int] = set()  # by prefetch()
+        self.reductions: Optional[AgreedOrder] = None  # of this backward's reductions, for unused="zero"
+        self._orders: Dict[Any, Any] = {}
         self.with_grad: Dict[int, ShardedParam] = {}  # got a gradient in this backward
         self.unreduced: List[ShardedParam] = []
         # See eager.py.
@@ -92,17 +102,42 @@ class Root:
         self.gathered_storages.clear()
         self.state = TrainingState.FORWARD
         group = self.group
-        if group.options.prefetch and (group.stage == 3 or (group.stage and group.stale)):
-            self._begin_order(key)
+        if (group.options.prefetch or group.fills_unused) and (group.stage == 3 or (group.stage and group.stale)):
+            self.order = self._begin_order(key)
 
     def pre_forward_compiled(self) -> None:
         """The same from inside a compiled graph, which brings its own prefetches."""
+        self.refuse_compiled()
         if self.depth == 0 and _graph_task() == -1:
             self.prepare_weights()
             self.group.stale = False
 
+    def prepare_to_join(self) -> None:
+        """Before new parameters join: the orders of gathers are learned anew."""
+        if self.in_backward:
+            self.reset_after_error()
+        self.group.detect_param_changes()
+        self.new_params.clear()
+        self._orders.clear()
+
+    def _refuse_new_params(self) -> None:
+        """Raises if a parameter that came after shard() is in the model."""
+        model = self.model()
+        present = set() if model is None else {id(param) for param in model.parameters()}
+        for name, reference in self.new_params.items():
+            param = reference()
+            if param is not None and id(param) in present:
+                raise RuntimeError(f"{name} has come after shard(), so no rank averages its gradient yet: call shard() "
+                                   "of the model again on every rank, with the same arguments")
+        self.new_params.clear()
+
+    def refuse_compiled(self) -> None:
+        """Raises where compiled graphs, which have an order of their own, would be in the way."""
+        if self.group.fills_unused:
+            raise RuntimeError("shard: unused = 'zero' is for models without torch.compile")
+
     def post_forward(self) -> None:
-        """The forward of pre_forward() ends, or raises."""
+        """The forward of pre_forward() ends, or has raised."""
         if self.in_backward:
             return
         self.state = TrainingState.IDLE
@@ -113,26 +148,67 @@ class Root:
         """Before weights are read: forgets a backward that was not completed, and takes in what was written."""
         if self.in_backward:
             self.reset_after_error()
+        if self.new_params:
+            self._refuse_new_params()
         if self.block is not None:
             self.block.write_back()
         self.group.detect_param_changes()
 
-    def _begin_order(self, key: Any) -> None:
+    def abort_forward(self) -> None:
+        """The forward of pre_forward() raises: nothing of it is done together with other ranks any more."""
+        if self.order is not None and not self.in_backward:
+            self.order.abort()
+            self.order = None
+
+    def _begin_order(self, key: Any) -> Any:
         order = self._orders.get(key)
         if order is None:
-            group = weakref.ref(self.group)
-            order = self._orders[key] = ExecOrder(
-                self.group.options.prefetch, self.group.options.group_size,
-                [entry.numel for entry in self.group.entries],
-                lambda ids: group().prefetch(ids),  # type: ignore[union-attr]
-                lambda id: group().drop_prefetched(id))  # type: ignore[union-attr]
-        self.order = order
+            order = self._orders[key] = self._make_order()
         order.begin()
+        return order
+
+    def _make_order(self) -> Any:
+        group, reference = weakref.ref(self.group), weakref.ref(self)
+        options, sizes = self.group.options, [entry.size for entry in self.group.entries]
+        fills = self.group.fills_unused
+
+        def gather(ids: Sequence[int]) -> None:
+            group().prefetch(ids)  # type: ignore[union-attr]
+
+        def drop(id: int) -> None:
+            group().drop_prefetched(id)  # type: ignore[union-attr]
+
+        def reduce(id: int, grad: Optional[Tensor]) -> bool:
+            entry = group().entries[id]  # type: ignore[union-attr]
+            return entry.reduce_nothing() if grad is None else entry.reduce_now(grad) is None
+
+        if fills and 0 < self.group.stage < 3 and not self.in_backward:
+            groups = split_into_groups(sizes, options.group_size)
+            return WholeModelOrder([list(range(begin, end)) for begin, end in groups], gather)
+        gathers = ExecOrder(options.prefetch, options.group_size if options.prefetch else 1, sizes, gather, drop)
+        if not fills:
+            return gathers
+        return AgreedOrder(gathers, self.group.all_ranks, len(sizes),
+                           Fills(gather, drop, reduce, lambda text: group().all_gather_bytes(text, all_ranks=True)))
 
     def _end_order(self) -> None:
-        if self.order is not None:
-            self.order.end()
+        order, reductions = self.order, self.reductions
+        for id in sorted(self.prefetched):
+            self.group.drop_prefetched(id)
+        self.prefetched.clear()
+        if order is not None:
+            order.end()
             self.order = None
+        if reductions is not None:
+            if reductions is not order:
+                reductions.end()
+            self.reductions = None
+            self.with_grad = {id: self.group.entries[id] for id in sorted(reductions.reduced)}
+
+    def _abort_order(self) -> None:
+        for order in {id(order): order for order in (self.order, self.reductions) if order is not None}.values():
+            order.abort()
+        self.order = self.reductions = None
 
     # Backward
 
@@ -142,8 +218,13 @@ class Root:
             return
         self._end_order()
         self.state = TrainingState.BACKWARD
-        if self.group.options.prefetch and self.group.stage == 3:
-            self._begin_order("backward")
+        if self.group.fills_unused:
+            if self.reduce_grads or self.group.stage == 3:
+                order = self._begin_order(("backward", self.reduce_grads))
+                self.order = order if self.group.stage == 3 else None
+                self.reductions = order if self.reduce_grads else None
+        elif self.group.options.prefetch and self.group.stage == 3:
+            self.order = self._begin_order("backward")
         _queue_callback(self._post_backward)
 
     def begin_reductions(self) -> None:
@@ -168,13 +249,13 @@ class Root:
             self.group.context.accumulate_grads(accumulated)
 
     def _post_backward(self) -> None:
-        self._end_order()
         if self.reduce_grads and self.unreduced:
             waiting, self.unreduced = self.unreduced, []
             for entry in waiting:  # of no_sync(), and without a gradient in this backward
                 if entry.unreduced is not None:
                     grad, entry.unreduced = entry.unreduced, None
                     entry.reduce(grad)
+        self._end_order()
         reducing = self.state is TrainingState.REDUCING
         self.state = TrainingState.IDLE
         if not reducing:
@@ -202,7 +283,7 @@ class Root:
 
     def reset_after_error(self) -> None:
         """A backward raised, or never reached the parameters (autograd.grad): what it began is undone."""
-        self._end_order()
+        self._abort_order()
         self.state = TrainingState.IDLE
         self.with_grad = {}
         self.group.context.step_abort()

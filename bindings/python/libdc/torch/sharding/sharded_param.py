@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import eager_calls
+from .order.exec_order import Size
 from .part import Cut, Part
+from .policy import ParamPolicy
 
 if TYPE_CHECKING:
     from .param_group import ParamGroup
@@ -23,9 +25,9 @@ class ShardedParam:
 
     __slots__ = ("root_ref", "param_ref", "id", "names", "shape", "numel", "shard_numel", "cut", "param_dtype",
                  "reduce_dtype", "data", "grad", "registered_ptr", "version", "optimizer_steps", "unreduced", "direct",
-                 "hooks", "part", "trained", "copied", "__weakref__")  # fmt: skip
+                 "hooks", "part", "trained", "copied", "policy", "keeps", "kept", "__weakref__")  # fmt: skip
 
-    def __init__(self, root: Root, index: int, name: str, param: nn.Parameter,
+    def __init__(self, root: Root, index: int, name: str, param: nn.Parameter, policy: ParamPolicy,
                  shape: Optional[torch.Size] = None) -> None:
         """shape: the whole's, if the parameter's memory is this rank's part already."""
         self.root_ref = weakref.ref(root)
@@ -37,9 +39,11 @@ class ShardedParam:
         self.copied = shape is not None
         self.shard_numel = -(-self.numel // root.group.comm.size)  # of every rank's part, padding included
         self.cut = Cut(root.group.comm.rank, root.group.comm.size, self.shard_numel, self.numel)
-        # Of the gathered weights; None: the shard's own.
-        self.param_dtype = root.group.options.param_dtype if param.is_floating_point() else None
-        self.reduce_dtype = root.group.options.reduce_dtype  # type in which gradients are averaged; None: their own
+        self.policy = policy
+        self.param_dtype = policy.param_dtype  # of the gathered weights; None: the shard's own
+        self.reduce_dtype = policy.reduce_dtype  # type in which gradients are averaged; None: their own
+        self.keeps = False  # between unshard() and reshard(): weights stay whole
+        self.kept: Optional[Tensor] = None  # those, once they are used
         self.data: Tensor = param.detach()  # param's, for the library: autograd does not follow it
         self.grad: Optional[Tensor] = None  # what libdc reduces into, and what .grad is
         self.registered_ptr = 0
@@ -82,8 +86,24 @@ class ShardedParam:
         """This rank's elements, from begin to end, without the padding behind them."""
         return (0, self.numel) if self.part is None else (self.part.begin, self.part.end)
 
+    @property
+    def persistent(self) -> bool:
+        """Whether weights stay whole once they are gathered, until they change."""
+        return self.group.stage < 3 or self.policy.persistent
+
+    @property
+    def size(self) -> Size:
+        return Size(self.numel, self.policy.group)
+
     def unshard(self) -> Tensor:
         """The whole weights, as memory that goes back when the tensor dies."""
+        if self.keeps:
+            if self.kept is None:
+                self.kept = self._gather()
+            return self.kept.detach()
+        return self._gather()
+
+    def _gather(self) -> Tensor:
         root = self.root
         order, group = root.order, root.group
         if order is not None:
@@ -106,12 +126,29 @@ class ShardedParam:
             return
         if self.unreduced is not None:
             grad, self.unreduced = self.unreduced.add_(grad), None
-        group = root.group
-        if self.reduce_dtype is not None and group.stage == 0:
+        if root.reductions is not None:
+            root.reductions.reduce(self.id, grad)
+        else:
+            self.reduce_now(grad)
+            root.with_grad[self.id] = self
+
+    def reduce_now(self, grad: Tensor) -> None:
+        """Reduces a whole gradient; all ranks must do so."""
+        root = self.root
+        if self.reduce_dtype is not None and root.group.stage == 0:
             grad = grad.to(self.reduce_dtype)  # the other stages' buckets have the type
         root.begin_reductions()
-        root.with_grad[self.id] = self
-        eager_calls.reduce_grad(grad, group.graph_id, self.id)
+        eager_calls.reduce_grad(grad, root.group.graph_id, self.id)
+
+    def reduce_nothing(self) -> bool:
+        """Reduces zeros, or what no_sync() has left; says whether that was something. All ranks must do so."""
+        grad, self.unreduced = self.unreduced, None
+        left = grad is not None
+        if grad is None:
+            dtype = self.param_dtype or self.data.dtype
+            grad = torch.zeros(self.shape, dtype=dtype, device=self.data.device)
+        self.reduce_now(grad)
+        return left
 
     def reduce_direct_gradients(self) -> None:
         """Stage 0: the whole parameter can be used without a module's attribute, and autograd has a gradient then. It

@@ -6,16 +6,24 @@ sequence of gathers alone, never on time or on free memory. So the ranks decide 
 
 from __future__ import annotations
 
-from typing import Callable, List, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Sequence, Tuple
 
 
-def split_into_groups(sizes: Sequence[int], group_size: int) -> List[Tuple[int, int]]:
-    """Cuts a sequence of parameters, by their numbers of elements, into [begin, end) of groups. A group is full with
-    `group_size` elements: a small parameter alone would cost a handshake."""
+class Size(NamedTuple):
+    """A parameter's elements, and the number of the group that the program made of it and others; 0: of none."""
+
+    elements: int
+    group: int
+
+
+def split_into_groups(sizes: Sequence[Size], group_size: int) -> List[Tuple[int, int]]:
+    """Cuts a sequence of parameters into [begin, end) of groups. A group is full with `group_size` elements: a small
+    parameter alone would cost a handshake. Those of one group of the program's stay together, and alone."""
     groups, begin, elements = [], 0, 0
     for k, size in enumerate(sizes):
-        elements += size
-        if elements >= group_size or k + 1 == len(sizes):
+        elements += size.elements
+        last = k + 1 == len(sizes) or sizes[k + 1].group != size.group
+        if last or (elements >= group_size and not size.group):
             groups.append((begin, k + 1))
             begin, elements = k + 1, 0
     return groups
@@ -26,10 +34,10 @@ class ExecOrder:
 
     lookahead        how many groups are gathered ahead of use
     group_size       elements of a full group (groups_of)
-    sizes            of the parameters, by their numbers
+    sizes            of the parameters, by their ids
     prefetch, drop   start to gather some parameters, in one handshake; give one back that was not used"""
 
-    def __init__(self, lookahead: int, group_size: int, sizes: Sequence[int], prefetch: Callable[[List[int]], None],
+    def __init__(self, lookahead: int, group_size: int, sizes: Sequence[Size], prefetch: Callable[[List[int]], None],
                  drop: Callable[[int], None]) -> None:
         self.lookahead, self.group_size, self.sizes = lookahead, group_size, sizes
         self.prefetch, self.drop = prefetch, drop
@@ -71,6 +79,11 @@ class ExecOrder:
         self.num_prefetched = until
         self.next_trigger = groups[self.group][0] if self.group < len(groups) else -1
 
+    def record(self, ids: List[int]) -> None:
+        """The next phases gather these."""
+        self.recorded = ids
+        self.groups = split_into_groups([self.sizes[id] for id in ids], self.group_size)
+
     def end(self) -> None:
         """The phase is over. Weights that were fetched and not used go back."""
         fetched = self.recorded[self.position : self.groups[self.num_prefetched - 1][1]] if self.num_prefetched else []
@@ -79,10 +92,11 @@ class ExecOrder:
         else:
             used = set(self.current[self.position :])
             unused = [id for id in fetched if id not in used]
-            self.recorded = self.current
-            self.groups = split_into_groups([self.sizes[id] for id in self.recorded], self.group_size)
+            self.record(self.current)
         for id in dict.fromkeys(unused):
             self.drop(id)
         self.position = self.num_prefetched = 0
         self.matches_recorded = False
         self.current = []
+
+    abort = end
