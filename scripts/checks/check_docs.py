@@ -20,7 +20,7 @@ SUFFIX = re.compile(r"\.\w+$")  # in code, whose strings have beginnings of path
 # A source without its folder. x_cpu and the like stand for any, and the last are PyTorch's.
 BARE = re.compile(r"(?<![\w/.*-])([a-z]\w+\.(?:c|cu|py))\b(?!\()")
 OF_OTHERS = ("src/comm/tcp/hmac/sodium_sha256.c",)
-ANY = re.compile(r"x_\w+|test_x|script|test_c10d_\w+")
+ANY = re.compile(r"x_\w+|test_x|script|test_c10d_\w+|test_fully_shard_\w+")
 COMMENTS = {".c", ".h", ".cu", ".cpp", ".py", ".rs", ".pml"}
 NOT_READ = ("CHANGELOG.md", "bench/results/", "abi-check/0", "docs/deepspeed.md", "tests/deepspeed/", "tests/mutants/",
             "tests/models/run.py", "tests/packages/", "scripts/checks/check_docs.py")
