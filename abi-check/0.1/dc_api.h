@@ -560,6 +560,44 @@ DC_API dc_status dc_comm_create_mpi(const dc_comm_options *options, dc_comm **co
  *  Returns DC_OK; DC_E_UNSUPPORTED (there is none; the text says so), DC_E_INVALID. [any] Since 0.1. */
 DC_API dc_status dc_mpi_get_version(const char **version);
 
+/** A process's place among the ranks, as its launcher says in the environment. */
+typedef struct dc_launch {
+  size_t struct_size;   /**< sizeof(dc_launch) */
+  const char *launcher; /**< "environment", "openmpi", "pmi", "slurm", "flux", or "none" for a process started alone */
+  const char *address;  /**< "HOST:PORT" for dc_comm_create_tcp(); NULL: the launcher does not say */
+  const char *group;    /**< a name that no other group has, at most 64 bytes; NULL: the launcher does not say */
+  int32_t rank;         /**< 0..world_size-1 */
+  int32_t world_size;   /**< >= 1 */
+  int32_t local_rank;   /**< among the ranks of this machine; -1: the launcher does not say */
+  int32_t local_size;   /**< ranks of this machine; 0: the launcher does not say */
+  int32_t node;         /**< this machine, from 0; -1: the launcher does not say */
+  int32_t uses_mpi;     /**< 1: the launcher can start MPI, and dc_comm_create_mpi() is meant */
+} dc_launch;
+
+/** A dc_launch to be filled in. */
+#define DC_LAUNCH_INIT {sizeof(dc_launch), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0}
+
+/** DC_LAUNCH_INIT as a function.
+ *  launch  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_launch_init(dc_launch *launch, size_t struct_size);
+
+/** Reads the environment for the launcher that started this process: the first in this order whose number of ranks is
+ *  there. LIBDC_LAUNCHER names another one; "slurm" and "flux" then have uses_mpi = 0.
+ *    environment  WORLD_SIZE, RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK: torchrun, python -m libdc.run, Kubernetes
+ *    openmpi      OMPI_COMM_WORLD_SIZE, _RANK, _LOCAL_RANK, _LOCAL_SIZE: Open MPI's mpirun
+ *    pmi          PMI_SIZE, PMI_RANK, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH's and Intel's; where Slurm or Flux gives
+ *                 the same numbers it is that one
+ *    slurm        SLURM_STEP_NUM_TASKS, SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID: srun
+ *    flux         FLUX_JOB_SIZE, FLUX_TASK_RANK, FLUX_TASK_LOCAL_ID: flux run
+ *  The address is MASTER_ADDR with the port after MASTER_PORT, or the first of SLURM_STEP_NODELIST with a port of
+ *  61440..65439 by the job's number. The group is LIBDC_GROUP, or made of the job's or the meeting's variables. Under
+ *  Slurm and Flux uses_mpi says that PMI_RANK or PMIX_RANK is there. Variables that are empty count as not set.
+ *  launch  filled in; struct_size is set by the caller. Its texts live until this thread's next call
+ *  Returns DC_OK; DC_E_INVALID (a variable's value is no number in its bounds, or a rank or LIBDC_LAUNCHER's launcher is
+ *  missing; the text names the variable). [any] Since 0.1. */
+DC_API dc_status dc_launch_get(dc_launch *launch);
+
 /** Gives the handle back; contexts that use the communicator keep it alive. Not collective.
  *  comm  NULL does nothing
  *  [any] Since 0.1. */

@@ -234,6 +234,13 @@ dc_status dc__comm_create_mpi(const dc_comm_options *options, dc_comm **comm);
 dc_status dc__comm_create_levels(dc_comm *whole, const char *node, dc_comm **comm);
 /* The MPI that it would use, as a text that stays. DC_E_UNSUPPORTED if there is none, with the reason. */
 dc_status dc__mpi_version(const char **version);
+
+/* ---- launch/launch.c ---- */
+
+/* For dc_launch_get(): what a launcher says in the environment. Texts live until this thread's next call. */
+dc_status dc__launch_read(dc_launch *launch);
+/* The ranks that a launcher of MPI, Slurm or Flux says it started; 0: it does not say. */
+int32_t dc__launch_mpi_size(void);
 /* Version of the NCCL that would be used, 22907 for 2.29.7. DC_E_UNSUPPORTED if there is none, with the reason. */
 dc_status dc__nccl_version(int32_t *version);
 
