@@ -13,7 +13,7 @@
 
 enum {
   DC__COMM_GROUP = 12,
-  DC__COMM_MAX_WORLD = 256,
+  DC__COMM_MAX_WORLD = 1024,
   DC__COMM_MAX_LOCAL = 64, /* ranks in shared memory: one message carries two descriptors of each */
 };
 
