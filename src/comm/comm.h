@@ -189,8 +189,8 @@ void dc__comm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *ta
 /* In place; a rank without memory for its chunk aborts the group. */
 void dc__comm_all_reduce(dc_comm *comm, dc_stream *stream, void *data, int64_t count, int32_t dtype, int32_t op);
 void dc__comm_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root);
-/* Frees memory that collectives queued on the stream read, once they are done. */
-void dc__comm_free_behind(dc_comm *comm, dc_stream *stream, void *block);
+/* Calls fn(&block) once the collectives queued on the stream no longer read the block. fn may run on another thread. */
+void dc__comm_run_behind(dc_comm *comm, dc_stream *stream, dc__task_fn fn, void *block);
 /* All-gather of `count` int64 from each rank into table (world * count), on the calling thread. */
 dc_status dc__comm_all_gather_int64(dc_comm *comm, const dc__tag *tag, const int64_t *values, int64_t count,
                                     int64_t *table);

@@ -344,6 +344,7 @@ static void free_resources(dc_context *ctx) {
   dc__comm_release_exclusive(ctx->reduce_comm); /* the caller's own where it cannot be copied */
   dc__comm_release_exclusive(ctx->gather_comm);
   ctx->replica_comm = ctx->reduce_comm = ctx->gather_comm = NULL;
+  dc__replicas_free(ctx);
 }
 
 static dc_status context_start(dc_context *ctx, const char *fn, dc_comm *comm) {
