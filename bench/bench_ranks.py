@@ -2,10 +2,9 @@
 """Measures a group over TCP by its number of ranks, which are processes of this machine. It prints a table of the time
 and the connections of a meeting, and of the time of an all-reduce of 1 KiB.
 
-    bench_ranks.py [--save] [RANKS...]      --save writes results/ranks-DATE.md and .svg; up to 1,024 ranks
+    bench_ranks.py [--save] [RANKS...]      --save writes results/ranks-DATE.md and .svg; up to 256 ranks
 
-A group of N ranks has N (N - 1) connections, two for each pair. For 1,024 ranks the machine needs some 10 GB for them,
-and file-max (sysctl) of four million."""
+A group of N ranks has N (N - 1) connections, two for each pair."""
 from __future__ import annotations
 
 import subprocess

@@ -13,7 +13,7 @@
 
 #include "dc_api.h"
 
-enum { MOST_RANKS = 1024, TURNS = 100, FLOATS = 256, NUMBERS = 5 };
+enum { MOST_RANKS = 256, TURNS = 100, FLOATS = 256, NUMBERS = 5 };
 
 static void check(dc_status status, const char *what) {
   if (status != DC_OK) {

@@ -68,7 +68,7 @@
  *   token        [none] carries device and data flow in a compiler's graph: not read, may be NULL
  *   dtype        enum dc_dtype
  *   rank, world_size  this rank, 0..world_size-1, and the number of ranks, 1..1024; 1..64 that are
- *                     threads, or processes of one machine
+ *                     threads, or processes of one machine; 1..256 over TCP and MPI
  *   timeout_ns   the longest wait in nanoseconds; 0 = no limit; negative is DC_E_INVALID
  *   user         handed to the caller's function, not touched
  *   linalg       a handle of chapter 13; not NULL. As the place for a new one: a handle, the caller's to destroy
@@ -442,7 +442,7 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  address  "HOST:PORT" or "[ADDRESS]:PORT", the same on every rank: where rank 0 is, as all of them reach it
  *  name     the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  options  heap_bytes is not used; NULL = defaults
- *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..1024, an address of another form, or
+ *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..256, an address of another form, or
  *  not loopback without a secret), DC_E_EXISTS (the rank or the port is taken, or a group of another name, secret or
  *  run is there), DC_E_MISMATCH (world sizes or versions differ, or one rank has a secret and another none),
  *  DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile), DC_E_SYSTEM (no such host, say), DC_E_NO_MEMORY.
@@ -552,7 +552,7 @@ DC_API dc_status dc_nccl_get_version(int32_t *version);
  *           its machine sends
  *  comm     the new handle, the caller's to destroy
  *  Returns DC_OK; DC_E_UNSUPPORTED (there is no MPI, no launcher or that of another MPI, a thread level below
- *  MPI_THREAD_MULTIPLE, or more than 1024 ranks), DC_E_STATE (MPI has been finalized, or a collective was given up
+ *  MPI_THREAD_MULTIPLE, or more than 256 ranks), DC_E_STATE (MPI has been finalized, or a collective was given up
  *  before), DC_E_MISMATCH (MPI has another number of ranks than the launcher started), DC_E_INVALID, and the errors of
  *  dc_comm_create_tcp(). [any, collective] Since 0.1. */
 DC_API dc_status dc_comm_create_mpi(const dc_comm_options *options, dc_comm **comm);

@@ -1,5 +1,5 @@
-"""A small training whose losses have the same bits on every transport, at every stage and with replicas. Prints the table
-of them, a line for each transport and a column for each stage:
+"""A small training whose losses have the same bits on every transport, at every stage and with replicas. Prints the
+table of them, a line for each transport and a column for each stage:
 
     .venv/bin/python tests/python/losses.py [TRANSPORT...]"""
 

@@ -174,7 +174,7 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(dc: Run, tmp_path
 
 
 def test_dumps_of_large_groups(dc: Run, groups: Groups, tmp_path: Path) -> None:
-    """Over TCP a group may have 1,024 ranks."""
+    """By the caller's collectives a group may have 1,024 ranks."""
     text = (groups("well", 2) / "rank-0.json").read_text()
     for rank in range(1024):
         own = text.replace('"world":2', '"world":1024').replace('"rank":0', f'"rank":{rank}')

@@ -251,7 +251,7 @@ static void print_machine(report *r) {
   print_number(r, "locked memory", resource_limit(RLIMIT_MEMLOCK), "bytes");
   print_number(r, "address space", resource_limit(RLIMIT_AS), "bytes");
   print_number(r, "ranks of a machine", 64, "");
-  print_number(r, "ranks over TCP", MAX_RANKS, "");
+  print_number(r, "ranks over TCP", 256, "");
   print_number(r, "copies of a group", 32, "");
   end_section(r);
 }
