@@ -69,8 +69,8 @@
  *   ids, count   count numbers; ids may be NULL when count is 0
  *   token        [none] carries device and data flow in a compiler's graph: not read, may be NULL
  *   dtype        enum dc_dtype
- *   rank, world_size  this rank, 0..world_size-1, and the number of ranks, 1..256; 1..64 that are
- *                     threads, or processes of one machine
+ *   rank, world_size  this rank, 0..world_size-1, and the number of ranks, 1..1024; 1..64 that are
+ *                     threads, or processes of one machine; 1..256 over TCP and MPI
  *   timeout_ns   the longest wait in nanoseconds; 0 = no limit; negative is DC_E_INVALID
  *   user         handed to the caller's function, not touched
  *   linalg       a handle of chapter 13; not NULL. As the place for a new one: a handle, the caller's to destroy
@@ -526,8 +526,8 @@ DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int
  *          shared with the new communicator, and must not be used beside it
  *  device  "cuda" or "cuda:N", this rank's
  *  nccl    the new handle, the caller's to destroy
- *  Returns DC_OK; DC_E_UNSUPPORTED (a rank has no NCCL that can be used; the text says which and why, or the device is
- *  no card), DC_E_MISMATCH (versions of NCCL differ), DC_E_INVALID, and after an abort of the group what NCCL failed
+ *  Returns DC_OK; DC_E_UNSUPPORTED (a rank has no NCCL that can be used; the text says which and why, the device is
+ *  no card, or comm has more than 256 ranks), DC_E_MISMATCH (versions of NCCL differ), DC_E_INVALID, and after an abort of the group what NCCL failed
  *  with: DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_DEVICE, DC_E_SYSTEM. [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl);
 /** The version of the NCCL that dc_comm_create_nccl() would use here: major * 10000 + minor * 100 + patch.
@@ -551,6 +551,8 @@ DC_API dc_status dc_nccl_get_version(int32_t *version);
  *  libdc initialises MPI with MPI_THREAD_MULTIPLE, unless the caller has. Only then libdc finalizes it, at exit(), once
  *  all ranks have come there. It does not after a collective was given up or while a rank is dead, and mpirun reports
  *  an irregular exit. Most launchers end all processes as soon as one dies, and MPICH over UCX may end a survivor itself.
+ *  dc_comm_split() calls MPI_Comm_split once all ranks have met. It has no deadline: if a rank dies in that moment, MPI
+ *  or its launcher must end the others.
  *  A collective that fails while MPI moves its data cannot be taken back. MPI may write to its memory for as long as the
  *  process lives. So after DC_E_TIMEOUT or DC_E_PEER_DEAD the process should end; further communicators over MPI are
  *  DC_E_STATE in it.
@@ -569,6 +571,44 @@ DC_API dc_status dc_comm_create_mpi(const dc_comm_options *options, dc_comm **co
  *  version  set to the text, which stays; NULL on an error
  *  Returns DC_OK; DC_E_UNSUPPORTED (there is none; the text says so), DC_E_INVALID. [any] Since 0.1. */
 DC_API dc_status dc_mpi_get_version(const char **version);
+
+/** A process's place among the ranks, as its launcher says in the environment. */
+typedef struct dc_launch {
+  size_t struct_size;   /**< sizeof(dc_launch) */
+  const char *launcher; /**< "environment", "openmpi", "pmi", "slurm", "flux", or "none" for a process started alone */
+  const char *address;  /**< "HOST:PORT" for dc_comm_create_tcp(); NULL: the launcher does not say */
+  const char *group;    /**< a name that no other group has, at most 64 bytes; NULL: the launcher does not say */
+  int32_t rank;         /**< 0..world_size-1 */
+  int32_t world_size;   /**< >= 1 */
+  int32_t local_rank;   /**< among the ranks of this machine; -1: the launcher does not say */
+  int32_t local_size;   /**< ranks of this machine; 0: the launcher does not say */
+  int32_t node;         /**< this machine, from 0; -1: the launcher does not say */
+  int32_t uses_mpi;     /**< 1: the launcher can start MPI, and dc_comm_create_mpi() is meant */
+} dc_launch;
+
+/** A dc_launch to be filled in. */
+#define DC_LAUNCH_INIT {sizeof(dc_launch), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0}
+
+/** DC_LAUNCH_INIT as a function.
+ *  launch  the struct to fill in; NULL does nothing
+ *  [any] Since 0.1. */
+DC_API void dc_launch_init(dc_launch *launch, size_t struct_size);
+
+/** Reads the environment for the launcher that started this process: the first in this order whose number of ranks is
+ *  there. LIBDC_LAUNCHER names another one; "slurm" and "flux" then have uses_mpi = 0.
+ *    environment  WORLD_SIZE, RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK: torchrun, python -m libdc.run, Kubernetes
+ *    openmpi      OMPI_COMM_WORLD_SIZE, _RANK, _LOCAL_RANK, _LOCAL_SIZE: Open MPI's mpirun
+ *    pmi          PMI_SIZE, PMI_RANK, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH's and Intel's; where Slurm or Flux gives
+ *                 the same numbers it is that one
+ *    slurm        SLURM_STEP_NUM_TASKS, SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID: srun
+ *    flux         FLUX_JOB_SIZE, FLUX_TASK_RANK, FLUX_TASK_LOCAL_ID: flux run
+ *  The address is MASTER_ADDR with the port after MASTER_PORT, or the first of SLURM_STEP_NODELIST with a port of
+ *  61440..65439 by the job's number. The group is LIBDC_GROUP, or made of the job's or the meeting's variables. Under
+ *  Slurm and Flux uses_mpi says that PMI_RANK or PMIX_RANK is there. Variables that are empty count as not set.
+ *  launch  filled in; struct_size is set by the caller. Its texts live until this thread's next call
+ *  Returns DC_OK; DC_E_INVALID (a variable's value is no number in its bounds, or a rank or LIBDC_LAUNCHER's launcher is
+ *  missing; the text names the variable). [any] Since 0.1. */
+DC_API dc_status dc_launch_get(dc_launch *launch);
 
 /** Gives the handle back; contexts that use the communicator keep it alive. Not collective.
  *  comm  NULL does nothing
@@ -2636,7 +2676,7 @@ DC_API dc_status dc_count_work(dc_stream *stream, int64_t duration_ns);
  *  ranks, so ranks must have alike parts. The communicator is for contexts on this device.
  *  device      one opened as "count"
  *  rank        0 to world_size - 1
- *  world_size  1 to 256
+ *  world_size  1 to 1024
  *  heap        1: ranks read each other's memory, as in shared memory and through NCCL, and a shard is staged for them;
  *              0: as over TCP and MPI
  *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (another device), DC_E_NO_MEMORY. [any] Since 0.1. */

@@ -5,10 +5,11 @@
 #include <string.h>
 
 /* Sizes of the structs in the version that introduced them; frozen from then on. */
-enum { DC__COMM_OPTIONS_SIZE_0_1 = 24, DC__COMM_CALLBACKS_SIZE_0_1 = 72 };
+enum { DC__COMM_OPTIONS_SIZE_0_1 = 24, DC__COMM_CALLBACKS_SIZE_0_1 = 72, DC__LAUNCH_SIZE_0_1 = 56 };
 
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_options) >= DC__COMM_OPTIONS_SIZE_0_1, "0.1");
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_comm_callbacks) >= DC__COMM_CALLBACKS_SIZE_0_1, "0.1");
+_Static_assert(sizeof(void *) != 8 || sizeof(dc_launch) >= DC__LAUNCH_SIZE_0_1, "0.1");
 
 static const int64_t default_timeout_ns = INT64_C(300000000000);
 
@@ -128,7 +129,7 @@ dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank
   DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_create_tcp";
   dc_comm_options known;
-  DC__TRY(comm_begin_create(fn, rank, world_size, DC__COMM_MAX_WORLD, options, &known, comm));
+  DC__TRY(comm_begin_create(fn, rank, world_size, DC__COMM_MAX_MESH, options, &known, comm));
   DC__TRY(check_name(fn, name));
   DC__TRY(check_tcp_options(fn, &known));
   if (known.tls == 1 && known.secret == NULL) {
@@ -208,6 +209,17 @@ dc_status dc_mpi_get_version(const char **version) {
   }
   *version = NULL;
   return dc__mpi_version(version);
+}
+
+void dc_launch_init(dc_launch *launch, size_t struct_size) {
+  dc__init_sized(launch, struct_size, sizeof *launch);
+}
+
+dc_status dc_launch_get(dc_launch *launch) {
+  DC__WITHOUT_TRAPS;
+  dc_launch l;
+  DC__TRY(dc__launch_read(&l));
+  return dc__write_sized("dc_launch_get", "launch", launch, &l, sizeof l, DC__LAUNCH_SIZE_0_1);
 }
 
 void dc_comm_destroy(dc_comm *comm) {

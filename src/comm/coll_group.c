@@ -39,8 +39,8 @@ static void free_block_task(void *args) {
   dc__free(ptr);
 }
 
-void dc__comm_free_behind(dc_comm *comm, dc_stream *stream, void *block) {
-  dc__host_launch_func(comm, stream, free_block_task, &block, sizeof block);
+void dc__comm_run_behind(dc_comm *comm, dc_stream *stream, dc__task_fn fn, void *block) {
+  dc__host_launch_func(comm, stream, fn, &block, sizeof block);
 }
 
 static void submit_items(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__coll_item *items, int64_t count) {
@@ -69,7 +69,7 @@ static dc_status submit_members(dc_comm *comm, dc_stream *stream, const group_me
     items[i].ranges = &ranges[(size_t)i * world];
   }
   submit_items(comm, stream, members[0].kind, items, count);
-  dc__comm_free_behind(comm, stream, block);
+  dc__comm_run_behind(comm, stream, free_block_task, block);
   return stream == NULL ? dc__comm_check(comm) : DC_OK;
 }
 

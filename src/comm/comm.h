@@ -13,8 +13,9 @@
 
 enum {
   DC__COMM_GROUP = 12,
-  DC__COMM_MAX_WORLD = 256,
-  DC__COMM_MAX_LOCAL = 64, /* ranks in shared memory: one message carries two descriptors of each */
+  DC__COMM_MAX_WORLD = 1024, /* of the caller's collectives, and of those that are counted */
+  DC__COMM_MAX_MESH = 256,   /* ranks with a connection between any two, over TCP or beside MPI */
+  DC__COMM_MAX_LOCAL = 64,   /* ranks in shared memory: one message carries two descriptors of each */
 };
 
 /* Elements [begin, begin + count) of a flattened tensor. */
@@ -191,8 +192,8 @@ void dc__comm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *ta
 /* In place; a rank without memory for its chunk aborts the group. */
 void dc__comm_all_reduce(dc_comm *comm, dc_stream *stream, void *data, int64_t count, int32_t dtype, int32_t op);
 void dc__comm_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root);
-/* Frees memory that collectives queued on the stream read, once they are done. */
-void dc__comm_free_behind(dc_comm *comm, dc_stream *stream, void *block);
+/* Calls fn(&block) once the collectives queued on the stream no longer read the block. fn may run on another thread. */
+void dc__comm_run_behind(dc_comm *comm, dc_stream *stream, dc__task_fn fn, void *block);
 /* All-gather of `count` int64 from each rank into table (world * count), on the calling thread. */
 dc_status dc__comm_all_gather_int64(dc_comm *comm, const dc__tag *tag, const int64_t *values, int64_t count,
                                     int64_t *table);
@@ -239,6 +240,13 @@ dc_status dc__comm_create_mpi(const dc_comm_options *options, dc_comm **comm);
 dc_status dc__comm_create_levels(dc_comm *whole, const char *node, dc_comm **comm);
 /* The MPI that it would use, as a text that stays. DC_E_UNSUPPORTED if there is none, with the reason. */
 dc_status dc__mpi_version(const char **version);
+
+/* ---- launch/launch.c ---- */
+
+/* For dc_launch_get(): what a launcher says in the environment. Texts live until this thread's next call. */
+dc_status dc__launch_read(dc_launch *launch);
+/* The ranks that a launcher of MPI, Slurm or Flux says it started; 0: it does not say. */
+int32_t dc__launch_mpi_size(void);
 /* Version of the NCCL that would be used, 22907 for 2.29.7. DC_E_UNSUPPORTED if there is none, with the reason. */
 dc_status dc__nccl_version(int32_t *version);
 

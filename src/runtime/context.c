@@ -250,21 +250,23 @@ static dc_status agree_on_config(dc_context *ctx, const char *fn) {
                          c->sync_after_allgather,
                          c->check_finite,
                          c->replicas};
-  int64_t table[DC__COMM_MAX_WORLD * FIELDS];
   dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_INIT};
-  DC__TRY(dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, own, FIELDS, table));
-  for (int32_t rank = 0; rank < ctx->world; rank++) {
-    for (size_t i = 0; i < FIELDS; i++) {
-      int64_t peer = table[(size_t)rank * FIELDS + i];
-      if (peer != own[i]) {
-        return dc__fail(DC_E_MISMATCH,
+  int64_t *table = dc__calloc((size_t)ctx->world * FIELDS, sizeof *table);
+  if (table == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  dc_status status = dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, own, FIELDS, table);
+  for (int32_t i = 0; status == DC_OK && i < ctx->world * FIELDS; i++) {
+    const int32_t rank = i / FIELDS, field = i % FIELDS;
+    if (table[i] != own[field]) {
+      status = dc__fail(DC_E_MISMATCH,
                         "%s: %s = %" PRId64 " on rank %" PRId32 ", but %" PRId64 " on rank %" PRId32
                         "; it must be the same on every rank",
-                        fn, names[i], own[i], ctx->rank, peer, rank);
-      }
+                        fn, names[field], own[field], ctx->rank, table[i], rank);
     }
   }
-  return DC_OK;
+  dc__free(table);
+  return status;
 }
 
 /* A private copy of the caller's communicator, which moves the device's memory. */
@@ -342,6 +344,7 @@ static void free_resources(dc_context *ctx) {
   dc__comm_release_exclusive(ctx->reduce_comm); /* the caller's own where it cannot be copied */
   dc__comm_release_exclusive(ctx->gather_comm);
   ctx->replica_comm = ctx->reduce_comm = ctx->gather_comm = NULL;
+  dc__replicas_free(ctx);
 }
 
 static dc_status context_start(dc_context *ctx, const char *fn, dc_comm *comm) {

@@ -6,6 +6,77 @@
  * all-reduce of the parts. */
 #include "runtime/replicas.h"
 
+#include <pthread.h>
+#include <string.h>
+
+/* ---- memory of flushes, which is used again ---- */
+
+/* Ranges of a flush's items, which collectives read until they are done. */
+typedef struct replica_block {
+  struct replica_block *next;
+  struct dc__replica_blocks *blocks;
+  size_t count;
+  dc__range ranges[];
+} replica_block;
+
+typedef struct dc__replica_blocks {
+  pthread_mutex_t mutex; /* guards `free`: blocks are given back on the reduce stream */
+  replica_block *free;
+  size_t count;           /* the most that a flush has needed; new blocks have it */
+  dc__coll_item *gathers; /* of the flush in progress */
+  int64_t gather_capacity;
+} dc__replica_blocks;
+
+static replica_block *replica_take_block(dc__replica_blocks *blocks, size_t count) {
+  pthread_mutex_lock(&blocks->mutex);
+  replica_block *block = blocks->free;
+  if (block != NULL) {
+    blocks->free = block->next;
+  }
+  pthread_mutex_unlock(&blocks->mutex);
+  blocks->count = count > blocks->count ? count : blocks->count;
+  if (block != NULL && block->count < count) {
+    dc__free(block);
+    block = NULL;
+  }
+  if (block == NULL) {
+    block = dc__calloc(1, sizeof *block + blocks->count * sizeof block->ranges[0]);
+    if (block != NULL) {
+      block->blocks = blocks;
+      block->count = blocks->count;
+    }
+  }
+  return block;
+}
+
+static void replica_give_block(void *args) {
+  replica_block *block;
+  memcpy(&block, args, sizeof block);
+  dc__replica_blocks *blocks = block->blocks;
+  pthread_mutex_lock(&blocks->mutex);
+  block->next = blocks->free;
+  blocks->free = block;
+  pthread_mutex_unlock(&blocks->mutex);
+}
+
+void dc__replicas_free(dc_context *ctx) {
+  dc__replica_blocks *blocks = ctx->replica_blocks;
+  if (blocks == NULL) {
+    return;
+  }
+  while (blocks->free != NULL) {
+    replica_block *block = blocks->free;
+    blocks->free = block->next;
+    dc__free(block);
+  }
+  pthread_mutex_destroy(&blocks->mutex);
+  dc__free(blocks->gathers);
+  dc__free(blocks);
+  ctx->replica_blocks = NULL;
+}
+
+/* ---- groups ---- */
+
 /* All ranks have agreed on config.replicas. */
 dc_status dc__replicas_connect(dc_context *ctx, const char *fn) {
   dc_comm *all = ctx->reduce_comm;
@@ -16,9 +87,16 @@ dc_status dc__replicas_connect(dc_context *ctx, const char *fn) {
                     replicas, all->world);
   }
   const int32_t group = all->world / replicas;
+  ctx->replica_blocks = dc__calloc(1, sizeof *ctx->replica_blocks);
+  if (ctx->replica_blocks == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  pthread_mutex_init(&ctx->replica_blocks->mutex, NULL);
   DC__TRY(dc__comm_split_even(all, all->rank / group * group, 1, group, &ctx->gather_comm));
   return dc__comm_split_even(all, all->rank % group, group, replicas, &ctx->replica_comm);
 }
+
+/* ---- flushes ---- */
 
 /* The pieces of a group's parts, one for each of all ranks. */
 static void cut_parts(const dc_context *ctx, const dc__range *parts, dc__range *pieces) {
@@ -30,8 +108,7 @@ static void cut_parts(const dc_context *ctx, const dc__range *parts, dc__range *
   }
 }
 
-/* Ranges of a flush's items, which collectives need until they are done: pieces of all ranks, and those of this rank's
- * part, from its beginning. */
+/* Of an item: pieces of all ranks, and those of this rank's part, from its beginning. */
 typedef struct replica_ranges {
   dc__range *pieces, *own;
 } replica_ranges;
@@ -84,22 +161,20 @@ static int64_t plan_items(const dc_context *ctx, dc__buckets *buckets, dc__range
 }
 
 void dc__replicas_reduce(dc_context *ctx, dc_stream *stream, const dc__tag *tag, dc__buckets *buckets) {
-  const size_t count = (size_t)buckets->item_count;
+  dc__replica_blocks *blocks = ctx->replica_blocks;
   const size_t ranges = (size_t)ctx->reduce_comm->world + (size_t)ctx->replica_comm->world;
-  dc__range *block = dc__calloc(count, ranges * sizeof *block);
-  dc__coll_item *gathers = dc__calloc(count, sizeof *gathers);
-  if (block == NULL || gathers == NULL) {
+  const bool fits = dc__array_reserve((void **)&blocks->gathers, &blocks->gather_capacity, buckets->item_count,
+                                      sizeof *blocks->gathers);
+  replica_block *block = fits ? replica_take_block(blocks, (size_t)buckets->item_count * ranges) : NULL;
+  if (block == NULL) {
     ctx->reduce_comm->ops->abort(ctx->reduce_comm, "a rank has no memory for the pieces of its gradients");
-    dc__free(block);
-    dc__free(gathers);
     return;
   }
-  const int64_t among_all = plan_items(ctx, buckets, block, gathers);
+  const int64_t among_all = plan_items(ctx, buckets, block->ranges, blocks->gathers);
   dc__comm_reduce_scatter(ctx->reduce_comm, stream, tag, buckets->items, buckets->item_count);
-  dc__comm_all_gather(ctx->reduce_comm, stream, tag, gathers, among_all);
-  dc__comm_all_gather(ctx->replica_comm, stream, tag, gathers + among_all, buckets->item_count - among_all);
-  dc__comm_free_behind(ctx->reduce_comm, stream, block);
-  dc__free(gathers);
+  dc__comm_all_gather(ctx->reduce_comm, stream, tag, blocks->gathers, among_all);
+  dc__comm_all_gather(ctx->replica_comm, stream, tag, blocks->gathers + among_all, buckets->item_count - among_all);
+  dc__comm_run_behind(ctx->reduce_comm, stream, replica_give_block, block);
 }
 
 /* Elements of this rank's pieces of a gradient, which goes through buckets whole or in pieces of its own. */

@@ -4,6 +4,8 @@
 
 #include "runtime/runtime.h"
 
+/* After the streams and the communicators are gone. Does nothing without replicas. */
+void dc__replicas_free(dc_context *ctx);
 /* Splits reduce_comm into gather_comm and replica_comm. */
 dc_status dc__replicas_connect(dc_context *ctx, const char *fn);
 /* The first failure of the three communicators, with which the others end too. */

@@ -162,8 +162,9 @@ struct dc_context {
   int64_t bucket_elements;
   int32_t rank, world;
 
-  dc_comm *gather_comm;  /* own copies of the caller's communicator, so that both overlap */
-  dc_comm *reduce_comm;  /* the same as gather_comm where there can be only one */
+  dc_comm *gather_comm;                      /* own copies of the caller's communicator, so that both overlap */
+  dc_comm *reduce_comm;                      /* the same as gather_comm where there can be only one */
+  struct dc__replica_blocks *replica_blocks; /* replicas.c */
   dc_comm *replica_comm; /* with replicas, whose group `rank` and `world` are of; reduce_comm has all ranks then */
   dc_stream *lanes[DC__LANES]; /* [DC__LANE_CALLER] is the caller's; the others are made when first used */
   dc_event *caller_event;      /* the caller's stream, with work of the context queued */

@@ -43,6 +43,8 @@ dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl);
 dc_status dc_nccl_get_version(int32_t *version);
 dc_status dc_comm_create_mpi(const dc_comm_options *options, dc_comm **comm);
 dc_status dc_mpi_get_version(const char **version);
+void dc_launch_init(dc_launch *launch, size_t struct_size);
+dc_status dc_launch_get(dc_launch *launch);
 void dc_comm_destroy(dc_comm *comm);
 int32_t dc_comm_rank(const dc_comm *comm);
 int32_t dc_comm_size(const dc_comm *comm);

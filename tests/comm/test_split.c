@@ -3,6 +3,10 @@
 #include "comm_checks.h"
 #include "comm_trainer.h"
 
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "comm/shm/shm.h"
 #include "comm/split.h"
 #include "comm/tcp/tcp.h"
 
@@ -102,6 +106,29 @@ static void test_a_part_fails_alone(void **state) {
 
 /* ---- errors ---- */
 
+/* The leader's exchange fails, since the other rank has given up. Its control block lives as long as the group. */
+static int fail_in_the_exchange(dc_comm *comm, void *arg) {
+  dc__shm_control **kept = arg;
+  const int32_t members[] = {0, 1};
+  const dc__split split = {.rank = 0, .world = 2, .leader = 0, .members = members};
+  dc_comm *part = NULL;
+  if (dc_comm_rank(comm) == 1) {
+    dc_comm_abort(comm, "a test");
+    return 0;
+  }
+  CHECK(comm->ops->split(comm, &split, &part) == DC_E_ABORTED && part == NULL);
+  *kept = atomic_load(&((dc__shm *)comm)->group->control->unused);
+  CHECK(*kept != NULL && (*kept)->world == 2);
+  return 0;
+}
+
+static void test_a_failed_exchange_leaves_nothing(void **state) {
+  dc__shm_control *control = NULL;
+  (void)state;
+  assert_int_equal(on_threads(2, 60000 * MS, fail_in_the_exchange, &control), 0);
+  assert_true(msync(control, 1, MS_ASYNC) == -1 && errno == ENOMEM); /* no longer mapped */
+}
+
 static int refuse_bad_arguments(dc_comm *comm, void *arg) {
   dc_comm *part = comm;
   (void)arg;
@@ -196,6 +223,7 @@ int main(void) {
       cmocka_unit_test(test_contexts_on_parts),
       cmocka_unit_test(test_bad_arguments),
       cmocka_unit_test(test_a_part_fails_alone),
+      cmocka_unit_test(test_a_failed_exchange_leaves_nothing),
       cmocka_unit_test(test_a_mismatch),
       cmocka_unit_test(test_a_failure_is_all_ranks),
       cmocka_unit_test(test_secret_and_place),

@@ -167,7 +167,7 @@ static void as_another(bytes *b) {
   static const dc__tcp_address to = {"somewhere", 4000};
   dc__tcp_group *group = new_group(1);
   dc__tcp_welcome said = {.magic = DC__TCP_MAGIC, .status = (int32_t)read_count(b), .more = read_u8(b) & 1};
-  dc__tcp_endpoint endpoints[DC__COMM_MAX_WORLD] = {{.port = 4000}}, heard[DC__COMM_MAX_WORLD];
+  dc__tcp_endpoint endpoints[WORLD] = {{.port = 4000}};
   int peer;
   tcp_peer g = {.group = group, .to = &to, .fd = connect_pair(&peer)};
   take(b, said.text, 8);
@@ -177,7 +177,7 @@ static void as_another(bytes *b) {
   }
   send_bytes(b, peer, endpoints, sizeof endpoints);
   close(peer);
-  check_error_text(receive_endpoints(&g, 0, heard));
+  check_error_text(receive_endpoints(&g, 0));
   close(g.fd);
   dc__tcp_group_release(group);
 }

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import List
+from typing import Dict, List
 
 import libdc
 import pytest
@@ -39,6 +39,18 @@ def test_init_comm_knows_mpirun(launcher: str, options: List[str], name: str) ->
     lines = run_ranks(launcher, *options)
     assert [line.split(" by ")[0] for line in lines] == [f"rank {r} of 2 has 2.0" for r in range(2)]
     assert all(name in line for line in lines)
+
+
+@pytest.mark.parametrize("variables, says", [
+    ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "(openmpi), but MPI: there is none: LIBDC_MPI_LIB"),
+    ({"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "0", "FLUX_JOB_ID": "f1", "PMI_RANK": "0", "PMI_SIZE": "2"},
+     "init_comm: ranks of several machines (flux) need MASTER_ADDR and MASTER_PORT"),
+])
+def test_a_launcher_of_mpi_without_mpi(variables: Dict[str, str], says: str) -> None:
+    kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    ran = subprocess.run([sys.executable, "-c", RANK], text=True, capture_output=True, timeout=120,
+                         env={**kept, **variables, "LIBDC_MPI_LIB": "/nowhere/libmpi.so"})
+    assert ran.returncode == 1 and says in ran.stderr, ran.stderr
 
 
 def test_mpi_or_why_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,50 @@ static void test_the_bits_of_plain_zero(void **state) {
   }
 }
 
+/* ---- memory ---- */
+
+static atomic_int allocations;
+
+void *__real_dc__calloc(size_t count, size_t bytes);
+void *__wrap_dc__calloc(size_t count, size_t bytes);
+void *__wrap_dc__calloc(size_t count, size_t bytes) {
+  atomic_fetch_add(&allocations, 1);
+  return __real_dc__calloc(count, bytes);
+}
+
+/* Blocks of ranges are used again: at most as many are made as a step has flushes, however many steps there are. */
+static int train_long(dc_comm *comm, void *arg) {
+  enum { MORE = 10 };
+  trainer t = {.s = arg, .comm = comm};
+  dc_memory_stats stats = {.struct_size = sizeof stats}, later = {.struct_size = sizeof later};
+  CHECK(open_trainer(&t) == 0 && run_steps(&t) == 0);
+  CHECK_OK(dc_context_get_memory_stats(t.context, &stats));
+  CHECK_OK(dc_comm_barrier(comm));
+  const int before = atomic_load(&allocations);
+  CHECK_OK(dc_comm_barrier(comm));
+  for (int i = 0; i < MORE; i++) {
+    CHECK(run_steps(&t) == 0);
+  }
+  CHECK_OK(dc_comm_barrier(comm));
+  const int made = atomic_load(&allocations) - before;
+  CHECK_OK(dc_comm_barrier(comm));
+  CHECK_OK(dc_context_get_memory_stats(t.context, &later));
+  const int64_t flushes = (later.flushes - stats.flushes) / MORE; /* of STEPS steps */
+  if (made > dc_comm_size(comm) * flushes) {
+    fprintf(stderr, "%d ranks made %d blocks in %d flushes\n", dc_comm_size(comm), made, MORE * (int)flushes);
+    return 1;
+  }
+  close_trainer(&t);
+  return 0;
+}
+
+static void test_steady_steps_allocate_nothing(void **state) {
+  uint64_t hashes[4];
+  setting s = {.stage = 2, .replicas = 2, .hashes = hashes};
+  (void)state;
+  assert_int_equal(on_threads(4, 60000 * MS, train_long, &s), 0);
+}
+
 /* ---- bytes ---- */
 
 static int64_t piece(int64_t count, int32_t parts, int32_t at) {
@@ -264,6 +308,7 @@ static void test_a_failure_reaches_all(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_the_bits_of_plain_zero),
+      cmocka_unit_test(test_steady_steps_allocate_nothing),
       cmocka_unit_test(test_bytes),
       cmocka_unit_test(test_errors),
       cmocka_unit_test(test_a_failure_reaches_all),

@@ -176,6 +176,10 @@ def test_info(dc: Run) -> None:
     assert info["devices"]["cpu solver"]["found"] and "cuda solver" not in info["devices"]
     assert not info["devices"]["cuda"]["found"] and "cuda" in info["devices"]["cuda"]["text"]
     assert info["limits"]["open files"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert info["launcher"]["variables"]["text"] == "none" and info["launcher"]["ranks meet"] == "one rank alone"
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[3-4]"}
+    launcher = json.loads(dc("info", "--json", environment=step).stdout)["launcher"]
+    assert (launcher["rank"], launcher["ranks"], launcher["address"]) == (1, 2, "n3:61447"), launcher
     text = dc("info").stdout
     for section, rows in info.items():
         assert re.search(rf"^{section}$", text, re.M)

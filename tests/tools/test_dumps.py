@@ -126,7 +126,7 @@ def test_folders_that_are_none(dc: Run, groups: Groups, tmp_path: Path) -> None:
     text = (groups("well", 2) / "rank-0.json").read_text()
     (tmp_path / "rank-0.json").write_text(text.replace('"version":1', '"version":2'))
     says(tmp_path, "its version is not 1")
-    (tmp_path / "rank-0.json").write_text(text.replace('"world":2', '"world":257'))
+    (tmp_path / "rank-0.json").write_text(text.replace('"world":2', '"world":1025'))
     says(tmp_path, "its rank and world are none")
     for number in ("-1", "9223372036854775807"):
         (tmp_path / "rank-0.json").write_text(text.replace('"seq":2,', f'"seq":{number},'))
@@ -174,12 +174,12 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(dc: Run, tmp_path
 
 
 def test_dumps_of_large_groups(dc: Run, groups: Groups, tmp_path: Path) -> None:
-    """Over TCP a group may have 256 ranks."""
+    """By the caller's collectives a group may have 1,024 ranks."""
     text = (groups("well", 2) / "rank-0.json").read_text()
-    for rank in range(256):
-        own = text.replace('"world":2', '"world":256').replace('"rank":0', f'"rank":{rank}')
+    for rank in range(1024):
+        own = text.replace('"world":2', '"world":1024').replace('"rank":0', f'"rank":{rank}')
         (tmp_path / f"rank-{rank}.json").write_text(own)
-    assert dc("doctor", "--dump", tmp_path).stdout.startswith("all 256 ranks did the same 14 collectives; ")
+    assert dc("doctor", "--dump", tmp_path).stdout.startswith("all 1024 ranks did the same 14 collectives; ")
     for rank in range(100, 130):
         (tmp_path / f"rank-{rank}.json").unlink()
     diagnosis = json.loads(dc("doctor", "--dump", tmp_path, "--json", code=1).stdout)

@@ -212,7 +212,7 @@ static bool is_dump(const char *name) {
   int number;
   int end = 0;
   return name[0] != '\0' && strncmp(name, "rank-", 5) == 0 && name[5] >= '0' && name[5] <= '9' &&
-         sscanf(name + 5, "%3d.json%n", &number, &end) == 1 && end > 0 && name[5 + end] == '\0';
+         sscanf(name + 5, "%4d.json%n", &number, &end) == 1 && end > 0 && name[5 + end] == '\0';
 }
 
 static bool read_folder(const args *a, const char *argument, const char *folder, DIR *dir, dumps *d) {

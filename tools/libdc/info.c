@@ -52,6 +52,15 @@ static void print_number(report *r, const char *name, int64_t number, const char
   }
 }
 
+/* A number that may be unknown. */
+static void print_known(report *r, const char *name, bool known, int64_t number) {
+  if (known) {
+    print_number(r, name, number, "");
+  } else {
+    print_field(r, name, "not said");
+  }
+}
+
 /* A component, or why it is missing. */
 static void print_found(report *r, const char *name, bool found, const char *text) {
   if (r->as_json) {
@@ -166,6 +175,34 @@ static void print_backends(report *r) {
   end_section(r);
 }
 
+/* ---- the launcher ---- */
+
+/* How init_comm of the Python package lets the ranks meet. */
+static const char *meeting_of(const dc_launch *l) {
+  return l->world_size == 1               ? "one rank alone"
+         : l->uses_mpi == 1               ? "over MPI"
+         : l->local_size == l->world_size ? "over shared memory"
+         : l->address != NULL             ? "over TCP"
+                                          : "the launcher does not say where: set MASTER_ADDR and MASTER_PORT";
+}
+
+static void print_launcher(report *r) {
+  dc_launch l = DC_LAUNCH_INIT;
+  dc_status status = dc_launch_get(&l);
+  begin_section(r, "launcher");
+  print_found(r, "variables", status == DC_OK, status == DC_OK ? l.launcher : dc_last_error());
+  if (status == DC_OK) {
+    print_number(r, "rank", l.rank, "");
+    print_number(r, "ranks", l.world_size, "");
+    print_known(r, "rank of machine", l.local_rank >= 0, l.local_rank);
+    print_known(r, "ranks of machine", l.local_size > 0, l.local_size);
+    print_known(r, "machine", l.node >= 0, l.node);
+    print_field(r, "address", l.address == NULL ? "not said" : l.address);
+    print_field(r, "ranks meet", meeting_of(&l));
+  }
+  end_section(r);
+}
+
 /* ---- the machine ---- */
 
 static int64_t resource_limit(int resource) {
@@ -214,7 +251,7 @@ static void print_machine(report *r) {
   print_number(r, "locked memory", resource_limit(RLIMIT_MEMLOCK), "bytes");
   print_number(r, "address space", resource_limit(RLIMIT_AS), "bytes");
   print_number(r, "ranks of a machine", 64, "");
-  print_number(r, "ranks over TCP", MAX_RANKS, "");
+  print_number(r, "ranks over TCP", 256, "");
   print_number(r, "copies of a group", 32, "");
   end_section(r);
 }
@@ -226,6 +263,7 @@ int run_info(const args *a) {
   }
   print_library(&r);
   print_backends(&r);
+  print_launcher(&r);
   print_machine(&r);
   if (r.as_json) {
     json_close(&r.j, '}');

@@ -132,7 +132,7 @@ const json_value *json_get(const json_value *object, const char *key); /* NULL: 
 
 /* ---- dumps.c ---- */
 
-enum { MAX_RANKS = 256 }; /* of a group, over TCP */
+enum { MAX_RANKS = 1024 }; /* of a group */
 
 typedef struct entry {
   int64_t n, graph, id, tensors, bytes, moved, seq, queued, begin, end;

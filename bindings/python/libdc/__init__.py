@@ -14,9 +14,9 @@ from .comm import Collectives, Comm
 from .context import Context
 from .device import Allocator, Device, Event, Stream
 from .errors import Error, check
-from .launch import init_comm
+from .launch import get_launch, init_comm
 from .tensors import Buffer, Tensor
-from .types import Config, DType, LogLevel, MemoryKind, MemoryStats, Op, OpInfo, ReduceOp, Status, TraceEvent
+from .types import Config, DType, Launch, LogLevel, MemoryKind, MemoryStats, Op, OpInfo, ReduceOp, Status, TraceEvent
 
 __version__ = _text(_lib.dc_version_string())
 
@@ -70,8 +70,8 @@ def library_dir() -> str:
 
 
 __all__ = [
-    "Allocator", "Buffer", "Collectives", "Comm", "Config", "Context", "DType", "Device", "Error", "Event", "LogLevel",
-    "MemoryKind", "MemoryStats", "Op", "OpInfo", "ReduceOp", "Status", "Stream", "Tensor", "TraceEvent",
-    "api_version", "check", "crc32c", "ffi_mode", "has_feature", "init_comm", "library_dir", "mpi_version",
-    "nccl_version",
+    "Allocator", "Buffer", "Collectives", "Comm", "Config", "Context", "DType", "Device", "Error", "Event", "Launch",
+    "LogLevel", "MemoryKind", "MemoryStats", "Op", "OpInfo", "ReduceOp", "Status", "Stream", "Tensor", "TraceEvent",
+    "api_version", "check", "crc32c", "ffi_mode", "get_launch", "has_feature", "init_comm", "library_dir",
+    "mpi_version", "nccl_version",
 ]  # fmt: skip

@@ -6,69 +6,82 @@ import itertools
 import os
 from typing import Optional, Tuple
 
+from ._lib import ffi, lib, new_struct, text
 from ._secret import environment_secret
 from .comm import Comm
+from .errors import Error, check
+from .types import Launch
 
 _num_created = itertools.count()
 
 
+def get_launch() -> Launch:
+    """Reads what the launcher says that started this process: torchrun, libdc.run, mpirun, srun or flux run, in the
+    order of dc_launch_get. LIBDC_LAUNCHER names another one that the environment has."""
+    found = new_struct("dc_launch")
+    check(lib.dc_launch_get(found))
+    return Launch(text(found.launcher), _optional_text(found.address), _optional_text(found.group), found.rank,
+                  found.world_size, found.local_rank if found.local_rank >= 0 else None, found.local_size or None,
+                  found.node if found.node >= 0 else None, bool(found.uses_mpi))
+
+
+def _optional_text(pointer: object) -> Optional[str]:
+    return None if pointer == ffi.NULL else text(pointer)
+
+
 def init_comm(timeout: Optional[float] = None) -> Comm:
-    """This process's communicator, from RANK and WORLD_SIZE as `python -m libdc.run` and torchrun set them. Without
-    them it is over MPI if mpirun started the process (OMPI_COMM_WORLD_SIZE or PMI_SIZE), else a world of one. Ranks of
-    several machines meet over TCP at MASTER_ADDR, on the port after MASTER_PORT, and need a secret in LIBDC_SECRET or
-    LIBDC_SECRET_FILE. LIBDC_INTERFACE and LIBDC_PORTS say where they listen, and LIBDC_TLS=1 encrypts. Ranks that call
-    it more than once must do so equally often; each call takes another port."""
-    if "WORLD_SIZE" not in os.environ and int(_mpi_size()) > 1:
+    """This process's communicator, from what its launcher says (get_launch): over MPI if the launcher can start it,
+    over shared memory if all ranks are on one machine, else over TCP. Without a launcher it is a world of one. Over
+    TCP ranks meet at the launcher's address and need a secret in LIBDC_SECRET or LIBDC_SECRET_FILE; LIBDC_INTERFACE
+    and LIBDC_PORTS say where they listen, and LIBDC_TLS=1 encrypts. Ranks that call it more than once must do so
+    equally often; each call takes another port."""
+    launch = get_launch()
+    if launch.world_size == 1:
+        return Comm.single()
+    if launch.uses_mpi and _loads_mpi(launch):
         if environment_tls():
             raise RuntimeError("init_comm: LIBDC_TLS=1, but MPI moves the data, and libdc cannot encrypt it")
         return Comm.mpi(timeout, os.environ.get("LIBDC_INTERFACE") or None, environment_ports())
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1:
-        return Comm.single()
-    spread = int(os.environ.get("LOCAL_WORLD_SIZE", world)) != world
-    if spread and not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
-        raise RuntimeError("init_comm: ranks of several machines (LOCAL_WORLD_SIZE is not WORLD_SIZE) need MASTER_ADDR "
-                           "and MASTER_PORT")
-    rank, group, made = int(os.environ["RANK"]), _group_name(), next(_num_created)
-    if not spread:
-        return Comm.processes(f"{group}.{made}", rank, world, timeout)
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1 + made
-    return Comm.tcp(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", f"{group}.{made}", rank, world, timeout,
-                    environment_secret(), os.environ.get("LIBDC_INTERFACE") or None, environment_ports(),
-                    tls=environment_tls())
+    one_machine = launch.local_size == launch.world_size
+    if launch.address is None and not one_machine:
+        raise RuntimeError(f"init_comm: ranks of several machines ({launch.launcher}) need MASTER_ADDR and "
+                           "MASTER_PORT, rank 0's machine and a free port of its")
+    if launch.group is None:
+        raise RuntimeError(f"init_comm: {launch.world_size} ranks ({launch.launcher}) need a name in common: set "
+                           "LIBDC_GROUP, or MASTER_ADDR and MASTER_PORT")
+    made = next(_num_created)
+    group = f"{launch.group}.{made}"
+    if launch.address is None or one_machine:
+        return Comm.processes(group, launch.rank, launch.world_size, timeout)
+    host, _, port = launch.address.rpartition(":")
+    return Comm.tcp(f"{host}:{int(port) + made}", group, launch.rank, launch.world_size, timeout, environment_secret(),
+                    os.environ.get("LIBDC_INTERFACE") or None, environment_ports(), tls=environment_tls())
 
 
-def _mpi_size() -> str:
-    """How many ranks a launcher of MPI says that it started: Open MPI's, or MPICH's and Intel's."""
-    return os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or "1"
+def _loads_mpi(launch: Launch) -> bool:
+    """Under Slurm and Flux the ranks can meet without MPI, too."""
+    try:
+        check(lib.dc_mpi_get_version(ffi.new("const char **")))
+    except Error as error:
+        if launch.launcher in ("slurm", "flux"):
+            return False
+        raise RuntimeError(f"init_comm: a launcher of MPI started this process ({launch.launcher}), but {error}; name "
+                           "one in LIBDC_MPI_LIB, or start the ranks with torchrun or python -m libdc.run") from None
+    return True
 
 
 def environment_ports() -> Tuple[int, int]:
     """LIBDC_PORTS, such as 40000-40999."""
-    text = os.environ.get("LIBDC_PORTS") or "0-0"
-    first, _, last = text.partition("-")
+    value = os.environ.get("LIBDC_PORTS") or "0-0"
+    first, _, last = value.partition("-")
     if not (first.isdigit() and last.isdigit()):
-        raise RuntimeError(f"init_comm: LIBDC_PORTS={text}: must be FIRST-LAST")
+        raise RuntimeError(f"init_comm: LIBDC_PORTS={value}: must be FIRST-LAST")
     return int(first), int(last)
 
 
 def environment_tls() -> bool:
     """Whether ranks encrypt what they send over TCP: LIBDC_TLS."""
-    text = os.environ.get("LIBDC_TLS") or "0"
-    if text not in ("0", "1"):
-        raise RuntimeError(f"init_comm: LIBDC_TLS={text}: must be 0 or 1")
-    return text == "1"
-
-
-def _group_name() -> str:
-    """Unlike any other group's that may be under way."""
-    group = os.environ.get("LIBDC_GROUP")
-    if group:
-        return group
-    parts = [os.environ.get(key, "") for key in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
-                                                 "TORCHELASTIC_RESTART_COUNT")]
-    if not parts[1]:
-        raise RuntimeError("init_comm: WORLD_SIZE > 1 needs LIBDC_GROUP, or MASTER_ADDR and MASTER_PORT")
-    import hashlib  # here, since `import libdc` shall be quick
-
-    return "libdc-" + hashlib.sha256(":".join(parts).encode()).hexdigest()[:32]
+    value = os.environ.get("LIBDC_TLS") or "0"
+    if value not in ("0", "1"):
+        raise RuntimeError(f"init_comm: LIBDC_TLS={value}: must be 0 or 1")
+    return value == "1"

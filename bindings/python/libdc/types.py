@@ -163,6 +163,20 @@ class MemoryStats(NamedTuple):
     registered_graphs: int
 
 
+class Launch(NamedTuple):
+    """A process's place among the ranks, as its launcher says; see dc_launch. None: it does not say."""
+
+    launcher: str
+    address: Optional[str]
+    group: Optional[str]
+    rank: int
+    world_size: int
+    local_rank: Optional[int]
+    local_size: Optional[int]
+    node: Optional[int]
+    uses_mpi: bool
+
+
 class OpInfo(NamedTuple):
     """The result and the memory that a call would have. shape is None where the operator returns no tensor of its
     own."""

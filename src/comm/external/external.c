@@ -85,7 +85,7 @@ static dc__tag external_tag_of(const int64_t *signature) {
 /* *same: all ranks passed the same word. */
 static dc_status external_compare_signatures(dc__external *self, const dc__coll *coll, uint64_t word, bool *same) {
   int64_t own[SIG_WORDS];
-  int64_t all[SIG_WORDS * DC__COMM_MAX_WORLD];
+  int64_t *all = self->signatures;
   make_signature(self, coll, own);
   own[SIG_AGREE_WORD] = (int64_t)word;
   own[SIG_MISSING_RECV] = 1 + dc__coll_missing_recv(coll, self->head.rank);
@@ -220,6 +220,7 @@ static void external_destroy(dc_comm *comm) {
   for (size_t i = 0; i < DC__COUNT(self->scratch); i++) {
     dc__free(self->scratch[i]);
   }
+  dc__free(self->signatures);
   pthread_mutex_destroy(&self->collective_mutex);
   dc__comm_head_destroy(comm);
   dc__free(self);
@@ -244,8 +245,11 @@ static dc_status external_create(const dc_comm_callbacks *callbacks, dc__externa
   if (self == NULL) {
     return DC_E_NO_MEMORY;
   }
-  dc_status status = dc__comm_head_init(&self->head, &ops, rank, world, timeout_ns);
+  self->signatures = dc__calloc((size_t)world * SIG_WORDS, sizeof *self->signatures);
+  dc_status status =
+      self->signatures == NULL ? DC_E_NO_MEMORY : dc__comm_head_init(&self->head, &ops, rank, world, timeout_ns);
   if (status != DC_OK) {
+    dc__free(self->signatures);
     dc__free(self);
     return status;
   }

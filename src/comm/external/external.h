@@ -37,6 +37,7 @@ typedef struct dc__external {
   pthread_mutex_t collective_mutex; /* one collective at a time; scratch */
   char *scratch[3];                 /* packed send, packed recv, counts */
   int64_t scratch_bytes[3];
+  int64_t *signatures; /* of all ranks */
 } dc__external;
 
 /* Fails the group with this thread's last error, unless it has failed. */

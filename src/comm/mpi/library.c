@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/comm.h"
 #include "device/device.h"
 
 static const char *const abi_names[] = {"the standard", "MPICH", "Open MPI"};
@@ -27,6 +28,12 @@ static bool is_mpich_launched(void) {
   return is_set(secure_getenv("PMI_RANK")) && !is_set(secure_getenv("PMIX_RANK")) && !is_open_mpi_launched();
 }
 
+/* Open MPI would abort the process inside MPI_Init, and MPICH would be one rank alone. */
+static bool is_slurm_without_mpi(void) {
+  return is_set(secure_getenv("SLURM_PROCID")) && !is_set(secure_getenv("PMI_RANK")) &&
+         !is_set(secure_getenv("PMIX_RANK")) && !is_set(secure_getenv("PMI_FD")) && !is_open_mpi_launched();
+}
+
 static bool is_launched(void) {
   return is_open_mpi_launched() || is_set(secure_getenv("PMI_RANK")) || is_set(secure_getenv("PMIX_RANK")) ||
          is_set(secure_getenv("PMI_FD")) || is_set(secure_getenv("SLURM_PROCID")) ||
@@ -34,12 +41,17 @@ static bool is_launched(void) {
 }
 
 dc_status dc__mpi_check_launcher(const dc__mpi_library *library, int32_t *size) {
-  const char *text = is_open_mpi_launched() ? secure_getenv("OMPI_COMM_WORLD_SIZE") : secure_getenv("PMI_SIZE");
-  *size = text == NULL ? 0 : (int32_t)strtol(text, NULL, 10);
+  *size = dc__launch_mpi_size();
   if (!is_launched()) {
     return dc__fail(DC_E_UNSUPPORTED,
                     "dc_comm_create_mpi: no launcher of MPI started this process (there is neither "
                     "OMPI_COMM_WORLD_SIZE nor PMI_RANK, PMIX_RANK or SLURM_PROCID): start it with mpirun -n RANKS");
+  }
+  if (is_slurm_without_mpi()) {
+    return dc__fail(DC_E_UNSUPPORTED,
+                    "dc_comm_create_mpi: Slurm started this process without MPI (there is neither PMI_RANK nor "
+                    "PMIX_RANK): start it with srun --mpi=%s, or inside the job with mpirun",
+                    library->abi == DC__MPI_OPEN_MPI ? "pmix" : "pmi2");
   }
   if (is_open_mpi_launched() && library->abi == DC__MPI_MPICH) {
     return dc__fail(DC_E_UNSUPPORTED,

@@ -165,6 +165,16 @@ static dc_status mpi_dup(dc_comm *comm, dc_comm **copy) {
   return status;
 }
 
+/* A part's communicator that no group has taken over. */
+static void drop_mpi_part(const dc__mpi_handle *part) {
+  const dc__mpi_library *mpi = dc__mpi_runtime_state.library;
+  dc__mpi_handle handle;
+  if (part != NULL && dc__mpi_is_usable(mpi)) {
+    handle = *part;
+    (void)mpi->calls->comm_free(mpi, &handle);
+  }
+}
+
 static dc__mpi_group *alloc_mpi_group(dc_comm *control) {
   dc__mpi_group *group = dc__calloc(1, sizeof *group);
   if (group == NULL) {
@@ -183,12 +193,14 @@ static dc_status create_mpi_group(dc_comm *control, int64_t timeout_ns, const dc
   dc__mpi *self = NULL;
   dc__mpi_group *group = alloc_mpi_group(control);
   if (group == NULL) {
+    drop_mpi_part(part);
     return DC_E_NO_MEMORY;
   }
   dc_status status = create_member(group, control, timeout_ns, &self);
   if (status != DC_OK) {
     pthread_mutex_destroy(&group->mutex);
     dc__free(group);
+    drop_mpi_part(part);
     return status;
   }
   if (part != NULL) {
@@ -220,7 +232,11 @@ static dc_status split_mpi_comms(dc__mpi *self, const dc__split *split, dc_comm 
   int color = split->world > 0 ? split->leader : self->head.world + self->head.rank;
   DC__TRY(dc__mpi_check_result(&wait, "MPI_Comm_split",
                                mpi->calls->comm_split(mpi, self->group->parent, color, split->rank, part)));
-  return dc__mpi_check_result(&wait, "MPI_Comm_set_errhandler", mpi->calls->comm_return_errors(mpi, *part));
+  status = dc__mpi_check_result(&wait, "MPI_Comm_set_errhandler", mpi->calls->comm_return_errors(mpi, *part));
+  if (status != DC_OK) {
+    (void)mpi->calls->comm_free(mpi, part);
+  }
+  return status;
 }
 
 static dc_status mpi_split(dc_comm *comm, const dc__split *split, dc_comm **part) {

@@ -161,7 +161,7 @@ static void add_received(dc__nccl *self, const nccl_round *r) {
     dc__window_slice piece = dc__window_intersect(item, rank, pos, r->lo, r->size);
     pos += dc__item_stride(item, rank);
     if (piece.count > 0) {
-      const void *src[DC__COMM_MAX_WORLD];
+      const void *src[DC__NCCL_MAX_WORLD];
       for (int32_t peer = 0; peer < self->head.world; peer++) {
         src[peer] = peer == rank ? dc__bytes_at(item->send, item->ranges[rank].begin + piece.begin, item->dtype)
                                  : self->staging->ptr + peer * r->size + piece.at;
@@ -240,9 +240,9 @@ static void run_on_stream(dc__nccl *self, const dc__coll *coll, const char *name
 /* NCCL connects ranks at their first exchange, which must precede a capture. So this runs an even gather, a ragged one
  * and an exchange, of a byte or two each. */
 static dc_status connect_ranks(dc__nccl *self, const dc__tag *tag) {
-  enum { BUFFER_BYTES = 2 * DC__COMM_MAX_WORLD };
+  enum { BUFFER_BYTES = 2 * DC__NCCL_MAX_WORLD };
   int32_t world = self->head.world;
-  dc__range even[DC__COMM_MAX_WORLD], ragged[DC__COMM_MAX_WORLD];
+  dc__range even[DC__NCCL_MAX_WORLD], ragged[DC__NCCL_MAX_WORLD];
   for (int32_t r = 0; r < world; r++) {
     even[r] = (dc__range){r, 1};
     ragged[r] = (dc__range){r + (r > 0), 1 + (r == 0)};

@@ -102,7 +102,7 @@ static dc_status compare_versions(dc__nccl *self) {
   dc__failure failure = {DC_OK, ""};
   dc__failure_keep(&failure, found);
   int64_t own_version = found == DC_OK ? self->library.version : 0;
-  int64_t versions[DC__COMM_MAX_WORLD];
+  int64_t versions[DC__NCCL_MAX_WORLD];
   DC__TRY(dc__comm_all_gather_int64(self->bootstrap, &init_tag, &own_version, 1, versions));
   for (int32_t r = 0; r < self->head.world && found == DC_OK; r++) {
     if (versions[r] == 0) {
@@ -246,6 +246,11 @@ dc_status dc__comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **copy)
   dc_comm *bootstrap;
   if (device->ops->stream_issue == NULL) {
     return dc__fail(DC_E_UNSUPPORTED, "NCCL: device \"%s\" is no card", device->name);
+  }
+  if (comm->world > DC__NCCL_MAX_WORLD) {
+    return dc__fail(DC_E_UNSUPPORTED,
+                    "dc_comm_create_nccl: the communicator has %" PRId32 " ranks, must have at most %d", comm->world,
+                    DC__NCCL_MAX_WORLD);
   }
   DC__TRY(acquire_bootstrap(comm, &bootstrap));
   return create_on_bootstrap(bootstrap, device, copy);

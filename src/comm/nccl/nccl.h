@@ -22,6 +22,8 @@
 #include "comm/host_transport.h"
 #include "comm/nccl/library.h"
 
+enum { DC__NCCL_MAX_WORLD = 256 }; /* ranks: the sources of the device's reduction kernel */
+
 /* Timeout of the flush at destruction, which involves no peer. */
 #define DC__NCCL_FLUSH_NS INT64_C(10000000000)
 

@@ -93,10 +93,13 @@ void dc__shm_control_release(dc__shm_control *control) {
   if (atomic_fetch_sub_explicit(&control->refs, 1, memory_order_acq_rel) != 1) {
     return;
   }
-  for (int32_t s = 0; s < control->segments; s++) {
-    munmap(control->memory[s], threads_bytes(control->world, s));
+  for (dc__shm_control *next; control != NULL; control = next) {
+    next = atomic_load(&control->unused);
+    for (int32_t s = 0; s < control->segments; s++) {
+      munmap(control->memory[s], threads_bytes(control->world, s));
+    }
+    munmap(control, dc__shm_control_bytes());
   }
-  munmap(control, dc__shm_control_bytes());
 }
 
 dc_status dc__shm_staging(dc__shm_group *group, int32_t channel, size_t bytes, char **stage) {

@@ -171,6 +171,17 @@ dc_status dc__comm_create_processes(const char *name, int32_t rank, int32_t worl
 
 /* ---- parts ---- */
 
+/* Whether other ranks have heard of a control block is not known where its leader's exchange failed. So it stays as
+ * long as the group that was to be split, which the failure ends. */
+static void keep_unused(dc__shm_control *group, dc__shm_control *control) {
+  if (control != NULL) {
+    dc__shm_control *next = atomic_load(&group->unused);
+    do {
+      atomic_store(&control->unused, next);
+    } while (!atomic_compare_exchange_weak(&group->unused, &next, control));
+  }
+}
+
 /* The part's leader makes the control block, with a reference for each rank, and tells its address. */
 static dc_status split_threads(dc_comm *comm, const dc__split *split, dc_comm **part) {
   dc__shm_control *control = NULL;
@@ -182,7 +193,11 @@ static dc_status split_threads(dc_comm *comm, const dc__split *split, dc_comm **
   }
   dc__failure failure = {DC_OK, ""};
   dc__failure_keep(&failure, status);
-  DC__TRY(dc__split_exchange(comm, &own, 1, addresses));
+  dc_status met = dc__split_exchange(comm, &own, 1, addresses);
+  if (met != DC_OK) {
+    keep_unused(((dc__shm *)comm)->group->control, control);
+    return met;
+  }
   control = (dc__shm_control *)(uintptr_t)addresses[split->leader];
   if (split->world == 0 || control == NULL) {
     return split->world == 0 ? DC_OK

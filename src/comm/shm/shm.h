@@ -70,9 +70,10 @@ typedef struct dc__shm_control {
   atomic_int failed;
   dc__failure failure; /* written by the rank that moved `failed` from HEALTHY to FAILING */
   int32_t world;
-  atomic_int released[DC__COMM_MAX_LOCAL]; /* 1 once a rank has released its last communicator */
-  int32_t segments;                        /* made so far; guarded by the lock */
-  void *memory[DC__SHM_SEGMENTS];          /* of each segment, with threads; guarded by the lock */
+  _Atomic(struct dc__shm_control *) unused; /* a part's that a failed split left; freed with this one */
+  atomic_int released[DC__COMM_MAX_LOCAL];  /* 1 once a rank has released its last communicator */
+  int32_t segments;                         /* made so far; guarded by the lock */
+  void *memory[DC__SHM_SEGMENTS];           /* of each segment, with threads; guarded by the lock */
 } dc__shm_control;
 
 static inline int32_t dc__shm_channels_in(int32_t segment) {

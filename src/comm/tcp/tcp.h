@@ -82,7 +82,7 @@ typedef struct dc__tcp_endpoint {
 } dc__tcp_endpoint;
 
 /* Rank 0's answers to DC__TCP_RENDEZVOUS: an acknowledgement of the hello, and later the result. On success the
- * endpoints of DC__COMM_MAX_WORLD ranks follow. */
+ * endpoints of all ranks follow. */
 typedef struct dc__tcp_welcome {
   char magic[8];
   int32_t status;

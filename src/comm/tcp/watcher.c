@@ -9,13 +9,18 @@
 /* A process that ends closes its connections one by one, and a lost packet of one of them comes again after 0.2 s. */
 static const int64_t first_check_ns = INT64_C(50000000), second_check_ns = INT64_C(250000000);
 
+/* A control connection. */
+typedef struct watched_rank {
+  size_t bytes_received; /* of the message */
+  dc__tcp_control_msg message;
+  int64_t check_ns; /* when to ask why the connection ended; 0: never */
+} watched_rank;
+
 typedef struct tcp_watcher {
   dc__tcp_group *group;
-  size_t bytes_received[DC__COMM_MAX_WORLD];
-  dc__tcp_control_msg messages[DC__COMM_MAX_WORLD];
   struct pollfd polls[DC__COMM_MAX_WORLD + 1];
   int64_t next_heartbeat_ns;
-  int64_t check_ns[DC__COMM_MAX_WORLD]; /* when to ask why a connection ended; 0: never */
+  watched_rank ranks[]; /* of the group's world */
 } tcp_watcher;
 
 static void handle_message(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *message) {
@@ -49,14 +54,15 @@ static void handle_disconnect(dc__tcp_group *group, int32_t r, int error) {
 /* Reads from rank r. False once the connection has ended. */
 static bool receive_message(tcp_watcher *w, int32_t r) {
   dc__tcp_group *group = w->group;
-  char *at = (char *)&w->messages[r] + w->bytes_received[r];
-  ssize_t got = dc__tcp_read(group->control[r], at, sizeof w->messages[r] - w->bytes_received[r]);
+  watched_rank *rank = &w->ranks[r];
+  char *at = (char *)&rank->message + rank->bytes_received;
+  ssize_t got = dc__tcp_read(group->control[r], at, sizeof rank->message - rank->bytes_received);
   if (got > 0) {
-    w->bytes_received[r] += (size_t)got;
+    rank->bytes_received += (size_t)got;
     atomic_store_explicit(&group->heard_ns[r], dc__now_ns(), memory_order_relaxed);
-    if (w->bytes_received[r] == sizeof w->messages[r]) {
-      w->bytes_received[r] = 0;
-      handle_message(group, r, &w->messages[r]);
+    if (rank->bytes_received == sizeof rank->message) {
+      rank->bytes_received = 0;
+      handle_message(group, r, &rank->message);
     }
     return true;
   }
@@ -64,7 +70,7 @@ static bool receive_message(tcp_watcher *w, int32_t r) {
     return true;
   }
   handle_disconnect(group, r, got == 0 ? 0 : errno);
-  w->check_ns[r] = atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED ? dc__now_ns() + first_check_ns : 0;
+  rank->check_ns = atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED ? dc__now_ns() + first_check_ns : 0;
   return false;
 }
 
@@ -78,7 +84,7 @@ static int poll_timeout(const tcp_watcher *w) {
   }
   pthread_mutex_unlock(&group->mutex);
   for (int32_t r = 0; r < group->world; r++) {
-    until = w->check_ns[r] != 0 && w->check_ns[r] < until ? w->check_ns[r] : until;
+    until = w->ranks[r].check_ns != 0 && w->ranks[r].check_ns < until ? w->ranks[r].check_ns : until;
   }
   return dc__poll_timeout_ms(until);
 }
@@ -94,8 +100,8 @@ static void send_heartbeats_if_due(tcp_watcher *w) {
 
 static void check_ended_if_due(tcp_watcher *w) {
   for (int32_t r = 0; r < w->group->world; r++) {
-    if (w->check_ns[r] != 0 && dc__now_ns() >= w->check_ns[r]) {
-      w->check_ns[r] = dc__tcp_check_ended(w->group, r) ? dc__now_ns() + second_check_ns : 0;
+    if (w->ranks[r].check_ns != 0 && dc__now_ns() >= w->ranks[r].check_ns) {
+      w->ranks[r].check_ns = dc__tcp_check_ended(w->group, r) ? dc__now_ns() + second_check_ns : 0;
     }
   }
 }
@@ -139,7 +145,7 @@ static void *watcher_main(void *arg) {
 }
 
 dc_status dc__tcp_start_watcher(dc__tcp_group *group) {
-  tcp_watcher *w = dc__calloc(1, sizeof *w);
+  tcp_watcher *w = dc__calloc(1, sizeof *w + (size_t)group->world * sizeof w->ranks[0]);
   if (w == NULL) {
     return DC_E_NO_MEMORY;
   }

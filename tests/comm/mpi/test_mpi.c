@@ -295,9 +295,11 @@ static void test_wrong_pairs(void **state) {
   assert_create_says("A=1", "no launcher of MPI started this process");
   if (is_there(&launchers[0])) {
     assert_create_says("OMPI_COMM_WORLD_SIZE=2 LIBDC_MPI_LIB=libmpich.so.12", "Open MPI's mpirun started this process");
+    assert_create_says("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 LIBDC_MPI_LIB=libmpich.so.12", "srun --mpi=pmi2");
   }
   if (is_there(&launchers[1])) {
     assert_create_says("PMI_RANK=0 PMI_SIZE=2 LIBDC_MPI_LIB=libmpi.so.40", "a launcher of MPICH or Intel MPI");
+    assert_create_says("SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 LIBDC_MPI_LIB=libmpi.so.40", "srun --mpi=pmix");
   }
 }
 

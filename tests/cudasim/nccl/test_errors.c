@@ -30,6 +30,10 @@ static void refuses_arguments(card_rank *c) {
   dc_status status = dc_comm_create_nccl(c->r.comm, cpu, &c->nccl);
   dc_device_destroy(cpu);
   CHECK(&c->r, status == DC_E_UNSUPPORTED && says("device \"cpu\" is no card"));
+  c->r.comm->world = 257; /* a group that is too large to be made here */
+  status = dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl);
+  c->r.comm->world = 1;
+  CHECK(&c->r, status == DC_E_UNSUPPORTED && says("the communicator has 257 ranks, must have at most 256"));
   OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
   OK(&c->r, dc_device_open("cuda:5", NULL, &other));
   status = dc_stream_create(other, &stream);

@@ -865,6 +865,160 @@ extern "C" {
 extern "C" {
     pub fn dc_mpi_get_version(version: *mut *const ::std::os::raw::c_char) -> dc_status;
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dc_launch {
+    pub struct_size: usize,
+    pub launcher: *const ::std::os::raw::c_char,
+    pub address: *const ::std::os::raw::c_char,
+    pub group: *const ::std::os::raw::c_char,
+    pub rank: i32,
+    pub world_size: i32,
+    pub local_rank: i32,
+    pub local_size: i32,
+    pub node: i32,
+    pub uses_mpi: i32,
+}
+#[test]
+fn bindgen_test_layout_dc_launch() {
+    assert_eq!(::std::mem::size_of::<dc_launch>(), 56usize, concat!("Size of: ", stringify!(dc_launch)));
+    assert_eq!(::std::mem::align_of::<dc_launch>(), 8usize, concat!("Alignment of ", stringify!(dc_launch)));
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_launch>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!("Offset of field: ", stringify!(dc_launch), "::", stringify!(struct_size))
+        );
+    }
+    test_field_struct_size();
+    fn test_field_launcher() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_launch>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).launcher) as usize - ptr as usize
+            },
+            8usize,
+            concat!("Offset of field: ", stringify!(dc_launch), "::", stringify!(launcher))
+        );
+    }
+    test_field_launcher();
+    fn test_field_address() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_launch>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).address) as usize - ptr as usize
+            },
+            16usize,
+            concat!("Offset of field: ", stringify!(dc_launch), "::", stringify!(address))
+        );
+    }
+    test_field_address();
+    fn test_field_group() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_launch>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).group) as usize - ptr as usize
+            },
+            24usize,
+            concat!("Offset of field: ", stringify!(dc_launch), "::", stringify!(group))
+        );
+    }
+    test_field_group();
+    fn test_field_rank() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_launch>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).rank) as usize - ptr as usize
+            },
+            32usize,
+            concat!("Offset of field: ", stringify!(dc_launch), "::", stringify!(rank))
+        );
+    }
+    test_field_rank();
+    fn test_field_world_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_launch>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).world_size) as usize - ptr as usize
+            },
+            36usize,
+            concat!("Offset of field: ", stringify!(dc_launch), "::", stringify!(world_size))
+        );
+    }
+    test_field_world_size();
+    fn test_field_local_rank() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_launch>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).local_rank) as usize - ptr as usize
+            },
+            40usize,
+            concat!("Offset of field: ", stringify!(dc_launch), "::", stringify!(local_rank))
+        );
+    }
+    test_field_local_rank();
+    fn test_field_local_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_launch>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).local_size) as usize - ptr as usize
+            },
+            44usize,
+            concat!("Offset of field: ", stringify!(dc_launch), "::", stringify!(local_size))
+        );
+    }
+    test_field_local_size();
+    fn test_field_node() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_launch>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).node) as usize - ptr as usize
+            },
+            48usize,
+            concat!("Offset of field: ", stringify!(dc_launch), "::", stringify!(node))
+        );
+    }
+    test_field_node();
+    fn test_field_uses_mpi() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<dc_launch>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).uses_mpi) as usize - ptr as usize
+            },
+            52usize,
+            concat!("Offset of field: ", stringify!(dc_launch), "::", stringify!(uses_mpi))
+        );
+    }
+    test_field_uses_mpi();
+}
+impl Default for dc_launch {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn dc_launch_init(launch: *mut dc_launch, struct_size: usize);
+}
+extern "C" {
+    pub fn dc_launch_get(launch: *mut dc_launch) -> dc_status;
+}
 extern "C" {
     pub fn dc_comm_destroy(comm: *mut dc_comm);
 }

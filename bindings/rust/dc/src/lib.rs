@@ -81,7 +81,7 @@ pub use matrix::SpectralOptions;
 pub use optim::Optimizer;
 pub use options::{Graft, KfacApproximation, KfacInverse, MuonAdjust, Negative, Polynomial, Symmetry, WeightDecay};
 pub use parts::{Param, Part};
-pub use report::{Op, OpInfo};
+pub use report::{Launch, Op, OpInfo};
 pub use stats::{MemoryStats, OptimizerStats, TraceEvent};
 pub use tensor::{Bf16, DType, Element, Tensor, F16};
 

@@ -5,8 +5,9 @@ use crate::error::{check, Error, Result, Status};
 use crate::stats::{MemoryStats, TraceEvent};
 use crate::sys;
 use crate::tensor::DType;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::mem::size_of;
+use std::os::raw::c_char;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
@@ -80,6 +81,52 @@ pub(crate) unsafe fn lengths(shape: *const i64, ndim: i32) -> Vec<i64> {
         return Vec::new();
     }
     std::slice::from_raw_parts(shape, ndim as usize).to_vec()
+}
+
+/// A process's place among the ranks, as its launcher says; see `dc_launch_get`. `None`: it does not say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Launch {
+    /// "environment", "openmpi", "pmi", "slurm", "flux" or "none".
+    pub launcher: String,
+    /// For [`crate::Comm::tcp`].
+    pub address: Option<String>,
+    /// A name that no other group has.
+    pub group: Option<String>,
+    /// This rank.
+    pub rank: i32,
+    /// All ranks.
+    pub world_size: i32,
+    /// This rank among those of its machine.
+    pub local_rank: Option<i32>,
+    /// The ranks of this machine.
+    pub local_size: Option<i32>,
+    /// This machine, from 0.
+    pub node: Option<i32>,
+    /// The launcher can start MPI: [`crate::Comm::mpi`] is meant.
+    pub uses_mpi: bool,
+}
+
+impl Launch {
+    /// Reads the environment.
+    pub fn get() -> Result<Launch> {
+        let mut raw = sys::dc_launch { struct_size: size_of::<sys::dc_launch>(), ..Default::default() };
+        check(unsafe { sys::dc_launch_get(&mut raw) })?;
+        let text = |pointer: *const c_char| {
+            (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
+        };
+        Ok(Launch {
+            launcher: text(raw.launcher).unwrap_or_default(),
+            address: text(raw.address),
+            group: text(raw.group),
+            rank: raw.rank,
+            world_size: raw.world_size,
+            local_rank: (raw.local_rank >= 0).then_some(raw.local_rank),
+            local_size: (raw.local_size > 0).then_some(raw.local_size),
+            node: (raw.node >= 0).then_some(raw.node),
+            uses_mpi: raw.uses_mpi != 0,
+        })
+    }
 }
 
 impl Context {

@@ -8,6 +8,14 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;
 
+/// No launcher started this process, or the one of a cluster that runs the tests.
+#[test]
+fn a_launcher_says_the_rank() {
+    let launch = dc::Launch::get().unwrap();
+    assert!(launch.world_size >= 1 && (0..launch.world_size).contains(&launch.rank));
+    assert!(launch.launcher != "none" || (launch.world_size == 1 && launch.address.is_none() && !launch.uses_mpi));
+}
+
 /// An address of this machine at which nothing listens.
 fn address() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()

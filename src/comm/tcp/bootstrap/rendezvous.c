@@ -53,7 +53,8 @@ void dc__tcp_reject(int fd, dc_status status) {
 
 static void send_endpoints(int fd, const dc__tcp_group *group) {
   tcp_send_welcome(fd, DC_OK, 0, group->run, "");
-  (void)dc__tcp_send_all(fd, group->endpoints, sizeof group->endpoints, dc__now_ns() + GRACE_NS);
+  (void)dc__tcp_send_all(fd, group->endpoints, (size_t)group->world * sizeof *group->endpoints,
+                         dc__now_ns() + GRACE_NS);
 }
 
 static dc_status root_fail_duplicate(const tcp_root *root, const dc__tcp_hello *hello, int fd) {
@@ -305,7 +306,7 @@ static dc_status tcp_receive_welcome(tcp_peer *peer, int64_t deadline, dc__tcp_w
   return fail_not_libdc(peer, welcome, sizeof *welcome);
 }
 
-static dc_status receive_endpoints(tcp_peer *peer, int64_t deadline, dc__tcp_endpoint *endpoints) {
+static dc_status receive_endpoints(tcp_peer *peer, int64_t deadline) {
   dc__tcp_welcome welcome;
   size_t got;
   DC__TRY(tcp_receive_welcome(peer, deadline, &welcome));
@@ -314,7 +315,8 @@ static dc_status receive_endpoints(tcp_peer *peer, int64_t deadline, dc__tcp_end
     DC__TRY(tcp_receive_welcome(peer, deadline, &welcome));
   }
   memcpy(peer->group->run, welcome.run, sizeof welcome.run);
-  return dc__tcp_receive_all(peer->fd, endpoints, DC__COMM_MAX_WORLD * sizeof *endpoints, deadline, &got)
+  dc__tcp_endpoint *endpoints = peer->group->endpoints;
+  return dc__tcp_receive_all(peer->fd, endpoints, (size_t)peer->group->world * sizeof *endpoints, deadline, &got)
              ? DC_OK
              : fail_no_answer(peer, errno);
 }
@@ -354,17 +356,17 @@ static dc_status peer_authenticate(tcp_peer *peer, int64_t deadline) {
 /* Listens only once rank 0 does: on rank 0's machine the system might otherwise give it rank 0's port. */
 static dc_status tcp_rendezvous_peer(dc__tcp_group *group, const dc__tcp_address *to, int64_t deadline) {
   struct sockaddr_storage reached;
-  dc__tcp_endpoint endpoints[DC__COMM_MAX_WORLD];
+  dc__tcp_endpoint *endpoints = group->endpoints;
   tcp_peer peer = {.group = group, .to = to, .fd = -1};
   DC__TRY(tcp_connect_to_root(group, to, deadline, &reached, &peer.fd));
   dc_status status = dc__tcp_listen_peer(group, peer.fd);
   status = status == DC_OK ? peer_authenticate(&peer, deadline) : status;
-  status = status == DC_OK ? receive_endpoints(&peer, deadline + GRACE_NS, endpoints) : status;
+  status = status == DC_OK ? receive_endpoints(&peer, deadline + GRACE_NS) : status;
   dc__tcp_close(&peer.fd);
   for (int32_t r = 0; status == DC_OK && r < group->world; r++) {
     int32_t port = r == 0 ? to->port : endpoints[r].port;
-    group->endpoints[r] = endpoints[r].on_root_machine != 0 ? endpoint_of(&reached, port) : endpoints[r];
-    group->endpoints[r].port = port;
+    endpoints[r] = endpoints[r].on_root_machine != 0 ? endpoint_of(&reached, port) : endpoints[r];
+    endpoints[r].port = port;
     if (port < 1 || port > 65535) {
       status = dc__fail(DC_E_SYSTEM,
                         "dc_comm_create_tcp: group \"%s\": rank 0 says that rank %" PRId32 " listens at port %" PRId32,

@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Measures a group over TCP by its number of ranks, which are processes of this machine. It prints a table of the time
+and the connections of a meeting, and of the time of an all-reduce of 1 KiB.
+
+    bench_ranks.py [--save] [RANKS...]      --save writes results/ranks-DATE.md and .svg; up to 256 ranks
+
+A group of N ranks has N (N - 1) connections, two for each pair."""
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import List
+
+from bench_growth import HERE, curve
+from machine import Quiet, describe
+
+SIZES = (2, 4, 8, 16, 32, 64, 128)
+PROGRAM = HERE.parent / "build" / "bench" / "bench" / "ranks"
+SECONDS = 1800
+
+
+def measure(ranks: int) -> List[float]:
+    done = subprocess.run([str(PROGRAM), str(ranks)], stdout=subprocess.PIPE, text=True, check=True,
+                          timeout=SECONDS)
+    return [float(number) for number in done.stdout.split()]
+
+
+def table(sizes: List[int], found: List[List[float]]) -> str:
+    lines = ["| ranks | meeting, s | of it a rank's processor time, ms | descriptors a rank | all-reduce, µs | of it a "
+             "rank's processor time, µs |", "|---|---|---|---|---|---|"]
+    lines += [f"| {ranks} | {meeting / 1e6:.2f} | {cpu / 1e3:.1f} | {files:.0f} | {wall:,.0f} | {own:.0f} |"
+              for ranks, (meeting, cpu, files, wall, own) in zip(sizes, found)]
+    return "\n".join(lines)
+
+
+def plot(sizes: List[int], found: List[List[float]]) -> str:
+    titles = {1: "meeting: a rank's processor time", 2: "descriptors a rank", 4: "all-reduce: a rank's processor time"}
+    parts = [curve([(float(n), row[column]) for n, row in zip(sizes, found)], 20.0 + i * 230, 30.0, title)
+             for i, (column, title) in enumerate(titles.items())]
+    return ('<svg xmlns="http://www.w3.org/2000/svg" width="720" height="160" font-family="sans-serif" font-size="12">'
+            '<rect width="720" height="160" fill="white"/>' + "\n".join(parts) + "</svg>\n")
+
+
+def main() -> int:
+    sizes = [int(word) for word in sys.argv[1:] if not word.startswith("--")] or list(SIZES)
+    found: List[List[float]] = []
+    for ranks in sizes:
+        found.append(measure(ranks))
+        print(table([ranks], found[-1:]).splitlines()[-1], flush=True)
+    quiet = Quiet()
+    quiet.begin()
+    time.sleep(1)
+    quiet.end()
+    page = (f"# Costs of a group by its ranks\n\n`bench/bench_ranks.py --save`: {describe()}.\n\nOthers used "
+            f"{quiet.foreign(0):.0%} of the machine at the end. Means over ranks; all of them share the processors, so "
+            f"that times by the clock grow with all ranks' work.\n\n{table(sizes, found)}\n")
+    print(page)
+    if "--save" in sys.argv:
+        name = HERE / "results" / f"ranks-{time.strftime('%Y-%m-%d', time.gmtime())}"
+        name.with_suffix(".md").write_text(page)
+        name.with_suffix(".svg").write_text(plot(sizes, found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Starts ranks: `python -m libdc.run -n 2 [-m] script.py args…` as processes, threads(n, fn) as threads.
+
+On several machines each has a launcher, which starts as many ranks as the others do:
+`python -m libdc.run --nodes 2 --node-rank 0 --rendezvous HOST:PORT -n 8 script.py`. HOST is the one with node rank 0.
+`python -m libdc.run --hosts a,b -n 8 script.py` starts these launchers by ssh.
+
+The first rank that fails ends the others, and its exit code is the launcher's. Ranks end with the launcher, whatever
+ends it, and when what they print can no longer be written; a standard stream that was closed wants nothing of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import Any, Callable, List, Optional, Sequence
+
+from .launcher import Launcher
+from .options import read_options
+
+_SSH_SECONDS = 5
+
+
+def threads(n: int, fn: Callable[..., Any], *args: Any, timeout: Optional[float] = None) -> List[Any]:
+    """Runs fn(comm, *args) in n threads, one a rank, and returns the results in rank order. When one raises, the
+    communicator is aborted, so that the others end too, and the first exception is raised."""
+    from ..comm import Comm
+
+    comms = Comm.threads(n, timeout=timeout)
+    results: List[Any] = [None] * n
+    failures: List[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = fn(comms[rank], *args)
+        except BaseException as error:
+            failures.append(error)
+            comms[rank].abort(f"rank {rank} raised {type(error).__name__}: {error}")
+
+    ranks = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(n)]
+    for thread in ranks:
+        thread.start()
+    try:
+        for thread in ranks:
+            thread.join()
+    except BaseException:  # an interrupt: the ranks end before it goes on
+        comms[0].abort("the caller of threads() was interrupted")
+        for thread in ranks:
+            thread.join()
+        raise
+    if failures:
+        raise failures[0]
+    return results
+
+
+def _occupy_standard_streams() -> None:
+    """Opens closed standard streams, so that no file opened later gets their numbers."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is fd
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    options = read_options(argv)
+    _occupy_standard_streams()
+    patience = _SSH_SECONDS if options.hosts else 0  # the launchers there have the same grace
+    launcher = Launcher(options.grace + patience)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: launcher.signals.append(number))
+    try:
+        if options.hosts:
+            launcher.start_hosts(options)
+        else:
+            launcher.start_ranks(options)
+        return launcher.watch()
+    finally:
+        launcher.end()
+        if options.made_secret:
+            os.unlink(options.secret_file)

@@ -1,0 +1,46 @@
+"""Launchers of other machines, started by ssh."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shlex
+import sys
+from typing import List
+
+_FIRST_PORT, _PORTS = 20000, 12000  # below those that Linux gives to connections by itself
+
+
+def choose_meeting(hosts: List[str]) -> str:
+    """A port of the first machine that is probably free: only that machine could tell."""
+    host = hosts[0].rpartition("@")[2]
+    return f"{host}:{_FIRST_PORT + secrets.randbelow(_PORTS)}"
+
+
+def read_secret_line() -> str:
+    """The first line of standard input. The others are signals, and stay there."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            raise ValueError("standard input ended before the secret")
+        line += byte
+    return line.decode("ascii").strip()
+
+
+def ssh_command(options: argparse.Namespace, node: int) -> List[str]:
+    """Runs this launcher on a machine, in the same folder and with the same Python. The machine may go without a word:
+    ssh asks it every 5 s, and ends when it has not answered for 15."""
+    launcher = [sys.executable, "-m", "libdc.run", "--secret-stdin", "-n", str(options.ranks), "--grace",
+                str(options.grace)]
+    if len(options.hosts) > 1:
+        host, port = options.rendezvous
+        meeting = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        launcher += ["--nodes", str(len(options.hosts)), "--node-rank", str(node), "--rendezvous", meeting]
+    for name, value in (("--interface", options.interface), ("--ports", options.ports)):
+        launcher += [name, value] if value else []
+    launcher += ["--tls"] if options.tls or os.environ.get("LIBDC_TLS") == "1" else []
+    launcher += [*(["-m"] if options.module else []), options.script, *options.args]
+    return ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "--",
+            options.hosts[node], f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(launcher)}"]
