@@ -1,6 +1,6 @@
 """The training state of a sharded model on this rank: where in a step it is. Its parameters are in param_group.py.
 
-A step is a sequence of phases, each with its own order of gathers (see order.py):
+A step is a sequence of phases, each with its own order of gathers (see exec_order.py):
 
     forward    from the first forward that is entered to its end
     backward   from the first saved weight or gradient that autograd asks for to the end of that backward
@@ -64,14 +64,15 @@ class Root:
         self.state = TrainingState.IDLE
         self.depth = 0  # forwards of the model's modules under way
         self.reduce_grads = True  # False inside no_sync()
-        self.block: Any = None  # of the gathered() that is open; see whole.py
+        self.block: Any = None  # of the gathered() that is open; see gathered_weights.py
         self.order: Optional[ExecOrder] = None  # of the phase under way; None if nothing is prefetched
         self._orders: Dict[Any, ExecOrder] = {}
         self.with_grad: Dict[int, ShardedParam] = {}  # got a gradient in this backward
         self.unreduced: List[ShardedParam] = []
         # See eager.py.
-        self.gathered_storages: Dict[int, Tuple[Any, ShardedParam]] = {}  # by address, of the latest forward
-        self.saved_tensor_hooks: Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+        self.lent: List[Tensor] = []  # whole weights that the innermost forward has read, at stage 3
+        self.entry_by_storage: Dict[int, ShardedParam] = {}  # of those of all forwards under way
+        self.saved_tensor_hooks: Optional[Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = None  # at stage 3
 
     @property
     def in_backward(self) -> bool:
@@ -89,7 +90,6 @@ class Root:
                                "an unsharded copy (full_state_dict()); under torch.no_grad(), jvp and vmap over inputs "
                                "work")
         self.prepare_weights()
-        self.gathered_storages.clear()
         self.state = TrainingState.FORWARD
         group = self.group
         if group.options.prefetch and (group.stage == 3 or (group.stage and group.stale)):
@@ -103,6 +103,8 @@ class Root:
 
     def post_forward(self) -> None:
         """The forward of pre_forward() ends, or raises."""
+        self.lent.clear()
+        self.entry_by_storage.clear()
         if self.in_backward:
             return
         self.state = TrainingState.IDLE
@@ -174,7 +176,7 @@ class Root:
             for entry in waiting:  # of no_sync(), and without a gradient in this backward
                 if entry.unreduced is not None:
                     grad, entry.unreduced = entry.unreduced, None
-                    entry.reduce(grad)
+                    entry.reduce(grad, self)
         reducing = self.state is TrainingState.REDUCING
         self.state = TrainingState.IDLE
         if not reducing:
