@@ -77,7 +77,7 @@ def measure(row: Row) -> Tuple[List[float], int]:
     """The least cost of each size, and the rounds that it took."""
     best, settled, rounds = [math.inf] * len(row.sizes), 0, 0
     until = time.monotonic() + ROW_SECONDS
-    while settled < SETTLED_ROUNDS and (rounds == 0 or time.monotonic() < until):
+    while settled < SETTLED_ROUNDS and (rounds < 2 or time.monotonic() < until):
         found = measure_once(row)
         settled = 0 if any(cost < FALL * least for cost, least in zip(found, best)) else settled + 1
         best, rounds = [min(pair) for pair in zip(found, best)], rounds + 1

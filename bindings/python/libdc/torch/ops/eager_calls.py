@@ -10,7 +10,7 @@ from .. import devices, ops
 
 ops.load()
 
-# What an OpOverload calls, since these two are called for each parameter.
+# Each parameter calls these two, so they are called without the OpOverload's frame of Python.
 take = torch.ops.dc_rt.take.default._op
 reduce_grad = torch.ops.dc.reduce_grad.default._op
 prefetch = torch.ops.dc.prefetch_params_fused.default
