@@ -16,11 +16,18 @@ from machine import Quiet, describe
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE.parent / "build" / "bench" / "bench" / "growth"
-ROUNDS = 2
 LIMIT = 1.1  # of exponents
+# Other programs only ever add to a cost. So a row is measured until the least cost of no size falls any more, or until
+# its time is over.
+SETTLED_ROUNDS = 2
+FALL = 0.99
+ROW_SECONDS = 12
 
 PARAMS = (100, 1000, 10_000, 50_000)
 RANKS = (2, 4, 8, 16, 32, 64)
+LAYERS = (10, 100, 300)
+STEPS = (("step_plain", "PyTorch alone, Linear(32, 32)"), ("step_stage1", "stage 1"), ("step_stage3", "stage 3"),
+         ("step_fsdp2", "FSDP2"))
 
 
 class Row(NamedTuple):
@@ -29,7 +36,8 @@ class Row(NamedTuple):
     sizes: Sequence[int]
     unit: str    # of the whole cost: us, bytes
     model: str   # linear in the size, log2 of it, or constant
-    torch: bool = False
+    torch: str = ""  # the row of growth_torch.py; none: of growth.c
+    ranks: int = 1   # processes, of a row of PyTorch
 
 
 ROWS = (
@@ -38,9 +46,9 @@ ROWS = (
     Row("prefetch", "one fused prefetch of all parameters, waits, releases", (1000, 10_000, 50_000, 200_000), "us",
         "linear"),
     Row("blocks", "gathers into every other block of memory", (200, 2000, 20_000, 100_000), "us", "linear"),
-    Row("groups", "`load_full_optimizer_state_dict` without PyTorch's part, a parameter a group", (300, 1200, 2400),
-        "us", "linear", True),
-    Row("models", "100 forwards of one model beside others", (1, 10, 100, 300), "us", "constant", True),
+    Row("groups", "`load_full_optimizer_state_dict` without PyTorch's part, a parameter a group", (300, 1200, 4800),
+        "us", "linear", "groups"),
+    Row("models", "100 forwards of one model beside others", (1, 10, 100, 300), "us", "constant", "models"),
     Row("splits", "bytes of a registered parameter on a rank, by ranks", (2, 4, 8, 16, 32), "bytes", "constant"),
     Row("tcp_barrier", "barrier over TCP, a rank", RANKS, "us", "log"),
     Row("tcp_all_reduce", "all-reduce of 1 KiB over TCP, a rank", RANKS, "us", "log"),
@@ -48,9 +56,8 @@ ROWS = (
     Row("shm_barrier", "barrier in shared memory, a rank", RANKS, "us", "linear"),
     Row("shm_memory", "bytes that a rank of processes holds", (2, 4, 8, 16, 32), "bytes", "linear"),
     Row("large", "peak of a parameter's step at stage 3, a rank of two", (10**7, 3 * 10**7, 10**8), "bytes", "linear"),
-    Row("step_plain", "a step of PyTorch alone, Linear(32, 32)", (10, 100, 300), "us", "linear", True),
-    Row("step_stage1", "a step at stage 1", (10, 100, 300), "us", "linear", True),
-    Row("step_stage3", "a step at stage 3", (10, 100, 300), "us", "linear", True),
+    *(Row(f"{name}_{ranks}", f"a step of {what}, {ranks} rank{'s' * (ranks - 1)}", LAYERS, "us", "linear", name, ranks)
+      for ranks in (1, 2) for name, what in STEPS[ranks - 1 :]),
 )
 
 
@@ -59,14 +66,24 @@ def numbers(*command: object) -> List[float]:
     return [float(line) for line in done.stdout.split()]
 
 
-def measure(row: Row) -> List[float]:
-    """The least of some rounds, which take the sizes in turn."""
-    best = [math.inf] * len(row.sizes)
-    for _ in range(1 if row.torch or row.unit == "bytes" else ROUNDS):
-        found = (numbers(sys.executable, HERE / "growth_torch.py", row.name, *row.sizes) if row.torch
-                 else [numbers(PROGRAM, row.name, size)[0] for size in row.sizes])
-        best = [min(a, b) for a, b in zip(best, found)]
-    return best
+def measure_once(row: Row) -> List[float]:
+    if not row.torch:
+        return [numbers(PROGRAM, row.name, size)[0] for size in row.sizes]
+    launcher = ("-m", "libdc.run", "-n", row.ranks) if row.ranks > 1 else ()
+    return numbers(sys.executable, *launcher, HERE / "growth_torch.py", row.torch, *row.sizes)
+
+
+def measure(row: Row) -> Tuple[List[float], int]:
+    """The least cost of each size, and the rounds that it took."""
+    best, settled, rounds = [math.inf] * len(row.sizes), 0, 0
+    until = time.monotonic() + ROW_SECONDS
+    while settled < SETTLED_ROUNDS and (rounds < 2 or time.monotonic() < until):
+        found = measure_once(row)
+        settled = 0 if any(cost < FALL * least for cost, least in zip(found, best)) else settled + 1
+        best, rounds = [min(pair) for pair in zip(found, best)], rounds + 1
+        if row.unit == "bytes":
+            break
+    return best, rounds
 
 
 def scale(row: Row, size: int) -> float:
@@ -123,18 +140,20 @@ def plot(found: Dict[str, List[float]]) -> str:
         points = list(zip([float(n) for n in row.sizes], found[row.name]))
         title = f"{row.name}: {exponent(row, found[row.name]):.2f} ({row.model})"
         parts.append(curve(points, 20.0 + i % 4 * 230, 30.0 + i // 4 * 150, title))
-    return ('<svg xmlns="http://www.w3.org/2000/svg" width="950" height="640" font-family="sans-serif" font-size="12">'
-            '<rect width="950" height="640" fill="white"/>' + "\n".join(parts) + "</svg>\n")
+    size = f'width="950" height="{40 + -(-len(parts) // 4) * 150}"'
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+            f'<rect {size} fill="white"/>' + "\n".join(parts) + "</svg>\n")
 
 
 def main() -> int:
     wanted = [a for a in sys.argv[1:] if not a.startswith("--")]
     rows = [row for row in ROWS if not wanted or row.name in wanted]
     found: Dict[str, List[float]] = {}
+    rounds: Dict[str, int] = {}
     begin = time.monotonic()
     for row in rows:
-        found[row.name] = measure(row)
-        print(f"{row.name:<15} exponent {exponent(row, found[row.name]):5.2f}  "
+        found[row.name], rounds[row.name] = measure(row)
+        print(f"{row.name:<15} {rounds[row.name]:3} rounds  exponent {exponent(row, found[row.name]):5.2f}  "
               + "  ".join(f"{n}: {c:.4g}" for n, c in zip(row.sizes, found[row.name])), flush=True)
     quiet = Quiet()
     quiet.begin()
@@ -143,7 +162,8 @@ def main() -> int:
     late = [row.name for row in rows if exponent(row, found[row.name]) > limit(row)]
     page = (f"# Growth of costs\n\n`bench/bench_growth.py --save`: {describe()}.\n\nOthers used "
             f"{quiet.foreign(0):.0%} of the machine at the end; all took {time.monotonic() - begin:.0f} s. Processor "
-            f"time, the least of {ROUNDS} rounds, so that a busy machine changes growth little.\n\n{table(found)}\n\n"
+            f"time, the least of {min(rounds.values())} to {max(rounds.values())} rounds: until no size's least fell "
+            f"any more, or for {ROW_SECONDS} s a row.\n\n{table(found)}\n\n"
             f"Above the limit: {', '.join(late) or 'none'}.\n")
     print(page)
     if "--save" in sys.argv:

@@ -3,11 +3,13 @@
  *   growth ROW SIZE      one number: microseconds of processor time, or bytes */
 #include <malloc.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -279,38 +281,55 @@ static double time_rank(dc_comm *comm, collective run) {
   return (now_us(CLOCK_THREAD_CPUTIME_ID) - begin) / TURNS;
 }
 
-/* Means over ranks. */
-static cost run_processes(int32_t world, bool tcp, collective run) {
+typedef struct shared {
+  pthread_barrier_t start;
+  cost each[MOST_RANKS];
+} shared;
+
+static void run_process(shared *all, int32_t r, int32_t world, bool tcp, collective run, int first_port) {
   char name[64], address[64];
-  const size_t bytes = sizeof(cost) * MOST_RANKS;
-  cost sum = {0}, *all = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  snprintf(name, sizeof name, "growth-%d", (int)getpid());
-  snprintf(address, sizeof address, "127.0.0.1:%d", 20000 + (int)getpid() % 12000);
-  for (int32_t r = 0; r < world; r++) {
-    if (fork() != 0) {
-      continue;
+  int32_t group = r / world;
+  dc_comm *comm;
+  snprintf(name, sizeof name, "growth-%d-%d", first_port, group);
+  snprintf(address, sizeof address, "127.0.0.1:%d", first_port + group);
+  double before = resident_bytes();
+  check(tcp ? dc_comm_create_tcp(address, name, r % world, world, NULL, &comm)
+            : dc_comm_create_processes(name, r % world, world, NULL, &comm),
+        "comm");
+  pthread_barrier_wait(&all->start);
+  all->each[r].us = time_rank(comm, run);
+  all->each[r].held_bytes = resident_bytes() - before;
+  check(dc_comm_barrier(comm), "barrier");
+  dc_comm_destroy(comm);
+}
+
+/* Means over ranks. There are always as many processes, in groups of `world`: with more of them than cores each message
+ * pays for switching between processes, and that depends on all of them. */
+static cost run_processes(int32_t world, bool tcp, collective run) {
+  cost sum = {0};
+  pthread_barrierattr_t attributes;
+  shared *all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  pthread_barrierattr_init(&attributes);
+  pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_barrier_init(&all->start, &attributes, MOST_RANKS);
+  int first_port = 20000 + (int)getpid() % 350 * (MOST_RANKS / 2);
+  for (int32_t r = 0; r < MOST_RANKS; r++) {
+    if (fork() == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL); /* the others wait for one that fails */
+      run_process(all, r, world, tcp, run, first_port);
+      _exit(0);
     }
-    dc_comm *comm;
-    double before = resident_bytes();
-    check(tcp ? dc_comm_create_tcp(address, name, r, world, NULL, &comm)
-              : dc_comm_create_processes(name, r, world, NULL, &comm),
-          "comm");
-    all[r].us = time_rank(comm, run);
-    all[r].held_bytes = resident_bytes() - before;
-    check(dc_comm_barrier(comm), "barrier");
-    dc_comm_destroy(comm);
-    _exit(0);
   }
-  for (int32_t r = 0; r < world; r++) {
+  for (int32_t r = 0; r < MOST_RANKS; r++) {
     int status = 0;
     wait(&status);
     if (status != 0) {
       exit(1);
     }
   }
-  for (int32_t r = 0; r < world; r++) {
-    sum.us += all[r].us / world;
-    sum.held_bytes += all[r].held_bytes / world;
+  for (int32_t r = 0; r < MOST_RANKS; r++) {
+    sum.us += all->each[r].us / MOST_RANKS;
+    sum.held_bytes += all->each[r].held_bytes / MOST_RANKS;
   }
   return sum;
 }

@@ -359,13 +359,16 @@ def test_torch_func_inside_a_forward() -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.ones(3))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.func.grad(lambda row: (row * self.weight).sum())(x)
+        def forward(self, x: torch.Tensor, before: bool) -> torch.Tensor:
+            weight = self.weight if before else None
+            return torch.func.grad(lambda row: (row * (weight if before else self.weight)).sum())(x)
 
     def rank(comm: Any) -> None:
         model = dct.shard(Inner(), 1, comm=comm)
-        with pytest.raises(RuntimeError, match="autograd.Function with functorch transforms"):
-            model(torch.ones(3))
+        with pytest.raises(RuntimeError, match="weight: torch.func's transforms cannot .* read the weight before the"):
+            model(torch.ones(3), False)
+        model(torch.ones(3), True).sum().backward()
+        assert model.weight.grad.tolist() == [1, 1, 1]
 
     on(1, rank)
 

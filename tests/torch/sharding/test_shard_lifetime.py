@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import subprocess
 import sys
@@ -187,3 +188,67 @@ scheduler.step()
     done = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, stdin=subprocess.DEVNULL,
                           timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# Memory of weights at stage 3
+
+
+class Keeps(nn.Module):
+    """Reads a weight outside of its module, and a variable keeps another beyond the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.emb, self.layers = nn.Embedding(8, 4), nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.kept: List[torch.Tensor] = []
+
+    def forward(self, keep: int) -> torch.Tensor:
+        x = self.emb(torch.arange(8))
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        self.kept = [layer.weight for layer in self.layers[:keep]]
+        return torch.nn.functional.linear(x, self.emb.weight).square().mean()
+
+
+def test_graphs_keep_no_weights_but_variables_do() -> None:
+    def rank(comm: Any) -> None:
+        plain = Keeps()
+        model = dct.shard(Keeps(), 3, comm=comm)
+        for keep in (0, 2):
+            losses = []
+            for net in (plain, model):
+                net.zero_grad()
+                loss = net(keep)
+                assert (dct.stats(model).gathered_bytes > 0) == (net is model and keep > 0)
+                losses.append(sum((weight.exp().sum() for weight in net.kept), loss))
+                losses[-1].backward()
+                net.kept = []
+            assert losses[0] == losses[1]
+            for p, q in zip(plain.parameters(), model.parameters()):
+                torch.testing.assert_close(q.grad.full_tensor(), p.grad)
+            del loss, losses
+            assert dct.stats(model).gathered_bytes == 0
+
+    on(1, rank)
+
+
+def test_weights_that_a_graph_saves_itself() -> None:
+    """Without a gradient outside, and with one inside: no hook saves weights by name there."""
+
+    class Inside(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                return super().forward(x) * self.weight
+
+    def rank(comm: Any) -> None:
+        torch.manual_seed(0)
+        plain = Inside(4, 4)
+        model = dct.shard(copy.deepcopy(plain), 3, comm=comm)
+        x = torch.ones(4, 4)
+        for net in (plain, model):
+            with torch.no_grad():
+                y = net(x)
+            y.exp().sum().backward()
+        torch.testing.assert_close(model.weight.grad.full_tensor(), plain.weight.grad)
+
+    on(1, rank)

@@ -53,7 +53,7 @@ def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Ten
 def _reduce_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
     root = root_by_graph(graph_id)
     root.pre_backward()
-    root.group.entries[id].reduce(grad)
+    root.group.entries[id].reduce(grad, root)
     return grad.new_empty(0)
 
 

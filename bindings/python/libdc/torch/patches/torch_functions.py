@@ -98,6 +98,37 @@ def _make_full_init(inner: _Function) -> _Function:
     return filled
 
 
+# torch.autograd: backward(inputs=[parameter])
+
+
+def _leaves_in(outputs: Any, entries: Set[ShardedParam]) -> List[Tensor]:
+    """The whole weights of these parameters in the outputs' graph."""
+    nodes = [output.grad_fn if isinstance(output, Tensor) else output.node for output in outputs]
+    seen, leaves = set(nodes), []
+    while nodes:
+        node = nodes.pop()
+        if type(node).__name__ == "AccumulateGrad" and getattr(node.variable, "dc_use", (None, None))[1] in entries:
+            leaves.append(node.variable)
+        found = {other for other, _ in getattr(node, "next_functions", ()) if other is not None} - seen
+        seen |= found
+        nodes.extend(found)
+    return leaves
+
+
+def _make_run_backward(inner: _Function) -> _Function:
+    """A graph has the whole weights as leaves, and no parameter of which a rank has a part."""
+
+    @functools.wraps(inner)
+    def run_backward(outputs: Any, grads: Any, retain_graph: bool, create_graph: bool, inputs: Any, *args: Any,
+                     **kwargs: Any) -> Any:
+        entries = {entry_of(tensor) for tensor in inputs if kwargs.get("accumulate_grad")} - {None}
+        if entries:
+            inputs = (*inputs, *_leaves_in(outputs, entries))  # type: ignore[arg-type]
+        return inner(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
+
+    return run_backward
+
+
 # Optimizers
 
 _ELEMENTWISE = tuple(getattr(torch.optim, name) for name in (
@@ -142,6 +173,17 @@ def _make_step(inner: _Function) -> _Function:
         return loss
 
     return step
+
+
+def _make_zero_grad(inner: _Function) -> _Function:
+    @functools.wraps(inner)
+    def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        if not _has_parts(self):
+            return inner(self, set_to_none)
+        with torch._C.DisableTorchFunctionSubclass():
+            inner(self, set_to_none)
+
+    return zero_grad
 
 
 def _make_add_param_group(inner: _Function) -> _Function:
@@ -225,6 +267,8 @@ def patch_torch_functions() -> None:
         _patch(nn.init, name, _make_full_init)
     for kind in _ELEMENTWISE:
         kind.step = _make_step(kind.step)  # type: ignore[method-assign]
+    _patch(torch.autograd, "_engine_run_backward", _make_run_backward)
     optimizer: Any = torch.optim.Optimizer
+    optimizer.zero_grad = _make_zero_grad(optimizer.zero_grad)
     optimizer.add_param_group = _make_add_param_group(optimizer.add_param_group)
     register_optimizer_step_pre_hook(_inspect_param_groups)

@@ -1,22 +1,23 @@
 """Eager mode: a module's parameters read as whole weights while a forward or backward of the model runs.
 
 shard() gives each module that owns parameters a class of its own, in which a parameter's name is a property. Inside a
-forward the property gathers; autograd sees a function whose backward reduces. Outside it is the nn.Parameter itself.
-Weights that autograd would save for backward are saved by name instead, and gathered again when it asks for them."""
+forward the property gathers, and its value is a leaf for autograd, whose hook reduces the gradient. Outside it is the
+nn.Parameter itself. Weights that autograd would save for backward are saved by name instead, and gathered again when it
+asks for them."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from .part import part_of
-from .root import Root
+from .root import Root, TrainingState
 from .sharded_param import ShardedParam
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -25,55 +26,93 @@ _functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
-class _UnshardParam(torch.autograd.Function):
-    """Weights out, gradient in. The shard itself gets none: reductions complete at the end of the backward."""
-
-    @staticmethod
-    def forward(ctx: Any, shard: Tensor, entry: ShardedParam, whole: Optional[Tensor] = None) -> Tensor:
-        ctx.entry, ctx.root = entry, entry.root  # a graph keeps the root
-        ctx.version, ctx.optimizer_steps = entry.data._version, entry.optimizer_steps
-        ctx.set_materialize_grads(False)
-        return entry.unshard() if whole is None else whole
-
-    @staticmethod
-    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[None, None, None]:
-        entry = ctx.entry
-        if ctx.version != entry.data._version or ctx.optimizer_steps != entry.optimizer_steps:
-            raise RuntimeError(f"{entry.names[0]} was changed between forward and backward, so the gradients would be "
-                               "those of other weights than the loss's: step the optimizer after backward")
-        if grad is not None:
-            ctx.root.pre_backward()
-            entry.reduce(grad)
-        return None, None, None
+# Gradients of whole weights
 
 
-# Function.apply() in Python looks for transforms of torch.func, for values that they left behind and for defaults of
-# arguments. No parameter is such a value, and read() asks about the transforms itself: so it calls what that calls.
-_unshard_param: Callable[..., Tensor] = super(torch.autograd.Function, _UnshardParam).apply
+def _take_grad(weights: Any) -> None:
+    """autograd has made a gradient of weights. The parameter's is complete at the end of the backward."""
+    root, entry, version, optimizer_steps = weights.dc_use
+    grad, weights.grad = weights.grad, None
+    if version != entry.data._version or optimizer_steps != entry.optimizer_steps:
+        raise RuntimeError(f"{entry.names[0]} was changed between forward and backward, so the gradients would be "
+                           "those of other weights than the loss's: step the optimizer after backward")
+    if root.state is not TrainingState.REDUCING:
+        root.pre_backward()
+    entry.reduce(grad, root)
+
+
+_GRAD_HOOKS = {0: _take_grad}  # of all weights: a dictionary for each would cost more than the hook
+
+
+def track(weights: Any, entry: ShardedParam, root: Root) -> Tensor:
+    """Makes whole weights a leaf of autograd, whose gradient is reduced."""
+    if _functorch():
+        raise RuntimeError(f"{entry.names[0]}: torch.func's transforms cannot go through a sharded model's weights: "
+                           "read the weight before the transform, at stages 0 to 2, or transform an unsharded copy")
+    weights.requires_grad = True
+    weights._post_accumulate_grad_hooks = _GRAD_HOOKS
+    weights.dc_use = root, entry, entry.data._version, entry.optimizer_steps  # a graph keeps the root
+    return weights  # type: ignore[no-any-return]
 
 
 def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     """The hooks by which saved_tensors_hooks() saves gathered weights by name."""
-    live, root_of_hooks = root.gathered_storages, weakref.ref(root)
+    by_storage, root_of_hooks = root.entry_by_storage, weakref.ref(root)
 
     def pack(tensor: Tensor) -> Any:
-        if part_of(tensor) is not None:
-            return tensor if tensor.grad_fn is None else tensor.detach()
-        # The table keeps the storage's header alive, so that no other storage can have its address.
-        found = live.get(tensor.untyped_storage()._cdata)
-        if found is None:
+        plain = type(tensor) is Tensor or part_of(tensor) is None
+        entry = by_storage.get(tensor.untyped_storage()._cdata) if plain else None
+        if entry is None:
             # An operator's own output would keep the graph that keeps it, for ever: a cycle that is never freed.
-            return tensor if tensor.grad_fn is None else tensor.detach()
-        return root_of_hooks(), found[1], tensor.shape, tensor.stride(), tensor.storage_offset()
+            return tensor if tensor.is_leaf else tensor.detach()
+        return root_of_hooks(), entry, tensor.shape, tensor.stride(), tensor.storage_offset()
 
     def unpack(saved: Any) -> Tensor:
         if type(saved) is not tuple:
-            return saved
+            return saved  # type: ignore[no-any-return]
         root, entry, shape, strides, offset = saved
-        root.pre_backward()
-        return entry.unshard().as_strided(shape, strides, offset)
+        if not root.in_backward:
+            root.pre_backward()
+        return entry.unshard(root).as_strided(shape, strides, offset)
 
     return pack, unpack
+
+
+# Memory of whole weights at stage 3
+
+
+def _references(weights: Any) -> Tuple[int, int]:
+    """PyTorch's and Python's, of weights that a list has."""
+    return weights._use_count(), sys.getrefcount(weights)
+
+
+def _references_of_a_graph() -> Tuple[int, int]:
+    """Those of a leaf that a list has and a graph, which accumulates its gradient."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [torch.zeros(1, requires_grad=True)]
+        graph = leaves[0] * torch.ones(1)
+    for leaf in leaves:
+        references = _references(leaf)
+    del graph
+    return references
+
+
+_GRAPH_ALONE = _references_of_a_graph()
+
+
+def _return_weights(root: Root, lent: List[Any]) -> List[Any]:
+    """Frees the memory of weights that a module's forward has read, and returns those that a variable still has. A
+    graph keeps its leaves until it ends, so they lose their memory here: the backward gathers its own."""
+    kept = []
+    for weights in lent:
+        references = _references(weights)
+        if references[1] > _GRAPH_ALONE[1]:
+            kept.append(weights)
+            continue
+        root.entry_by_storage.pop(weights.untyped_storage()._cdata, None)  # two have one storage after unshard()
+        if references == _GRAPH_ALONE and weights.requires_grad:
+            weights.data = weights.dc_use[1].placeholder
+    return kept
 
 
 _numbers = itertools.count()
@@ -98,16 +137,17 @@ class ModuleState:
             root.pre_forward(self.number)
         root.depth += 1
         outer, self.gathered = self.gathered, {}
+        lent, root.lent = root.lent, []
         try:
             # Another pair of hooks on top, for instance checkpointing's, takes precedence: this one would hide it.
-            if root.group.stage == 3 and torch.is_grad_enabled() and _saved_tensors_hooks(True) is None:
-                with saved_tensors_hooks(*root.saved_tensor_hooks):
+            hooks = root.saved_tensor_hooks
+            if hooks is not None and torch.is_grad_enabled() and _saved_tensors_hooks(True) is None:
+                with saved_tensors_hooks(*hooks):
                     result = forward(module, *args, **kwargs)
             else:
                 result = forward(module, *args, **kwargs)
-            for name, weights in self.gathered.items() if root.group.stage else ():
-                if not weights.is_inference() and weights._version:
-                    self._refuse_write(name)
+            if self.gathered and root.group.stage:
+                self._refuse_writes(self.gathered)
             return result
         except BaseException:
             if outermost:
@@ -115,14 +155,19 @@ class ModuleState:
             raise
         finally:
             self.gathered = outer
+            if root.lent:
+                lent += _return_weights(root, root.lent)
+            root.lent = lent
             root.depth -= 1
             if outermost:
                 root.post_forward()
 
-    def _refuse_write(self, name: str) -> None:
-        raise RuntimeError(f"{self.entries[name].names[0]}: a forward has written into the weight, but a sharded model "
-                           "gathers it for that forward alone, so the change would be lost: write into it in `with "
-                           "libdc.torch.gathered(model):`")
+    def _refuse_writes(self, gathered: Dict[str, Tensor]) -> None:
+        for name, weights in gathered.items():
+            if not weights.is_inference() and weights._version:
+                raise RuntimeError(f"{self.entries[name].names[0]}: a forward has written into the weight, but a "
+                                   "sharded model gathers it for that forward alone, so the change would be lost: "
+                                   "write into it in `with libdc.torch.gathered(model):`")
 
     def read(self, name: str, param: Any) -> Any:
         """The value of the module's attribute `name`, whose parameter is `param`."""
@@ -130,33 +175,28 @@ class ModuleState:
         if entry is None or entry.param_ref() is not param:
             return param  # replaced: by functional_call, or for good
         root = self.root
+        grads = torch.is_grad_enabled()
+        tracked = grads and entry.requires_grad
         if root.depth == 0:
             if _graph_task() != -1:
                 root.pre_backward()  # a checkpointed function runs again
             elif root.block is not None:
-                return root.block.read(entry, param.requires_grad and torch.is_grad_enabled(),
-                                       lambda whole: _UnshardParam.apply(param, entry, whole))
+                return root.block.read(entry, tracked, track)
             elif _frame_callback() is None:
                 return param
-        grads = torch.is_grad_enabled()
-        tracked = grads and param.requires_grad
         gathered = self.gathered
         if gathered is not None:
             weights = gathered.get(name)
             if weights is not None:
                 if weights.requires_grad or not tracked:
                     return weights
-                if not weights.is_inference() and weights._version:
-                    self._refuse_write(name)
-        if not tracked:
-            weights = entry.unshard()
-        elif _functorch():
-            weights = _UnshardParam.apply(param, entry)  # says what it cannot do
-        else:
-            weights = _unshard_param(param, entry)
-        if grads and root.group.stage == 3:
-            storage = weights.untyped_storage()
-            root.gathered_storages[storage._cdata] = (StorageWeakRef(storage), entry)
+                self._refuse_writes({name: weights})
+        weights = entry.unshard(root)
+        if tracked:
+            track(weights, entry, root)
+        if root.depth > 0 and grads and root.group.stage == 3:
+            root.entry_by_storage[weights.untyped_storage()._cdata] = entry
+            root.lent.append(weights)
         if gathered is not None:
             gathered[name] = weights
         return weights

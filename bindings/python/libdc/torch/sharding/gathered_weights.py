@@ -55,8 +55,8 @@ class GatheredWeights:
         self.root, self.write = root, write
         self.wholes: Dict[int, _FullWeights] = {}
 
-    def read(self, entry: ShardedParam, tracked: bool, track: Callable[[Tensor], Tensor]) -> Tensor:
-        """The whole weights. track() connects them with the parameter for autograd."""
+    def read(self, entry: ShardedParam, tracked: bool, track: Callable[..., Tensor]) -> Tensor:
+        """The whole weights. track() makes them a leaf, whose gradient is reduced."""
         whole = self.wholes.get(entry.id)
         version = entry.data._version, entry.optimizer_steps
         if whole is None or (self.root.group.stage > 0 and whole.version != version):
@@ -64,7 +64,7 @@ class GatheredWeights:
         weights = whole.views.get(tracked)
         if weights is None:
             weights = whole.weights.new_empty(0).set_(whole.weights)  # no view of anything, for autograd
-            weights = whole.views[tracked] = track(weights) if tracked else weights
+            weights = whole.views[tracked] = track(weights, entry, self.root) if tracked else weights
             whole.last_versions += 0 if weights.is_inference() else weights._version
         return weights
 

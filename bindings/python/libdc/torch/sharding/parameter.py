@@ -91,8 +91,10 @@ class ManagedParameter(nn.Parameter):
         with torch._C.DisableTorchFunctionSubclass():
             torch.Tensor.requires_grad.__set__(self, value)
         entry = entry_of(self)
-        for trained, name in () if entry is None else entry.trained:
-            trained[name] = value
+        if entry is not None:
+            entry.requires_grad = value
+            for trained, name in entry.trained:
+                trained[name] = value
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         self.requires_grad = requires_grad

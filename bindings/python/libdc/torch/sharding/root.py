@@ -80,8 +80,9 @@ class Root:
         self.with_grad: Dict[int, ShardedParam] = {}  # got a gradient in this backward
         self.unreduced: List[ShardedParam] = []
         # See eager.py.
-        self.gathered_storages: Dict[int, Tuple[Any, ShardedParam]] = {}  # by address, of the latest forward
-        self.saved_tensor_hooks: Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
+        self.lent: List[Tensor] = []  # whole weights that the innermost forward has read, at stage 3
+        self.entry_by_storage: Dict[int, ShardedParam] = {}  # of those of all forwards under way
+        self.saved_tensor_hooks: Optional[Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = None  # at stage 3
 
     @property
     def in_backward(self) -> bool:
@@ -99,7 +100,6 @@ class Root:
                                "an unsharded copy (full_state_dict()); under torch.no_grad(), jvp and vmap over inputs "
                                "work")
         self.prepare_weights()
-        self.gathered_storages.clear()
         self.state = TrainingState.FORWARD
         group = self.group
         if (group.options.prefetch or group.fills_unused) and (group.stage == 3 or (group.stage and group.stale)):
@@ -138,6 +138,8 @@ class Root:
 
     def post_forward(self) -> None:
         """The forward of pre_forward() ends, or has raised."""
+        self.lent.clear()
+        self.entry_by_storage.clear()
         if self.in_backward:
             return
         self.state = TrainingState.IDLE
@@ -254,7 +256,7 @@ class Root:
             for entry in waiting:  # of no_sync(), and without a gradient in this backward
                 if entry.unreduced is not None:
                     grad, entry.unreduced = entry.unreduced, None
-                    entry.reduce(grad)
+                    entry.reduce(grad, self)
         self._end_order()
         reducing = self.state is TrainingState.REDUCING
         self.state = TrainingState.IDLE

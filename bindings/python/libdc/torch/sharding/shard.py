@@ -160,7 +160,8 @@ def _manage(model: nn.Module, root: Root, params: Sequence[Tuple[str, nn.Paramet
         else:
             entries[param] = ShardedParam(root, len(entries), name, param, root.policies.of(param), shapes.get(param))
     root.group.register_params(list(entries.values()), empty)
-    root.saved_tensor_hooks = make_saved_tensor_hooks(root)
+    if root.group.stage == 3:
+        root.saved_tensor_hooks = make_saved_tensor_hooks(root)
     _convert(model, root, entries, root.group.entries)
 
 

@@ -25,7 +25,8 @@ class ShardedParam:
 
     __slots__ = ("root_ref", "param_ref", "id", "names", "shape", "numel", "shard_numel", "cut", "param_dtype",
                  "reduce_dtype", "data", "grad", "registered_ptr", "version", "optimizer_steps", "unreduced", "direct",
-                 "hooks", "part", "trained", "copied", "policy", "keeps", "kept", "__weakref__")  # fmt: skip
+                 "hooks", "part", "trained", "copied", "policy", "keeps", "kept", "requires_grad", "_placeholder",
+                 "__weakref__")  # fmt: skip
 
     def __init__(self, root: Root, index: int, name: str, param: nn.Parameter, policy: ParamPolicy,
                  shape: Optional[torch.Size] = None) -> None:
@@ -55,6 +56,9 @@ class ShardedParam:
         self.part = None if root.group.stage == 0 else Part(weakref.ref(self), name, self.cut, self.shape)
         self.hooks: Optional[Dict[int, Callable[[nn.Parameter], None]]] = None  # called when .grad is complete
 
+        self.requires_grad = param.requires_grad  # the parameter's, which takes longer to read
+        self._placeholder: Optional[Tensor] = None
+
         # Where tracing reads whether the parameter requires a gradient: entries of dictionaries, under names.
         self.trained: List[Tuple[Dict[str, bool], str]] = []
 
@@ -70,6 +74,14 @@ class ShardedParam:
     def group(self) -> ParamGroup:
         """The group that the parameter is registered in."""
         return self.root.group
+
+    @property
+    def placeholder(self) -> Tensor:
+        """Whole weights without memory."""
+        if self._placeholder is None:
+            one = torch.empty((), dtype=self.param_dtype or self.data.dtype, device=self.data.device)
+            self._placeholder = one.expand(self.shape)
+        return self._placeholder
 
     @property
     def alive(self) -> bool:
@@ -95,16 +107,15 @@ class ShardedParam:
     def size(self) -> Size:
         return Size(self.numel, self.policy.group)
 
-    def unshard(self) -> Tensor:
+    def unshard(self, root: Root) -> Tensor:
         """The whole weights, as memory that goes back when the tensor dies."""
         if self.keeps:
             if self.kept is None:
-                self.kept = self._gather()
+                self.kept = self._gather(root)
             return self.kept.detach()
-        return self._gather()
+        return self._gather(root)
 
-    def _gather(self) -> Tensor:
-        root = self.root
+    def _gather(self, root: Root) -> Tensor:
         order, group = root.order, root.group
         if order is not None:
             order.advance(self.id)
@@ -113,9 +124,8 @@ class ShardedParam:
             return weights if self.param_dtype is None else weights.to(self.param_dtype)
         return eager_calls.take(self.data, group.graph_id, self.id, self.param_dtype)
 
-    def reduce(self, grad: Tensor) -> None:
+    def reduce(self, grad: Tensor, root: Root) -> None:
         """Takes a whole local gradient, of the backward that runs."""
-        root = self.root
         if not root.reduce_grads:
             if self.unreduced is None:
                 wide = grad.dtype if self.reduce_dtype is None else torch.promote_types(grad.dtype, self.reduce_dtype)
@@ -170,7 +180,7 @@ class ShardedParam:
                 grad = param.grad
                 (entry.param.grad,), entry.direct = entry.direct, None
                 if grad is not None:
-                    entry.reduce(grad.detach())
+                    entry.reduce(grad.detach(), entry.root)
 
         torch.Tensor.register_hook(self.param, before)
         torch.Tensor.register_post_accumulate_grad_hook(self.param, behind)
