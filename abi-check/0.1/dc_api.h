@@ -2673,7 +2673,8 @@ DC_API dc_status dc_count_get(dc_device *device, const char *name, int64_t *valu
  *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (another device's stream). [any] Since 0.1. */
 DC_API dc_status dc_count_work(dc_stream *stream, int64_t duration_ns);
 /** One rank of a group. Collectives are counted and done at once. Values that the host exchanges are this rank's for all
- *  ranks, so ranks must have alike parts. The communicator is for contexts on this device.
+ *  ranks, so ranks must have alike parts. The communicator is for contexts on this device. config.replicas is counted;
+ *  dc_comm_split is DC_E_UNSUPPORTED, since the colors of other ranks are not known.
  *  device      one opened as "count"
  *  rank        0 to world_size - 1
  *  world_size  1 to 1024

@@ -6,11 +6,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "harness.h"
-#include "runtime/runtime.h"
-
-#include "leftovers.h"
 #include "shm_calls.h"
+
+#include "harness.h"
+#include "leftovers.h"
+#include "runtime/runtime.h"
 
 enum { MOST = 8, GRAPH = 1, CULPRIT = 1 };
 
