@@ -527,8 +527,9 @@ DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int
  *  device  "cuda" or "cuda:N", this rank's
  *  nccl    the new handle, the caller's to destroy
  *  Returns DC_OK; DC_E_UNSUPPORTED (a rank has no NCCL that can be used; the text says which and why, the device is
- *  no card, or comm has more than 256 ranks), DC_E_MISMATCH (versions of NCCL differ), DC_E_INVALID, and after an abort of the group what NCCL failed
- *  with: DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_DEVICE, DC_E_SYSTEM. [handle, collective] Since 0.1. */
+ *  no card, or comm has more than 256 ranks), DC_E_MISMATCH (versions of NCCL differ), DC_E_INVALID, and after an abort
+ *  of the group what NCCL failed with: DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_DEVICE, DC_E_SYSTEM. [handle, collective]
+ *  Since 0.1. */
 DC_API dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl);
 /** The version of the NCCL that dc_comm_create_nccl() would use here: major * 10000 + minor * 100 + patch.
  *  version  set to it

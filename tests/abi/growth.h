@@ -272,6 +272,10 @@ static dc_status call_device_memory(void *at) {
   return dc_device_get_memory(device, at);
 }
 
+static dc_status call_launch(void *at) {
+  return dc_launch_get(at);
+}
+
 static dc_status made(dc_status status, dc_optimizer *optimizer) {
   dc_optimizer_destroy(optimizer);
   return status;

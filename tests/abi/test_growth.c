@@ -40,6 +40,7 @@ static const row rows[] = {
     ROW(dc_device_options, 24, IN_OR_NULL, call_device_options, NULL, NULL),
     ROW(dc_comm_options, 24, IN_OR_NULL, call_comm_options, NULL, NULL),
     ROW(dc_comm_callbacks, 72, IN, call_callbacks, NULL, fill_callbacks),
+    ROW(dc_launch, 56, OUT, call_launch, NULL, NULL),
     ROW(dc_context_options, 24, IN_OR_NULL, call_context_options, NULL, NULL),
     ROW(dc_config, 48, IN_OR_NULL, call_config, NULL, NULL),
     ROW(dc_memory_stats, 144, OUT, call_stats, NULL, NULL),
@@ -178,6 +179,7 @@ INIT(dc_allocator)
 INIT(dc_device_options)
 INIT(dc_comm_options)
 INIT(dc_comm_callbacks)
+INIT(dc_launch)
 INIT(dc_context_options)
 INIT(dc_config)
 INIT(dc_memory_stats)
@@ -215,7 +217,8 @@ static void test_initialisers(void **state) {
              {init_dc_sample_layer, 152},  {init_dc_layer_plan_options, 72}, {init_dc_layer_plan, 80},
              {init_dc_device_memory, 40},  {init_dc_iteration_options, 48},  {init_dc_adamw_options, 56},
              {init_dc_sgd_options, 48},    {init_dc_shampoo_options, 136},   {init_dc_soap_options, 88},
-             {init_dc_muon_options, 64},   {init_dc_kfac_options, 80},       {init_dc_optimizer_stats, 104}};
+             {init_dc_muon_options, 64},   {init_dc_kfac_options, 80},       {init_dc_optimizer_stats, 104},
+             {init_dc_launch, 56}};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
     all[i].init(NULL, all[i].first);
     for (size_t size = sizeof size; size <= all[i].first + TAIL; size++) {

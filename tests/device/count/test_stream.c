@@ -138,7 +138,7 @@ static void test_bad_arguments_are_named(void **state) {
   refused(dc_count_work(computes, 5), DC_E_UNSUPPORTED, "device \"cpu\" computes");
   refused(dc_comm_create_count(device, 0, 2, 1, NULL), DC_E_INVALID, "comm is NULL");
   refused(dc_comm_create_count(cpu, 0, 2, 1, &comm), DC_E_UNSUPPORTED, "device \"cpu\" computes");
-  refused(dc_comm_create_count(device, 0, 257, 1, &comm), DC_E_INVALID, "world_size = 257, must be 1 to 256");
+  refused(dc_comm_create_count(device, 0, 1025, 1, &comm), DC_E_INVALID, "world_size = 1025, must be 1 to 1024");
   refused(dc_comm_create_count(device, 2, 2, 1, &comm), DC_E_INVALID, "rank = 2, must be 0 to 1");
   refused(dc_comm_create_count(device, 0, 2, 2, &comm), DC_E_INVALID, "heap = 2, must be 0 or 1");
   dc_stream_destroy(computes);
