@@ -149,6 +149,7 @@ def test_tls_needs_a_secret(monkeypatch):
     monkeypatch.setenv("LIBDC_TLS", "1")
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     with pytest.raises(RuntimeError, match="LIBDC_TLS=1, but MPI moves the data"):
         libdc.init_comm()
 

@@ -81,9 +81,10 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
 # Memory of whole weights at stage 3
 
 
-def _references(weights: Any) -> Tuple[int, int]:
-    """PyTorch's and Python's, of weights that a list has."""
-    return weights._use_count(), sys.getrefcount(weights)
+def _references(tensors: List[Any]) -> List[Tuple[int, int]]:
+    """PyTorch's and Python's, of tensors that a list has. A call with a tensor itself would hold another one, where
+    Dynamo has replaced the interpreter's function for calls."""
+    return [(tensor._use_count(), sys.getrefcount(tensor)) for tensor in tensors]
 
 
 def _references_of_a_graph() -> Tuple[int, int]:
@@ -91,8 +92,7 @@ def _references_of_a_graph() -> Tuple[int, int]:
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [torch.zeros(1, requires_grad=True)]
         graph = leaves[0] * torch.ones(1)
-    for leaf in leaves:
-        references = _references(leaf)
+    references = _references(leaves)[0]
     del graph
     return references
 
@@ -104,8 +104,7 @@ def _return_weights(root: Root, lent: List[Any]) -> List[Any]:
     """Frees the memory of weights that a module's forward has read, and returns those that a variable still has. A
     graph keeps its leaves until it ends, so they lose their memory here: the backward gathers its own."""
     kept = []
-    for weights in lent:
-        references = _references(weights)
+    for weights, references in zip(lent, _references(lent)):
         if references[1] > _GRAPH_ALONE[1]:
             kept.append(weights)
             continue

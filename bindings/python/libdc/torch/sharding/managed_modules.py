@@ -162,12 +162,13 @@ def _on_module(module: nn.Module, name: str, added: Optional[nn.Module]) -> None
         return
     inside = set(added.modules())
     old = module._modules.get(name)
-    if old is not None and any(state.entries for state in (lost.__dict__.get(MODULE_STATE) for lost in old.modules()
-                                                           if lost not in inside) if state is not None):
-        _raise_replaced(type(module).__name__, name, next(added.parameters(), None))
+    replaces = old is not None and any(lost.__dict__[MODULE_STATE].entries for lost in old.modules()
+                                       if lost not in inside and MODULE_STATE in lost.__dict__)
     for prefix, inner in added.named_modules():
         for own, param in inner._parameters.items():
             if param is not None and managed_param(inner, own, param) is None:
+                if replaces:
+                    _raise_replaced(type(module).__name__, name, param)
                 _note_new(root, type(module).__name__, ".".join(filter(None, (name, prefix, own))), param)
     for inner in inside:
         if _managed_roots.setdefault(inner, weakref.ref(root))() is root and MODULE_STATE not in inner.__dict__:
