@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import subprocess
 import sys
+import threading
 import weakref
 from typing import Any, Callable, Iterator, List
 
@@ -16,6 +18,7 @@ import torch
 import torch.nn as nn
 from libdc.torch.sharding.model import root_of
 from sharded import on, one_thread  # noqa: F401
+from torch._C._dynamo import eval_frame
 from torch.utils.checkpoint import checkpoint
 
 
@@ -210,7 +213,33 @@ class Keeps(nn.Module):
         return torch.nn.functional.linear(x, self.emb.weight).square().mean()
 
 
-def test_graphs_keep_no_weights_but_variables_do() -> None:
+@contextlib.contextmanager
+def beside_compiled_code(present: bool) -> Iterator[None]:
+    """While a thread runs compiled code, Dynamo has replaced the interpreter's function for calls in all threads. Then
+    a call holds its arguments twice."""
+    ended = threading.Event()
+    ready = threading.Event()
+
+    def run() -> None:
+        eval_frame.set_eval_frame(False)
+        ready.set()
+        ended.wait()
+        eval_frame.set_eval_frame(None)
+
+    thread = threading.Thread(target=run)
+    if present:
+        thread.start()
+        ready.wait()
+    try:
+        yield
+    finally:
+        ended.set()
+        if present:
+            thread.join()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_graphs_keep_no_weights_but_variables_do(compiled: bool) -> None:
     def rank(comm: Any) -> None:
         plain = Keeps()
         model = dct.shard(Keeps(), 3, comm=comm)
@@ -229,7 +258,8 @@ def test_graphs_keep_no_weights_but_variables_do() -> None:
             del loss, losses
             assert dct.stats(model).gathered_bytes == 0
 
-    on(1, rank)
+    with beside_compiled_code(compiled):
+        on(1, rank)
 
 
 def test_weights_that_a_graph_saves_itself() -> None:
