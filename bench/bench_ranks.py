@@ -13,7 +13,7 @@ import time
 from typing import List
 
 from bench_growth import HERE, curve
-from machine import Quiet, describe
+from machine import describe, foreign_now
 
 SIZES = (2, 4, 8, 16, 32, 64, 128)
 PROGRAM = HERE.parent / "build" / "bench" / "bench" / "ranks"
@@ -48,12 +48,8 @@ def main() -> int:
     for ranks in sizes:
         found.append(measure(ranks))
         print(table([ranks], found[-1:]).splitlines()[-1], flush=True)
-    quiet = Quiet()
-    quiet.begin()
-    time.sleep(1)
-    quiet.end()
     page = (f"# Costs of a group by its ranks\n\n`bench/bench_ranks.py --save`: {describe()}.\n\nOthers used "
-            f"{quiet.foreign(0):.0%} of the machine at the end. Means over ranks; all of them share the processors, so "
+            f"{foreign_now():.0%} of the machine at the end. Means over ranks; all of them share the processors, so "
             f"that times by the clock grow with all ranks' work.\n\n{table(sizes, found)}\n")
     print(page)
     if "--save" in sys.argv:

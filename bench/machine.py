@@ -39,6 +39,15 @@ class Quiet:
         return max(0.0, self.busy - own) / (self.seconds * (os.cpu_count() or 1))
 
 
+def foreign_now(seconds: float = 1) -> float:
+    """The share that others use while this program waits."""
+    quiet = Quiet()
+    quiet.begin()
+    time.sleep(seconds)
+    quiet.end()
+    return quiet.foreign(0)
+
+
 def memory_kib(key: str) -> int:
     """A line of this process's /proc/self/status: VmRSS now, VmHWM at most."""
     with open("/proc/self/status") as f:
@@ -89,11 +98,7 @@ def wait_quiet(limit: float = 0.1, seconds: float = 60) -> float:
     """Waits until others use less than `limit` of the machine; returns what they use."""
     end = time.monotonic() + seconds
     while True:
-        q = Quiet()
-        q.begin()
-        time.sleep(0.5)
-        q.end()
-        load = q.foreign(0.0)
+        load = foreign_now(0.5)
         if load <= limit or time.monotonic() > end:
             return load
 
