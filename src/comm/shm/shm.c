@@ -133,7 +133,7 @@ static dc_status create_control(int32_t world, int32_t refs, dc__shm_control **c
 }
 
 dc_status dc__comm_create_threads(int32_t world, const dc_comm_options *options, dc_comm **comms) {
-  dc__shm_control *control;
+  dc__shm_control *control = NULL;
   DC__TRY(create_control(world, 1, &control)); /* a reference that is held until every rank has its own */
   dc_status status = DC_OK;
   int32_t made = 0;
