@@ -63,7 +63,12 @@ static void alone_reduce(const bench *b) {
   for (int32_t r = 0; r < b->comm->world; r++) {
     sources[r] = b->received + r * b->shard;
   }
-  dc__reduce(b->part, DC_FLOAT32, sources, b->comm->world, DC_FLOAT32, b->shard, false, false);
+  dc__reduce(&(dc__reduction){.dst = b->part,
+                              .src = sources,
+                              .count = b->shard,
+                              .dst_dtype = DC_FLOAT32,
+                              .src_dtype = DC_FLOAT32,
+                              .n = b->comm->world});
 }
 
 /* ---- libdc ---- */
