@@ -238,7 +238,7 @@ ASLR_OFF = "setarch -R"  # the sanitizers' fixed shadow addresses fail under som
 SUITES: Dict[str, Callable[[Suite], Count]] = {
     "checks": checks,
     "format": clang_format,
-    "gcc": lambda suite: c_tests(suite, ["-Ddebug=true", "-Doptimization=g"], "gcc"),
+    "gcc": lambda suite: c_tests(suite, ["-Ddebug=true", "-Doptimization=g", "-Dbench=true"], "gcc"),
     "torch": lambda suite: pytest(suite, "tests/torch"),
     "tidy": clang_tidy,
     "abi": abi,
