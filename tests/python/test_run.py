@@ -107,6 +107,13 @@ def test_wrong_machines(arguments, text):
     assert done.returncode == 2 and text in done.stderr
 
 
+def test_a_wrong_wish_for_tls_starts_no_rank():
+    """Machines that ssh reaches do not have this environment: their ranks would go unencrypted without a word."""
+    done = subprocess.run([sys.executable, "-m", "libdc.run", "--hosts", "a,b", "x.py"], text=True, capture_output=True,
+                          timeout=600, env={**os.environ, "LIBDC_TLS": "yes"})
+    assert done.returncode == 2 and "LIBDC_TLS=yes: must be 0 or 1" in done.stderr
+
+
 def test_modules_and_their_arguments():
     done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", "2", "-m", "platform", "--terse"], text=True,
                           capture_output=True, timeout=600)

@@ -1,4 +1,4 @@
-"""The secret of a run, which its ranks prove to each other over TCP."""
+"""The secret of a run, which its ranks prove to each other over TCP, and whether they encrypt what they send."""
 
 from __future__ import annotations
 
@@ -51,3 +51,11 @@ def environment_secret() -> Optional[str]:
     if os.environ.get("LIBDC_SECRET") or not path:
         return os.environ.get("LIBDC_SECRET") or None
     return read_secret(path)
+
+
+def environment_tls() -> bool:
+    """LIBDC_TLS."""
+    value = os.environ.get("LIBDC_TLS") or "0"
+    if value not in ("0", "1"):
+        raise RuntimeError(f"LIBDC_TLS={value}: must be 0 or 1")
+    return value == "1"

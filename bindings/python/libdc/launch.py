@@ -7,7 +7,7 @@ import os
 from typing import Optional, Tuple
 
 from ._lib import ffi, lib, new_struct, text
-from ._secret import environment_secret
+from ._secret import environment_secret, environment_tls
 from .comm import Comm
 from .errors import Error, check
 from .types import Launch
@@ -77,11 +77,3 @@ def environment_ports() -> Tuple[int, int]:
     if not (first.isdigit() and last.isdigit()):
         raise RuntimeError(f"init_comm: LIBDC_PORTS={value}: must be FIRST-LAST")
     return int(first), int(last)
-
-
-def environment_tls() -> bool:
-    """Whether ranks encrypt what they send over TCP: LIBDC_TLS."""
-    value = os.environ.get("LIBDC_TLS") or "0"
-    if value not in ("0", "1"):
-        raise RuntimeError(f"init_comm: LIBDC_TLS={value}: must be 0 or 1")
-    return value == "1"

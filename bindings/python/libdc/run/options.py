@@ -8,7 +8,7 @@ import re
 import secrets
 from typing import List, NoReturn, Optional, Sequence
 
-from .._secret import run_secret
+from .._secret import environment_tls, run_secret
 from .ssh import choose_meeting, read_secret_line
 
 MAX_RANKS = 256  # of several machines
@@ -58,6 +58,10 @@ def read_options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     _read_meeting(parser, options)
     options.control = 0 if options.secret_stdin else None  # standard input has signals
     options.made_secret = False
+    try:
+        options.tls = options.tls or environment_tls()
+    except RuntimeError as error:
+        parser.error(str(error))
     try:
         if options.secret_stdin:
             options.secret = read_secret_line()

@@ -40,7 +40,7 @@ def ssh_command(options: argparse.Namespace, node: int) -> List[str]:
         launcher += ["--nodes", str(len(options.hosts)), "--node-rank", str(node), "--rendezvous", meeting]
     for name, value in (("--interface", options.interface), ("--ports", options.ports)):
         launcher += [name, value] if value else []
-    launcher += ["--tls"] if options.tls or os.environ.get("LIBDC_TLS") == "1" else []
+    launcher += ["--tls"] if options.tls else []
     launcher += [*(["-m"] if options.module else []), options.script, *options.args]
     return ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "--",
             options.hosts[node], f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(launcher)}"]

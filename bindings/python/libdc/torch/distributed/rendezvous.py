@@ -12,8 +12,8 @@ from typing import Any, Callable, List, Optional, Sequence
 import libdc
 import torch.distributed as dist
 
-from ..._secret import environment_secret
-from ...launch import environment_ports, environment_tls
+from ..._secret import environment_secret, environment_tls
+from ...launch import environment_ports
 
 _MAX_LOCAL = 64  # ranks in shared memory
 _PAIR_HEAP_BYTES = 1 << 24  # a pair needs staging memory alone
