@@ -32,9 +32,9 @@
  *     effect. That does not hold once other memory lies there: do not rely on it.
  *   - The library never prints, aborts, installs signal handlers or keeps global state. Its one fork handler, installed
  *     by the first socket, closes the copies of sockets in a child. Of the environment it reads LIBDC_CPU, which bounds
- *     the instructions it uses (dc_device_open()). For MPI it reads LIBDC_MPI_LIB and the launchers' variables
- *     (dc_comm_create_mpi()). libdc_cuda.so reads LIBDC_CUDA_LIB_DIR, a folder of NVIDIA's libraries. It never frees
- *     the caller's memory, and the caller never calls free() on the library's.
+ *     the instructions it uses (dc_device_open()), for MPI LIBDC_MPI_LIB, and the variables of launchers
+ *     (dc_launch_get(), dc_comm_create_mpi()). libdc_cuda.so reads LIBDC_CUDA_LIB_DIR, a folder of NVIDIA's libraries.
+ *     It never frees the caller's memory, and the caller never calls free() on the library's.
  *   - Thread classes: [any] from any thread at any time; [handle] one thread at a time for one handle (calls on
  *     one context are serialised by the library itself, so autograd threads may call).
  *   - [..., collective]: every rank of the communicator, or of the context's or the optimizer's, makes the call, in the
