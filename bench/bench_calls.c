@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "dc_api.h"
+#include "checked.h"
 
 enum { CALLS = 20000, ROUNDS = 31, BURST = 16, ELEMENTS = 1024, KEPT = 7, MOVED = 8, GRAPH = 3 };
 
@@ -45,13 +45,6 @@ static dc_status move(const setting *s) {
   dc_status status = gather_one(s, MOVED);
   status = status != DC_OK ? status : dc_wait_allgather(s->context, NULL, GRAPH, MOVED);
   return status != DC_OK ? status : dc_release_param(s->context, NULL, GRAPH, MOVED, 1);
-}
-
-static void check(dc_status status, const char *what) {
-  if (status != DC_OK) {
-    fprintf(stderr, "%s: %s\n", what, dc_last_error());
-    exit(1);
-  }
 }
 
 static int by_value(const void *a, const void *b) {

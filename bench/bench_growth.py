@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-from machine import describe, foreign_now
+from machine import describe, foreign_now, save
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE.parent / "build" / "bench" / "bench" / "growth"
@@ -163,9 +163,7 @@ def main() -> int:
             f"Above the limit: {', '.join(late) or 'none'}.\n")
     print(page)
     if "--save" in sys.argv:
-        name = HERE / "results" / f"growth-{time.strftime('%Y-%m-%d', time.gmtime())}"
-        name.with_suffix(".md").write_text(page)
-        name.with_suffix(".svg").write_text(plot(found))
+        save("growth", page, plot(found))
     return 1 if late else 0
 
 

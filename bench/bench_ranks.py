@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from typing import List
 
 from bench_growth import HERE, curve
-from machine import describe, foreign_now
+from machine import describe, foreign_now, save
 
 SIZES = (2, 4, 8, 16, 32, 64, 128)
 PROGRAM = HERE.parent / "build" / "bench" / "bench" / "ranks"
@@ -53,9 +52,7 @@ def main() -> int:
             f"that times by the clock grow with all ranks' work.\n\n{table(sizes, found)}\n")
     print(page)
     if "--save" in sys.argv:
-        name = HERE / "results" / f"ranks-{time.strftime('%Y-%m-%d', time.gmtime())}"
-        name.with_suffix(".md").write_text(page)
-        name.with_suffix(".svg").write_text(plot(sizes, found))
+        save("ranks", page, plot(sizes, found))
     return 0
 
 

@@ -15,22 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "dc_api.h"
+#include "checked.h"
 
 enum { ELEMENTS = 16, BUCKET = 1 << 20, GRAPH = 1, TURNS = 100, MOST_RANKS = 64, KIB = 256 /* floats */ };
-
-static void check(dc_status status, const char *what) {
-  if (status != DC_OK) {
-    fprintf(stderr, "%s: %s\n", what, dc_last_error());
-    exit(1);
-  }
-}
-
-static double now_us(clockid_t clock) {
-  struct timespec t;
-  clock_gettime(clock, &t);
-  return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
-}
 
 static double cpu_us(void) {
   return now_us(CLOCK_PROCESS_CPUTIME_ID);

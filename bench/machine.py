@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import time
+from pathlib import Path
 from typing import Any, Dict, Tuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -46,6 +47,13 @@ def foreign_now(seconds: float = 1) -> float:
     time.sleep(seconds)
     quiet.end()
     return quiet.foreign(0)
+
+
+def save(name: str, page: str, plot: str) -> None:
+    """A page of today's results, and its plot."""
+    stem = Path(__file__).resolve().parent / "results" / f"{name}-{time.strftime('%Y-%m-%d', time.gmtime())}"
+    stem.with_suffix(".md").write_text(page)
+    stem.with_suffix(".svg").write_text(plot)
 
 
 def memory_kib(key: str) -> int:

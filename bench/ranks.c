@@ -11,22 +11,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "dc_api.h"
+#include "checked.h"
 
 enum { MOST_RANKS = 256, TURNS = 100, FLOATS = 256, NUMBERS = 5 };
-
-static void check(dc_status status, const char *what) {
-  if (status != DC_OK) {
-    fprintf(stderr, "%s: %s\n", what, dc_last_error());
-    exit(1);
-  }
-}
-
-static double now_us(clockid_t clock) {
-  struct timespec t;
-  clock_gettime(clock, &t);
-  return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
-}
 
 static double count_files(void) {
   double count = 0;
