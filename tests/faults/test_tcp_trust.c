@@ -127,17 +127,24 @@ static dc__tcp_group fake_rank_1(void) {
   return group;
 }
 
+/* A group's rank 0, which waits for rank 1 and for another one too. */
+static pthread_t start_root_of_three(member *root, char address[64], dc__tcp_group *rank_1) {
+  pthread_t thread;
+  *rank_1 = fake_rank_1();
+  rank_1->world = 3;
+  *root = (member){.address = fresh_address(address), .secret = secret, .world = 3, .timeout_ns = limit};
+  pthread_create(&thread, NULL, join, root);
+  return thread;
+}
+
 /* All that a rank 1 with the secret said in one run's handshake is said again in the next run's. */
 static void test_replay(void **state) {
   (void)state;
   char address[64];
   member root;
-  dc__tcp_group own = fake_rank_1();
+  dc__tcp_group own;
   const int64_t deadline = dc__now_ns() + limit;
-  pthread_t thread;
-  own.world = 3; /* its rank 0 waits for another one too */
-  root = (member){.address = fresh_address(address), .secret = secret, .world = 3, .timeout_ns = limit};
-  pthread_create(&thread, NULL, join, &root);
+  pthread_t thread = start_root_of_three(&root, address, &own);
   dc__tcp_call call = {.fd = connect_to(address), .hello = dc__tcp_hello_make(&own, DC__TCP_RENDEZVOUS)};
   assert_int_equal(dc__tcp_call_open(&own, &call, deadline), DC__TCP_CALL_OK);
   assert_int_equal(dc__tcp_call_prove(&own, &call, deadline, address), DC__TCP_CALL_OK);
@@ -167,12 +174,9 @@ static void test_another_rank_answers(void **state) {
   (void)state;
   char address[64];
   member root;
-  dc__tcp_group own = fake_rank_1();
+  dc__tcp_group own;
   const int64_t deadline = dc__now_ns() + limit;
-  pthread_t thread;
-  own.world = 3;
-  root = (member){.address = fresh_address(address), .secret = secret, .world = 3, .timeout_ns = limit};
-  pthread_create(&thread, NULL, join, &root);
+  const pthread_t thread = start_root_of_three(&root, address, &own);
   dc__tcp_call call = {.fd = connect_to(address), .to = 1, .hello = dc__tcp_hello_make(&own, DC__TCP_RENDEZVOUS)};
   assert_int_equal(dc__tcp_call_open(&own, &call, deadline), DC__TCP_CALL_OK);
   assert_int_equal(dc__tcp_call_prove(&own, &call, deadline, address), DC__TCP_CALL_OK);
