@@ -89,6 +89,9 @@ TABLES = [
           "test_", "test_", ("python", "torch", "tools")),
 ]
 
+# The suites whose results the tables show.
+RESULTS = tuple(sorted({"gcc"}.union(*(table.suites for table in TABLES)) - {"conformance"}))
+
 
 class Check(NamedTuple):
     number: int

@@ -16,6 +16,7 @@ import xml.etree.ElementTree as ElementTree
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Callable, Dict, List, Optional, Set, Tuple
 
+from conformance import RESULTS
 from suite import BUILD, LOGS, ROOT, Count, Suite, cmocka_count, counted, one, stop
 
 SANITIZERS = {
@@ -285,7 +286,7 @@ RELEASE: Dict[str, Callable[[Suite], Count]] = {
 # Suites that come first, if they are asked for; else an earlier run's results serve.
 NEEDS: Dict[str, Tuple[str, ...]] = {
     "tidy": ("gcc",), "abi": ("gcc",), "valgrind": ("gcc",), "rust": ("gcc",), "ffi": ("gcc", "rust"),
-    "conformance": ("gcc", "python", "torch"), "python-abi": ("python",),
+    "python-abi": ("python",), "conformance": RESULTS,
 }
 ALONE = ("readme",)  # it may install the package again, which others import
 
