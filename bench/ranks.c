@@ -13,7 +13,7 @@
 
 #include "checked.h"
 
-enum { MOST_RANKS = 256, TURNS = 100, FLOATS = 256, NUMBERS = 5 };
+enum { MOST_RANKS = 1024, TURNS = 100, FLOATS = 256, NUMBERS = 5 };
 
 static double count_files(void) {
   double count = 0;

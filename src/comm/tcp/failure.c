@@ -8,11 +8,13 @@
 #include <time.h>
 
 #include "comm/escape.h"
-#include "comm/tcp/tcp.h"
+#include "comm/tcp/overlay/overlay.h"
 
 enum { SEND_NS = 1000000000 /* send timeout of a message, for a peer that does not read */ };
 /* Wait for the votes of silent ranks, whose machine is gone or whose process is stopped. */
 static const int64_t vote_timeout_ns = INT64_C(2000000000);
+/* Between two messages to an overlay's neighbours, so that each has news of many ranks. */
+static const int64_t pass_votes_ns = INT64_C(30000000);
 
 dc_status dc__tcp_group_check(dc__tcp_group *group) {
   if (atomic_load_explicit(&group->failed, memory_order_acquire) == 0) {
@@ -32,21 +34,30 @@ bool dc__tcp_is_failure(int32_t status, char text[DC__TCP_TEXT]) {
 
 /* ---- control messages ---- */
 
-static void send_message(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message, int64_t deadline) {
+static void failure_send(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message, int64_t deadline) {
   if (group->control[r] >= 0 && !group->unreachable[r]) {
     /* A partial message breaks the framing, so nothing more is sent. */
     group->unreachable[r] = !dc__tcp_send_all(group->control[r], message, sizeof *message, deadline);
   }
 }
 
+void dc__tcp_send_directly(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message) {
+  failure_send(group, r, message, dc__now_ns() + SEND_NS);
+}
+
 void dc__tcp_send_control(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message) {
-  send_message(group, r, message, dc__now_ns() + SEND_NS);
+  dc__tcp_control_msg addressed = *message;
+  addressed.from = group->rank;
+  addressed.to = r;
+  if (r != group->rank) {
+    dc__tcp_pass_on(group, &addressed, -1);
+  }
 }
 
 void dc__tcp_broadcast_control(dc__tcp_group *group, const dc__tcp_control_msg *message) {
   int64_t deadline = dc__now_ns() + SEND_NS;
   for (int32_t r = 0; r < group->world; r++) {
-    send_message(group, r, message, deadline);
+    failure_send(group, r, message, deadline);
   }
 }
 
@@ -62,11 +73,52 @@ static bool vote_outranks(const dc__tcp_control_msg *a, const dc__tcp_control_ms
   return first != second ? first < second : a->rank < b->rank;
 }
 
+/* Ranks that have ended are as good as those that have voted. */
+static void add_own_votes(dc__tcp_group *group) {
+  if (!group->overlay) {
+    return;
+  }
+  dc__rank_set_add(&group->votes, group->rank);
+  for (int32_t r = 0; r < group->world; r++) {
+    if (atomic_load(&group->closed[r]) != 0) {
+      dc__rank_set_add(&group->votes, r);
+    }
+  }
+}
+
+static void pass_votes_now(dc__tcp_group *group) {
+  if (group->overlay && group->votes_grew) {
+    group->votes_grew = false;
+    group->pass_votes_ns = dc__now_ns() + pass_votes_ns;
+    add_own_votes(group);
+    group->vote.votes = group->votes;
+    dc__tcp_broadcast_control(group, &group->vote);
+  }
+}
+
+void dc__tcp_pass_votes(dc__tcp_group *group) {
+  if (group->voted && dc__now_ns() >= group->pass_votes_ns) {
+    pass_votes_now(group);
+  }
+}
+
+/* True if another rank's votes were news. */
+static bool merge_votes(dc__tcp_group *group, const dc__rank_set *votes) {
+  uint64_t news = 0;
+  for (int32_t i = 0; group->overlay && i < DC__RANK_WORDS; i++) {
+    news |= votes->words[i] & ~group->votes.words[i];
+    group->votes.words[i] |= votes->words[i];
+  }
+  return news != 0;
+}
+
 static void cast_vote(dc__tcp_group *group, const dc__tcp_control_msg *vote) {
   group->vote = *vote;
+  add_own_votes(group);
+  group->vote.votes = group->votes;
   group->voted = true;
   group->vote_deadline = dc__now_ns() + vote_timeout_ns;
-  dc__tcp_broadcast_control(group, vote);
+  dc__tcp_broadcast_control(group, &group->vote);
 }
 
 static bool has_all_votes(const dc__tcp_group *group) {
@@ -85,6 +137,7 @@ void dc__tcp_decide_failure(dc__tcp_group *group) {
   if (!group->voted || atomic_load(&group->failed) != 0 || !(due || has_all_votes(group))) {
     return;
   }
+  pass_votes_now(group); /* this rank may leave */
   (void)dc__fail(group->vote.status, "%s", group->vote.text);
   dc__failure_keep(&group->failure, group->vote.status);
   atomic_store_explicit(&group->failed, 1, memory_order_release);
@@ -97,10 +150,12 @@ void dc__tcp_handle_vote(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *v
     return;
   }
   dc__rank_set_add(&group->votes, r);
+  group->votes_grew = merge_votes(group, &vote->votes) || group->votes_grew;
   if (!group->voted) {
     cast_vote(group, vote);
   } else if (vote_outranks(vote, &group->vote)) {
     group->vote = *vote;
+    group->votes_grew = true;
   }
   dc__tcp_decide_failure(group);
 }

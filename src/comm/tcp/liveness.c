@@ -95,8 +95,8 @@ void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late) {
 /* Requires group->mutex, with which a communicator's connections stay open. */
 static bool has_data_connection(const dc__tcp_group *group, int32_t r) {
   for (const dc__tcp *c = group->members; c != NULL; c = c->next) {
-    struct pollfd data = {.fd = c->transfers[r].fd, .events = POLLRDHUP};
-    if (poll(&data, 1, 0) == 0) {
+    struct pollfd data = {.fd = c->fds[r], .events = POLLRDHUP};
+    if (data.fd >= 0 && poll(&data, 1, 0) == 0) {
       return true;
     }
   }

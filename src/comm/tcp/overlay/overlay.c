@@ -1,0 +1,94 @@
+/* Control messages of a group whose ranks are not all connected. */
+#include "comm/tcp/overlay/overlay.h"
+
+enum { MOST_HOPS = 40 /* more than any way around ranks that have ended */ };
+
+/* Places from one rank to another on the ring, on the shorter side. */
+static int32_t ring_distance(int32_t from, int32_t to, int32_t world) {
+  const int32_t ahead = (to - from + world) % world;
+  return ahead < world - ahead ? ahead : world - ahead;
+}
+
+bool dc__tcp_is_neighbour(const dc__tcp_group *group, int32_t r) {
+  const int32_t ahead = (r - group->rank + group->world) % group->world, behind = group->world - ahead;
+  return !group->overlay || (ahead & (ahead - 1)) == 0 || (behind & (behind - 1)) == 0;
+}
+
+static bool overlay_is_open(dc__tcp_group *group, int32_t r) {
+  return group->control[r] >= 0 && !group->unreachable[r] && atomic_load(&group->closed[r]) == 0;
+}
+
+int32_t dc__tcp_next_hop(dc__tcp_group *group, int32_t to, int32_t came_from) {
+  int32_t next = -1;
+  if (group->control[to] >= 0) {
+    return overlay_is_open(group, to) ? to : -1;
+  }
+  for (int32_t r = 0; r < group->world; r++) {
+    if (r != came_from && overlay_is_open(group, r) &&
+        (next < 0 || ring_distance(r, to, group->world) < ring_distance(next, to, group->world))) {
+      next = r;
+    }
+  }
+  return next;
+}
+
+/* The rank has ended, so that this rank, its neighbour, answers a query in its place. */
+static void answer_for(dc__tcp_group *group, const dc__tcp_control_msg *query) {
+  const dc__tcp_control_msg reply = {.kind = DC__TCP_REPLY,
+                                     .status = DC__TCP_LEFT,
+                                     .mesh = query->mesh,
+                                     .query = query->query,
+                                     .from = query->to,
+                                     .to = query->from};
+  if (query->from != group->rank) {
+    dc__tcp_pass_on(group, &reply, -1);
+  } else {
+    dc__tcp_handle_reply(group, query->to, &reply);
+  }
+}
+
+void dc__tcp_pass_on(dc__tcp_group *group, const dc__tcp_control_msg *message, int32_t came_from) {
+  const int32_t next = dc__tcp_next_hop(group, message->to, came_from);
+  if (next >= 0) {
+    dc__tcp_send_directly(group, next, message);
+  } else if (message->kind == DC__TCP_QUERY && atomic_load(&group->closed[message->to]) == DC__TCP_CLOSED) {
+    answer_for(group, message);
+  }
+}
+
+bool dc__tcp_route(dc__tcp_group *group, int32_t came_from, dc__tcp_control_msg *message) {
+  if (!group->overlay || (message->kind != DC__TCP_QUERY && message->kind != DC__TCP_REPLY) ||
+      message->to == group->rank) {
+    return false;
+  }
+  const bool known = message->from >= 0 && message->from < group->world && message->to >= 0 &&
+                     message->to < group->world && message->hops >= 0;
+  if (known && message->hops < MOST_HOPS) {
+    message->hops++;
+    dc__tcp_pass_on(group, message, came_from);
+  }
+  return true;
+}
+
+void dc__tcp_tell_ended(dc__tcp_group *group, int32_t r, int error) {
+  const dc__tcp_control_msg message = {.kind = DC__TCP_ENDED, .rank = r, .status = error};
+  if (group->overlay && !group->voted && !dc__rank_set_has(&group->told_ended, r)) {
+    dc__rank_set_add(&group->told_ended, r);
+    dc__tcp_broadcast_control(group, &message);
+    dc__tcp_signal_arrival(group);
+  }
+}
+
+/* A neighbour's end is seen here, too. */
+void dc__tcp_handle_ended(dc__tcp_group *group, const dc__tcp_control_msg *message) {
+  const int32_t r = message->rank;
+  if (r < 0 || r >= group->world || r == group->rank) {
+    return;
+  }
+  if (group->control[r] < 0 && atomic_load(&group->closed[r]) == 0) {
+    atomic_store(&group->error[r], message->status);
+    atomic_store(&group->closed[r], DC__TCP_DISCONNECTED);
+  }
+  dc__tcp_tell_ended(group, r, message->status);
+  dc__tcp_decide_failure(group);
+}
