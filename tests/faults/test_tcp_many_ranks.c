@@ -9,13 +9,16 @@
 
 #include "leftovers.h"
 
-enum { RANKS = 300, FLOATS = 16, LIMIT_S = 60 };
+enum { RANKS = 300, FEWER = 80, FLOATS = 16, LIMIT_S = 60 };
 
 static const int64_t limit = INT64_C(600000000000); /* a busy machine of few cores starts a thousand processes */
+static const int64_t deadline_ns =
+    INT64_C(8000000000); /* of a collective beside a stopped rank, which is silent then */
 
 typedef struct crowd {
   char address[64], name[64];
   int32_t world, victim;
+  int signal;
   pid_t children[DC__COMM_MAX_WORLD];
   struct shared {
     atomic_int working;
@@ -72,6 +75,12 @@ static void run_rank(const crowd *c, int32_t rank) {
   status = status == DC_OK ? sum(comm, &s->ranks[rank].sum) : status;
   s->ranks[rank].files = count_files() - files;
   atomic_fetch_add(&s->working, status == DC_OK);
+  while (status == DC_OK && atomic_load(&s->working) < c->world) {
+    status = sum(comm, &again);
+  }
+  if (status == DC_OK && c->signal == SIGSTOP) {
+    comm->timeout_ns = deadline_ns;
+  }
   while (status == DC_OK) {
     status = sum(comm, &again);
   }
@@ -82,9 +91,10 @@ static void run_rank(const crowd *c, int32_t rank) {
   _exit(0);
 }
 
-static void start(crowd *c) {
+static void start(crowd *c, int32_t world, int signal) {
   const char *asked = getenv("LIBDC_TEST_RANKS");
-  c->world = asked == NULL ? RANKS : atoi(asked);
+  c->world = asked == NULL ? world : atoi(asked);
+  c->signal = signal;
   assert_true(c->world > 3 && c->world <= DC__COMM_MAX_WORLD);
   c->victim = c->world / 3;
   fresh_address(c->address);
@@ -114,31 +124,30 @@ static void expect_few_files(const crowd *c) {
   assert_true(most <= 4 * digits + 8);
 }
 
-static void expect_one_error(const crowd *c) {
+static void expect_one_error(const crowd *c, dc_status status, const char *says) {
   const struct shared *s = c->shared;
   const int32_t first = c->victim == 0;
   double slowest = 0;
   char named[64];
-  snprintf(named, sizeof named, "rank %d died", c->victim);
+  snprintf(named, sizeof named, says, c->victim);
   for (int32_t r = 0; r < c->world; r++) {
     if (r == c->victim) {
       continue;
     }
     slowest = s->ranks[r].seconds > slowest ? s->ranks[r].seconds : slowest;
-    if (s->ranks[r].status != DC_E_PEER_DEAD || strstr(s->ranks[r].text, named) == NULL ||
+    if (s->ranks[r].status != status || strstr(s->ranks[r].text, named) == NULL ||
         strcmp(s->ranks[r].text, s->ranks[first].text) != 0 || s->ranks[r].seconds > LIMIT_S) {
       fail_msg("rank %d: %s after %.1f s: %s\nrank %d: %s\nexpected: %s", r, dc_status_name(s->ranks[r].status),
                s->ranks[r].seconds, s->ranks[r].text, first, s->ranks[first].text, named);
     }
   }
-  print_message("rank %d of %d was killed: others after at most %.2f s: %s\n", c->victim, c->world, slowest,
-                s->ranks[first].text);
+  print_message("rank %d of %d was %s: others after at most %.2f s: %s\n", c->victim, c->world,
+                c->signal == SIGKILL ? "killed" : "stopped", slowest, s->ranks[first].text);
 }
 
-static void test_many_ranks(void **state) {
-  (void)state;
+static void lose_one(int32_t world, int signal, dc_status status, const char *says) {
   crowd c;
-  start(&c);
+  start(&c, world, signal);
   while (atomic_load(&c.shared->working) < c.world && waitpid(-1, NULL, WNOHANG) == 0) { /* all live */
     sleep_ms(5);
   }
@@ -150,15 +159,28 @@ static void test_many_ranks(void **state) {
   }
   expect_few_files(&c);
   atomic_store(&c.shared->end, dc__now_ns());
-  assert_int_equal(kill(c.children[c.victim], SIGKILL), 0);
+  assert_int_equal(kill(c.children[c.victim], signal), 0);
   for (int32_t r = 0; r < c.world; r++) {
-    assert_int_equal(end_rank(c.children[r]), r == c.victim ? -SIGKILL : 0);
+    assert_true(r == c.victim || end_rank(c.children[r]) == 0);
   }
-  expect_one_error(&c);
+  kill(c.children[c.victim], SIGKILL);
+  assert_int_equal(end_rank(c.children[c.victim]), -SIGKILL);
+  expect_one_error(&c, status, says);
   munmap(c.shared, sizeof *c.shared);
 }
 
+static void test_killed(void **state) {
+  (void)state;
+  lose_one(RANKS, SIGKILL, DC_E_PEER_DEAD, "rank %d died");
+}
+
+/* It is a neighbour of many, and keeps what it should pass on. */
+static void test_stopped(void **state) {
+  (void)state;
+  lose_one(FEWER, SIGSTOP, DC_E_TIMEOUT, "for rank %d of ");
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_many_ranks)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped)};
   return cmocka_run_group_tests_name("tcp many ranks", tests, leftovers_note, leftovers_compare);
 }

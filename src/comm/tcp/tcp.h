@@ -272,6 +272,8 @@ void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late);
  * data connection to that rank stands. If none does the rank died, and a rank that waits for it says so. False if it
  * need not be called again. */
 bool dc__tcp_check_ended(dc__tcp_group *group, int32_t r);
+/* Whether the heartbeats of a rank are missing, to which there is a control connection. */
+bool dc__tcp_is_silent(dc__tcp_group *group, int32_t r);
 /* A rank's address, without its port. */
 void dc__tcp_host_text(const dc__tcp_group *group, int32_t r, char text[DC__TCP_PEER]);
 /* Adds how long a rank has been silent though its machine answers, if so. */

@@ -18,18 +18,24 @@ static bool overlay_is_open(dc__tcp_group *group, int32_t r) {
   return group->control[r] >= 0 && !group->unreachable[r] && atomic_load(&group->closed[r]) == 0;
 }
 
+static int32_t find_nearest(dc__tcp_group *group, int32_t to, int32_t avoided, bool with_silent) {
+  int32_t nearest = -1;
+  for (int32_t r = 0; r < group->world; r++) {
+    if (r != avoided && overlay_is_open(group, r) && (with_silent || !dc__tcp_is_silent(group, r)) &&
+        (nearest < 0 || ring_distance(r, to, group->world) < ring_distance(nearest, to, group->world))) {
+      nearest = r;
+    }
+  }
+  return nearest;
+}
+
+/* A stopped neighbour would keep what is for others. */
 int32_t dc__tcp_next_hop(dc__tcp_group *group, int32_t to, int32_t came_from) {
-  int32_t next = -1;
   if (group->control[to] >= 0) {
     return overlay_is_open(group, to) ? to : -1;
   }
-  for (int32_t r = 0; r < group->world; r++) {
-    if (r != came_from && overlay_is_open(group, r) &&
-        (next < 0 || ring_distance(r, to, group->world) < ring_distance(next, to, group->world))) {
-      next = r;
-    }
-  }
-  return next;
+  const int32_t next = find_nearest(group, to, came_from, false);
+  return next >= 0 ? next : find_nearest(group, to, came_from, true);
 }
 
 /* The rank has ended, so that this rank, its neighbour, answers a query in its place. */
@@ -57,17 +63,16 @@ void dc__tcp_pass_on(dc__tcp_group *group, const dc__tcp_control_msg *message, i
 }
 
 bool dc__tcp_route(dc__tcp_group *group, int32_t came_from, dc__tcp_control_msg *message) {
-  if (!group->overlay || (message->kind != DC__TCP_QUERY && message->kind != DC__TCP_REPLY) ||
-      message->to == group->rank) {
+  if (!group->overlay || (message->kind != DC__TCP_QUERY && message->kind != DC__TCP_REPLY)) {
     return false;
   }
   const bool known = message->from >= 0 && message->from < group->world && message->to >= 0 &&
-                     message->to < group->world && message->hops >= 0;
-  if (known && message->hops < MOST_HOPS) {
+                     message->to < group->world && message->hops >= 0 && message->hops < MOST_HOPS;
+  if (known && message->to != group->rank) {
     message->hops++;
     dc__tcp_pass_on(group, message, came_from);
   }
-  return true;
+  return !known || message->to != group->rank;
 }
 
 void dc__tcp_tell_ended(dc__tcp_group *group, int32_t r, int error) {

@@ -21,7 +21,7 @@ bool dc__tcp_is_neighbour(const dc__tcp_group *group, int32_t r);
 int32_t dc__tcp_next_hop(dc__tcp_group *group, int32_t to, int32_t came_from);
 /* The next four require the group's mutex. Sends a message on, for which from, to and hops are set. */
 void dc__tcp_pass_on(dc__tcp_group *group, const dc__tcp_control_msg *message, int32_t came_from);
-/* True if it was for another rank, and was sent on. */
+/* True if the message is not for this rank: it was sent on, or names ranks that there are not. */
 bool dc__tcp_route(dc__tcp_group *group, int32_t came_from, dc__tcp_control_msg *message);
 /* The control connection to rank r ended without a goodbye: tells all. */
 void dc__tcp_tell_ended(dc__tcp_group *group, int32_t r, int error);
