@@ -4,7 +4,9 @@
 #include "comm_data.h"
 #include "comm_failing.h"
 
-enum { RANKS = DC__TCP_MAX_MESH + 6, FEW = 2 * 7, SMALL = 300, SUMMED = 8000, LARGE = 80000 };
+#include <sys/resource.h>
+
+enum { RANKS = DC__TCP_MAX_MESH + 6, FEW = 2 * 7, STRANGERS = 300, SMALL = 300, SUMMED = 8000, LARGE = 80000 };
 
 static const int64_t limit = INT64_C(120000000000);
 
@@ -85,6 +87,47 @@ static int data_move(dc_comm *comm, void *arg) {
 static void test_data(void **state) {
   (void)state;
   assert_int_equal(on_tcp(RANKS, limit, data_move, NULL), 0);
+}
+
+static void test_encrypted(void **state) {
+  (void)state;
+  const dc_comm_options options = {
+      .struct_size = sizeof options, .timeout_ns = limit, .secret = "of a test, which has bytes", .tls = 1};
+  assert_int_equal(on_tcp_with(RANKS, &options, data_move, NULL), 0);
+}
+
+/* ---- strangers ---- */
+
+static int connect_silently(const dc_comm *comm, int32_t to) {
+  const dc__tcp_endpoint *endpoint = &((const dc__tcp *)comm)->group->endpoints[to];
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  address.sin_port = htons((uint16_t)endpoint->port);
+  return connect(fd, (const struct sockaddr *)&address, sizeof address) == 0 ? fd : -1;
+}
+
+/* More of them than a rank hears at once, at the ranks to which most others connect. */
+static int among_strangers(dc_comm *comm, void *arg) {
+  (void)arg;
+  int fds[2 * STRANGERS];
+  CHECK_OK(dc_comm_barrier(comm));
+  for (int32_t i = 0; i < 2 * STRANGERS && comm->rank == RANKS - 1; i++) {
+    fds[i] = connect_silently(comm, i % 2);
+    CHECK(fds[i] >= 0);
+    (void)!send(fds[i], "GET / HTTP/1.1", (size_t)(i % 14), MSG_NOSIGNAL);
+  }
+  CHECK_OK(dc_comm_barrier(comm));
+  CHECK(sums_are_right(comm, SUMMED) == 0);
+  CHECK(count_connections(comm) == RANKS - 1);
+  for (int32_t i = 0; i < 2 * STRANGERS && comm->rank == RANKS - 1; i++) {
+    close(fds[i]);
+  }
+  return 0;
+}
+
+static void test_among_strangers(void **state) {
+  (void)state;
+  assert_int_equal(on_tcp(RANKS, limit, among_strangers, NULL), 0);
 }
 
 /* ---- parts ---- */
@@ -212,10 +255,17 @@ static void test_a_deadlock(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_data),
+                                     cmocka_unit_test(test_encrypted),
+                                     cmocka_unit_test(test_among_strangers),
                                      cmocka_unit_test(test_parts),
                                      cmocka_unit_test(test_calls_that_differ),
                                      cmocka_unit_test(test_a_late_rank),
                                      cmocka_unit_test(test_a_rank_that_left),
                                      cmocka_unit_test(test_a_deadlock)};
+  struct rlimit files; /* the threads have connections between any two */
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &files);
+  }
   return cmocka_run_group_tests_name("tcp demand", tests, NULL, NULL);
 }
