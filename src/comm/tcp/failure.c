@@ -13,8 +13,6 @@
 enum { SEND_NS = 1000000000 /* send timeout of a message, for a peer that does not read */ };
 /* Wait for the votes of silent ranks, whose machine is gone or whose process is stopped. */
 static const int64_t vote_timeout_ns = INT64_C(2000000000);
-/* Between two messages to an overlay's neighbours, so that each has news of many ranks. */
-static const int64_t pass_votes_ns = INT64_C(30000000);
 
 dc_status dc__tcp_group_check(dc__tcp_group *group) {
   if (atomic_load_explicit(&group->failed, memory_order_acquire) == 0) {
@@ -89,7 +87,7 @@ static void add_own_votes(dc__tcp_group *group) {
 static void pass_votes_now(dc__tcp_group *group) {
   if (group->overlay && group->votes_grew) {
     group->votes_grew = false;
-    group->pass_votes_ns = dc__now_ns() + pass_votes_ns;
+    group->pass_ns = dc__now_ns() + DC__TCP_PASS_NS;
     add_own_votes(group);
     group->vote.votes = group->votes;
     dc__tcp_broadcast_control(group, &group->vote);
@@ -97,7 +95,7 @@ static void pass_votes_now(dc__tcp_group *group) {
 }
 
 void dc__tcp_pass_votes(dc__tcp_group *group) {
-  if (group->voted && dc__now_ns() >= group->pass_votes_ns) {
+  if (group->voted && dc__now_ns() >= group->pass_ns) {
     pass_votes_now(group);
   }
 }
@@ -155,7 +153,7 @@ void dc__tcp_handle_vote(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *v
     cast_vote(group, vote);
   } else if (vote_outranks(vote, &group->vote)) {
     group->vote = *vote;
-    group->votes_grew = true;
+    group->votes_grew = group->overlay;
   }
   dc__tcp_decide_failure(group);
 }

@@ -133,8 +133,10 @@ typedef struct dc__tcp_group {
   dc__tcp_control_msg vote;  /* the best vote so far */
   dc__rank_set votes;        /* ranks whose vote has arrived; in an overlay also by others, or which have ended */
   bool votes_grew;           /* in an overlay: since neighbours were told */
-  int64_t pass_votes_ns;     /* when they may be told again */
-  dc__rank_set told_ended;   /* in an overlay: the ranks of ENDED messages that were passed on */
+  dc__rank_set ended;        /* in an overlay: ranks that ended without a goodbye */
+  bool ended_grew;           /* likewise */
+  int32_t ended_error;       /* errno of the latest one */
+  int64_t pass_ns;           /* when neighbours may be told of news again */
   dc__rank_set unresponsive; /* ranks that did not answer the last query */
   int64_t vote_deadline;     /* end of the wait for votes */
   dc__failure failure;

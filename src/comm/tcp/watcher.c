@@ -55,7 +55,7 @@ static void handle_disconnect(dc__tcp_group *group, int32_t r, int error) {
   pthread_mutex_lock(&group->mutex);
   atomic_store(&group->error[r], error);
   if (atomic_compare_exchange_strong(&group->closed[r], &none, DC__TCP_DISCONNECTED)) {
-    dc__tcp_tell_ended(group, r, error);
+    dc__tcp_add_ended(group, r, error);
   }
   dc__tcp_decide_failure(group);
   pthread_cond_broadcast(&group->changed);
@@ -93,8 +93,8 @@ static int poll_timeout(const tcp_watcher *w) {
   if (group->voted && atomic_load(&group->failed) == 0 && group->vote_deadline < until) {
     until = group->vote_deadline;
   }
-  if (group->votes_grew && group->pass_votes_ns < until) {
-    until = group->pass_votes_ns;
+  if ((group->voted ? group->votes_grew : group->ended_grew) && group->pass_ns < until) {
+    until = group->pass_ns;
   }
   pthread_mutex_unlock(&group->mutex);
   for (int32_t i = 0; i < w->count; i++) {
@@ -168,6 +168,7 @@ static void *watcher_main(void *arg) {
       w->polls[i].fd = atomic_load(&group->closed[w->ranks[i].rank]) == DC__TCP_DISCONNECTED ? -1 : w->polls[i].fd;
     }
     pthread_mutex_lock(&group->mutex);
+    dc__tcp_pass_ended(group);
     dc__tcp_pass_votes(group);
     dc__tcp_decide_failure(group); /* at the vote deadline */
     pthread_mutex_unlock(&group->mutex);

@@ -79,13 +79,13 @@ enum dc__tcp_control_kind {
   DC__TCP_REPLY,
   DC__TCP_HEARTBEAT, /* the sender's watcher runs */
   DC__TCP_LISTENING, /* the sender waits for higher ranks to connect */
-  DC__TCP_ENDED      /* in an overlay: the control connection of `rank` ended without a goodbye, with errno `status` */
+  DC__TCP_ENDED      /* in an overlay: `ranks` ended without a goodbye, the last one known with errno `status` */
 };
 
 typedef struct dc__tcp_control_msg {
   int32_t kind;
   int32_t status;     /* FAILURE: dc_status; REPLY: enum dc__tcp_rank_state; LISTENING: the port */
-  int32_t rank;       /* FAILURE: the rank that reported it first; ENDED */
+  int32_t rank;       /* FAILURE: the rank that reported it first */
   int32_t mesh;       /* QUERY, LISTENING: its; REPLY: where the queried communicator's user is blocked, see seq */
   int64_t query;      /* QUERY, REPLY: the query's number */
   uint64_t seq;       /* QUERY: the collective's number, 0 of a communicator in creation; REPLY: the one that blocks the
@@ -95,7 +95,7 @@ typedef struct dc__tcp_control_msg {
   int32_t hops;       /* passed on so often so far, in an overlay */
   int32_t from, to;   /* the sender, and the receiver of what goes to one rank */
   dc__rank_set votes; /* FAILURE in an overlay: ranks whose vote the sender knows, or which have ended */
-  dc__rank_set ranks; /* FAILURE: unresponsive ranks; REPLY: the ranks that it waits for */
+  dc__rank_set ranks; /* FAILURE: unresponsive ranks; REPLY: the ranks that it waits for; ENDED */
   char text[DC__TCP_TEXT];
 } dc__tcp_control_msg;
 

@@ -75,25 +75,35 @@ bool dc__tcp_route(dc__tcp_group *group, int32_t came_from, dc__tcp_control_msg 
   return !known || message->to != group->rank;
 }
 
-void dc__tcp_tell_ended(dc__tcp_group *group, int32_t r, int error) {
-  const dc__tcp_control_msg message = {.kind = DC__TCP_ENDED, .rank = r, .status = error};
-  if (group->overlay && !group->voted && !dc__rank_set_has(&group->told_ended, r)) {
-    dc__rank_set_add(&group->told_ended, r);
-    dc__tcp_broadcast_control(group, &message);
+void dc__tcp_add_ended(dc__tcp_group *group, int32_t r, int error) {
+  if (group->overlay && !dc__rank_set_has(&group->ended, r)) {
+    dc__rank_set_add(&group->ended, r);
+    group->ended_error = error;
+    group->ended_grew = true;
     dc__tcp_signal_arrival(group);
+  }
+}
+
+void dc__tcp_pass_ended(dc__tcp_group *group) {
+  const dc__tcp_control_msg message = {.kind = DC__TCP_ENDED, .status = group->ended_error, .ranks = group->ended};
+  if (group->ended_grew && !group->voted && dc__now_ns() >= group->pass_ns) {
+    group->ended_grew = false;
+    group->pass_ns = dc__now_ns() + DC__TCP_PASS_NS;
+    dc__tcp_broadcast_control(group, &message);
   }
 }
 
 /* A neighbour's end is seen here, too. */
 void dc__tcp_handle_ended(dc__tcp_group *group, const dc__tcp_control_msg *message) {
-  const int32_t r = message->rank;
-  if (r < 0 || r >= group->world || r == group->rank) {
-    return;
+  for (int32_t r = 0; r < group->world; r++) {
+    if (r == group->rank || !dc__rank_set_has(&message->ranks, r)) {
+      continue;
+    }
+    if (group->control[r] < 0 && atomic_load(&group->closed[r]) == 0) {
+      atomic_store(&group->error[r], message->status);
+      atomic_store(&group->closed[r], DC__TCP_DISCONNECTED);
+    }
+    dc__tcp_add_ended(group, r, message->status);
   }
-  if (group->control[r] < 0 && atomic_load(&group->closed[r]) == 0) {
-    atomic_store(&group->error[r], message->status);
-    atomic_store(&group->closed[r], DC__TCP_DISCONNECTED);
-  }
-  dc__tcp_tell_ended(group, r, message->status);
   dc__tcp_decide_failure(group);
 }

@@ -13,18 +13,22 @@
 
 #include "comm/tcp/collective.h"
 
+enum { DC__TCP_PASS_NS = 30000000 /* between two messages of news to all neighbours, so that one has news of many */ };
+
 /* ---- overlay.c ---- */
 
 /* Whether this rank has a control connection to rank r: always in a mesh. */
 bool dc__tcp_is_neighbour(const dc__tcp_group *group, int32_t r);
 /* The neighbour by which a message reaches rank `to`; -1: none is left. came_from: a neighbour to avoid; -1: none. */
 int32_t dc__tcp_next_hop(dc__tcp_group *group, int32_t to, int32_t came_from);
-/* The next four require the group's mutex. Sends a message on, for which from, to and hops are set. */
+/* The next five require the group's mutex. Sends a message on, for which from, to and hops are set. */
 void dc__tcp_pass_on(dc__tcp_group *group, const dc__tcp_control_msg *message, int32_t came_from);
 /* True if the message is not for this rank: it was sent on, or names ranks that there are not. */
 bool dc__tcp_route(dc__tcp_group *group, int32_t came_from, dc__tcp_control_msg *message);
-/* The control connection to rank r ended without a goodbye: tells all. */
-void dc__tcp_tell_ended(dc__tcp_group *group, int32_t r, int error);
+/* The control connection to rank r ended without a goodbye. All are told of it, and of others that end meanwhile: at
+ * the end of a program its ranks may all do. */
+void dc__tcp_add_ended(dc__tcp_group *group, int32_t r, int error);
+void dc__tcp_pass_ended(dc__tcp_group *group);
 void dc__tcp_handle_ended(dc__tcp_group *group, const dc__tcp_control_msg *message);
 
 /* ---- demand.c ---- */
