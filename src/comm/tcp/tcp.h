@@ -123,6 +123,10 @@ typedef struct dc__tcp_group {
   pthread_mutex_t mutex;                     /* guards all below, and writes to control */
   pthread_cond_t changed;                    /* signals a message, a closed connection, the failure */
   bool unreachable[DC__COMM_MAX_WORLD];      /* a message could not be sent */
+  struct {
+    int32_t count;
+    int64_t heard_ns;
+  } queries[DC__COMM_MAX_WORLD]; /* in an overlay: to a neighbour since it was heard */
   int32_t listens_for[DC__COMM_MAX_WORLD], listens_on[DC__COMM_MAX_WORLD]; /* a lower rank's mesh, and its port */
   struct dc__tcp *members;                                                 /* communicators */
   struct dc__tcp *forming;   /* the one in creation, by its only user; NULL: none */
@@ -132,7 +136,9 @@ typedef struct dc__tcp_group {
   bool voted;                /* this rank has voted */
   dc__tcp_control_msg vote;  /* the best vote so far */
   dc__rank_set votes;        /* ranks whose vote has arrived; in an overlay also by others, or which have ended */
-  bool votes_grew;           /* in an overlay: since neighbours were told */
+  bool votes_grew;           /* in an overlay: neighbours may not know all of them */
+  dc__rank_set told;         /* in an overlay: neighbours that know them */
+  int32_t next_told;         /* the rank at which to go on */
   dc__rank_set ended;        /* in an overlay: ranks that ended without a goodbye */
   bool ended_grew;           /* likewise */
   int32_t ended_error;       /* errno of the latest one */

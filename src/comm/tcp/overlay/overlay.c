@@ -1,7 +1,10 @@
 /* Control messages of a group whose ranks are not all connected. */
 #include "comm/tcp/overlay/overlay.h"
 
-enum { MOST_HOPS = 40 /* more than any way around ranks that have ended */ };
+enum {
+  MOST_HOPS = 40,   /* more than any way around ranks that have ended */
+  MOST_QUERIES = 16 /* to a neighbour that says nothing */
+};
 
 /* Places from one rank to another on the ring, on the shorter side. */
 static int32_t ring_distance(int32_t from, int32_t to, int32_t world) {
@@ -38,6 +41,16 @@ int32_t dc__tcp_next_hop(dc__tcp_group *group, int32_t to, int32_t came_from) {
   return next >= 0 ? next : find_nearest(group, to, came_from, true);
 }
 
+/* Queries of all ranks would fill up a stopped process, and its connection would break. */
+static bool has_many_queries(dc__tcp_group *group, int32_t r) {
+  const int64_t heard_ns = atomic_load_explicit(&group->heard_ns[r], memory_order_relaxed);
+  if (group->queries[r].heard_ns != heard_ns) {
+    group->queries[r].heard_ns = heard_ns;
+    group->queries[r].count = 0;
+  }
+  return group->overlay && ++group->queries[r].count > MOST_QUERIES;
+}
+
 /* The rank has ended, so that this rank, its neighbour, answers a query in its place. */
 static void answer_for(dc__tcp_group *group, const dc__tcp_control_msg *query) {
   const dc__tcp_control_msg reply = {.kind = DC__TCP_REPLY,
@@ -55,6 +68,9 @@ static void answer_for(dc__tcp_group *group, const dc__tcp_control_msg *query) {
 
 void dc__tcp_pass_on(dc__tcp_group *group, const dc__tcp_control_msg *message, int32_t came_from) {
   const int32_t next = dc__tcp_next_hop(group, message->to, came_from);
+  if (next == message->to && message->kind == DC__TCP_QUERY && has_many_queries(group, next)) {
+    return;
+  }
   if (next >= 0) {
     dc__tcp_send_directly(group, next, message);
   } else if (message->kind == DC__TCP_QUERY && atomic_load(&group->closed[message->to]) == DC__TCP_CLOSED) {

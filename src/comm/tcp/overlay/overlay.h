@@ -13,7 +13,7 @@
 
 #include "comm/tcp/collective.h"
 
-enum { DC__TCP_PASS_NS = 30000000 /* between two messages of news to all neighbours, so that one has news of many */ };
+enum { DC__TCP_PASS_NS = 10000000 /* between messages of news to neighbours, so that one has news of many */ };
 
 /* ---- overlay.c ---- */
 

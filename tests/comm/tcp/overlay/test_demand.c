@@ -6,7 +6,7 @@
 
 #include <sys/resource.h>
 
-enum { RANKS = DC__TCP_MAX_MESH + 6, FEW = 2 * 7, STRANGERS = 300, SMALL = 300, SUMMED = 8000, LARGE = 80000 };
+enum { RANKS = DC__TCP_MAX_MESH + 6, FEW = 2 * 7, UNKNOWN = 300, SMALL = 300, SUMMED = 8000, LARGE = 80000 };
 
 static const int64_t limit = INT64_C(120000000000);
 
@@ -96,7 +96,7 @@ static void test_encrypted(void **state) {
   assert_int_equal(on_tcp_with(RANKS, &options, data_move, NULL), 0);
 }
 
-/* ---- strangers ---- */
+/* ---- unknown processes ---- */
 
 static int connect_silently(const dc_comm *comm, int32_t to) {
   const dc__tcp_endpoint *endpoint = &((const dc__tcp *)comm)->group->endpoints[to];
@@ -107,11 +107,11 @@ static int connect_silently(const dc_comm *comm, int32_t to) {
 }
 
 /* More of them than a rank hears at once, at the ranks to which most others connect. */
-static int among_strangers(dc_comm *comm, void *arg) {
+static int among_unknown(dc_comm *comm, void *arg) {
   (void)arg;
-  int fds[2 * STRANGERS];
+  int fds[2 * UNKNOWN];
   CHECK_OK(dc_comm_barrier(comm));
-  for (int32_t i = 0; i < 2 * STRANGERS && comm->rank == RANKS - 1; i++) {
+  for (int32_t i = 0; i < 2 * UNKNOWN && comm->rank == RANKS - 1; i++) {
     fds[i] = connect_silently(comm, i % 2);
     CHECK(fds[i] >= 0);
     (void)!send(fds[i], "GET / HTTP/1.1", (size_t)(i % 14), MSG_NOSIGNAL);
@@ -119,15 +119,15 @@ static int among_strangers(dc_comm *comm, void *arg) {
   CHECK_OK(dc_comm_barrier(comm));
   CHECK(sums_are_right(comm, SUMMED) == 0);
   CHECK(count_connections(comm) == RANKS - 1);
-  for (int32_t i = 0; i < 2 * STRANGERS && comm->rank == RANKS - 1; i++) {
+  for (int32_t i = 0; i < 2 * UNKNOWN && comm->rank == RANKS - 1; i++) {
     close(fds[i]);
   }
   return 0;
 }
 
-static void test_among_strangers(void **state) {
+static void test_among_unknown(void **state) {
   (void)state;
-  assert_int_equal(on_tcp(RANKS, limit, among_strangers, NULL), 0);
+  assert_int_equal(on_tcp(RANKS, limit, among_unknown, NULL), 0);
 }
 
 /* ---- parts ---- */
@@ -256,7 +256,7 @@ static void test_a_deadlock(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_data),
                                      cmocka_unit_test(test_encrypted),
-                                     cmocka_unit_test(test_among_strangers),
+                                     cmocka_unit_test(test_among_unknown),
                                      cmocka_unit_test(test_parts),
                                      cmocka_unit_test(test_calls_that_differ),
                                      cmocka_unit_test(test_a_late_rank),
