@@ -2,11 +2,14 @@
 """Measures a group over TCP by its number of ranks, which are processes of this machine. It prints a table of the time
 and the connections of a meeting, and of the time of an all-reduce of 1 KiB.
 
-    bench_ranks.py [--save] [RANKS...]      --save writes results/ranks-DATE.md and .svg; up to 256 ranks
+    bench_ranks.py [--save] [RANKS...]      --save writes results/ranks-DATE.md and .svg; up to 1,024 ranks
 
-A group of N ranks has N (N - 1) connections, two for each pair."""
+Up to 64 ranks have two connections for each pair. More of them have those of an overlay, and connections for data that
+the meeting's small collective and the all-reduce need. A rank's descriptors are its connections and three or four
+others."""
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import List
@@ -14,7 +17,7 @@ from typing import List
 from bench_growth import HERE, curve
 from machine import describe, foreign_now, save
 
-SIZES = (2, 4, 8, 16, 32, 64, 128)
+SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PROGRAM = HERE.parent / "build" / "bench" / "bench" / "ranks"
 SECONDS = 1800
 
@@ -44,12 +47,14 @@ def plot(sizes: List[int], found: List[List[float]]) -> str:
 def main() -> int:
     sizes = [int(word) for word in sys.argv[1:] if not word.startswith("--")] or list(SIZES)
     found: List[List[float]] = []
+    load = os.getloadavg()[1]
     for ranks in sizes:
         found.append(measure(ranks))
         print(table([ranks], found[-1:]).splitlines()[-1], flush=True)
     page = (f"# Costs of a group by its ranks\n\n`bench/bench_ranks.py --save`: {describe()}.\n\nOthers used "
-            f"{foreign_now():.0%} of the machine at the end. Means over ranks; all of them share the processors, so "
-            f"that times by the clock grow with all ranks' work.\n\n{table(sizes, found)}\n")
+            f"{foreign_now():.0%} of the machine at the end; the load was {load:.0f} before. Means over ranks; all of "
+            f"them share the processors, so that times by the clock grow with all ranks' work.\n\n"
+            f"{table(sizes, found)}\n")
     print(page)
     if "--save" in sys.argv:
         save("ranks", page, plot(sizes, found))

@@ -70,7 +70,7 @@
  *   token        [none] carries device and data flow in a compiler's graph: not read, may be NULL
  *   dtype        enum dc_dtype
  *   rank, world_size  this rank, 0..world_size-1, and the number of ranks, 1..1024; 1..64 that are
- *                     threads, or processes of one machine; 1..256 over TCP and MPI
+ *                     threads, or processes of one machine
  *   timeout_ns   the longest wait in nanoseconds; 0 = no limit; negative is DC_E_INVALID
  *   user         handed to the caller's function, not touched
  *   linalg       a handle of chapter 13; not NULL. As the place for a new one: a handle, the caller's to destroy
@@ -441,6 +441,9 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  other. Ranks of a block give each other data over shared memory. Between machines each byte of a gather goes once,
  *  and of a reduction the sum of a block. The bits are the same. wire_bytes then counts what comes over the network.
  *  options.node overrides which ranks share a machine.
+ *  Up to 64 ranks have a connection between any two, and listen only while a communicator is made. More ranks connect
+ *  when a collective first needs it, and listen as long as the group lives. Small collectives take log2(ranks)
+ *  connections; one of much data takes all.
  *  At a deadline the ranks query each other for those that are late, and before any error they agree on one for all.
  *  That takes one message, or at most 3 s where a rank does not answer, being stopped or cut off. Ranks that cannot
  *  reach each other at all name those that they lack. A data connection that breaks though its rank lives is
@@ -450,7 +453,7 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  address  "HOST:PORT" or "[ADDRESS]:PORT", the same on every rank: where rank 0 is, as all of them reach it
  *  name     the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  options  heap_bytes is not used; NULL = defaults
- *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..256, an address of another form, or
+ *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..1024, an address of another form, or
  *  not loopback without a secret, or TLS without one), DC_E_EXISTS (the rank or the port is taken, or a group of another
  *  name, secret or run is there), DC_E_MISMATCH (world sizes or versions differ, or one rank has a secret or TLS and
  *  another none), DC_E_UNSUPPORTED (TLS without libssl.so.3), DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile),
@@ -563,7 +566,7 @@ DC_API dc_status dc_nccl_get_version(int32_t *version);
  *           its machine sends
  *  comm     the new handle, the caller's to destroy
  *  Returns DC_OK; DC_E_UNSUPPORTED (there is no MPI, no launcher or that of another MPI, a thread level below
- *  MPI_THREAD_MULTIPLE, or more than 256 ranks), DC_E_STATE (MPI has been finalized, or a collective was given up
+ *  MPI_THREAD_MULTIPLE, or more than 1024 ranks), DC_E_STATE (MPI has been finalized, or a collective was given up
  *  before), DC_E_MISMATCH (MPI has another number of ranks than the launcher started), DC_E_INVALID, and the errors of
  *  dc_comm_create_tcp(). [any, collective] Since 0.1. */
 DC_API dc_status dc_comm_create_mpi(const dc_comm_options *options, dc_comm **comm);

@@ -129,7 +129,7 @@ dc_status dc_comm_create_tcp(const char *address, const char *name, int32_t rank
   DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_create_tcp";
   dc_comm_options known;
-  DC__TRY(comm_begin_create(fn, rank, world_size, DC__COMM_MAX_MESH, options, &known, comm));
+  DC__TRY(comm_begin_create(fn, rank, world_size, DC__COMM_MAX_WORLD, options, &known, comm));
   DC__TRY(check_name(fn, name));
   DC__TRY(check_tcp_options(fn, &known));
   if (known.tls == 1 && known.secret == NULL) {

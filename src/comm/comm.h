@@ -13,8 +13,7 @@
 
 enum {
   DC__COMM_GROUP = 12,
-  DC__COMM_MAX_WORLD = 1024, /* of the caller's collectives, and of those that are counted */
-  DC__COMM_MAX_MESH = 256,   /* ranks with a connection between any two, over TCP or beside MPI */
+  DC__COMM_MAX_WORLD = 1024, /* but of shared memory, and of NCCL */
   DC__COMM_MAX_LOCAL = 64,   /* ranks in shared memory: one message carries two descriptors of each */
 };
 

@@ -29,6 +29,7 @@ static int32_t open_descriptors(void) {
 
 static bool sealed;    /* whether the group has a secret */
 static bool encrypted; /* whether it wants TLS */
+static bool overlay;   /* whether it is as one of many ranks */
 
 static dc__tcp_group *new_group(int32_t rank) {
   dc__tcp_group *group = calloc(1, sizeof *group);
@@ -39,6 +40,7 @@ static dc__tcp_group *new_group(int32_t rank) {
   snprintf(group->name, sizeof group->name, "fuzz");
   dc__tcp_set_secret(group, sealed ? "a secret for fuzzing" : NULL);
   group->tls = encrypted;
+  group->overlay = overlay;
   PROMISE(!encrypted || dc__tls_load("fuzz") == DC_OK);
   init_group(group);
   group->heartbeat_ns = INT64_C(1000000000);
@@ -187,7 +189,7 @@ static void as_another(bytes *b) {
 static void send_notices(bytes *b, dc__tcp_group *group, int32_t r, int *peer) {
   group->control[r] = connect_pair(peer);
   for (int32_t i = read_u8(b) % 4; i > 0; i--) {
-    dc__tcp_control_msg notice = {.kind = read_u8(b) % 7,
+    dc__tcp_control_msg notice = {.kind = read_u8(b) % 8,
                                   .status = (int32_t)read_count(b),
                                   .rank = (int32_t)read_count(b),
                                   .mesh = read_u8(b) % 3,
@@ -195,6 +197,12 @@ static void send_notices(bytes *b, dc__tcp_group *group, int32_t r, int *peer) {
                                   .seq = read_u8(b) % 3,
                                   .op = (int32_t)read_count(b),
                                   .ranks = {{read_u8(b)}}};
+    if (overlay) {
+      notice.from = (int32_t)read_count(b);
+      notice.to = (int32_t)read_count(b);
+      notice.hops = (int32_t)read_count(b);
+      notice.votes.words[0] = read_u8(b);
+    }
     take(b, notice.text, 8);
     send_bytes(b, *peer, &notice, sizeof notice);
   }
@@ -258,6 +266,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
   uint8_t role = read_u8(&b);
   sealed = (role & 128) != 0;
   encrypted = sealed && (role & 64) != 0;
+  overlay = (role & 32) != 0;
   roles[role % DC__COUNT(roles)](&b);
   PROMISE(open_descriptors() == before);
   return 0;

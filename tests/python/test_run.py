@@ -97,7 +97,8 @@ def test_a_rank_that_fails_ends_the_other_machine_s(tmp_path, port):
 @pytest.mark.parametrize("arguments, text", [
     (["--nodes", "2"], "--rendezvous: several machines need it"),
     (["--rendezvous", "a:1"], "one does not take it"),
-    (["--nodes", "33", "-n", "8", "--rendezvous", "a:1"], "--nodes 33: must be in 1..32, since there may be 256 ranks"),
+    (["--nodes", "129", "-n", "8", "--rendezvous", "a:1"],
+     "--nodes 129: must be in 1..128, since there may be 1024 ranks"),
     (["--nodes", "2", "--node-rank", "2", "--rendezvous", "a:1"], "--node-rank 2: must be in 0..1"),
     (["--nodes", "2", "--rendezvous", "a:70000"], "--rendezvous a:70000: must be HOST:PORT"),
 ])
@@ -298,7 +299,7 @@ def test_output_that_does_not_block(tmp_path):
 
 @pytest.mark.parametrize("option, name, allowed, values", [
     ("-n", "-n", "1..64", ["x", "", "0", "-1", "65", "1.5", "1e1", "1_0", "+2", " 2", "9" * 30, "nan"]),
-    ("--nodes", "--nodes", "1..256", ["x", "", "0", "-2", "257", "9" * 5000]),
+    ("--nodes", "--nodes", "1..1024", ["x", "", "0", "-2", "1025", "9" * 5000]),
     ("--node-rank", "--node-rank", "0..0", ["x", "", "1", "-1", "9" * 30]),
     ("--master-port", "--master-port", "0..65535", ["x", "", "-1", "65536", "80.0"]),
     ("--grace", "--grace", "a number of seconds in 0..1e9", ["x", "", "-1", "nan", "inf", "-inf", "1e10"]),

@@ -122,9 +122,9 @@ static dc_status copy_world(dc__mpi_runtime *runtime, int64_t timeout_ns) {
   (void)mpi->calls->comm_size(mpi, mpi->world, &size);
   wait.rank = runtime->rank = rank;
   runtime->size = size;
-  if (size > DC__COMM_MAX_MESH) {
+  if (size > DC__COMM_MAX_WORLD) {
     return dc__fail(DC_E_UNSUPPORTED, "dc_comm_create_mpi: MPI_COMM_WORLD has %d ranks, must be at most %d", size,
-                    DC__COMM_MAX_MESH);
+                    DC__COMM_MAX_WORLD);
   }
   if (runtime->owned) {
     (void)mpi->calls->comm_return_errors(mpi, mpi->world); /* else MPI ends the process at an error */

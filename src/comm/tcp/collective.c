@@ -1,9 +1,11 @@
 /* One collective: an all-to-all of the calls, their comparison, and the data. Small ones take fewer messages
  * (relay.c). */
 #include "comm/tcp/collective.h"
+#include "comm/tcp/overlay/overlay.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <string.h>
 
 #include "comm/windows.h"
 
@@ -170,7 +172,7 @@ static dc_status wait_for_io(dc__tcp_plan *p) {
     bool reads = !has_header(transfer) || (p->signatures_match && transfer->in_pos < transfer->in_count);
     short events = (short)((reads ? POLLIN : 0) | (transfer->out_pos < transfer->out_count ? POLLOUT : 0));
     if (r != self->head.rank && events != 0) {
-      self->polls[count++] = (struct pollfd){.fd = transfer->fd, .events = events};
+      self->polls[count++] = (struct pollfd){.fd = self->fds[r], .events = events};
     }
   }
   bool all_headers;
@@ -178,18 +180,27 @@ static dc_status wait_for_io(dc__tcp_plan *p) {
   return dc__tcp_wait_ready(p, count, &missing, all_headers);
 }
 
+static dc_status exchange_some(dc__tcp_plan *p, int32_t r, bool *progress) {
+  DC__TRY(dc__tcp_take_connection(p, r, progress));
+  if (p->self->fds[r] < 0) {
+    return DC_OK;
+  }
+  DC__TRY(dc__tcp_send_some(p, r, progress));
+  DC__TRY(receive_header(p, r, progress));
+  return p->signatures_match ? dc__tcp_receive_some(p, r, progress) : DC_OK;
+}
+
 /* Sends and receives until all is done; no header is left over then. */
 static dc_status exchange_all(dc__tcp_plan *p) {
   dc__tcp *self = p->self;
+  dc__rank_set all_ranks;
+  memset(&all_ranks, 0xff, sizeof all_ranks);
+  DC__TRY(dc__tcp_connect_lower(p, &all_ranks));
   for (;;) {
     bool progress = false, all = true, ended = true;
     for (int32_t i = 1; i < self->head.world; i++) { /* starts at its neighbour, so that traffic spreads */
       int32_t r = (self->head.rank + i) % self->head.world;
-      DC__TRY(dc__tcp_send_some(p, r, &progress));
-      DC__TRY(receive_header(p, r, &progress));
-      if (p->signatures_match) {
-        DC__TRY(dc__tcp_receive_some(p, r, &progress));
-      }
+      DC__TRY(exchange_some(p, r, &progress));
       all = all && has_header(&self->transfers[r]);
       ended = ended && is_complete(&self->transfers[r]);
     }
@@ -224,16 +235,36 @@ static dc_status exchange_with_data(dc__tcp_plan *p) {
   return DC_OK;
 }
 
+/* In an overlay calls are relayed whatever they are, since a full exchange needs a connection between any two. */
+static dc_status relay_calls(dc__tcp_plan *p) {
+  const int32_t world = p->self->head.world;
+  dc__signature *calls = dc__calloc((size_t)world, sizeof *calls);
+  const dc__signature **list = dc__calloc((size_t)world, sizeof *list);
+  dc_status status = calls != NULL && list != NULL ? dc__tcp_gather_calls(p, calls) : DC_E_NO_MEMORY;
+  for (int32_t r = 0; r < world && status == DC_OK; r++) {
+    list[r] = &calls[r];
+    status = calls[r].count >= 0 && calls[r].count <= DC__COMM_GROUP ? DC_OK : dc__tcp_fail_garbled(p, r);
+  }
+  status = status == DC_OK ? dc__signature_compare(p->self->head.rank, world, list) : status;
+  dc__free(list);
+  dc__free(calls);
+  return status;
+}
+
 /* Where the relayed calls differed, all ranks send theirs in full to find the error that is the same everywhere. */
-static dc_status exchange_small(dc__tcp_plan *p) {
+static dc_status exchange_small(dc__tcp_plan *p, bool with_data) {
   bool alike;
-  DC__TRY(dc__tcp_run_small(p, &alike));
+  DC__TRY(dc__tcp_run_small(p, with_data, &alike));
   if (alike) {
     return DC_OK;
   }
   p->has_data = false;
-  DC__TRY(prepare_transfers(p));
-  DC__TRY(exchange_all(p));
+  if (p->self->group->overlay) {
+    DC__TRY(relay_calls(p));
+  } else {
+    DC__TRY(prepare_transfers(p));
+    DC__TRY(exchange_all(p));
+  }
   return dc__fail(DC_E_CORRUPT, "%s: the ranks' calls are alike, but what was relayed of them is not", p->op_text);
 }
 
@@ -252,6 +283,15 @@ static int64_t foreign_bytes(const dc__tcp_plan *p) {
   return bytes;
 }
 
+/* In an overlay ranks compare all calls in rounds, which few connections take. */
+static dc_status exchange(dc__tcp_plan *p) {
+  const bool small = dc__tcp_is_small(p);
+  if (small || p->self->group->overlay) {
+    DC__TRY(exchange_small(p, small));
+  }
+  return small ? DC_OK : exchange_with_data(p);
+}
+
 static dc_status tcp_run_collective(dc__tcp_plan *p) {
   dc__tcp *self = p->self;
   dc__coll_describe_op(p->op_text, p->coll->tag.op, p->coll->tag.id);
@@ -259,7 +299,7 @@ static dc_status tcp_run_collective(dc__tcp_plan *p) {
   tcp_begin_collective(p);
   dc__signature_fill(&p->call, p->coll, self->head.rank, self->head.world, p->call.word);
   int64_t bytes = foreign_bytes(p);
-  dc_status status = dc__tcp_is_small(p) ? exchange_small(p) : exchange_with_data(p);
+  dc_status status = exchange(p);
   dc__tcp_wait_end(&self->wait);
   atomic_store_explicit(&self->usage.blocked_in, 0, memory_order_relaxed);
   DC__TRY(status);
@@ -270,8 +310,8 @@ static dc_status tcp_run_collective(dc__tcp_plan *p) {
 void dc__tcp_leave(const dc__tcp *self) {
   const struct dc__tcp_header leave = {.seq = DC__TCP_SEQ_LEAVE};
   for (int32_t r = 0; r < self->head.world; r++) {
-    if (r != self->head.rank) {
-      (void)dc__tcp_write(self->transfers[r].fd, &leave, sizeof leave);
+    if (self->fds[r] >= 0) {
+      (void)dc__tcp_write(self->fds[r], &leave, sizeof leave);
     }
   }
 }

@@ -9,7 +9,7 @@
 #define DC__TCP_CHECKSUM UINT64_C(0x6373756d33326331)
 #define DC__TCP_RELAYED UINT64_C(0x72656c6179656431)
 
-enum { DC__TCP_MAX_RELAYED = 1 << 20 /* bytes of data behind a relayed message */ };
+enum { DC__TCP_MAX_RELAYED = 4 << 20 /* bytes of data behind a relayed message: of 4 KiB a rank */ };
 
 /* A round's message of a small collective, for all ranks heard of. It begins as a header does. */
 typedef struct dc__tcp_relayed {
@@ -84,7 +84,7 @@ dc_status dc__tcp_receive_some(const dc__tcp_plan *p, int32_t r, bool *progress)
 dc_status dc__tcp_compare_checksum(const dc__tcp_plan *p, int32_t r);
 /* After progress: deadlines begin anew. */
 void dc__tcp_note_progress(dc__tcp_plan *p);
-/* Waits until one of self->polls[0, count) is ready or the group fails. self->polls needs one more. A failure counts
+/* Waits until one of self->polls[0, count) is ready or the group fails. self->polls needs two more. A failure counts
  * only once the caller has read what has arrived, since peers may have failed in a later collective. missing: the ranks
  * that are waited for; all_headers: their calls have come. */
 dc_status dc__tcp_wait_ready(dc__tcp_plan *p, int32_t count, const dc__rank_set *missing, bool all_headers);
@@ -101,8 +101,10 @@ void dc__tcp_reduce_own(const dc__tcp *self, const dc__coll *coll);
 
 /* Whether a collective is so small that it goes in rounds: the same on all ranks whose calls match. */
 bool dc__tcp_is_small(const dc__tcp_plan *p);
-/* All of a small collective. *alike false: calls differ somewhere, as all ranks that relay have learned. Nothing is
- * written then. */
-dc_status dc__tcp_run_small(dc__tcp_plan *p, bool *alike);
+/* All of a small collective, or without its data the handshake of any. *alike false: calls differ somewhere, as all
+ * ranks that relay have learned. Nothing is written then. */
+dc_status dc__tcp_run_small(dc__tcp_plan *p, bool with_data, bool *alike);
+/* After *alike was false, where all ranks relay: the calls of all. */
+dc_status dc__tcp_gather_calls(const dc__tcp_plan *p, dc__signature *calls);
 
 #endif

@@ -90,11 +90,22 @@ dc_status dc__tcp_fail_deadlock(dc__tcp *self, const char *op_text) {
   return dc__signature_fail_deadlock(self->head.world, &own, op_text, &peer, peer_text);
 }
 
-dc_status dc__tcp_check_deadlock(dc__tcp *self, const char *op_text) {
+/* Of those that this rank waits for, and that have no connection to say so. */
+static dc_status deadlock_check_left(const dc__tcp *self, const dc__rank_set *missing, const char *op_text) {
+  for (int32_t r = 0; self->group->overlay && r < self->head.world; r++) {
+    if (dc__rank_set_has(missing, r) && self->fds[r] < 0 && self->replies[r].state == DC__TCP_LEFT) {
+      return dc__tcp_fail_left(self->group, r, op_text);
+    }
+  }
+  return DC_OK;
+}
+
+dc_status dc__tcp_check_deadlock(dc__tcp *self, const dc__rank_set *missing, const char *op_text) {
   if (dc__comm_blocked_user(&self->head) == 0 || atomic_exchange(&self->usage.blocked_in, self->seq) == self->seq) {
     return DC_OK;
   }
-  dc__tcp_query_all(self);
+  dc__tcp_query_missing(self, missing);
+  DC__TRY(deadlock_check_left(self, missing, op_text));
   return dc__tcp_fail_deadlock(self, op_text);
 }
 

@@ -6,14 +6,17 @@
 #include <time.h>
 
 #include "comm/tcp/bootstrap/auth.h"
+#include "comm/tcp/overlay/overlay.h"
 #include "comm/tcp/tls/tls.h"
 
 enum { CONTROL_MESH_NS = 1000000000 /* added to the deadline for the control mesh */ };
 
 static const int64_t default_heartbeat_ns = INT64_C(1000000000);
 
+/* In an overlay no other rank takes part, and the communicator has its number as soon as it is a member. */
 void dc__tcp_group_add(dc__tcp_group *group, dc__tcp *member) {
   pthread_mutex_lock(&group->mutex);
+  member->mesh = group->overlay ? group->meshes++ : member->mesh;
   member->next = group->members;
   group->members = member;
   group->joined = member->mesh + 1;
@@ -27,6 +30,7 @@ void dc__tcp_group_remove(dc__tcp_group *group, const dc__tcp *member) {
     link = &(*link)->next;
   }
   *link = member->next;
+  dc__tcp_drop_early(group, member->mesh);
   pthread_mutex_unlock(&group->mutex);
 }
 
@@ -107,6 +111,7 @@ dc_status dc__tcp_group_create(int listener, const char *address, const char *na
   }
   group->rank = rank;
   group->world = world;
+  group->overlay = world > DC__TCP_MAX_MESH;
   group->timeout_ns = options->timeout_ns;
   dc__tcp_set_secret(group, options->secret);
   group->tls = options->tls != 0;

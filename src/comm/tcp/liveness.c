@@ -36,6 +36,10 @@ static int64_t silence_of(dc__tcp_group *group, int32_t r) {
   return dc__now_ns() - atomic_load_explicit(&group->heard_ns[r], memory_order_relaxed);
 }
 
+bool dc__tcp_is_silent(dc__tcp_group *group, int32_t r) {
+  return silence_of(group, r) >= MISSED * group->heartbeat_ns;
+}
+
 /* Time since its machine last acknowledged anything; 0 if the system does not tell. */
 static int64_t silence_of_machine(const dc__tcp_group *group, int32_t r) {
   struct tcp_info info = {0};
@@ -95,8 +99,8 @@ void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late) {
 /* Requires group->mutex, with which a communicator's connections stay open. */
 static bool has_data_connection(const dc__tcp_group *group, int32_t r) {
   for (const dc__tcp *c = group->members; c != NULL; c = c->next) {
-    struct pollfd data = {.fd = c->transfers[r].fd, .events = POLLRDHUP};
-    if (poll(&data, 1, 0) == 0) {
+    struct pollfd data = {.fd = c->fds[r], .events = POLLRDHUP};
+    if (data.fd >= 0 && poll(&data, 1, 0) == 0) {
       return true;
     }
   }
@@ -128,7 +132,7 @@ void dc__tcp_describe_silence(dc__tcp_group *group, int32_t r, char *text, size_
   char host[DC__TCP_PEER];
   size_t length = strlen(text);
   int64_t silence_ns = silence_of(group, r);
-  if (is_connected(group, r) && silence_ns >= MISSED * group->heartbeat_ns) {
+  if (is_connected(group, r) && dc__tcp_is_silent(group, r)) {
     dc__tcp_host_text(group, r, host);
     snprintf(text + length, cap - length,
              ", but its machine, %s, does: the process is alive but has been late for %.1f s", host,

@@ -6,10 +6,11 @@
 #include <string.h>
 
 #include "comm/tcp/bootstrap/auth.h"
+#include "comm/tcp/overlay/overlay.h"
 
 /* ---- incoming connections ---- */
 
-static dc__tcp_early *find_early(const dc__tcp_group *group, int32_t mesh, int32_t rank) {
+dc__tcp_early *dc__tcp_find_early(const dc__tcp_group *group, int32_t mesh, int32_t rank) {
   for (int32_t i = 0; i < group->early_count; i++) {
     if (group->early[i].mesh == mesh && group->early[i].rank == rank) {
       return &group->early[i];
@@ -18,8 +19,8 @@ static dc__tcp_early *find_early(const dc__tcp_group *group, int32_t mesh, int32
   return NULL;
 }
 
-static int accept_early(dc__tcp_group *group, int32_t mesh, int32_t rank) {
-  dc__tcp_early *early = find_early(group, mesh, rank);
+int dc__tcp_take_early(dc__tcp_group *group, int32_t mesh, int32_t rank) {
+  dc__tcp_early *early = dc__tcp_find_early(group, mesh, rank);
   if (early == NULL) {
     return -1;
   }
@@ -28,8 +29,7 @@ static int accept_early(dc__tcp_group *group, int32_t mesh, int32_t rank) {
   return fd;
 }
 
-/* A rank asks for a rendezvous, but none is in progress. */
-static dc_status fail_no_rendezvous(const dc__tcp_group *group, const dc__tcp_hello *hello) {
+dc_status dc__tcp_fail_no_rendezvous(const dc__tcp_group *group, const dc__tcp_hello *hello) {
   DC__TRY(dc__tcp_hello_check(group, hello));
   return group->rank == 0
              ? dc__fail(DC_E_EXISTS,
@@ -52,24 +52,41 @@ static dc_status mesh_fail_duplicate(const dc__tcp_group *group, const dc__tcp_h
                   group->name, group->rank, hello->rank, hello->mesh, first, second);
 }
 
+dc_status dc__tcp_keep_early(dc__tcp_group *group, const dc__tcp_hello *hello, int fd, int other) {
+  if (other >= 0) {
+    return mesh_fail_duplicate(group, hello, fd, other);
+  }
+  if (!dc__array_reserve((void **)&group->early, &group->early_capacity, group->early_count + 1,
+                         sizeof *group->early)) {
+    return DC_E_NO_MEMORY;
+  }
+  group->early[group->early_count++] = (dc__tcp_early){fd, hello->mesh, hello->rank};
+  return DC_OK;
+}
+
+/* Whether the connection is for the mesh in progress, or for the next one, which the other rank may begin before. In an
+ * overlay it may have begun any. */
+static bool mesh_expects(const dc__tcp_group *group, const dc__tcp_hello *hello) {
+  const bool ahead = hello->mesh > group->meshes && (group->overlay || hello->mesh == group->meshes + 1);
+  return hello->rank > group->rank && hello->rank < group->world &&
+         (ahead || (hello->mesh == group->meshes && dc__tcp_is_neighbour(group, hello->rank)));
+}
+
 /* Accepts a connection, into fds if it is for the mesh in progress, or rejects it. An error fails the group. */
 static dc_status dispatch_connection(dc__tcp_group *group, const dc__tcp_hello *hello, int fd, int *fds) {
   dc_status status = DC_OK;
   if (hello->mesh == DC__TCP_RENDEZVOUS) {
-    dc__tcp_reject(fd, fail_no_rendezvous(group, hello));
-  } else if (hello->rank > group->rank && hello->rank < group->world && hello->mesh >= group->meshes &&
-             hello->mesh <= group->meshes + 1) {
-    const dc__tcp_early *early = find_early(group, hello->mesh, hello->rank);
+    dc__tcp_reject(fd, dc__tcp_fail_no_rendezvous(group, hello));
+  } else if (mesh_expects(group, hello)) {
+    const dc__tcp_early *early = dc__tcp_find_early(group, hello->mesh, hello->rank);
     bool now = hello->mesh == group->meshes;
     int other = early != NULL ? early->fd : now ? fds[hello->rank] : -1;
-    if (other >= 0) {
-      status = mesh_fail_duplicate(group, hello, fd, other);
-    } else if (now) {
+    if (now && other < 0) {
       fds[hello->rank] = fd;
       return DC_OK;
-    } else if (dc__array_reserve((void **)&group->early, &group->early_capacity, group->early_count + 1,
-                                 sizeof *group->early)) {
-      group->early[group->early_count++] = (dc__tcp_early){fd, hello->mesh, hello->rank};
+    }
+    status = dc__tcp_keep_early(group, hello, fd, other);
+    if (status == DC_OK) {
       return DC_OK;
     }
   }
@@ -84,7 +101,7 @@ static dc__rank_set mesh_find_missing(const dc__tcp_group *group, const int *fds
   dc__rank_set missing = {{0}};
   *count = 0;
   for (int32_t r = group->rank + 1; r < group->world; r++) {
-    if (fds[r] < 0) {
+    if (fds[r] < 0 && dc__tcp_is_neighbour(group, r)) {
       dc__rank_set_add(&missing, r);
       (*count)++;
     }
@@ -179,7 +196,7 @@ static dc_status accept_from_higher(dc__tcp_group *group, int32_t mesh, int64_t 
   dc_status status = DC_OK;
   int32_t count;
   for (int32_t r = group->rank + 1; r < group->world; r++) {
-    fds[r] = accept_early(group, mesh, r);
+    fds[r] = dc__tcp_take_early(group, mesh, r);
   }
   dc__rank_set missing = mesh_find_missing(group, fds, &count), ended = {{0}};
   while (status == DC_OK && count > 0) {
@@ -214,7 +231,7 @@ static void find_lower(dc__tcp_group *group, int32_t mesh, const int *fds, dc__r
   for (int32_t r = 0; r < group->rank; r++) {
     const bool anew = mesh > DC__TCP_FIRST && group->listens_for[r] == mesh;
     group->endpoints[r].port = anew ? group->listens_on[r] : group->endpoints[r].port;
-    if (fds[r] < 0) {
+    if (fds[r] < 0 && dc__tcp_is_neighbour(group, r)) {
       dc__rank_set_add(mesh <= DC__TCP_FIRST || anew ? ready : missing, r);
     }
   }

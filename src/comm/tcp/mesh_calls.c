@@ -37,9 +37,10 @@ static dc_status mesh_fail_connect(const dc__tcp_group *group, int32_t r, int er
 static enum dc__tcp_call_result mesh_call_open(dc__tcp_group *group, int32_t r, int64_t deadline, dc__tcp_call *call) {
   socket_address to;
   socklen_t length = sockaddr_of(&group->endpoints[r], &to);
+  const bool may_drop = !(group->overlay && group->watcher_running); /* then pending connections are the watcher's */
   do {
     call->fd = dc__tcp_connect(&to.any, length, deadline);
-  } while (call->fd < 0 && dc__tcp_is_resource_error(errno) && dc__tcp_drop_pending(group));
+  } while (call->fd < 0 && dc__tcp_is_resource_error(errno) && may_drop && dc__tcp_drop_pending(group));
   call->error = errno;
   call->challenged = call->accepted = false;
   return call->fd < 0 ? DC__TCP_CALL_LOST : dc__tcp_call_open(group, call, deadline);
@@ -85,10 +86,11 @@ static dc_status mesh_call_complete(dc__tcp_group *group, int32_t r, int64_t dea
       return call->status;
     }
     DC__TRY(dc__tcp_group_check(group));
-    if (!call->challenged || call->error == ETIMEDOUT || attempt == DC__TCP_ATTEMPTS) {
+    if (!dc__tcp_may_return(group, call) || attempt == DC__TCP_ATTEMPTS) {
       return mesh_fail_connect(group, r, call->error, where);
     }
     dc__tcp_close(&call->fd);
+    dc__tcp_back_off(group, attempt, deadline);
     result = mesh_call_open(group, r, deadline, call);
   }
 }

@@ -11,6 +11,8 @@
 
 #include <errno.h>
 
+#include "comm/tcp/overlay/overlay.h"
+
 /* ---- messages ---- */
 
 static void begin_send(const dc__tcp_relay *c, const dc__tcp_round *round) {
@@ -105,11 +107,11 @@ static dc_status wait_for_round(dc__tcp_plan *p, const dc__tcp_round *round, boo
   dc__rank_set missing = {{0}};
   int32_t count = 0;
   if (!round->received) {
-    self->polls[count++] = (struct pollfd){.fd = self->transfers[round->from].fd, .events = POLLIN};
+    self->polls[count++] = (struct pollfd){.fd = self->fds[round->from], .events = POLLIN};
     dc__rank_set_add(&missing, round->from);
   }
   if (!sent) {
-    self->polls[count++] = (struct pollfd){.fd = self->transfers[round->to].fd, .events = POLLOUT};
+    self->polls[count++] = (struct pollfd){.fd = self->fds[round->to], .events = POLLOUT};
   }
   if (round->received) {
     dc__rank_set_add(&missing, round->to);
@@ -117,17 +119,29 @@ static dc_status wait_for_round(dc__tcp_plan *p, const dc__tcp_round *round, boo
   return dc__tcp_wait_ready(p, count, &missing, round->received);
 }
 
+/* Sends and reads what goes, once there are connections. */
+static dc_status move_round(dc__tcp_relay *c, dc__tcp_round *round, bool *sent_some, bool *received_some) {
+  const dc__tcp_plan *p = c->plan;
+  DC__TRY(dc__tcp_take_connection(p, round->to, sent_some));
+  DC__TRY(dc__tcp_take_connection(p, round->from, received_some));
+  if (p->self->fds[round->to] >= 0) {
+    DC__TRY(dc__tcp_send_some(p, round->to, sent_some));
+  }
+  return round->received || p->self->fds[round->from] < 0 ? DC_OK : receive_message(c, round, received_some);
+}
+
 static dc_status run_round(dc__tcp_relay *c, dc__tcp_round *round) {
   dc__tcp_plan *p = c->plan;
+  dc__rank_set both = {{0}};
+  dc__rank_set_add(&both, round->to);
+  dc__rank_set_add(&both, round->from);
+  DC__TRY(dc__tcp_connect_lower(p, &both));
   begin_send(c, round);
   for (;;) {
     bool sent_some = false, received_some = false;
     const dc__tcp_transfer *out = &p->self->transfers[round->to];
-    DC__TRY(dc__tcp_send_some(p, round->to, &sent_some));
+    DC__TRY(move_round(c, round, &sent_some, &received_some));
     bool sent = out->out_pos == out->out_count;
-    if (!round->received) {
-      DC__TRY(receive_message(c, round, &received_some));
-    }
     if (sent && round->received) {
       return DC_OK;
     }
@@ -140,8 +154,7 @@ static dc_status run_round(dc__tcp_relay *c, dc__tcp_round *round) {
   }
 }
 
-static dc_status run_rounds(dc__tcp_relay *c) {
-  bool has_data = c->plan->has_data;
+static dc_status run_rounds(dc__tcp_relay *c, bool has_data) {
   DC__TRY(has_data ? dc__tcp_relay_begin(c) : DC_OK);
   for (int32_t distance = 1; distance < c->world; distance *= 2) {
     dc__tcp_round round = {
@@ -160,14 +173,36 @@ static dc_status run_rounds(dc__tcp_relay *c) {
   return DC_OK;
 }
 
-dc_status dc__tcp_run_small(dc__tcp_plan *p, bool *alike) {
+dc_status dc__tcp_run_small(dc__tcp_plan *p, bool with_data, bool *alike) {
   dc__tcp_relay c = {.plan = p,
                      .me = p->self->head.rank,
                      .world = p->self->head.world,
                      .digest = dc__signature_digest(&p->call),
                      .alike = p->call.missing_recv == 0}; /* that is an error, which the exchange finds */
-  dc_status status = run_rounds(&c);
+  dc_status status = run_rounds(&c, with_data && p->has_data);
   dc__free(c.ignored);
   *alike = c.alike;
   return status;
+}
+
+/* As a gather of bytes, in which all calls are alike. */
+dc_status dc__tcp_gather_calls(const dc__tcp_plan *p, dc__signature *calls) {
+  const int64_t bytes = sizeof *calls, world = p->self->head.world;
+  dc__coll gather = {.kind = DC__COLL_GATHER, .count = 1, .tag = p->coll->tag};
+  dc__range *ranges = dc__calloc((size_t)world, sizeof *ranges);
+  if (ranges == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  for (int32_t r = 0; r < world; r++) {
+    ranges[r] = (dc__range){.begin = r * bytes, .count = bytes};
+  }
+  gather.items[0] =
+      (dc__coll_item){.send = &p->call, .recv = calls, .ranges = ranges, .total = world * bytes, .dtype = DC_UINT8};
+  dc__tcp_plan all = *p;
+  dc__tcp_relay c = {.plan = &all, .me = p->self->head.rank, .world = (int32_t)world, .alike = true};
+  all.coll = &gather;
+  const dc_status status = run_rounds(&c, true);
+  dc__free(c.ignored);
+  dc__free(ranges);
+  return status != DC_OK || c.alike ? status : dc__tcp_fail_garbled(p, p->self->head.rank);
 }

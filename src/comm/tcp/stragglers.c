@@ -7,6 +7,8 @@
 
 #include "comm/tcp/tcp.h"
 
+enum { MOST_ASKED = 16 /* ranks at a time, in an overlay */ };
+
 /* Watchers answer at once: a rank that is silent this long is stopped or cut off. */
 static const int64_t reply_timeout_ns = INT64_C(1000000000);
 /* A process that ends closes its connections one by one; data sent meanwhile turns a close into a reset. */
@@ -116,10 +118,10 @@ static dc__rank_set find_unanswered(const dc__tcp_group *group, const dc__rank_s
   return unresponsive;
 }
 
-void dc__tcp_query_ranks(dc__tcp *self, const dc__rank_set *ranks) {
+/* Adds to the replies of earlier queries. */
+static void query_more(dc__tcp *self, const dc__rank_set *ranks) {
   dc__tcp_group *group = self->group;
   dc__tcp_control_msg query = {.kind = DC__TCP_QUERY, .mesh = self->mesh, .seq = self->seq};
-  memset(self->replies, 0, (size_t)group->world * sizeof *self->replies);
   pthread_mutex_lock(&group->query_mutex);
   pthread_mutex_lock(&group->mutex);
   group->replies = self->replies;
@@ -135,16 +137,70 @@ void dc__tcp_query_ranks(dc__tcp *self, const dc__rank_set *ranks) {
     dc__tcp_wait_change(group, until);
     group->unresponsive = find_unanswered(group, ranks);
   }
-  self->unresponsive = group->unresponsive;
+  for (int32_t i = 0; i < DC__RANK_WORDS; i++) {
+    self->unresponsive.words[i] |= group->unresponsive.words[i];
+  }
   group->replies = NULL;
   pthread_mutex_unlock(&group->mutex);
   pthread_mutex_unlock(&group->query_mutex);
+}
+
+static void forget_replies(dc__tcp *self) {
+  memset(self->replies, 0, (size_t)self->group->world * sizeof *self->replies);
+  self->unresponsive = (dc__rank_set){{0}};
+}
+
+void dc__tcp_query_ranks(dc__tcp *self, const dc__rank_set *ranks) {
+  forget_replies(self);
+  query_more(self, ranks);
+}
+
+/* Moves the lowest ranks of a set to the result, unless they were asked. */
+static dc__rank_set take_unasked(dc__rank_set *from, dc__rank_set *asked, int32_t world) {
+  dc__rank_set some = {{0}};
+  for (int32_t r = 0, count = 0; r < world && count < MOST_ASKED; r++) {
+    if (dc__rank_set_has(from, r) && !dc__rank_set_has(asked, r)) {
+      dc__rank_set_add(&some, r);
+      dc__rank_set_add(asked, r);
+      count++;
+    }
+  }
+  *from = (dc__rank_set){{0}};
+  return some;
+}
+
+/* Many ranks come to their deadline at once, and must not ask all others. */
+static void query_along(dc__tcp *self, const dc__rank_set *missing) {
+  const int32_t world = self->head.world;
+  dc__rank_set next = *missing, asked = {{0}};
+  dc__rank_set_add(&asked, self->head.rank);
+  forget_replies(self);
+  for (;;) {
+    const dc__rank_set now = take_unasked(&next, &asked, world);
+    if (dc__rank_set_is_empty(&now)) {
+      return;
+    }
+    query_more(self, &now);
+    for (int32_t r = 0; r < world; r++) {
+      for (int32_t i = 0; i < DC__RANK_WORDS && dc__rank_set_has(&now, r); i++) {
+        next.words[i] |= self->replies[r].waits_for.words[i];
+      }
+    }
+  }
 }
 
 void dc__tcp_query_all(dc__tcp *self) {
   dc__rank_set all;
   memset(&all, 0xff, sizeof all);
   dc__tcp_query_ranks(self, &all);
+}
+
+void dc__tcp_query_missing(dc__tcp *self, const dc__rank_set *missing) {
+  if (self->group->overlay) {
+    query_along(self, missing);
+  } else {
+    dc__tcp_query_all(self);
+  }
 }
 
 /* ---- timeouts ---- */
@@ -173,7 +229,7 @@ static void describe_straggler(const dc__tcp *self, int32_t r, bool has_header, 
     snprintf(text, cap, "; rank%s %s %s not answer", unresponsive.count > 1 ? "s" : "", unresponsive.text,
              unresponsive.count > 1 ? "do" : "does");
     dc__tcp_describe_silence(self->group, r, text, cap);
-  } else if (reply->state == DC__TCP_NO_REPLY) {
+  } else if (reply->state == DC__TCP_NO_REPLY && atomic_load(&self->group->closed[r]) != 0) {
     snprintf(text, cap, "; rank %" PRId32 " cannot be asked: its control connection ended", r);
   } else if (reply->state == DC__TCP_NOT_WAITING) {
     snprintf(text, cap, "; rank %" PRId32 " last started %s", r, reply->op == 0 ? "nothing" : call);
@@ -201,7 +257,7 @@ dc_status dc__tcp_fail_timeout(const dc__tcp *self, const dc__rank_set *missing,
 
 /* ---- connections that ended ---- */
 
-static dc_status fail_left(const dc__tcp_group *group, int32_t r, const char *op_text) {
+dc_status dc__tcp_fail_left(const dc__tcp_group *group, int32_t r, const char *op_text) {
   return dc__fail(DC_E_PEER_DEAD,
                   "rank %" PRId32 " destroyed its communicator while rank %" PRId32 " waited for it at %s", r,
                   group->rank, op_text);
@@ -212,7 +268,7 @@ dc_status dc__tcp_fail_closed(dc__tcp_group *group, int32_t r, const char *op_te
   const int error = atomic_load(&group->error[r]);
   const bool outlived = atomic_load(&group->outlived[r]);
   if (atomic_load(&group->closed[r]) != DC__TCP_DISCONNECTED) {
-    return fail_left(group, r, op_text);
+    return dc__tcp_fail_left(group, r, op_text);
   }
   dc__tcp_error_text(error, text);
   dc__tcp_host_text(group, r, host);
@@ -237,7 +293,7 @@ dc_status dc__tcp_fail_lost(dc__tcp *self, int32_t r, int error, bool left, cons
   char text[DC__TCP_ERROR];
   if (left) {
     DC__TRY(dc__tcp_group_check(group));
-    return fail_left(group, r, op_text);
+    return dc__tcp_fail_left(group, r, op_text);
   }
   wait_closed(group, r);
   dc__rank_set ranks = {{0}};
@@ -248,7 +304,7 @@ dc_status dc__tcp_fail_lost(dc__tcp *self, int32_t r, int error, bool left, cons
     return dc__tcp_fail_closed(group, r, op_text);
   }
   if (self->replies[r].state == DC__TCP_LEFT) {
-    return fail_left(group, r, op_text);
+    return dc__tcp_fail_left(group, r, op_text);
   }
   dc__tcp_error_text(error, text);
   bool unresponsive = self->replies[r].state == DC__TCP_NO_REPLY;

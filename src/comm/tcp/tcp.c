@@ -1,12 +1,15 @@
 /* The communicator over TCP: its table and its constructor. */
 #include "comm/tcp/collective.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
+#include <sys/eventfd.h>
 
 static void tcp_free_comm(dc__tcp *self) {
   if (self != NULL) {
     dc__free(self->transfers);
+    dc__free(self->fds);
     dc__free(self->polls);
     dc__free(self->replies);
     dc__free(self);
@@ -21,8 +24,9 @@ static void tcp_destroy(dc_comm *comm) {
   }
   dc__tcp_group_remove(self->group, self); /* before its connections close, about which peers may query */
   for (int32_t r = 0; r < comm->world; r++) {
-    dc__tcp_close(&self->transfers[r].fd);
+    dc__tcp_close(&self->fds[r]);
   }
+  dc__tcp_close(&self->arrival_event);
   dc__tcp_group_release(self->group);
   dc__free(self->scratch);
   pthread_mutex_destroy(&self->collective_mutex);
@@ -75,17 +79,44 @@ static const dc__comm_ops ops = {.name = "tcp",
                                  .poll = tcp_poll_failure,
                                  .destroy = tcp_destroy};
 
-static dc_status create_comm(dc__tcp_group *group, dc_comm **comm) {
-  int fds[DC__COMM_MAX_WORLD];
-  size_t world = (size_t)group->world;
+static dc__tcp *alloc_comm(int32_t ranks) {
+  const size_t world = (size_t)ranks;
   dc__tcp *self = dc__calloc(1, sizeof *self);
-  if (self != NULL) {
-    self->transfers = dc__calloc(world, sizeof *self->transfers);
-    self->polls = dc__calloc(world + 1, sizeof *self->polls);
-    self->replies = dc__calloc(world, sizeof *self->replies);
+  if (self == NULL) {
+    return NULL;
   }
-  if (self == NULL || self->transfers == NULL || self->polls == NULL || self->replies == NULL) {
+  self->arrival_event = -1;
+  self->transfers = dc__calloc(world, sizeof *self->transfers);
+  self->fds = dc__calloc(world, sizeof *self->fds);
+  self->polls = dc__calloc(world + 2, sizeof *self->polls);
+  self->replies = dc__calloc(world, sizeof *self->replies);
+  if (self->transfers == NULL || self->fds == NULL || self->polls == NULL || self->replies == NULL) {
     tcp_free_comm(self);
+    return NULL;
+  }
+  for (int32_t r = 0; r < ranks; r++) {
+    self->fds[r] = -1;
+  }
+  return self;
+}
+
+/* Its connections: all of a mesh, or in an overlay none yet. */
+static dc_status connect_comm(dc__tcp_group *group, dc__tcp *self) {
+  if (group->overlay) {
+    self->arrival_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return self->arrival_event >= 0 ? DC_OK
+                                    : dc__fail(DC_E_SYSTEM, "a new communicator: no eventfd: %s", strerror(errno));
+  }
+  DC__TRY(dc__tcp_mesh_connect(group, self, dc__now_ns() + group->timeout_ns, self->fds));
+  for (int32_t r = 0; r < group->world; r++) {
+    self->transfers[r].fd = self->fds[r];
+  }
+  return DC_OK;
+}
+
+static dc_status create_comm(dc__tcp_group *group, dc_comm **comm) {
+  dc__tcp *self = alloc_comm(group->world);
+  if (self == NULL) {
     return DC_E_NO_MEMORY;
   }
   dc_status status = dc__comm_head_init(&self->head, &ops, group->rank, group->world, group->timeout_ns);
@@ -93,7 +124,7 @@ static dc_status create_comm(dc__tcp_group *group, dc_comm **comm) {
     self->group = group;
     self->head.usage = &self->usage;
     dc__comm_note_request(&self->head, 0); /* its creator is a user */
-    status = dc__tcp_mesh_connect(group, self, dc__now_ns() + group->timeout_ns, fds);
+    status = connect_comm(group, self);
     if (status != DC_OK) {
       dc__comm_head_destroy(&self->head);
     }
@@ -101,9 +132,6 @@ static dc_status create_comm(dc__tcp_group *group, dc_comm **comm) {
   if (status != DC_OK) {
     tcp_free_comm(self);
     return status;
-  }
-  for (int32_t r = 0; r < group->world; r++) {
-    self->transfers[r].fd = fds[r];
   }
   atomic_fetch_add_explicit(&group->refs, 1, memory_order_relaxed);
   pthread_mutex_init(&self->collective_mutex, NULL);
@@ -119,7 +147,9 @@ static dc_status open_mesh(dc__tcp_group *group, dc_comm **comm) {
     dc__tcp_group_fail(group, status); /* peers wait for this rank, or have a mesh that it lacks */
     status = dc__tcp_group_check(group);
     pthread_mutex_lock(&group->mesh_mutex);
-    dc__tcp_stop_listening(group);
+    if (!group->overlay) { /* else the watcher still serves it */
+      dc__tcp_stop_listening(group);
+    }
     pthread_mutex_unlock(&group->mesh_mutex);
   }
   return status;

@@ -1,11 +1,12 @@
-/* The transport between machines: a TCP connection between any two ranks.
+/* The transport between machines: TCP connections between ranks.
  *
  * Rank 0 listens at the caller's address and sends all ranks the table of endpoints (rendezvous.c). A mesh is one
  * connection between any two ranks, made by the higher one (mesh.c). Each communicator has a mesh for its collectives,
  * and the group has one more, the control mesh. A listener is open until the first communicator is made, and then for
  * the time in which a further one is made. Each rank's watcher thread reads the control mesh (watcher.c). Over the
  * control mesh ranks find stragglers (stragglers.c), detect deadlocks (deadlock.c) and agree on one failure
- * (failure.c).
+ * (failure.c). More than DC__TCP_MAX_MESH ranks have an overlay instead of it, and connect for data when they need to
+ * (overlay/).
  *
  * In a collective each rank sends every peer its call, followed by the peer's data. It compares all calls before it
  * reads any data (collective.c), so a mismatch writes nothing. Small ones go in rounds (relay.c). Gathers move data
@@ -16,105 +17,17 @@
 
 #include <sys/uio.h>
 
-#include "comm/rank_set.h"
 #include "comm/signature.h"
-#include "comm/tcp/hmac/hmac.h"
+#include "comm/tcp/bootstrap/wire.h"
 #include "comm/tcp/socket.h"
 
 enum {
-  DC__TCP_PROTOCOL = 7, /* raise it when a message changes */
-  DC__TCP_NAME = 88,    /* of the group, zero-padded */
-  DC__TCP_TEXT = 512,
-  DC__TCP_RUN = 16, /* random bytes of one meeting: ranks of an earlier one have others */
-  DC__TCP_DENIED = -1,
-  DC__TCP_ATTEMPTS = 16,     /* of a handshake that the other side drops */
-  DC__TCP_RENDEZVOUS = -1,   /* mesh number of a hello that asks for rank 0's table */
-  DC__TCP_CONTROL = 0,       /* that of the control mesh */
-  DC__TCP_FIRST = 1,         /* that of the first communicator, the last one that uses the rendezvous' listeners */
-  DC__TCP_MAX_PENDING = 256, /* connections without a complete hello */
-  DC__TCP_SEQ_LEAVE = 0,     /* instead of a call's number: the rank destroys this communicator, and maybe no other */
-  DC__TCP_CLOSED = 1,        /* a rank destroyed its last communicator */
-  DC__TCP_DISCONNECTED = 2   /* its control connection ended without a goodbye */
+  DC__TCP_MAX_MESH = 64,      /* ranks with a control connection between any two; more ranks have an overlay */
+  DC__TCP_ATTEMPTS = 16,      /* of a handshake that the other side drops */
+  DC__TCP_MAX_PENDING = 1024, /* connections without a complete handshake: each rank may come at once */
+  DC__TCP_CLOSED = 1,         /* a rank destroyed its last communicator */
+  DC__TCP_DISCONNECTED = 2    /* its control connection ended without a goodbye */
 };
-
-#define DC__TCP_FORMING UINT64_MAX /* instead of a call's number: the communicator is in creation */
-#define DC__TCP_MAGIC "libdc/t"    /* with its zero byte the first eight bytes of a connection, in both directions */
-
-/* The first message of every connection, in both directions. It says nothing of the group. */
-typedef struct dc__tcp_opening {
-  char magic[8];
-  uint32_t byte_order; /* 1, which reads differently with another byte order */
-  uint32_t protocol;   /* DC__TCP_PROTOCOL, and sizes of structs */
-  uint32_t sealed;     /* 1 if the sender has a secret */
-  uint32_t tls;        /* 1 if it wants TLS behind the handshake, but for the rendezvous' connection */
-  unsigned char nonce[32];
-} dc__tcp_opening;
-
-/* The connecting rank's second message is its hello, and a code (HMAC) over both openings and the hello. */
-typedef struct dc__tcp_hello {
-  int32_t rank;
-  int32_t world;
-  int32_t mesh;
-  int32_t port; /* of the rank's listener, with DC__TCP_RENDEZVOUS */
-  unsigned char run[DC__TCP_RUN];
-  unsigned char address[16]; /* where it listens; zeros: at the address where its connection comes from */
-  char name[DC__TCP_NAME];
-} dc__tcp_hello;
-
-typedef struct dc__tcp_proof {
-  dc__tcp_hello hello;
-  unsigned char mac[DC__MAC_BYTES];
-} dc__tcp_proof;
-
-/* The accepting rank's second message. If the proof is wrong, it is DC__TCP_DENIED without a valid code. */
-typedef struct dc__tcp_answer {
-  unsigned char mac[DC__MAC_BYTES]; /* over both openings, the hello and what follows */
-  int32_t status;
-  int32_t rank; /* the sender's */
-  char text[DC__TCP_TEXT];
-} dc__tcp_answer;
-
-/* Where a rank listens: an IPv6 or IPv4-mapped address. */
-typedef struct dc__tcp_endpoint {
-  unsigned char address[16];
-  int32_t port;
-  int32_t on_root_machine; /* 1 if on rank 0's machine: its address is the one by which rank 0 was reached */
-} dc__tcp_endpoint;
-
-/* Rank 0's answers to DC__TCP_RENDEZVOUS: an acknowledgement of the hello, and later the result. On success the
- * endpoints of all ranks follow. */
-typedef struct dc__tcp_welcome {
-  char magic[8];
-  int32_t status;
-  int32_t more; /* 1 if rank 0 waits for other ranks and will answer again */
-  unsigned char run[DC__TCP_RUN];
-  char text[DC__TCP_TEXT];
-} dc__tcp_welcome;
-
-/* Messages of the control mesh. */
-enum dc__tcp_control_kind {
-  DC__TCP_GOODBYE = 1, /* the rank destroys its last communicator */
-  DC__TCP_FAILURE,     /* the sender's vote: why the group fails */
-  DC__TCP_QUERY,       /* has the receiver joined a collective? */
-  DC__TCP_REPLY,
-  DC__TCP_HEARTBEAT, /* the sender's watcher runs */
-  DC__TCP_LISTENING  /* the sender waits for higher ranks to connect */
-};
-
-typedef struct dc__tcp_control_msg {
-  int32_t kind;
-  int32_t status; /* FAILURE: dc_status; REPLY: enum dc__tcp_rank_state; LISTENING: the port */
-  int32_t rank;   /* FAILURE: the rank that reported it first */
-  int32_t mesh;   /* QUERY, LISTENING: its; REPLY: where the queried communicator's user is blocked, see seq */
-  int64_t query;  /* QUERY, REPLY: the query's number */
-  uint64_t seq;   /* QUERY: the collective's number, 0 of a communicator in creation; REPLY: the one that blocks the
-                     user, or DC__TCP_FORMING; 0: none */
-  int64_t id;     /* REPLY: parameter of the rank's latest collective, or of the one it waits in */
-  int32_t op;     /* REPLY: its operator; 0: none yet */
-  int32_t reserved;
-  dc__rank_set ranks; /* FAILURE: unresponsive ranks; REPLY: the ranks that it waits for */
-  char text[DC__TCP_TEXT];
-} dc__tcp_control_msg;
 
 /* A rank's state with respect to a collective in which others wait for it. */
 enum dc__tcp_rank_state {
@@ -140,7 +53,7 @@ typedef struct dc__tcp_wait {
   atomic_ullong ranks[DC__RANK_WORDS];
 } dc__tcp_wait;
 
-/* A connection for the first communicator that came before the control mesh was complete. */
+/* A connection that came before its communicator wanted it. */
 typedef struct dc__tcp_early {
   int fd;
   int32_t mesh;
@@ -172,6 +85,7 @@ typedef struct dc__tcp_group {
   atomic_int checksums; /* dc_comm_set_checksums */
   int32_t rank;
   int32_t world;
+  bool overlay; /* it has more ranks than a mesh */
   int64_t timeout_ns;
   int64_t formed_ns; /* time of the rendezvous; 0: not yet */
   char name[DC__TCP_NAME];
@@ -184,7 +98,8 @@ typedef struct dc__tcp_group {
   unsigned char listens_at[16]; /* an address, or zeros: all of the machine */
   int listener;                 /* -1: none */
   dc__tcp_endpoint endpoints[DC__COMM_MAX_WORLD];
-  pthread_mutex_t mesh_mutex; /* one mesh at a time; guards what follows, to early_count */
+  pthread_mutex_t mesh_mutex; /* one mesh at a time; guards what follows, to early_count. In an overlay the watcher has
+                                 `pending`, and `mutex` guards the others. */
   int32_t meshes;             /* made so far */
   dc__tcp_pending pending;
   dc__tcp_early *early; /* from ranks that are ahead of this one */
@@ -208,6 +123,10 @@ typedef struct dc__tcp_group {
   pthread_mutex_t mutex;                     /* guards all below, and writes to control */
   pthread_cond_t changed;                    /* signals a message, a closed connection, the failure */
   bool unreachable[DC__COMM_MAX_WORLD];      /* a message could not be sent */
+  struct {
+    int32_t count;
+    int64_t heard_ns;
+  } queries[DC__COMM_MAX_WORLD]; /* in an overlay: to a neighbour since it was heard */
   int32_t listens_for[DC__COMM_MAX_WORLD], listens_on[DC__COMM_MAX_WORLD]; /* a lower rank's mesh, and its port */
   struct dc__tcp *members;                                                 /* communicators */
   struct dc__tcp *forming;   /* the one in creation, by its only user; NULL: none */
@@ -216,7 +135,14 @@ typedef struct dc__tcp_group {
   dc__tcp_reply *replies;    /* of the query in progress, by rank; NULL if none */
   bool voted;                /* this rank has voted */
   dc__tcp_control_msg vote;  /* the best vote so far */
-  dc__rank_set votes;        /* ranks whose vote has arrived */
+  dc__rank_set votes;        /* ranks whose vote has arrived; in an overlay also by others, or which have ended */
+  bool votes_grew;           /* in an overlay: neighbours may not know all of them */
+  dc__rank_set told;         /* in an overlay: neighbours that know them */
+  int32_t next_told;         /* the rank at which to go on */
+  dc__rank_set ended;        /* in an overlay: ranks that ended without a goodbye */
+  bool ended_grew;           /* likewise */
+  int32_t ended_error;       /* errno of the latest one */
+  int64_t pass_ns;           /* when neighbours may be told of news again */
   dc__rank_set unresponsive; /* ranks that did not answer the last query */
   int64_t vote_deadline;     /* end of the wait for votes */
   dc__failure failure;
@@ -237,6 +163,8 @@ typedef struct dc__tcp {
   dc__tcp_wait wait;
   dc__comm_usage usage;
   struct dc__tcp_transfer *transfers; /* one per rank; this rank's has no connection */
+  int *fds;                           /* of the connections, by rank; -1: none. The group's mutex guards changes. */
+  int arrival_event;                  /* in an overlay: readable when a rank connected or ended; -1: none */
   struct pollfd *polls;
   dc__tcp_reply *replies;    /* to this communicator's query, by rank */
   dc__rank_set unresponsive; /* ranks that did not answer it */
@@ -283,6 +211,10 @@ bool dc__tcp_drop_pending(dc__tcp_group *group);
  * DC_OK if none is. Rejects connections of other processes. A readable descriptor of extra ends the wait. */
 bool dc__tcp_wait_hello(dc__tcp_group *group, const int *extra, int32_t extra_count, int64_t deadline,
                         dc__tcp_hello *hello, int *fd, dc_status *status);
+/* One step of it, without waiting. can_accept: the listener is readable. */
+bool dc__tcp_poll_hello(dc__tcp_group *group, bool can_accept, dc__tcp_hello *hello, int *fd, dc_status *status);
+/* When the oldest pending connection has had its time; INT64_MAX if none is pending. */
+int64_t dc__tcp_pending_expiry(const dc__tcp_pending *pending);
 void dc__tcp_pending_close(dc__tcp_pending *pending);
 
 /* ---- mesh_calls.c ---- */
@@ -292,6 +224,14 @@ dc_status dc__tcp_connect_ranks(dc__tcp_group *group, int32_t mesh, int64_t dead
                                 int *fds);
 
 /* ---- mesh.c ---- */
+
+/* Of the communicator's connections that came early; NULL: none. */
+dc__tcp_early *dc__tcp_find_early(const dc__tcp_group *group, int32_t mesh, int32_t rank);
+int dc__tcp_take_early(dc__tcp_group *group, int32_t mesh, int32_t rank);
+/* Tells it so if there is no other one; the caller closes fd after an error. */
+dc_status dc__tcp_keep_early(dc__tcp_group *group, const dc__tcp_hello *hello, int fd, int other);
+/* A rank asks for a rendezvous, but none is in progress. */
+dc_status dc__tcp_fail_no_rendezvous(const dc__tcp_group *group, const dc__tcp_hello *hello);
 
 /* Collective. Makes the group's next mesh: fds has one connection per rank, -1 for this one. comm gets its number;
  * NULL: it is the control mesh. If the control mesh fails, fds keeps the connections made so far, over which the
@@ -313,12 +253,16 @@ void dc__tcp_group_fail_async(dc__tcp_group *group, dc_status status);
 /* For the watcher, under the mutex: a vote arrived; a connection ended, or time passed. */
 void dc__tcp_handle_vote(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *vote);
 void dc__tcp_decide_failure(dc__tcp_group *group);
+/* The same: in an overlay tells neighbours of the votes that this rank has learned of since. */
+void dc__tcp_pass_votes(dc__tcp_group *group);
 /* Whether a received status and text are a failure; escapes the text. */
 bool dc__tcp_is_failure(int32_t status, char text[DC__TCP_TEXT]);
 /* Waits for dc__tcp_group.changed, under the mutex; may return early. */
 void dc__tcp_wait_change(dc__tcp_group *group, int64_t until);
-/* To one rank, or to all, under the mutex, so that messages do not interleave. */
+/* To one rank, in an overlay by others, or to all with a connection, under the mutex, so that messages do not
+ * interleave. */
 void dc__tcp_send_control(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message);
+void dc__tcp_send_directly(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message);
 void dc__tcp_broadcast_control(dc__tcp_group *group, const dc__tcp_control_msg *message);
 
 /* ---- watcher.c ---- */
@@ -336,6 +280,8 @@ void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late);
  * data connection to that rank stands. If none does the rank died, and a rank that waits for it says so. False if it
  * need not be called again. */
 bool dc__tcp_check_ended(dc__tcp_group *group, int32_t r);
+/* Whether the heartbeats of a rank are missing, to which there is a control connection. */
+bool dc__tcp_is_silent(dc__tcp_group *group, int32_t r);
 /* A rank's address, without its port. */
 void dc__tcp_host_text(const dc__tcp_group *group, int32_t r, char text[DC__TCP_PEER]);
 /* Adds how long a rank has been silent though its machine answers, if so. */
@@ -349,6 +295,8 @@ void dc__tcp_wait_end(dc__tcp_wait *wait);
  * group fails. */
 void dc__tcp_query_ranks(dc__tcp *self, const dc__rank_set *ranks);
 void dc__tcp_query_all(dc__tcp *self);
+/* All ranks; in an overlay those that this rank waits for, and the ones that they wait for in turn. */
+void dc__tcp_query_missing(dc__tcp *self, const dc__rank_set *missing);
 /* For the watcher, under the mutex. */
 void dc__tcp_handle_query(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *query);
 void dc__tcp_handle_reply(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *reply);
@@ -358,6 +306,8 @@ dc_status dc__tcp_fail_timeout(const dc__tcp *self, const dc__rank_set *missing,
 /* The reason why the connection to rank r ended, as an error: a reported failure, else the state of the rank. error is
  * errno, or 0 if it was closed; left: the rank announced that it destroys this communicator. */
 dc_status dc__tcp_fail_lost(dc__tcp *self, int32_t r, int error, bool left, const char *op_text);
+/* The rank destroyed this communicator. */
+dc_status dc__tcp_fail_left(const dc__tcp_group *group, int32_t r, const char *op_text);
 /* The reason why a rank is gone, once dc__tcp_group.closed is set. */
 dc_status dc__tcp_fail_closed(dc__tcp_group *group, int32_t r, const char *op_text);
 
@@ -369,7 +319,7 @@ void dc__tcp_add_blocked(const dc__tcp_group *group, const dc__tcp *queried, con
                          dc__tcp_control_msg *reply);
 /* Called while calls of the present collective are missing: publishes whether it blocks this rank's user. The first
  * time, queries whether peers are blocked in collectives that the user has not requested, which is an error for all. */
-dc_status dc__tcp_check_deadlock(dc__tcp *self, const char *op_text);
+dc_status dc__tcp_check_deadlock(dc__tcp *self, const dc__rank_set *missing, const char *op_text);
 /* The error alone, after dc__tcp_query_ranks(). */
 dc_status dc__tcp_fail_deadlock(dc__tcp *self, const char *op_text);
 /* Called once while ranks are missing in the creation of this communicator: the same query. */

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
+#include <sys/eventfd.h>
 
 #include "comm/escape.h"
 #include "comm/tcp/collective.h"
@@ -153,7 +154,7 @@ static dc_status handle_deadline(dc__tcp_plan *p, const dc__rank_set *missing, b
     DC__TRY(dc__tcp_fail_deadlock(p->self, p->op_text));
     return dc__tcp_fail_timeout(p->self, missing, all_headers, p->op_text);
   }
-  dc__tcp_query_all(p->self);
+  dc__tcp_query_missing(p->self, missing);
   p->queried = true;
   return DC_OK;
 }
@@ -167,17 +168,23 @@ dc_status dc__tcp_wait_ready(dc__tcp_plan *p, int32_t count, const dc__rank_set 
   dc__tcp *self = p->self;
   DC__TRY(dc__tcp_group_check(self->group));
   self->polls[count] = (struct pollfd){.fd = self->group->failure_event, .events = POLLIN};
+  self->polls[count + 1] = (struct pollfd){.fd = self->arrival_event, .events = POLLIN};
   dc__tcp_wait_begin(&self->wait, missing);
   int64_t now = dc__now_ns();
   p->deadline = p->deadline != 0 ? p->deadline : now + self->head.timeout_ns;
   p->deadlock_check_ns = p->deadlock_check_ns > now ? p->deadlock_check_ns : now + DC__COMM_DEADLOCK_NS;
   int64_t until = p->deadlock_check_ns < p->deadline ? p->deadlock_check_ns : p->deadline;
-  int ready = p->queried ? 0 : poll(self->polls, (nfds_t)count + 1, dc__poll_timeout_ms(until));
+  int ready = p->queried ? 0 : poll(self->polls, (nfds_t)count + 2, dc__poll_timeout_ms(until));
   if (ready < 0 && errno != EINTR) {
     return dc__fail(DC_E_SYSTEM, "%s: poll: %s", p->op_text, strerror(errno));
+  }
+  if (ready > 0 && self->polls[count + 1].revents != 0) {
+    eventfd_t any;
+    (void)eventfd_read(self->arrival_event, &any);
   }
   if (ready != 0 || dc__now_ns() < until || (until < p->deadline && all_headers)) {
     return DC_OK;
   }
-  return until < p->deadline ? dc__tcp_check_deadlock(self, p->op_text) : handle_deadline(p, missing, all_headers);
+  return until < p->deadline ? dc__tcp_check_deadlock(self, missing, p->op_text)
+                             : handle_deadline(p, missing, all_headers);
 }

@@ -14,7 +14,7 @@ typedef struct dc__combination {
   bool add;
 } dc__combination;
 
-/* The fixed-order reduction over `n` ranks, 1 to 256, of `count` elements each; dc__reduce() defines it. */
+/* The fixed-order reduction over `n` ranks, 1 to 1024, of `count` elements each; dc__reduce() defines it. */
 typedef struct dc__reduction {
   void *dst;
   const void *const *src; /* n pointers */

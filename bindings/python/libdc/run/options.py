@@ -11,7 +11,7 @@ from typing import List, NoReturn, Optional, Sequence
 from .._secret import environment_tls, run_secret
 from .ssh import choose_meeting, read_secret_line
 
-MAX_RANKS = 256  # of several machines
+MAX_RANKS = 1024  # of several machines
 
 
 class Parser(argparse.ArgumentParser):

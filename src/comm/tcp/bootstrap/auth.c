@@ -96,6 +96,17 @@ static bool call_receive(const dc__tcp_group *group, int fd, void *data, size_t 
   return true;
 }
 
+bool dc__tcp_may_return(const dc__tcp_group *group, const dc__tcp_call *call) {
+  return call->fd >= 0 && call->error != ETIMEDOUT && (call->challenged || group->overlay);
+}
+
+void dc__tcp_back_off(const dc__tcp_group *group, int32_t attempt, int64_t deadline) {
+  const int64_t most_ms = INT64_C(1) << (attempt < 8 ? attempt : 8);
+  const int64_t end = dc__now_ns() + most_ms * 500000 * (1 + group->rank % 8) / 4;
+  struct pollfd failure = {.fd = group->failure_event, .events = POLLIN};
+  (void)poll(&failure, 1, dc__poll_timeout_ms(end < deadline ? end : deadline));
+}
+
 static enum dc__tcp_call_result call_lost(dc__tcp_call *call, int error) {
   call->error = error;
   return DC__TCP_CALL_LOST;

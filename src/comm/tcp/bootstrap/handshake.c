@@ -13,6 +13,7 @@
 
 enum {
   MIN_PENDING = 16,
+  LEAST_CAPACITY = 256,
   FILES_SHARE = 4 /* pending connections take at most this part of the files that the process may open */
 };
 
@@ -88,8 +89,7 @@ void dc__tcp_pending_close(dc__tcp_pending *p) {
   }
 }
 
-/* When the oldest pending connection has had its time; INT64_MAX if none is pending. */
-static int64_t pending_expiry(const dc__tcp_pending *p) {
+int64_t dc__tcp_pending_expiry(const dc__tcp_pending *p) {
   return p->count == 0 ? INT64_MAX : p->candidates[0].since_ns + handshake_ns;
 }
 
@@ -219,11 +219,14 @@ bool dc__tcp_drop_pending(dc__tcp_group *group) {
   return false;
 }
 
-static int32_t pending_capacity(dc__tcp_pending *p) {
+/* All ranks may come to rank 0 at once. */
+static int32_t pending_capacity(dc__tcp_group *group) {
+  dc__tcp_pending *p = &group->pending;
   struct rlimit files;
   if (p->capacity == 0) {
-    p->capacity = DC__TCP_MAX_PENDING;
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / FILES_SHARE < DC__TCP_MAX_PENDING) {
+    const bool many = group->rank == 0 && group->world > LEAST_CAPACITY;
+    p->capacity = many ? DC__TCP_MAX_PENDING : LEAST_CAPACITY;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / FILES_SHARE < (rlim_t)p->capacity) {
       p->capacity = (int32_t)(files.rlim_cur / FILES_SHARE);
     }
     p->capacity = p->capacity < MIN_PENDING ? MIN_PENDING : p->capacity;
@@ -234,10 +237,10 @@ static int32_t pending_capacity(dc__tcp_pending *p) {
 /* Without room in the list, or files, a new connection takes the place of an old one. */
 static dc_status accept_pending(dc__tcp_group *group) {
   dc__tcp_pending *p = &group->pending;
-  for (int32_t i = 0; i < pending_capacity(p) / 2; i++) { /* proofs are read between two such rounds */
+  for (int32_t i = 0; i < pending_capacity(group) / 2; i++) { /* proofs are read between two such rounds */
     int fd = dc__tcp_accept(group->listener);
     if (fd >= 0) {
-      if (p->count >= pending_capacity(p)) {
+      if (p->count >= pending_capacity(group)) {
         (void)dc__tcp_drop_pending(group);
       }
       p->candidates[p->count++] = (dc__tcp_candidate){.fd = fd, .since_ns = dc__now_ns()};
@@ -281,15 +284,14 @@ static bool step_candidates(dc__tcp_group *group, dc__tcp_hello *hello, int *fd)
       return true;
     }
   }
-  while (dc__now_ns() >= pending_expiry(p)) {
+  while (dc__now_ns() >= dc__tcp_pending_expiry(p)) {
     candidate_reject(p, 0, "which took too long");
   }
   return false;
 }
 
-/* As dc__tcp_wait_hello(), without waiting. Serves pending connections before it accepts new ones, which may evict
- * them. can_accept: the listener is readable. */
-static bool poll_hello(dc__tcp_group *group, bool can_accept, dc__tcp_hello *hello, int *fd, dc_status *status) {
+/* Serves pending connections before it accepts new ones, which may evict them. */
+bool dc__tcp_poll_hello(dc__tcp_group *group, bool can_accept, dc__tcp_hello *hello, int *fd, dc_status *status) {
   *status = DC_OK;
   if (step_candidates(group, hello, fd)) {
     return true;
@@ -317,7 +319,7 @@ bool dc__tcp_wait_hello(dc__tcp_group *group, const int *extra, int32_t extra_co
     for (int32_t i = 0; i < p->count; i++) {
       polls[count++] = (struct pollfd){.fd = p->candidates[i].fd, .events = POLLIN};
     }
-    int64_t expiry = pending_expiry(p);
+    int64_t expiry = dc__tcp_pending_expiry(p);
     if (poll(polls, (nfds_t)count, dc__poll_timeout_ms(expiry < deadline ? expiry : deadline)) < 0) {
       if (errno != EINTR) {
         *status = dc__fail(DC_E_SYSTEM, "group \"%s\": poll: %s", group->name, strerror(errno));
@@ -329,7 +331,7 @@ bool dc__tcp_wait_hello(dc__tcp_group *group, const int *extra, int32_t extra_co
     for (int32_t i = 0; i < extra_count; i++) {
       ended = ended || polls[1 + i].revents != 0;
     }
-    if (poll_hello(group, polls[0].revents != 0, hello, fd, status)) {
+    if (dc__tcp_poll_hello(group, polls[0].revents != 0, hello, fd, status)) {
       return true;
     }
     ended = ended || *status != DC_OK;

@@ -185,6 +185,9 @@ static dc_status rendezvous_root(dc__tcp_group *group, const dc__tcp_address *ad
   }
   group->endpoints[0].on_root_machine = 1;
   dc_status status = collect_peers(&root, deadline);
+  if (status == DC_OK && group->overlay) { /* it listens for long, and not at an address that others know */
+    status = dc__tcp_listen_again(group);
+  }
   for (int32_t r = 1; r < group->world; r++) {
     if (root.peers[r] >= 0 && status == DC_OK) {
       send_endpoints(root.peers[r], group);
@@ -345,10 +348,11 @@ static dc_status peer_authenticate(tcp_peer *peer, int64_t deadline) {
     if (result == DC__TCP_CALL_FAILED) {
       return call.status;
     }
-    if (!call.challenged || call.error == ETIMEDOUT || attempt == DC__TCP_ATTEMPTS) {
+    if (!dc__tcp_may_return(peer->group, &call) || attempt == DC__TCP_ATTEMPTS) {
       return fail_no_answer(peer, call.error);
     }
     dc__tcp_close(&peer->fd);
+    dc__tcp_back_off(peer->group, attempt, deadline);
     DC__TRY(tcp_connect_to_root(peer->group, peer->to, deadline, &reached, &peer->fd));
   }
 }
@@ -364,7 +368,7 @@ static dc_status tcp_rendezvous_peer(dc__tcp_group *group, const dc__tcp_address
   status = status == DC_OK ? receive_endpoints(&peer, deadline + GRACE_NS) : status;
   dc__tcp_close(&peer.fd);
   for (int32_t r = 0; status == DC_OK && r < group->world; r++) {
-    int32_t port = r == 0 ? to->port : endpoints[r].port;
+    int32_t port = r == 0 && !group->overlay ? to->port : endpoints[r].port;
     endpoints[r] = endpoints[r].on_root_machine != 0 ? endpoint_of(&reached, port) : endpoints[r];
     endpoints[r].port = port;
     if (port < 1 || port > 65535) {

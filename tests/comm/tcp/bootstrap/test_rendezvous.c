@@ -269,8 +269,8 @@ static void test_many_processes(void **state) {
 static void test_how_many(void **state) {
   (void)state;
   dc_comm *comm = NULL;
-  assert_int_equal(dc_comm_create_tcp("a:1", "x", 0, DC__COMM_MAX_MESH + 1, NULL, &comm), DC_E_INVALID);
-  assert_non_null(strstr(dc_last_error(), "world_size = 257, must be 1 to 256"));
+  assert_int_equal(dc_comm_create_tcp("a:1", "x", 0, DC__COMM_MAX_WORLD + 1, NULL, &comm), DC_E_INVALID);
+  assert_non_null(strstr(dc_last_error(), "world_size = 1025, must be 1 to 1024"));
   assert_int_equal(dc_comm_create_processes("x", 0, DC__COMM_MAX_LOCAL + 1, NULL, &comm), DC_E_INVALID);
   assert_non_null(strstr(dc_last_error(), "world_size = 65, must be 1 to 64"));
 }

@@ -1,0 +1,196 @@
+/* Many processes over TCP: they meet, hold few connections, reduce in the order of every other transport, and end with
+ * one error when one of them is killed. LIBDC_TEST_RANKS=1024 runs as many as a group may have. */
+#include "comm_ranks.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include "leftovers.h"
+
+enum { RANKS = 300, FEWER = 80, FLOATS = 16, LIMIT_S = 60 };
+
+static const int64_t limit = INT64_C(600000000000); /* a busy machine of few cores starts a thousand processes */
+static const int64_t deadline_ns =
+    INT64_C(8000000000); /* of a collective beside a stopped rank, which is silent then */
+
+typedef struct crowd {
+  char address[64], name[64];
+  int32_t world, victim;
+  int signal;
+  pid_t children[DC__COMM_MAX_WORLD];
+  struct shared {
+    atomic_int working;
+    atomic_llong end; /* when the victim's came */
+    struct {
+      dc_status status;
+      int32_t files;
+      double seconds;
+      float sum;
+      char text[512];
+    } ranks[DC__COMM_MAX_WORLD];
+  } * shared;
+} crowd;
+
+static int32_t count_files(void) {
+  int32_t count = 0;
+  DIR *folder = opendir("/proc/self/fd");
+  while (folder != NULL && readdir(folder) != NULL) {
+    count++;
+  }
+  closedir(folder);
+  return count;
+}
+
+/* The runtime's tree over ranks: the left part has the largest power of two below the number. */
+static float tree_sum(int32_t first, int32_t count) {
+  int32_t left = 1;
+  while (left * 2 < count) {
+    left *= 2;
+  }
+  return count == 1 ? 1.0f / (float)(first + 1) : tree_sum(first, left) + tree_sum(first + left, count - left);
+}
+
+static dc_status sum(dc_comm *comm, float *result) {
+  const int64_t count = FLOATS;
+  float data[FLOATS];
+  for (int i = 0; i < FLOATS; i++) {
+    data[i] = 1.0f / (float)(comm->rank + 1);
+  }
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  const dc_status status = dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL);
+  *result = data[FLOATS - 1];
+  return status;
+}
+
+static void run_rank(const crowd *c, int32_t rank) {
+  struct shared *s = c->shared;
+  dc_comm *comm = NULL;
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
+  const int32_t files = count_files();
+  float again;
+  alarm(900); /* a hang ends the child */
+  dc_status status = dc_comm_create_tcp(c->address, c->name, rank, c->world, &options, &comm);
+  status = status == DC_OK ? sum(comm, &s->ranks[rank].sum) : status;
+  s->ranks[rank].files = count_files() - files;
+  atomic_fetch_add(&s->working, status == DC_OK);
+  while (status == DC_OK && atomic_load(&s->working) < c->world) {
+    status = sum(comm, &again);
+  }
+  if (status == DC_OK && c->signal == SIGSTOP) {
+    comm->timeout_ns = deadline_ns;
+  }
+  while (status == DC_OK) {
+    status = sum(comm, &again);
+  }
+  s->ranks[rank].seconds = (double)(dc__now_ns() - atomic_load(&s->end)) / 1e9;
+  s->ranks[rank].status = status;
+  snprintf(s->ranks[rank].text, sizeof s->ranks[rank].text, "%s", dc_last_error());
+  dc_comm_destroy(comm);
+  _exit(0);
+}
+
+/* Rank 0 hears all at once. */
+static void allow_files(void) {
+  struct rlimit files;
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &files);
+  }
+}
+
+static void start(crowd *c, int32_t world, int signal) {
+  const char *asked = getenv("LIBDC_TEST_RANKS");
+  c->world = asked == NULL ? world : atoi(asked);
+  c->signal = signal;
+  assert_true(c->world > 3 && c->world <= DC__COMM_MAX_WORLD);
+  c->victim = c->world / 3;
+  fresh_address(c->address);
+  fresh_name(c->name);
+  c->shared = mmap(NULL, sizeof *c->shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  assert_true(c->shared != MAP_FAILED);
+  fflush(NULL);
+  for (int32_t r = 0; r < c->world; r++) {
+    c->children[r] = fork();
+    assert_true(c->children[r] >= 0);
+    if (c->children[r] == 0) {
+      run_rank(c, r);
+    }
+  }
+}
+
+/* Each rank has 2 log2(N) neighbours for control, and as many ranks to which it sends or which send to it. */
+static void expect_few_files(const crowd *c) {
+  int32_t digits = 1, most = 0;
+  while (1 << digits < c->world) {
+    digits++;
+  }
+  for (int32_t r = 0; r < c->world; r++) {
+    most = c->shared->ranks[r].files > most ? c->shared->ranks[r].files : most;
+  }
+  print_message("%d ranks: at most %d descriptors each\n", c->world, most);
+  assert_true(most <= 4 * digits + 8);
+}
+
+static void expect_one_error(const crowd *c, dc_status status, const char *says) {
+  const struct shared *s = c->shared;
+  const int32_t first = c->victim == 0;
+  double slowest = 0;
+  char named[64];
+  snprintf(named, sizeof named, says, c->victim);
+  for (int32_t r = 0; r < c->world; r++) {
+    if (r == c->victim) {
+      continue;
+    }
+    slowest = s->ranks[r].seconds > slowest ? s->ranks[r].seconds : slowest;
+    if (s->ranks[r].status != status || strstr(s->ranks[r].text, named) == NULL ||
+        strcmp(s->ranks[r].text, s->ranks[first].text) != 0 || s->ranks[r].seconds > LIMIT_S) {
+      fail_msg("rank %d: %s after %.1f s: %s\nrank %d: %s\nexpected: %s", r, dc_status_name(s->ranks[r].status),
+               s->ranks[r].seconds, s->ranks[r].text, first, s->ranks[first].text, named);
+    }
+  }
+  print_message("rank %d of %d was %s: others after at most %.2f s: %s\n", c->victim, c->world,
+                c->signal == SIGKILL ? "killed" : "stopped", slowest, s->ranks[first].text);
+}
+
+static void lose_one(int32_t world, int signal, dc_status status, const char *says) {
+  crowd c;
+  start(&c, world, signal);
+  while (atomic_load(&c.shared->working) < c.world && waitpid(-1, NULL, WNOHANG) == 0) { /* all live */
+    sleep_ms(5);
+  }
+  for (int32_t r = 0; r < c.world; r++) {
+    if (atomic_load(&c.shared->working) < c.world && c.shared->ranks[r].status != DC_OK) {
+      fail_msg("rank %d: %s", r, c.shared->ranks[r].text);
+    }
+    assert_true(c.shared->ranks[r].sum == tree_sum(0, c.world));
+  }
+  expect_few_files(&c);
+  atomic_store(&c.shared->end, dc__now_ns());
+  assert_int_equal(kill(c.children[c.victim], signal), 0);
+  for (int32_t r = 0; r < c.world; r++) {
+    assert_true(r == c.victim || end_rank(c.children[r]) == 0);
+  }
+  kill(c.children[c.victim], SIGKILL);
+  assert_int_equal(end_rank(c.children[c.victim]), -SIGKILL);
+  expect_one_error(&c, status, says);
+  munmap(c.shared, sizeof *c.shared);
+}
+
+static void test_killed(void **state) {
+  (void)state;
+  lose_one(RANKS, SIGKILL, DC_E_PEER_DEAD, "rank %d died");
+}
+
+/* It is a neighbour of many, and keeps what it should pass on. */
+static void test_stopped(void **state) {
+  (void)state;
+  lose_one(FEWER, SIGSTOP, DC_E_TIMEOUT, "for rank %d of ");
+}
+
+int main(void) {
+  allow_files();
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped)};
+  return cmocka_run_group_tests_name("tcp many ranks", tests, leftovers_note, leftovers_compare);
+}
