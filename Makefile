@@ -68,11 +68,13 @@ cuda: check-vendor-headers
 	@build/cuda/tools/libdc/libdc info | grep cuda
 
 # All that scripts/gpu-check needs on a machine with a card, in one archive: there `tar -xf` and `scripts/gpu-check`.
-card-kit: cuda
-	@test -f build/kit/build.ninja || PATH="$(CURDIR)/.venv/bin:$$PATH:$(CUDA_HOME)/bin" meson setup build/kit \
-	  -Dcuda=enabled -Dtests=true \
-	  -Dptxas="$$(echo $(CURDIR)/.venv/lib/python3*/site-packages/nvidia/cuda_nvcc/bin/ptxas)" >/dev/null
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" meson compile -C build/kit card
+# Its programs are linked for old distributions, as the wheels are.
+card-kit: wheel-cuda
+	@test -f build/kit/build.ninja || \
+	  PATH="$(CURDIR)/.venv/bin:$(CURDIR)/build/cuda-tools/nvidia/cu13/bin:$$PATH" \
+	  LDFLAGS="$$($(PY) packaging/make_wheel.py --ldflags build/kit-glibc)" meson setup build/kit \
+	  -Dcuda=enabled -Dtests=true >/dev/null
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" meson compile -C build/kit card_programs
 	@$(PY) scripts/card_kit.py build/kit build/libdc-card-kit.tar.xz
 
 check-vendor-headers:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Builds the wheel that is given away: make_wheel.py FOLDER. It is what `pip wheel .` builds, linked so that it runs on
-distributions older than this one, and tagged by auditwheel.
+distributions older than this one, and tagged by auditwheel. make_wheel.py --ldflags FOLDER prints the linker's flags
+for that alone, which use files in the folder.
 
 Since 2.34, glibc has threads and the dynamic loader's functions in libc.so.6. A program that is linked there asks for
 symbols of that version, as every program does for __libc_start_main, though the functions have not changed. libm's exp,
@@ -86,7 +87,10 @@ def repair(wheel: Path, target: Path) -> Path:
 
 
 def main() -> int:
-    target = Path(sys.argv[1]).resolve()
+    target = Path(sys.argv[-1]).resolve()
+    if sys.argv[1] == "--ldflags":
+        print(old_glibc(target))
+        return 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, ".",

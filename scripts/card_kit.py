@@ -3,18 +3,20 @@
 
     scripts/card_kit.py BUILD ARCHIVE [--simulated]
 
-BUILD is a build with -Dcuda=enabled, of the target `card`; ARCHIVE ends in .tar.xz, or in .tar. It has the programs and
-libraries without debugging symbols, and the Python package, which finds libdc.so itself. Cmocka and the Python packages
-that a machine without a network lacks are in .carried. It has the sources too, since a machine on which the programs do
+BUILD is a build of the target `card_programs`; ARCHIVE ends in .tar.xz, or in .tar. It has the programs without
+debugging symbols, and the wheels of build/wheel, whose plug-in the programs use too. In .carried are cmocka and the
+Python packages that a machine without a network lacks. It has the sources too, since a machine on which the programs do
 not start builds them. build/gpu/kit.json says of what it was made, and which glibc the programs want.
 
 --simulated: from a build with the simulated driver (tests/cudasim), whose programs and libraries take the places of
-those for a card, and without the Python packages. The rehearsal of the kit runs it where there is no card."""
+those for a card. The wheels are made of build/package and of that plug-in, and of the Python packages only cffi is
+carried, as this Python has it. The rehearsal of the kit runs it where there is no card."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.metadata
 import json
 import re
 import shutil
@@ -22,9 +24,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Dict, List
 
+from card_package import NAMES, wheel_of
 from mutants import copy_sources
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,11 +36,13 @@ NAME = "libdc-card-kit"
 LIMIT = 60 << 20  # bytes of the archive
 PYTHONS = ("3.12", "3.11")  # of machines with cards, the first one first
 CARRIED = ("cffi", "pycparser", "pytest", "iniconfig", "pluggy", "packaging", "pygments")
-SIMULATED = ("libcuda.so.1", "libcublasLt.so.13", "libcusolver.so.12", "libnccl.so.2", "libdc_cuda.so")
+SIMULATED = ("libcuda.so.1", "libcublasLt.so.13", "libcusolver.so.12", "libnccl.so.2")
+PLUGIN = "libdc_cuda.so"
 
 
-def run(*command: str) -> str:
-    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+def run(*command: object) -> str:
+    return subprocess.run([str(word) for word in command], cwd=ROOT, check=True, stdout=subprocess.PIPE,
+                          text=True).stdout
 
 
 def conformance() -> List[str]:
@@ -57,12 +63,12 @@ def programs(build: Path, simulated: bool) -> Dict[str, Path]:
 
 def stripped(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    run("strip", "--strip-unneeded", "-o", str(target), str(source))
+    run("strip", "--strip-unneeded", "-o", target, source)
 
 
 def newest_glibc(files: List[Path]) -> str:
     """The newest version of glibc's symbols that the files want."""
-    wanted = re.findall(r"GLIBC_([\d.]+)", run("readelf", "--wide", "--version-info", *map(str, files)))
+    wanted = re.findall(r"GLIBC_([\d.]+)", run("readelf", "--wide", "--version-info", *files))
     return max(wanted, key=lambda version: [int(part) for part in version.split(".")])
 
 
@@ -84,23 +90,44 @@ def carry_python(folder: Path) -> None:
             run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
                 "--python-version", python, "--platform", "manylinux_2_17_x86_64", "--dest", wheels, *CARRIED)
             for wheel in Path(wheels).glob("*.whl"):
-                run(sys.executable, "-m", "zipfile", "-e", str(wheel), str(folder / "site"))
+                run(sys.executable, "-m", "zipfile", "-e", wheel, folder / "site")
+
+
+def carry_own_cffi(folder: Path) -> None:
+    for name in ("cffi", "pycparser"):
+        for file in importlib.metadata.files(name) or []:
+            if ".." not in file.parts:  # no commands
+                target = folder / "site" / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(str(file.locate()), target)
+
+
+def carry_wheels(folder: Path, build: Path, simulated: bool) -> None:
+    folder.mkdir(parents=True)
+    if simulated:
+        run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps",
+            "--config-settings=build-dir=build/package", "--wheel-dir", folder, ".")
+        run(sys.executable, "packaging/make_cuda_wheel.py", folder, build / "tests" / "cudasim" / PLUGIN)
+    else:
+        for name in NAMES:
+            shutil.copy(wheel_of(name), folder)
 
 
 def fill(kit: Path, build: Path, simulated: bool) -> None:
     copy_sources(kit)
+    carry_wheels(kit / "build" / "wheel", build, simulated)
     inside = kit / "build" / "gpu"
-    placed = {inside / "tests" / "card" / name: path for name, path in programs(build, simulated).items()}
+    folder = inside / "tests" / "card"
+    placed = {folder / name: path for name, path in programs(build, simulated).items()}
     if simulated:
-        placed.update((inside / "tests" / "card" / name, build / "tests" / "cudasim" / name) for name in SIMULATED)
+        placed.update((folder / name, build / "tests" / "cudasim" / name) for name in SIMULATED)
+        carry_own_cffi(kit / ".carried")
     else:
-        placed[inside / "tests" / "card" / "libdc_cuda.so"] = build / "tests" / "card" / "libdc_cuda.so"
-        run(sys.executable, "scripts/card_package.py", str(build), str(inside / "package"))
-        for library in (inside / "package" / "libdc").glob("*.so*"):
-            stripped(library, library)
         carry_python(kit / ".carried")
     for target, path in placed.items():
         stripped(path, target)
+    with zipfile.ZipFile(next((kit / "build" / "wheel").glob("libdc_cuda-*.whl"))) as archive:
+        (folder / PLUGIN).write_bytes(archive.read(f"libdc/{PLUGIN}"))
     carry_cmocka(kit / ".carried")
     made_of = {"date": datetime.date.today().isoformat(), "commit": run("git", "rev-parse", "HEAD").strip(),
                "simulated": simulated, "glibc": newest_glibc(list(placed)), "programs": len(placed)}

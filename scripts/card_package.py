@@ -1,33 +1,41 @@
 #!/usr/bin/env python3
-"""Puts the Python package together from the libraries of a build, without pip: card_package.py BUILD FOLDER. For a
-machine that has PyTorch and cffi, and no headers of Python's: there is no compiled module, the package finds libdc.so
-itself."""
+"""Installs the wheels of the library and of its CUDA plug-in, which `make wheel-cuda` and the kit have in build/wheel:
+card_package.py FOLDER. They are unpacked, since a machine with a card may have no pip. Nothing else is
+installed; the folder belongs in PYTHONPATH."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BINDINGS = ROOT / "bindings"
+WHEELS = Path(__file__).resolve().parent.parent / "build" / "wheel"
+NAMES = ("libdc", "libdc_cuda")
+
+
+def wheel_of(name: str) -> Path:
+    found = sorted(WHEELS.glob(f"{name}-*.whl"))
+    if len(found) != 1:
+        sys.exit(f"{WHEELS} must have one wheel of {name}, has {', '.join(path.name for path in found) or 'none'}; "
+                 "`make wheel-cuda` builds it")
+    return found[0]
+
+
+def unpack(wheel: Path, folder: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            path = Path(archive.extract(member, folder))
+            if member.external_attr >> 16 & 0o100 and path.is_file():  # zipfile leaves programs without their mode
+                path.chmod(0o755)
 
 
 def main() -> None:
-    build, package = Path(sys.argv[1]), Path(sys.argv[2]) / "libdc"
-    shutil.rmtree(package, ignore_errors=True)
-    shutil.copytree(BINDINGS / "python" / "libdc", package, ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run([sys.executable, BINDINGS / "python" / "gen_cdef.py", ROOT / "include" / "dc_api.h", os.devnull,
-                    package / "_cdef.py"], check=True)
-    shutil.copy(next(build.glob("libdc.so.*.*.*[0-9]")), package / "libdc.so.0.1")
-    if (build / "libdc_cuda.so").exists():
-        shutil.copy(build / "libdc_cuda.so", package)
-    sources = sorted((BINDINGS / "torch" / "adapter").glob("*.c"))
-    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-fexceptions", "-fvisibility=hidden", "-O2",
-                    "-std=gnu11", f"-I{ROOT / 'include'}", *sources, package / "libdc.so.0.1", "-ldl", "-pthread", "-o",
-                    package / "libdc_torch.so"], check=True)
+    folder, wheels = Path(sys.argv[1]), [wheel_of(name) for name in NAMES]
+    shutil.rmtree(folder, ignore_errors=True)
+    for wheel in wheels:
+        unpack(wheel, folder)
+        print(wheel.name)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from typing import Dict, Set
 ROOT = Path(__file__).resolve().parent.parent
 ARCHIVE = ROOT / "tests" / "cudasim" / "ptx" / "texts.tar.xz"
 DIGESTS = "digests.json"
-FAMILIES = ("elementwise", "rowops", "column_sums", "gemm_epilogue", "attention")
 KERNELS = ROOT / "src" / "kernels"
+FAMILIES = re.findall(r"^ +FAMILY\((\w+)\)", (KERNELS / "cuda" / "kernel_list.h").read_text(encoding="utf-8"), re.M)
 
 
 def included(source: Path, found: Set[Path]) -> Set[Path]:

@@ -1,6 +1,7 @@
 """The kit for a machine with a card, rehearsed as a whole on the simulated driver. It is packed and unpacked, and
 scripts/gpu-check goes through its rows. Some of them fail, crash or hang, and a call is stopped. The programs are those
-of suite gcc. There is no PyTorch, so that its rows tell that. Figures of speed take a simulated card too long."""
+of suite gcc. The machine has no pip, and no PyTorch, so that its rows tell that. Figures of speed take a simulated card
+too long."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class Kit:
         self.python = folder / "venv" / "bin" / "python"
         self.report = folder / "out" / "first.json"
         self.tools.mkdir()
-        venv.create(folder / "venv")
+        venv.create(folder / "venv", with_pip=False)
         script(self.tools / "nvidia-smi", f"echo '{CARDS}'")
         script(self.tools / "compute-sanitizer", SANITIZER)
         self.replace("card_look", "exec {real} 64")
@@ -63,11 +64,13 @@ class Kit:
         return [str(self.python), str(self.root / "scripts" / "gpu-check"), *map(str, arguments)]
 
     def environment(self) -> Dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
-        return {**kept, "PATH": f"{self.tools}:/usr/bin:/bin", "CUDASIM_CARDS": "2"}
+        """The driver is where the loader looks."""
+        kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        return {**kept, "PATH": f"{self.tools}:/usr/bin:/bin", "CUDASIM_CARDS": "2",
+                "LD_LIBRARY_PATH": str(self.programs)}
 
-    def call(self, *arguments: Any) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(self.command(*arguments), env=self.environment(), cwd=self.root, text=True,
+    def call(self, *arguments: Any, **more: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(self.command(*arguments), env={**self.environment(), **more}, cwd=self.root, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def results(self) -> Dict[str, Any]:
@@ -79,16 +82,17 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
     return Kit(tmp_path_factory.mktemp("kit"))
 
 
-def stopped_after_a_row(kit: Kit) -> str:
-    """The output of a call that is stopped as soon as a row is done."""
+def stopped_after_a_row(kit: Kit, number: int) -> str:
+    """The output of a call that gets a signal as soon as it has run another row."""
+    done = kit.results().keys() | {"install"}
     process = subprocess.Popen(kit.command(*LIMITS, kit.report), env=kit.environment(), cwd=kit.root, text=True,
                                stdout=subprocess.PIPE, start_new_session=True)
-    while not kit.results():
+    while kit.results().keys() <= done:
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     said = process.communicate()[0]
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     return said
 
 
@@ -97,8 +101,9 @@ def test_every_row_is_gone_through(kit: Kit) -> None:
         kit.replace(name, text)
     made_of = json.loads((kit.root / "build" / "gpu" / "kit.json").read_text())
     assert made_of["simulated"] and made_of["programs"] > 30
-    said = stopped_after_a_row(kit)
-    done = kit.results()
+    said = "".join(stopped_after_a_row(kit, number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL))
+    done = {name: result for name, result in kit.results().items() if name != "install"}
+    assert len(done) >= 3
     first = kit.call(*LIMITS, "--seconds", 3600, kit.report)  # a busy machine takes its time
     assert first.returncode == 1
     said += first.stdout
@@ -108,6 +113,8 @@ def test_every_row_is_gone_through(kit: Kit) -> None:
         "card_kernels_attention": 124, "card_kernels_rowops": 1, "card_linalg_eigh_errors": -signal.SIGSEGV,
         "card_linalg_matrix_functions": 1, "host cost": 124, "layer speed 512": 1}
     assert "look" in status and "card_step" in status and "card_runtime_capture" in status and "moves" not in status
+    opened = (kit.report.with_name("first-logs") / "package.log").read_text()  # by the wheels
+    assert f"opens the card from {kit.root}/build/gpu/package/libdc/" in opened
     for line in ("    a kernel does not end\n    its 1.0 seconds were over", "    cudasim: /nowhere cannot be read",
                  "    [  ERROR   ] --- 1 != 2"):
         assert f"{line}\n" in said
@@ -116,7 +123,7 @@ def test_every_row_is_gone_through(kit: Kit) -> None:
     second = kit.call(*LIMITS, "--seconds", 3600, kit.report)
     status = {name: result["status"] for name, result in kit.results().items()}
     assert status["moves"] == 124 and status["nccl card_step"] == 0 and status["cards card_step"] == 0
-    assert "roots 1024 x 1: left out, since card_linalg_matrix_functions failed\n" in second.stdout
+    assert "left out, since card_linalg_matrix_functions failed: roots 1024 x 1, " in second.stdout
     assert status["torch"] == 1 and status["bounded products"] == 1
     log = kit.report.with_name("first-logs") / "torch.log"
     assert "No module named" in log.read_text()
@@ -128,15 +135,43 @@ def test_every_row_is_gone_through(kit: Kit) -> None:
     fourth = kit.call(kit.report)
     left = re.search("; left: (.*); ", fourth.stdout)
     assert left is not None and left[1].startswith("roots 1024 x 1, ")
-    assert len(fourth.stdout.splitlines()) == 1  # nothing that is left can run
+    assert len(fourth.stdout.splitlines()) == 2  # the wheels, and nothing that is left can run
+
+
+@pytest.mark.parametrize("more, text", [
+    ({"CUDASIM_VERSION": "11080"}, "the NVIDIA driver is too old: it knows CUDA 11.8, 12.0 or later is needed"),
+    ({"CUDASIM_VERSION": "12000"}, "install the package nvidia-cublas-cu12, or name its folder in LIBDC_CUDA_LIB_DIR"),
+    ({"CUDASIM_MAJOR": "7"}, "has compute capability 7.0, must be 8.0 or more"),
+    ({"CUDASIM_MIB": "2"}, "out of memory")])
+def test_a_machine_that_will_not_do_is_told_why(kit: Kit, more: Dict[str, str], text: str) -> None:
+    report = kit.report.with_name("other.json")
+    report.unlink(missing_ok=True)
+    said = kit.call("--seconds", 3600, report, **more).stdout
+    assert "look: status 1" in said and text in said
+    assert re.search(r"^left out, since look failed: card_kernels_elementwise, .* and \d+ more$", said, re.M)
+    assert said.endswith("; what failed runs again where it is named\n")
+    assert json.loads(report.read_text())["results"]["look"]["status"] == 1
+
+
+def test_eight_cards_of_another_kind(kit: Kit) -> None:
+    """Ranks on each of them. Cards without machine code of their own get the PTX."""
+    script(kit.tools / "nvidia-smi", "for i in 1 2 3 4 5 6 7 8; do echo 'a card, 1'; done")
+    rows = ["look", "package", "card_step", "nccl card_step", "cards card_step"]
+    report = kit.report.with_name("eight.json")
+    said = kit.call("--seconds", 3600, report, *rows, CUDASIM_CARDS="8", CUDASIM_MAJOR="12").stdout
+    script(kit.tools / "nvidia-smi", f"echo '{CARDS}'")
+    found = json.loads(report.read_text())["results"]
+    assert {name: found[name]["status"] for name in rows} == dict.fromkeys(rows, 0), said
+    assert said.splitlines()[-1].startswith("8 x a card, 1: ")
 
 
 def test_programs_that_do_not_start_are_built(kit: Kit) -> None:
     library = kit.programs / "libcuda.so.1"
     library.rename(library.with_suffix(".away"))
     script(kit.tools / "meson", "echo 'no compiler here'; exit 5")
-    found = kit.call(kit.report.with_name("second.json"))
+    found = kit.call(kit.report.with_name("second.json"), PATH=str(kit.tools))
     assert found.returncode == 1
-    assert "the kit's programs do not start here (libcuda.so.1 => not found), so they are built\n" in found.stdout
+    assert "the kit's programs do not start here (libcuda.so.1 => not found), so they are built; " in found.stdout
+    assert re.search(r"^a build needs .*ninja.*, which this machine lacks$", found.stdout, re.M)
     assert "setup: status 5 after" in found.stdout and "    no compiler here\n" in found.stdout
-    assert "card_step: status" not in found.stdout
+    assert "left out, since build failed: look, " in found.stdout and "package: status 1" in found.stdout

@@ -6,7 +6,9 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
+import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -27,7 +29,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     loader.exec_module(module)
     monkeypatch.setattr(module, "BUILD", tmp_path)
     monkeypatch.setattr(module, "card", lambda: "a card")
-    monkeypatch.setattr(module.shutil, "which", lambda _, path: "compute-sanitizer")
+    monkeypatch.setattr(module.shutil, "which", lambda program, path=None: program)
     return module
 
 
@@ -43,7 +45,7 @@ def test_its_programs_are_those_of_the_build(script: Any) -> None:
     cases = {f"{folder}_{stem}" for folder, stems in folders for stem in re.findall(r"'(\w+)'", stems)}
     rows = script.rows()
     assert len({row.name for row in rows}) == len(rows)
-    assert {row.needs for row in rows} - {""} <= {row.name for row in rows}
+    assert {row.needs for row in rows} - {""} <= {row.name for row in (*rows, *script.build())}
     assert cases == set(script.NOT_CONFORMANCE) and "'moves'" in built
     assert set(script.NOT_ON_NCCL) <= set(script.conformance())
     assert set(script.SANITIZED) <= {*script.NOT_CONFORMANCE, *script.conformance()}
@@ -98,20 +100,20 @@ def test_a_run_goes_on_where_the_last_one_ended(script: Any, tmp_path: Path, mon
     monkeypatch.setattr(script, "run", run)
     file = tmp_path / "out" / "report.json"
     assert call(script, monkeypatch, file) == 1
-    assert ran[:4] == ["setup", "build", "look", "card_kernels_elementwise"]
+    assert ran[:5] == ["setup", "build", "install", "look", "card_kernels_elementwise"]
     report = json.loads(file.read_text())
     assert report["card"] == "a card" and "layer speed 512" in report["results"] and "look" not in report["results"]
     assert "failed: card_step; left: look, host cost, moves, " in capsys.readouterr().out
     slow, ran = False, []
-    assert call(script, monkeypatch, file) == 1 and ran == ["setup", "build", "look"]
+    assert call(script, monkeypatch, file) == 1 and ran == ["setup", "build", "install", "look"]
     ran = []
-    assert call(script, monkeypatch, file) == 1 and ran[:3] == ["setup", "build", "moves"] and "torch" in ran
+    assert call(script, monkeypatch, file) == 1 and ran[2:4] == ["install", "moves"] and "torch" in ran
     assert not any("check card_" in name for name in ran) and "nccl host cost" not in ran
     ran = []
-    assert call(script, monkeypatch, file) == 1 and ran[2:3] == ["memcheck card_kernels_elementwise"]
+    assert call(script, monkeypatch, file) == 1 and ran[3:4] == ["memcheck card_kernels_elementwise"]
     ran = []
     assert call(script, monkeypatch, file, "memcheck *", "torch") == 1
-    assert sorted(ran[2:]) == sorted(["torch", *(f"memcheck card_{name}" for name in script.SANITIZED)])
+    assert sorted(ran[3:]) == sorted(["torch", *(f"memcheck card_{name}" for name in script.SANITIZED)])
     ran = []
     assert call(script, monkeypatch, "--seconds", 0, tmp_path / "new.json") == 1 and ran == []
     monkeypatch.setattr(script, "run", lambda row, left: {"status": 0, "seconds": 0.0, "passed": 1})
@@ -120,10 +122,20 @@ def test_a_run_goes_on_where_the_last_one_ended(script: Any, tmp_path: Path, mon
     assert call(script, monkeypatch, tmp_path / "fine.json") == 1
 
 
-def test_nothing_is_run_that_was_not_built(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "run", lambda row, left: {"status": 1, "seconds": 0.0, "passed": 0})
-    assert call(script, monkeypatch, tmp_path / "report.json") == 1
-    assert list(json.loads((tmp_path / "report.json").read_text())["results"]) == ["setup", "build"]
+def test_nothing_is_run_that_was_not_built(script: Any, tmp_path: Path, capsys: Any,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's rows have the wheels. The next call tries the build again."""
+    monkeypatch.setattr(script, "run", lambda row, left: {"status": int(row.name in ("setup", "build")), "seconds": 0.0,
+                                                          "passed": 0})
+    report = tmp_path / "report.json"
+    assert call(script, monkeypatch, report) == 1
+    assert list(json.loads(report.read_text())["results"]) == ["setup", "build", "install", "package"]
+    assert "left out, since build failed: look, card_kernels_elementwise, " in capsys.readouterr().out
+    assert call(script, monkeypatch, report) == 1
+    assert {"torch", "torch stages"} <= set(json.loads(report.read_text())["results"])
+    monkeypatch.setattr(script, "run", lambda row, left: {"status": 0, "seconds": 0.0, "passed": 0})
+    assert call(script, monkeypatch, report) == 1
+    assert {"look", "card_step"} <= set(json.loads(report.read_text())["results"])
 
 
 def test_a_row_that_fails_or_hangs_tells_why_and_the_rest_runs(script: Any, tmp_path: Path, capsys: Any,
@@ -146,6 +158,66 @@ def test_a_row_that_fails_or_hangs_tells_why_and_the_rest_runs(script: Any, tmp_
     assert "after 8" in results["a fails"]["text"] and "text" not in results["c is fine"]
     assert (tmp_path / "report-logs" / "a_fails.log").read_text().startswith("begun\n")
     assert (tmp_path / "report-logs" / "c_is_fine.log").read_text() == "[  PASSED  ] 2 test(s).\n"
-    assert "e needs a: left out, since a fails failed\n" in said_there and "left: e needs a;" in said_there
+    assert "left out, since a fails failed: e needs a\n" in said_there and "left: e needs a;" in said_there
     assert call(script, monkeypatch, tmp_path / "report.json", "e needs a") == 1  # it runs where it is named
     assert json.loads((tmp_path / "report.json").read_text())["results"]["e needs a"]["status"] == 0
+
+
+def test_what_cannot_go_well_is_told_before_a_row_runs(script: Any, tmp_path: Path, capsys: Any,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "run", lambda row, left: pytest.fail(f"{row.name} ran"))
+    (tmp_path / "a file").write_text("")
+    (tmp_path / "torn.json").write_text('{"date": "2026-')
+    for arguments, text in (([tmp_path / "a file" / "report.json"], "must be in folders that can be written"),
+                            ([tmp_path / "torn.json"], "is no report of an earlier call"),
+                            ([tmp_path / "report.json", "card_none"], "no row is called card_none; there are look"),
+                            (["card_*"], "FILE = card_*, must end in .json"),
+                            (["--limit", "moves", tmp_path / "report.json"], "--limit moves, must be ROW=N")):
+        with pytest.raises(SystemExit) as left:
+            call(script, monkeypatch, *arguments)
+        assert text in f"{left.value}{capsys.readouterr().err}"
+    assert (tmp_path / "torn.json").read_text() == '{"date": "2026-'
+
+
+def test_two_calls_do_not_write_one_report(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = script.Report(tmp_path / "report.json")
+    with pytest.raises(SystemExit, match="another call writes"):
+        script.Report(tmp_path / "report.json")
+    first.close()
+    script.Report(tmp_path / "report.json").close()
+
+
+def test_a_killed_call_leaves_nothing_on_the_card(script: Any, tmp_path: Path) -> None:
+    """The row's program ends with the call, which has no time to end it."""
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            script.run(script.Row("a row", ["sh", "-c", f"exec sleep 600 > {ready}"], 60), 60)
+        finally:
+            os._exit(0)
+    with open(ready, "rb") as end:  # the program has opened it
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert end.read() == b""  # and has ended
+
+
+@pytest.mark.parametrize("smi, text", [
+    ("echo 'NVIDIA-SMI has failed because it could not communicate with the driver'; exit 9", "could not communicate"),
+    ("true", "nvidia-smi names none"), ("exec sleep 600", "timed out after 1 seconds")])
+def test_no_card_is_told(script: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, smi: str,
+                         text: str) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{smi}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(script, "SMI_SECONDS", 1)
+    assert script.ask_for_cards() == "no card" and text in capsys.readouterr().out
+
+
+def test_cards_of_one_kind_are_counted(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "card", lambda: "\n".join(["NVIDIA H100, 550.54"] * 8))
+    report = script.Report(tmp_path / "report.json")
+    assert script.summary(report).startswith("8 x NVIDIA H100, 550.54: 0 tests passed; failed: nothing; left: nothing;")
+    report.close()

@@ -7,7 +7,7 @@ enum { TILE = 4 * DC__KERNELS_TILE };
 
 /* The elements in 8 bytes: the bits of their magnitudes, and one in each exponent. An exponent of all ones plus one
  * carries into the sign's place, and no further. */
-typedef uint64_t word DC__ANYWHERE;
+typedef uint64_t word DC__UNALIGNED;
 typedef struct exponent_masks {
   uint64_t magnitude, one;
 } exponent_masks;

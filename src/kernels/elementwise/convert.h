@@ -13,13 +13,13 @@
 
 /* The kernels read memory that was declared with other types, at addresses that need not be multiples of the element
  * size. */
-#define DC__ANYWHERE __attribute__((aligned(1), may_alias))
-typedef float dc__f32 DC__ANYWHERE;
-typedef double dc__f64 DC__ANYWHERE;
-typedef uint16_t dc__half DC__ANYWHERE; /* the bits of a float16 or bfloat16 */
-typedef int8_t dc__i8 DC__ANYWHERE;
-typedef int32_t dc__i32 DC__ANYWHERE;
-typedef int64_t dc__i64 DC__ANYWHERE;
+#define DC__UNALIGNED __attribute__((aligned(1), may_alias))
+typedef float dc__f32 DC__UNALIGNED;
+typedef double dc__f64 DC__UNALIGNED;
+typedef uint16_t dc__half DC__UNALIGNED; /* the bits of a float16 or bfloat16 */
+typedef int8_t dc__i8 DC__UNALIGNED;
+typedef int32_t dc__i32 DC__UNALIGNED;
+typedef int64_t dc__i64 DC__UNALIGNED;
 
 DC__CONVERT uint32_t dc__bits_of_f32(float x) {
   uint32_t bits;

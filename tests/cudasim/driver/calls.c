@@ -24,16 +24,20 @@ static _Thread_local int thread_calls;
 static _Thread_local int depth, pushed[DEPTH]; /* contexts, as their devices' numbers */
 static _Thread_local int mode;                 /* of capture: 0 global, 2 relaxed */
 
+int from_environment(const char *name, int otherwise) {
+  const char *text = getenv(name);
+  return text == NULL ? otherwise : atoi(text);
+}
+
 void calls_reset(void) {
   pthread_mutex_lock(&mutex);
   memset(called, 0, sizeof called);
   fault_function = NULL;
   lost_error = 0;
   memset(retained, 0, sizeof retained);
-  version = 13000;
-  const char *cards = getenv("CUDASIM_CARDS");
-  devices = cards == NULL ? 1 : atoi(cards);
-  compute_major = 9;
+  version = from_environment("CUDASIM_VERSION", 13000);
+  devices = from_environment("CUDASIM_CARDS", 1);
+  compute_major = from_environment("CUDASIM_MAJOR", 9);
   has_pools = 1;
   pthread_mutex_unlock(&mutex);
 }

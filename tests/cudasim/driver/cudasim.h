@@ -61,8 +61,8 @@ typedef struct cudasim_image {
 
 /* ---- for tests ---- */
 
-/* A driver as after a process's start, of CUDA 13.0 with one device of compute capability 9.0, or as many as the
- * environment's CUDASIM_CARDS says. Nothing may be open. */
+/* A driver as after a process's start: of CUDA 13.0, with one device of compute capability 9.0 and much memory. The
+ * environment's CUDASIM_VERSION, CUDASIM_CARDS, CUDASIM_MAJOR and CUDASIM_MIB say otherwise. Nothing may be open. */
 CUDASIM_API void cudasim_reset(void);
 CUDASIM_API void cudasim_set_version(int version);
 CUDASIM_API void cudasim_set_devices(int count, int major, int pools);

@@ -48,6 +48,7 @@ CUDASIM_API int end_object(void *object, int error);
 /* Makes the device current on this thread, which is a library's own. */
 CUDASIM_API void cudasim_become(int device);
 void calls_reset(void);
+int from_environment(const char *name, int otherwise); /* a number */
 int device_of(dc__cu_context context);
 
 #define ENTER(needs_context)                       \

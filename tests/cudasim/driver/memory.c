@@ -19,11 +19,13 @@ typedef struct block {
 pthread_mutex_t memory_mutex = PTHREAD_MUTEX_INITIALIZER; /* all below */
 static block blocks[BLOCKS];                              /* the device's by address, then pinned ones */
 static int device_count, pinned_count;
+static size_t most;  /* of a card's memory */
 static char *space;  /* the device's addresses */
 static char *behind; /* what they stand for */
 
 void memory_reset(void) {
   pthread_mutex_lock(&memory_mutex);
+  most = (size_t)from_environment("CUDASIM_MIB", (int)(SPACE >> 20)) << 20;
   if (space == NULL) {
     space = mmap(NULL, SPACE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     behind = mmap(NULL, SPACE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -40,6 +42,14 @@ static void remove_block(int at) {
   memmove(&blocks[at], &blocks[at + 1], sizeof *blocks * (size_t)(device_count + pinned_count - at - 1));
 }
 
+static size_t used(void) {
+  size_t bytes = 0;
+  for (int i = 0; i < device_count; i++) {
+    bytes += blocks[i].bytes;
+  }
+  return bytes;
+}
+
 int memory_alloc(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr) {
   size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
   int error = DC__CU_OUT_OF_MEMORY;
@@ -50,7 +60,7 @@ int memory_alloc(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr) {
     at = blocks[i].ptr + (blocks[i].bytes + PAGE - 1) / PAGE * PAGE;
     i++;
   }
-  if (size <= SPACE - (size_t)(at - space) && device_count + pinned_count < BLOCKS) {
+  if (size <= SPACE - (size_t)(at - space) && size <= most - used() && device_count + pinned_count < BLOCKS) {
     insert(i, (block){at, bytes, pool});
     device_count++;
     pool->refs++;
@@ -123,13 +133,9 @@ int cuMemFreeHost(void *ptr) {
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
   ENTER(true);
   pthread_mutex_lock(&memory_mutex);
-  size_t used = 0;
-  for (int i = 0; i < device_count; i++) {
-    used += blocks[i].bytes;
-  }
+  *total = most;
+  *free_bytes = most - used();
   pthread_mutex_unlock(&memory_mutex);
-  *total = SPACE;
-  *free_bytes = SPACE - used;
   return 0;
 }
 

@@ -2,9 +2,9 @@
 """Faults put into the PTX, each of which a test of the kernels must find; without one, it passes. Tests of the kernels'
 C++ cannot find them, since it has other code where a card has inline assembly, parameters and barriers.
 
-    mutants.py FOLDER PROGRAM...
+    mutants.py TEXTS PROGRAMS
 
-FOLDER has the texts, and a PROGRAM is a test whose name ends with the family's."""
+TEXTS is the folder of the texts, PROGRAMS that of the tests."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, NamedTuple
+from typing import NamedTuple
 
 LIMIT_S = 200
+PROGRAMS = {"elementwise": "kernels_elementwise", "rowops": "kernels_rowops", "attention": "kernels_attention",
+            "attention_backward": "kernels_attention", "update": "optim_elementwise", "blockwise": "optim_shampoo",
+            "matrix": "optim_muon", "kfac": "optim_kfac"}
 
 
 class Mutant(NamedTuple):
@@ -28,6 +31,7 @@ class Mutant(NamedTuple):
 
 
 TILE = r"(mma\.sync\S+\s+\{[^}]*\}, \{)(%r\d+),\s*(%r\d+)(,[^}]*\})"
+CONTRACTED = r"mul\.rn\.f32 \s*(%f\d+), (%f\d+), (%f\d+);\n\s*add\.rn\.f32 \s*(%f\d+), (%f\d+), \1;"
 MUTANTS = [
     Mutant("swapped registers of a tile", "attention", TILE, r"\1\3,\2\4"),
     Mutant("a swapped lane", "rowops", r"(shfl\.sync\.idx\.b32 \s*\S+, %r\d+, )%r\d+(, %r\d+, %r\d+;)", r"\g<1>0\2"),
@@ -42,6 +46,23 @@ MUTANTS = [
     Mutant("a lost addend", "rowops", r"fma\.rn\.f32( \s*%f\d+, %f\d+, %f\d+, )%f\d+;",
            r"fma.rn.f32\g<1>0f00000000;"),
     Mutant("a turned comparison", "elementwise", r"setp\.lt\.s64", "setp.gt.s64", 12),
+    Mutant("swapped registers of a tile", "attention_backward", TILE, r"\1\3,\2\4"),
+    Mutant("a wrong transposition", "attention_backward", r"x4\.trans", "x4"),
+    Mutant("a missing wait", "attention_backward", r"cp\.async\.wait_all;", ""),
+    Mutant("a missing barrier", "attention_backward", r"bar\.sync\s+0;", ""),
+    Mutant("a swapped lane", "attention_backward", r"(shfl\.sync\.idx\.b32 \s*\S+, %r\d+, )%r\d+(, %r\d+, %r\d+;)",
+           r"\g<1>0\2"),
+    Mutant("a contracted product", "update", CONTRACTED, r"fma.rn.f32 \4, \2, \3, \5;"),
+    Mutant("a square root that is left out", "update", r"sqrt\.rn\.f32", "mov.f32"),
+    Mutant("another parameter's span", "update", r"%ctaid\.y", "%ctaid.x"),
+    Mutant("a maximum without order", "update", r"atom\.global\.max\.u64(\s+%rd\d+, )(\[%rd\d+\]), (%rd\d+);",
+           r"st.global.u64 \2, \3;"),
+    Mutant("a contracted product", "blockwise", CONTRACTED, r"fma.rn.f32 \4, \2, \3, \5;"),
+    Mutant("another block of the batch", "blockwise", r"%ctaid\.y", "%ctaid.x"),
+    Mutant("a swapped lane", "matrix", r"(shfl\.sync\.idx\.b32 \s*\S+, %r\d+, )%r\d+(, %r\d+, %r\d+;)",
+           r"\g<1>0\2"),
+    Mutant("a swapped lane", "kfac", r"(shfl\.sync\.idx\.b32 \s*\S+, %r\d+, )%r\d+(, %r\d+, %r\d+;)", r"\g<1>0\2"),
+    Mutant("a missing barrier", "kfac", r"bar\.sync\s+0;", ""),
 ]
 
 
@@ -57,8 +78,7 @@ def found(program: str, text: Path) -> str:
 
 
 def main() -> int:
-    folder, programs = Path(sys.argv[1]), sys.argv[2:]
-    by_family: Dict[str, str] = {program.rsplit("_", 1)[1]: program for program in programs}
+    folder, programs = Path(sys.argv[1]), Path(sys.argv[2])
     survived = 0
     for mutant in MUTANTS:
         text = (folder / f"{mutant.family}.ptx").read_text(encoding="ascii")
@@ -66,9 +86,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as made:
             path = Path(made) / f"{mutant.family}.ptx"
             path.write_text(changed, encoding="ascii")
-            how = found(by_family[mutant.family], path) if places > 0 else ""
+            how = found(str(programs / f"cudasim_{PROGRAMS[mutant.family]}"), path) if places > 0 else ""
         survived += not how
-        print(f"{mutant.name:32}{mutant.family:12}{places:>4} places: {how or 'SURVIVED'}", flush=True)
+        print(f"{mutant.name:32}{mutant.family:20}{places:>4} places: {how or 'SURVIVED'}", flush=True)
     return int(survived > 0)
 
 

@@ -258,7 +258,8 @@ void ptx_warp_step(ptx_run *r, ptx_thread *warp);
 const cudasim_image *ptx_image(const void *image);
 void ptx_image_free(const cudasim_image *image);
 /* Runs a grid whose kernel is PTX's own, or is in the files that the environment's CUDASIM_PTX names, separated by
- * colons. The latter runs as C++ first, on the same memory, and what differs is noted. False: run as C++ alone. */
+ * colons. The latter runs as C++ first, on the same memory, and what differs is noted. False: run as C++ alone.
+ * CUDASIM_PTX_EVERY=8: of a kernel's launches after the first ones only each eighth runs as PTX. */
 bool ptx_run_grid(const grid *g, void (*plain)(const grid *g));
 /* Of the kernel's memory, before it is touched by the plain one. */
 void ptx_note_memory(const void *ptr, size_t bytes);
