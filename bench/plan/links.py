@@ -66,7 +66,8 @@ def train(comm: Any, stage: int) -> float:
 
 
 def rank(out: str, what: str, number: int, ranks: int) -> None:
-    with libdc.Comm.tcp(f"{ADDRESS}:{PORT}", "links", number, ranks, timeout=300, secret="a secret of the links", node="") as comm:
+    with libdc.Comm.tcp(f"{ADDRESS}:{PORT}", "links", number, ranks, timeout=300, secret="a secret of the links",
+                        node="") as comm:
         if what == "measure":
             result: Any = {**measure_work("processor", comm), **measure_level("node", "wall", comm, PART),
                            **measure_level("network", "wall", comm, PART)}
@@ -149,8 +150,8 @@ def table(rows: List[Row]) -> List[str]:
         lines.append(f"| {rate} | {link:.2f} | {stage} | {ranks} | {planned * 1e3:.0f} | {real * 1e3:.0f} "
                      f"| {ratio:.2f} |")
     loads = [row.load for row in rows]
-    return [*lines, f"\n{within} of {len(cases)} rows are within 15 %, of {len(rows) // len(cases)} rounds. The load was "
-            f"{min(loads):.0f} to {max(loads):.0f} on {os.cpu_count()} cores."]
+    return [*lines, f"\n{within} of {len(cases)} rows are within 15 %, of {len(rows) // len(cases)} rounds. The load "
+            f"was {min(loads):.0f} to {max(loads):.0f} on {os.cpu_count()} cores."]
 
 
 def main() -> int:
