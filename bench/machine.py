@@ -49,11 +49,12 @@ def foreign_now(seconds: float = 1) -> float:
     return quiet.foreign(0)
 
 
-def save(name: str, page: str, plot: str) -> None:
-    """A page of today's results, and its plot."""
+def save(name: str, page: str, plot: str = "") -> None:
+    """A page of today's results, and its plot if it has one."""
     stem = Path(__file__).resolve().parent / "results" / f"{name}-{time.strftime('%Y-%m-%d', time.gmtime())}"
     stem.with_suffix(".md").write_text(page)
-    stem.with_suffix(".svg").write_text(plot)
+    if plot:
+        stem.with_suffix(".svg").write_text(plot)
 
 
 def memory_kib(key: str) -> int:

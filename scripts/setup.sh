@@ -57,6 +57,7 @@ if [ "${1:-build}" = test ]; then
   want fish command -v fish
   want libffi-dev pkg-config --exists libffi
   want iproute2 command -v ip
+  want chromium command -v chromium
   want mpich command -v mpirun.mpich
   want openmpi-bin command -v mpirun.openmpi
 fi

@@ -30,6 +30,9 @@ class Run(NamedTuple):
     fits: bool  # the machine's percent is fitted to this row
     accumulate: int
     why: str
+    tensor: int  # ranks among which each layer's matrices are split; it, and the pipeline, are taken as given
+    pipeline: int  # ranks that have a part of the layers each
+    tflops: float  # published, of a rank, where the speed is not
 
 
 class Forecast(NamedTuple):
@@ -39,6 +42,8 @@ class Forecast(NamedTuple):
 
 def forecast(run: Run, configs: Dict[str, Any], machine: planner.Machine) -> Forecast:
     """Of layers some of which recompute: between the plans of none and of all, as time and kept memory are sums."""
+    if run.tensor * run.pipeline > 1:
+        return split_forecast(run, configs, machine)
     model = from_config(configs[run.model], run.model, run.tokens, 2)
     plans = [planner.run(model, machine, planner.Options(ranks=run.ranks, micro_batch=run.micro_batch,
                                                          recompute=recompute, replicas=run.replicas,
@@ -49,6 +54,33 @@ def forecast(run: Run, configs: Dict[str, Any], machine: planner.Machine) -> For
     share = run.recompute
     step = seconds[0] + share * (seconds[1] - seconds[0])
     return Forecast(plans[0].tokens / run.ranks / step, peaks[0] + share * (peaks[1] - peaks[0]))
+
+
+def part_of(model: planner.Model, tensor: int, pipeline: int) -> planner.Model:
+    """One rank's part of a model whose layers and matrices are split: a stage in the middle, without the ends."""
+    blocks = model.layers[1:-1]
+    count = -(-len(blocks) // pipeline)
+    layers = [block._replace(flops=block.flops // tensor, shapes=tuple(
+        (shape[0] // tensor, *shape[1:]) if len(shape) > 1 else shape for shape in block.shapes))
+        for block in blocks[:count]]
+    return planner.Model(model.name, tuple(layers), model.tokens)
+
+
+def speed_of_flops(run: Run, configs: Dict[str, Any]) -> float:
+    """Tokens a second and rank, by the planner's operations of a token."""
+    model = from_config(configs[run.model], run.model, run.tokens, 2)
+    return run.tflops * 1e12 * model.tokens / (3 * model.flops)
+
+
+def split_forecast(run: Run, configs: Dict[str, Any], machine: planner.Machine) -> Forecast:
+    """The data-parallel part alone: ranks with the same part of the model, no two of them in a node. Gradients of
+    micro-batches add up locally, so that one of them has all of a step's communication."""
+    model = part_of(from_config(configs[run.model], run.model, run.tokens, 2), run.tensor, run.pipeline)
+    ranks = run.ranks // (run.tensor * run.pipeline)
+    last, other = (planner.run(model, machine._replace(ranks_per_node=1), planner.Options(
+        ranks=ranks, stage=1, micro_batch=run.micro_batch, optimizer=optimizer)) for optimizer in (True, False))
+    step_ns = last.step_ns + (run.accumulate - 1) * other.compute_ns
+    return Forecast(last.tokens * run.accumulate / run.ranks / (step_ns / 1e9), 0.0)
 
 
 def fitted(runs: List[Run], configs: Dict[str, Any], machine: planner.Machine) -> planner.Machine:
@@ -74,6 +106,7 @@ def main() -> None:
     print(table["head"])
     for name, group in table["groups"].items():
         runs = [Run(**{**table["defaults"], "group": name, **row}) for row in group["rows"]]
+        runs = [run if run.speed else run._replace(speed=speed_of_flops(run, table["configs"])) for run in runs]
         machine = planner.load(group["machine"])._replace(**group["replace"])
         machine = fitted(runs, table["configs"], machine)
         print(f"\n## {name}\n\nSource: {group['source']}\n\n{group['note']}\nFitted: products at "
@@ -85,7 +118,7 @@ def main() -> None:
             memory = ("", "", "") if run.memory_gib is None else (
                 f"{run.memory_gib:.1f}", f"{planned.memory_gib:.1f}", difference(planned.memory_gib, run.memory_gib))
             told = "fitted" if run.fits else difference(planned.speed, run.speed)
-            print(f"| {run.model} | {run.ranks} | {run.micro_batch * run.accumulate} | {run.speed:,.0f} "
+            print(f"| {run.model} | {run.ranks:,} | {run.micro_batch * run.accumulate} | {run.speed:,.0f} "
                   f"| {planned.speed:,.0f} | {told} | {' | '.join(memory)} |")
         for run in runs:
             if run.why:

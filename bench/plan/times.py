@@ -11,7 +11,6 @@ quotients."""
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import json
 import os
@@ -30,6 +29,7 @@ import libdc
 import numpy as np
 from libdc import plan as planner
 from libdc.plan.measure import free_address, measure
+from machine import describe, save
 
 LAYERS, WIDTH, STEPS, GRAPH = 4, 1024, 12, 1
 
@@ -47,26 +47,26 @@ CASES = [Case(*each) for each in itertools.product((0, 1, 3), (64, 256), ("shm",
 class Training:
     """A rank's layers, each a square product, by libdc's calls alone."""
 
-    def __init__(self, comm: Any, case: Case) -> None:
-        self.stage, self.context = case.stage, libdc.Context()
-        self.x = np.ones((case.tokens, WIDTH), np.float32)
-        self.grad = np.empty((WIDTH, WIDTH), np.float32)
+    def __init__(self, comm: Any, case: Case, width: int = WIDTH) -> None:
+        self.stage, self.context, self.width = case.stage, libdc.Context(), width
+        self.x = np.ones((case.tokens, width), np.float32)
+        self.grad = np.empty((width, width), np.float32)
         self.context.init(comm, {}, 1 << 20)
-        numel = WIDTH * WIDTH
+        numel = width * width
         own = -(-numel // comm.size) if case.stage > 0 else numel
         self.weights = [np.full(own, 1e-3, np.float32) for _ in range(LAYERS)]
         self.sums = [np.zeros(own, np.float32) for _ in range(LAYERS)]
         for i in range(LAYERS):
             if case.stage > 0:
-                self.context.register_z3_param(i, (WIDTH, WIDTH), self.weights[i], self.sums[i], case.stage < 3)
+                self.context.register_z3_param(i, (width, width), self.weights[i], self.sums[i], case.stage < 3)
             else:
-                self.context.register_param(i, (WIDTH, WIDTH), self.weights[i], self.sums[i])
+                self.context.register_param(i, (width, width), self.weights[i], self.sums[i])
         register = self.context.register_graph_z3 if case.stage > 0 else self.context.register_graph_z0
         register(GRAPH, list(range(LAYERS)))
 
     def whole(self, i: int, following: int) -> Any:
         if self.stage == 0:
-            return self.weights[i].reshape(WIDTH, WIDTH)
+            return self.weights[i].reshape(self.width, self.width)
         gathered = self.context.allgather_param(None, GRAPH, i)
         if 0 <= following < LAYERS:
             self.context.prefetch_params_fused(GRAPH, [following])
@@ -134,16 +134,22 @@ def run_ranks(transport: str, ranks: int, folder: str) -> List[List[float]]:
     return list(json.loads(Path(out).read_text()))
 
 
-def forecast(case: Case, machine: Any) -> float:
+def forecast(case: Case, machine: Any, width: int = WIDTH) -> float:
     """Seconds of a step."""
     if case.transport == "tcp":
         machine = machine._replace(node_bytes_per_second=machine.network_bytes_per_second,
                                    node_latency_ns=machine.network_latency_ns)
-    layer = {"shapes": [[WIDTH, WIDTH]], "flops": 2 * case.tokens * WIDTH * WIDTH, "repeat": LAYERS}
+    layer = {"shapes": [[width, width]], "flops": 2 * case.tokens * width * width, "repeat": LAYERS}
     model = planner.from_layers({"layers": [layer]}, "products")
     options = planner.Options(ranks=case.ranks, stage=case.stage, dtype="float32", bucket=1 << 20,
                               heap=case.transport == "shm", optimizer=False)
     return planner.run(model, machine, options).step_ns / 1e9
+
+
+def page_of(title: str, command: str, doc: str, rows: List[str]) -> str:
+    """A page of results. doc: the command's, whose paragraphs after the first two are shown."""
+    about = "\n\n".join(doc.split("\n\n")[2:])
+    return f"# {title}\n\n`{command} --save`: {describe()}.\n\n{about}\n\n" + "\n".join(rows) + "\n"
 
 
 def main() -> int:
@@ -184,12 +190,7 @@ def main() -> int:
     rows.append(f"\n{within} of {len(CASES)} rows are within 15 %.")
     print("\n".join(rows))
     if arguments.save:
-        from machine import describe
-
-        day = datetime.date.today().isoformat()
-        (ROOT / "bench" / "results" / f"planner-{day}.md").write_text(
-            f"# Forecast times\n\n`bench/plan/times.py --save`: {describe()}.\n\n{__doc__.split(chr(10) * 2)[-1]}\n\n"
-            + "\n".join(rows) + "\n")
+        save("planner", page_of("Forecast times", "bench/plan/times.py", __doc__, rows))
     return 0
 
 

@@ -56,7 +56,8 @@ def test_ranks_share_cores() -> None:
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
     table = json.loads((Path(planner.__file__).parent / "machines" / "h100.json").read_text())
-    for widths, text in (([], "must be an object"), ({"64": 0}, "must be at least 1"), ({"a": 3}, "must be an object")):
+    for widths, text in (([], "must be an object"), ({"64": 0}, "must be 1 to 100"), ({"²": 1}, "must be an object"),
+                         ({"a": 3}, "must be an object")):
         path = tmp_path / "machine.json"
         path.write_text(json.dumps({**table, "product_percent_by_width": widths}))
         with pytest.raises(ValueError, match=text):

@@ -28,7 +28,7 @@ def write(folder: Path, table: Dict[str, Any]) -> str:
 
 
 def model_of(folder: Path, table: Dict[str, Any]) -> planner.Model:
-    return planner.read(write(folder, table), 128, 2)
+    return planner.read(write(folder, table), None if "layers" in table else 128, 2)
 
 
 @pytest.mark.parametrize("table, parameters", [(LLAMA, 8030261248), (GPT2, 124439808), (BERT, 109514298)],
@@ -134,17 +134,118 @@ def test_the_search_finds_the_fastest_that_fits(tmp_path: Path) -> None:
     assert planner.search(model, machine._replace(memory_bytes=1000), planner.Options(ranks=4)) == []
 
 
+def best(kept_bytes: int, ranks: int, network: int, host: int = 1 << 38) -> planner.Options:
+    """The first choice for much work with few tokens, and a GiB of memory."""
+    layer = {"shapes": [[4096, 4096]], "flops": 1 << 42, "kept_bytes": kept_bytes, "input_bytes": kept_bytes // 2,
+             "repeat": 8}
+    machine = planner.load("h100")._replace(memory_bytes=1 << 30, network_bytes_per_second=network,
+                                            host_memory_bytes=host)
+    model = planner.from_layers({"tokens": 512, "layers": [layer]}, "wide")
+    return planner.search(model, machine, planner.Options(ranks=ranks, micro_batch=2))[0].plan.options
+
+
+def test_the_search_shards_among_all_on_one_node() -> None:
+    options = best(1 << 20, 8, 50 * 10**9)
+    assert (options.replicas, options.offload, options.recompute) == (1, False, False)
+
+
+def test_the_search_takes_a_replica_a_node_where_the_network_is_slow() -> None:
+    options = best(1 << 20, 32, 2 * 10**9)
+    assert (options.replicas, options.offload, options.recompute) == (4, False, False)
+
+
+def test_the_search_offloads_what_does_not_fit() -> None:
+    options = best(300 << 20, 8, 50 * 10**9)
+    assert (options.replicas, options.offload, options.recompute) == (1, True, False)
+    for host in (0, 1 << 20):  # it is not known, or too small
+        options = best(100 << 20, 8, 50 * 10**9, host)
+        assert (options.offload, options.recompute) == (False, True)
+
+
+def test_host_memory_has_a_limit() -> None:
+    layer = {"shapes": [[64, 64]], "kept_bytes": 1 << 20, "repeat": 4}
+    machine = planner.load("h100")._replace(host_memory_bytes=10 << 20)
+    model = planner.from_layers({"layers": [layer]}, "kept")
+    plans = [planner.run(model, machine, planner.Options(offload=True, micro_batch=n)) for n in (2, 3)]
+    assert [plan.fits for plan in plans] == [True, False]
+    assert [planner.largest_micro_batch(plan) for plan in plans] == [2, 2]
+
+
 @pytest.mark.parametrize("change, text", [
     ({"layers": []}, "layers = \\[\\], must be an array of objects"),
-    ({"layers": [{"shapes": 3}]}, "shapes = 3, must be an array"),
-    ({"layers": [{"shapes": [[4]], "flops": 1.5}]}, "flops = 1.5, must be an integer"),
-    ({"layers": [{"shapes": [[4]], "backward": [1]}]}, "backward = \\[1\\]"),
-    ({"layers": [{"shapes": [[4]], "uses": [0]}]}, "uses = \\[0\\], must be an array of pairs"),
-    ({"layers": [{"shapes": [[4]], "uses": [[0, 1]]}]}, "uses = \\[0, 1\\], must be a layer's number"),
+    ({"tokens": 0}, "tokens = 0, must be 1 to 4294967296"),
+    ({"tokns": 4}, "model has 'tokns', must have layers, name, tokens alone"),
+    ({"name": 3}, "name = '3', must be a string of at most 200"),
 ])
 def test_bad_models_are_named(tmp_path: Path, change: Dict[str, Any], text: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=text):
+    with pytest.raises(ValueError, match=text):
         model_of(tmp_path, {**LAYERS, **change})
+
+
+@pytest.mark.parametrize("change, text", [
+    ({"shapes": 3}, "shapes = 3, must be an array"),
+    ({"shapes": [[-1]]}, "a length of shapes = -1, must be 1 to"),
+    ({"shapes": [[True]]}, "a length of shapes = True, must be an integer"),
+    ({"shapes": [[1] * 65]}, "the number of a shape's lengths = 65, must be 0 to 64"),
+    ({"flops": 1.5}, "flops = 1.5, must be an integer"),
+    ({"flops": float("nan")}, "flops = nan, must be an integer"),
+    ({"kept_bytes": None}, "kept_bytes = None, must be an integer"),
+    ({"kept_bytes": 8, "input_bytes": 9}, "input_bytes .a part of kept_bytes. = 9, must be 0 to 8"),
+    ({"repeat": 0}, "repeat = 0, must be 1 to 65536"),
+    ({"backward": [1]}, "backward = 1, must be 0 to 0"),
+    ({"backward": [0, 0]}, "backward = .0, 0., must be an array of numbers of shapes, each once"),
+    ({"backward": [[0]]}, "backward = .0., must be an integer"),
+    ({"uses": [0]}, "uses = \\[0\\], must be an array of pairs"),
+    ({"uses": [[0, 1]]}, "uses = \\[0, 1\\], must be another layer's number"),
+    ({"uses": [[0, 0]]}, "uses = \\[0, 0\\], must be another layer's number"),
+    ({"kept_byte": 3}, "layers.0. has 'kept_byte', must have backward, flops"),
+])
+def test_bad_layers_are_named(tmp_path: Path, change: Dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        model_of(tmp_path, {"layers": [{"shapes": [[4]], **change}]})
+
+
+@pytest.mark.parametrize("change, text", [
+    ({"hidden_size": 0}, "hidden_size = 0, must be 1 to"),
+    ({"hidden_size": "64"}, "hidden_size = '64', must be an integer"),
+    ({"num_attention_heads": 5}, "num_attention_heads = 5, must divide hidden_size = 4096"),
+    ({"num_attention_heads": 0}, "num_attention_heads = 0, must be 1 to"),
+    ({"num_hidden_layers": 10**7}, "num_hidden_layers = 10000000, must be 1 to 65536"),
+    ({"tie_word_embeddings": "no"}, "tie_word_embeddings = 'no', must be true or false"),
+    ({"model_type": ["llama"]}, "model_type = .'llama'., must be one of llama"),
+])
+def test_bad_configurations_are_named(tmp_path: Path, change: Dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        model_of(tmp_path, {**LLAMA, **change})
+
+
+@pytest.mark.parametrize("change, text", [
+    ({"flops": None}, "flops = None, must be an object"),
+    ({"flops": {}}, "flops = {}, must be an object"),
+    ({"flops": {"bfloat16": 0}}, "flops.bfloat16 = 0, must be 1000 to"),
+    ({"sources": None}, "sources = None, must be an object"),
+    ({"network_bytes_per_second": 0}, "network_bytes_per_second = 0, must be 1000 to"),
+    ({"node_latency_ns": 1 << 62}, "node_latency_ns = 4611686018427387904, must be 0 to 1000000000000"),
+    ({"product_percent": 101}, "product_percent = 101, must be 1 to 100"),
+    ({"memory": 3}, "has 'memory', must have cores, flops"),
+    ({"name": None}, "name = 'None', must be a string"),
+])
+def test_bad_machines_are_named(tmp_path: Path, change: Dict[str, Any], text: str) -> None:
+    table = json.loads((Path(planner.__file__).parent / "machines" / "h100.json").read_text())
+    with pytest.raises(ValueError, match=text):
+        planner.load(write(tmp_path, {**table, **change}))
+
+
+@pytest.mark.parametrize("layer, options, text", [
+    ({"shapes": [[1 << 40, 1 << 40]]}, {}, "parameters = 1208925819614629174706176, must be 0 to"),
+    ({"shapes": [[4]], "kept_bytes": 1 << 50}, {"micro_batch": 1 << 20}, "micro_batch = 1048576 = "),
+    ({"shapes": [[4]], "flops": 1 << 60}, {"micro_batch": 1 << 20}, "a step takes up to .*, must be at most 1e9 s"),
+    ({"shapes": [[4]], "repeat": 1000}, {"accumulate": 1024}, "layers, times accumulate = 1024 = 1024000, must be 1"),
+])
+def test_what_cannot_be_counted_is_named(layer: Dict[str, Any], options: Dict[str, int], text: str) -> None:
+    model = planner.from_layers({"layers": [layer]}, "huge")
+    with pytest.raises(ValueError, match=text):
+        planner.run(model, planner.load("h100"), planner.Options(ranks=8, **options))
 
 
 def test_other_bad_input_is_named(tmp_path: Path) -> None:
@@ -154,8 +255,17 @@ def test_other_bad_input_is_named(tmp_path: Path) -> None:
         model_of(tmp_path, {"model_type": "llama"})
     with pytest.raises(ValueError, match="machine = 'b9000', must be a file or one of a100"):
         planner.load("b9000")
-    with pytest.raises(ValueError, match="ranks = 257, must be 1 to 256"):
-        planner.Options(ranks=257)
+    for wrong, text in (({"ranks": 257}, "ranks = 257, must be 1 to 256"), ({"ranks": -1}, "ranks = -1, must be 1 to"),
+                        ({"accumulate": 1025}, "accumulate = 1025, must be 1 to 1024"),
+                        ({"stage": 0, "offload": True}, "offload = True, must be False in stage 0")):
+        with pytest.raises(ValueError, match=text):
+            planner.Options(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tokens = 8, must not be given for layers"):
+        planner.read(write(tmp_path, LAYERS), 8, 2)
+    for text, error in (("[" * 100000, "is not JSON"), ("[]", "holds no JSON object"), ("{", "is not JSON")):
+        (tmp_path / "model.json").write_text(text)
+        with pytest.raises(ValueError, match=error):
+            planner.read(str(tmp_path / "model.json"), None, 2)
     table = json.loads((Path(planner.__file__).parent / "machines" / "h100.json").read_text())
     del table["sources"]["flops"]
     with pytest.raises(ValueError, match="sources has no 'flops'"):
@@ -183,3 +293,24 @@ def test_the_command(tmp_path: Path) -> None:
     assert best.count("tokens a second") == 5 and "To change first: " in best
     assert "cannot be read" in command(str(tmp_path / "none.json"), code=2).stderr
     assert "layer: the largest micro-batch" in command("layer", "--help").stdout
+
+
+@pytest.mark.parametrize("line, text", [
+    (["--price", "nan"], "price = nan, must be 0 to"),
+    (["--search", "--stage", "1"], "stage = 1 is of one plan: without --search"),
+    (["--search", "--timeline"], "timeline = True is of one plan"),
+    (["--tokens", "0"], "tokens = 0, must be 1 to"),
+    (["--ranks", "-8"], "ranks = -8, must be 1 to 256"),
+])
+def test_bad_lines_are_named(tmp_path: Path, line: List[str], text: str) -> None:
+    done = command(write(tmp_path, LLAMA), *line, code=2)
+    assert done.stderr.startswith("libdc plan: ") and text in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("where", [">&-", ">/dev/full"])
+@pytest.mark.parametrize("name", ["plan", "sim"])
+def test_an_output_that_takes_nothing_is_an_error(tmp_path: Path, name: str, where: str) -> None:
+    line = f'"{sys.executable}" -m libdc {name} {write(tmp_path, LAYERS)} {where}'
+    done = subprocess.run(line, shell=True, text=True, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=600)
+    assert done.returncode == 3 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"libdc {name}: stdout cannot be written: ")

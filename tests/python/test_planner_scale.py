@@ -18,7 +18,7 @@ MODEL = {"tokens": 512, "layers": [{"shapes": [[4096, 1024]], "flops": 1 << 36, 
 def plan_of(folder: Path, ranks: int) -> planner.Plan:
     path = folder / "model.json"
     path.write_text(json.dumps(MODEL))
-    return planner.run(planner.read(str(path), 1, 2), planner.load("h100"), planner.Options(ranks=ranks))
+    return planner.run(planner.read(str(path), None, 2), planner.load("h100"), planner.Options(ranks=ranks))
 
 
 @pytest.mark.parametrize("mtbf_s", [3e3, 3e4, 1e6])
@@ -65,6 +65,10 @@ def test_the_command(tmp_path: Path) -> None:
     efficiency = [row["efficiency"] for row in rows]
     assert efficiency == sorted(efficiency, reverse=True) and 0 < efficiency[-1] < efficiency[0] <= 1
     assert sim().stdout.splitlines()[-1].split()[0] == "65536" and sim().stdout == sim().stdout
-    for arguments, text in ((["--ranks", "8,x"], "ranks = 8,x"), (["--mtbf-hours", "0"], "mtbf_hours = 0.0, must be")):
+    assert json.loads(sim("--json", "--mtbf-hours", "0.001", "--restart-s", "1e9").stdout)[0]["goodput"] == 0
+    for arguments, text in ((["--ranks", "8,x"], "ranks = 8,x"), (["--mtbf-hours", "0"], "mtbf_hours = 0.0, must be"),
+                            (["--restart-s", "inf"], "restart_s = inf, must be 0 to 1e+09"),
+                            (["--deviation", "nan"], "deviation = nan, must be 0 to 1"),
+                            (["--tokens", "8"], "tokens = 8, must not be given for layers")):
         done = sim(*arguments)
         assert done.returncode == 2 and text in done.stderr

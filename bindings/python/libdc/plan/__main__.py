@@ -7,8 +7,8 @@ import json
 import sys
 from typing import List, Optional
 
-from ..errors import Error
 from . import Options, advise, as_json, as_text, load, names, read, run, search, timeline
+from .checks import real, run_command
 from .page import write as write_page
 from .report import cost, settings
 
@@ -21,7 +21,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--machine", default="h100", help=f"a file, or one of {', '.join(names())}")
     add("--ranks", type=int, default=8)
     add("--stage", type=int, default=3, choices=range(4))
-    add("--tokens", type=int, default=1024, help="of a sample, for a config.json")
+    add("--tokens", type=int, help="of a sample, for a config.json: 1024 if not given")
     add("--micro-batch", type=int, default=1, help="samples; with --search the most to try")
     add("--accumulate", type=int, default=1, help="micro-batches of a step")
     add("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
@@ -32,7 +32,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--offload", action="store_true", help="keep activations in host memory")
     add("--no-heap", action="store_true", help="ranks cannot read each other's memory, as over TCP")
     add("--price", type=float, default=0.0, help="of a rank and hour")
-    add("--search", action="store_true", help="the five best settings")
+    add("--search", action="store_true",
+        help="the five best of stage, replicas, recomputation, offload, bucket, prefetch")
     add("--timeline", action="store_true", help="memory at each point of the step")
     add("--html", metavar="FILE", help="writes a page with the memory, the step and the scaling, to zoom into")
     add("--json", action="store_true")
@@ -57,29 +58,38 @@ def _print_search(arguments: argparse.Namespace, base: Options) -> int:
     return 0 if found else 1
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    arguments = _parser().parse_args(argv)
-    try:
-        base = Options(arguments.ranks, arguments.stage, arguments.micro_batch, arguments.accumulate, arguments.dtype,
-                       arguments.bucket, arguments.prefetch, arguments.recompute, not arguments.no_heap,
-                       arguments.replicas, arguments.offload)
-        if arguments.search and arguments.html:
-            raise ValueError(f"html = {arguments.html} is of one plan: without --search")
-        if arguments.search:
-            return _print_search(arguments, base)
-        plan = run(read(arguments.model, arguments.tokens, base.element), load(arguments.machine), base,
-                   traced=bool(arguments.html))
-        if arguments.html:
-            write_page(plan, arguments.html, arguments.price)
-    except (ValueError, TypeError, Error) as error:
-        print(f"libdc plan: {error}", file=sys.stderr)
-        return 2
+def _chosen(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """The search chooses what these options say, and prints no single plan."""
+    for name in ("stage", "prefetch", "recompute", "replicas", "offload", "html", "timeline"):
+        value = getattr(arguments, name)
+        if arguments.search and value != parser.get_default(name):
+            raise ValueError(f"{name} = {value} is of one plan: without --search")
+
+
+def _command(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    _chosen(arguments, parser)
+    real("price", arguments.price, 0.0, 1e12)
+    base = Options(arguments.ranks, arguments.stage, arguments.micro_batch, arguments.accumulate, arguments.dtype,
+                   arguments.bucket, arguments.prefetch, arguments.recompute, not arguments.no_heap,
+                   arguments.replicas, arguments.offload)
+    if arguments.search:
+        return _print_search(arguments, base)
+    plan = run(read(arguments.model, arguments.tokens, base.element), load(arguments.machine), base,
+               traced=bool(arguments.html))
+    if arguments.html:
+        write_page(plan, arguments.html, arguments.price)
     if arguments.json:
         print(json.dumps(as_json(plan, arguments.price), indent=2))
     else:
         sys.stdout.write(as_text(plan, arguments.price))
         sys.stdout.write("\n" + timeline(plan) if arguments.timeline else "")
     return 0 if plan.fits else 1
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    return run_command("libdc plan", lambda: _command(arguments, parser))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, Tuple
 
-from ..arguments import check_size
-from .model import Layer, Model
+from .checks import whole
+from .model import MAX_LAYERS, Layer, Model
 
 Shapes = Tuple[Tuple[int, ...], ...]
 
@@ -19,13 +19,16 @@ class _Config:
     def __init__(self, name: str, table: Mapping[str, Any]) -> None:
         self.name, self.table = name, table
 
-    def __call__(self, *keys: str, default: int = 0) -> int:
+    def __call__(self, *keys: str, default: int = 0, most: int = 1 << 32) -> int:
         for key in keys:
             if self.table.get(key) is not None:
-                return check_size(f"{self.name}: {key}", self.table[key])
+                return whole(f"{self.name}: {key}", self.table[key], 1, most)
         if default:
             return default
         raise ValueError(f"{self.name} has no {keys[0]!r}")
+
+    def layers(self, *keys: str) -> int:
+        return self(*keys, most=MAX_LAYERS)
 
 
 def _block(name: str, shapes: Shapes, tokens: int, element: int, wide: int, attention: int, norms: int) -> Layer:
@@ -54,16 +57,20 @@ def _llama(c: _Config, tokens: int, element: int) -> List[Layer]:
     hidden, wide, vocabulary = c("hidden_size"), c("intermediate_size"), c("vocab_size")
     heads = c("num_attention_heads")
     keys = c("num_key_value_heads", default=heads)
+    if c.table.get("head_dim") is None and hidden % heads:
+        raise ValueError(f"{c.name}: num_attention_heads = {heads}, must divide hidden_size = {hidden}")
     size = c("head_dim", default=hidden // heads)
     shapes = ((heads * size, hidden), (keys * size, hidden), (keys * size, hidden), (hidden, heads * size),
               (wide, hidden), (wide, hidden), (hidden, wide), (hidden,), (hidden,))
     # Two norms' inputs and outputs; queries, keys and values; attention's result; gate, up, their product.
     kept = 4 * hidden + 2 * (heads + keys) * size + 4 * wide
-    tied = bool(c.table.get("tie_word_embeddings"))
+    tied = c.table.get("tie_word_embeddings") or False
+    if not isinstance(tied, bool):
+        raise ValueError(f"{c.name}: tie_word_embeddings = {tied!r}, must be true or false")
     first, last = _ends(tokens, element, hidden, vocabulary, ((vocabulary, hidden),),
                         ((hidden,),) if tied else ((hidden,), (vocabulary, hidden)), tied)
     blocks = [_block(f"layers.{i}", shapes, tokens, element, kept, heads * size, 2)
-              for i in range(c("num_hidden_layers"))]
+              for i in range(c.layers("num_hidden_layers"))]
     return [first, *blocks, last]
 
 
@@ -79,7 +86,7 @@ def _gpt2(c: _Config, tokens: int, element: int) -> List[Layer]:
                         ((vocabulary, hidden), (c("n_positions", "max_position_embeddings"), hidden)),
                         ((hidden,), (hidden,)))
     blocks = [_block(f"h.{i}", _dense_block(hidden, wide), tokens, element, 10 * hidden + 3 * wide, hidden,
-                     4) for i in range(c("n_layer", "num_hidden_layers"))]
+                     4) for i in range(c.layers("n_layer", "num_hidden_layers"))]
     return [first, *blocks, last]
 
 
@@ -90,7 +97,7 @@ def _bert(c: _Config, tokens: int, element: int) -> List[Layer]:
                          (c("type_vocab_size", default=2), hidden), (hidden,), (hidden,)),
                         ((hidden, hidden), (hidden,), (hidden,), (hidden,), (vocabulary,)))
     blocks = [_block(f"encoder.layer.{i}", _dense_block(hidden, wide), tokens, element, 10 * hidden + 3 * wide, hidden,
-                     4) for i in range(c("num_hidden_layers"))]
+                     4) for i in range(c.layers("num_hidden_layers"))]
     return [first, *blocks, last]
 
 
@@ -100,7 +107,7 @@ _FAMILIES: Dict[str, Callable[[_Config, int, int], List[Layer]]] = {"llama": _ll
 
 def from_config(table: Mapping[str, Any], name: str, tokens: int, element: int) -> Model:
     family = table.get("model_type")
-    if family not in _FAMILIES:
+    if not isinstance(family, str) or family not in _FAMILIES:
         raise ValueError(f"{name}: model_type = {family!r}, must be one of {', '.join(_FAMILIES)}; others can be given "
                          f"as layers")
     return Model(name, tuple(_FAMILIES[family](_Config(name, table), tokens, element)), tokens)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Tuple
 
-from ..arguments import check_size
-from .model import read_json
+from .checks import known, read_json, title, whole
 
 FOLDER = Path(__file__).parent / "machines"
+_LEAST = {"product_percent": 1, "memory_bytes": 1, **dict.fromkeys(
+    ("flops", "memory_bytes_per_second", "host_bytes_per_second", "node_bytes_per_second", "network_bytes_per_second"),
+    1000)}
+_MOST = {"product_percent": 100, "ranks_per_node": 1 << 20, "cores": 1 << 20, "flops": 10**21, **dict.fromkeys(
+    ("node_latency_ns", "network_latency_ns", "launch_ns"), 10**12)}
 
 
 class Machine(NamedTuple):
@@ -27,6 +31,7 @@ class Machine(NamedTuple):
     network_latency_ns: int
     launch_ns: int
     cores: int = 0  # that all ranks of a node share, for work and for collectives in the node; 0: each has its own
+    host_memory_bytes: int = 0  # for offload; 0: it has no limit that is known, and the search does not offload
     product_percent_by_width: Tuple[Tuple[int, int], ...] = ()  # of product_percent, by the shorter side of the weights
 
     def peak(self, dtype: str) -> int:
@@ -44,13 +49,16 @@ class Machine(NamedTuple):
 
 
 def _by_width(where: str, table: Any) -> Tuple[Tuple[int, int], ...]:
-    if not isinstance(table, dict) or not all(str(width).isdigit() for width in table):
+    if not isinstance(table, dict) or not all(width.isascii() and width.isdigit() for width in table):
         raise ValueError(f"{where}: product_percent_by_width = {table!r}, must be an object of widths and percents")
-    checked = sorted((int(width), check_size(f"{where}: product_percent_by_width", percent))
-                     for width, percent in table.items())
-    if any(percent < 1 for _, percent in checked):
-        raise ValueError(f"{where}: product_percent_by_width has {table}, must be at least 1")
-    return tuple(checked)
+    return tuple(sorted((whole(f"{where}: a width of product_percent_by_width", int(width), 1, 1 << 32),
+                         whole(f"{where}: product_percent_by_width[{width}]", percent, 1, 100))
+                        for width, percent in table.items()))
+
+
+def _figure(where: str, field: str, value: Any) -> int:
+    kind = field.partition(".")[0]
+    return whole(f"{where}: {field}", value, _LEAST.get(kind, 0), _MOST.get(kind, 10**18))
 
 
 def names() -> List[str]:
@@ -65,17 +73,19 @@ def load(name: str) -> Machine:
     table = read_json(str(path if path.exists() else name))
     where = f"machine {name}"
     fields = [field for field in Machine._fields if field not in ("name", "flops", *Machine._field_defaults)]
+    known(where, table, (*Machine._fields, "sources"))
     missing = [field for field in (*fields, "flops", "sources") if field not in table]
     if missing:
         raise ValueError(f"{where} has no {missing[0]!r}")
+    for field in ("flops", "sources"):
+        if not isinstance(table[field], dict) or not table[field]:
+            raise ValueError(f"{where}: {field} = {table[field]!r}, must be an object with an entry or more")
     unsourced = [field for field in (*fields, "flops") if field not in table["sources"]]
     if unsourced:
         raise ValueError(f"{where}: sources has no {unsourced[0]!r}; each figure says where it is from")
-    numbers: Dict[str, Any] = {field: check_size(f"{where}: {field}", table[field]) for field in fields}
-    flops = {str(dtype): check_size(f"{where}: flops.{dtype}", value) for dtype, value in table["flops"].items()}
-    if not 1 <= numbers["product_percent"] <= 100:
-        raise ValueError(f"{where}: product_percent = {numbers['product_percent']}, must be 1 to 100")
-    numbers["cores"] = check_size(f"{where}: cores", table.get("cores", 0))
+    numbers: Dict[str, Any] = {field: _figure(where, field, table[field]) for field in fields}
+    numbers.update((field, _figure(where, field, table.get(field, 0))) for field in ("cores", "host_memory_bytes"))
+    flops = {dtype: _figure(where, f"flops.{dtype}", value) for dtype, value in table["flops"].items()}
     by_width = _by_width(where, table.get("product_percent_by_width", {}))
-    return Machine(product_percent_by_width=by_width, name=str(table.get("name", Path(name).stem)), flops=flops,
-                   **numbers)
+    return Machine(product_percent_by_width=by_width, name=title(f"{where}: name", table.get("name", Path(name).stem)),
+                   flops=flops, **numbers)

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
+from .checks import run_command
 from .machine import load
 
 RANKS = 2
@@ -53,37 +54,39 @@ def _product_rates(clock: str, comm: Any) -> Dict[str, int]:
     return rates
 
 
-def _level(clock: str, comm: Any) -> Dict[str, int]:
-    """Of all-gathers of few and of many bytes."""
+def measure_level(name: str, clock: str, comm: Any, large: int = _LARGE) -> Dict[str, int]:
+    """Of all-gathers of few bytes, and of a large part a rank. name: node or network."""
     import numpy as np
 
     seconds = {}
-    for size in (_SMALL, _LARGE):
+    for size in (_SMALL, large):
         part, whole = np.zeros(size // 4, np.float32), np.zeros(size // 4 * comm.size, np.float32)
-        seconds[size] = median_seconds(clock, comm, lambda: comm.all_gather(part, whole), _LARGE // size // 256 + 1)
-    received = (comm.size - 1) * _LARGE
-    return {"bytes_per_second": int(received / max(1e-9, seconds[_LARGE] - seconds[_SMALL])),
-            "latency_ns": int(1e9 * seconds[_SMALL])}
+        seconds[size] = median_seconds(clock, comm, lambda: comm.all_gather(part, whole), large // size // 256 + 1)
+    received = (comm.size - 1) * large
+    return {f"{name}_bytes_per_second": int(received / max(1e-9, seconds[large] - seconds[_SMALL])),
+            f"{name}_latency_ns": int(1e9 * seconds[_SMALL])}
 
 
-def measure_rank(comm: Any, address: str, clock: str) -> Dict[str, Any]:
-    """This rank's figures. address: where the ranks meet over TCP, for the network's."""
+def measure_work(clock: str, comm: Any) -> Dict[str, Any]:
+    """Of products and copies."""
     import numpy as np
-
-    from ..comm import Comm
 
     rates = _product_rates(clock, comm)
     source, target = np.zeros(_LARGE, np.float32), np.zeros(_LARGE, np.float32)
     copied = int(2 * source.nbytes / median_seconds(clock, comm, lambda: np.copyto(target, source)))
-    node = _level(clock, comm)
-    with Comm.tcp(address, "measure", comm.rank, comm.size, node="") as network:
-        lines = _level(clock, network)
     peak = max(rates.values())
     return {"flops": {"float32": peak},
             "product_percent_by_width": {width: 100 * rate // peak for width, rate in rates.items()},
-            "memory_bytes_per_second": copied, "host_bytes_per_second": copied,
-            "node_bytes_per_second": node["bytes_per_second"], "node_latency_ns": node["latency_ns"],
-            "network_bytes_per_second": lines["bytes_per_second"], "network_latency_ns": lines["latency_ns"]}
+            "memory_bytes_per_second": copied, "host_bytes_per_second": copied}
+
+
+def measure_rank(comm: Any, address: str, clock: str) -> Dict[str, Any]:
+    """This rank's figures. address: where the ranks meet over TCP, for the network's."""
+    from ..comm import Comm
+
+    figures = {**measure_work(clock, comm), **measure_level("node", clock, comm)}
+    with Comm.tcp(address, "measure", comm.rank, comm.size, node="") as network:
+        return {**figures, **measure_level("network", clock, network)}
 
 
 def describe(figures: Dict[str, Any], clock: str) -> Dict[str, Any]:
@@ -145,11 +148,11 @@ def main(argv: List[str]) -> int:
     parser.add_argument("--clock", default="wall", choices=sorted(_CLOCKS),
                         help="processor: where other programs use the machine")
     arguments = parser.parse_args(argv)
-    try:
-        table = measure(arguments.machine, arguments.clock)
-    except ValueError as error:
-        print(f"libdc bench: {error}", file=sys.stderr)
-        return 2
+    return run_command("libdc bench", lambda: _command(arguments))
+
+
+def _command(arguments: argparse.Namespace) -> int:
+    table = measure(arguments.machine, arguments.clock)
     rates = {width: table["flops"]["float32"] * percent / 100
              for width, percent in table["product_percent_by_width"].items()}
     print(f"{table['name']}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from ..arguments import check_size
+from .checks import known, read_json, title, whole
+
+MAX_LAYERS, MAX_TOKENS = 1 << 16, 1 << 32
+_MAX_LENGTH, _MAX_DIMENSIONS, _MAX_FLOPS, _MAX_BYTES = 1 << 40, 64, 1 << 60, 1 << 50
+_LAYER_KEYS = ("name", "shapes", "backward", "uses", "flops", "kept_bytes", "input_bytes", "workspace_bytes", "repeat")
 
 
 class Layer(NamedTuple):
@@ -48,67 +51,72 @@ def numel(shape: Tuple[int, ...]) -> int:
     return count
 
 
-def _number(where: str, table: Mapping[str, Any], key: str, default: Any = None) -> int:
-    if key not in table and default is not None:
-        return int(default)
-    if key not in table:
-        raise ValueError(f"{where} has no {key!r}")
-    return check_size(f"{where}: {key}", table[key])
+def _shapes(where: str, shapes: Any) -> Tuple[Tuple[int, ...], ...]:
+    if not isinstance(shapes, list) or not all(isinstance(shape, list) for shape in shapes):
+        raise ValueError(f"{where}: shapes = {shapes!r}, must be an array of arrays of lengths")
+    for shape in shapes:
+        whole(f"{where}: the number of a shape's lengths", len(shape), 0, _MAX_DIMENSIONS)
+    return tuple(tuple(whole(f"{where}: a length of shapes", length, 1, _MAX_LENGTH) for length in shape)
+                 for shape in shapes)
+
+
+def _backward(where: str, numbers: Any, count: int) -> Tuple[int, ...]:
+    if not isinstance(numbers, list) or len({str(number) for number in numbers}) < len(numbers):
+        raise ValueError(f"{where}: backward = {numbers!r}, must be an array of numbers of shapes, each once")
+    return tuple(whole(f"{where}: backward", number, 0, count - 1) for number in numbers)
+
+
+def _uses(where: str, uses: Any) -> Tuple[Tuple[int, int, bool], ...]:
+    if not isinstance(uses, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in uses):
+        raise ValueError(f"{where}: uses = {uses!r}, must be an array of pairs of a layer's number and its shape's")
+    pairs = [(whole(f"{where}: uses", other, 0, MAX_LAYERS), whole(f"{where}: uses", shape, 0, MAX_LAYERS), True)
+             for other, shape in uses]
+    if len(set(pairs)) < len(pairs):
+        raise ValueError(f"{where}: uses = {uses!r}, must have each pair once")
+    return tuple(pairs)
 
 
 def _layer(where: str, table: Any) -> List[Layer]:
     if not isinstance(table, dict):
         raise ValueError(f"{where} = {table!r}, must be an object")
-    shapes = table.get("shapes")
-    if not isinstance(shapes, list) or not all(isinstance(shape, list) for shape in shapes):
-        raise ValueError(f"{where}: shapes = {shapes!r}, must be an array of arrays of lengths")
-    checked = tuple(tuple(check_size(f"{where}: a length of shapes", length) for length in shape) for shape in shapes)
-    kept = _number(where, table, "kept_bytes", 0)
-    backward = table.get("backward", list(range(len(checked))))
-    if not isinstance(backward, list) or not set(backward) <= set(range(len(checked))):
-        raise ValueError(f"{where}: backward = {backward!r}, must be an array of numbers of shapes")
-    layer = Layer(str(table.get("name", where)), checked, tuple(backward), _number(where, table, "flops", 0), kept,
-                  min(kept, _number(where, table, "input_bytes", kept)), _number(where, table, "workspace_bytes", 0))
-    uses = table.get("uses", [])
-    if not isinstance(uses, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in uses):
-        raise ValueError(f"{where}: uses = {uses!r}, must be an array of pairs of a layer's number and its shape's")
-    layer = layer._replace(uses=tuple((check_size(f"{where}: uses", other), check_size(f"{where}: uses", shape), True)
-                                      for other, shape in uses))
-    repeat = _number(where, table, "repeat", 1)
+    known(where, table, _LAYER_KEYS)
+    shapes = _shapes(where, table.get("shapes"))
+    kept = whole(f"{where}: kept_bytes", table.get("kept_bytes", 0), 0, _MAX_BYTES)
+    layer = Layer(title(f"{where}: name", table.get("name", where)), shapes,
+                  _backward(where, table.get("backward", list(range(len(shapes)))), len(shapes)),
+                  whole(f"{where}: flops", table.get("flops", 0), 0, _MAX_FLOPS), kept,
+                  whole(f"{where}: input_bytes (a part of kept_bytes)", table.get("input_bytes", kept), 0, kept),
+                  whole(f"{where}: workspace_bytes", table.get("workspace_bytes", 0), 0, _MAX_BYTES),
+                  _uses(where, table.get("uses", [])))
+    repeat = whole(f"{where}: repeat", table.get("repeat", 1), 1, MAX_LAYERS)
     return [layer] if repeat == 1 else [layer._replace(name=f"{layer.name}.{i}") for i in range(repeat)]
 
 
-def from_layers(table: Mapping[str, Any], name: str) -> Model:
+def from_layers(table: Dict[str, Any], name: str) -> Model:
     """The planner's own format: {"tokens": …, "layers": [{"shapes": [[4, 3], [4]], "flops": …, "kept_bytes": …}]}."""
+    known(name, table, ("name", "tokens", "layers"))
     if not isinstance(table["layers"], list) or not table["layers"]:
         raise ValueError(f"{name}: layers = {table['layers']!r}, must be an array of objects")
     layers = [layer for i, entry in enumerate(table["layers"]) for layer in _layer(f"{name}: layers[{i}]", entry)]
-    for layer in layers:
+    for number, layer in enumerate(layers):
         for other, shape, _ in layer.uses:
-            if other >= len(layers) or shape >= len(layers[other].shapes):
-                raise ValueError(f"{name}: {layer.name}: uses = [{other}, {shape}], must be a layer's number and that "
-                                 f"of one of its shapes; there are {len(layers)} layers")
-    return Model(str(table.get("name", name)), tuple(layers), max(1, _number(name, table, "tokens", 1)))
+            if other == number or other >= len(layers) or shape >= len(layers[other].shapes):
+                raise ValueError(f"{name}: {layer.name}: uses = [{other}, {shape}], must be another layer's number and "
+                                 f"that of one of its shapes; there are {len(layers)} layers")
+    return Model(title(f"{name}: name", table.get("name", name)), tuple(layers),
+                 whole(f"{name}: tokens", table.get("tokens", 1), 1, MAX_TOKENS))
 
 
-def read(path: str, tokens: int, element: int) -> Model:
-    """A file of layers, or a configuration of Hugging Face. tokens: of a sample, for a configuration; element: bytes of
-    an element of the weights."""
+def read(path: str, tokens: Optional[int], element: int) -> Model:
+    """A file of layers, which has its own tokens, or a configuration of Hugging Face.
+    tokens: of a sample, for a configuration; None: 1024. element: bytes of an element of the weights"""
     from .hugging_face import from_config
 
-    table: Dict[str, Any] = read_json(path)
-    name = Path(path).stem
-    return from_layers(table, name) if "layers" in table else from_config(table, name, tokens, element)
-
-
-def read_json(path: str) -> Dict[str, Any]:
-    """An object from a file, with the file's name in each error."""
-    try:
-        table = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(table, dict):
-        raise ValueError(f"{path} holds no JSON object")
-    return table
+    if tokens is not None:
+        whole("tokens", tokens, 1, MAX_TOKENS)
+    table, name = read_json(path), Path(path).stem
+    if "layers" not in table:
+        return from_config(table, name, tokens or 1024, element)
+    if tokens is not None:
+        raise ValueError(f"tokens = {tokens}, must not be given for layers: {path} has its own")
+    return from_layers(table, name)

@@ -1,14 +1,17 @@
-"""The settings with which a step is fastest: every combination that fits is planned."""
+"""The settings with which a step is fastest. Each shape of training that fits is planned: a stage, hybrid sharding's
+replicas, recomputation, offload. The fastest shapes are then planned with other buckets, and other layers ahead."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Iterator, List, NamedTuple
+from typing import Iterator, List, NamedTuple, Optional
 
 from .machine import Machine
 from .model import Model
 from .step import Options, Plan, largest_micro_batch, run
+
+_REFINED = 6  # shapes
 
 
 class Found(NamedTuple):
@@ -17,28 +20,64 @@ class Found(NamedTuple):
 
     @property
     def ns_per_token(self) -> float:
-        return self.plan.step_ns / self.plan.tokens
+        return _ns_per_token(self.plan)
 
 
-def _candidates(model: Model, machine: Machine, base: Options) -> Iterator[Plan]:
-    buckets = sorted({base.bucket, base.bucket * 4})
-    for stage, recompute, prefetch, bucket in itertools.product(range(4), (False, True), (0, 1, 2), buckets):
-        if stage == 0 and prefetch > 0 or stage == 2:
-            continue  # nothing is gathered; and stage 1 has stage 2's calls
-        options = dataclasses.replace(base, stage=stage, recompute=recompute, prefetch=prefetch, bucket=bucket,
-                                      micro_batch=1)
-        plan = run(model, machine, options)
-        most = min(largest_micro_batch(plan), base.micro_batch)
-        if most > 0:
-            yield plan if most == 1 else run(model, machine, dataclasses.replace(options, micro_batch=most))
+def _ns_per_token(plan: Plan) -> float:
+    return plan.step_ns / plan.tokens
+
+
+def _with_samples(model: Model, machine: Machine, options: Options, most: int) -> Optional[Plan]:
+    """With as many samples a rank as fit, up to most. None: not even one fits"""
+    plan = run(model, machine, dataclasses.replace(options, micro_batch=1))
+    fits = min(largest_micro_batch(plan), most)
+    if fits == 0:
+        return None
+    return plan if fits == 1 else run(model, machine, dataclasses.replace(options, micro_batch=fits))
+
+
+def _shapes(machine: Machine, base: Options) -> Iterator[Options]:
+    """Stage 2 is left out, since it has stage 1's calls. Replicas of one rank each are stage 0."""
+    replicas = [n for n in range(1, base.ranks) if base.ranks % n == 0] or [1]
+    offloads = (False, True) if machine.host_memory_bytes > 0 else (False,)
+    for recompute in (False, True):
+        yield dataclasses.replace(base, stage=0, recompute=recompute, offload=False, replicas=1)
+        for stage, offload, count in itertools.product((1, 3), offloads, replicas):
+            yield dataclasses.replace(base, stage=stage, recompute=recompute, offload=offload, replicas=count)
+
+
+def _planned(model: Model, machine: Machine, shape: Options) -> Optional[Plan]:
+    """With one layer ahead, or none where that is too much."""
+    for prefetch in (1, 0):
+        plan = _with_samples(model, machine, dataclasses.replace(shape, prefetch=prefetch), shape.micro_batch)
+        if plan is not None or shape.stage == 0:
+            return plan
+    return None
+
+
+def _refined(model: Model, machine: Machine, plan: Plan, base: Options) -> Plan:
+    """The fastest of the shape. Of equally fast ones it is the one that takes least."""
+    ahead = (0, 1, 2) if plan.options.stage > 0 else (plan.options.prefetch,)
+    plans = [plan]
+    for prefetch, bucket in itertools.product(ahead, (base.bucket, base.bucket * 4)):
+        options = dataclasses.replace(plan.options, prefetch=prefetch, bucket=bucket)
+        other = _with_samples(model, machine, options, base.micro_batch)
+        plans += [other] if other is not None else []
+    return min(plans, key=lambda each: (_ns_per_token(each), each.peak.total))
 
 
 def _why(plan: Plan) -> str:
     """The share of waiting, and of free memory."""
     exposed = 100 * plan.exposed_ns / plan.step_ns if plan.step_ns else 0.0
     free = 100 * (1 - plan.peak.total / plan.machine.memory_bytes)
-    recomputed = ", a quarter of the work is recomputation" if plan.options.recompute else ""
-    return f"{exposed:.0f} % of the step waits for communication, {free:.0f} % of the memory is free{recomputed}"
+    text = f"{exposed:.0f} % of the step waits for communication or offload" if plan.options.offload else (
+        f"{exposed:.0f} % of the step waits for communication")
+    text += f", {free:.0f} % of the memory is free"
+    if plan.options.replicas > 1:
+        text += f", weights are gathered among {plan.options.shards} ranks"
+    if plan.options.recompute:
+        text += ", a quarter of the work is recomputation"
+    return text + (f", {plan.host_bytes / 2**30:.1f} GiB are in host memory" if plan.options.offload else "")
 
 
 def advise(plan: Plan) -> str:
@@ -53,6 +92,11 @@ def advise(plan: Plan) -> str:
 
 
 def search(model: Model, machine: Machine, base: Options, count: int = 5) -> List[Found]:
-    """The best ones by time a token. base has the ranks, the type, the largest micro-batch and the smaller bucket."""
-    plans = sorted(_candidates(model, machine, base), key=lambda plan: (plan.step_ns / plan.tokens, plan.peak.total))
-    return [Found(plan, _why(plan)) for plan in plans[:count]]
+    """The best shapes by time a token, each with its best bucket and prefetch. base has the ranks, the type, the
+    largest micro-batch and the smaller bucket."""
+    def order(plan: Plan) -> "tuple[float, int]":
+        return _ns_per_token(plan), plan.peak.total
+
+    plans = [plan for shape in _shapes(machine, base) for plan in [_planned(model, machine, shape)] if plan is not None]
+    best = [_refined(model, machine, plan, base) for plan in sorted(plans, key=order)[:_REFINED]]
+    return [Found(plan, _why(plan)) for plan in sorted(best, key=order)[:count]]

@@ -14,7 +14,7 @@ import statistics
 import sys
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ..errors import Error
+from .checks import real, run_command
 from .machine import load
 from .model import read
 from .step import MAX_RANKS, Options, Plan, run
@@ -73,8 +73,10 @@ def young_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
 
 def daly_goodput(interval_s: float, faults: Faults, mtbf_s: float) -> float:
     """Daly 2006: work takes M e^(R/M) (e^((t + C)/M) - 1) / t times as long, with failures at all times."""
-    exponent = (interval_s + faults.checkpoint_s) / mtbf_s
-    return interval_s / (mtbf_s * math.exp(faults.restart_s / mtbf_s) * math.expm1(exponent))
+    exponent, restarts = (interval_s + faults.checkpoint_s) / mtbf_s, faults.restart_s / mtbf_s
+    if exponent + restarts > 500:  # no double holds it
+        return 0.0
+    return interval_s / (mtbf_s * math.exp(restarts) * math.expm1(exponent))
 
 
 def simulated_goodput(interval_s: float, faults: Faults, mtbf_s: float, draw: random.Random, segments: int) -> float:
@@ -103,7 +105,11 @@ def simulate(plan: Plan, ranks: int, faults: Faults, seed: int = 1) -> Scale:
     slow = straggling(faults.deviation, ranks, draw)
     mtbf_s = faults.mtbf_hours * 3600 / ranks
     interval = young_interval_s(faults.checkpoint_s, mtbf_s)
-    goodput = simulated_goodput(interval, faults, mtbf_s, draw, 20000)
+    goodput = 0.0  # hardly a step counts: events would be too many
+    if daly_goodput(interval, faults, mtbf_s) > 0.01:
+        goodput = simulated_goodput(interval, faults, mtbf_s, draw, 20000)
+    if step <= 0:
+        raise ValueError(f"{plan.model.name}: a step takes no time, since it has no work: how it scales is not known")
     return Scale(ranks, step, slow, interval, goodput, plan.compute_ns / (step * slow) * goodput)
 
 
@@ -121,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--machine", default="h100")
     add("--ranks", default="8,64,512,4096,65536", help="numbers of ranks, 1 to 65536")
     add("--stage", type=int, default=3, choices=range(4))
-    add("--tokens", type=int, default=1024)
+    add("--tokens", type=int, help="of a sample, for a config.json: 1024 if not given")
     add("--micro-batch", type=int, default=1)
     add("--accumulate", type=int, default=1)
     add("--recompute", action="store_true")
@@ -133,12 +139,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _faults(arguments: argparse.Namespace) -> Faults:
-    faults = Faults(*(getattr(arguments, name) for name in Faults._fields))
-    for name, value in faults._asdict().items():
-        least = 0.0 if name in ("restart_s", "deviation") else 1e-3
-        if not least <= value < math.inf:
-            raise ValueError(f"{name} = {value}, must be at least {least:g}")
-    return faults
+    bounds = {"mtbf_hours": (1e-3, 1e12), "checkpoint_s": (1e-3, 1e9), "restart_s": (0.0, 1e9), "deviation": (0.0, 1.0)}
+    return Faults(*(real(name, getattr(arguments, name), *bounds[name]) for name in Faults._fields))
 
 
 def _scales(arguments: argparse.Namespace) -> "tuple[Plan, List[Scale]]":
@@ -156,13 +158,8 @@ def _scales(arguments: argparse.Namespace) -> "tuple[Plan, List[Scale]]":
     return plan, [simulate(plan, number, faults, arguments.seed) for number in numbers]
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    arguments = _parser().parse_args(argv)
-    try:
-        plan, scales = _scales(arguments)
-    except (ValueError, TypeError, Error) as error:
-        print(f"libdc sim: {error}", file=sys.stderr)
-        return 2
+def _command(arguments: argparse.Namespace) -> int:
+    plan, scales = _scales(arguments)
     rows: List[Dict[str, Any]] = [{**scale._asdict(), "breaks_first": breaks_first(scale, plan)} for scale in scales]
     if arguments.json:
         print(json.dumps(rows, indent=2))
@@ -173,6 +170,11 @@ def main(argv: Optional[List[str]] = None) -> int:
         print(f"{row['ranks']:>6}{row['step_ns'] / 1e6:>12.2f}{row['straggling']:>10.4f}{row['interval_s']:>20.0f}"
               f"{row['goodput']:>10.4f}{row['efficiency']:>12.4f}  {row['breaks_first']}")
     return 0
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    arguments = _parser().parse_args(argv)
+    return run_command("libdc sim", lambda: _command(arguments))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ import dataclasses
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, cast
 
 from .._lib import ffi, lib
-from ..arguments import check_size, choice
+from ..arguments import choice
 from ..errors import check
 from ..types import DType
+from .checks import whole
 from .counting import AdamW, Rank
 from .machine import Machine
 from .model import Layer, Model, numel
@@ -42,12 +43,13 @@ class Options:
     def __post_init__(self) -> None:
         choice("dtype", self.dtype, _DTYPES)
         for name, least, most in (("ranks", 1, MAX_RANKS), ("stage", 0, 3), ("micro_batch", 1, 1 << 20),
-                                  ("accumulate", 1, 1 << 20), ("bucket", 1, 1 << 40), ("prefetch", 0, 64),
+                                  ("accumulate", 1, 1 << 10), ("bucket", 1, 1 << 40), ("prefetch", 0, 64),
                                   ("replicas", 1, MAX_RANKS)):
-            if not least <= check_size(name, getattr(self, name)) <= most:
-                raise ValueError(f"{name} = {getattr(self, name)}, must be {least} to {most}")
+            whole(name, getattr(self, name), least, most)
         if self.ranks % self.replicas:
             raise ValueError(f"replicas = {self.replicas}, must divide ranks = {self.ranks}")
+        if self.offload and self.stage == 0:
+            raise ValueError("offload = True, must be False in stage 0")
 
     @property
     def shards(self) -> int:
@@ -106,7 +108,8 @@ class Plan(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        return self.peak.total <= self.machine.memory_bytes
+        host = self.machine.host_memory_bytes
+        return self.peak.total <= self.machine.memory_bytes and (host == 0 or self.host_bytes <= host)
 
     @property
     def tokens(self) -> int:
@@ -343,14 +346,35 @@ class _Step:
         return plan
 
 
+def _look_at_size(model: Model, machine: Machine, options: Options) -> None:
+    """Refuses what the counting device's 64-bit numbers would not hold, and what would take hours to count."""
+    samples = options.micro_batch * options.accumulate
+    whole(f"{model.name}: parameters", model.parameters, 0, 1 << 44)
+    whole(f"{model.name}: bytes kept and used by the layers for micro_batch = {options.micro_batch}",
+          options.micro_batch * sum(layer.kept_bytes + layer.workspace_bytes for layer in model.layers), 0, 1 << 60)
+    whole(f"{model.name}: layers, times accumulate = {options.accumulate}", len(model.layers) * options.accumulate, 1,
+          1 << 17)
+    rates = (machine.memory_bytes_per_second, machine.host_bytes_per_second, machine.node_bytes_per_second,
+             machine.network_bytes_per_second)
+    moved = 64 * options.accumulate * model.parameters + options.micro_batch * sum(
+        layer.kept_bytes for layer in model.layers)
+    work = 4 * 100 * samples * model.flops / max(1, machine.rate(options.dtype))  # at 1 % for narrow products
+    seconds = work + moved / max(1, min([rate for rate in rates if rate > 0], default=1))
+    if seconds > 1e9:
+        raise ValueError(f"{model.name} on {machine.name}: a step takes up to {seconds:.1e} s, must be at most 1e9 s")
+
+
 def run(model: Model, machine: Machine, options: Options, traced: bool = False) -> Plan:
     """Plans a step on rank 0, whose parts are the largest. traced: with its spans"""
+    _look_at_size(model, machine, options)
     return _Step(model, machine, options, traced).run()
 
 
 def largest_micro_batch(plan: Plan) -> int:
     """The most samples with which the step fits; 0: not even one. libdc's own memory depends on them with offload."""
-    most = 1 << 20
+    most, host = 1 << 20, plan.machine.host_memory_bytes
+    if plan.host_bytes > 0 and host > 0:
+        most = min(most, host * plan.options.micro_batch // plan.host_bytes)
     for point in plan.points:
         grows = point.bytes["activations"] + point.bytes["workspace"]
         grows += point.bytes["other libdc"] if plan.options.offload else 0

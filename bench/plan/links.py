@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Times of real steps over links of a limited rate beside the planner, which knows two ranks alone:
+
+    python bench/plan/links.py [--rounds 3] [--seen FILE] [--save]
+
+Each rank has a network namespace, and a bridge joins them; `tc tbf` limits what each sends. It needs root, iproute2 and
+the kernel's module sch_tbf.
+
+For each rate, a round first measures two ranks alone: an all-gather of few and of many bytes by the clock, and products
+and copies by processor time. Then 3, 4 and 8 ranks train over TCP. A step's time is the clock's, since links are far
+slower than all else. A row is the median of the rounds' quotients; --seen adds rounds to those of earlier runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, List, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import libdc
+import numpy as np
+from libdc import plan as planner
+from libdc.plan.measure import describe, measure_level, measure_work
+from machine import save
+from times import Case, Training, forecast, page_of
+
+WIDTH, TOKENS, STEPS, PORT, ADDRESS = 512, 16, 1, 29875, "10.9.0.1"
+RATES, RANKS, STAGES = (10, 20), (3, 4, 8), (0, 1, 3)
+PART = 1 << 20  # bytes that measure a link's rate
+
+
+class Row(NamedTuple):
+    """A case of a round. Seconds, the link's measured Mbit/s, and the machine's load."""
+
+    rate: int
+    stage: int
+    ranks: int
+    planned: float
+    real: float
+    link: float
+    load: float
+
+
+def train(comm: Any, stage: int) -> float:
+    """Seconds of a step, the mean of the ranks."""
+    training = Training(comm, Case(stage, TOKENS, "tcp", comm.size), WIDTH)
+    training.step()
+    comm.barrier()
+    begin = time.perf_counter()
+    for _ in range(STEPS):
+        training.step()
+    used = np.array([(time.perf_counter() - begin) / STEPS])
+    every = np.zeros(comm.size)
+    comm.all_gather(used, every)
+    training.context.cleanup()
+    return float(every.mean())
+
+
+def rank(out: str, what: str, number: int, ranks: int) -> None:
+    with libdc.Comm.tcp(f"{ADDRESS}:{PORT}", "links", number, ranks, timeout=300, secret="a secret of the links",
+                        node="") as comm:
+        if what == "measure":
+            result: Any = {**measure_work("processor", comm), **measure_level("node", "wall", comm, PART),
+                           **measure_level("network", "wall", comm, PART)}
+        else:
+            result = [train(comm, stage) for stage in STAGES]
+        if number == 0:
+            Path(out).write_text(json.dumps(result))
+        comm.barrier()
+
+
+def run_ranks(what: str, ranks: int, folder: str) -> Any:
+    out = os.path.join(folder, "out.json")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    running = [subprocess.Popen(["ip", "netns", "exec", f"n{i}", sys.executable, __file__, "--rank", out, what, str(i),
+                                 str(ranks)], stdin=subprocess.DEVNULL, env=environment) for i in range(ranks)]
+    if any([each.wait() for each in running]):
+        raise SystemExit(f"links: {what} on {ranks} ranks failed")
+    return json.loads(Path(out).read_text())
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, stdin=subprocess.DEVNULL)
+
+
+def connect() -> None:
+    """Namespaces n0, n1, … at a bridge."""
+    subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
+    ip("link", "add", "bridge0", "type", "bridge")
+    ip("link", "set", "bridge0", "up")
+    for i in range(max(RANKS)):
+        ip("netns", "add", f"n{i}")
+        ip("link", "add", f"port{i}", "type", "veth", "peer", "name", "veth0", "netns", f"n{i}")
+        ip("link", "set", f"port{i}", "master", "bridge0", "up")
+        ip("-n", f"n{i}", "address", "add", f"10.9.0.{i + 1}/24", "dev", "veth0")
+        ip("-n", f"n{i}", "link", "set", "veth0", "up")
+        ip("-n", f"n{i}", "link", "set", "lo", "up")
+
+
+def limit(rate: int) -> None:
+    """Of Mbit/s. Sockets of a namespace hold what its link sends in 150 ms, since a longer queue lets timers of
+    retransmission, 200 ms at least, end for nothing."""
+    held = rate * 125000 * 15 // 100 // (max(RANKS) - 1)
+    for i in range(max(RANKS)):
+        subprocess.run(["tc", "-n", f"n{i}", "qdisc", "replace", "dev", "veth0", "root", "tbf", "rate", f"{rate}mbit",
+                        "burst", "4kb", "latency", "400ms"], check=True)
+        subprocess.run(["ip", "netns", "exec", f"n{i}", "sysctl", "-qw", f"net.ipv4.tcp_wmem=4096 {held} {held}"],
+                       check=True)
+
+
+def machine_of(rate: int, folder: str) -> Any:
+    path = os.path.join(folder, "machine.json")
+    Path(path).write_text(json.dumps({**describe(run_ranks("measure", 2, folder), "wall"), "ranks_per_node": 1}))
+    return planner.load(path)
+
+
+def one_round(folder: str) -> List[Row]:
+    rows: List[Row] = []
+    for rate in RATES:
+        limit(rate)
+        machine = machine_of(rate, folder)
+        link = machine.network_bytes_per_second * 8 / 1e6
+        for ranks in RANKS:
+            for stage, real in zip(STAGES, run_ranks("train", ranks, folder)):
+                planned = forecast(Case(stage, TOKENS, "tcp", ranks), machine, WIDTH)
+                rows.append(Row(rate, stage, ranks, planned, real, link, os.getloadavg()[0]))
+    return rows
+
+
+def table(rows: List[Row]) -> List[str]:
+    """Lines of Markdown, each case's medians."""
+    lines = ["| limit Mbit/s | measured Mbit/s | stage | ranks | forecast ms | measured ms | forecast / measured |",
+             "|---|---|---|---|---|---|---|"]
+    within, cases = 0, sorted({row[:3] for row in rows})
+    for case in cases:
+        seen = [row for row in rows if row[:3] == case]
+        planned, real, link = (statistics.median(column) for column in list(zip(*seen))[3:6])
+        ratio = statistics.median(row.planned / row.real for row in seen)
+        within += abs(ratio - 1) <= 0.15
+        rate, stage, ranks = case
+        lines.append(f"| {rate} | {link:.2f} | {stage} | {ranks} | {planned * 1e3:.0f} | {real * 1e3:.0f} "
+                     f"| {ratio:.2f} |")
+    loads = [row.load for row in rows]
+    return [*lines, f"\n{within} of {len(cases)} rows are within 15 %, of {len(rows) // len(cases)} rounds. The load "
+            f"was {min(loads):.0f} to {max(loads):.0f} on {os.cpu_count()} cores."]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seen", help="a JSON of rounds, which is read if it is there, and written")
+    parser.add_argument("--save", action="store_true", help="a page in bench/results")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        rank(*arguments.rank[:2], *map(int, arguments.rank[2:]))
+        return 0
+    if not arguments.inside:
+        return subprocess.run(["unshare", "-n", "-m", sys.executable, *sys.argv, "--inside"]).returncode
+    seen = Path(arguments.seen) if arguments.seen else None
+    rows = [Row(*row) for row in json.loads(seen.read_text())] if seen and seen.exists() else []
+    connect()
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(arguments.rounds):
+            rows += one_round(folder)
+            if seen:
+                seen.write_text(json.dumps(rows))
+            print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
+    lines = table(rows)
+    print("\n".join(lines))
+    if arguments.save:
+        save("planner-links", page_of("Forecast times over limited links", "bench/plan/links.py", __doc__, lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

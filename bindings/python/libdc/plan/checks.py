@@ -1,0 +1,79 @@
+"""Checks of a user's files and options. Each error names the argument, its value and what is allowed."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import os
+import sys
+from pathlib import Path
+from typing import Any, Callable, Collection, Dict
+
+from ..errors import Error
+
+MAX_NAME = 200
+
+
+def whole(name: str, value: Any, least: int, most: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ValueError(f"{name} = {value!r}, must be an integer")
+    if not least <= number <= most:
+        raise ValueError(f"{name} = {value!r}, must be {least} to {most}")
+    return int(number)
+
+
+def real(name: str, value: float, least: float, most: float) -> float:
+    if not (math.isfinite(value) and least <= value <= most):
+        raise ValueError(f"{name} = {value}, must be {least:g} to {most:g}")
+    return value
+
+
+def title(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > MAX_NAME:
+        raise ValueError(f"{name} = {str(value)[:MAX_NAME]!r}, must be a string of at most {MAX_NAME} characters")
+    return value
+
+
+def known(name: str, table: Dict[str, Any], keys: Collection[str]) -> None:
+    """No key is misspelt."""
+    unknown = sorted(set(table) - set(keys))
+    if unknown:
+        raise ValueError(f"{name} has {unknown[0]!r}, must have {', '.join(sorted(keys))} alone")
+
+
+def read_json(path: str) -> Dict[str, Any]:
+    """An object from a file, with the file's name in each error."""
+    try:
+        table = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"file {path!r} cannot be read: {error}") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"file {path!r} is not JSON: {error}") from None
+    except ValueError as error:  # a NUL in the name
+        raise ValueError(f"file {path!r} cannot be read: {error}") from None
+    if not isinstance(table, dict):
+        raise ValueError(f"file {path!r} holds no JSON object")
+    return table
+
+
+def run_command(name: str, body: Callable[[], int]) -> int:
+    """A command's exit status. Bad input is a line on stderr and 2, lost output 3, as of the other commands."""
+    try:
+        if sys.stdout is None:
+            raise OSError("it is closed")
+        status = body()
+        sys.stdout.flush()
+        return status
+    except OSError as error:
+        print(f"{name}: stdout cannot be written: {error}", file=sys.stderr)
+        if sys.stdout is not None:  # what is left in its buffer goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 3
+    except (ValueError, TypeError, Error) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+    return 2
