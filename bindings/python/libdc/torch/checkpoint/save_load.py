@@ -47,12 +47,19 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     `extra` are `extra/NAME`."""
     root = root_of(model)
     path = os.fspath(path)
-    run_on_all_ranks(root, lambda: check_buffer_rule("save_checkpoint", buffers))
+    run_on_all_ranks(root, lambda: _check_arguments(extra or {}, buffers))
     agreed: Optional[Dict[int, Tensor]] = None
     if weights:
         run_on_all_ranks(root, root.group.check_initialized)
         agreed = synced_buffers(root, model.state_dict(keep_vars=True), buffers, everywhere=False)
     on_first_replica(root, lambda: _save(model, root, path, optimizer, extra or {}, agreed))
+
+
+def _check_arguments(extra: Mapping[str, Any], buffers: str) -> None:
+    check_buffer_rule("save_checkpoint", buffers)
+    for name in extra:
+        if not isinstance(name, str):  # JSON would make it one
+            raise TypeError(f"save_checkpoint: extra has the name {name!r}, must be a str")
 
 
 def _save(model: nn.Module, root: Root, path: str, optimizer: Optional[torch.optim.Optimizer],
@@ -275,7 +282,7 @@ def _read_metadata(files: List[safetensors_file.File]) -> Dict[str, Any]:
             continue
         try:
             metadata = json.loads(file.metadata[_KEY])
-            form = metadata["format"]
+            form, extra = metadata["format"], dict(metadata.get("extra", {}))
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ValueError(f"load_checkpoint: {file.path} has metadata of libdc that cannot be read") from None
         if type(form) is not int or not 1 <= form <= _FORMAT:
@@ -283,7 +290,7 @@ def _read_metadata(files: List[safetensors_file.File]) -> Dict[str, Any]:
                              "may read it")
         if form > 1 and file.sums is None:
             raise ValueError(f"load_checkpoint: {file.path} is damaged: it has format {form} and no checksums")
-        every.update(metadata)
+        every.update(metadata, extra={**every.get("extra", {}), **extra})
     return every
 
 
@@ -331,7 +338,8 @@ def _new_target(tensor: Tensor, entry: Optional[ShardedParam] = None) -> Target:
 
 
 def _name_list(names: List[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"
+    shown = ", ".join(name if name.isprintable() else ascii(name) for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"
 
 
 def _read_optimizer_state(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor],
