@@ -259,6 +259,9 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         assert sorted(os.listdir(tmp_path)) == [".folder.part", ".link.part", "target"]
+        (tmp_path / "latest").symlink_to(tmp_path / "target")
+        dct.save_checkpoint(net, tmp_path / "latest")
+        assert not (tmp_path / "latest").is_symlink() and (tmp_path / "target").read_text() == "precious"
 
     alone(run)
 

@@ -36,7 +36,8 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
                     extra: Optional[Mapping[str, Any]] = None, buffers: str = "rank0", weights: bool = True) -> None:
     """Writes the weights, and the optimizer's state if one is given, whole, into one safetensors file. Every rank must
     call it; each writes its own part, so no rank needs memory for more, and `path` must be in a file system that all
-    ranks share. A file that is there is replaced when the new one is complete and on the disk, and not before.
+    ranks share. A file that is there is replaced when the new one is complete and on the disk, and not before. Of a
+    link only the name is replaced: the file that it names stays.
 
     extra    further values that load_checkpoint() returns: tensors, and values that JSON has, by names; rank 0's
     buffers  "rank0": the model's buffers are rank 0's; "mean": floating-point ones are the ranks' mean
