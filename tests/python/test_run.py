@@ -87,6 +87,14 @@ def test_a_secret_of_another_user(tmp_path, monkeypatch):
         read_secret(str(path))
 
 
+def test_a_secret_s_file_that_is_gone_at_the_end(tmp_path):
+    path = tmp_path / "secret"
+    (tmp_path / "x.py").write_text(f"import os; os.unlink({str(path)!r})")
+    done = subprocess.run([sys.executable, "-m", "libdc.run", "--nodes", "2", "--rendezvous", "localhost:9",
+                           "--secret-file", str(path), str(tmp_path / "x.py")], text=True, capture_output=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
 def test_secrets_of_the_environment(tmp_path, monkeypatch):
     (tmp_path / "empty").touch(0o600)
     for name, value, text in (("LIBDC_SECRET_FILE", str(tmp_path / "empty"), "empty: the secret has 0 characters"),
