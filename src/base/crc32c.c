@@ -47,7 +47,7 @@ __attribute__((target("sse4.2"))) static uint32_t crc32c_words(uint32_t crc, con
 }
 
 /* The instruction takes three cycles, and one begins in each: several streams of bytes go through it in turn. */
-enum { STREAMS = 4, STREAM_BYTES = 2048, STEP_BYTES = 32 /* of each stream */ };
+enum { STREAMS = 4, STREAM_BYTES = 2048, STEP_BYTES = 16 /* of each stream */ };
 
 __attribute__((target("sse4.2"), always_inline)) static inline uint64_t crc32c_word(uint64_t sum,
                                                                                     const unsigned char *at) {
@@ -66,14 +66,18 @@ __attribute__((target("sse4.2"), always_inline)) static inline void crc32c_step(
   }
 }
 
-/* The checksum of the bytes before the streams, continued by theirs: each time the former times x^(8 STREAM_BYTES),
- * modulo the polynomial. The factor is x^(8 STREAM_BYTES - 33), reflected: the product's reflection is one power of x,
- * and the last instruction's 32. */
+/* A checksum times x^(8 n), modulo the polynomial: that of its bytes and of n zeros behind them. The factor is
+ * x^(8 n - 33), reflected: the product's reflection is one power of x, and the instruction's 32. */
+__attribute__((target("sse4.2,pclmul"), always_inline)) static inline uint32_t crc32c_shift(uint32_t crc,
+                                                                                            uint32_t factor) {
+  const __m128i product = _mm_clmulepi64_si128(_mm_cvtsi32_si128((int)crc), _mm_cvtsi32_si128((int)factor), 0x00);
+  return (uint32_t)_mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product));
+}
+
+/* The checksum of the bytes before the streams, continued by theirs. */
 __attribute__((target("sse4.2,pclmul"))) static uint32_t crc32c_join(uint32_t crc, const uint64_t sums[STREAMS]) {
-  const __m128i factor = _mm_cvtsi32_si128((int)UINT32_C(0xa51b6135));
   for (int32_t s = 0; s < STREAMS; s++) {
-    const __m128i product = _mm_clmulepi64_si128(_mm_cvtsi32_si128((int)crc), factor, 0x00);
-    crc = (uint32_t)(_mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product)) ^ sums[s]);
+    crc = crc32c_shift(crc, UINT32_C(0xa51b6135) /* of STREAM_BYTES */) ^ (uint32_t)sums[s];
   }
   return crc;
 }
@@ -94,7 +98,7 @@ __attribute__((target("sse4.2,pclmul"))) uint32_t dc__crc32c_sse42(uint32_t crc,
 
 #define CRC32C_AVX512 "avx512f,avx512vl,avx512dq,vpclmulqdq,sse4.2,pclmul"
 
-enum { VECTORS = 4, FOLD_BYTES = VECTORS * 64, FOLDS = STREAM_BYTES / STEP_BYTES };
+enum { VECTORS = 2, FOLD_BYTES = VECTORS * 64, FOLDS = STREAM_BYTES / STEP_BYTES };
 
 __attribute__((target(CRC32C_AVX512), always_inline)) static inline void crc32c_load(const unsigned char *at,
                                                                                      uint32_t crc,
@@ -105,12 +109,12 @@ __attribute__((target(CRC32C_AVX512), always_inline)) static inline void crc32c_
   folded[0] = _mm512_xor_si512(folded[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
 }
 
-/* Folds 256 bytes into the next 256: Gopal et al., "Fast CRC computation for generic polynomials using PCLMULQDQ",
- * Intel 2009. The factors are x^2080 and x^2016 modulo the polynomial, reflected. The last 256 bytes have the same
+/* Folds 128 bytes into the next 128: Gopal et al., "Fast CRC computation for generic polynomials using PCLMULQDQ",
+ * Intel 2009. The factors are x^1056 and x^992 modulo the polynomial, reflected. The last 128 bytes have the same
  * remainder as all that was read. */
 __attribute__((target(CRC32C_AVX512), always_inline)) static inline void crc32c_fold(const unsigned char *at,
                                                                                      __m512i folded[VECTORS]) {
-  const __m512i factors = _mm512_broadcast_i32x4(_mm_set_epi64x(0xb9e02b86, 0xdcb17aa4));
+  const __m512i factors = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0d3b6092, 0x6992cea2));
   for (int32_t i = 0; i < VECTORS; i++) {
     __m512i low = _mm512_clmulepi64_epi128(folded[i], factors, 0x00);
     __m512i high = _mm512_clmulepi64_epi128(folded[i], factors, 0x11);
@@ -125,7 +129,8 @@ __attribute__((target(CRC32C_AVX512))) static uint32_t crc32c_end(const __m512i 
 }
 
 /* The multiplier and the instruction are different parts of the processor, and work at once: in a block the first two
- * thirds are folded, and the streams lie behind them. */
+ * thirds are folded, and the streams lie behind them. A block does not wait for the sum of those before it, so that the
+ * processor begins with one while it joins the sums of another. */
 __attribute__((target(CRC32C_AVX512))) uint32_t dc__crc32c_avx512(uint32_t crc, const void *data, size_t bytes) {
   enum { FOLDED = FOLDS * FOLD_BYTES, BLOCK = FOLDED + STREAMS * STREAM_BYTES };
   const unsigned char *at = data;
@@ -133,13 +138,13 @@ __attribute__((target(CRC32C_AVX512))) uint32_t dc__crc32c_avx512(uint32_t crc, 
   crc = ~crc;
   for (; bytes >= BLOCK; at += BLOCK, bytes -= BLOCK) {
     uint64_t sums[STREAMS] = {0};
-    crc32c_load(at, crc, folded);
+    crc32c_load(at, 0, folded);
     crc32c_step(at + FOLDED, sums);
     for (int32_t i = 1; i < FOLDS; i++) {
       crc32c_fold(at + i * FOLD_BYTES, folded);
       crc32c_step(at + FOLDED + i * STEP_BYTES, sums);
     }
-    crc = crc32c_join(crc32c_end(folded), sums);
+    crc = crc32c_shift(crc, UINT32_C(0x6a173fa1) /* of BLOCK */) ^ crc32c_join(crc32c_end(folded), sums);
   }
   if (bytes >= (size_t)2 * FOLD_BYTES) {
     crc32c_load(at, crc, folded);

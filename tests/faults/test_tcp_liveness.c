@@ -5,6 +5,7 @@
 #include "comm_ranks.h"
 
 #include <net/if.h>
+#include <netinet/tcp.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -191,8 +192,47 @@ static void test_link_goes_down(void **state) {
   assert_int_equal(result, 0);
 }
 
+static void connect_pair(int ends[2]) {
+  struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  socklen_t length = sizeof at;
+  int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  assert_int_equal(bind(listener, (struct sockaddr *)&at, sizeof at), 0);
+  assert_int_equal(listen(listener, 1), 0);
+  assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &length), 0);
+  ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  assert_int_equal(connect(ends[0], (struct sockaddr *)&at, sizeof at), 0);
+  ends[1] = accept(listener, NULL, NULL);
+  close(listener);
+}
+
+/* On a machine with too much to do a watcher sends nothing for seconds, and the kernel no probe. A machine that was
+ * asked nothing has left nothing unanswered. */
+static void test_a_machine_that_was_asked_nothing(void **state) {
+  (void)state;
+  enum { SILENT_MS = 3200 };
+  int ends[2];
+  dc__tcp_group idle = {.world = 2, .heartbeat_ns = INT64_C(1000000000)};
+  struct tcp_info info = {0};
+  connect_pair(ends);
+  idle.control[0] = -1;
+  idle.control[1] = ends[0];
+  pthread_mutex_init(&idle.mutex, NULL);
+  while (info.tcpi_last_ack_recv < SILENT_MS) {
+    socklen_t length = sizeof info;
+    sleep_ms(10);
+    assert_int_equal(getsockopt(ends[0], IPPROTO_TCP, TCP_INFO, &info, &length), 0);
+  }
+  atomic_store(&idle.heard_ns[1], dc__now_ns() - INT64_C(1000000) * SILENT_MS);
+  dc__tcp_send_heartbeats(&idle, false);
+  assert_int_equal(atomic_load(&idle.closed[1]), 0);
+  pthread_mutex_destroy(&idle.mutex);
+  close(ends[0]);
+  close(ends[1]);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_held_sockets), cmocka_unit_test(test_stopped),
-                                     cmocka_unit_test(test_link_goes_down)};
+                                     cmocka_unit_test(test_link_goes_down),
+                                     cmocka_unit_test(test_a_machine_that_was_asked_nothing)};
   return cmocka_run_group_tests_name("tcp liveness", tests, leftovers_note, leftovers_compare);
 }

@@ -169,6 +169,40 @@ static void test_replay(void **state) {
   complete(address, thread, &root);
 }
 
+/* Gives a rank its own messages back, at another address than rank 0's. */
+static void *reflect(void *arg) {
+  dc__tcp_opening opening;
+  dc__tcp_proof proof;
+  dc__tcp_answer answer = {.status = DC_OK};
+  const int listener = *(int *)arg, fd = accept(listener, NULL, NULL);
+  if (recv(fd, &opening, sizeof opening, MSG_WAITALL) == (ssize_t)sizeof opening) {
+    (void)!send(fd, &opening, sizeof opening, MSG_NOSIGNAL);
+    if (recv(fd, &proof, sizeof proof, MSG_WAITALL) == (ssize_t)sizeof proof) {
+      memcpy(answer.mac, proof.mac, sizeof answer.mac);
+      (void)!send(fd, &answer, sizeof answer, MSG_NOSIGNAL);
+    }
+  }
+  close(fd);
+  return NULL;
+}
+
+static void test_reflection(void **state) {
+  (void)state;
+  char address[64];
+  pthread_t thread;
+  struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  socklen_t length = sizeof at;
+  int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  assert_int_equal(bind(listener, (struct sockaddr *)&at, sizeof at), 0);
+  assert_int_equal(listen(listener, 1), 0);
+  assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &length), 0);
+  snprintf(address, sizeof address, "127.0.0.1:%d", ntohs(at.sin_port));
+  pthread_create(&thread, NULL, reflect, &listener);
+  refused(address, secret, DC_E_EXISTS, "have different secrets");
+  pthread_join(thread, NULL);
+  close(listener);
+}
+
 /* A machine on the path may have changed where ranks say that they listen. */
 static void test_another_rank_answers(void **state) {
   (void)state;
@@ -300,13 +334,10 @@ static void test_floods(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_wrong_secrets),
-      cmocka_unit_test(test_secrets_of_wrong_length),
-      cmocka_unit_test(test_no_secret),
-      cmocka_unit_test(test_replay),
-      cmocka_unit_test(test_another_rank_answers),
-      cmocka_unit_test(test_stale_rank),
-      cmocka_unit_test(test_garbage_at_each_byte),
+      cmocka_unit_test(test_wrong_secrets), cmocka_unit_test(test_secrets_of_wrong_length),
+      cmocka_unit_test(test_no_secret),     cmocka_unit_test(test_replay),
+      cmocka_unit_test(test_reflection),    cmocka_unit_test(test_another_rank_answers),
+      cmocka_unit_test(test_stale_rank),    cmocka_unit_test(test_garbage_at_each_byte),
       cmocka_unit_test(test_floods),
   };
   return cmocka_run_group_tests_name("tcp trust", tests, leftovers_note, leftovers_compare);

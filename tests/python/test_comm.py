@@ -135,6 +135,14 @@ def test_ranks_over_tcp(port):
         Comm.tcp("here", "test", 0, 1)
 
 
+def test_errors_name_the_option_and_no_secret():
+    for secret in (b"0123456789abcdef", "0123456789abcdef\0"):
+        with pytest.raises(TypeError, match=r"^secret = a (str|bytes), must be a str without NUL$"):
+            Comm.tcp("localhost:1", "g", 0, 2, secret=secret)
+    with pytest.raises(ValueError, match="heartbeat = 0, must be > 0 seconds"):
+        Comm.tcp("localhost:1", "g", 0, 2, heartbeat=0)
+
+
 def test_tls_needs_a_secret(monkeypatch):
     monkeypatch.delenv("LIBDC_SECRET", raising=False)
     monkeypatch.delenv("LIBDC_SECRET_FILE", raising=False)

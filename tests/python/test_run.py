@@ -11,7 +11,7 @@ import time
 
 import libdc.run
 import pytest
-from libdc._secret import make_secret, read_secret
+from libdc._secret import environment_secret, make_secret, read_secret
 
 
 def alive(pid: int) -> bool:
@@ -54,19 +54,54 @@ def test_secret_file(tmp_path):
     path = tmp_path / "secret"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("LIBDC_SECRET")}
 
-    def launch_alone(*options: str):
+    def launch_alone(*options: str, **more):
         command = [sys.executable, "-m", "libdc.run", "--nodes", "2", "--rendezvous", "localhost:9", *options]
-        return subprocess.run([*command, "x.py"], text=True, capture_output=True, env=environment)
+        return subprocess.run([*command, "x.py"], text=True, capture_output=True, env=environment, **more)
 
     assert "several machines need a secret, or any machine could join" in launch_alone().stderr
     path.write_text("0123456789abcdef")
     path.chmod(0o644)
     done = launch_alone("--secret-file", str(path))
     assert done.returncode == 2 and "mode 0644 lets other users read the secret; must be 0600" in done.stderr
+    path.chmod(0o600)
+    for content, count in ((b"", 0), (b"short\n", 5), (b"x" * 1025, 1025), (b"\xff" * 16, 16), (b"a\0" * 8, 16)):
+        path.write_bytes(content)
+        done = launch_alone("--secret-file", str(path))
+        assert done.returncode == 2 and f"{path}: the secret has {count} characters, must have 16" in done.stderr
+    done = launch_alone("--secret-stdin", input="short\n")
+    assert done.returncode == 2 and "standard input: the secret has 5 characters" in done.stderr
     path.unlink()
     assert make_secret(str(path)) and not make_secret(str(path))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and len(read_secret(str(path))) == 64
     assert [entry.name for entry in tmp_path.iterdir()] == ["secret"]
+
+
+def test_a_secret_of_another_user(tmp_path, monkeypatch):
+    path = tmp_path / "secret"
+    make_secret(str(path))
+    if os.geteuid() == 0:
+        os.chown(path, 4711, -1)
+    owner = path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(PermissionError, match=f"{path}: user {owner} owns the file and knows the secret"):
+        read_secret(str(path))
+
+
+def test_a_secret_s_file_that_is_gone_at_the_end(tmp_path):
+    path = tmp_path / "secret"
+    (tmp_path / "x.py").write_text(f"import os; os.unlink({str(path)!r})")
+    done = subprocess.run([sys.executable, "-m", "libdc.run", "--nodes", "2", "--rendezvous", "localhost:9",
+                           "--secret-file", str(path), str(tmp_path / "x.py")], text=True, capture_output=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_secrets_of_the_environment(tmp_path, monkeypatch):
+    (tmp_path / "empty").touch(0o600)
+    for name, value, text in (("LIBDC_SECRET_FILE", str(tmp_path / "empty"), "empty: the secret has 0 characters"),
+                              ("LIBDC_SECRET", "short", "LIBDC_SECRET: the secret has 5 characters")):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ValueError, match=text):
+            environment_secret()
 
 
 def test_several_machines(tmp_path, port):

@@ -8,14 +8,25 @@ import stat
 from typing import Optional, Tuple
 
 
+def check_secret(source: str, secret: str) -> str:
+    """An empty one would be none: the group would be open to all of this machine."""
+    if not 16 <= len(secret) <= 1024 or not secret.isascii() or not secret.isprintable():
+        raise ValueError(f"{source}: the secret has {len(secret)} characters, must have 16 to 1024, of ASCII and "
+                         "printable")
+    return secret
+
+
 def read_secret(path: str) -> str:
     """A secret's file, which must be its user's alone."""
-    with open(path, encoding="ascii") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if mode & 0o077:
-            raise PermissionError(f"{path}: mode {stat.S_IMODE(mode):04o} lets other users read the secret; must be "
-                                  "0600")
-        return file.read().strip()
+    with open(path, encoding="latin-1") as file:  # any bytes can be read, and are checked then
+        of = os.fstat(file.fileno())
+        if of.st_uid not in (0, os.geteuid()):
+            raise PermissionError(f"{path}: user {of.st_uid} owns the file and knows the secret; must be user "
+                                  f"{os.geteuid()}, or root")
+        if of.st_mode & 0o077:
+            raise PermissionError(f"{path}: mode {stat.S_IMODE(of.st_mode):04o} lets other users read the secret; "
+                                  "must be 0600")
+        return check_secret(path, file.read().strip())
 
 
 def make_secret(path: str) -> bool:
@@ -47,10 +58,10 @@ def run_secret(path: Optional[str]) -> Tuple[str, bool]:
 
 def environment_secret() -> Optional[str]:
     """LIBDC_SECRET, or the content of the file LIBDC_SECRET_FILE."""
-    path = os.environ.get("LIBDC_SECRET_FILE")
-    if os.environ.get("LIBDC_SECRET") or not path:
-        return os.environ.get("LIBDC_SECRET") or None
-    return read_secret(path)
+    secret, path = os.environ.get("LIBDC_SECRET"), os.environ.get("LIBDC_SECRET_FILE")
+    if secret:
+        return check_secret("LIBDC_SECRET", secret)
+    return read_secret(path) if path else None
 
 
 def environment_tls() -> bool:

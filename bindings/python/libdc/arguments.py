@@ -13,9 +13,10 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 
 def c_string(name: str, value: Any) -> bytes:
-    """A string for C, which ends it at the first NUL."""
+    """A string for C, which ends it at the first NUL. Errors reach logs, where a secret shall not be."""
     if not isinstance(value, str) or "\0" in value:
-        raise TypeError(f"{name} = {value!r}, must be a str without NUL")
+        shown = f"a {type(value).__name__}" if name == "secret" else repr(value)
+        raise TypeError(f"{name} = {shown}, must be a str without NUL")
     return value.encode()
 
 
@@ -63,14 +64,14 @@ def handle_arg(name: str, value: Any, kind: Any, optional: bool = True) -> Any:
     return value._handle
 
 
-def timeout_ns(timeout: Any) -> int:
-    """Seconds (None: the library's default) as the library's timeout_ns."""
+def timeout_ns(timeout: Any, name: str = "timeout") -> int:
+    """Seconds (None: the library's default) as the library's timeout_ns, or another time's nanoseconds."""
     if timeout is None:
         return 0
     try:
         seconds = float(timeout)
     except (TypeError, ValueError):
-        raise TypeError(f"timeout = {timeout!r}, must be a number of seconds, or None") from None
+        raise TypeError(f"{name} = {timeout!r}, must be a number of seconds, or None") from None
     if not 0 < seconds <= 9e9:
-        raise ValueError(f"timeout = {timeout!r}, must be > 0 seconds and at most 9e9, or None")
+        raise ValueError(f"{name} = {timeout!r}, must be > 0 seconds and at most 9e9, or None")
     return max(1, int(seconds * 1e9))

@@ -182,7 +182,7 @@ def _network_options(timeout: Optional[float], secret: Optional[str], network: O
     pins = [ffi.NULL if text is None else ffi.from_buffer("char[]", text + b"\0") for text in texts]
     options.secret, options.network, options.node = pins
     options.first_port, options.last_port = ports
-    options.heartbeat_ns = 0 if heartbeat is None else timeout_ns(heartbeat)
+    options.heartbeat_ns = timeout_ns(heartbeat, "heartbeat")
     options.tls = bool(tls)
     return options, pins
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from typing import Optional, Tuple
 
 from ._lib import ffi, lib, new_struct, text
@@ -74,6 +75,6 @@ def environment_ports() -> Tuple[int, int]:
     """LIBDC_PORTS, such as 40000-40999."""
     value = os.environ.get("LIBDC_PORTS") or "0-0"
     first, _, last = value.partition("-")
-    if not (first.isdigit() and last.isdigit()):
+    if not re.fullmatch("[0-9]{1,5}-[0-9]{1,5}", value):
         raise RuntimeError(f"init_comm: LIBDC_PORTS={value}: must be FIRST-LAST")
     return int(first), int(last)

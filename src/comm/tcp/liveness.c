@@ -5,10 +5,12 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 
 #include "comm/tcp/collective.h"
 
@@ -40,15 +42,18 @@ bool dc__tcp_is_silent(dc__tcp_group *group, int32_t r) {
   return silence_of(group, r) >= MISSED * group->heartbeat_ns;
 }
 
-/* Time since its machine last acknowledged anything; 0 if the system does not tell. */
+/* Time since its machine last acknowledged anything, if it owes an answer: to bytes, or to a probe. On a machine with
+ * too much to do nothing may have been sent for as long. 0 if the system does not tell. */
 static int64_t silence_of_machine(const dc__tcp_group *group, int32_t r) {
   struct tcp_info info = {0};
   socklen_t length = sizeof info;
+  int unanswered = 0;
   if (getsockopt(group->control[r], IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
       length < offsetof(struct tcp_info, tcpi_last_ack_recv) + sizeof info.tcpi_last_ack_recv) {
     return 0;
   }
-  return (int64_t)info.tcpi_last_ack_recv * 1000000;
+  const bool owes = ioctl(group->control[r], SIOCOUTQ, &unanswered) != 0 || unanswered > 0 || info.tcpi_probes > 0;
+  return owes ? (int64_t)info.tcpi_last_ack_recv * 1000000 : 0;
 }
 
 void dc__tcp_host_text(const dc__tcp_group *group, int32_t r, char text[DC__TCP_PEER]) {

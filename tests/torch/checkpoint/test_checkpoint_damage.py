@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pickle
 import re
+import resource
 import struct
 import subprocess
 import sys
@@ -16,7 +18,9 @@ import damage_checkpoints
 import libdc.torch as dct
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from libdc.torch.checkpoint import crc32c, safetensors_file
+from libdc.torch.checkpoint.distributed_folder import Folder
 from models import adamw, bits, data
 from sharded import alone, on, one_thread, sharded  # noqa: F401
 
@@ -93,12 +97,16 @@ def test_what_cannot_be_loaded_is_refused_by_its_path(tmp_path: Path) -> None:
         before = bits(dct.full_state_dict(net))
         tensors = safetensors_file.File(str(tmp_path / "good")).tensors
         piece = next(name for name in tensors if name.endswith("/exp_avg"))
+
+        def rename(header: Header) -> None:
+            header["extra/other"] = header.pop(piece)
+
         changes = {
             "has format 99, must be 1 to 2": (told(lambda values: values.update(format=99)), True),
             "has format 2 and no checksums": (lambda header: None, False),
-            f"lacks {re.escape(piece)}": (lambda header: (header.pop(piece), told(lambda values: values.update(
+            f"lacks {re.escape(piece)}": (lambda header: (rename(header), told(lambda values: values.update(
                 format=1))(header)), False),
-            f"{re.escape(piece)} is a tensor without a checksum": (lambda header: header.pop(piece), True),
+            "extra/other is a tensor without a checksum": (rename, True),
         }
         for number, (text, (change, sealed)) in enumerate(changes.items()):
             bad = rewrite(tmp_path / "good", tmp_path / f"bad{number}", change, sealed)
@@ -109,6 +117,17 @@ def test_what_cannot_be_loaded_is_refused_by_its_path(tmp_path: Path) -> None:
             index.write_text(json.dumps({"weight_map": {"x": name}}))
             with pytest.raises(ValueError, match=f"index.json names the file '{re.escape(name)}', must be one in its"):
                 dct.load_checkpoint(net, index, optimizer)
+        with pytest.raises(ValueError, match="'a\\\\x00' is no file's name: it has a NUL"):
+            dct.load_checkpoint(net, "a\0", optimizer)
+        for name, text in {"x\n\x1b": r"has 'x\\n\\x1b', which the model does not have", "y": "has y, which"}.items():
+            strange = rewrite(tmp_path / "good", tmp_path / "strange", lambda header: header.update(
+                {name: {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}), sealed=False)
+            rewrite(tmp_path / "strange", tmp_path / "strange", told(lambda values: values.update(format=1)), False)
+            with pytest.raises(ValueError, match=text):
+                dct.load_checkpoint(net, strange, optimizer)
+        listed = rewrite(tmp_path / "good", tmp_path / "listed", told(lambda values: values.update(extra=[1])))
+        with pytest.raises(ValueError, match="listed has metadata of libdc that cannot be read"):
+            dct.load_checkpoint(net, listed, optimizer)
         os.mkfifo(tmp_path / "pipe")
         for strange in (tmp_path / "pipe", Path("/dev/zero")):
             with pytest.raises(ValueError, match=f"{strange} is no safetensors file: it is a folder, a pipe or"):
@@ -118,6 +137,69 @@ def test_what_cannot_be_loaded_is_refused_by_its_path(tmp_path: Path) -> None:
         assert bits(dct.full_state_dict(net)) == before
 
     alone(run)
+
+
+def foreign(path: Path, text: str, nbytes: int = 8) -> Path:
+    """A file of others, without checksums."""
+    path.write_bytes(struct.pack("<Q", len(text)) + text.encode() + bytes(nbytes))
+    return path
+
+
+@pytest.mark.parametrize("text, nbytes, says", [
+    ('{"a":%s,"a":%s}', 8, "it has 'a' twice"),
+    ('{"a":%s,"b":%s}', 8, "b begins at byte 0, must be 4, where the tensors before it end"),
+    ('{"a":%s}', 8, "its tensors have 4 bytes, and the file has 8 for them"),
+    ('{"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}', 8, "b begins at byte 4, must be 0"),
+    ('{"a":%s,"b":{"dtype":"F32","shape":[4611686018427387904,4,0],"data_offsets":[4,4]}}', 4, "overflowed"),
+    ('{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', 4, r"a has shape \[nan\]"),
+    ('{"a":%s,"__metadata__":{"x":NaN}}', 4, "its metadata are no strings"),
+])
+def test_descriptions_that_do_not_fit(tmp_path: Path, text: str, nbytes: int, says: str) -> None:
+    path = foreign(tmp_path / "f", text.replace("%s", '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'), nbytes)
+    with pytest.raises(ValueError, match=f"{path} is no safetensors file, or a part of one: .*{says}"):
+        safetensors_file.File(str(path))
+
+
+def test_indices_that_do_not_fit(tmp_path: Path) -> None:
+    index = tmp_path / "index.json"
+    for name in ("1", "2"):
+        foreign(tmp_path / name, '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', 4)
+    index.write_text('{"weight_map":{"a":"1","b":"2"}}')
+    with pytest.raises(ValueError, match="index.json names the files 1 and 2, which both have a"):
+        safetensors_file.open_files(str(index))
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(ValueError, match="pipe.json is no safetensors file: it is a folder, a pipe or a device"):
+        safetensors_file.open_files(str(tmp_path / "pipe.json"))
+
+
+class Call:
+    """Pickled, it is a call of a function."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        return self.call[0], self.call[1:]
+
+
+def test_a_folder_that_calls_or_leaves_itself(tmp_path: Path) -> None:
+    dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path, no_dist=True)
+    description = tmp_path / ".metadata"
+    good = description.read_bytes()
+    into = torch.zeros(2)
+    Folder(str(tmp_path)).read("a", 0, into)
+    assert into.tolist() == [1, 1]
+    description.write_bytes(pickle.dumps(Call(os.mkdir, str(tmp_path / "called"))))
+    with pytest.raises(ValueError, match="cannot be read .*it names posix.mkdir, which is no part of a description"):
+        Folder(str(tmp_path))
+    assert not (tmp_path / "called").exists()
+    for name in ("../__0_0.distcp", str(tmp_path / "__0_0.distcp")):
+        metadata = pickle.loads(good)
+        for info in metadata.storage_data.values():
+            info.relative_path = name
+        description.write_bytes(pickle.dumps(metadata))
+        with pytest.raises(ValueError, match=f"it names the file '{name}', must be one in the folder"):
+            Folder(str(tmp_path))
 
 
 def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +235,35 @@ def test_two_writers_of_one_name(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == [path.name]
 
     on(2, run)
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    def run(net: Any) -> None:
+        (tmp_path / ".folder.part").mkdir()
+        (tmp_path / "target").write_text("precious")
+        (tmp_path / ".link.part").symlink_to(tmp_path / "target")
+        for name in ("folder", "link"):
+            with pytest.raises(FileExistsError, match=f"{name}' cannot be written: .*{name}.part is a folder or a"):
+                dct.save_checkpoint(net, tmp_path / name)
+        assert (tmp_path / "target").read_text() == "precious"
+        for path in ("", f"{tmp_path}/new/", f"{tmp_path}/new\0"):
+            with pytest.raises(ValueError, match="save_checkpoint: path = '.*', must be a file's name"):
+                dct.save_checkpoint(net, path)
+        with pytest.raises(TypeError, match="save_checkpoint: extra has the name 1, must be a str"):
+            dct.save_checkpoint(net, tmp_path / "new", extra={1: 2})
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)  # as a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                dct.save_checkpoint(net, tmp_path / "new")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        assert sorted(os.listdir(tmp_path)) == [".folder.part", ".link.part", "target"]
+        (tmp_path / "latest").symlink_to(tmp_path / "target")
+        dct.save_checkpoint(net, tmp_path / "latest")
+        assert not (tmp_path / "latest").is_symlink() and (tmp_path / "target").read_text() == "precious"
+
+    alone(run)
 
 
 def test_killed_saves() -> None:

@@ -9,6 +9,7 @@ ends it, and when what they print can no longer be written; a standard stream th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -78,4 +79,5 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     finally:
         launcher.end()
         if options.made_secret:
-            os.unlink(options.secret_file)
+            with contextlib.suppress(FileNotFoundError):  # the job's own clean-up was quicker
+                os.unlink(options.secret_file)

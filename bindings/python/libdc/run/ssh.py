@@ -9,6 +9,8 @@ import shlex
 import sys
 from typing import List
 
+from .._secret import check_secret
+
 _FIRST_PORT, _PORTS = 20000, 12000  # below those that Linux gives to connections by itself
 
 
@@ -26,7 +28,7 @@ def read_secret_line() -> str:
         if not byte:
             raise ValueError("standard input ended before the secret")
         line += byte
-    return line.decode("ascii").strip()
+    return check_secret("standard input", line.decode("latin-1").strip())
 
 
 def ssh_command(options: argparse.Namespace, node: int) -> List[str]:

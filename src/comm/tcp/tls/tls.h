@@ -7,7 +7,8 @@
  * lock. A record is at most 16 KiB, and never has parts of two messages. So a rank that has read a message finds
  * nothing of the next one in OpenSSL's memory, where poll() does not see it.
  *
- * The kernel's TLS is not used: before Linux 6.14 it cannot change a key, and 2^24 records of one are the most. */
+ * The kernel's TLS is not used: it cannot change a key before Linux 6.14, or where OpenSSL drives it, and 2^24 records
+ * of one are the most. docs/security.md has what it would save. */
 #ifndef DC_COMM_TCP_TLS_H
 #define DC_COMM_TCP_TLS_H
 

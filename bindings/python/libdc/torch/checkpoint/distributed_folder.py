@@ -6,6 +6,8 @@ saved pieces; the rows in which the range lies are such a box."""
 from __future__ import annotations
 
 import math
+import os
+import pickle
 from typing import Any, Dict, Sequence
 
 import torch
@@ -34,6 +36,38 @@ class _Rows(checkpoint.DefaultLoadPlanner):
         """The tensor is a view of the rows."""
 
 
+_PICKLED = {  # what a description is made of, besides torch's data types
+    ("torch.distributed.checkpoint.metadata", name) for name in (
+        "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
+        "BytesStorageMetadata", "_MEM_FORMAT_ENCODING")} | {
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"), ("torch", "Size"),
+    ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"), ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath")}
+
+
+class _Unpickler(pickle.Unpickler):
+    """A pickle may call any function that it names. torch's own reader lets it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _PICKLED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a description")
+
+
+def _read_metadata(path: str) -> Any:
+    try:
+        with open(os.path.join(path, ".metadata"), "rb") as file:
+            metadata = _Unpickler(file).load()
+        for info in metadata.storage_data.values():
+            name = info.relative_path
+            if os.path.isabs(name) or ".." in name.split("/"):
+                raise ValueError(f"it names the file {name!r}, must be one in the folder")
+        return metadata
+    except Exception as error:
+        raise ValueError(f"{path} is no folder of torch.distributed.checkpoint: its .metadata cannot be read "
+                         f"({type(error).__name__}: {error})") from None
+
+
 class Folder:
     """As a safetensors_file.File is, without checksums."""
 
@@ -42,11 +76,7 @@ class Folder:
     def __init__(self, path: str) -> None:
         self.path = path
         self._reader = checkpoint.FileSystemReader(path)
-        try:
-            metadata = self._reader.read_metadata()
-        except Exception as error:
-            raise ValueError(f"{path} is no folder of torch.distributed.checkpoint: its .metadata cannot be read "
-                             f"({type(error).__name__}: {error})") from None
+        metadata = _read_metadata(path)
         self._reader.set_up_storage_reader(metadata, is_coordinator=False)
         self._tensors: Dict[str, TensorStorageMetadata] = {
             name: of for name, of in metadata.state_dict_metadata.items() if isinstance(of, TensorStorageMetadata)}

@@ -166,20 +166,22 @@ class File:
         self._fill(memoryview(text), 8)
         is_summed = self._check_header(start + text)
         try:
-            description = json.loads(text)
+            description = json.loads(text.decode(), object_pairs_hook=_unique)
             if not isinstance(description, dict):
                 raise ValueError("its description is no object of JSON")
             self.metadata = description.pop("__metadata__", {})
             values = self.metadata.values() if isinstance(self.metadata, dict) else [None]
             if not all(isinstance(value, str) for value in values):
                 raise ValueError("its metadata are no strings")
-            found = list(_validate(description, size - 8 - length))
+            found = list(_validate(description))
+            _check_tiling(found, size - 8 - length)
             if _SUMS in self.metadata or _HEADER_SUM in self.metadata:
-                self._read_sums(description, size - 8 - length, is_summed)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                self._read_sums(description, is_summed)
+            self.tensors = {name: torch.empty(of.shape, dtype=_DTYPES[of.dtype], device="meta")
+                            for name, _, of in found}
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:  # torch's: of a shape
             raise ValueError(f"{self.path} is no safetensors file, or a part of one: {error}") from None
         self._offsets = {name: 8 + length + begin for name, begin, _ in found}
-        self.tensors = {name: torch.empty(of.shape, dtype=_DTYPES[of.dtype], device="meta") for name, _, of in found}
 
     def _check_header(self, header: bytes) -> bool:
         """Whether there is a checksum to compare the header with."""
@@ -192,15 +194,13 @@ class File:
                              f"{recorded[1].decode()}")
         return True
 
-    def _read_sums(self, description: Mapping[str, Any], nbytes: int, is_summed: bool) -> None:
+    def _read_sums(self, description: Mapping[str, Any], is_summed: bool) -> None:
         if _SUMS not in self.metadata or not is_summed:
             raise ValueError("it lacks the checksum of its header, or those of its tensors")
         self.sums = {name: int(text, 16) for name, text in json.loads(self.metadata[_SUMS]).items()}
         if self.sums.keys() != description.keys():
             names = sorted(self.sums.keys() ^ description.keys())
             raise ValueError(f"{names[0]} is a tensor without a checksum, or a checksum without a tensor")
-        if sum(of["data_offsets"][1] - of["data_offsets"][0] for of in description.values()) != nbytes:
-            raise ValueError(f"its tensors have other than {nbytes} bytes in all")
 
     def _fill(self, view: memoryview, offset: int) -> int:
         """Reads all of it, and returns its checksum."""
@@ -247,6 +247,8 @@ class File:
 
 
 def _open(path: str) -> int:
+    if "\0" in path:
+        raise ValueError(f"{path!r} is no file's name: it has a NUL")
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe without a writer would block
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -264,7 +266,7 @@ def open_files(path: str) -> List[File]:
     """A file, or those of an index (`model.safetensors.index.json`). The caller closes them."""
     if not path.endswith(".json"):
         return [File(path)]
-    with open(path, encoding="utf-8") as file:
+    with open(_open(path), encoding="utf-8") as file:
         try:
             names = sorted(set(json.load(file)["weight_map"].values()))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -273,9 +275,13 @@ def open_files(path: str) -> List[File]:
         if not isinstance(name, str) or os.path.isabs(name) or ".." in name.split("/") or "\0" in name:
             raise ValueError(f"{path} names the file {name!r}, must be one in its own folder")
     files: List[File] = []
+    found: Dict[str, str] = {}  # which file has a tensor
     try:
         for name in names:
             files.append(File(os.path.join(os.path.dirname(path), name)))
+            for tensor in files[-1].tensors:
+                if found.setdefault(tensor, name) != name:
+                    raise ValueError(f"{path} names the files {found[tensor]} and {name}, which both have {tensor}")
     except BaseException:
         for opened in files:
             opened.close()
@@ -283,8 +289,18 @@ def open_files(path: str) -> List[File]:
     return files
 
 
-def _validate(description: Mapping[str, Any], nbytes: int) -> Iterator[Tuple[str, int, TensorInfo]]:
-    """The tensors of a description, if it fits the file's bytes."""
+def _unique(pairs: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
+    """An object of JSON, of which json alone would keep the last of equal names."""
+    result: Dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise ValueError(f"it has {name!a} twice")
+        result[name] = value
+    return result
+
+
+def _validate(description: Mapping[str, Any]) -> Iterator[Tuple[str, int, TensorInfo]]:
+    """The tensors of a description, and where each begins."""
     for name, of in description.items():
         dtype, shape, (begin, end) = of["dtype"], of["shape"], of["data_offsets"]
         if dtype not in _DTYPES:
@@ -292,9 +308,21 @@ def _validate(description: Mapping[str, Any], nbytes: int) -> Iterator[Tuple[str
         if not all(type(n) is int and 0 <= n < 1 << 63 for n in [*shape, begin, end]):
             raise ValueError(f"{name} has shape {shape} at {begin} to {end}")
         described = TensorInfo(dtype, tuple(shape))
-        if not begin <= end <= nbytes or end - begin != described.nbytes:
-            raise ValueError(f"{name} is {dtype} {shape} at bytes {begin} to {end} of {nbytes}")
+        if end - begin != described.nbytes:
+            raise ValueError(f"{name} is {dtype} {shape} at bytes {begin} to {end}")
         yield name, begin, described
+
+
+def _check_tiling(found: Sequence[Tuple[str, int, TensorInfo]], nbytes: int) -> None:
+    """The format allows no gap and no overlap: such a file is damaged, or has bytes that other readers take for other
+    tensors."""
+    reached = 0
+    for name, begin, of in sorted(found, key=lambda item: (item[1], item[2].nbytes)):
+        if begin != reached:
+            raise ValueError(f"{name} begins at byte {begin}, must be {reached}, where the tensors before it end")
+        reached += of.nbytes
+    if reached != nbytes:
+        raise ValueError(f"its tensors have {reached} bytes, and the file has {nbytes} for them")
 
 
 def missing_ranges(pieces: Sequence[Tuple[int, int]], count: int) -> List[Tuple[int, int]]:

@@ -36,7 +36,8 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
                     extra: Optional[Mapping[str, Any]] = None, buffers: str = "rank0", weights: bool = True) -> None:
     """Writes the weights, and the optimizer's state if one is given, whole, into one safetensors file. Every rank must
     call it; each writes its own part, so no rank needs memory for more, and `path` must be in a file system that all
-    ranks share. A file that is there is replaced when the new one is complete and on the disk, and not before.
+    ranks share. A file that is there is replaced when the new one is complete and on the disk, and not before. Of a
+    link only the name is replaced: the file that it names stays.
 
     extra    further values that load_checkpoint() returns: tensors, and values that JSON has, by names; rank 0's
     buffers  "rank0": the model's buffers are rank 0's; "mean": floating-point ones are the ranks' mean
@@ -47,12 +48,19 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     `extra` are `extra/NAME`."""
     root = root_of(model)
     path = os.fspath(path)
-    run_on_all_ranks(root, lambda: check_buffer_rule("save_checkpoint", buffers))
+    run_on_all_ranks(root, lambda: _check_arguments(extra or {}, buffers))
     agreed: Optional[Dict[int, Tensor]] = None
     if weights:
         run_on_all_ranks(root, root.group.check_initialized)
         agreed = synced_buffers(root, model.state_dict(keep_vars=True), buffers, everywhere=False)
     on_first_replica(root, lambda: _save(model, root, path, optimizer, extra or {}, agreed))
+
+
+def _check_arguments(extra: Mapping[str, Any], buffers: str) -> None:
+    check_buffer_rule("save_checkpoint", buffers)
+    for name in extra:
+        if not isinstance(name, str):  # JSON would make it one
+            raise TypeError(f"save_checkpoint: extra has the name {name!r}, must be a str")
 
 
 def _save(model: nn.Module, root: Root, path: str, optimizer: Optional[torch.optim.Optimizer],
@@ -275,7 +283,7 @@ def _read_metadata(files: List[safetensors_file.File]) -> Dict[str, Any]:
             continue
         try:
             metadata = json.loads(file.metadata[_KEY])
-            form = metadata["format"]
+            form, extra = metadata["format"], dict(metadata.get("extra", {}))
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ValueError(f"load_checkpoint: {file.path} has metadata of libdc that cannot be read") from None
         if type(form) is not int or not 1 <= form <= _FORMAT:
@@ -283,7 +291,7 @@ def _read_metadata(files: List[safetensors_file.File]) -> Dict[str, Any]:
                              "may read it")
         if form > 1 and file.sums is None:
             raise ValueError(f"load_checkpoint: {file.path} is damaged: it has format {form} and no checksums")
-        every.update(metadata)
+        every.update(metadata, extra={**every.get("extra", {}), **extra})
     return every
 
 
@@ -331,7 +339,8 @@ def _new_target(tensor: Tensor, entry: Optional[ShardedParam] = None) -> Target:
 
 
 def _name_list(names: List[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"
+    shown = ", ".join(name if name.isprintable() else ascii(name) for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"
 
 
 def _read_optimizer_state(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor],

@@ -80,8 +80,8 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
 
 def _check_path(path: str) -> None:
     """Raises where there is something that the file must not take the place of."""
-    if not path:
-        raise ValueError("save_checkpoint: path = '', must be a file's name")
+    if not path or path.endswith("/") or "\0" in path:
+        raise ValueError(f"save_checkpoint: path = {path!r}, must be a file's name")
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -99,8 +99,9 @@ def _create(path: str, part: str) -> int:
         try:
             fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileExistsError:
-            raise FileExistsError(f"save_checkpoint: path = {path!r} is being written by another save, which has "
-                                  f"locked {part}") from None
+            why = (f"is being written by another save, which has locked {part}" if _is_file(part) else
+                   f"cannot be written: {part} is a folder or a link, and not a save's")
+            raise FileExistsError(f"save_checkpoint: path = {path!r} {why}") from None
         if _lock(fd) and _is_at(fd, part):
             return fd
         os.close(fd)  # another writer took it for a dead one's, between the two lines
@@ -129,6 +130,14 @@ def _lock(fd: int) -> bool:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
             raise  # else the file system has no locks, and the last writer wins
     return True
+
+
+def _is_file(path: str) -> bool:
+    """Also if it has gone meanwhile."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def _is_at(fd: int, path: str) -> bool:
