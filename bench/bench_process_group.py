@@ -1,15 +1,17 @@
 """torch.distributed over the backend libdc beside Gloo: collectives of 1 KiB to 64 MiB, and steps of DDP and FSDP2.
 
-    python bench/bench_process_group.py [--ranks 2] [--rounds 7] [--tcp]
+    python bench/bench_process_group.py [--ranks 2] [--rounds 7] [--kib 1 1024] [--tcp]
 
 Both backends have a group of the same processes, one thread each. The calls take turns, one of each a round, each after
-a barrier, and a call's time is that of the slowest rank. A size is that of the whole tensor of a rank. The ratio is the
+a barrier, and a call's time is that of the slowest rank. Its processor time is that of all ranks, with the threads of
+the backends, up to the end of the barrier behind it. A size is that of the whole tensor of a rank. The ratio is the
 median of the rounds' ratios, so a machine that is slow for a while slows both. With --tcp libdc takes each
 process for a machine of its own.
 """
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -93,39 +95,48 @@ def steps(rank: int) -> Dict[str, Callable[[Any], Any]]:
 
 
 def measure(calls: Dict[str, Callable[[Any], Any]], groups: Dict[str, Any], rounds: int) -> Dict[str, Any]:
-    times = {name: {backend: [] for backend in BACKENDS} for name in calls}  # type: Dict[str, Dict[str, List[float]]]
-    for i in range(rounds + 2):
-        for name, call in calls.items():
-            for backend in BACKENDS:
+    """Of each call and backend: the rounds' times of the slowest rank, and the processor times of all, in us."""
+    shape = (len(calls), len(BACKENDS), rounds)
+    wall, processor = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
+    for i in range(-2, rounds):
+        for place, call in enumerate(calls.values()):
+            for which, backend in enumerate(BACKENDS):
                 dist.barrier(groups["libdc"])
-                begin = time.perf_counter()
+                used, begin = time.process_time(), time.perf_counter()
                 call(groups[backend])
-                if i >= 2:
-                    times[name][backend].append(time.perf_counter() - begin)
-    out = {}
-    for name, by_backend in times.items():
-        slowest = torch.tensor([by_backend[backend] for backend in BACKENDS], dtype=torch.float64)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX, groups["libdc"])
-        ours, theirs = slowest.tolist()
-        out[name] = {"libdc": machine.spread(ours)[0] * 1e6, "gloo": machine.spread(theirs)[0] * 1e6,
-                     "libdc_min": min(ours) * 1e6, "gloo_min": min(theirs) * 1e6, "rounds": rounds,
-                     "ratio": machine.spread([b / a for a, b in zip(ours, theirs)])}
+                end = time.perf_counter()
+                dist.barrier(groups["libdc"])
+                if i >= 0:
+                    wall[place, which, i] = (end - begin) * 1e6
+                    processor[place, which, i] = (time.process_time() - used) * 1e6
+    dist.all_reduce(wall, dist.ReduceOp.MAX, groups["libdc"])
+    dist.all_reduce(processor, group=groups["libdc"])
+    return {name: row(wall[place].tolist(), processor[place].tolist()) for place, name in enumerate(calls)}
+
+
+def row(wall: List[List[float]], processor: List[List[float]]) -> Dict[str, Any]:
+    out: Dict[str, Any] = {"rounds": len(wall[0])}
+    for backend, times, used in zip(BACKENDS, wall, processor):
+        out[backend], out[f"{backend}_min"], out[f"{backend}_cpu"] = (machine.spread(times)[0], min(times),
+                                                                      machine.spread(used)[0])
+    out["ratio"], out["cpu_ratio"] = (machine.spread([b / a for a, b in zip(*each)]) for each in (wall, processor))
     return out
 
 
-def rank_main(rounds: int, tcp: bool) -> None:
+def rank_main(rounds: int, kibs: List[int], tcp: bool) -> None:
     import libdc.torch  # the backend
     from libdc.torch.distributed import rendezvous
 
-    if tcp:
+    if tcp:  # without shared memory below TCP, too
         rendezvous._machine = lambda: f"machine{os.environ['RANK']}"
+        libdc.Comm.tcp = functools.partial(libdc.Comm.tcp, node="")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     groups = {"gloo": dist.group.WORLD, "libdc": dist.new_group(backend="libdc")}
     rows: Dict[str, Any] = {}
-    for kib in KIB:
+    for kib in kibs:
         count = rounds * (10 if kib <= 256 else 3 if kib <= 4096 else 1)
         rows[str(kib)] = measure(collectives(kib, rank, ranks), groups, count)
     rows["steps"] = measure(steps(rank), groups, 3 * rounds)
@@ -142,12 +153,14 @@ def markdown(rows: Dict[str, Any], about: Dict[str, Any], foreign: float, ranks:
            f"{about['date']}, {about['cpu']}, {about['cores']} cores, {packages}, commit {about['commit']}; others "
            f"used {foreign:.0%} of the machine.", "", f"    {about['command']}", "",
            "Microseconds, median (minimum). The ratio is Gloo's time to libdc's: the median of the rounds, and its "
-           "quartiles.", "", "| KiB | call | libdc | gloo | gloo / libdc |", "|" + "---|" * 5]
+           "quartiles. Processor time is that of all ranks with a barrier.", "",
+           "| KiB | call | libdc | gloo | gloo / libdc | processor: libdc | gloo | gloo / libdc |", "|" + "---|" * 8]
     for kib, calls in rows.items():
         for name, r in calls.items():
-            middle, low, high = r["ratio"]
+            ratios = ["{:.1f} ({:.1f} to {:.1f})".format(*r[key]) for key in ("ratio", "cpu_ratio")]
             out.append(f"| {kib} | {name} | {r['libdc']:.0f} ({r['libdc_min']:.0f}) | {r['gloo']:.0f} "
-                       f"({r['gloo_min']:.0f}) | {middle:.1f} ({low:.1f} to {high:.1f}) |")
+                       f"({r['gloo_min']:.0f}) | {ratios[0]} | {r['libdc_cpu']:.0f} | {r['gloo_cpu']:.0f} | "
+                       f"{ratios[1]} |")
     return "\n".join(out) + "\n"
 
 
@@ -155,19 +168,19 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--ranks", type=int, default=2)
     p.add_argument("--rounds", type=int, default=7, help="calls of each at the largest sizes, more at smaller ones")
+    p.add_argument("--kib", type=int, nargs="+", default=KIB, help="sizes")
     p.add_argument("--tcp", action="store_true", help="libdc over TCP too, as between machines")
     p.add_argument("--out", default=os.path.join(HERE, "results"))
     a = p.parse_args()
     if "RANK" in os.environ:
-        rank_main(a.rounds, a.tcp)
+        rank_main(a.rounds, a.kib, a.tcp)
         return 0
     about = {**machine.describe(), "command": "python bench/bench_process_group.py " + " ".join(sys.argv[1:])}
     machine.wait_quiet()
     quiet, before = machine.Quiet(), os.times()
     quiet.begin()
     port = machine.free_port()
-    ranks = [subprocess.Popen([sys.executable, os.path.abspath(__file__), "--rounds", str(a.rounds),
-                               *(["--tcp"] if a.tcp else [])], text=True,
+    ranks = [subprocess.Popen([sys.executable, os.path.abspath(__file__), *sys.argv[1:]], text=True,
                               env=machine.environment(r, a.ranks, port, f"bench-{os.getpid()}"),
                               stdout=subprocess.PIPE if r == 0 else subprocess.DEVNULL) for r in range(a.ranks)]
     answer = ranks[0].communicate()[0]

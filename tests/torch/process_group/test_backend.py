@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Callable
 
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from libdc.torch.distributed import LibdcProcessGroup
 from libdc.torch.distributed.exchange import Table
 from libdc.torch.distributed.tensors import flat_alias, flat_output, flattened
+from libdc.torch.distributed.work import Lane, Work
 
 RUN = """import warnings
 warnings.simplefilter("ignore")
@@ -40,6 +43,12 @@ def test_training_has_the_losses_of_gloo(launch: Callable[..., str]) -> None:
 
 def test_behaviours_of_pytorchs_own_tests(launch: Callable[..., str]) -> None:
     assert launch(RUN.format("upstream"), 3).count("as PyTorch's tests have it") == 3
+
+
+@pytest.mark.parametrize("head, ranks", [("", 2), (SPREAD, 3)], ids=["memory", "tcp"])
+def test_calls_that_are_easy_to_get_wrong(launch: Callable[..., str], head: str, ranks: int) -> None:
+    out = launch(head + RUN.format("adversarial"), ranks, MASTER_ADDR="127.0.0.1")
+    assert out.count("right") == 10 * ranks, out
 
 
 def test_failures_are_errors_on_every_rank(launch: Callable[..., str]) -> None:
@@ -98,8 +107,6 @@ def test_one_rank(alone: LibdcProcessGroup) -> None:
 
 
 def test_a_rank_that_never_comes() -> None:
-    from datetime import timedelta
-
     with pytest.raises(dist.DistStoreError, match="rank 0 waited 0.2 s for rank 1 of 2"):
         LibdcProcessGroup(dist.HashStore(), 0, 2, timedelta(seconds=0.2))
 
@@ -114,6 +121,28 @@ def test_blocks() -> None:
     with flat_output(parts[::-1]) as block:
         block.copy_(torch.arange(10.0))
     assert whole.tolist() == [7, 8, 9, 4, 5, 6, 0, 1, 2, 3]
+
+
+def test_a_waiter_does_what_the_thread_has_not_begun() -> None:
+    lane, done = Lane(), []
+    lane._thread = threading.Thread()  # never started
+    works = [lane.submit(Work(lambda i=i: done.append((i, threading.get_ident())), None), False) for i in range(3)]
+    assert not done and works[1].wait() and done == [(i, threading.get_ident()) for i in range(2)]
+    with pytest.raises(dist.DistError, match="not done within wait's 0.01 s"):  # with a timeout it only waits
+        works[2].wait(timedelta(seconds=0.01))
+    assert works[2].wait() and len(done) == 3
+
+
+def test_a_lane_that_is_closed_while_a_caller_works() -> None:
+    lane, begun, go = Lane(), threading.Event(), threading.Event()
+    lane.submit(Work(lambda: None, None), False).wait()  # starts the thread
+    caller = threading.Thread(target=lambda: lane.submit(Work(lambda: (begun.set(), go.wait()), None), True))
+    caller.start()
+    begun.wait()
+    lane._state.close()
+    go.set()
+    lane.close()  # waits for the thread
+    caller.join()
 
 
 def test_tables() -> None:

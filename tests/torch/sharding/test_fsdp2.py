@@ -1,6 +1,6 @@
 """PyTorch's tests of FSDP2, on libdc.torch.shard: programs of its test/distributed/_composable/fsdp with a behaviour
 that no other test here has. Each docstring names its source; docs/fsdp2-tests.md has all of them. Every program runs on
-1, 2 and 3 ranks at stages 0, 1 and 3, beside one process with all batches."""
+1, 2 and 3 ranks at stages 0, 1 and 3, beside one process with all batches (fsdp2.py)."""
 
 from __future__ import annotations
 
@@ -16,54 +16,10 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from fsdp2 import backward, check, random
 from models import Block
 from sharded import on, one_thread  # noqa: F401
 from torch.utils.checkpoint import checkpoint
-
-_ITERATIONS = 3
-Step = Callable[[nn.Module, int, int], torch.Tensor]  # of a rank in an iteration, with its backward: the loss
-
-
-def _random(*shape: int, at: Any) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(hash(at) % 1000))
-
-
-def _train(model: nn.Module, step: Step, ranks: List[int]) -> List[torch.Tensor]:
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    losses = []
-    for iteration in range(_ITERATIONS):
-        losses += [step(model, iteration, rank).detach() for rank in ranks]
-        if len(ranks) > 1:
-            for param in model.parameters():
-                if param.grad is not None:
-                    param.grad /= len(ranks)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=iteration % 2 == 0)
-    return losses
-
-
-def _check(model: nn.Module, step: Step, **options: Any) -> None:
-    for world in (1, 2, 3):
-        alone = copy.deepcopy(model)
-        losses = torch.stack(_train(alone, step, list(range(world))))
-        expected = alone.state_dict()
-        for stage in (0, 1, 3):
-            models = [copy.deepcopy(model) for _ in range(world)]
-
-            def rank(comm: Any) -> Any:
-                mine = dct.shard(models[comm.rank], stage, comm=comm, group_size=100, **options)
-                return _train(mine, step, [comm.rank]), dct.full_state_dict(mine)
-
-            ranks = on(world, rank)
-            found = torch.stack([loss for row in zip(*(losses for losses, _ in ranks)) for loss in row])
-            torch.testing.assert_close(found, losses, rtol=1e-4, atol=1e-5)
-            for name, value in ranks[-1][1].items():
-                torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4)
-
-
-def _backward(loss: torch.Tensor) -> torch.Tensor:
-    loss.backward()
-    return loss
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +31,7 @@ def seed() -> None:
 def test_sizes_that_do_not_divide(sizes: Any) -> None:
     """test_fully_shard_training.py: test_train_parity_single_group_shard_dim0, and on one rank."""
     model = nn.Sequential(nn.Linear(*sizes[:2]), nn.ReLU(), nn.Linear(*sizes[1:]))
-    _check(model, lambda model, i, rank: _backward(model(_random(4, sizes[0], at=(i, rank))).sum()))
+    check(model, lambda model, i, rank: backward(model(random(4, sizes[0], at=(i, rank))).sum()))
 
 
 class Square(nn.Module):
@@ -89,7 +45,7 @@ class Square(nn.Module):
 
 def test_a_forward_without_inputs() -> None:
     """test_fully_shard_training.py: test_root_no_forward_inputs."""
-    _check(Square(), lambda model, i, rank: _backward(model().sum() * (rank + 1)))
+    check(Square(), lambda model, i, rank: backward(model().sum() * (rank + 1)))
 
 
 class Twice(nn.Module):
@@ -104,10 +60,10 @@ class Twice(nn.Module):
 def test_a_module_that_runs_twice_and_a_module_alone() -> None:
     """test_fully_shard_training.py: test_multi_forward_module, test_non_root_forward_backward."""
     def step(model: nn.Module, i: int, rank: int) -> torch.Tensor:
-        x = _random(8, 4, at=(i, rank))
-        return _backward(model(x).sum()) + _backward(model.inner(x).square().sum())
+        x = random(8, 4, at=(i, rank))
+        return backward(model(x).sum()) + backward(model.inner(x).square().sum())
 
-    _check(Twice(), step)
+    check(Twice(), step)
 
 
 class TwoPaths(nn.Module):
@@ -124,21 +80,21 @@ class TwoPaths(nn.Module):
 def test_outputs_and_modules_that_the_loss_does_not_use() -> None:
     """test_fully_shard_autograd.py: test_unused_forward_output, test_unused_forward_module."""
     def step(model: nn.Module, i: int, rank: int) -> torch.Tensor:
-        one, two = model(_random(3, 6, at=(i, rank)))
-        return _backward((one * two).sum() if i < 2 else one.sum())
+        one, two = model(random(3, 6, at=(i, rank)))
+        return backward((one * two).sum() if i < 2 else one.sum())
 
-    _check(TwoPaths(), step)
-    _check(TwoPaths(second=False), step)
+    check(TwoPaths(), step)
+    check(TwoPaths(second=False), step)
 
 
 def test_a_backward_for_each_path() -> None:
     """test_fully_shard_comm.py: test_fully_shard_backward_prefetch, its module that one backward does not use."""
     def step(model: nn.Module, i: int, rank: int) -> torch.Tensor:
-        one, two = model(_random(3, 6, at=(i, rank)))
+        one, two = model(random(3, 6, at=(i, rank)))
         two.sum().backward(retain_graph=True)
-        return _backward(one.sum()) + two.sum()
+        return backward(one.sum()) + two.sum()
 
-    _check(TwoPaths(), step)
+    check(TwoPaths(), step)
 
 
 Pair = collections.namedtuple("Pair", "x y")
@@ -176,7 +132,7 @@ def test_activations_in_containers(kind: str) -> None:
     test_structured_input_output."""
     take, give = _boxes[kind]
     model = nn.Sequential(Boxed(take, give), Boxed(take, give))
-    _check(model, lambda model, i, rank: _backward(take(model(give(_random(3, 6, at=(i, rank))))).sum()))
+    check(model, lambda model, i, rank: backward(take(model(give(random(3, 6, at=(i, rank))))).sum()))
 
     def rank(comm: Any) -> None:
         mixed = dct.shard(copy.deepcopy(model), comm=comm, param_dtype=torch.bfloat16, policy={
@@ -212,9 +168,9 @@ def test_tied_weights_and_two_forwards_before_a_backward(checkpointed: bool) -> 
     test_double_forward_with_nested_fsdp_and_checkpoint."""
     def step(model: nn.Module, i: int, rank: int) -> torch.Tensor:
         one, two = model(_ids(i, rank)), model(_ids(i, rank + 5))
-        return _backward((one.logsumexp(-1).mean() - two.square().mean()).square())
+        return backward((one.logsumexp(-1).mean() - two.square().mean()).square())
 
-    _check(Tied(checkpointed=checkpointed), step)
+    check(Tied(checkpointed=checkpointed), step)
 
 
 @pytest.mark.parametrize("mode", ["plain", "unshard", "policy", "unused"])
@@ -242,7 +198,7 @@ def test_a_head_that_runs_by_chunks(mode: str) -> None:
     options: Dict[str, Any] = {"policy": {"policy": {"head": dct.Policy(reshard_after_forward=False),
                                                      "embed": dct.Policy(reshard_after_forward=False)}},
                                "unused": {"unused": "zero"}}
-    _check(Tied(), step, **options.get(mode, {}))
+    check(Tied(), step, **options.get(mode, {}))
 
 
 def test_chunks_and_microbatches() -> None:
@@ -265,7 +221,7 @@ def test_chunks_and_microbatches() -> None:
             dct.reshard(model)
         return total
 
-    _check(Tied(), step)
+    check(Tied(), step)
 
 
 class Frozen(nn.Module):
@@ -286,7 +242,7 @@ class Frozen(nn.Module):
 def test_frozen_layers_between_others() -> None:
     """test_fully_shard_frozen.py: test_multi_forward_mixed_requires_grad, test_train_mixed_requires_grad_per_group,
     test_train_mixed_requires_grad_across_groups."""
-    _check(Frozen(), lambda model, i, rank: _backward(model(_random(8, 5, at=(i, rank))).sum()))
+    check(Frozen(), lambda model, i, rank: backward(model(random(8, 5, at=(i, rank))).sum()))
     biases = nn.Sequential(Block(5), Block(5))
     for name, param in biases.named_parameters():
         param.requires_grad_("bias" in name)
@@ -295,10 +251,10 @@ def test_frozen_layers_between_others() -> None:
         if i == 2:
             model[1].down.weight.requires_grad_(True)
         with torch.set_grad_enabled(i != 1):
-            loss = model(_random(8, 5, at=(i, rank))).sum()
-        return _backward(loss) if i != 1 else loss
+            loss = model(random(8, 5, at=(i, rank))).sum()
+        return backward(loss) if i != 1 else loss
 
-    _check(biases, thaw)
+    check(biases, thaw)
 
 
 class Vision(nn.Module):
@@ -322,7 +278,7 @@ class Projected(nn.Module):
 def test_other_methods_and_parameters_that_fsdp2_refuses() -> None:
     """test_fully_shard_training.py: test_register_fsdp_forward_method, which needs no registration here.
     test_fully_shard_init.py: test_raise_scalar_parameter, test_raise_noncontiguous_parameter: no errors here."""
-    _check(Projected(), lambda model, i, rank: _backward(model(_random(2, 3, 8, 8, at=(i, rank))).square().sum()))
+    check(Projected(), lambda model, i, rank: backward(model(random(2, 3, 8, 8, at=(i, rank))).square().sum()))
 
 
 def test_the_table_names_tests_that_are_there() -> None:

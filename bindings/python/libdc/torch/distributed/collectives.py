@@ -31,7 +31,7 @@ class Collectives:
                 continue
             check("all_reduce", tensor)
             with contiguous_output(tensor) as data:
-                self._all_reduce(data, Reduction("all_reduce", op, data.dtype))
+                self._all_reduce(data, Reduction.of("all_reduce", op, data.dtype))
 
     def _all_reduce(self, data: torch.Tensor, reduction: Reduction) -> None:
         if not data.numel():
@@ -53,7 +53,7 @@ class Collectives:
         return rows
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, op: Any) -> None:
-        if Reduction("all_reduce", op, tensor.dtype).native_op is not libdc.ReduceOp.SUM:
+        if Reduction.of("all_reduce", op, tensor.dtype).native_op is not libdc.ReduceOp.SUM:
             raise ValueError(f"all_reduce: op = {op} of a sparse tensor, must be SUM")
         own = tensor.coalesce()
         entries = self._rows(torch.tensor([own._nnz(), own.sparse_dim()])).tolist()
@@ -73,7 +73,7 @@ class Collectives:
     def reduce(self, tensor: torch.Tensor, op: Any, root: int) -> None:
         """Other ranks keep their values."""
         check("reduce", tensor)
-        reduction = Reduction("reduce", op, tensor.dtype)
+        reduction = Reduction.of("reduce", op, tensor.dtype)
         if self.rank == root:
             with contiguous_output(tensor) as data:
                 self._all_reduce(data, reduction)
@@ -84,7 +84,7 @@ class Collectives:
         check("reduce_scatter_tensor", out, whole)
         _check_parts("reduce_scatter_tensor", "output", out, "input", whole, self.size)
         with contiguous_output(out, keep=False) as part:
-            self._reduce_scatter(part, whole.contiguous(), None, Reduction("reduce_scatter_tensor", op, whole.dtype))
+            self._reduce_scatter(part, whole.contiguous(), None, Reduction.of("reduce_scatter_tensor", op, whole.dtype))
 
     def reduce_scatter(self, out: torch.Tensor, parts: Sequence[torch.Tensor], op: Any) -> None:
         check("reduce_scatter", out, *parts)
@@ -92,7 +92,7 @@ class Collectives:
         check_parts("reduce_scatter", parts, self.rank, out)
         counts = [part.numel() for part in parts]
         with contiguous_output(out, keep=False) as part:
-            self._reduce_scatter(part, flattened(parts), counts, Reduction("reduce_scatter", op, out.dtype))
+            self._reduce_scatter(part, flattened(parts), counts, Reduction.of("reduce_scatter", op, out.dtype))
 
     def _reduce_scatter(self, out: torch.Tensor, whole: torch.Tensor, counts: Any, reduction: Reduction) -> None:
         if not reduction.native:
@@ -115,7 +115,7 @@ class Collectives:
         check("all_gather_into_tensor", out, mine)
         _check_parts("all_gather_into_tensor", "input", mine, "output", out, self.size)
         with contiguous_output(out, keep=False) as whole:
-            self.comm.all_gather(flat_view(mine.contiguous()), flat_view(whole))
+            self._gather(mine, whole, mine.numel() * self.rank, None)
 
     def all_gather(self, outs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
         """Parts may have different sizes."""
@@ -124,7 +124,14 @@ class Collectives:
         check_parts("all_gather", outs, self.rank, mine)
         counts = [flat_count(out.dtype, out.numel()) for out in outs]
         with flat_output(outs) as block:
-            self.comm.all_gather(flat_view(mine.contiguous()), flat_view(block), counts)
+            self._gather(mine, block, sum(out.numel() for out in outs[: self.rank]), counts)
+
+    def _gather(self, mine: torch.Tensor, whole: torch.Tensor, place: int, counts: Any) -> None:
+        """mine may lie anywhere in whole, whose element `place` is its first one there."""
+        part = mine.contiguous()
+        if part.data_ptr() != whole.data_ptr() + place * whole.element_size() and overlap(part, whole):
+            part = part.clone()
+        self.comm.all_gather(flat_view(part), flat_view(whole), counts)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         check("broadcast", tensor)
@@ -139,10 +146,12 @@ class Collectives:
         dtypes = {tensor.dtype for tensor in (*outs, *parts)}
         if len(dtypes) > 1:
             raise ValueError(f"{call}: tensors of {' and '.join(sorted(map(str, dtypes)))}, must be of one type")
-        own = [part.contiguous() for part in parts]
+        memory = {out.untyped_storage().data_ptr() for out in outs}
+        own = [part.clone(memory_format=torch.contiguous_format) if part.untyped_storage().data_ptr() in memory
+               else part.contiguous() for part in parts]  # what comes must not overwrite what has not gone
         table = _Table(self._rows(_Table.row(self.rank, own, outs)), self.rank, self.size)
         table.check(call)
-        outs[self.rank].copy_(parts[self.rank].reshape(outs[self.rank].shape))
+        outs[self.rank].copy_(own[self.rank].view(outs[self.rank].shape))
         table.take(outs)
         nothing = torch.empty(0)
         self.pairs.exchange(lambda to: nothing if table.travels_in_row(self.rank) else own[to],

@@ -32,13 +32,31 @@ class _Channel:
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """root: a rank of the group, one of the two."""
+        place = 0 if root == self.first else 1
+        if root == self.rendezvous.rank:
+            self._run(lambda comm: comm.broadcast(flat_view(tensor.contiguous()), place))
+        else:
+            with contiguous_output(tensor, keep=False) as data:
+                self._run(lambda comm: comm.broadcast(flat_view(data), place))
+
+    def swap(self, sent: torch.Tensor, received: torch.Tensor) -> None:
+        """Each of the two sends and receives at once: two gathers, started as one, in which one of them has a part."""
+        own = 0 if self.rendezvous.rank == self.first else 1
+        nothing = sent.new_empty(0)
+
+        def run(comm: libdc.Comm) -> None:
+            with contiguous_output(received, keep=False) as data, comm.group():
+                for place in range(2):
+                    whole = flat_view(sent if place == own else data)
+                    counts = [0, 0]
+                    counts[place] = whole.shape[0]
+                    comm.all_gather(whole if place == own else flat_view(nothing), whole, counts)
+
+        self._run(run)
+
+    def _run(self, call: Callable[[libdc.Comm], Any]) -> None:
         try:
-            place = 0 if root == self.first else 1
-            if root == self.rendezvous.rank:
-                self.comm().broadcast(flat_view(tensor.contiguous()), place)
-            else:
-                with contiguous_output(tensor, keep=False) as data:
-                    self.comm().broadcast(flat_view(data), place)
+            call(self.comm())
         except libdc.Error as error:  # it knows the two as ranks 0 and 1
             raise libdc.Error(error.status, f"{self.messages} rank {self.first} to rank {self.second} (below they are "
                                             f"ranks 0 and 1): {error.text}") from None
@@ -129,10 +147,13 @@ class Pairs:
             if peer == self.rank:
                 continue
             channel = self._channel("exchange", min(peer, self.rank), max(peer, self.rank), "an exchange of")
-            for root in (channel.first, channel.second):
-                part = send(peer) if root == self.rank else recv(peer)
-                if part.numel():
-                    channel.broadcast(part, root)
+            sent, received = send(peer), recv(peer)
+            if sent.numel() and received.numel():
+                channel.swap(sent, received)
+            elif sent.numel():
+                channel.broadcast(sent, self.rank)
+            elif received.numel():
+                channel.broadcast(received, peer)
 
     def _check_peer(self, call: str, what: str, peer: int) -> None:
         if not 0 <= peer < self.size or peer == self.rank:

@@ -62,6 +62,12 @@ class Reduction:
         text = f"{self.name} ({numel} elements, {str(self.dtype)[6:]}, {_name(self.op).lower()})"
         return torch.frombuffer(bytearray(text.encode().ljust(_SIGNATURE_BYTES)), dtype=torch.uint8)
 
+    @classmethod
+    def of(cls, name: str, op: Any, dtype: torch.dtype) -> "Reduction":
+        """The same object for the same call, but for one with a factor: the checks cost more than a small call."""
+        kind = getattr(op, "op", op)
+        return cls(name, op, dtype) if kind == _Op.PREMUL_SUM else _known(name, kind, dtype)
+
     @staticmethod
     def compare(signatures: torch.Tensor) -> None:
         """Refuses ranks whose calls differ: a gather of their values would not see another reduction or type."""
@@ -69,6 +75,11 @@ class Reduction:
         for rank, call in enumerate(calls):
             if call != calls[0]:
                 raise RuntimeError(f"rank {rank} called {call} where rank 0 called {calls[0]}")
+
+
+@functools.lru_cache(maxsize=None)
+def _known(name: str, op: Any, dtype: torch.dtype) -> Reduction:
+    return Reduction(name, op, dtype)
 
 
 def _name(op: Any) -> str:

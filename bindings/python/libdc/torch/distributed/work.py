@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import datetime
+import os
 import threading
 import weakref
 from typing import Any, Callable, Deque, Optional
@@ -26,6 +27,7 @@ class Work(dist.Work):
         self._future: Optional[torch.futures.Future[Any]] = None
         self._chained: Optional[torch.futures.Future[Any]] = None
         self._done = False
+        self._lane: Optional[_State] = None  # whose turn it waits for
         self._pending = threading.Lock()  # held until it is done
         self._pending.acquire()
 
@@ -47,8 +49,12 @@ class Work(dist.Work):
     def wait(self, timeout: datetime.timedelta = _FOREVER) -> bool:
         """Blocks until done; raises what the call raised, and DistError after the timeout. The call itself goes on
         until the group's own timeout."""
-        seconds = timeout.total_seconds()
         if not self._done:
+            seconds = timeout.total_seconds()
+            if self._lane is not None:
+                self._lane.check_process()
+                if seconds <= 0:
+                    self._lane.help(self)
             if not self._pending.acquire(timeout=seconds if seconds > 0 else -1):
                 raise dist.DistError(f"libdc: the work was not done within wait's {seconds:g} s; it is still under way")
             self._pending.release()
@@ -91,8 +97,9 @@ class Work(dist.Work):
 
 
 class Lane:
-    """Does work in the order of its calls. A caller that waits does it on its own thread if no work is under way.
-    Other work is for the lane's thread, which starts with the first of it and ends with the lane."""
+    """Does work in the order of its calls. Other work than a blocking call's is for the lane's thread, which starts
+    with the first of it and ends with the lane. A caller that waits does what the thread has not begun: that spares the
+    change of threads, which costs more than a small call."""
 
     def __init__(self) -> None:
         self._state = _State()
@@ -101,6 +108,7 @@ class Lane:
 
     def submit(self, work: Work, blocking: bool) -> Work:
         state = self._state
+        state.check_process()
         with state.changed:
             if state.closed:
                 raise dist.DistError("libdc: this process group is closed")
@@ -108,6 +116,7 @@ class Lane:
             if inline:
                 state.busy = True
             else:
+                work._lane = state
                 state.queue.append(work)
                 state.changed.notify_all()
                 if self._thread is None:
@@ -133,17 +142,35 @@ class _State:
         self.queue: Deque[Work] = collections.deque()
         self.busy = False
         self.closed = False
+        self.process = os.getpid()
+
+    def check_process(self) -> None:
+        """A child of fork() has no thread of its parent's, so it would wait for ever."""
+        if self.process != os.getpid():
+            raise dist.DistError(f"libdc: this process group belongs to process {self.process}, which forked this one "
+                                 f"({os.getpid()}): a child makes groups of its own")
 
     def idle(self) -> None:
         with self.changed:
             self.busy = False
-            if self.queue:
+            if self.queue or self.closed:
                 self.changed.notify_all()
 
     def close(self) -> None:
         with self.changed:
             self.closed = True
             self.changed.notify_all()
+
+    def help(self, work: Work) -> None:
+        """Does what is queued up to this work, unless another thread is at it."""
+        while not work._done:
+            with self.changed:
+                if self.busy or not self.queue:
+                    return
+                self.busy = True
+                first = self.queue.popleft()
+            first.execute()
+            self.idle()
 
     def serve(self) -> None:
         while True:

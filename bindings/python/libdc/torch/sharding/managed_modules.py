@@ -45,8 +45,8 @@ def _wrapper_name(module: nn.Module) -> Optional[str]:
     """The name of the class that makes a module another way to train on several ranks."""
     for kind in type(module).__mro__:
         if kind.__module__.startswith("torch.") and kind.__name__ in (
-                "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"):
-            return kind.__name__
+                "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DDP"):
+            return "module of replicate()" if kind.__name__ == "DDP" else kind.__name__
     return None
 
 
@@ -113,6 +113,10 @@ def _check_parameter(name: str, param: nn.Parameter) -> None:
         raise ValueError(f"shard: {name} is on {param.device}, must be on the cpu, on a cuda device or on meta")
     if not param.is_leaf or param.layout != torch.strided:
         raise ValueError(f"shard: {name} must be a strided leaf tensor")
+    grad_dtype = getattr(param, "grad_dtype", None)  # since PyTorch 2.10; None: any
+    if grad_dtype not in (None, param.dtype):
+        raise ValueError(f"shard: {name} has grad_dtype = {grad_dtype}, must be its own type {param.dtype} or None: "
+                         "gradients have the parameter's type; reduce_dtype is for their sums")
     if param._backward_hooks:
         raise ValueError(f"shard: {name} has a hook of register_hook(), but in a sharded model autograd has no "
                          "gradient for it: change .grad after backward(), or in register_post_accumulate_grad_hook()")
@@ -155,7 +159,8 @@ def _on_module(module: nn.Module, name: str, added: Optional[nn.Module]) -> None
     root = _managing_root(module)
     if root is None:
         wrapper = _wrapper_name(module)
-        if wrapper is not None and any(MODULE_STATE in inner.__dict__ for inner in added.modules()):
+        # replicate() gives DistributedDataParallel a list of the parameters.
+        if wrapper is not None and any(entry_of(param) is not None for param in added.parameters()):
             raise ValueError(f"{wrapper}: the model is sharded by libdc.torch.shard(), which averages its gradients: "
                              "train it as it is, without a wrapper; libdc.torch.frameworks has classes for "
                              "Transformers' Trainer, Accelerate and Lightning")

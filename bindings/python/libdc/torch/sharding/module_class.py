@@ -118,22 +118,27 @@ def _with_class_for_hooks(inner: Callable[..., Any], key: _ClassKey) -> Callable
     return register
 
 
+def _refuse_moves(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
+    state = module.__dict__.get(MODULE_STATE)
+    for name, param in module._parameters.items():
+        if param is None or state is None or name not in state.entries:
+            continue
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            result = fn(param)
+            same = result.data_ptr() == param.data_ptr() and result.dtype == param.dtype
+        if not same:
+            raise RuntimeError(f"{state.entries[name].names[0]}: a sharded model cannot be moved or cast; do it before "
+                               "shard(), or use its param_dtype")
+
+
 def _make_apply(base: Type[nn.Module]) -> Callable[..., nn.Module]:
     inner = base._apply
 
     def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> nn.Module:
         """Moves and casts: only those that change nothing are possible, since libdc holds the shards' addresses."""
         fn = _in_place(fn)
-        for name, param in self._parameters.items():
-            if param is None or name not in self.__dict__[MODULE_STATE].entries:
-                continue
-            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-                result = fn(param)
-                same = result.data_ptr() == param.data_ptr() and result.dtype == param.dtype
-            if not same:
-                full_name = self.__dict__[MODULE_STATE].entries[name].names[0]
-                raise RuntimeError(f"{full_name}: a sharded model cannot be moved or cast; do it before shard(), or "
-                                   "use its param_dtype")
+        for module in self.modules():  # before anything is changed
+            _refuse_moves(module, fn)
         return inner(self, fn, *args, **kwargs)
 
     return apply

@@ -1,0 +1,187 @@
+"""Calls that are easy to get wrong. Memory overlaps, waits come in any order and on any thread, groups have another
+order, a group ends with work under way, and a process forks. Run by ranks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Callable, List
+
+import torch
+import torch.distributed as dist
+
+LARGE = 40000  # of which a part does not travel in a row of the table
+
+
+def in_place(group: Any, rank: int, size: int) -> None:
+    """The output of an exchange is its input: what comes must not overwrite what has not gone."""
+    for n in (2, LARGE):
+        whole = torch.arange(float(n * size)) + 1000 * rank
+        dist.all_to_all_single(whole, whole, group=group)
+        want = [torch.arange(n * rank, n * (rank + 1.0)) + 1000 * r for r in range(size)]
+        torch.testing.assert_close(whole, torch.cat(want), rtol=0, atol=0)
+
+
+def overlapping(group: Any, rank: int, size: int) -> None:
+    """The input lies in the output, but not at its place."""
+    want = torch.cat([torch.arange(1.0, 5) + 100 * r for r in range(size)])
+    for gather in (lambda x: dist.all_gather_into_tensor(x, x[1:5], group=group),
+                   lambda x: dist.all_gather(list(x.split(4)), x[1:5], group=group)):
+        whole = torch.arange(4.0 * size) + 100 * rank
+        gather(whole)
+        assert torch.equal(whole, want)
+    whole = torch.arange(4.0 * size) + 100 * rank
+    dist.scatter(whole[2:6], list(whole.split(4)) if rank == 0 else None, group=group, group_src=0)
+    assert whole[2:6].tolist() == list(range(4 * rank, 4 * rank + 4))
+    whole = torch.arange(4.0 * size) + 100 * rank
+    dist.gather(whole[2:6], list(whole.split(4)) if rank == 0 else None, group=group, group_dst=0)
+    assert rank or whole.tolist() == [2 + k + 100 * r for r in range(size) for k in range(4)]
+    parts = torch.empty(4 * size)
+    dist.all_gather_into_tensor(parts, torch.full((1,), float(rank)).expand(4), group=group)
+    assert parts.tolist() == [r for r in range(size) for _ in range(4)]
+
+
+def shapes(group: Any, rank: int, size: int) -> None:
+    """No elements, no dimensions, another order of dimensions, and uneven large exchanges."""
+    empty = torch.empty(0, 3)
+    for call in (lambda: dist.all_reduce(empty, group=group), lambda: dist.reduce(empty, group=group, group_dst=0),
+                 lambda: dist.all_reduce(empty, dist.ReduceOp.MAX, group=group),
+                 lambda: dist.all_to_all_single(torch.empty(0, 3), empty, group=group),
+                 lambda: dist.all_gather_into_tensor(torch.empty(0, 3), empty, group)):
+        call()
+    scalar = torch.tensor(float(rank + 1))
+    dist.all_reduce(scalar, group=group)
+    assert scalar.item() == size * (size + 1) / 2
+    values = torch.arange(120.0).view(2, 3, 4, 5) + rank
+    last = values.to(memory_format=torch.channels_last)
+    dist.all_reduce(last, group=group)
+    dist.all_reduce(values, group=group)
+    assert torch.equal(last, values) and last.is_contiguous(memory_format=torch.channels_last)
+    ins = [LARGE * (1 + to) if to != rank else 0 for to in range(size)]
+    outs = [LARGE * (1 + rank) if source != rank else 0 for source in range(size)]
+    got = torch.empty(sum(outs), dtype=torch.complex64)
+    dist.all_to_all_single(got, torch.full((sum(ins),), complex(rank, 1)), outs, ins, group=group)
+    assert got.tolist() == [complex(r, 1) for r in range(size) if r != rank for _ in range(LARGE * (1 + rank))]
+
+
+def waits(group: Any, rank: int, size: int) -> None:
+    """In the other order, by several threads, and by none but the future."""
+    total = size * (size - 1) / 2
+    tensors = [torch.full((n,), float(rank)) for n in (1, LARGE, 3, 5 * LARGE)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    threads = [threading.Thread(target=work.wait) for work in works for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for work in works[::-1]:
+        work.wait()
+    for thread in threads:
+        thread.join()
+    assert all((tensor == total).all() for tensor in tensors)
+    last = torch.full((2,), float(rank))
+    doubled = dist.all_reduce(last, group=group, async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+    assert doubled.wait().tolist() == [2 * total] * 2
+
+
+def messages(group: Any, rank: int, size: int) -> None:
+    """Many at once both ways between neighbours, waited for in the other order."""
+    nxt, prev = (rank + 1) % size, (rank - 1) % size
+    sent = [torch.full((LARGE,), 100.0 * rank + i) for i in range(5)]
+    got = [torch.zeros(LARGE) for _ in range(5)]
+    works = [dist.isend(tensor, group=group, group_dst=nxt) for tensor in sent]
+    works += [dist.irecv(tensor, group=group, group_src=prev) for tensor in got]
+    for work in works[::-1]:
+        work.wait()
+    assert [tensor[-1].item() for tensor in got] == [100.0 * prev + i for i in range(5)]
+    pair = [dist.P2POp(op, torch.empty(0), group=group, group_peer=peer)
+            for op, peer in ((dist.isend, nxt), (dist.irecv, prev))]
+    assert all(work.wait() for work in dist.batch_isend_irecv(pair))
+    try:
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), group=group, group_peer=rank)])
+    except ValueError as error:
+        assert "must be another rank" in str(error)
+    else:
+        raise AssertionError("a message to itself is no error")
+
+
+def threads(group: Any, rank: int, size: int) -> None:
+    """Three groups at once, each by a thread of its own, and their ranks in another order."""
+    groups = [dist.new_group(list(range(size))[::-1]) for _ in range(3)]
+    found: List[float] = [0.0] * 3
+
+    def reduce(k: int) -> None:
+        for _ in range(20):
+            tensor = torch.full((1000,), float(rank + k))
+            dist.all_reduce(tensor, group=groups[k])
+            found[k] = tensor[0].item()
+
+    running = [threading.Thread(target=reduce, args=(k,)) for k in range(3)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert found == [size * (size - 1) / 2 + k * size for k in range(3)], found
+
+
+def large_objects(group: Any, rank: int, size: int) -> None:
+    everyone: List[Any] = [None] * size
+    dist.all_gather_object(everyone, bytes([rank]) * 3_000_000, group)
+    assert [(len(item), item[-1]) for item in everyone] == [(3_000_000, r) for r in range(size)]
+
+
+def coalesced(group: Any, rank: int, size: int) -> None:
+    parts = [torch.full((k + 1,), float(rank)) for k in range(5)]
+    outs = [torch.empty((k + 1) * size) for k in range(5)]
+    with dist._coalescing_manager(group=group, async_ops=True) as manager:
+        for out, part in zip(outs, parts):
+            dist.all_gather_into_tensor(out, part, group=group)
+    manager.wait()
+    assert [out.tolist() for out in outs] == [[float(r) for r in range(size) for _ in range(k + 1)] for k in range(5)]
+
+
+def forked(group: Any, rank: int, size: int) -> None:
+    """A child has no thread that would do the work: each call is an error, and the parent goes on."""
+    dist.all_reduce(torch.ones(1), group=group, async_op=True).wait()
+    work = dist.barrier(group, async_op=True) if rank == 0 else None  # under way: the others come later
+    child = os.fork()
+    if child == 0:
+        calls: List[Callable[[], Any]] = [
+            lambda: dist.barrier(group), lambda: dist.isend(torch.ones(1), group=group, group_dst=(rank + 1) % size),
+            lambda: dist.all_reduce(torch.ones(1), group=group, async_op=True).get_future().wait(),
+            *([work.wait] if work is not None else [])]
+        os._exit(sum(_fails(call) for call in calls) != len(calls))
+    assert os.waitpid(child, 0)[1] == 0
+    if work is None:
+        dist.barrier(group)
+    else:
+        work.wait()
+
+
+def _fails(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except RuntimeError as error:
+        return "forked this one" in str(error)
+    return False
+
+
+def ends_with_work(group: Any, rank: int, size: int) -> None:
+    """The last case: the end of a group waits for what was called before it."""
+    last = dist.new_group()
+    tensor = torch.full((LARGE,), float(rank))
+    works = [dist.all_reduce(tensor, group=last, async_op=True) for _ in range(3)]
+    dist.destroy_process_group(last)
+    assert all(work.is_completed() for work in works)
+    assert tensor[0].item() == size ** 3 * (size - 1) / 2
+
+
+CASES = [in_place, overlapping, shapes, waits, messages, threads, large_objects, coalesced, forked, ends_with_work]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("libdc")
+    for case in CASES:
+        case(dist.group.WORLD, dist.get_rank(), dist.get_world_size())
+        print("rank", dist.get_rank(), case.__name__, "right", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
