@@ -13,7 +13,6 @@ ops.load()
 # Small parameters feel the cost of these two, so they are called without the OpOverload's frame of Python.
 take = torch.ops.dc_rt.take.default._op
 reduce_grads = torch.ops.dc_rt.reduce_grads.default._op
-prefetch = torch.ops.dc.prefetch_params_fused.default
 
 bind, unbind, on_current_stream = ops.bind, ops.unbind, ops.on_current_stream
 
