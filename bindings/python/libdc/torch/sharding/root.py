@@ -15,6 +15,7 @@ Objects that are added here must refer back to the root only by a weak reference
 from __future__ import annotations
 
 import enum
+import functools
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
@@ -74,6 +75,8 @@ class Root:
         self.new_params: Dict[str, weakref.ref[nn.Parameter]] = {}
         self.new_modules: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
         self.ignored: Set[int] = set()
+        self.graph_task = -1  # autograd's number of the backward under way
+        self.end_of_backward: Optional["weakref.ref[Callable[[], None]]"] = None  # its callback: gone if it raised
         self.depth = 0  # forwards of the model's modules under way
         self.reduce_grads = True  # False inside no_sync()
         self.block: Any = None  # of the gathered() that is open; see gathered_weights.py
@@ -224,8 +227,15 @@ class Root:
 
     def pre_backward(self) -> None:
         """The running backward uses the model: called before anything that it gathers or reduces."""
-        if self.in_backward or _graph_task() == -1:
+        task = _graph_task()
+        if task in (-1, self.graph_task):
             return
+        if self.in_backward:
+            assert self.end_of_backward is not None
+            if self.end_of_backward() is not None:
+                return  # a checkpointed function has a backward of its own, inside the other
+            self.reset_after_error()
+        self.graph_task = task
         self._end_order()
         self.state = TrainingState.BACKWARD
         if self.group.fills_unused:
@@ -235,7 +245,9 @@ class Root:
                 self.reductions = order if self.reduce_grads else None
         elif self.group.options.prefetch and self.group.stage == 3:
             self.order = self._begin_order("backward")
-        _queue_callback(self._post_backward)
+        end = functools.partial(self._post_backward)
+        self.end_of_backward = weakref.ref(end)
+        _queue_callback(end)
 
     def begin_reductions(self) -> None:
         """The running backward's first gradient. Gradients that are there already are added to."""
@@ -285,7 +297,7 @@ class Root:
         self.flush_reductions()
         self._end_order()
         reducing = self.state is TrainingState.REDUCING
-        self.state = TrainingState.IDLE
+        self.state, self.graph_task = TrainingState.IDLE, -1
         if not reducing:
             return
         entries, self.with_grad = self.with_grad, {}
@@ -312,7 +324,7 @@ class Root:
     def reset_after_error(self) -> None:
         """A backward raised, or never reached the parameters (autograd.grad): what it began is undone."""
         self._abort_order()
-        self.state = TrainingState.IDLE
+        self.state, self.graph_task = TrainingState.IDLE, -1
         self.with_grad, self.queued, self.queued_elements = {}, ([], []), 0
         self.group.context.step_abort()
         self.group.stale = True
