@@ -7,7 +7,7 @@
 #include "call.h"
 #include "tensor_storage.h"
 
-/* ---- the thirteen operators, and the two of dc_rt ---- */
+/* ---- the thirteen operators, and the three of dc_rt ---- */
 
 static const char *allgather_param(dct_call *call) {
   dc_tensor out = DC_TENSOR_INIT;
@@ -79,14 +79,34 @@ static const char *alias_fake(dct_call *call) {
  * returns. The card has not read it yet, but the read is on the current stream by then. PyTorch's allocator gives the
  * memory to later work of the stream that it was taken on, which in a backward is the current one. (Autograd records
  * on other streams what goes from one to another.) */
+static const char *reduce_a(dct_call *call, dc_tensor *a) {
+  const char *error = dct_read_data(call, a);
+  return error != NULL ? error : dct_status_text(dc_reduce_grad(call->context, a, call->graph_id, call->id));
+}
+
 static const char *reduce_grad(dct_call *call) {
   static const int64_t none[1] = {0};
   dc_tensor a = DC_TENSOR_INIT;
-  const char *error = dct_read_data(call, &a);
-  if (error == NULL) {
-    error = dct_status_text(dc_reduce_grad(call->context, &a, call->graph_id, call->id));
-  }
+  const char *error = reduce_a(call, &a);
   return error != NULL ? error : dct_return_empty(call, none, 1, dct_torch.dtypes[a.dtype], call->device, call->index);
+}
+
+/* Several, in one call of the dispatcher and without a token. */
+static const char *reduce_grads(dct_call *call) {
+  if (call->tensor_count != call->int_count) {
+    return dct_format_error("grads and ids must be of one length, have %zu and %zu", call->tensor_count,
+                            call->int_count);
+  }
+  const char *error = NULL;
+  for (size_t i = 0; error == NULL && i < call->tensor_count; ++i) {
+    dc_tensor a = DC_TENSOR_INIT;
+    call->a = dct_as_tensor(call->tensors[i]);
+    call->id = (int64_t)call->ints[i];
+    error = reduce_a(call, &a);
+    call->tensors[i] = dct_as_value(call->a); /* perhaps a contiguous copy by now */
+    call->a = NULL;
+  }
+  return error;
 }
 
 static const char *reduce_fake(dct_call *call) {
@@ -275,6 +295,7 @@ static const char *alloc(dct_call *call) {
   NONE("dc", end_backward, "(int graph_id) -> ()", "g", true)                                                         \
   X("dc_rt", take, "(Tensor shard, int graph_id, int id, ScalarType? dtype = None) -> Tensor", "agid", false,         \
     gather_fake)                                                                                                      \
+  NONE("dc_rt", reduce_grads, "(Tensor[] grads, int graph_id, int[] ids) -> ()", "TgI", true)                          \
   NONE("dc_rt", alloc, "(int[] shape, ScalarType dtype, int kind) -> Tensor", "Isk", true)
 /* clang-format on */
 

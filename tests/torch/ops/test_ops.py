@@ -150,6 +150,20 @@ def test_reduce_expanded(run: Run) -> None:
     assert torch.equal(run.grads[PLAIN], torch.ones(15))
 
 
+def test_reduce_together(run: Run) -> None:
+    grad = torch.randn(SHAPE)
+    dc.start_backward(True)
+    RT.reduce_grads([grad.t().contiguous().t(), torch.ones(()).expand(SHAPE), grad], GRAPH, [PLAIN, KEPT, PLAIN])
+    RT.reduce_grads([], GRAPH, [])
+    D.end_backward(GRAPH)
+    assert torch.equal(run.grads[PLAIN], 2 * grad.view(-1))
+    assert torch.equal(run.grads[KEPT], torch.ones(15))
+    raises("dc_rt::reduce_grads: grads and ids must be of one length, have 1 and 2", RT.reduce_grads, [grad], GRAPH,
+           [PLAIN, KEPT])
+    raises("elements", RT.reduce_grads, [grad, torch.ones(14)], GRAPH, [KEPT, PLAIN])
+    raises("graph_id = 77", RT.reduce_grads, [grad], 77, [PLAIN])
+
+
 def test_free_tensors(run: Run) -> None:
     small, large, view = torch.ones(16), torch.ones(17), None
     view = large[:5]

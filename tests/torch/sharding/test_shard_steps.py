@@ -214,6 +214,31 @@ def test_abandoned_and_raising() -> None:
     on(2, rank)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_backward_that_raises_before_the_backward_of_an_earlier_graph(stage: int) -> None:
+    """No forward comes between them, which would drop what the first has begun."""
+
+    def raises(grad: torch.Tensor) -> None:
+        raise ArithmeticError("backward")
+
+    def rank(comm: Any) -> None:
+        model = make(Plain)
+        dct.shard(model, stage, comm=comm, prefetch=2)
+        x = torch.full((2, 16), comm.rank + 1.0)
+        model(x).sum().backward()
+        expected = grads(model)
+        model.zero_grad()
+        first = model(x).sum()
+        middle = model.layers[0](x)
+        middle.register_hook(raises)
+        with pytest.raises(ArithmeticError):
+            (model.layers[1](middle).sum() + model(x).sum()).backward()
+        first.backward()
+        assert same(grads(model), expected)
+
+    on(2, rank)
+
+
 def test_changed_order() -> None:
     """Another path through the model than the last time: every rank leaves the known order together."""
 

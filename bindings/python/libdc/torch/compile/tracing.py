@@ -54,6 +54,7 @@ def _reduce_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
     root = root_by_graph(graph_id)
     root.pre_backward()
     root.group.entries[id].reduce(grad, root)
+    root.flush_reductions()  # the graph uses the gradient's memory again
     return grad.new_empty(0)
 
 

@@ -10,10 +10,9 @@ from .. import devices, ops
 
 ops.load()
 
-# Each parameter calls these two, so they are called without the OpOverload's frame of Python.
+# Small parameters feel the cost of these two, so they are called without the OpOverload's frame of Python.
 take = torch.ops.dc_rt.take.default._op
-reduce_grad = torch.ops.dc.reduce_grad.default._op
-prefetch = torch.ops.dc.prefetch_params_fused.default
+reduce_grads = torch.ops.dc_rt.reduce_grads.default._op
 
 bind, unbind, on_current_stream = ops.bind, ops.unbind, ops.on_current_stream
 

@@ -30,6 +30,7 @@ _SCHEMAS = {
     ),
     "dc_rt": (
         "take(Tensor shard, int graph_id, int id, ScalarType? dtype = None) -> Tensor",
+        "reduce_grads(Tensor[] grads, int graph_id, int[] ids) -> ()",
         "alloc(int[] shape, ScalarType dtype, int kind) -> Tensor",
     ),
 }
@@ -41,7 +42,7 @@ _SCALAR_TYPES = {
 }  # fmt: skip
 
 # Operators that may come without a tensor are not dispatched by device.
-_ANY_DEVICE = ("prefetch_params_fused", "free_tensors", "end_backward", "alloc")
+_ANY_DEVICE = ("prefetch_params_fused", "free_tensors", "end_backward", "reduce_grads", "alloc")
 _libraries: List[torch.library.Library] = []
 # Buffers of live tensors by address: a tensor that comes back shows no more than that.
 _buffers: "weakref.WeakValueDictionary[int, libdc.Buffer]" = weakref.WeakValueDictionary()
@@ -170,6 +171,13 @@ _wait_allgather_fake = _release_param_fake = _alias_fake
 def _reduce_grad(context: libdc.Context, a: torch.Tensor, graph_id: int, id: int) -> torch.Tensor:
     context.reduce_grad(_read(a), graph_id, id)
     return torch.empty(0, dtype=a.dtype, device=a.device)
+
+
+def _reduce_grads(context: libdc.Context, grads: Sequence[torch.Tensor], graph_id: int, ids: Sequence[int]) -> None:
+    if len(grads) != len(ids):
+        raise _ArgumentError(f"grads and ids must be of one length, have {len(grads)} and {len(ids)}")
+    for grad, id in zip(grads, ids):
+        context.reduce_grad(_read(grad), graph_id, id)
 
 
 def _reduce_grad_fake(context: libdc.Context, a: torch.Tensor, graph_id: int, id: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ OPERATORS = (
     "offload_tensor", "reload_tensor", "wait_offload", "wait_reload", "offload_parameter", "reload_parameter",
     "end_backward",
 )  # fmt: skip
-RUNTIME_OPERATORS = ("take", "alloc")
+RUNTIME_OPERATORS = ("take", "reduce_grads", "alloc")
 
 # The gradient goes through unchanged, to where the argument lies.
 _IDENTITY = ("wait_allgather", "release_param", "offload_tensor", "reload_tensor", "wait_offload", "wait_reload")
@@ -80,7 +80,7 @@ def _register_fakes(library: torch.library.Library) -> None:
         "dc::prefetch_params_fused": no_result, "dc::free_tensors": no_result, "dc::end_backward": no_result,
         "dc::offload_tensor": on_host, "dc::wait_offload": on_host,
         "dc::reload_tensor": on_device, "dc::wait_reload": on_device,
-        "dc_rt::alloc": alloc,
+        "dc_rt::reduce_grads": no_result, "dc_rt::alloc": alloc,
     }  # fmt: skip
     for name, fake in fakes.items():
         torch.library.register_fake(name, fake, lib=library if name.startswith("dc::") else None, allow_override=True)

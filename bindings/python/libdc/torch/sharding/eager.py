@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from .part import part_of
-from .root import Root, TrainingState
+from .root import Root
 from .sharded_param import ShardedParam
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -36,7 +36,7 @@ def _take_grad(weights: Any) -> None:
     if version != entry.data._version or optimizer_steps != entry.optimizer_steps:
         raise RuntimeError(f"{entry.names[0]} was changed between forward and backward, so the gradients would be "
                            "those of other weights than the loss's: step the optimizer after backward")
-    if root.state is not TrainingState.REDUCING:
+    if root.graph_task != _graph_task():
         root.pre_backward()
     entry.reduce(grad, root)
 
@@ -71,7 +71,7 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
         if type(saved) is not tuple:
             return saved  # type: ignore[no-any-return]
         root, entry, shape, strides, offset = saved
-        if not root.in_backward:
+        if root.graph_task != _graph_task():
             root.pre_backward()
         return entry.unshard(root).as_strided(shape, strides, offset)
 

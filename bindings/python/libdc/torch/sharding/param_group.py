@@ -53,6 +53,7 @@ class ParamGroup:
         self.device = device  # of all parameters
         self.entries: List[ShardedParam] = []
         self.params: List[nn.Parameter] = []  # theirs
+        self.casts = False  # some are gathered in another type than their own
         self.stale = True  # weights changed since the last forward: stages 1 and 2 gather in this one
         self.fills_unused = options.unused == "zero" and comm.size > 1
         self.captured = False  # steps are in a CUDA graph, whose launches leave no trace on the host
@@ -174,6 +175,7 @@ class ParamGroup:
                 entry.grad = LocalShard.of(entry.part, entry.grad)
         if entry.grad is not None:
             entry.grad.dc_grad_of = weakref.ref(entry)  # type: ignore[attr-defined]
+        self.casts = self.casts or entry.param_dtype is not None
         self.context.set_param_name(entry.id, entry.names[0])
         entry.registered_ptr, entry.version = entry.data.data_ptr(), entry.data._version
 
@@ -195,11 +197,11 @@ class ParamGroup:
     # Gathers ahead of use
 
     def prefetch(self, ids: Sequence[int]) -> None:
-        entries = [self.entries[id] for id in ids]
+        """By the package: to hand two lists to an operator costs more than a small gather."""
         dtypes = None
-        if any(entry.param_dtype is not None for entry in entries):
-            dtypes = [entry.param_dtype or entry.data.dtype for entry in entries]
-        eager_calls.prefetch(self.graph_id, [entry.data for entry in entries], ids, dtypes)
+        if self.casts:
+            dtypes = [entry.param_dtype or entry.data.dtype for entry in map(self.entries.__getitem__, ids)]
+        self.context.prefetch_params_fused(self.graph_id, ids, dtypes)
 
     def drop_prefetched(self, id: int) -> None:
         self.context.invalidate_gathered_param(id)

@@ -15,6 +15,7 @@ Objects that are added here must refer back to the root only by a weak reference
 from __future__ import annotations
 
 import enum
+import functools
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
@@ -22,6 +23,7 @@ import libdc
 import torch
 from torch import Tensor, nn
 
+from ..ops import eager_calls
 from .order.agreed_order import AgreedOrder, Fills, WholeModelOrder
 from .order.exec_order import ExecOrder, split_into_groups
 from .param_group import Options, ParamGroup
@@ -31,6 +33,9 @@ from .sharded_param import ShardedParam
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+# A call of an operator costs more than to copy a small gradient into its bucket. So on a CPU gradients are reduced
+# together that have so many elements. On a card each is at once, while the stream that made it is the current one.
+_REDUCED_TOGETHER = 1 << 14
 _roots: "weakref.WeakValueDictionary[int, Root]" = weakref.WeakValueDictionary()
 
 
@@ -70,6 +75,8 @@ class Root:
         self.new_params: Dict[str, weakref.ref[nn.Parameter]] = {}
         self.new_modules: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
         self.ignored: Set[int] = set()
+        self.graph_task = -1  # autograd's number of the backward under way
+        self.end_of_backward: Optional["weakref.ref[Callable[[], None]]"] = None  # its callback: gone if it raised
         self.depth = 0  # forwards of the model's modules under way
         self.reduce_grads = True  # False inside no_sync()
         self.block: Any = None  # of the gathered() that is open; see gathered_weights.py
@@ -79,6 +86,9 @@ class Root:
         self._orders: Dict[Any, Any] = {}
         self.with_grad: Dict[int, ShardedParam] = {}  # got a gradient in this backward
         self.unreduced: List[ShardedParam] = []
+        self.queued: Tuple[List[Tensor], List[int]] = [], []  # gradients that are not reduced yet, and their ids
+        self.queued_elements = 0
+        self.queue_limit = _REDUCED_TOGETHER if device.type == "cpu" else 0
         # See eager.py.
         self.lent: List[Tensor] = []  # whole weights that the innermost forward has read, at stage 3
         self.entry_by_storage: Dict[int, ShardedParam] = {}  # of those of all forwards under way
@@ -181,8 +191,9 @@ class Root:
             group().drop_prefetched(id)  # type: ignore[union-attr]
 
         def reduce(id: int, grad: Optional[Tensor]) -> bool:
-            entry = group().entries[id]  # type: ignore[union-attr]
-            return entry.reduce_nothing() if grad is None else entry.reduce_now(grad) is None
+            root: Root = reference()  # type: ignore[assignment]
+            entry = root.group.entries[id]
+            return entry.reduce_nothing(root) if grad is None else entry.reduce_now(grad, root) is None
 
         if fills and 0 < self.group.stage < 3 and not self.in_backward:
             groups = split_into_groups(sizes, options.group_size)
@@ -216,8 +227,15 @@ class Root:
 
     def pre_backward(self) -> None:
         """The running backward uses the model: called before anything that it gathers or reduces."""
-        if self.in_backward or _graph_task() == -1:
+        task = _graph_task()
+        if task in (-1, self.graph_task):
             return
+        if self.in_backward:
+            assert self.end_of_backward is not None
+            if self.end_of_backward() is not None:
+                return  # a checkpointed function has a backward of its own, inside the other
+            self.reset_after_error()
+        self.graph_task = task
         self._end_order()
         self.state = TrainingState.BACKWARD
         if self.group.fills_unused:
@@ -227,7 +245,9 @@ class Root:
                 self.reductions = order if self.reduce_grads else None
         elif self.group.options.prefetch and self.group.stage == 3:
             self.order = self._begin_order("backward")
-        _queue_callback(self._post_backward)
+        end = functools.partial(self._post_backward)
+        self.end_of_backward = weakref.ref(end)
+        _queue_callback(end)
 
     def begin_reductions(self) -> None:
         """The running backward's first gradient. Gradients that are there already are added to."""
@@ -250,6 +270,23 @@ class Root:
         if accumulated:
             self.group.context.accumulate_grads(accumulated)
 
+    def queue_reduction(self, entry: ShardedParam, grad: Tensor) -> None:
+        """Reduces a whole gradient of the running backward, soon."""
+        self.begin_reductions()
+        if entry.reduce_dtype is not None and self.group.stage == 0:
+            grad = grad.to(entry.reduce_dtype)  # the other stages' buckets have the type
+        grads, ids = self.queued
+        grads.append(grad)
+        ids.append(entry.id)
+        self.queued_elements += entry.numel
+        if self.queued_elements >= self.queue_limit:
+            self.flush_reductions()
+
+    def flush_reductions(self) -> None:
+        (grads, ids), self.queued, self.queued_elements = self.queued, ([], []), 0
+        if ids:
+            eager_calls.reduce_grads(grads, self.group.graph_id, ids)
+
     def _post_backward(self) -> None:
         if self.reduce_grads and self.unreduced:
             waiting, self.unreduced = self.unreduced, []
@@ -257,9 +294,10 @@ class Root:
                 if entry.unreduced is not None:
                     grad, entry.unreduced = entry.unreduced, None
                     entry.reduce(grad, self)
+        self.flush_reductions()
         self._end_order()
         reducing = self.state is TrainingState.REDUCING
-        self.state = TrainingState.IDLE
+        self.state, self.graph_task = TrainingState.IDLE, -1
         if not reducing:
             return
         entries, self.with_grad = self.with_grad, {}
@@ -286,7 +324,7 @@ class Root:
     def reset_after_error(self) -> None:
         """A backward raised, or never reached the parameters (autograd.grad): what it began is undone."""
         self._abort_order()
-        self.state = TrainingState.IDLE
-        self.with_grad = {}
+        self.state, self.graph_task = TrainingState.IDLE, -1
+        self.with_grad, self.queued, self.queued_elements = {}, ([], []), 0
         self.group.context.step_abort()
         self.group.stale = True

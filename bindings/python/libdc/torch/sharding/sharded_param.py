@@ -109,20 +109,20 @@ class ShardedParam:
 
     def unshard(self, root: Root) -> Tensor:
         """The whole weights, as memory that goes back when the tensor dies."""
-        if self.keeps:
-            if self.kept is None:
-                self.kept = self._gather(root)
+        if self.kept is not None:
             return self.kept.detach()
-        return self._gather(root)
-
-    def _gather(self, root: Root) -> Tensor:
         order, group = root.order, root.group
         if order is not None:
             order.advance(self.id)
         if group.stage == 0:
             weights = self.data.detach()
-            return weights if self.param_dtype is None else weights.to(self.param_dtype)
-        return eager_calls.take(self.data, group.graph_id, self.id, self.param_dtype)
+            weights = weights if self.param_dtype is None else weights.to(self.param_dtype)
+        else:
+            weights = eager_calls.take(self.data, group.graph_id, self.id, self.param_dtype)
+        if self.keeps:
+            self.kept = weights
+            return weights.detach()
+        return weights
 
     def reduce(self, grad: Tensor, root: Root) -> None:
         """Takes a whole local gradient, of the backward that runs."""
@@ -139,25 +139,22 @@ class ShardedParam:
         if root.reductions is not None:
             root.reductions.reduce(self.id, grad)
         else:
-            self.reduce_now(grad)
             root.with_grad[self.id] = self
+            root.queue_reduction(self, grad)
 
-    def reduce_now(self, grad: Tensor) -> None:
+    def reduce_now(self, grad: Tensor, root: Root) -> None:
         """Reduces a whole gradient; all ranks must do so."""
-        root = self.root
-        if self.reduce_dtype is not None and root.group.stage == 0:
-            grad = grad.to(self.reduce_dtype)  # the other stages' buckets have the type
-        root.begin_reductions()
-        eager_calls.reduce_grad(grad, root.group.graph_id, self.id)
+        root.queue_reduction(self, grad)
+        root.flush_reductions()
 
-    def reduce_nothing(self) -> bool:
+    def reduce_nothing(self, root: Root) -> bool:
         """Reduces zeros, or what no_sync() has left; says whether that was something. All ranks must do so."""
         grad, self.unreduced = self.unreduced, None
         left = grad is not None
         if grad is None:
             dtype = self.param_dtype or self.data.dtype
             grad = torch.zeros(self.shape, dtype=dtype, device=self.data.device)
-        self.reduce_now(grad)
+        self.reduce_now(grad, root)
         return left
 
     def reduce_direct_gradients(self) -> None:
