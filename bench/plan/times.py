@@ -140,7 +140,7 @@ def forecast(case: Case, machine: Any, width: int = WIDTH) -> float:
         machine = machine._replace(node_bytes_per_second=machine.network_bytes_per_second,
                                    node_latency_ns=machine.network_latency_ns)
     layer = {"shapes": [[width, width]], "flops": 2 * case.tokens * width * width, "repeat": LAYERS}
-    model = planner.from_layers({"layers": [layer]}, "products")
+    model = planner.from_layers({"tokens": case.tokens, "layers": [layer]}, "products")
     options = planner.Options(ranks=case.ranks, stage=case.stage, dtype="float32", bucket=1 << 20,
                               heap=case.transport == "shm", optimizer=False)
     return planner.run(model, machine, options).step_ns / 1e9

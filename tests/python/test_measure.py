@@ -27,6 +27,7 @@ def test_the_machine_is_measured(tmp_path: Path) -> None:
     assert machine.cores == len(os.sched_getaffinity(0)) and "GFLOP/s a core" in done.stdout
     assert min(machine[5:11]) > 0 and machine.peak("float32") > 10**8
     assert {width for width, _ in machine.product_percent_by_width} == {64, 256, 1024}
+    assert {rows for rows, _ in machine.product_percent_by_rows} == {16, 64, 256, 512}
     assert [path.name for path in tmp_path.iterdir()] == ["machine.json"]
     plan = planner.run(planner.from_layers(LAYERS, "layers"), machine, planner.Options(ranks=2, dtype="float32"))
     assert plan.step_ns > 0
@@ -44,6 +45,15 @@ def test_products_are_as_fast_as_their_width() -> None:
     options = planner.Options(micro_batch=64, optimizer=False)
     narrow, even = (planner.run(model, each, options).compute_ns for each in (machine, planner.load("h100")))
     assert narrow == pytest.approx(4 * even, rel=1e-4)  # whole nanoseconds
+
+
+def test_products_of_few_rows_are_slower() -> None:
+    """Rows are all tokens of a rank's micro-batch."""
+    machine = planner.load("h100")._replace(product_percent_by_rows=((16, 25), (64, 50), (256, 100)))
+    model = planner.from_layers(LAYERS, "layers")
+    times = {samples: planner.run(model, machine, planner.Options(micro_batch=samples, optimizer=False)).compute_ns
+             for samples in (1, 4, 16)}
+    assert [times[16], times[4]] == pytest.approx([2 * times[4], 2 * times[1]], rel=1e-3)
 
 
 def test_ranks_share_cores() -> None:

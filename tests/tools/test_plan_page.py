@@ -1,4 +1,4 @@
-"""The page of libdc plan --html in Chromium: a mouse hovers, zooms and moves it, and it looks like the docs' picture."""
+"""The page of libdc plan --html in Chromium: a mouse hovers, zooms and moves it, and it is the docs' picture."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, List
@@ -39,6 +41,21 @@ def gpt(monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module:
     from model import GPT as Model
 
     return Model(CONFIGS["tiny"])
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("launcher", [[sys.executable, "-m", "libdc.run"], ["mpirun.mpich"]], ids=["run", "mpich"])
+def test_memory_and_bytes_are_those_of_processes(launcher: List[str]) -> None:
+    """All statistics of a trainer, also over MPI. tests/transformers has threads, bench/plan/exact.py all cases."""
+    script = [str(ROOT / "bench" / "plan" / "exact.py"), "--models", "gpt", "--stages", "3", "--transports"]
+    program = [*script, "processes"] if launcher[1:] == ["-m", "libdc.run"] else [sys.executable, *script, "mpi"]
+    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run([*launcher, "-n", "2", *program], text=True, capture_output=True, timeout=600,
+                          stdin=subprocess.DEVNULL, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 runs, the largest difference is 0 bytes" in done.stdout
 
 
 def tokens_of(model: torch.nn.Module, samples: int = 2) -> List[torch.Tensor]:

@@ -33,6 +33,7 @@ class Machine(NamedTuple):
     cores: int = 0  # that all ranks of a node share, for work and for collectives in the node; 0: each has its own
     host_memory_bytes: int = 0  # for offload; 0: it has no limit that is known, and the search does not offload
     product_percent_by_width: Tuple[Tuple[int, int], ...] = ()  # of product_percent, by the shorter side of the weights
+    product_percent_by_rows: Tuple[Tuple[int, int], ...] = ()  # of that, by the tokens of a rank's micro-batch
 
     def peak(self, dtype: str) -> int:
         if dtype not in self.flops:
@@ -43,17 +44,24 @@ class Machine(NamedTuple):
         return self.peak(dtype) * self.product_percent // 100
 
     def percent_of_width(self, width: int) -> int:
-        """The share of rate() of a product with weights of this shorter side: that of the next width measured."""
-        return next((percent for most, percent in self.product_percent_by_width if width <= most),
-                    self.product_percent_by_width[-1][1] if self.product_percent_by_width else 100)
+        """The share of rate() of a product with weights of this shorter side."""
+        return _next_measured(self.product_percent_by_width, width)
+
+    def percent_of_rows(self, rows: int) -> int:
+        """The share that a layer's products with so many rows have of that."""
+        return _next_measured(self.product_percent_by_rows, rows)
 
 
-def _by_width(where: str, table: Any) -> Tuple[Tuple[int, int], ...]:
-    if not isinstance(table, dict) or not all(width.isascii() and width.isdigit() for width in table):
-        raise ValueError(f"{where}: product_percent_by_width = {table!r}, must be an object of widths and percents")
-    return tuple(sorted((whole(f"{where}: a width of product_percent_by_width", int(width), 1, 1 << 32),
-                         whole(f"{where}: product_percent_by_width[{width}]", percent, 1, 100))
-                        for width, percent in table.items()))
+def _next_measured(percents: Tuple[Tuple[int, int], ...], size: int) -> int:
+    """Of the next size that was measured, or of the last."""
+    return next((percent for most, percent in percents if size <= most), percents[-1][1] if percents else 100)
+
+
+def _percents(where: str, table: Any) -> Tuple[Tuple[int, int], ...]:
+    if not isinstance(table, dict) or not all(size.isascii() and size.isdigit() for size in table):
+        raise ValueError(f"{where} = {table!r}, must be an object of sizes and percents")
+    return tuple(sorted((whole(f"{where}: a size", int(size), 1, 1 << 32), whole(f"{where}[{size}]", percent, 1, 100))
+                        for size, percent in table.items()))
 
 
 def _figure(where: str, field: str, value: Any) -> int:
@@ -86,6 +94,6 @@ def load(name: str) -> Machine:
     numbers: Dict[str, Any] = {field: _figure(where, field, table[field]) for field in fields}
     numbers.update((field, _figure(where, field, table.get(field, 0))) for field in ("cores", "host_memory_bytes"))
     flops = {dtype: _figure(where, f"flops.{dtype}", value) for dtype, value in table["flops"].items()}
-    by_width = _by_width(where, table.get("product_percent_by_width", {}))
-    return Machine(product_percent_by_width=by_width, name=title(f"{where}: name", table.get("name", Path(name).stem)),
-                   flops=flops, **numbers)
+    for field in ("product_percent_by_width", "product_percent_by_rows"):
+        numbers[field] = _percents(f"{where}: {field}", table.get(field, {}))
+    return Machine(name=title(f"{where}: name", table.get("name", Path(name).stem)), flops=flops, **numbers)

@@ -23,7 +23,7 @@ from .checks import run_command
 from .machine import load
 
 RANKS = 2
-_WIDTHS = (64, 256, 1024)
+_WIDTHS, _ROWS = (64, 256, 1024), (16, 64, 256, 512)
 _SMALL, _LARGE, _TURNS = 1 << 10, 1 << 24, 9
 _CLOCKS: Dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 
@@ -54,6 +54,27 @@ def _product_rates(clock: str, comm: Any) -> Dict[str, int]:
     return rates
 
 
+def _percents_by_rows(clock: str, comm: Any, rate: int) -> Dict[str, int]:
+    """The share of a rate of a layer's three products, by their rows: with few, the weights' gradient is slow."""
+    import numpy as np
+
+    percents, width = {}, _WIDTHS[-1]
+    weights, gradient = [np.ones((width, width), np.float32) for _ in range(4)], np.empty((width, width), np.float32)
+    for rows in _ROWS:
+        x, out = np.ones((rows, width), np.float32), np.empty((rows, width), np.float32)
+
+        def step(x: Any = x, out: Any = out) -> None:
+            for each in weights:
+                np.matmul(x, each, out=out)
+                np.matmul(x.T, out, out=gradient)
+                np.matmul(out, each.T, out=x)
+                x[:] = 1
+
+        seconds = median_seconds(clock, comm, step)
+        percents[str(rows)] = min(100, max(1, int(100 * len(weights) * 6 * rows * width * width / seconds / rate)))
+    return percents
+
+
 def measure_level(name: str, clock: str, comm: Any, large: int = _LARGE) -> Dict[str, int]:
     """Of all-gathers of few bytes, and of a large part a rank. name: node or network."""
     import numpy as np
@@ -77,6 +98,7 @@ def measure_work(clock: str, comm: Any) -> Dict[str, Any]:
     peak = max(rates.values())
     return {"flops": {"float32": peak},
             "product_percent_by_width": {width: 100 * rate // peak for width, rate in rates.items()},
+            "product_percent_by_rows": _percents_by_rows(clock, comm, rates[str(_WIDTHS[-1])]),
             "memory_bytes_per_second": copied, "host_bytes_per_second": copied}
 
 

@@ -186,10 +186,11 @@ class _Step:
             self.traced_ops.extend(self.rank.trace())
 
     def work(self, layer: Layer, passes: int) -> None:
-        """Products as fast as those of the layer's widths are, each weighted by its weights' elements."""
+        """Products as fast as those of the layer's widths are, each weighted by its elements, and of its rows."""
         sides = [sorted((numel(shape[:1]), numel(shape[1:]))) for shape in layer.shapes if len(shape) > 1]
         slowness = sum(a * b * 100 / self.machine.percent_of_width(a) for a, b in sides) / sum(a * b for a, b in sides
                                                                                               ) if sides else 1.0
+        slowness *= 100 / self.machine.percent_of_rows(self.options.micro_batch * self.model.tokens)
         rate, flops = self.machine.rate(self.options.dtype), int(passes * layer.flops * slowness)
         duration = self.options.micro_batch * flops * 10**9 // rate if rate > 0 else 0
         self.compute_ns += duration
