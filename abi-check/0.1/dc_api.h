@@ -445,11 +445,11 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  when a collective first needs it, and listen as long as the group lives. Small collectives take log2(ranks)
  *  connections; one of much data takes all.
  *  At a deadline the ranks query each other for those that are late, and before any error they agree on one for all.
- *  That takes one message, or at most 3 s where a rank does not answer, being stopped or cut off. Ranks that cannot
- *  reach each other at all name those that they lack. A data connection that breaks though its rank lives is
- *  DC_E_SYSTEM; the text names both ranks and the system's error. If the connection breaks that carries heartbeats, it
- *  is DC_E_PEER_DEAD on both ranks 0.3 s later, even while data move. Texts of other machines are shown without control
- *  characters.
+ *  That takes one message, or at most 3 s where a rank does not answer, being stopped or cut off; of more than 64, 4 s.
+ *  Ranks that cannot reach each other at all name those that they lack. A data connection that breaks though its rank
+ *  lives is DC_E_SYSTEM; the text names both ranks and the system's error. If the connection breaks that carries
+ *  heartbeats, it is DC_E_PEER_DEAD on both ranks 0.3 s later, even while data move. Texts of other machines are shown
+ *  without control characters.
  *  address  "HOST:PORT" or "[ADDRESS]:PORT", the same on every rank: where rank 0 is, as all of them reach it
  *  name     the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  options  heap_bytes is not used; NULL = defaults

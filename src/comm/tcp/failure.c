@@ -14,6 +14,7 @@ enum { TOLD_AT_ONCE = 4 /* neighbours; what comes meanwhile goes to the others, 
 enum { SEND_NS = 1000000000 /* send timeout of a message, for a peer that does not read */ };
 /* Wait for the votes of silent ranks, whose machine is gone or whose process is stopped. */
 static const int64_t vote_timeout_ns = INT64_C(2000000000);
+static const int64_t overlay_vote_timeout_ns = INT64_C(3000000000); /* by way of other ranks */
 
 dc_status dc__tcp_group_check(dc__tcp_group *group) {
   if (atomic_load_explicit(&group->failed, memory_order_acquire) == 0) {
@@ -110,7 +111,7 @@ void dc__tcp_pass_votes(dc__tcp_group *group) {
   }
 }
 
-/* What a neighbour knows: news for this rank, or all that this rank knows. */
+/* A neighbour's vote may have news for this rank, or show that it knows all that this rank does. */
 static void merge_votes(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *vote) {
   uint64_t news = vote_outranks(vote, &group->vote), lacks = vote_outranks(&group->vote, vote);
   for (int32_t i = 0; i < DC__RANK_WORDS; i++) {
@@ -138,7 +139,7 @@ static void cast_vote(dc__tcp_group *group, const dc__tcp_control_msg *vote) {
     group->votes_grew = false;
   }
   group->voted = true;
-  group->vote_deadline = dc__now_ns() + vote_timeout_ns;
+  group->vote_deadline = dc__now_ns() + (group->overlay ? overlay_vote_timeout_ns : vote_timeout_ns);
   dc__tcp_broadcast_control(group, &group->vote);
 }
 
