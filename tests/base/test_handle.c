@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "dc_api.h"
+#include "support/sanitized.h"
 #include "support/steps.h"
 
 typedef struct handles {
@@ -150,14 +151,6 @@ static void test_other_kinds(void **state) {
     assert_null(out);
   }
 }
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
 
 /* A destroyed handle. The C library leaves freed memory readable; a sanitizer does not. */
 static void test_destroyed(void **state) {

@@ -111,7 +111,7 @@ void dc__tcp_pass_votes(dc__tcp_group *group) {
   }
 }
 
-/* A neighbour's vote may have news for this rank, or show that it knows all that this rank does. */
+/* A neighbour's vote may have news for this rank, or show that the neighbour has all that this rank could tell. */
 static void merge_votes(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *vote) {
   uint64_t news = vote_outranks(vote, &group->vote), lacks = vote_outranks(&group->vote, vote);
   for (int32_t i = 0; i < DC__RANK_WORDS; i++) {
