@@ -5,7 +5,9 @@ plot of all. Under five minutes.
     bench_growth.py [--save] [ROW...]       --save writes results/growth-DATE.md and .svg"""
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 import subprocess
 import sys
 import time
@@ -77,7 +79,8 @@ def measure(row: Row) -> Tuple[List[float], int]:
     """The least cost of each size, and the rounds that it took."""
     best, settled, rounds = [math.inf] * len(row.sizes), 0, 0
     until = time.monotonic() + ROW_SECONDS
-    while settled < SETTLED_ROUNDS and (rounds < 2 or time.monotonic() < until):
+    fewest = 1 if row.torch else 2  # programs of PyTorch's repeat themselves
+    while settled < SETTLED_ROUNDS and (rounds < fewest or time.monotonic() < until):
         found = measure_once(row)
         settled = 0 if any(cost < FALL * least for cost, least in zip(found, best)) else settled + 1
         best, rounds = [min(pair) for pair in zip(found, best)], rounds + 1
@@ -91,11 +94,10 @@ def scale(row: Row, size: int) -> float:
 
 
 def exponent(row: Row, costs: Sequence[float]) -> float:
-    """The slope of log(cost) over log(size), by least squares; over log(log2 ranks) where the model is a logarithm."""
-    x = [math.log(scale(row, n)) for n in row.sizes]
-    y = [math.log(c) for c in costs]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y)) / sum((a - mean_x) ** 2 for a in x)
+    """The slope of log(cost) over log(size); over log(log2 ranks) where the model is a logarithm. It is the median of
+    the slopes between any two sizes (Theil and Sen's), which one disturbed size changes little."""
+    points = [(math.log(scale(row, n)), math.log(cost)) for n, cost in zip(row.sizes, costs)]
+    return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.combinations(points, 2))
 
 
 def limit(row: Row) -> float:
