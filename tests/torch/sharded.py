@@ -6,18 +6,10 @@ from typing import Any, Callable, Dict
 
 import libdc.run
 import libdc.torch as dct
-import pytest
 import torch
 import torch.nn as nn
 from models import Odd, make
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from one_thread import one_thread  # noqa: F401  # for the tests that import it from here
 
 
 def on(world: int, function: Callable[..., Any]) -> Any:

@@ -3,19 +3,9 @@ them at every stage, and on more ranks."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
+from one_thread import one_thread  # noqa: F401
 from zoo import LIMIT, ZOO, largest_difference
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", ZOO)
