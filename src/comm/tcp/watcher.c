@@ -154,7 +154,7 @@ static void *watcher_main(void *arg) {
   while (atomic_load(&group->stopping) == 0) {
     struct pollfd *accepted = &w->polls[w->count + 1];
     const int32_t accepts = dc__tcp_serve_polls(group, accepted);
-    const int ready = poll(w->polls, (nfds_t)(w->count + 1 + accepts), poll_timeout(w));
+    const int ready = poll(w->polls, (nfds_t)w->count + 1 + (nfds_t)accepts, poll_timeout(w));
     if (ready < 0) {
       continue;
     }
