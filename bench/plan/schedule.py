@@ -18,7 +18,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 GRAPH = 1
 _METHODS = ("init", "memory_alloc", "register_param", "register_z3_param", "register_graph_z0", "register_graph_z3",
-            "accumulate_grads", "start_backward", "end_backward", "params_updated", "invalidate_gathered_param")
+            "accumulate_grads", "start_backward", "end_backward", "params_updated", "invalidate_gathered_param",
+            "prefetch_params_fused")
 
 
 class Schedule:
@@ -57,6 +58,9 @@ def _kept(name: str, arguments: Tuple[Any, ...]) -> Tuple[Any, ...]:
                 bool(persistent), DType.of(dtype))
     if name.startswith("register_graph"):
         return (list(arguments[1]),)
+    if name == "prefetch_params_fused":
+        _, ids, dtypes = arguments
+        return (list(ids), None if dtypes is None else [int(DType.of(dtype)) for dtype in dtypes])
     return () if name == "end_backward" else arguments
 
 
@@ -72,7 +76,7 @@ def _of_context(schedules: "threading.local", name: str, call: Callable[..., Any
 def recorded() -> Iterator["threading.local"]:
     """While it is open, the calls of a thread go to its `.now`, a Schedule, which the thread sets first."""
     schedules = threading.local()
-    take, reduce_grad, prefetch = eager_calls.take, eager_calls.reduce_grad, eager_calls.prefetch
+    take, reduce_grads = eager_calls.take, eager_calls.reduce_grads
     methods = {name: getattr(libdc.Context, name) for name in _METHODS}
 
     def noted_take(shard: Any, graph: int, id: int, dtype: Any = None) -> Any:
@@ -81,21 +85,18 @@ def recorded() -> Iterator["threading.local"]:
         schedules.now.taken(tensor)
         return tensor
 
-    def noted_reduce(grad: Any, graph: int, id: int) -> Any:
-        schedules.now.add("reduce_grad", id, tuple(grad.shape), DType.of(grad.dtype))
-        return reduce_grad(grad, graph, id)
+    def noted_reduce(grads: List[Any], graph: int, ids: List[int]) -> None:
+        for grad, id in zip(grads, ids):
+            schedules.now.add("reduce_grad", id, tuple(grad.shape), DType.of(grad.dtype))
+        reduce_grads(grads, graph, ids)
 
-    def noted_prefetch(graph: int, params: Any, ids: List[int], dtypes: Any = None) -> Any:
-        schedules.now.add("prefetch", list(ids), None if dtypes is None else [int(DType.of(each)) for each in dtypes])
-        return prefetch(graph, params, ids, dtypes)
-
-    eager_calls.take, eager_calls.reduce_grad, eager_calls.prefetch = noted_take, noted_reduce, noted_prefetch
+    eager_calls.take, eager_calls.reduce_grads = noted_take, noted_reduce
     for name, method in methods.items():
         setattr(libdc.Context, name, _of_context(schedules, name, method))
     try:
         yield schedules
     finally:
-        eager_calls.take, eager_calls.reduce_grad, eager_calls.prefetch = take, reduce_grad, prefetch
+        eager_calls.take, eager_calls.reduce_grads = take, reduce_grads
         for name, method in methods.items():
             setattr(libdc.Context, name, method)
 
@@ -148,7 +149,7 @@ class _Replay:
     def free(self, number: int) -> None:
         lib.dc_buffer_release(self.taken[number])
 
-    def prefetch(self, ids: List[int], dtypes: Any) -> None:
+    def prefetch_params_fused(self, ids: List[int], dtypes: Any) -> None:
         check(lib.dc_prefetch_params_fused(self.context, GRAPH, ffi.new("int64_t[]", ids),
                                            ffi.NULL if dtypes is None else ffi.new("int32_t[]", dtypes), len(ids)))
 
