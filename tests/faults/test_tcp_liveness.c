@@ -193,12 +193,8 @@ static void test_link_goes_down(void **state) {
 }
 
 static void connect_pair(int ends[2]) {
-  struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-  socklen_t length = sizeof at;
-  int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  assert_int_equal(bind(listener, (struct sockaddr *)&at, sizeof at), 0);
-  assert_int_equal(listen(listener, 1), 0);
-  assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &length), 0);
+  struct sockaddr_in at;
+  int listener = listen_on_loopback(&at);
   ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   assert_int_equal(connect(ends[0], (struct sockaddr *)&at, sizeof at), 0);
   ends[1] = accept(listener, NULL, NULL);

@@ -2,7 +2,6 @@
  * one error when one of them is killed. LIBDC_TEST_RANKS=1024 runs as many as a group may have. */
 #include "comm_ranks.h"
 
-#include <dirent.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -42,16 +41,6 @@ typedef struct crowd {
   } * shared;
 } crowd;
 
-static int32_t count_files(void) {
-  int32_t count = 0;
-  DIR *folder = opendir("/proc/self/fd");
-  while (folder != NULL && readdir(folder) != NULL) {
-    count++;
-  }
-  closedir(folder);
-  return count;
-}
-
 /* The runtime's tree over ranks: the left part has the largest power of two below the number. */
 static float tree_sum(int32_t first, int32_t count) {
   int32_t left = 1;
@@ -77,12 +66,12 @@ static void run_rank(const crowd *c, int32_t rank) {
   struct shared *s = c->shared;
   dc_comm *comm = NULL;
   const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
-  const int32_t files = count_files();
+  const int32_t files = count_entries("/proc/self/fd", "");
   float again;
   alarm(900); /* a hang ends the child */
   dc_status status = dc_comm_create_tcp(c->address, c->name, rank, c->world, &options, &comm);
   status = status == DC_OK ? sum(comm, &s->ranks[rank].sum) : status;
-  s->ranks[rank].files = count_files() - files;
+  s->ranks[rank].files = count_entries("/proc/self/fd", "") - files;
   atomic_fetch_add(&s->working, status == DC_OK);
   while (status == DC_OK && atomic_load(&s->working) < c->world) {
     status = sum(comm, &again);

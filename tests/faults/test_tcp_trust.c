@@ -190,12 +190,8 @@ static void test_reflection(void **state) {
   (void)state;
   char address[64];
   pthread_t thread;
-  struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-  socklen_t length = sizeof at;
-  int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  assert_int_equal(bind(listener, (struct sockaddr *)&at, sizeof at), 0);
-  assert_int_equal(listen(listener, 1), 0);
-  assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &length), 0);
+  struct sockaddr_in at;
+  int listener = listen_on_loopback(&at);
   snprintf(address, sizeof address, "127.0.0.1:%d", ntohs(at.sin_port));
   pthread_create(&thread, NULL, reflect, &listener);
   refused(address, secret, DC_E_EXISTS, "have different secrets");

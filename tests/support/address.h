@@ -32,4 +32,16 @@ static inline const char *fresh_address(char address[64]) {
   return address;
 }
 
+/* Listens at a port of this machine that the kernel chooses; at: its address. */
+static inline int listen_on_loopback(struct sockaddr_in *at) {
+  socklen_t length = sizeof *at;
+  int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  *at = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  if (bind(fd, (struct sockaddr *)at, length) != 0 || listen(fd, 1) != 0 ||
+      getsockname(fd, (struct sockaddr *)at, &length) != 0) {
+    perror("listen_on_loopback");
+  }
+  return fd;
+}
+
 #endif

@@ -2,11 +2,12 @@
 #include "comm/tcp/collective.h"
 #include "comm_failing.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+
+#include "leftovers.h"
 
 static const int64_t limit = INT64_C(60000000000);
 
@@ -308,16 +309,6 @@ static void test_a_rank_lacks_descriptors_for_the_control_mesh(void **state) {
 
 /* ---- copies, and what is left ---- */
 
-static int open_files(void) {
-  int count = 0;
-  DIR *folder = opendir("/proc/self/fd");
-  while (folder != NULL && readdir(folder) != NULL) {
-    count++;
-  }
-  closedir(folder);
-  return count;
-}
-
 static int copies(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *all[10];
@@ -342,11 +333,11 @@ static void test_copies_and_nothing_left(void **state) {
   for (int i = 0; i < HELD_ADDRESSES; i++) {
     fresh_address(address); /* from here on their number stays */
   }
-  int before = open_files();
+  int before = count_entries("/proc/self/fd", "");
   for (int i = 0; i < 5; i++) {
     assert_int_equal(on_tcp(3, limit, copies, NULL), 0);
   }
-  assert_int_equal(open_files(), before);
+  assert_int_equal(count_entries("/proc/self/fd", ""), before);
 }
 
 /* The last data arrive though their sender is gone. */
