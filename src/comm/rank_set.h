@@ -26,6 +26,12 @@ static inline void dc__rank_set_add(dc__rank_set *set, int32_t rank) {
   set->words[rank / 64] |= UINT64_C(1) << (rank % 64);
 }
 
+static inline void dc__rank_set_unite(dc__rank_set *set, const dc__rank_set *others) {
+  for (int32_t i = 0; i < DC__RANK_WORDS; i++) {
+    set->words[i] |= others->words[i];
+  }
+}
+
 static inline bool dc__rank_set_is_empty(const dc__rank_set *set) {
   uint64_t any = 0;
   for (int32_t i = 0; i < DC__RANK_WORDS; i++) {

@@ -117,8 +117,8 @@ static void merge_votes(dc__tcp_group *group, int32_t r, const dc__tcp_control_m
   for (int32_t i = 0; i < DC__RANK_WORDS; i++) {
     news |= vote->votes.words[i] & ~group->votes.words[i];
     lacks |= group->votes.words[i] & ~vote->votes.words[i];
-    group->votes.words[i] |= vote->votes.words[i];
   }
+  dc__rank_set_unite(&group->votes, &vote->votes);
   if (news != 0) {
     group->told = (dc__rank_set){{0}};
     group->votes_grew = true;
@@ -130,10 +130,8 @@ static void merge_votes(dc__tcp_group *group, int32_t r, const dc__tcp_control_m
 
 static void cast_vote(dc__tcp_group *group, const dc__tcp_control_msg *vote) {
   group->vote = *vote;
-  for (int32_t i = 0; group->overlay && i < DC__RANK_WORDS; i++) {
-    group->votes.words[i] |= vote->votes.words[i];
-  }
   if (group->overlay) {
+    dc__rank_set_unite(&group->votes, &vote->votes);
     add_own_votes(group);
     memset(&group->told, 0xff, sizeof group->told);
     group->votes_grew = false;

@@ -137,9 +137,7 @@ static void query_more(dc__tcp *self, const dc__rank_set *ranks) {
     dc__tcp_wait_change(group, until);
     group->unresponsive = find_unanswered(group, ranks);
   }
-  for (int32_t i = 0; i < DC__RANK_WORDS; i++) {
-    self->unresponsive.words[i] |= group->unresponsive.words[i];
-  }
+  dc__rank_set_unite(&self->unresponsive, &group->unresponsive);
   group->replies = NULL;
   pthread_mutex_unlock(&group->mutex);
   pthread_mutex_unlock(&group->query_mutex);
@@ -182,8 +180,8 @@ static void query_along(dc__tcp *self, const dc__rank_set *missing) {
     }
     query_more(self, &now);
     for (int32_t r = 0; r < world; r++) {
-      for (int32_t i = 0; i < DC__RANK_WORDS && dc__rank_set_has(&now, r); i++) {
-        next.words[i] |= self->replies[r].waits_for.words[i];
+      if (dc__rank_set_has(&now, r)) {
+        dc__rank_set_unite(&next, &self->replies[r].waits_for);
       }
     }
   }
