@@ -20,14 +20,14 @@ def c_string(name: str, value: Any) -> bytes:
     return value.encode()
 
 
-def check_size(name: str, value: Any, maximum: int = (1 << 63) - 1) -> int:
+def check_size(name: str, value: Any, maximum: int = (1 << 63) - 1, minimum: int = 0) -> int:
     """A number of things or bytes."""
     try:
         number = value.__index__()
     except (AttributeError, TypeError):
         raise TypeError(f"{name} = {value!r}, must be an integer") from None
-    if not 0 <= number <= maximum:
-        raise ValueError(f"{name} = {value!r}, must be 0 to {maximum}")
+    if not minimum <= number <= maximum:
+        raise ValueError(f"{name} = {value!r}, must be {minimum} to {maximum}")
     return int(number)
 
 

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import os
 import sys
 from pathlib import Path
 from typing import Any, Callable, Collection, Dict
 
+from ..arguments import check_size
 from ..errors import Error
 
 MAX_NAME = 200
 
 
 def whole(name: str, value: Any, least: int, most: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
+    """An integer, which JSON's true and false are not."""
+    if isinstance(value, bool):
         raise ValueError(f"{name} = {value!r}, must be an integer")
-    if not least <= number <= most:
-        raise ValueError(f"{name} = {value!r}, must be {least} to {most}")
-    return int(number)
+    try:
+        return check_size(name, value, most, least)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
 
 
 def real(name: str, value: float, least: float, most: float) -> float:
