@@ -42,18 +42,31 @@ bool dc__tcp_is_silent(dc__tcp_group *group, int32_t r) {
   return silence_of(group, r) >= MISSED * group->heartbeat_ns;
 }
 
-/* Time since its machine last acknowledged anything, if it owes an answer: to bytes, or to a probe. On a machine with
- * too much to do nothing may have been sent for as long. 0 if the system does not tell. */
+/* Time since the machine at the other end acknowledged anything; INT64_MAX: the system does not tell. */
+static int64_t silence_of_connection(int fd, struct tcp_info *info) {
+  socklen_t length = sizeof *info;
+  const bool told = fd >= 0 && getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &length) == 0 &&
+                    length >= offsetof(struct tcp_info, tcpi_last_ack_recv) + sizeof info->tcpi_last_ack_recv;
+  return told ? (int64_t)info->tcpi_last_ack_recv * 1000000 : INT64_MAX;
+}
+
+/* Time since rank r's machine last acknowledged anything, if it owes an answer to bytes or to a probe of the control
+ * connection. On a machine with too much to do nothing may have been sent for as long. Where a heartbeat waits in a
+ * slow link's queue, its acknowledgement is late, and those of the data ahead of it show that the machine is there. 0
+ * if the system does not tell. Requires group->mutex. */
 static int64_t silence_of_machine(const dc__tcp_group *group, int32_t r) {
-  struct tcp_info info = {0};
-  socklen_t length = sizeof info;
+  struct tcp_info info = {0}, data;
   int unanswered = 0;
-  if (getsockopt(group->control[r], IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
-      length < offsetof(struct tcp_info, tcpi_last_ack_recv) + sizeof info.tcpi_last_ack_recv) {
+  int64_t silence_ns = silence_of_connection(group->control[r], &info);
+  const bool owes = ioctl(group->control[r], SIOCOUTQ, &unanswered) != 0 || unanswered > 0 || info.tcpi_probes > 0;
+  if (!owes || silence_ns == INT64_MAX) {
     return 0;
   }
-  const bool owes = ioctl(group->control[r], SIOCOUTQ, &unanswered) != 0 || unanswered > 0 || info.tcpi_probes > 0;
-  return owes ? (int64_t)info.tcpi_last_ack_recv * 1000000 : 0;
+  for (const dc__tcp *c = group->members; c != NULL; c = c->next) {
+    const int64_t data_ns = silence_of_connection(c->fds[r], &data);
+    silence_ns = data_ns < silence_ns ? data_ns : silence_ns;
+  }
+  return silence_ns;
 }
 
 void dc__tcp_host_text(const dc__tcp_group *group, int32_t r, char text[DC__TCP_PEER]) {
@@ -90,7 +103,12 @@ void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late) {
     /* A watcher that was late itself gives the others time to be heard. */
     const int64_t awake_ns = dc__now_ns() - group->late_ns, heard_ns = silence_of(group, r);
     const int64_t silence_ns = heard_ns < awake_ns ? heard_ns : awake_ns;
-    int64_t machine_ns = silence_ns < limit_ns ? 0 : silence_of_machine(group, r);
+    int64_t machine_ns = 0;
+    if (silence_ns >= limit_ns) {
+      pthread_mutex_lock(&group->mutex);
+      machine_ns = silence_of_machine(group, r);
+      pthread_mutex_unlock(&group->mutex);
+    }
     if (machine_ns >= (limit_ns > min_silence_ns ? limit_ns : min_silence_ns)) {
       fail_vanished(group, r, machine_ns);
     } else if (silence_ns < limit_ns + group->heartbeat_ns) { /* a stopped process must not be filled up */
