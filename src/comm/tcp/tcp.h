@@ -213,7 +213,7 @@ bool dc__tcp_wait_hello(dc__tcp_group *group, const int *extra, int32_t extra_co
                         dc__tcp_hello *hello, int *fd, dc_status *status);
 /* One step of it, without waiting. can_accept: the listener is readable. */
 bool dc__tcp_poll_hello(dc__tcp_group *group, bool can_accept, dc__tcp_hello *hello, int *fd, dc_status *status);
-/* When the oldest pending connection has had its time; INT64_MAX if none is pending. */
+/* When the oldest pending connection has had its time to prove itself; INT64_MAX if there is none. */
 int64_t dc__tcp_pending_expiry(const dc__tcp_pending *pending);
 void dc__tcp_pending_close(dc__tcp_pending *pending);
 

@@ -17,7 +17,9 @@ enum {
   FILES_SHARE = 4 /* pending connections take at most this part of the files that the process may open */
 };
 
-static const int64_t handshake_ns = INT64_C(10000000000); /* longest handshake */
+/* Longest time until a connection has proved itself. One that has, and begins TLS, is a rank's: on a busy machine it
+ * may take longer, and its rank cannot know that this one closed it. */
+static const int64_t handshake_ns = INT64_C(10000000000);
 
 dc__tcp_hello dc__tcp_hello_make(const dc__tcp_group *group, int32_t mesh) {
   dc__tcp_hello hello = {
@@ -89,8 +91,18 @@ void dc__tcp_pending_close(dc__tcp_pending *p) {
   }
 }
 
+/* The oldest candidate that may be a stranger; p->count if there is none. */
+static int32_t find_unproved(const dc__tcp_pending *p) {
+  int32_t i = 0;
+  while (i < p->count && p->candidates[i].encrypts) {
+    i++;
+  }
+  return i;
+}
+
 int64_t dc__tcp_pending_expiry(const dc__tcp_pending *p) {
-  return p->count == 0 ? INT64_MAX : p->candidates[0].since_ns + handshake_ns;
+  const int32_t oldest = find_unproved(p);
+  return oldest == p->count ? INT64_MAX : p->candidates[oldest].since_ns + handshake_ns;
 }
 
 /* ---- the accepting side of a handshake ---- */
@@ -212,8 +224,9 @@ bool dc__tcp_drop_pending(dc__tcp_group *group) {
       return true;
     }
   }
-  if (p->count > 0) {
-    candidate_reject(p, 0, "which did not prove itself");
+  const int32_t oldest = find_unproved(p);
+  if (oldest < p->count) {
+    candidate_reject(p, oldest, "which did not prove itself");
     return true;
   }
   return false;
@@ -240,8 +253,8 @@ static dc_status accept_pending(dc__tcp_group *group) {
   for (int32_t i = 0; i < pending_capacity(group) / 2; i++) { /* proofs are read between two such rounds */
     int fd = dc__tcp_accept(group->listener);
     if (fd >= 0) {
-      if (p->count >= pending_capacity(group)) {
-        (void)dc__tcp_drop_pending(group);
+      if (p->count >= pending_capacity(group) && !dc__tcp_drop_pending(group) && p->count == DC__TCP_MAX_PENDING) {
+        candidate_reject(p, 0, "for which there is no room");
       }
       p->candidates[p->count++] = (dc__tcp_candidate){.fd = fd, .since_ns = dc__now_ns()};
       continue;
@@ -285,7 +298,7 @@ static bool step_candidates(dc__tcp_group *group, dc__tcp_hello *hello, int *fd)
     }
   }
   while (dc__now_ns() >= dc__tcp_pending_expiry(p)) {
-    candidate_reject(p, 0, "which took too long");
+    candidate_reject(p, find_unproved(p), "which took too long");
   }
   return false;
 }

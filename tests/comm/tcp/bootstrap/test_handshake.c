@@ -1,8 +1,9 @@
 /* Over TCP a rank finds something else than it looked for: another service at rank 0's address. The error names what it
- * found. */
+ * found. A rank that is late with its handshake keeps its connection. */
 #include <errno.h>
 
 #include "comm/tcp/handshake_test.h"
+#include "comm/tcp/tls/tls.h"
 
 /* Until the other side has closed the connection. */
 static void await_end(int fd) {
@@ -162,8 +163,86 @@ static void test_rejected_ranks_learn_why(void **state) {
   }
 }
 
+/* ---- a busy machine ---- */
+
+/* Rank 1, which begins TLS with rank 0 and is late to go on. */
+typedef struct late_rank {
+  dc__tcp_group group;
+  char address[64];
+  atomic_int goes_on;
+  bool accepted, encrypted;
+} late_rank;
+
+static void prepare(dc__tcp_group *group, int32_t rank) {
+  group->world = 2;
+  group->rank = rank;
+  group->tls = true;
+  group->failure_event = -1;
+  dc__tcp_set_secret(group, "of a test, which has bytes");
+}
+
+static void *begin_tls(void *arg) {
+  late_rank *late = arg;
+  dc__tcp_call call = {.fd = connect_to(late->address), .hello = dc__tcp_hello_make(&late->group, DC__TCP_FIRST)};
+  const int64_t deadline = dc__now_ns() + limit;
+  late->accepted = dc__tcp_call_open(&late->group, &call, deadline) == DC__TCP_CALL_OK &&
+                   dc__tcp_call_prove(&late->group, &call, deadline, "there") == DC__TCP_CALL_OK &&
+                   dc__tcp_call_finish(&late->group, &call, deadline, "there") == DC__TCP_CALL_OK;
+  while (atomic_load(&late->goes_on) == 0) {
+    sleep_ms(1);
+  }
+  late->encrypted = late->accepted && dc__tcp_call_encrypt(&late->group, &call, deadline, "there") == DC__TCP_CALL_OK;
+  dc__tcp_close(&call.fd);
+  return NULL;
+}
+
+/* True once a handshake is complete. */
+static bool poll_pending(dc__tcp_group *group) {
+  dc__tcp_hello hello;
+  dc_status status;
+  int fd;
+  const bool complete = dc__tcp_poll_hello(group, true, &hello, &fd, &status);
+  assert_int_equal(status, DC_OK);
+  if (complete) {
+    assert_int_equal(hello.rank, 1);
+    dc__tcp_close(&fd);
+  }
+  return complete;
+}
+
+/* The other rank holds the connection for complete, so that this one may not drop it. */
+static void test_a_rank_that_is_late_with_tls(void **state) {
+  (void)state;
+  static dc__tcp_group group;
+  static late_rank late;
+  int32_t port = 0;
+  pthread_t thread;
+  assert_int_equal(dc__tls_load("test"), DC_OK);
+  prepare(&group, 0);
+  prepare(&late.group, 1);
+  assert_int_equal(dc__tcp_listen(NULL, &port, &group.listener), DC_OK);
+  snprintf(late.address, sizeof late.address, "127.0.0.1:%d", port);
+  pthread_create(&thread, NULL, begin_tls, &late);
+  while (group.pending.count == 0 || !group.pending.candidates[0].encrypts) {
+    assert_false(poll_pending(&group));
+    sleep_ms(1);
+  }
+  group.pending.candidates[0].since_ns -= limit;
+  assert_false(dc__tcp_drop_pending(&group));
+  while (atomic_exchange(&late.goes_on, 1) == 0 || group.pending.count > 0) {
+    if (poll_pending(&group)) {
+      break;
+    }
+    sleep_ms(1);
+  }
+  pthread_join(thread, NULL);
+  assert_true(late.encrypted);
+  dc__tcp_close(&group.listener);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_another_service), cmocka_unit_test(test_text_from_the_wire),
-                                     cmocka_unit_test(test_rejected_ranks_learn_why)};
+                                     cmocka_unit_test(test_rejected_ranks_learn_why),
+                                     cmocka_unit_test(test_a_rank_that_is_late_with_tls)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
