@@ -10,7 +10,6 @@
 #include "comm/escape.h"
 #include "comm/tcp/overlay/overlay.h"
 
-enum { TOLD_AT_ONCE = 4 /* neighbours; what comes meanwhile goes to the others, too */ };
 enum { SEND_NS = 1000000000 /* send timeout of a message, for a peer that does not read */ };
 /* Wait for the votes of silent ranks, whose machine is gone or whose process is stopped. */
 static const int64_t vote_timeout_ns = INT64_C(2000000000);
@@ -68,74 +67,14 @@ static int32_t severity_of(int32_t status) {
   return status == DC_E_TIMEOUT ? 2 : status == DC_E_PEER_DEAD ? 1 : 0;
 }
 
-static bool vote_outranks(const dc__tcp_control_msg *a, const dc__tcp_control_msg *b) {
+bool dc__tcp_vote_outranks(const dc__tcp_control_msg *a, const dc__tcp_control_msg *b) {
   int32_t first = severity_of(a->status), second = severity_of(b->status);
   return first != second ? first < second : a->rank < b->rank;
 }
 
-/* Ranks that have ended are as good as those that have voted. */
-static void add_own_votes(dc__tcp_group *group) {
-  for (int32_t r = 0; r < group->world; r++) {
-    if ((r == group->rank || atomic_load(&group->closed[r]) != 0) && !dc__rank_set_has(&group->votes, r)) {
-      dc__rank_set_add(&group->votes, r);
-      group->told = (dc__rank_set){{0}};
-      group->votes_grew = true;
-    }
-  }
-  group->vote.votes = group->votes;
-}
-
-/* To at most so many neighbours that do not know them. */
-static void pass_votes_to(dc__tcp_group *group, int32_t most) {
-  const int32_t first = group->next_told;
-  group->pass_ns = dc__now_ns() + DC__TCP_PASS_NS;
-  add_own_votes(group);
-  for (int32_t i = 0; i < group->world && most > 0; i++) {
-    const int32_t r = (first + i) % group->world;
-    if (group->control[r] >= 0 && !dc__rank_set_has(&group->told, r)) {
-      dc__tcp_send_directly(group, r, &group->vote);
-      dc__rank_set_add(&group->told, r);
-      group->next_told = (r + 1) % group->world;
-      most--;
-    }
-  }
-  group->votes_grew = most == 0; /* there may be more of them */
-}
-
-void dc__tcp_pass_votes(dc__tcp_group *group) {
-  if (group->overlay && group->voted) {
-    add_own_votes(group);
-    if (group->votes_grew && dc__now_ns() >= group->pass_ns) {
-      pass_votes_to(group, TOLD_AT_ONCE);
-    }
-  }
-}
-
-/* A neighbour's vote may have news for this rank, or show that the neighbour has all that this rank could tell. */
-static void merge_votes(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *vote) {
-  uint64_t news = vote_outranks(vote, &group->vote), lacks = vote_outranks(&group->vote, vote);
-  for (int32_t i = 0; i < DC__RANK_WORDS; i++) {
-    news |= vote->votes.words[i] & ~group->votes.words[i];
-    lacks |= group->votes.words[i] & ~vote->votes.words[i];
-  }
-  dc__rank_set_unite(&group->votes, &vote->votes);
-  if (news != 0) {
-    group->told = (dc__rank_set){{0}};
-    group->votes_grew = true;
-  }
-  if (lacks == 0) {
-    dc__rank_set_add(&group->told, r);
-  }
-}
-
 static void cast_vote(dc__tcp_group *group, const dc__tcp_control_msg *vote) {
   group->vote = *vote;
-  if (group->overlay) {
-    dc__rank_set_unite(&group->votes, &vote->votes);
-    add_own_votes(group);
-    memset(&group->told, 0xff, sizeof group->told);
-    group->votes_grew = false;
-  }
+  dc__tcp_begin_votes(group, vote);
   group->voted = true;
   group->vote_deadline = dc__now_ns() + (group->overlay ? overlay_vote_timeout_ns : vote_timeout_ns);
   dc__tcp_broadcast_control(group, &group->vote);
@@ -157,9 +96,7 @@ void dc__tcp_decide_failure(dc__tcp_group *group) {
   if (!group->voted || atomic_load(&group->failed) != 0 || !(due || has_all_votes(group))) {
     return;
   }
-  if (group->overlay) { /* before this rank leaves */
-    pass_votes_to(group, group->world);
-  }
+  dc__tcp_pass_votes_to_all(group); /* before this rank leaves */
   (void)dc__fail(group->vote.status, "%s", group->vote.text);
   dc__failure_keep(&group->failure, group->vote.status);
   atomic_store_explicit(&group->failed, 1, memory_order_release);
@@ -172,15 +109,14 @@ void dc__tcp_handle_vote(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *v
     return;
   }
   dc__rank_set_add(&group->votes, r);
-  if (group->overlay && group->voted) {
-    merge_votes(group, r, vote);
-  }
   if (!group->voted) {
     cast_vote(group, vote);
-  } else if (vote_outranks(vote, &group->vote)) {
-    group->vote = *vote;
-    if (group->overlay) { /* few are better than all before */
-      pass_votes_to(group, group->world);
+  } else {
+    const bool better = dc__tcp_vote_outranks(vote, &group->vote);
+    dc__tcp_merge_votes(group, r, vote);
+    if (better) {
+      group->vote = *vote; /* few are better than all before */
+      dc__tcp_pass_votes_to_all(group);
     }
   }
   dc__tcp_decide_failure(group);

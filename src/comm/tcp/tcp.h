@@ -204,8 +204,8 @@ dc__tcp_hello dc__tcp_hello_make(const dc__tcp_group *group, int32_t mesh);
 dc_status dc__tcp_hello_check(const dc__tcp_group *group, const dc__tcp_hello *hello);
 /* Notes a rejected connection for error texts. */
 void dc__tcp_note_rejected(dc__tcp_pending *pending, int fd, const char *what);
-/* Makes room for a descriptor: closes the pending connection that has said least, of these the oldest. False if none
- * is pending. */
+/* Makes room for a descriptor: closes the pending connection that has said least, of these the oldest. False if all
+ * have proved that they are the group's. */
 bool dc__tcp_drop_pending(dc__tcp_group *group);
 /* Waits for a handshake until the deadline. True if one is complete; the caller owns the connection. False with *status
  * DC_OK if none is. Rejects connections of other processes. A readable descriptor of extra ends the wait. */
@@ -253,8 +253,8 @@ void dc__tcp_group_fail_async(dc__tcp_group *group, dc_status status);
 /* For the watcher, under the mutex: a vote arrived; a connection ended, or time passed. */
 void dc__tcp_handle_vote(dc__tcp_group *group, int32_t r, dc__tcp_control_msg *vote);
 void dc__tcp_decide_failure(dc__tcp_group *group);
-/* The same: in an overlay tells neighbours of the votes that this rank has learned of since. */
-void dc__tcp_pass_votes(dc__tcp_group *group);
+/* Whether the group fails with vote a rather than with b. */
+bool dc__tcp_vote_outranks(const dc__tcp_control_msg *a, const dc__tcp_control_msg *b);
 /* Whether a received status and text are a failure; escapes the text. */
 bool dc__tcp_is_failure(int32_t status, char text[DC__TCP_TEXT]);
 /* Waits for dc__tcp_group.changed, under the mutex; may return early. */

@@ -31,6 +31,16 @@ void dc__tcp_add_ended(dc__tcp_group *group, int32_t r, int error);
 void dc__tcp_pass_ended(dc__tcp_group *group);
 void dc__tcp_handle_ended(dc__tcp_group *group, const dc__tcp_control_msg *message);
 
+/* ---- votes.c: all require the group's mutex, and do nothing in a mesh ---- */
+
+/* The group's first vote, before it is sent to all. */
+void dc__tcp_begin_votes(dc__tcp_group *group, const dc__tcp_control_msg *vote);
+/* Neighbour r's vote may have news for this rank, or show that r has all that this rank could tell. */
+void dc__tcp_merge_votes(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *vote);
+/* Tells neighbours of the votes that this rank has learned of since: some of them, or all at once. */
+void dc__tcp_pass_votes(dc__tcp_group *group);
+void dc__tcp_pass_votes_to_all(dc__tcp_group *group);
+
 /* ---- demand.c ---- */
 
 /* Fills in what the watcher polls for new connections. */
