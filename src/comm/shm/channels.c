@@ -1,13 +1,15 @@
 /* Assigns channels of the control block to communicators. Channels are reused, and segments are added when all are
  * taken, so a group may have any number of communicators. */
 #include <errno.h>
+#include <inttypes.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "comm/shm/shm.h"
 
-enum { LOCK_LIMIT_NS = 1000000000 }; /* the lock is held briefly; a longer wait means that its holder was killed */
+enum { BRIEF_NS = 10000000 /* longer than the lock is held, unless its holder cannot run */ };
 
 /* ---- segments ---- */
 
@@ -123,16 +125,32 @@ dc_status dc__shm_staging(dc__shm_group *group, int32_t channel, size_t bytes, c
 
 /* ---- joining and leaving ---- */
 
+/* A rank whose machine is busy, or that a debugger stopped, may hold the lock for long. One that died never ends. */
+static dc_status check_lock_holder(const dc__shm_group *group, int32_t holder, int64_t deadline) {
+  if (dc__shm_has_exited(group, holder) && atomic_load(&group->control->lock) == holder + 1) {
+    return dc__fail(DC_E_PEER_DEAD, "rank %" PRId32 " died while it held the group's lock", holder);
+  }
+  return dc__now_ns() < deadline ? DC_OK
+                                 : dc__fail(DC_E_TIMEOUT, "rank %" PRId32 " has held the group's lock for %.1f s",
+                                            holder, (double)group->timeout_ns / 1e9);
+}
+
 static dc_status lock_control(const dc__shm_group *group) {
-  int64_t limit = dc__now_ns() + LOCK_LIMIT_NS;
+  static const struct timespec pause = {0, 1000000};
+  const int64_t begin = dc__now_ns();
   int free = 0;
   while (!atomic_compare_exchange_weak_explicit(&group->control->lock, &free, group->rank + 1, memory_order_acquire,
                                                 memory_order_relaxed)) {
-    if (free != 0 && dc__now_ns() > limit) {
-      return dc__fail(DC_E_PEER_DEAD, "rank %d stopped while it held the group's lock", free - 1);
+    if (free == 0) {
+      continue;
+    }
+    if (dc__now_ns() - begin < BRIEF_NS) {
+      sched_yield();
+    } else {
+      DC__TRY(check_lock_holder(group, free - 1, begin + group->timeout_ns));
+      nanosleep(&pause, NULL);
     }
     free = 0;
-    sched_yield();
   }
   return DC_OK;
 }

@@ -250,6 +250,9 @@ void dc__shm_signal(const dc__shm_group *group, dc__shm_counter *counter, uint32
 dc_status dc__shm_wait_posted(dc__shm *self, const dc__coll *coll, uint32_t seq);
 dc_status dc__shm_wait_done(dc__shm *self, const dc__coll *coll, uint32_t seq);
 
+/* Whether a rank's process has ended; false with threads, or where the system does not tell. */
+bool dc__shm_has_exited(const dc__shm_group *group, int32_t rank);
+
 /* ---- deadlock.c ---- */
 
 /* Called while peers are missing in the present collective: publishes whether it blocks this rank's user, and looks for

@@ -116,7 +116,7 @@ static dc__shm_counter *counter_of(const wait_state *w, int32_t rank) {
   return w->posted ? &slot->posted : &slot->done;
 }
 
-static bool has_exited(const dc__shm_group *group, int32_t rank) {
+bool dc__shm_has_exited(const dc__shm_group *group, int32_t rank) {
   struct pollfd fd = {.fd = group->pidfds[rank], .events = POLLIN};
   return fd.fd >= 0 && poll(&fd, 1, 0) == 1;
 }
@@ -194,7 +194,7 @@ static dc_status check_wait(const wait_state *w, int32_t rank, bool idle) {
   DC__TRY(dc__shm_group_check(group));
   bool left = atomic_load(&dc__shm_slot_of(group, w->self->channel, rank)->left) != 0 ||
               atomic_load(&group->control->released[rank]) != 0;
-  bool died = !left && idle && has_exited(group, rank);
+  bool died = !left && idle && dc__shm_has_exited(group, rank);
   if ((left || died) && !has_reached(counter_of(w, rank), w->seq)) {
     char name[DC__COLL_TEXT];
     dc__coll_describe_op(name, w->coll->tag.op, w->coll->tag.id);
@@ -210,7 +210,7 @@ static dc_status check_wait(const wait_state *w, int32_t rank, bool idle) {
 void dc__shm_check_peers(const dc__shm *self) {
   const dc__shm_group *group = self->group;
   for (int32_t r = 0; r < group->world; r++) {
-    if (r != group->rank && atomic_load(&group->control->released[r]) == 0 && has_exited(group, r)) {
+    if (r != group->rank && atomic_load(&group->control->released[r]) == 0 && dc__shm_has_exited(group, r)) {
       dc__shm_group_fail(group, dc__fail(DC_E_PEER_DEAD,
                                          "rank %" PRId32 " died (its process ended) while rank %" PRId32
                                          " waited for a collective of all",
