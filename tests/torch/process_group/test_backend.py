@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent import futures
 from datetime import timedelta
 from pathlib import Path
 from typing import Callable
@@ -150,8 +151,9 @@ def test_tables() -> None:
     small, large = torch.arange(6, dtype=torch.int16).split(3), torch.arange(6000.0).split(3000)
     for parts, fits in ((small, True), (large, False)):
         outs = [torch.empty_like(part) for part in parts]
-        rows = torch.stack([Table.row(rank, parts, outs) for rank in range(2)])
-        table = Table(rows, 1, 2)
+        comms = libdc.Comm.threads(2)
+        with futures.ThreadPoolExecutor(2) as pool:
+            table = list(pool.map(lambda comm: Table(comm, parts, outs), comms))[1]
         table.check("call")
         table.take(outs)
         assert table.travels_in_row(0) is fits

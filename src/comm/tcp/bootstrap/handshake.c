@@ -91,7 +91,7 @@ void dc__tcp_pending_close(dc__tcp_pending *p) {
   }
 }
 
-/* The oldest candidate that may be a stranger; p->count if there is none. */
+/* The oldest candidate that has not proved itself; p->count if there is none. */
 static int32_t find_unproved(const dc__tcp_pending *p) {
   int32_t i = 0;
   while (i < p->count && p->candidates[i].encrypts) {

@@ -6,7 +6,7 @@
 
 enum { TOLD_AT_ONCE = 4 /* neighbours; what comes meanwhile goes to the others, too */ };
 
-/* What neighbours know is not all any more. */
+/* Neighbours do not know all of it yet. */
 static void note_news(dc__tcp_group *group) {
   group->told = (dc__rank_set){{0}};
   group->votes_grew = true;

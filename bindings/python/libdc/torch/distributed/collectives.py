@@ -149,7 +149,7 @@ class Collectives:
         memory = {out.untyped_storage().data_ptr() for out in outs}
         own = [part.clone(memory_format=torch.contiguous_format) if part.untyped_storage().data_ptr() in memory
                else part.contiguous() for part in parts]  # what comes must not overwrite what has not gone
-        table = _Table(self._rows(_Table.row(self.rank, own, outs)), self.rank, self.size)
+        table = _Table(self.comm, own, outs)
         table.check(call)
         outs[self.rank].copy_(own[self.rank].view(outs[self.rank].shape))
         table.take(outs)

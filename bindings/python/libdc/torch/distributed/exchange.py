@@ -3,11 +3,15 @@ travel with that comparison, so an exchange of little data is one collective."""
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import zlib
 from typing import List, Sequence
 
 import libdc
 import torch
+
+from .tensors import contiguous_output
 
 _ROW_BYTES = 4096  # of parts in a rank's row
 _TABLE_BYTES = 1 << 17  # of parts in all rows
@@ -15,28 +19,34 @@ _TABLE_BYTES = 1 << 17  # of parts in all rows
 
 class Table:
     """One row of each rank: the bytes for each rank, the bytes expected from each, a checksum of the type's name, and
-    the parts for other ranks if they fit."""
+    the parts for other ranks if they fit. Operations of PyTorch would take longer than the collective."""
 
-    def __init__(self, rows: torch.Tensor, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-        head = 8 * (2 * size + 1)
-        self.sizes: List[List[int]] = rows[:, :head].contiguous().view(torch.int64).tolist()
-        self._data = rows[:, head:]
-
-    @staticmethod
-    def row(rank: int, parts: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> torch.Tensor:
-        size = len(parts)
+    def __init__(self, comm: libdc.Comm, parts: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        self.rank, self.size = comm.rank, comm.size
+        self._head = struct.Struct(f"={2 * self.size + 1}q")
+        self._capacity = min(_ROW_BYTES, _TABLE_BYTES // self.size) & ~7
+        self._row_bytes = self._head.size + self._capacity
+        self._rows = ctypes.create_string_buffer(self.size * self._row_bytes)
+        self._address = ctypes.addressof(self._rows)
         sizes = [part.nbytes for part in parts] + [out.nbytes for out in outs]
-        head = torch.tensor([*sizes, zlib.crc32(str(parts[0].dtype).encode())]).view(torch.uint8)
-        row = torch.empty(head.numel() + _capacity(size), dtype=torch.uint8)
-        row[: head.numel()] = head
-        if sum(sizes[:size]) - sizes[rank] <= _capacity(size):
-            others = [part.reshape(-1).view(torch.uint8) for to, part in enumerate(parts) if to != rank]
-            at = head.numel()
-            for part in others:
-                row[at : at + part.numel()] = part
-                at += part.numel()
-        return row
+        self._head.pack_into(self._rows, self.rank * self._row_bytes, *sizes,
+                             zlib.crc32(str(parts[0].dtype).encode()))
+        if self._fits(sizes, self.rank):
+            for receiver, part in enumerate(parts):
+                if receiver != self.rank:
+                    ctypes.memmove(self._place(sizes, self.rank, receiver), part.data_ptr(), part.nbytes)
+        own = libdc.Tensor(self._address + self.rank * self._row_bytes, (self._row_bytes,), libdc.DType.INT8)
+        comm.all_gather(own, libdc.Tensor(self._address, (len(self._rows),), libdc.DType.INT8))
+        self.sizes: List[Sequence[int]] = [self._head.unpack_from(self._rows, sender * self._row_bytes)
+                                           for sender in range(self.size)]
+
+    def _fits(self, sizes: Sequence[int], sender: int) -> bool:
+        return sum(sizes[: self.size]) - sizes[sender] <= self._capacity
+
+    def _place(self, sizes: Sequence[int], sender: int, receiver: int) -> int:
+        """Address of a part in its sender's row, which has none for the sender itself."""
+        before = sum(sizes[:receiver]) - (sizes[sender] if sender < receiver else 0)
+        return self._address + sender * self._row_bytes + self._head.size + before
 
     def check(self, call: str) -> None:
         for sender in range(self.size):
@@ -50,18 +60,11 @@ class Table:
                                                                f"{receiver}, which expects {expected}")
 
     def travels_in_row(self, sender: int) -> bool:
-        sizes = self.sizes[sender][: self.size]
-        return sum(sizes) - sizes[sender] <= _capacity(self.size)
+        return self._fits(self.sizes[sender], sender)
 
     def take(self, outs: Sequence[torch.Tensor]) -> None:
         """Writes the parts for this rank that came in rows."""
         for sender, out in enumerate(outs):
             if sender != self.rank and out.numel() and self.travels_in_row(sender):
-                before = self.sizes[sender][: self.rank]
-                at = sum(before) - (before[sender] if sender < self.rank else 0)
-                part = self._data[sender, at : at + out.nbytes].clone()  # of its own, and so aligned
-                out.copy_(part.view(out.dtype).view(out.shape))
-
-
-def _capacity(size: int) -> int:
-    return min(_ROW_BYTES, _TABLE_BYTES // size) & ~7
+                with contiguous_output(out, keep=False) as data:
+                    ctypes.memmove(data.data_ptr(), self._place(self.sizes[sender], sender, self.rank), out.nbytes)

@@ -146,13 +146,15 @@ class Pairs:
             peer = (k - self.rank) % self.size
             if peer == self.rank:
                 continue
-            channel = self._channel("exchange", min(peer, self.rank), max(peer, self.rank), "an exchange of")
             sent, received = send(peer), recv(peer)
+            if not (sent.numel() or received.numel()):
+                continue
+            channel = self._channel("exchange", min(peer, self.rank), max(peer, self.rank), "an exchange of")
             if sent.numel() and received.numel():
                 channel.swap(sent, received)
             elif sent.numel():
                 channel.broadcast(sent, self.rank)
-            elif received.numel():
+            else:
                 channel.broadcast(received, peer)
 
     def _check_peer(self, call: str, what: str, peer: int) -> None:
