@@ -36,6 +36,7 @@ def cuda_metadata() -> StandardMetadata:
     made.name = "libdc-cuda"
     made.description = "The CUDA device of libdc"
     made.readme = Readme(README, None, "text/markdown")
+    made.license = "Apache-2.0"
     made.license_files = [Path("LICENSE")]
     made.dependencies = [Requirement(f"libdc=={made.version}")]
     made.optional_dependencies = {extra: [Requirement(name) for name in names] for extra, names in LIBRARIES.items()}

@@ -3,12 +3,13 @@
 
     python bench/plan/links.py [--rounds 3] [--seen FILE] [--save]
 
-Each rank has a network namespace, and a bridge joins them; `tc tbf` limits what each sends. It needs root, iproute2 and
+A machine is a network namespace, and a bridge joins them; `tc tbf` limits what each sends. It needs root, iproute2 and
 the kernel's module sch_tbf.
 
-For each rate, a round first measures two ranks alone: an all-gather of few and of many bytes by the clock, and products
-and copies by processor time. Then 3, 4 and 8 ranks train over TCP. A step's time is the clock's, since links are far
-slower than all else. A row is the median of the rounds' quotients; --seen adds rounds to those of earlier runs."""
+For each rate, a round first measures two ranks alone: products, copies and shared memory by processor time, and over
+the link an all-gather of few and of many bytes by the clock. Then machines of one rank train over TCP, and machines of
+2 and 4 ranks in two levels. A step's time is the clock's, since links are far slower than all else. A row is the median
+of the rounds' quotients; --seen adds rounds to those of earlier runs."""
 
 from __future__ import annotations
 
@@ -29,12 +30,14 @@ sys.path.insert(0, str(ROOT / "bench"))
 import libdc
 import numpy as np
 from libdc import plan as planner
-from libdc.plan.measure import describe, measure_level, measure_work
+from libdc.plan.measure import measure, measure_level
 from machine import save
 from times import Case, Training, forecast, page_of
 
 WIDTH, TOKENS, STEPS, PORT, ADDRESS = 512, 16, 1, 29875, "10.9.0.1"
-RATES, RANKS, STAGES = (10, 20), (3, 4, 8), (0, 1, 3)
+RATES, STAGES = (10, 20), (0, 1, 3)
+SHAPES = (3, 1), (4, 1), (8, 1), (2, 2), (4, 2), (2, 4)  # machines, and the ranks of each
+MACHINES = max(machines for machines, _ in SHAPES)
 PART = 1 << 20  # bytes that measure a link's rate
 
 
@@ -43,7 +46,8 @@ class Row(NamedTuple):
 
     rate: int
     stage: int
-    ranks: int
+    machines: int
+    each: int
     planned: float
     real: float
     link: float
@@ -65,26 +69,24 @@ def train(comm: Any, stage: int) -> float:
     return float(every.mean())
 
 
-def rank(out: str, what: str, number: int, ranks: int) -> None:
-    with libdc.Comm.tcp(f"{ADDRESS}:{PORT}", "links", number, ranks, timeout=300, secret="a secret of the links",
-                        node="") as comm:
-        if what == "measure":
-            result: Any = {**measure_work("processor", comm), **measure_level("node", "wall", comm, PART),
-                           **measure_level("network", "wall", comm, PART)}
-        else:
-            result = [train(comm, stage) for stage in STAGES]
+def rank(out: str, what: str, number: int, machines: int, each: int) -> None:
+    with libdc.Comm.tcp(f"{ADDRESS}:{PORT}", "links", number, machines * each, timeout=300,
+                        secret="a secret of the links", node=f"n{number // each}") as comm:
+        result: Any = measure_level("network", "wall", comm, PART) if what == "measure" else [
+            train(comm, stage) for stage in STAGES]
         if number == 0:
             Path(out).write_text(json.dumps(result))
         comm.barrier()
 
 
-def run_ranks(what: str, ranks: int, folder: str) -> Any:
+def run_ranks(what: str, machines: int, each: int, folder: str) -> Any:
     out = os.path.join(folder, "out.json")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    running = [subprocess.Popen(["ip", "netns", "exec", f"n{i}", sys.executable, __file__, "--rank", out, what, str(i),
-                                 str(ranks)], stdin=subprocess.DEVNULL, env=environment) for i in range(ranks)]
-    if any([each.wait() for each in running]):
-        raise SystemExit(f"links: {what} on {ranks} ranks failed")
+    running = [subprocess.Popen(["ip", "netns", "exec", f"n{i // each}", sys.executable, __file__, "--rank", out, what,
+                                 str(i), str(machines), str(each)], stdin=subprocess.DEVNULL, env=environment)
+               for i in range(machines * each)]
+    if any([process.wait() for process in running]):
+        raise SystemExit(f"links: {what} on {machines} machines of {each} ranks failed")
     return json.loads(Path(out).read_text())
 
 
@@ -95,9 +97,10 @@ def ip(*arguments: str) -> None:
 def connect() -> None:
     """Namespaces n0, n1, … at a bridge."""
     subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
+    ip("link", "set", "lo", "up")
     ip("link", "add", "bridge0", "type", "bridge")
     ip("link", "set", "bridge0", "up")
-    for i in range(max(RANKS)):
+    for i in range(MACHINES):
         ip("netns", "add", f"n{i}")
         ip("link", "add", f"port{i}", "type", "veth", "peer", "name", "veth0", "netns", f"n{i}")
         ip("link", "set", f"port{i}", "master", "bridge0", "up")
@@ -109,8 +112,8 @@ def connect() -> None:
 def limit(rate: int) -> None:
     """Of Mbit/s. Sockets of a namespace hold what its link sends in 150 ms, since a longer queue lets timers of
     retransmission, 200 ms at least, end for nothing."""
-    held = rate * 125000 * 15 // 100 // (max(RANKS) - 1)
-    for i in range(max(RANKS)):
+    held = rate * 125000 * 15 // 100 // (MACHINES - 1)  # connections that send at once, of a machine of any shape
+    for i in range(MACHINES):
         subprocess.run(["tc", "-n", f"n{i}", "qdisc", "replace", "dev", "veth0", "root", "tbf", "rate", f"{rate}mbit",
                         "burst", "4kb", "latency", "400ms"], check=True)
         subprocess.run(["ip", "netns", "exec", f"n{i}", "sysctl", "-qw", f"net.ipv4.tcp_wmem=4096 {held} {held}"],
@@ -119,7 +122,7 @@ def limit(rate: int) -> None:
 
 def machine_of(rate: int, folder: str) -> Any:
     path = os.path.join(folder, "machine.json")
-    Path(path).write_text(json.dumps({**describe(run_ranks("measure", 2, folder), "wall"), "ranks_per_node": 1}))
+    Path(path).write_text(json.dumps({**measure(path, "processor"), **run_ranks("measure", 2, 1, folder)}))
     return planner.load(path)
 
 
@@ -129,25 +132,26 @@ def one_round(folder: str) -> List[Row]:
         limit(rate)
         machine = machine_of(rate, folder)
         link = machine.network_bytes_per_second * 8 / 1e6
-        for ranks in RANKS:
-            for stage, real in zip(STAGES, run_ranks("train", ranks, folder)):
-                planned = forecast(Case(stage, TOKENS, "tcp", ranks), machine, WIDTH)
-                rows.append(Row(rate, stage, ranks, planned, real, link, os.getloadavg()[0]))
+        for machines, each in SHAPES:
+            for stage, real in zip(STAGES, run_ranks("train", machines, each, folder)):
+                case = Case(stage, TOKENS, "tcp" if each == 1 else "two levels", machines * each)
+                planned = forecast(case, machine._replace(ranks_per_node=each), WIDTH)
+                rows.append(Row(rate, stage, machines, each, planned, real, link, os.getloadavg()[0]))
     return rows
 
 
 def table(rows: List[Row]) -> List[str]:
     """Lines of Markdown, each case's medians."""
-    lines = ["| limit Mbit/s | measured Mbit/s | stage | ranks | forecast ms | measured ms | forecast / measured |",
-             "|---|---|---|---|---|---|---|"]
-    within, cases = 0, sorted({row[:3] for row in rows})
+    lines = ["| limit Mbit/s | measured Mbit/s | stage | machines | ranks of each | forecast ms | measured ms "
+             "| forecast / measured |", "|---|---|---|---|---|---|---|---|"]
+    within, cases = 0, sorted({row[:4] for row in rows}, key=lambda case: (case[0], case[3], *case[1:3]))
     for case in cases:
-        seen = [row for row in rows if row[:3] == case]
-        planned, real, link = (statistics.median(column) for column in list(zip(*seen))[3:6])
+        seen = [row for row in rows if row[:4] == case]
+        planned, real, link = (statistics.median(column) for column in list(zip(*seen))[4:7])
         ratio = statistics.median(row.planned / row.real for row in seen)
         within += abs(ratio - 1) <= 0.15
-        rate, stage, ranks = case
-        lines.append(f"| {rate} | {link:.2f} | {stage} | {ranks} | {planned * 1e3:.0f} | {real * 1e3:.0f} "
+        rate, stage, machines, each = case
+        lines.append(f"| {rate} | {link:.2f} | {stage} | {machines} | {each} | {planned * 1e3:.0f} | {real * 1e3:.0f} "
                      f"| {ratio:.2f} |")
     loads = [row.load for row in rows]
     return [*lines, f"\n{within} of {len(cases)} rows are within 15 %, of {len(rows) // len(cases)} rounds. The load "
@@ -160,7 +164,7 @@ def main() -> int:
     parser.add_argument("--seen", help="a JSON of rounds, which is read if it is there, and written")
     parser.add_argument("--save", action="store_true", help="a page in bench/results")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--rank", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:
         rank(*arguments.rank[:2], *map(int, arguments.rank[2:]))

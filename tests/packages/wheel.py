@@ -21,6 +21,7 @@ OUT = ROOT / "build" / "wheel"
 INSIDE = [
     "libdc/libdc.so.0.1", "libdc/libdc.so", "libdc/libdc_torch.so", "libdc/_dc_api.abi3.so", "libdc/py.typed",
     "libdc/include/dc_api.h", "libdc/dc.pc", "libdc/dc_api.json", "libdc/torch/__init__.py", "libdc/libdc",
+    "libdc/plan/uplot/LICENSE", "libdc/plan/uplot/uPlot.iife.js", "libdc/plan/uplot/uPlot.min.css",
     "man/man1/libdc.1", "man/man3/dc_allgather_param.3", "man/man7/dc_api.7",
 ]  # fmt: skip
 MOST = 3 << 20  # bytes of libdc.so

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
@@ -65,11 +66,24 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
     parsed, data = Page(text), data_of(text)
     assert parsed.open == [] and parsed.fetched == []
     assert "@" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
-    assert set(re.findall(r'getElementById\("(\w+)"\)', text)) <= set(parsed.ids)
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|WebSocket|import\(", text)
+    drawn = set(re.findall(r'(?:getElementById|drawOverTime|draw)\("(\w+)"', text))
+    assert drawn == {"data", "memory", "step", "scale"} == set(parsed.ids)
     assert [sum(point["bytes"]) for point in data["points"]] == [point.total for point in plan.points]
     assert len(data["spans"]) == len(plan.spans) and data["spans"][0][3] == plan.spans[0].what
     assert [entry["ranks"] for entry in data["scale"]][-1] == 65536
     assert "</script><b>" not in text
+
+
+def test_uplot_is_the_release_and_each_page_has_its_licence() -> None:
+    about = (page.UPLOT / "README.md").read_text(encoding="utf-8")
+    files = {path.name: path.read_bytes() for path in page.UPLOT.iterdir() if path.name != "README.md"}
+    assert dict(re.findall(r"^\| `([\w.]+)` \| .* \| (\w{64}) \|$", about, re.M)) == {
+        name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    version = re.search(r"https://github.com/leeoniya/uPlot \(v([\d.]+)\)", files["uPlot.iife.js"].decode())
+    assert version is not None and f"tag `{version[1]}`" in about
+    text = page.page(planner.run(model(), planner.load("h100"), planner.Options(), traced=True))
+    assert all(data.decode() in text for data in files.values())
 
 
 def command(*arguments: str) -> "subprocess.CompletedProcess[str]":

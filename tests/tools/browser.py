@@ -19,7 +19,7 @@ from typing import Any, Optional, Type
 
 import numpy as np
 
-SIZE = (1140, 1120)
+SIZE = (1140, 1240)
 _OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage",
             "--no-first-run", "--disable-background-networking", "--disable-extensions", "--disable-sync",
             "--force-device-scale-factor=1", "--remote-debugging-pipe")
@@ -44,9 +44,8 @@ class Browser:
         self._left, self._number, self._session = b"", 0, ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self.call("Emulation.setDeviceMetricsOverride", width=SIZE[0], height=SIZE[1], deviceScaleFactor=1,
-                  mobile=False)
         self.call("Page.enable")
+        self.resize(*SIZE)
 
     def open(self, path: Path) -> None:
         self.call("Page.navigate", url=path.resolve().as_uri())
@@ -85,9 +84,14 @@ class Browser:
                     raise RuntimeError(f"{method}: {answer['error']['message']}")
                 return answer["result"]
 
+    def resize(self, width: int, height: int) -> None:
+        """The window; the page's listeners have been called when it returns."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
+
     def value(self, script: str) -> Any:
-        """Of an expression in the page."""
-        result = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        """Of an expression in the page, or of its promise."""
+        result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise RuntimeError(f"{script}: {result['exceptionDetails']['exception']['description']}")
         return result["result"].get("value")

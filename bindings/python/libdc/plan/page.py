@@ -1,9 +1,10 @@
-"""libdc plan --html FILE: one page without a network. Pictures are SVG, drawn by the script in the page."""
+"""libdc plan --html FILE: one page without a network. Its charts are uPlot's, which is in the page."""
 
 from __future__ import annotations
 
 import html
 import json
+import re
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -13,6 +14,7 @@ from .step import HOLDERS, Plan
 
 _RANKS = tuple(2**i for i in range(17))
 TEMPLATE = Path(__file__).with_name("page.html")
+UPLOT = Path(__file__).with_name("uplot")
 
 
 def _efficiency(plan: Plan) -> List[Dict[str, Any]]:
@@ -35,11 +37,10 @@ def figures(plan: Plan) -> Dict[str, Any]:
 
 def page(plan: Plan, price_per_hour: float = 0.0) -> str:
     data = json.dumps(figures(plan), separators=(",", ":")).replace("<", "\\u003c")
-    text = TEMPLATE.read_text(encoding="utf-8")
-    for name, value in (("TITLE", html.escape(plan.model.name)), ("TEXT", html.escape(as_text(plan, price_per_hour))),
-                        ("DATA", data)):
-        text = text.replace(f"@{name}@", value)
-    return text
+    values = {"TITLE": html.escape(plan.model.name), "TEXT": html.escape(as_text(plan, price_per_hour)), "DATA": data}
+    for name, file in (("STYLE", "uPlot.min.css"), ("LIBRARY", "uPlot.iife.js"), ("LICENSE", "LICENSE")):
+        values[name] = (UPLOT / file).read_text(encoding="utf-8")
+    return re.sub("@([A-Z]+)@", lambda found: values[found[1]], TEMPLATE.read_text(encoding="utf-8"))
 
 
 def write(plan: Plan, path: str, price_per_hour: float = 0.0) -> None:
