@@ -435,6 +435,8 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  Bytes that change on the way are DC_E_CORRUPT then, or DC_E_PEER_DEAD on the connection with the heartbeats. TLS
  *  covers what goes over TCP: not what NCCL or MPI move between these ranks.
  *  Ranks send heartbeats. A machine that answers none for three is DC_E_PEER_DEAD on all others, whatever the deadline.
+ *  It answers as long as it acknowledges data, too. Where a slow link's queue keeps bytes for longer than four
+ *  heartbeats, heartbeat_ns has to be longer.
  *  Bits are those of every other transport. A collective's deadline runs while nothing moves. symmetric_memory needs
  *  shared memory, which these ranks do not have. All machines must have one byte order.
  *  Ranks of several machines move larger data in two levels, if the machines have blocks of 2^k ranks that follow each
