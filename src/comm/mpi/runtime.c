@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "comm/mpi/mpi.h"
+#include "comm/tcp/tcp.h"
 
 dc__mpi_runtime dc__mpi_runtime_state = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
@@ -13,21 +14,57 @@ static const int64_t failed_exit_ns = INT64_C(5000000000); /* how long an exit a
 
 /* ---- the end ---- */
 
+static bool has_lost_a_rank(dc_comm *control) {
+  dc__tcp_group *group = ((dc__tcp *)control)->group;
+  bool lost = false;
+  for (int32_t r = 0; r < control->world; r++) {
+    lost = lost || atomic_load(&group->closed[r]) == DC__TCP_DISCONNECTED;
+  }
+  return lost;
+}
+
+/* A rank whose watcher is silent is stopped. In an overlay others are noticed by their neighbours, which leave then. */
+static bool has_stopped_rank(dc_comm *control) {
+  dc__tcp_group *group = ((dc__tcp *)control)->group;
+  bool stopped = false;
+  for (int32_t r = 0; r < control->world; r++) {
+    const bool left = atomic_load(&group->closed[r]) != 0;
+    stopped = stopped || (left ? group->overlay : group->control[r] >= 0 && dc__tcp_is_silent(group, r));
+  }
+  return stopped;
+}
+
+/* Whether the others cannot all come to their exit: one is dead, or stopped, or a failure was long ago. *until: when
+ * to look for stopped ranks, as at the deadline of a collective. last: NULL if the ranks have not met. */
+static bool gives_up_exit(dc_comm *last, int64_t begun, int64_t *until) {
+  if (last != NULL) {
+    last->ops->check_peers(last);
+    if (has_lost_a_rank(last)) {
+      return true;
+    }
+  }
+  if (last == NULL || dc__comm_check(last) != DC_OK) {
+    return dc__now_ns() > begun + failed_exit_ns;
+  }
+  if (dc__now_ns() < *until) {
+    return false;
+  }
+  *until = dc__now_ns() + last->timeout_ns;
+  return has_stopped_rank(last);
+}
+
 /* Waits until all ranks have come to their exit: without a limit while they are alive, as MPI_Finalize() would. */
 static bool all_exit(dc__mpi_runtime *runtime) {
   const dc__mpi_library *mpi = runtime->library;
   dc__mpi_handle request = {.pointer = NULL};
-  int64_t until = dc__now_ns() + failed_exit_ns;
+  dc_comm *last = runtime->last;
+  int64_t begun = dc__now_ns(), until = begun + (last == NULL ? 0 : last->timeout_ns);
   int done = 0;
   if (mpi->calls->ibarrier(mpi, runtime->world, &request) != 0) {
     return false;
   }
   while (mpi->calls->test(mpi, &request, &done) == 0 && done == 0) {
-    dc_comm *last = runtime->last;
-    if (last != NULL && last->ops->check_peers != NULL) {
-      last->ops->check_peers(last);
-    }
-    if (last != NULL && dc__comm_check(last) != DC_OK && dc__now_ns() > until) {
+    if (gives_up_exit(last, begun, &until)) {
       return false;
     }
     nanosleep(&(struct timespec){0, EXIT_PAUSE_NS}, NULL);

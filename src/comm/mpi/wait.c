@@ -73,18 +73,28 @@ static void pause_before_test(int64_t tests) {
 static dc__rank_list find_silent(const dc__mpi_wait *wait) {
   dc__rank_set silent = {{0}};
   dc__tcp *control = (dc__tcp *)wait->control;
-  if (control != NULL) {
-    dc__tcp_query_all(control);
-    for (int32_t r = 0; r < control->head.world; r++) {
-      if (r != wait->rank && control->replies[r].state == DC__TCP_NO_REPLY) {
-        dc__rank_set_add(&silent, r);
-      }
+  dc__tcp_query_all(control);
+  for (int32_t r = 0; r < control->head.world; r++) {
+    if (r != wait->rank && control->replies[r].state == DC__TCP_NO_REPLY) {
+      dc__rank_set_add(&silent, r);
     }
   }
-  return dc__rank_list_of(&silent, control == NULL ? 0 : control->head.world);
+  return dc__rank_list_of(&silent, control->head.world);
+}
+
+/* Before there is a control communicator, MPI alone knows the others, and does not tell. */
+static dc_status fail_early(const dc__mpi_wait *wait) {
+  return dc__fail(DC_E_TIMEOUT,
+                  "rank %" PRId32
+                  " waited %.1f s at %s for the first messages of all ranks over MPI, which does not tell which ranks "
+                  "are missing",
+                  wait->rank, (double)wait->timeout_ns / 1e9, wait->what);
 }
 
 static dc_status fail_late(const dc__mpi_wait *wait) {
+  if (wait->control == NULL) {
+    return fail_early(wait);
+  }
   const dc__rank_list silent = find_silent(wait);
   DC__TRY(check_control(wait)); /* another rank has come to its deadline first */
   double seconds = (double)wait->timeout_ns / 1e9;

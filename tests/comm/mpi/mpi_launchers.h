@@ -12,6 +12,8 @@
 /* cmocka wants some of the above first */
 #include <cmocka.h>
 
+#include "dc_api.h"
+
 enum { OUTPUT = 1 << 16 };
 
 static const char *own_path;
@@ -23,15 +25,19 @@ static inline void set_own_path(const char *path) {
 }
 
 typedef struct launcher {
-  const char *program, *options, *keeps_running; /* the last: though a rank dies */
-  bool survives_death; /* MPICH over UCX may end a rank whose peer dies, before libdc says anything */
+  const char *program, *options;
+  const char *keeps_running; /* though a rank dies; data are then not copied from the memory of another process */
+  const char *keeper;        /* starts a rank, and outlives it */
 } launcher;
 
+/* UCX ends a process that copies from the memory of a dead one (transport cma), and so does vader of Open MPI. MPICH's
+ * launcher kills all ranks when one that it has started itself is killed, and sends SIGUSR1 when one leaves without
+ * MPI_Finalize. */
 static const launcher launchers[] = {
-    {"mpirun.mpich", "", "-disable-auto-cleanup", false},
+    {"mpirun.mpich", "", "-disable-auto-cleanup -genv UCX_TLS '^cma'", "sh -c 'trap \"\" USR1; \"$@\"; exit 0' sh"},
     {"mpirun.openmpi",
      "--oversubscribe --mca btl_vader_single_copy_mechanism none --mca btl_base_warn_component_unused 0",
-     "--enable-recovery", true},
+     "--enable-recovery", ""},
 };
 
 static inline bool is_there(const launcher *l) {
@@ -51,12 +57,22 @@ static inline int launch(const char *command, char output[OUTPUT]) {
   return pclose(pipe);
 }
 
-static inline int launch_ranks(const launcher *l, int32_t ranks, const char *role, const char *options,
+static inline int launch_ranks(const launcher *l, int32_t ranks, const char *role, bool keeps_running,
                                char output[OUTPUT]) {
   char command[1024];
-  snprintf(command, sizeof command, "timeout -k 5 120 %s %s %s -n %d %s %s 2>&1", l->program, l->options, options,
-           ranks, own_path, role);
+  snprintf(command, sizeof command, "timeout -k 5 120 %s %s %s -n %d %s %s %s 2>&1", l->program, l->options,
+           keeps_running ? l->keeps_running : "", ranks, keeps_running ? l->keeper : "", own_path, role);
   return launch(command, output);
+}
+
+static inline dc_comm *open_comm(int64_t timeout_ns) {
+  dc_comm *comm = NULL;
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
+  dc_status status = dc_comm_create_mpi(&options, &comm);
+  if (status != DC_OK) {
+    printf("create: %d %s\n", status, dc_last_error());
+  }
+  return comm;
 }
 
 static inline void skip_without_launchers(void) {

@@ -1,27 +1,15 @@
 /* Communicators over MPI. This program is both the test and, started by mpirun with the name of a role, a rank. It runs
  * with MPICH and with Open MPI, as far as their launchers are there. Tested are the communicator's checks, the bits of
- * a training's losses, wrong launchers, and ranks that are late or killed. */
+ * a training's losses, and wrong launchers. */
 #include "comm_checks.h"
 #include "comm_trainer.h"
 #include "mpi_launchers.h"
-
-#include <signal.h>
 
 #include "comm/mpi/mpi.h"
 
 enum { MOST_RANKS = 4 };
 
 /* ---- the ranks ---- */
-
-static dc_comm *open_comm(int64_t timeout_ns) {
-  dc_comm *comm = NULL;
-  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
-  dc_status status = dc_comm_create_mpi(&options, &comm);
-  if (status != DC_OK) {
-    printf("create: %d %s\n", status, dc_last_error());
-  }
-  return comm;
-}
 
 /* Several tensors as one: a small group is packed, a large one moves tensor by tensor. */
 static int grouped(dc_comm *comm, void *arg) {
@@ -124,82 +112,13 @@ static int rank_checks(void) {
   return result;
 }
 
-/* Prints what the others must all say of rank 1. */
-static void print_end(const dc_comm *comm, dc_status status, int64_t begun) {
-  printf("rank %d: %d after %lld ms: %s\n", dc_comm_rank(comm), status, (long long)((dc__now_ns() - begun) / MS),
-         dc_last_error());
-  fflush(stdout);
-}
-
-/* Rank 1 comes late, or is killed before it comes. */
-static int rank_lacks_one(bool is_late) {
-  dc_comm *comm = open_comm(is_late ? 1000 * MS : 60000 * MS);
-  int64_t begun, count = 5000;
-  float data[5000] = {0};
-  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
-  CHECK(comm != NULL);
-  dc_status status = dc_comm_barrier(comm); /* rank 1 may be gone before another has left it */
-  begun = dc__now_ns();
-  if (dc_comm_rank(comm) == 1 && is_late) {
-    sleep_ms(4000);
-  } else if (dc_comm_rank(comm) == 1) {
-    raise(SIGKILL);
-  }
-  status = status == DC_OK ? dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) : status;
-  print_end(comm, status, begun);
-  dc_comm_destroy(comm);
-  return 0;
-}
-
-static void *raise_soon(void *arg) {
-  sleep_ms(300);
-  kill(getpid(), *(int *)arg);
-  return NULL;
-}
-
-/* Ranks reduce without an end, and rank 1 is killed or stopped somewhere, mostly while MPI moves data. */
-static int rank_loses_one(int signal) {
-  dc_comm *comm = open_comm(signal == SIGSTOP ? 1500 * MS : 60000 * MS);
-  int64_t begun, one = 1, count = 2000000, pid = getpid(), pids[DC__COMM_MAX_WORLD];
-  float *data = calloc((size_t)count, sizeof *data);
-  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
-  pthread_t thread;
-  CHECK(comm != NULL && data != NULL);
-  int64_t world = dc_comm_size(comm);
-  const dc_tensor own = flat(&pid, &one, DC_INT64);
-  dc_tensor all = flat(pids, &world, DC_INT64);
-  CHECK_OK(dc_comm_all_gather(comm, &own, &all, NULL, NULL));
-  if (dc_comm_rank(comm) == 1) {
-    CHECK(pthread_create(&thread, NULL, raise_soon, &signal) == 0);
-  }
-  dc_status status = DC_OK;
-  while (status == DC_OK) {
-    begun = dc__now_ns();
-    status = dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL);
-  }
-  print_end(comm, status, begun);
-  if (signal == SIGSTOP && dc_comm_rank(comm) == 0) {
-    sleep_ms(1000); /* the others' texts first */
-    kill((pid_t)pids[1], SIGKILL);
-  }
-  dc_comm_destroy(comm);
-  free(data);
-  return 0;
-}
-
 static int run_rank(const char *role) {
   if (strcmp(role, "checks") == 0) {
     return rank_checks();
   }
-  if (strcmp(role, "create") == 0) {
-    dc_comm *comm = open_comm(0);
-    dc_comm_destroy(comm);
-    return comm == NULL ? 0 : 1;
-  }
-  if (strcmp(role, "moving") == 0 || strcmp(role, "stopped") == 0) {
-    return rank_loses_one(strcmp(role, "moving") == 0 ? SIGKILL : SIGSTOP);
-  }
-  return rank_lacks_one(strcmp(role, "late") == 0);
+  dc_comm *comm = open_comm(0);
+  dc_comm_destroy(comm);
+  return comm == NULL ? 0 : 1;
 }
 
 /* ---- the launchers ---- */
@@ -217,7 +136,7 @@ static void test_checks(void **state) {
     snprintf(expected, sizeof expected, "losses %016llx of %d ranks", (unsigned long long)threads[0], ranks);
     for (size_t i = 0; i < DC__COUNT(launchers); i++) {
       if (is_there(&launchers[i])) {
-        int status = launch_ranks(&launchers[i], ranks, "checks", "", output);
+        int status = launch_ranks(&launchers[i], ranks, "checks", false, output);
         if (status != 0 || strstr(output, expected) == NULL) {
           fail_msg("%s with %d ranks: status %d, expected \"%s\", said: %s", launchers[i].program, ranks, status,
                    expected, output);
@@ -226,54 +145,6 @@ static void test_checks(void **state) {
       }
     }
   }
-}
-
-/* Starts three ranks; all but rank 1 must say the same, in time. */
-static void assert_survivors_say(const launcher *l, const char *role, const char *text) {
-  char output[OUTPUT], begin[32], first[512] = "", said[512];
-  int ended = launch_ranks(l, 3, role, l->keeps_running, output);
-  assert_int_not_equal(WEXITSTATUS(ended), 124); /* the time ran out */
-  for (int32_t r = 0; r < 3; r += 2) {
-    long long ms = 0;
-    int status = 0;
-    snprintf(begin, sizeof begin, "rank %d: ", r);
-    const char *line = strstr(output, begin);
-    if (line == NULL || sscanf(line + strlen(begin), "%d after %lld ms: %511[^\n]", &status, &ms, said) != 3 ||
-        ms > 20000 || strstr(said, text) == NULL || (first[0] != '\0' && strcmp(said, first) != 0)) {
-      fail_msg("%s, %s: rank %d does not say \"%s\", as others, in time: %s", l->program, role, r, text, output);
-    }
-    memcpy(first, said, sizeof first);
-    printf("%s, %s: %d after %lld ms: %s\n", l->program, role, status, ms, said);
-  }
-}
-
-static void assert_all_survivors_say(const char *role, const char *text, bool by_death) {
-  skip_without_launchers();
-  for (size_t i = 0; i < DC__COUNT(launchers); i++) {
-    if (is_there(&launchers[i]) && (launchers[i].survives_death || !by_death)) {
-      assert_survivors_say(&launchers[i], role, text);
-    }
-  }
-}
-
-static void test_killed(void **state) {
-  (void)state;
-  assert_all_survivors_say("killed", "rank 1 died", true);
-}
-
-static void test_killed_while_moving(void **state) {
-  (void)state;
-  assert_all_survivors_say("moving", " died", true);
-}
-
-static void test_late(void **state) {
-  (void)state;
-  assert_all_survivors_say("late", "for rank 1", false);
-}
-
-static void test_stopped(void **state) {
-  (void)state;
-  assert_all_survivors_say("stopped", "rank 1 ", false);
 }
 
 /* ---- wrong pairings, which would end the process inside MPI_Init ---- */
@@ -317,11 +188,7 @@ int main(int argc, char **argv) {
     return run_rank(argv[1]);
   }
   set_own_path(argv[0]);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_bad_arguments), cmocka_unit_test(test_wrong_pairs),
-      cmocka_unit_test(test_checks),        cmocka_unit_test(test_killed),
-      cmocka_unit_test(test_late),          cmocka_unit_test(test_killed_while_moving),
-      cmocka_unit_test(test_stopped),
-  };
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_bad_arguments), cmocka_unit_test(test_wrong_pairs),
+                                     cmocka_unit_test(test_checks)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -49,7 +49,7 @@ static void test_statistics_are_those_of_ranks_over_mpi(void **state) {
   (void)state;
   skip_without_launchers();
   for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {
-    int status = is_there(&launchers[i]) ? launch_ranks(&launchers[i], ranks, "rank", "", output) : -1;
+    int status = is_there(&launchers[i]) ? launch_ranks(&launchers[i], ranks, "rank", false, output) : -1;
     for (int32_t number = 0; number < ranks && status != -1; number++) {
       snprintf(expected, sizeof expected, "rank %d of %d is alike", number, ranks);
       if (status != 0 || strstr(output, expected) == NULL) {
