@@ -96,6 +96,11 @@ static void set_options(int fd) {
   (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
+void dc__tcp_stop_probes(int fd) {
+  const int off = 0;
+  (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &off, sizeof off);
+}
+
 dc_status dc__tcp_listen(const unsigned char *at, int32_t *port, int *fd) {
   const int on = 1, off = 0;
   struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)*port)};

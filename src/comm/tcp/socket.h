@@ -21,6 +21,8 @@ dc_status dc__tcp_listen(const unsigned char *at, int32_t *port, int *fd);
 int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t deadline);
 /* The next connection, ready to use; -1 with errno. */
 int dc__tcp_accept(int listener);
+/* No more keep-alive probes, which each new connection sends. */
+void dc__tcp_stop_probes(int fd);
 /* Whether an error is a lack of local descriptors or memory, not the peer's. */
 bool dc__tcp_is_resource_error(int error);
 void dc__tcp_close(int *fd); /* -1: not open */

@@ -7,7 +7,9 @@
  * / 2 + 1 steps. Where a neighbour has ended, another one takes them on.
  *
  * Connections for data are made when a collective first needs them, by the higher rank (demand.c). So each rank listens
- * as long as the group lives, and its watcher accepts. */
+ * as long as the group lives, and its watcher accepts. They have no keep-alive probes. Those of N^2 connections
+ * overflow a busy machine's queue of packets, and three lost probes break a connection. A machine that vanished is
+ * noticed by its ranks' neighbours, and a cut between two ranks alone at the deadline. */
 #ifndef DC_COMM_TCP_OVERLAY_H
 #define DC_COMM_TCP_OVERLAY_H
 
