@@ -37,7 +37,7 @@ ELSEWHERE: List[Elsewhere] = [
     Elsewhere("optim/test_elementwise_errors.c", "api/optimizer/optimizer", "each argument refused by its name"),
     # communicators
     Elsewhere("comm/test_comm.c", "comm/all_reduce comm/shm/shm comm/shm/collective comm/shm/single_rank "
-              "comm/shm/channels comm/tcp/collective comm/tcp/transfer", "each type, split and kind of group"),
+              "comm/tcp/collective comm/tcp/transfer", "each type, split and kind of group"),
     Elsewhere("comm/external/test_external.c", "comm/external/collective", "ragged, grouped and 16-bit data"),
     Elsewhere("comm/test_coll_group.c", "comm/shm/heap", "memory that peers read, and its limit"),
     Elsewhere("comm/test_comm_errors.c", "comm/shm/wait comm/shm/group", "every wait ends, and nothing is left"),
@@ -52,7 +52,7 @@ ELSEWHERE: List[Elsewhere] = [
     Elsewhere("faults/test_tcp_corruption.c", "comm/tcp/own_part", "sums and copies of received data, damaged or not"),
     Elsewhere("comm/tcp/hmac/test_hmac.c", "comm/tcp/hmac/sodium_sha256", "the vectors of FIPS 180-4 and RFC 4231"),
     Elsewhere("comm/tcp/test_mesh.c", "comm/tcp/mesh_calls", "connections of all ranks, of strangers and of late ones"),
-    Elsewhere("comm/tcp/test_stragglers.c", "comm/tcp/failure comm/tcp/watcher",
+    Elsewhere("comm/tcp/test_stragglers.c", "comm/tcp/failure comm/tcp/overlay/votes comm/tcp/watcher",
               "queries while a rank waits, one failure for all ranks"),
     Elsewhere("comm/levels/test_levels.c", "comm/levels/collective comm/machine", "layouts of ranks on machines, bits"),
     Elsewhere("comm/mpi/test_mpi.c", "comm/mpi/calls comm/mpi/collective comm/mpi/library comm/mpi/meeting "
