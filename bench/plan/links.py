@@ -7,9 +7,9 @@ A machine is a network namespace, and a bridge joins them; `tc tbf` limits what 
 the kernel's module sch_tbf.
 
 For each rate, a round first measures two ranks alone. Products, copies and shared memory are measured by processor
-time, and over the link an all-gather of few and of many bytes by the clock. Then machines of one rank train over TCP, and machines of
-2 and 4 ranks in two levels. A step's time is the clock's, since links are far slower than all else. A row is the median
-of the rounds' quotients; --seen adds rounds to those of earlier runs."""
+time, and over the link an all-gather of few and of many bytes by the clock. Then machines of one rank train over TCP,
+and machines of 2 and 4 ranks in two levels. A step's time is the clock's, since links are far slower than all else. A
+row is the median of the rounds' quotients; --seen adds rounds to those of earlier runs."""
 
 from __future__ import annotations
 

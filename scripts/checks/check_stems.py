@@ -49,10 +49,11 @@ ELSEWHERE: List[Elsewhere] = [
     Elsewhere("comm/tcp/test_tcp_shutdown.c", "comm/tcp/group", "ranks that fail, go or are copied"),
     Elsewhere("faults/test_tcp_trust.c", "comm/tcp/bootstrap/auth", "wrong secrets, replays and damaged handshakes"),
     Elsewhere("faults/test_tcp_liveness.c", "comm/tcp/liveness", "dead, cut off and stopped ranks"),
+    Elsewhere("faults/test_tcp_many_ranks.c", "comm/tcp/overlay/votes", "deaths in groups without a mesh, one text"),
     Elsewhere("faults/test_tcp_corruption.c", "comm/tcp/own_part", "sums and copies of received data, damaged or not"),
     Elsewhere("comm/tcp/hmac/test_hmac.c", "comm/tcp/hmac/sodium_sha256", "the vectors of FIPS 180-4 and RFC 4231"),
     Elsewhere("comm/tcp/test_mesh.c", "comm/tcp/mesh_calls", "connections of all ranks, of strangers and of late ones"),
-    Elsewhere("comm/tcp/test_stragglers.c", "comm/tcp/failure comm/tcp/overlay/votes comm/tcp/watcher",
+    Elsewhere("comm/tcp/test_stragglers.c", "comm/tcp/failure comm/tcp/watcher",
               "queries while a rank waits, one failure for all ranks"),
     Elsewhere("comm/levels/test_levels.c", "comm/levels/collective comm/machine", "layouts of ranks on machines, bits"),
     Elsewhere("comm/mpi/test_mpi.c", "comm/mpi/calls comm/mpi/collective comm/mpi/library comm/mpi/meeting "
