@@ -40,10 +40,14 @@ static const launcher launchers[] = {
      "--enable-recovery", ""},
 };
 
+static inline bool succeeds(const char *command) {
+  return system(command) == 0;
+}
+
 static inline bool is_there(const launcher *l) {
   char command[128];
   snprintf(command, sizeof command, "command -v %s >/dev/null", l->program);
-  return system(command) == 0;
+  return succeeds(command);
 }
 
 /* Runs this program as ranks; its exit status, and what it says. */

@@ -263,7 +263,7 @@ static void test_open_mpi_over_ucx(void **state) {
                                     "pml_ucx_devices any --mca btl_base_warn_component_unused 0 -x UCX_TLS='^cma'",
                                     "--enable-recovery", ""};
   (void)state;
-  if (!is_there(&over_ucx) || system("ompi_info --param pml ucx | grep -q 'MCA pml: ucx'") != 0) {
+  if (!is_there(&over_ucx) || !succeeds("ompi_info --param pml ucx | grep -q 'MCA pml: ucx'")) {
     printf("SKIP: no Open MPI that has UCX is here\n");
     skip();
   }
