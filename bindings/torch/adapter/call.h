@@ -16,7 +16,7 @@ typedef struct dct_call {
   size_t tensor_count, int_count, dtype_count;
   bool has_dtypes;
   const char *error; /* found while decoding */
-  dct_tensor result;
+  dct_tensor result; /* or the handle of a list */
 } dct_call;
 
 /* The work of an operator. NULL, or an error's text that stays valid until the thread's next call. */

@@ -7,7 +7,7 @@
 #include "call.h"
 #include "tensor_storage.h"
 
-/* ---- the thirteen operators, and the three of dc_rt ---- */
+/* ---- the thirteen operators, and the four of dc_rt ---- */
 
 static const char *allgather_param(dct_call *call) {
   dc_tensor out = DC_TENSOR_INIT;
@@ -27,6 +27,34 @@ static const char *take(dct_call *call) {
   }
   out.data = dc_buffer_data(owned);
   return dct_return_buffer(call, &out, owned, false);
+}
+
+/* Several, in one call of the dispatcher. Those that are taken when one fails go with the call's arguments. */
+static const char *take_params(dct_call *call) {
+  if (call->has_dtypes && call->dtype_count != call->int_count) {
+    return dct_format_error("ids and dtypes must be of one length, have %zu and %zu", call->int_count,
+                            call->dtype_count);
+  }
+  call->tensors = malloc((call->int_count + 1) * sizeof *call->tensors);
+  if (call->tensors == NULL) {
+    return "out of memory";
+  }
+  for (size_t i = 0; i < call->int_count; ++i) {
+    call->id = (int64_t)call->ints[i];
+    call->dtype = call->has_dtypes ? dct_decode_dtype(call, call->dtypes[i]) : DC_DTYPE_NONE;
+    const char *error = call->error != NULL ? call->error : take(call);
+    if (error != NULL) {
+      return error;
+    }
+    call->tensors[call->tensor_count++] = dct_as_value(call->result);
+  }
+  dct_list list = dct_make_list(call->tensors, call->tensor_count);
+  if (list == NULL) {
+    return dct_torch_reason();
+  }
+  call->tensor_count = 0;
+  call->result = dct_as_tensor(dct_as_value(list));
+  return NULL;
 }
 
 static const char *gather_fake(dct_call *call) {
@@ -295,6 +323,7 @@ static const char *alloc(dct_call *call) {
   NONE("dc", end_backward, "(int graph_id) -> ()", "g", true)                                                         \
   X("dc_rt", take, "(Tensor shard, int graph_id, int id, ScalarType? dtype = None) -> Tensor", "agid", false,         \
     gather_fake)                                                                                                      \
+  NONE("dc_rt", take_params, "(int graph_id, int[] ids, ScalarType[]? dtypes = None) -> Tensor[]", "gID", true)       \
   NONE("dc_rt", reduce_grads, "(Tensor[] grads, int graph_id, int[] ids) -> ()", "TgI", true)                          \
   NONE("dc_rt", alloc, "(int[] shape, ScalarType dtype, int kind) -> Tensor", "Isk", true)
 /* clang-format on */

@@ -111,3 +111,16 @@ bool dct_take_list(dct_value slot, dct_value **items, size_t *count) {
   dct_torch.torch_delete_list(list);
   return ok;
 }
+
+dct_list dct_make_list(const dct_value *items, size_t count) {
+  dct_list list = NULL;
+  bool ok = dct_torch.torch_new_list_reserve_size(count, &list) == 0;
+  for (size_t i = 0; ok && i < count; ++i) {
+    ok = dct_torch.torch_list_push_back(list, items[i]) == 0;
+  }
+  if (!ok && list != NULL) {
+    dct_torch.torch_delete_list(list); /* not what is in it */
+    list = NULL;
+  }
+  return list;
+}

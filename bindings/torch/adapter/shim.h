@@ -48,6 +48,8 @@ typedef void (*dct_kernel)(dct_value *stack, uint64_t inputs, uint64_t outputs);
     (void *data, int64_t ndim, const int64_t *sizes, const int64_t *strides, int64_t offset, int32_t dtype,           \
      int32_t device, int32_t index, dct_tensor *tensor, int32_t layout, const uint8_t *metadata, int64_t bytes,       \
      void (*deleter)(void *data, void *user), void *user))                                                            \
+  X(dct_err, torch_new_list_reserve_size, (size_t size, dct_list *list))                                              \
+  X(dct_err, torch_list_push_back, (dct_list list, dct_value item))                                                   \
   X(dct_err, torch_list_size, (dct_list list, size_t *size))                                                          \
   X(dct_err, torch_list_get_item, (dct_list list, size_t index, dct_value *item))                                     \
   X(dct_err, torch_delete_list, (dct_list list))                                                                      \
@@ -105,6 +107,9 @@ bool dct_take_optional(dct_value slot, dct_value *value);
 /* One array for a list's items, which the caller owns (free() it, and the items); the list itself is freed here.
  * False: a libtorch call or the allocation failed. */
 bool dct_take_list(dct_value slot, dct_value **items, size_t *count);
+
+/* The reverse: a list of items, which it takes over. NULL: a libtorch call failed, and the items are the caller's. */
+dct_list dct_make_list(const dct_value *items, size_t count);
 
 /* Row-major strides of a shape with at most DCT_MAX_DIMS lengths, as PyTorch counts them. */
 enum { DCT_MAX_DIMS = 64 };

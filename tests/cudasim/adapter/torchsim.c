@@ -161,6 +161,20 @@ static dct_err sim_torch_from_blob(void *data, int64_t ndim, const int64_t *size
   return 0;
 }
 
+static dct_err sim_torch_new_list_reserve_size(size_t size, dct_list *list) {
+  ENTER();
+  *list = calloc(1, sizeof **list);
+  (*list)->items = calloc(size + 1, sizeof *(*list)->items);
+  count(1);
+  return 0;
+}
+
+static dct_err sim_torch_list_push_back(dct_list list, dct_value item) {
+  ENTER();
+  list->items[list->count++] = item;
+  return 0;
+}
+
 static dct_err sim_torch_list_size(dct_list list, size_t *size) {
   ENTER();
   *size = list->count;

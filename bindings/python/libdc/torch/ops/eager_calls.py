@@ -10,8 +10,9 @@ from .. import devices, ops
 
 ops.load()
 
-# Small parameters feel the cost of these two, so they are called without the OpOverload's frame of Python.
+# Small parameters feel the cost of these, so they are called without the OpOverload's frame of Python.
 take = torch.ops.dc_rt.take.default._op
+take_params = torch.ops.dc_rt.take_params.default._op
 reduce_grads = torch.ops.dc_rt.reduce_grads.default._op
 
 bind, unbind, on_current_stream = ops.bind, ops.unbind, ops.on_current_stream

@@ -30,6 +30,7 @@ _SCHEMAS = {
     ),
     "dc_rt": (
         "take(Tensor shard, int graph_id, int id, ScalarType? dtype = None) -> Tensor",
+        "take_params(int graph_id, int[] ids, ScalarType[]? dtypes = None) -> Tensor[]",
         "reduce_grads(Tensor[] grads, int graph_id, int[] ids) -> ()",
         "alloc(int[] shape, ScalarType dtype, int kind) -> Tensor",
     ),
@@ -42,7 +43,7 @@ _SCALAR_TYPES = {
 }  # fmt: skip
 
 # Operators that may come without a tensor are not dispatched by device.
-_ANY_DEVICE = ("prefetch_params_fused", "free_tensors", "end_backward", "reduce_grads", "alloc")
+_ANY_DEVICE = ("prefetch_params_fused", "free_tensors", "end_backward", "take_params", "reduce_grads", "alloc")
 _libraries: List[torch.library.Library] = []
 # Buffers of live tensors by address: a tensor that comes back shows no more than that.
 _buffers: "weakref.WeakValueDictionary[int, libdc.Buffer]" = weakref.WeakValueDictionary()
@@ -140,6 +141,14 @@ _allgather_param_fake = _take_fake = _gather_fake
 def _take(context: libdc.Context, shard: torch.Tensor, graph_id: int, id: int, dtype: Any = None) -> torch.Tensor:
     context.allgather_param(None, graph_id, id, _dtype(dtype))
     return _tensor(context.take_param(graph_id, id, _dtype(dtype)))
+
+
+def _take_params(context: libdc.Context, graph_id: int, ids: Sequence[int],
+                 dtypes: Optional[Sequence[Any]] = None) -> List[torch.Tensor]:
+    if dtypes is not None and len(dtypes) != len(ids):
+        raise _ArgumentError(f"ids and dtypes must be of one length, have {len(ids)} and {len(dtypes)}")
+    types = [None] * len(ids) if dtypes is None else [_SCALAR_TYPES.get(dtype, dtype) for dtype in dtypes]
+    return [_take(context, torch.empty(0), graph_id, id, dtype) for id, dtype in zip(ids, types)]
 
 
 def _prefetch_params_fused(context: libdc.Context, graph_id: int, params: Sequence[torch.Tensor], ids: Sequence[int],

@@ -15,7 +15,7 @@ OPERATORS = (
     "offload_tensor", "reload_tensor", "wait_offload", "wait_reload", "offload_parameter", "reload_parameter",
     "end_backward",
 )  # fmt: skip
-RUNTIME_OPERATORS = ("take", "reduce_grads", "alloc")
+RUNTIME_OPERATORS = ("take", "take_params", "reduce_grads", "alloc")
 
 # The gradient goes through unchanged, to where the argument lies.
 _IDENTITY = ("wait_allgather", "release_param", "offload_tensor", "reload_tensor", "wait_offload", "wait_reload")
@@ -75,12 +75,16 @@ def _register_fakes(library: torch.library.Library) -> None:
     def alloc(shape: Sequence[int], dtype: torch.dtype, kind: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="cpu" if kind == MemoryKind.HOST else _device(None))
 
+    def take_params(graph_id: int, ids: Sequence[int], dtypes: Optional[Sequence[Any]] = None) -> List[torch.Tensor]:
+        shard = torch.empty(0, device=_device(graph_id))
+        return [torch.ops.dc_rt.take(shard, graph_id, id, dtype) for id, dtype in zip(ids, dtypes or [None] * len(ids))]
+
     # Without a tensor among the arguments the real kernel would run while tracing, several times.
     fakes = {
         "dc::prefetch_params_fused": no_result, "dc::free_tensors": no_result, "dc::end_backward": no_result,
         "dc::offload_tensor": on_host, "dc::wait_offload": on_host,
         "dc::reload_tensor": on_device, "dc::wait_reload": on_device,
-        "dc_rt::reduce_grads": no_result, "dc_rt::alloc": alloc,
+        "dc_rt::take_params": take_params, "dc_rt::reduce_grads": no_result, "dc_rt::alloc": alloc,
     }  # fmt: skip
     for name, fake in fakes.items():
         torch.library.register_fake(name, fake, lib=library if name.startswith("dc::") else None, allow_override=True)
