@@ -56,6 +56,7 @@ class ParamGroup:
         self.casts = False  # some are gathered in another type than their own
         self.stale = True  # weights changed since the last forward: stages 1 and 2 gather in this one
         self.fills_unused = options.unused == "zero" and comm.size > 1
+        self.taken: Dict[int, Tensor] = {}  # by take(), until they are read
         self.captured = False  # steps are in a CUDA graph, whose launches leave no trace on the host
         self.uninitialized: Optional[Uninitialized] = None  # of a model that was on meta
         self._comms: Dict[Tuple[torch.device, bool], libdc.Comm] = {}  # by device, where that is not the CPU
@@ -198,13 +199,25 @@ class ParamGroup:
 
     def prefetch(self, ids: Sequence[int]) -> None:
         """By the package: to hand two lists to an operator costs more than a small gather."""
-        dtypes = None
-        if self.casts:
-            dtypes = [entry.param_dtype or entry.data.dtype for entry in map(self.entries.__getitem__, ids)]
-        self.context.prefetch_params_fused(self.graph_id, ids, dtypes)
+        self.context.prefetch_params_fused(self.graph_id, ids, self._dtypes(ids))
+
+    def take(self, ids: Sequence[int]) -> None:
+        """Takes what a prefetch has gathered, for unshard() to hand out: a call of an operator costs more than to take
+        a small weight. On a card each is taken where it is read, while the stream that reads it is the current one; so
+        are tensors of inference mode, which a training forward cannot use."""
+        if self.device.type == "cpu" and not torch.is_inference_mode_enabled():
+            ids = list(dict.fromkeys(ids))
+            self.taken.update(zip(ids, eager_calls.take_params(self.graph_id, ids, self._dtypes(ids))))
+
+    def _dtypes(self, ids: Sequence[int]) -> Optional[List[torch.dtype]]:
+        """The types in which parameters are gathered; None: each its own."""
+        if not self.casts:
+            return None
+        return [entry.param_dtype or entry.data.dtype for entry in map(self.entries.__getitem__, ids)]
 
     def drop_prefetched(self, id: int) -> None:
-        self.context.invalidate_gathered_param(id)
+        if self.taken.pop(id, None) is None:
+            self.context.invalidate_gathered_param(id)
 
     # The weights change
 
@@ -213,6 +226,7 @@ class ParamGroup:
         if self.stage == 0:
             return
         self.captured = self.captured or devices.captures(self.device)
+        self.taken.clear()
         for entry in self.entries if entries is None else entries:
             entry.version, entry.kept = entry.data._version, None
         self.context.params_updated(None if entries is None else [entry.id for entry in entries])

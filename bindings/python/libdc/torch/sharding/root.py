@@ -195,10 +195,14 @@ class Root:
             entry = root.group.entries[id]
             return entry.reduce_nothing(root) if grad is None else entry.reduce_now(grad, root) is None
 
+        def take(ids: Sequence[int]) -> None:
+            if not fills:  # with them, an order may give back what a group has gathered
+                group().take(ids)  # type: ignore[union-attr]
+
         if fills and 0 < self.group.stage < 3 and not self.in_backward:
             groups = split_into_groups(sizes, options.group_size)
             return WholeModelOrder([list(range(begin, end)) for begin, end in groups], gather)
-        gathers = ExecOrder(options.prefetch, options.group_size if options.prefetch else 1, sizes, gather, drop)
+        gathers = ExecOrder(options.prefetch, options.group_size if options.prefetch else 1, sizes, gather, drop, take)
         if not fills:
             return gathers
         return AgreedOrder(gathers, self.group.all_ranks, len(sizes),

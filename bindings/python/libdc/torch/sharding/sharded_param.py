@@ -112,17 +112,22 @@ class ShardedParam:
         if self.kept is not None:
             return self.kept.detach()
         order, group = root.order, root.group
+        weights = None
         if order is not None:
             order.advance(self.id)
-        if group.stage == 0:
-            weights = self.data.detach()
-            weights = weights if self.param_dtype is None else weights.to(self.param_dtype)
-        else:
-            weights = eager_calls.take(self.data, group.graph_id, self.id, self.param_dtype)
+            weights = group.taken.pop(self.id, None)
+        if weights is None:
+            weights = self._take(group)
         if self.keeps:
             self.kept = weights
             return weights.detach()
         return weights
+
+    def _take(self, group: ParamGroup) -> Tensor:
+        if group.stage > 0:
+            return eager_calls.take(self.data, group.graph_id, self.id, self.param_dtype)  # type: ignore[no-any-return]
+        weights = self.data.detach()
+        return weights if self.param_dtype is None else weights.to(self.param_dtype)
 
     def reduce(self, grad: Tensor, root: Root) -> None:
         """Takes a whole local gradient, of the backward that runs."""

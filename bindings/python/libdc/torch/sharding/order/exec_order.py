@@ -35,12 +35,13 @@ class ExecOrder:
     lookahead        how many groups are gathered ahead of use
     group_size       elements of a full group (groups_of)
     sizes            of the parameters, by their ids
-    prefetch, drop   start to gather some parameters, in one handshake; give one back that was not used"""
+    prefetch, drop   start to gather some parameters, in one handshake; give one back that was not used
+    take             the parameters of the group whose use begins"""
 
     def __init__(self, lookahead: int, group_size: int, sizes: Sequence[Size], prefetch: Callable[[List[int]], None],
-                 drop: Callable[[int], None]) -> None:
+                 drop: Callable[[int], None], take: Callable[[List[int]], None]) -> None:
         self.lookahead, self.group_size, self.sizes = lookahead, group_size, sizes
-        self.prefetch, self.drop = prefetch, drop
+        self.prefetch, self.drop, self.take = prefetch, drop, take
         self.recorded: List[int] = []  # the last phase's gathers
         self.groups: List[Tuple[int, int]] = []  # of them
         self.position = 0  # how many of them this phase has repeated
@@ -71,6 +72,7 @@ class ExecOrder:
     def _prefetch_next(self) -> None:
         """The first parameter of a group is needed: from here on the groups behind it are under way too."""
         groups = self.groups
+        begins, ends = groups[self.group]
         self.group += 1
         until = min(self.group + self.lookahead, len(groups))
         for k in range(self.num_prefetched, until):
@@ -78,6 +80,7 @@ class ExecOrder:
             self.prefetch(self.recorded[begin:end])
         self.num_prefetched = until
         self.next_trigger = groups[self.group][0] if self.group < len(groups) else -1
+        self.take(self.recorded[begins:ends])
 
     def record(self, ids: List[int]) -> None:
         """The next phases gather these."""
