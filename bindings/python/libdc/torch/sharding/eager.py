@@ -22,6 +22,7 @@ from .sharded_param import ShardedParam
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+_is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
@@ -81,17 +82,17 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
 # Memory of whole weights at stage 3
 
 
-def _references(tensors: List[Any]) -> List[Tuple[int, int]]:
-    """PyTorch's and Python's, of tensors that a list has. A call with a tensor itself would hold another one, where
-    Dynamo has replaced the interpreter's function for calls."""
-    return [(tensor._use_count(), sys.getrefcount(tensor)) for tensor in tensors]
+def _references(lent: List[Tuple[int, Any]]) -> List[Tuple[int, int]]:
+    """PyTorch's and Python's, of tensors that a list's pairs have. A call with a tensor itself would hold another one,
+    where Dynamo has replaced the interpreter's function for calls."""
+    return [(tensor._use_count(), sys.getrefcount(tensor)) for _, tensor in lent]
 
 
 def _references_of_a_graph() -> Tuple[int, int]:
-    """Those of a leaf that a list has and a graph, which accumulates its gradient."""
+    """Those of a leaf that a pair has and a graph, which accumulates its gradient."""
     with torch.inference_mode(False), torch.enable_grad():
-        leaves = [torch.zeros(1, requires_grad=True)]
-        graph = leaves[0] * torch.ones(1)
+        leaves = [(0, torch.zeros(1, requires_grad=True))]
+        graph = leaves[0][1] * torch.ones(1)
     references = _references(leaves)[0]
     del graph
     return references
@@ -100,15 +101,16 @@ def _references_of_a_graph() -> Tuple[int, int]:
 _GRAPH_ALONE = _references_of_a_graph()
 
 
-def _return_weights(root: Root, lent: List[Any]) -> List[Any]:
+def _return_weights(root: Root, lent: List[Tuple[int, Any]]) -> List[Tuple[int, Any]]:
     """Frees the memory of weights that a module's forward has read, and returns those that a variable still has. A
     graph keeps its leaves until it ends, so they lose their memory here: the backward gathers its own."""
     kept = []
-    for weights, references in zip(lent, _references(lent)):
+    for loan, references in zip(lent, _references(lent)):
         if references[1] > _GRAPH_ALONE[1]:
-            kept.append(weights)
+            kept.append(loan)
             continue
-        root.entry_by_storage.pop(weights.untyped_storage()._cdata, None)  # two have one storage after unshard()
+        storage, weights = loan
+        root.entry_by_storage.pop(storage, None)  # two have one storage after unshard()
         if references == _GRAPH_ALONE and weights.requires_grad:
             weights.data = weights.dc_use[1].placeholder
     return kept
@@ -140,7 +142,7 @@ class ModuleState:
         try:
             # Another pair of hooks on top, for instance checkpointing's, takes precedence: this one would hide it.
             hooks = root.saved_tensor_hooks
-            if hooks is not None and torch.is_grad_enabled() and _saved_tensors_hooks(True) is None:
+            if hooks is not None and _saved_tensors_hooks(True) is None and _is_grad_enabled():
                 with saved_tensors_hooks(*hooks):
                     result = forward(module, *args, **kwargs)
             else:
@@ -163,7 +165,7 @@ class ModuleState:
 
     def _refuse_writes(self, gathered: Dict[str, Tensor]) -> None:
         for name, weights in gathered.items():
-            if not weights.is_inference() and weights._version:
+            if (weights.requires_grad or not weights.is_inference()) and weights._version:
                 raise RuntimeError(f"{self.entries[name].names[0]}: a forward has written into the weight, but a "
                                    "sharded model gathers it for that forward alone, so the change would be lost: "
                                    "write into it in `with libdc.torch.gathered(model):`")
@@ -174,7 +176,7 @@ class ModuleState:
         if entry is None or entry.param_ref() is not param:
             return param  # replaced: by functional_call, or for good
         root = self.root
-        grads = torch.is_grad_enabled()
+        grads = _is_grad_enabled()
         tracked = grads and entry.requires_grad
         if root.depth == 0:
             if _graph_task() != -1:
@@ -194,8 +196,9 @@ class ModuleState:
         if tracked:
             track(weights, entry, root)
         if root.depth > 0 and grads and root.group.stage == 3:
-            root.entry_by_storage[weights.untyped_storage()._cdata] = entry
-            root.lent.append(weights)
+            storage = weights.untyped_storage()._cdata
+            root.entry_by_storage[storage] = entry
+            root.lent.append((storage, weights))
         if gathered is not None:
             gathered[name] = weights
         return weights

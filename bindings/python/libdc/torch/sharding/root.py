@@ -61,6 +61,9 @@ class TrainingState(enum.Enum):
     REDUCING = enum.auto()  # the backward has begun to reduce
 
 
+_REDUCING = TrainingState.REDUCING  # a class's attribute costs more, and each gradient asks
+
+
 class Root:
     """Everything of one call of shard(). Used by one thread at a time, as the model itself is."""
 
@@ -90,7 +93,7 @@ class Root:
         self.queued_elements = 0
         self.queue_limit = _REDUCED_TOGETHER if device.type == "cpu" else 0
         # See eager.py.
-        self.lent: List[Tensor] = []  # whole weights that the innermost forward has read, at stage 3
+        self.lent: List[Tuple[int, Tensor]] = []  # storages, and weights that the innermost forward has read, at stage 3
         self.entry_by_storage: Dict[int, ShardedParam] = {}  # of those of all forwards under way
         self.saved_tensor_hooks: Optional[Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = None  # at stage 3
 
@@ -276,7 +279,8 @@ class Root:
 
     def queue_reduction(self, entry: ShardedParam, grad: Tensor) -> None:
         """Reduces a whole gradient of the running backward, soon."""
-        self.begin_reductions()
+        if self.state is not _REDUCING:
+            self.begin_reductions()
         if entry.reduce_dtype is not None and self.group.stage == 0:
             grad = grad.to(entry.reduce_dtype)  # the other stages' buckets have the type
         grads, ids = self.queued
