@@ -45,6 +45,8 @@ const char *dct_return_alias(dct_call *call);
 const char *dct_return_clone(dct_call *call);
 /* Memory of libdc; takes over the reference `owned`. host: on the CPU, else on the context's device. */
 const char *dct_return_buffer(dct_call *call, const dc_tensor *out, dc_buffer *owned, bool host);
+/* The transpose of a matrix in memory of libdc, which lies on the context's device. */
+const char *dct_return_transposed(dct_call *call, const dc_tensor *out, dc_buffer *owned);
 /* Uninitialised, contiguous; dtype and device are libtorch's numbers. */
 const char *dct_return_empty(dct_call *call, const int64_t *shape, int32_t ndim, int32_t dtype, int32_t device,
                              int32_t index);

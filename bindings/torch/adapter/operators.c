@@ -18,7 +18,7 @@ static const char *allgather_param(dct_call *call) {
   return dct_return_buffer(call, &out, dc_buffer_retain(out.buffer), false);
 }
 
-static const char *take(dct_call *call) {
+static const char *take_as(dct_call *call, bool transposed) {
   dc_tensor out = DC_TENSOR_INIT;
   dc_buffer *owned = NULL;
   if (dc_allgather_param(call->context, NULL, call->graph_id, call->id, call->dtype, &out) != DC_OK ||
@@ -26,10 +26,19 @@ static const char *take(dct_call *call) {
     return dc_last_error();
   }
   out.data = dc_buffer_data(owned);
-  return dct_return_buffer(call, &out, owned, false);
+  if (transposed && out.ndim != 2) {
+    dc_buffer_release(owned);
+    return dct_format_error("id = %lld is not a matrix, whose transpose ~id would be", (long long)call->id);
+  }
+  return transposed ? dct_return_transposed(call, &out, owned) : dct_return_buffer(call, &out, owned, false);
 }
 
-/* Several, in one call of the dispatcher. Those that are taken when one fails go with the call's arguments. */
+static const char *take(dct_call *call) {
+  return take_as(call, false);
+}
+
+/* Several, in one call of the dispatcher, ~id as a transpose. A view would cost as much as all else of a small one.
+ * Those that are taken when one fails go with the call's arguments. */
 static const char *take_params(dct_call *call) {
   if (call->has_dtypes && call->dtype_count != call->int_count) {
     return dct_format_error("ids and dtypes must be of one length, have %zu and %zu", call->int_count,
@@ -40,9 +49,10 @@ static const char *take_params(dct_call *call) {
     return "out of memory";
   }
   for (size_t i = 0; i < call->int_count; ++i) {
-    call->id = (int64_t)call->ints[i];
+    const bool transposed = (int64_t)call->ints[i] < 0;
+    call->id = transposed ? ~(int64_t)call->ints[i] : (int64_t)call->ints[i];
     call->dtype = call->has_dtypes ? dct_decode_dtype(call, call->dtypes[i]) : DC_DTYPE_NONE;
-    const char *error = call->error != NULL ? call->error : take(call);
+    const char *error = call->error != NULL ? call->error : take_as(call, transposed);
     if (error != NULL) {
       return error;
     }

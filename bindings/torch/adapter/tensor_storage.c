@@ -51,10 +51,13 @@ dc_buffer *dct_storage_find(const void *data) {
   return found;
 }
 
-dct_tensor dct_storage_tensor(void *data, const int64_t *shape, int32_t ndim, int32_t dtype, int32_t device,
-                              int32_t index, dc_buffer *buffer, const char **error) {
-  int64_t strides[DCT_MAX_DIMS];
-  dct_contiguous_strides(shape, ndim, strides);
+dct_tensor dct_storage_tensor(void *data, const int64_t *shape, const int64_t *strides, int32_t ndim, int32_t dtype,
+                              int32_t device, int32_t index, dc_buffer *buffer, const char **error) {
+  int64_t contiguous[DCT_MAX_DIMS];
+  if (strides == NULL) {
+    dct_contiguous_strides(shape, ndim, contiguous);
+    strides = contiguous;
+  }
   dct_storage *storage = storage_create(data, buffer);
   if (storage == NULL) {
     dc_buffer_release(buffer);

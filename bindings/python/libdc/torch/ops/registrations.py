@@ -77,7 +77,9 @@ def _register_fakes(library: torch.library.Library) -> None:
 
     def take_params(graph_id: int, ids: Sequence[int], dtypes: Optional[Sequence[Any]] = None) -> List[torch.Tensor]:
         shard = torch.empty(0, device=_device(graph_id))
-        return [torch.ops.dc_rt.take(shard, graph_id, id, dtype) for id, dtype in zip(ids, dtypes or [None] * len(ids))]
+        weights = [torch.ops.dc_rt.take(shard, graph_id, max(id, ~id), dtype)
+                   for id, dtype in zip(ids, dtypes or [None] * len(ids))]
+        return [whole.t() if id < 0 else whole for id, whole in zip(ids, weights)]
 
     # Without a tensor among the arguments the real kernel would run while tracing, several times.
     fakes = {

@@ -66,15 +66,21 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
         if entry is None:
             # An operator's own output would keep the graph that keeps it, for ever: a cycle that is never freed.
             return tensor if tensor.is_leaf else tensor.detach()
-        return root_of_hooks(), entry, tensor.shape, tensor.stride(), tensor.storage_offset()
+        view: Any = tensor.shape, tensor.stride(), tensor.storage_offset()
+        if view == entry.transposed:
+            entry.saved_transposed, view = True, None
+        return root_of_hooks(), entry, view
 
     def unpack(saved: Any) -> Tensor:
         if type(saved) is not tuple:
             return saved  # type: ignore[no-any-return]
-        root, entry, shape, strides, offset = saved
+        root, entry, view = saved
         if root.graph_task != _graph_task():
             root.pre_backward()
-        return entry.unshard(root).as_strided(shape, strides, offset)
+        if view is None:
+            return entry.unshard(root, True)  # type: ignore[no-any-return]
+        weights = entry.unshard(root)
+        return weights if view[:2] == (weights.shape, weights.stride()) else weights.as_strided(*view)
 
     return pack, unpack
 
@@ -82,36 +88,33 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
 # Memory of whole weights at stage 3
 
 
-def _references(lent: List[Tuple[int, Any]]) -> List[Tuple[int, int]]:
-    """PyTorch's and Python's, of tensors that a list's pairs have. A call with a tensor itself would hold another one,
-    where Dynamo has replaced the interpreter's function for calls."""
-    return [(tensor._use_count(), sys.getrefcount(tensor)) for _, tensor in lent]
-
-
 def _references_of_a_graph() -> Tuple[int, int]:
-    """Those of a leaf that a pair has and a graph, which accumulates its gradient."""
+    """PyTorch's and Python's references of a leaf that a pair in a list has, a variable and a graph, which accumulates
+    its gradient. A call with a tensor itself would hold another one, where Dynamo has replaced the interpreter's
+    function for calls."""
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [(0, torch.zeros(1, requires_grad=True))]
         graph = leaves[0][1] * torch.ones(1)
-    references = _references(leaves)[0]
+    for _, leaf in leaves:
+        references = leaf._use_count(), sys.getrefcount(leaf)  # type: ignore[attr-defined]
     del graph
     return references
 
 
-_GRAPH_ALONE = _references_of_a_graph()
+_TORCH_REFERENCES, _PYTHON_REFERENCES = _references_of_a_graph()
 
 
 def _return_weights(root: Root, lent: List[Tuple[int, Any]]) -> List[Tuple[int, Any]]:
     """Frees the memory of weights that a module's forward has read, and returns those that a variable still has. A
     graph keeps its leaves until it ends, so they lose their memory here: the backward gathers its own."""
     kept = []
-    for loan, references in zip(lent, _references(lent)):
-        if references[1] > _GRAPH_ALONE[1]:
-            kept.append(loan)
+    for storage, weights in lent:
+        references = sys.getrefcount(weights)
+        if references > _PYTHON_REFERENCES:
+            kept.append((storage, weights))
             continue
-        storage, weights = loan
         root.entry_by_storage.pop(storage, None)  # two have one storage after unshard()
-        if references == _GRAPH_ALONE and weights.requires_grad:
+        if references == _PYTHON_REFERENCES and weights._use_count() == _TORCH_REFERENCES and weights.requires_grad:
             weights.data = weights.dc_use[1].placeholder
     return kept
 

@@ -56,7 +56,7 @@ class ParamGroup:
         self.casts = False  # some are gathered in another type than their own
         self.stale = True  # weights changed since the last forward: stages 1 and 2 gather in this one
         self.fills_unused = options.unused == "zero" and comm.size > 1
-        self.taken: Dict[int, Tensor] = {}  # by take(), until they are read
+        self.taken: Dict[int, Tensor] = {}  # by take(), until they are read; under ~id a transpose
         self.captured = False  # steps are in a CUDA graph, whose launches leave no trace on the host
         self.uninitialized: Optional[Uninitialized] = None  # of a model that was on meta
         self._comms: Dict[Tuple[torch.device, bool], libdc.Comm] = {}  # by device, where that is not the CPU
@@ -179,6 +179,9 @@ class ParamGroup:
         self.casts = self.casts or entry.param_dtype is not None
         self.context.set_param_name(entry.id, entry.names[0])
         entry.registered_ptr, entry.version = entry.data.data_ptr(), entry.data._version
+        if self.stage == 3:
+            one = torch.empty((), dtype=entry.param_dtype or entry.data.dtype, device=self.device)
+            entry.placeholder = one.expand(entry.shape)
 
     def _register_graph(self) -> None:
         register = self.context.register_graph_z0 if self.stage == 0 else self.context.register_graph_z3
@@ -201,13 +204,17 @@ class ParamGroup:
         """By the package: to hand two lists to an operator costs more than a small gather."""
         self.context.prefetch_params_fused(self.graph_id, ids, self._dtypes(ids))
 
-    def take(self, ids: Sequence[int]) -> None:
+    def take(self, ids: Sequence[int], saved: bool) -> None:
         """Takes what a prefetch has gathered, for unshard() to hand out: a call of an operator costs more than to take
         a small weight. On a card each is taken where it is read, while the stream that reads it is the current one; so
-        are tensors of inference mode, which a training forward cannot use."""
+        are tensors of inference mode, which a training forward cannot use. saved: as autograd has saved them."""
         if self.device.type == "cpu" and not torch.is_inference_mode_enabled():
             ids = list(dict.fromkeys(ids))
-            self.taken.update(zip(ids, eager_calls.take_params(self.graph_id, ids, self._dtypes(ids))))
+            dtypes = self._dtypes(ids)
+            if saved:
+                ids = [~id if entry.saved_transposed and not entry.keeps else id
+                       for id, entry in zip(ids, map(self.entries.__getitem__, ids))]
+            self.taken.update(zip(ids, eager_calls.take_params(self.graph_id, ids, dtypes)))
 
     def _dtypes(self, ids: Sequence[int]) -> Optional[List[torch.dtype]]:
         """The types in which parameters are gathered; None: each its own."""
@@ -216,7 +223,7 @@ class ParamGroup:
         return [entry.param_dtype or entry.data.dtype for entry in map(self.entries.__getitem__, ids)]
 
     def drop_prefetched(self, id: int) -> None:
-        if self.taken.pop(id, None) is None:
+        if self.taken.pop(id, self.taken.pop(~id, None)) is None:
             self.context.invalidate_gathered_param(id)
 
     # The weights change

@@ -200,7 +200,7 @@ class Root:
 
         def take(ids: Sequence[int]) -> None:
             if not fills:  # with them, an order may give back what a group has gathered
-                group().take(ids)  # type: ignore[union-attr]
+                group().take(ids, reference().in_backward)  # type: ignore[union-attr]
 
         if fills and 0 < self.group.stage < 3 and not self.in_backward:
             groups = split_into_groups(sizes, options.group_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,8 @@ class ShardedParam:
 
     __slots__ = ("root_ref", "param_ref", "id", "names", "shape", "numel", "shard_numel", "cut", "param_dtype",
                  "reduce_dtype", "data", "grad", "registered_ptr", "version", "optimizer_steps", "unreduced", "direct",
-                 "hooks", "part", "trained", "copied", "policy", "keeps", "kept", "requires_grad", "_placeholder",
-                 "__weakref__")  # fmt: skip
+                 "hooks", "part", "trained", "copied", "policy", "keeps", "kept", "requires_grad", "placeholder",
+                 "transposed", "saved_transposed", "__weakref__")  # fmt: skip
 
     def __init__(self, root: Root, index: int, name: str, param: nn.Parameter, policy: ParamPolicy,
                  shape: Optional[torch.Size] = None) -> None:
@@ -57,7 +57,12 @@ class ShardedParam:
         self.hooks: Optional[Dict[int, Callable[[nn.Parameter], None]]] = None  # called when .grad is complete
 
         self.requires_grad = param.requires_grad  # the parameter's, which takes longer to read
-        self._placeholder: Optional[Tensor] = None
+        self.placeholder: Any = None  # whole weights without memory, at stage 3
+        # A matrix's transpose as a view of its storage: what nn.Linear saves for its backward.
+        self.transposed: Any = None
+        if len(self.shape) == 2:
+            self.transposed = (self.shape[1], self.shape[0]), (1, max(self.shape[1], 1)), 0
+        self.saved_transposed = False  # autograd has saved it
 
         # Where tracing reads whether the parameter requires a gradient: entries of dictionaries, under names.
         self.trained: List[Tuple[Dict[str, bool], str]] = []
@@ -74,14 +79,6 @@ class ShardedParam:
     def group(self) -> ParamGroup:
         """The group that the parameter is registered in."""
         return self.root.group
-
-    @property
-    def placeholder(self) -> Tensor:
-        """Whole weights without memory."""
-        if self._placeholder is None:
-            one = torch.empty((), dtype=self.param_dtype or self.data.dtype, device=self.data.device)
-            self._placeholder = one.expand(self.shape)
-        return self._placeholder
 
     @property
     def alive(self) -> bool:
@@ -107,21 +104,25 @@ class ShardedParam:
     def size(self) -> Size:
         return Size(self.numel, self.policy.group)
 
-    def unshard(self, root: Root) -> Tensor:
-        """The whole weights, as memory that goes back when the tensor dies."""
+    def unshard(self, root: Root, transposed: bool = False) -> Tensor:
+        """The whole weights, or their transpose for a backward, as memory that goes back when the tensor dies."""
         if self.kept is not None:
-            return self.kept.detach()
+            weights = self.kept.detach()
+            return weights.t() if transposed else weights
         order, group = root.order, root.group
-        weights = None
+        taken = None
         if order is not None:
             order.advance(self.id)
-            weights = group.taken.pop(self.id, None)
-        if weights is None:
-            weights = self._take(group)
+            taken = group.taken.pop(self.id, None)
+            if taken is None and ~self.id in group.taken:
+                taken = group.taken.pop(~self.id)
+                # What is read must not be a view, which would keep the tensor that it is a view of.
+                return taken if transposed else taken.t().detach()
+        weights = self._take(group) if taken is None else taken
         if self.keeps:
             self.kept = weights
-            return weights.detach()
-        return weights
+            weights = weights.detach()
+        return weights.t() if transposed else weights
 
     def _take(self, group: ParamGroup) -> Tensor:
         if group.stage > 0:
