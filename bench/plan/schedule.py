@@ -76,7 +76,8 @@ def _of_context(schedules: "threading.local", name: str, call: Callable[..., Any
 def recorded() -> Iterator["threading.local"]:
     """While it is open, the calls of a thread go to its `.now`, a Schedule, which the thread sets first."""
     schedules = threading.local()
-    take, reduce_grads = eager_calls.take, eager_calls.reduce_grads
+    originals = eager_calls.take, eager_calls.take_params, eager_calls.reduce_grads
+    take, take_params, reduce_grads = originals
     methods = {name: getattr(libdc.Context, name) for name in _METHODS}
 
     def noted_take(shard: Any, graph: int, id: int, dtype: Any = None) -> Any:
@@ -85,18 +86,26 @@ def recorded() -> Iterator["threading.local"]:
         schedules.now.taken(tensor)
         return tensor
 
+    def noted_take_params(graph: int, ids: List[int], dtypes: Any = None) -> Any:
+        for id, dtype in zip(ids, dtypes or [None] * len(ids)):
+            schedules.now.add("take", max(id, ~id), DType.of(dtype))
+        tensors = take_params(graph, ids, dtypes)
+        for tensor in tensors:
+            schedules.now.taken(tensor)
+        return tensors
+
     def noted_reduce(grads: List[Any], graph: int, ids: List[int]) -> None:
         for grad, id in zip(grads, ids):
             schedules.now.add("reduce_grad", id, tuple(grad.shape), DType.of(grad.dtype))
         reduce_grads(grads, graph, ids)
 
-    eager_calls.take, eager_calls.reduce_grads = noted_take, noted_reduce
+    eager_calls.take, eager_calls.take_params, eager_calls.reduce_grads = noted_take, noted_take_params, noted_reduce
     for name, method in methods.items():
         setattr(libdc.Context, name, _of_context(schedules, name, method))
     try:
         yield schedules
     finally:
-        eager_calls.take, eager_calls.reduce_grads = take, reduce_grads
+        eager_calls.take, eager_calls.take_params, eager_calls.reduce_grads = originals
         for name, method in methods.items():
             setattr(libdc.Context, name, method)
 

@@ -104,6 +104,24 @@ def test_take_owns_its_memory(run: Run) -> None:
     assert run.stats().gathered_bytes <= before
 
 
+def test_take_together(run: Run) -> None:
+    D.prefetch_params_fused(GRAPH, [run.token] * 2, [PLAIN, KEPT], None)
+    before = run.stats()
+    whole, turned, kept = RT.take_params(GRAPH, [PLAIN, ~FROZEN, KEPT])
+    assert run.stats().gathers == before.gathers + 1
+    assert torch.equal(whole, run.full(PLAIN)) and torch.equal(kept, run.full(KEPT))
+    assert torch.equal(turned, run.full(FROZEN).t()) and turned.t().is_contiguous() and turned._base is None
+    narrow, = RT.take_params(GRAPH, [~PLAIN], [torch.bfloat16])
+    assert torch.equal(narrow, run.full(PLAIN).bfloat16().t())
+    assert RT.take_params(GRAPH, []) == []
+    del whole, turned, narrow
+    assert run.stats().gathered_bytes <= before.gathered_bytes
+    wrong = "dc_rt::take_params: ids and dtypes must be of one length, have 2 and 1"
+    raises(wrong, RT.take_params, GRAPH, [PLAIN, KEPT], [torch.float32])
+    raises("id = 77 is not a registered parameter", RT.take_params, GRAPH, [PLAIN, 77])
+    assert run.stats().gathered_bytes <= before.gathered_bytes
+
+
 def test_persistent_parameters_stay(run: Run) -> None:
     address = run.gather(KEPT).data_ptr()
     for _ in range(3):

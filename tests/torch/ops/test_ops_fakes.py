@@ -96,6 +96,8 @@ def test_fake_tensors(run: Run) -> None:
         D.free_tensors([])
         D.end_backward(GRAPH)
         assert RT.alloc([2, 3], torch.float32, 1).shape == (2, 3)
+        whole, turned = RT.take_params(GRAPH, [PLAIN, ~PLAIN])
+        assert whole.shape == SHAPE and turned.shape == SHAPE[::-1] and turned.t().is_contiguous()
         assert D.reduce_grad(w, GRAPH, PLAIN).device.type == "cpu"
     assert run.stats() == before
 

@@ -152,7 +152,7 @@ def _take_params(context: libdc.Context, graph_id: int, ids: Sequence[int],
     for id, whole in zip(ids, weights):
         if id < 0 and whole.dim() != 2:
             raise _ArgumentError(f"id = {~id} is not a matrix, whose transpose ~id would be")
-    return [whole.t() if id < 0 else whole for id, whole in zip(ids, weights)]
+    return [whole.t().detach() if id < 0 else whole for id, whole in zip(ids, weights)]
 
 
 def _prefetch_params_fused(context: libdc.Context, graph_id: int, params: Sequence[torch.Tensor], ids: Sequence[int],

@@ -1,0 +1,72 @@
+"""Weights that are taken as a group when the first of them is read: the same values as when each is taken alone."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import libdc.run
+import libdc.torch as dct
+import pytest
+import torch
+import torch.nn as nn
+from models import Plain, bits, make
+from sharded import grads, one_thread  # noqa: F401
+from torch.utils.checkpoint import checkpoint
+
+
+class Net(nn.Module):
+    """Layers of which some run otherwise than the rest."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.net, self.way = make(Plain, layers=5), way
+        self.optimizer: Any = None  # steps inside the forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layers = self.net.layers
+        if self.way == "inference":
+            with torch.inference_mode():
+                hidden = torch.tanh(layers[1](layers[0](x)))
+            x = hidden.clone()
+        elif self.way == "training, then inference":
+            x = torch.tanh(layers[0](x))
+            with torch.inference_mode():
+                scale = layers[1](x).square().mean().item()
+            x = x * scale
+        elif self.way.startswith("checkpoint"):
+            x = checkpoint(lambda y: torch.tanh(layers[1](layers[0](y))), x, use_reentrant=self.way.endswith("entrant"))
+        elif self.way == "penalty":  # reads a weight in its own shape beside its use
+            x = torch.tanh(layers[0](x)) + layers[0].weight.square().mean()
+        elif self.way == "step":
+            x = torch.tanh(layers[0](x))
+            if self.optimizer is not None:
+                self.optimizer.step()
+        for layer in layers[2:]:
+            x = torch.tanh(layer(x))
+        return x.square().sum()
+
+
+WAYS = ["inference", "training, then inference", "checkpoint", "checkpoint reentrant", "penalty", "step"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_bits_as_one_by_one(way: str) -> None:
+    def rank(comm: Any, prefetch: int) -> List[Any]:
+        model = Net(way)
+        dct.shard(model, 3, comm=comm, prefetch=prefetch)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        later = torch.optim.SGD(model.net.layers[3].parameters(), lr=0.1, momentum=0.9)
+        found: List[Any] = []
+        for step in range(4):
+            x = torch.full((2, 16), comm.rank + 1.0 + step, requires_grad=True) * 1
+            loss = model(x)
+            assert dct.stats(model).gathered_bytes == 0
+            loss.backward()
+            assert dct.stats(model).gathered_bytes == 0
+            found += [loss.item(), bits(grads(model))]
+            optimizer.step()
+            model.optimizer = later if step > 0 else None  # its gradients are the last step's
+        return found
+
+    expected = libdc.run.threads(2, rank, 0, timeout=60)
+    assert libdc.run.threads(2, rank, 1, timeout=60) == expected
