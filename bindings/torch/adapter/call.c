@@ -213,8 +213,7 @@ const char *dct_return_transposed(dct_call *call, const dc_tensor *out, dc_buffe
   const char *error = NULL;
   const int64_t shape[2] = {out->shape[1], out->shape[0]};
   const int64_t strides[2] = {1, out->shape[1] > 0 ? out->shape[1] : 1};
-  call->result =
-      dct_storage_tensor(out->data, shape, strides, 2, out->dtype, call->device, call->index, owned, &error);
+  call->result = dct_storage_tensor(out->data, shape, strides, 2, out->dtype, call->device, call->index, owned, &error);
   return error;
 }
 

@@ -4,9 +4,9 @@
 
 #include "shim.h"
 
-/* A tensor over data, which lies in buffer, contiguous if strides is NULL; takes over the caller's reference, also on failure.
- * NULL and a text in *error if it cannot be made. data is given apart from the buffer because a parameter's memory
- * may be revoked while the reference lives on. */
+/* A tensor over data, which lies in buffer, contiguous if strides is NULL. Takes over the caller's reference, also on
+ * failure. NULL and a text in *error if it cannot be made. data is given apart from the buffer because a parameter's
+ * memory may be revoked while the reference lives on. */
 dct_tensor dct_storage_tensor(void *data, const int64_t *shape, const int64_t *strides, int32_t ndim, int32_t dtype,
                               int32_t device, int32_t index, dc_buffer *buffer, const char **error);
 

@@ -146,6 +146,21 @@ dct_tensor token(const run *r) {
   return tensor_of(r, 1, NONE);
 }
 
+/* The same two at once. */
+static void take_steps(run *r, float *to) {
+  const dct_value ids[2] = {0, 1};
+  if (r->error == NULL) {
+    dct_value stack[3] = {(dct_value)r->graph, torchsim_list(ids, 2, false), 0};
+    dct_value list = call(r, "dc_rt", "take_params", "CompositeExplicitAutograd", stack, 3, 1);
+    dct_tensor taken[2] = {NULL, NULL};
+    if (r->error == NULL) {
+      torchsim_items(list, taken, 2);
+    }
+    keep(r, taken[0], to);
+    keep(r, taken[1], to + NUMEL);
+  }
+}
+
 void gather_steps(run *r, float *to) {
   const dct_value ids[2] = {0, 1}, types[2] = {SIM_FLOAT32, SIM_FLOAT32};
   const dct_value tokens[2] = {dct_as_value(token(r)), dct_as_value(token(r))};
@@ -161,6 +176,7 @@ void gather_steps(run *r, float *to) {
     torchsim_drop(w);
   }
   keep(r, with_id(r, "dc_rt", "take", token(r), 1, 0, 1), to + NUMEL);
+  take_steps(r, to);
 }
 
 static void gradient_steps(run *r, float *to) {

@@ -36,6 +36,7 @@ dct_tensor torchsim_again(dct_tensor tensor);      /* another handle */
 dct_tensor torchsim_transposed(dct_tensor tensor); /* a view of a matrix */
 void torchsim_drop(dct_tensor tensor);
 dct_value torchsim_list(const dct_value *items, size_t count, bool tensors); /* takes the tensors */
+void torchsim_items(dct_value list, dct_tensor *items, size_t n);            /* an operator's result, which it frees */
 dct_value torchsim_some(dct_value value);                                    /* of an optional */
 void *torchsim_data(dct_tensor tensor);
 int64_t torchsim_numel(dct_tensor tensor);

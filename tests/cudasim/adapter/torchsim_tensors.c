@@ -226,6 +226,16 @@ dct_value torchsim_list(const dct_value *items, size_t n, bool tensors) {
   return dct_as_value(list);
 }
 
+void torchsim_items(dct_value list, dct_tensor *items, size_t n) {
+  dct_list from = (dct_list)(uintptr_t)list;
+  for (size_t i = 0; i < n; i++) {
+    items[i] = i < from->count ? dct_as_tensor(from->items[i]) : NULL;
+  }
+  free(from->items);
+  free(from);
+  count(-1);
+}
+
 dct_value torchsim_some(dct_value value) {
   dct_value *box = malloc(sizeof *box);
   *box = value;

@@ -148,11 +148,16 @@ def _take_params(context: libdc.Context, graph_id: int, ids: Sequence[int],
     if dtypes is not None and len(dtypes) != len(ids):
         raise _ArgumentError(f"ids and dtypes must be of one length, have {len(ids)} and {len(dtypes)}")
     types = [None] * len(ids) if dtypes is None else [_SCALAR_TYPES.get(dtype, dtype) for dtype in dtypes]
-    weights = [_take(context, torch.empty(0), graph_id, max(id, ~id), dtype) for id, dtype in zip(ids, types)]
-    for id, whole in zip(ids, weights):
-        if id < 0 and whole.dim() != 2:
-            raise _ArgumentError(f"id = {~id} is not a matrix, whose transpose ~id would be")
-    return [whole.t().detach() if id < 0 else whole for id, whole in zip(ids, weights)]
+    taken: List[torch.Tensor] = []
+    try:
+        for id, dtype in zip(ids, types):
+            taken.append(_take(context, torch.empty(0), graph_id, max(id, ~id), dtype))
+            if id < 0 and taken[-1].dim() != 2:
+                raise _ArgumentError(f"id = {~id} is not a matrix, whose transpose ~id would be")
+    except BaseException:
+        taken.clear()  # while Python unwinds, a DLPack tensor's deleter could not run
+        raise
+    return [whole.t().detach() if id < 0 else whole for id, whole in zip(ids, taken)]
 
 
 def _prefetch_params_fused(context: libdc.Context, graph_id: int, params: Sequence[torch.Tensor], ids: Sequence[int],
