@@ -206,8 +206,8 @@ class ParamGroup:
 
     def take(self, ids: Sequence[int], saved: bool) -> None:
         """Takes what a prefetch has gathered, for unshard() to hand out: a call of an operator costs more than to take
-        a small weight. On a card each is taken where it is read, while the stream that reads it is the current one; so
-        are tensors of inference mode, which a training forward cannot use. saved: as autograd has saved them."""
+        a small weight. On a card each is taken where it is read, while the stream that reads it is the current one. So
+        is each in inference mode, whose tensors a training forward cannot use. saved: as autograd has saved them."""
         if self.device.type == "cpu" and not torch.is_inference_mode_enabled():
             ids = list(dict.fromkeys(ids))
             dtypes = self._dtypes(ids)

@@ -116,7 +116,7 @@ class ShardedParam:
             taken = group.taken.pop(self.id, None)
             if taken is None and ~self.id in group.taken:
                 taken = group.taken.pop(~self.id)
-                # What is read must not be a view, which would keep the tensor that it is a view of.
+                # Without detach() it would be a view, which keeps the tensor that it is a view of.
                 return taken if transposed else taken.t().detach()
         weights = self._take(group) if taken is None else taken
         if self.keeps:
