@@ -93,7 +93,7 @@ class Root:
         self.queued_elements = 0
         self.queue_limit = _REDUCED_TOGETHER if device.type == "cpu" else 0
         # See eager.py.
-        self.lent: List[Tuple[int, Tensor]] = []  # storages, and weights that the innermost forward has read, at stage 3
+        self.lent: List[Tuple[int, Tensor]] = []  # storages and weights that the innermost forward has read
         self.entry_by_storage: Dict[int, ShardedParam] = {}  # of those of all forwards under way
         self.saved_tensor_hooks: Optional[Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = None  # at stage 3
 
