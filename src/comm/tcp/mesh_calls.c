@@ -86,7 +86,7 @@ static dc_status mesh_call_complete(dc__tcp_group *group, int32_t r, int64_t dea
       return call->status;
     }
     DC__TRY(dc__tcp_group_check(group));
-    if (!dc__tcp_may_return(group, call) || attempt == DC__TCP_ATTEMPTS) {
+    if (!dc__tcp_may_return(call, attempt)) {
       return mesh_fail_connect(group, r, call->error, where);
     }
     dc__tcp_close(&call->fd);

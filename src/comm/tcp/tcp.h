@@ -23,7 +23,7 @@
 
 enum {
   DC__TCP_MAX_MESH = 64,      /* ranks with a control connection between any two; more ranks have an overlay */
-  DC__TCP_ATTEMPTS = 16,      /* of a handshake that the other side drops */
+  DC__TCP_ATTEMPTS = 16,      /* of a handshake that the other side drops before it shows that it is libdc */
   DC__TCP_MAX_PENDING = 1024, /* connections without a complete handshake: each rank may come at once */
   DC__TCP_CLOSED = 1,         /* a rank destroyed its last communicator */
   DC__TCP_DISCONNECTED = 2    /* its control connection ended without a goodbye */

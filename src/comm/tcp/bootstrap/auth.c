@@ -96,8 +96,8 @@ static bool call_receive(const dc__tcp_group *group, int fd, void *data, size_t 
   return true;
 }
 
-bool dc__tcp_may_return(const dc__tcp_group *group, const dc__tcp_call *call) {
-  return call->fd >= 0 && call->error != ETIMEDOUT && (call->challenged || group->overlay);
+bool dc__tcp_may_return(const dc__tcp_call *call, int32_t attempt) {
+  return call->fd >= 0 && call->error != ETIMEDOUT && (call->challenged || attempt < DC__TCP_ATTEMPTS);
 }
 
 void dc__tcp_back_off(const dc__tcp_group *group, int32_t attempt, int64_t deadline) {

@@ -44,9 +44,9 @@ enum dc__tcp_call_result dc__tcp_call_prove(const dc__tcp_group *group, dc__tcp_
                                             const char *where);
 enum dc__tcp_call_result dc__tcp_call_finish(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline,
                                              const char *where);
-/* Whether the peer may have dropped a connection because it had too many: it is libdc, or has more ranks than it can
- * hear at once. */
-bool dc__tcp_may_return(const dc__tcp_group *group, const dc__tcp_call *call);
+/* Whether to connect again, since the peer may have dropped this connection for having too many. If it is libdc, until
+ * the deadline; else it may be another service. */
+bool dc__tcp_may_return(const dc__tcp_call *call, int32_t attempt);
 /* Before another attempt, since a rank that dropped this one had too many connections: a pause that grows, and another
  * one on each rank. Ends early at the deadline. */
 void dc__tcp_back_off(const dc__tcp_group *group, int32_t attempt, int64_t deadline);

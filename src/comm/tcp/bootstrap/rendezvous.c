@@ -348,7 +348,7 @@ static dc_status peer_authenticate(tcp_peer *peer, int64_t deadline) {
     if (result == DC__TCP_CALL_FAILED) {
       return call.status;
     }
-    if (!dc__tcp_may_return(peer->group, &call) || attempt == DC__TCP_ATTEMPTS) {
+    if (!dc__tcp_may_return(&call, attempt)) {
       return fail_no_answer(peer, call.error);
     }
     dc__tcp_close(&peer->fd);

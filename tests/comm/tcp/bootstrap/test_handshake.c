@@ -21,6 +21,7 @@ typedef struct service {
   size_t bytes;
   bool closes; /* else it keeps the connection */
   bool proves; /* it is libdc up to there */
+  int drops;   /* so many connections first, as libdc does under a flood of them */
 } service;
 
 /* As rank 0 does, for the opening that came. */
@@ -37,11 +38,21 @@ static void answer_rank_1(int fd, const char *came) {
   (void)!send(fd, &answer, sizeof answer, MSG_NOSIGNAL);
 }
 
-static void *serve(void *arg) {
-  const service *s = arg;
+static void drop(int fd) {
+  const dc__tcp_group group = {.sealed = false};
+  dc__tcp_opening own;
+  (void)dc__tcp_opening_make(&group, &own);
+  (void)!send(fd, &own, sizeof own, MSG_NOSIGNAL);
+  close(fd);
+}
+
+static void serve_one(service *s, int fd) {
   char hello[4096];
-  int fd = accept(s->listener, NULL, NULL);
   ssize_t got = recv(fd, hello, sizeof hello, 0);
+  if (s->drops-- > 0) {
+    drop(fd);
+    return;
+  }
   if (s->proves) {
     answer_rank_1(fd, hello);
   }
@@ -52,6 +63,15 @@ static void *serve(void *arg) {
     close(fd);
   } else {
     await_end(fd);
+  }
+}
+
+/* A rank that lost its connection comes again. */
+static void *serve(void *arg) {
+  service *s = arg;
+  int fd;
+  while ((fd = accept(s->listener, NULL, NULL)) >= 0) {
+    serve_one(s, fd);
   }
   return NULL;
 }
@@ -70,6 +90,7 @@ static pthread_t open_service(service *s, char address[64]) {
 }
 
 static void close_service(service *s, pthread_t thread) {
+  shutdown(s->listener, SHUT_RDWR); /* ends accept() */
   pthread_join(thread, NULL);
   close(s->listener);
 }
@@ -118,6 +139,21 @@ static void test_text_from_the_wire(void **state) {
   pthread_t thread = open_service(&s, address);
   assert_int_equal(dc_comm_create_tcp(address, "g", 1, 2, &options, &comm), DC_E_EXISTS);
   assert_string_equal(dc_last_error(), "\\x1b]0;pwn\\x07\\x1b[2J\\xff\\xfe\\r\\nrank 0 ok %s%n \xc3\xa9");
+  close_service(&s, thread);
+}
+
+/* The rank comes again until its deadline, and learns what rank 0 says. */
+static void test_a_flooded_rank_0(void **state) {
+  (void)state;
+  dc__tcp_welcome welcome = {.magic = DC__TCP_MAGIC, .status = DC_E_EXISTS};
+  char address[64];
+  dc_comm *comm = NULL;
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
+  snprintf(welcome.text, sizeof welcome.text, "heard at last");
+  service s = {.says = &welcome, .bytes = sizeof welcome, .proves = true, .drops = 2 * DC__TCP_ATTEMPTS};
+  pthread_t thread = open_service(&s, address);
+  assert_int_equal(dc_comm_create_tcp(address, "g", 1, 2, &options, &comm), DC_E_EXISTS);
+  assert_string_equal(dc_last_error(), "heard at last");
   close_service(&s, thread);
 }
 
@@ -242,6 +278,7 @@ static void test_a_rank_that_is_late_with_tls(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_another_service), cmocka_unit_test(test_text_from_the_wire),
+                                     cmocka_unit_test(test_a_flooded_rank_0),
                                      cmocka_unit_test(test_rejected_ranks_learn_why),
                                      cmocka_unit_test(test_a_rank_that_is_late_with_tls)};
   return cmocka_run_group_tests(tests, NULL, NULL);
