@@ -56,8 +56,16 @@ def track(weights: Any, entry: ShardedParam, root: Root) -> Tensor:
     return weights  # type: ignore[no-any-return]
 
 
+def _refuse_changed(tensor: Tensor, version: int) -> None:
+    """PyTorch compares versions itself where no hooks save a tensor."""
+    raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace "
+                       f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected "
+                       f"version {version} instead. Hint: run one process with the model before shard() and "
+                       "torch.autograd.set_detect_anomaly(True), which finds the operation")
+
+
 def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
-    """The hooks by which saved_tensors_hooks() saves gathered weights by name."""
+    """The hooks by which saved_tensors_hooks() saves gathered weights by name, and others with their version."""
     by_storage, root_of_hooks = root.entry_by_storage, weakref.ref(root)
 
     def pack(tensor: Tensor) -> Any:
@@ -65,15 +73,18 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
         entry = by_storage.get(tensor.untyped_storage()._cdata) if plain else None
         if entry is None:
             # An operator's own output would keep the graph that keeps it, for ever: a cycle that is never freed.
-            return tensor if tensor.is_leaf else tensor.detach()
+            return tensor if tensor.is_leaf else tensor.detach(), tensor._version
         view: Any = tensor.shape, tensor.stride(), tensor.storage_offset()
         if view == entry.transposed:
             entry.saved_transposed, view = True, None
         return root_of_hooks(), entry, view
 
     def unpack(saved: Any) -> Tensor:
-        if type(saved) is not tuple:
-            return saved  # type: ignore[no-any-return]
+        if len(saved) == 2:
+            tensor, version = saved
+            if tensor._version != version:
+                _refuse_changed(tensor, version)
+            return tensor  # type: ignore[no-any-return]
         root, entry, view = saved
         if root.graph_task != _graph_task():
             root.pre_backward()
