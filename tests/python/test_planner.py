@@ -50,6 +50,17 @@ def test_bytes_are_those_of_the_closed_form(tmp_path: Path, stage: int) -> None:
     assert plan.node_bytes + plan.network_bytes == plan.gather_wire_bytes + plan.reduce_wire_bytes
 
 
+def test_no_core_waits_for_the_network(tmp_path: Path) -> None:
+    """8 ranks, at a slow link. On two nodes of 2 cores a step takes as long as with a core for each rank; on one node
+    the cores move what the ranks exchange, each for four."""
+    model, slow = model_of(tmp_path, LAYERS), planner.load("h100")._replace(network_bytes_per_second=10**6)
+    alone = slow._replace(ranks_per_node=8, node_bytes_per_second=10**6)
+    for machine, most in ((slow._replace(ranks_per_node=4), 1), (alone, 4)):
+        shared, own = (planner.run(model, machine._replace(cores=cores), planner.Options(ranks=8)).step_ns
+                       for cores in (2, 8))
+        assert shared == pytest.approx(most * own, rel=0.01)
+
+
 def test_memory_has_every_holder(tmp_path: Path) -> None:
     model, machine = model_of(tmp_path, LAYERS), planner.load("h100")
     plan = planner.run(model, machine, planner.Options(ranks=4, stage=3, micro_batch=3, bucket=1 << 14))

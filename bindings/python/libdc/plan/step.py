@@ -313,6 +313,12 @@ class _Step:
         rate = self.machine.memory_bytes_per_second
         return 2 * count * 10**9 // rate if rate > 0 else 0
 
+    def moves_ns(self, received_bytes: int, collectives: int) -> int:
+        """Of collectives inside a node, whose cores move the data. No core is busy while data come over the network."""
+        rate = self.machine.node_bytes_per_second
+        moves_ns = collectives * self.machine.node_latency_ns + (received_bytes * 10**9 // rate if rate > 0 else 0)
+        return moves_ns if self.options.ranks > 1 else 0
+
     def shared_ns(self, busy_ns: int) -> int:
         """The least time of a step in which the ranks of a node are busy for so long, on the cores that they share."""
         machine, ranks = self.machine, self.options.ranks
@@ -321,10 +327,10 @@ class _Step:
 
     def run(self) -> Plan:
         """The second of two steps, since the first one also takes the memory that stays."""
-        rank, before = self.rank, (0, 0, 0, 0, 0)
+        rank, before = self.rank, (0, 0, 0, 0, 0, 0)
         for step in range(2):
             before = (rank.count("time_ns"), rank.count("node_received_bytes"), rank.count("network_received_bytes"),
-                      rank.count("link_busy_ns"), rank.count("copied_bytes"))
+                      rank.count("link_busy_ns"), rank.count("copied_bytes"), rank.count("collectives"))
             self.points, self.spans, self.traced_ops, self.compute_ns = [], [], [], 0
             if self.traced:
                 self.rank.trace_start()
@@ -336,7 +342,8 @@ class _Step:
             self.update()
         stats = rank.stats()
         points = [point._replace(time_ns=point.time_ns - before[0]) for point in self.points]
-        busy = self.compute_ns + rank.count("link_busy_ns") - before[3]
+        busy = self.compute_ns
+        busy += self.moves_ns(rank.count("node_received_bytes") - before[1], rank.count("collectives") - before[5])
         busy += self.copies_ns(rank.count("copied_bytes") - before[4])
         plan = Plan(self.model, self.machine, self.options, points, int(stats.gather_wire_bytes),
                     int(stats.reduce_wire_bytes), rank.count("node_received_bytes") - before[1],
