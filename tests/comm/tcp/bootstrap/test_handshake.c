@@ -128,33 +128,31 @@ static void test_another_service(void **state) {
   look_for_rank_0(&ends, limit, DC_E_PEER_DEAD, "closed the connection");
 }
 
+/* Rank 1's error is what rank 0 answers. */
+static void hear_rank_0(service *s, const char *answer) {
+  char address[64];
+  dc_comm *comm = NULL;
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
+  pthread_t thread = open_service(s, address);
+  assert_int_equal(dc_comm_create_tcp(address, "g", 1, 2, &options, &comm), DC_E_EXISTS);
+  assert_string_equal(dc_last_error(), answer);
+  close_service(s, thread);
+}
+
 static void test_text_from_the_wire(void **state) {
   (void)state;
   dc__tcp_welcome evil = {.magic = DC__TCP_MAGIC, .status = DC_E_EXISTS};
-  char address[64];
-  dc_comm *comm = NULL;
-  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
   snprintf(evil.text, sizeof evil.text, "\x1b]0;pwn\x07\x1b[2J\xff\xfe\r\nrank 0 ok %%s%%n \xc3\xa9");
   service s = {.says = &evil, .bytes = sizeof evil, .proves = true};
-  pthread_t thread = open_service(&s, address);
-  assert_int_equal(dc_comm_create_tcp(address, "g", 1, 2, &options, &comm), DC_E_EXISTS);
-  assert_string_equal(dc_last_error(), "\\x1b]0;pwn\\x07\\x1b[2J\\xff\\xfe\\r\\nrank 0 ok %s%n \xc3\xa9");
-  close_service(&s, thread);
+  hear_rank_0(&s, "\\x1b]0;pwn\\x07\\x1b[2J\\xff\\xfe\\r\\nrank 0 ok %s%n \xc3\xa9");
 }
 
-/* The rank comes again until its deadline, and learns what rank 0 says. */
+/* The rank comes again until its deadline. */
 static void test_a_flooded_rank_0(void **state) {
   (void)state;
-  dc__tcp_welcome welcome = {.magic = DC__TCP_MAGIC, .status = DC_E_EXISTS};
-  char address[64];
-  dc_comm *comm = NULL;
-  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
-  snprintf(welcome.text, sizeof welcome.text, "heard at last");
+  dc__tcp_welcome welcome = {.magic = DC__TCP_MAGIC, .status = DC_E_EXISTS, .text = "heard at last"};
   service s = {.says = &welcome, .bytes = sizeof welcome, .proves = true, .drops = 2 * DC__TCP_ATTEMPTS};
-  pthread_t thread = open_service(&s, address);
-  assert_int_equal(dc_comm_create_tcp(address, "g", 1, 2, &options, &comm), DC_E_EXISTS);
-  assert_string_equal(dc_last_error(), "heard at last");
-  close_service(&s, thread);
+  hear_rank_0(&s, "heard at last");
 }
 
 /* Reports of connections that rank 0 rejected, while it waited for a rank that did not come. */
