@@ -627,12 +627,13 @@ DC_API int32_t dc_comm_size(const dc_comm *comm);
 
 /** Another communicator of the same ranks, whose collectives overlap this one's. Collective in the sense that every
  *  rank must do it in the same order. A group may have any number of them, and destroying one takes no other rank.
- *  Threads and processes of one machine do not wait here. Over TCP the ranks meet at listeners that they open
- *  meanwhile, so each waits for all others, at most timeout_ns. A rank that is dead or does not come is an error for
- *  all. Each copy over TCP has a connection, and so a descriptor, to every other rank. NCCL also waits for all ranks.
+ *  Threads and processes of one machine do not wait for others to come, only while another rank makes or destroys a
+ *  copy, at most timeout_ns. Over TCP the ranks meet at listeners that they open meanwhile, so each waits for all others,
+ *  at most timeout_ns. A rank that is dead or does not come is an error for all. Each copy over TCP has a connection, and
+ *  so a descriptor, to every other rank. NCCL also waits for all ranks.
  *  copy  the new handle, the caller's to destroy
  *  Returns DC_OK; DC_E_UNSUPPORTED (external without dup), DC_E_NO_MEMORY, DC_E_SYSTEM (no more descriptors),
- *  DC_E_INVALID, DC_E_CALLBACK; over TCP and NCCL also DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_EXISTS (two
+ *  DC_E_INVALID, DC_E_CALLBACK, DC_E_TIMEOUT, DC_E_PEER_DEAD; over TCP and NCCL also DC_E_ABORTED, DC_E_EXISTS (two
  *  connections say that they are one rank's).
  *  [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy);
