@@ -29,7 +29,7 @@ import machine  # noqa: E402
 
 RANKS = 2
 FLOOR = "local"
-DEFAULT = [FLOOR, "libdc0", "libdc1", "libdc2", "libdc3", "libdc3+libdc", "ddp", "fsdp2"]
+DEFAULT = [FLOOR, "libdc0", "libdc1", "libdc2", "libdc3", "libdc3+libdc", "ddp", "ddp-libdc", "fsdp2", "fsdp2-libdc"]
 PEERS = ["zero1", "zero2", "zero3"]
 LOSS_STEP = 23
 
@@ -175,7 +175,8 @@ def markdown(rows: List[Dict[str, Any]], about: Dict[str, Any], a: argparse.Name
         out.append(f"| {r['name']} | {ratio} | {r['step_ms']:.0f} ({r['step_ms_min']:.0f}) | {cpu} | "
                    f"{r['peak_mib']:.0f} | {wire} | {r['loss']:.6f} {letter} |")
     out += ["", f"`{FLOOR}` trains its ranks apart, so its loss differs by design. `libdc3+libdc` is stage 3 through "
-            "torch.compile(backend=\"libdc\")."]
+            "torch.compile(backend=\"libdc\"). `ddp` and `fsdp2` are over Gloo, `ddp-libdc` and `fsdp2-libdc` over "
+            "torch.distributed's backend libdc."]
     return "\n".join(out) + "\n"
 
 

@@ -84,11 +84,14 @@ def build(name: str, model: GPT, batch: int) -> Any:
         return Libdc(model, int(base[5:]), backend)
     if base.startswith("zero"):
         return DeepSpeed(model, int(base[4:]), batch)
+    peer, _, transport = base.partition("-")
+    if transport:
+        import libdc.torch  # noqa: F401  registers the backend libdc
     import torch.distributed as dist
-    dist.init_process_group("gloo")
-    if base == "ddp":
+    dist.init_process_group(transport or "gloo")
+    if peer == "ddp":
         return Torch(torch.nn.parallel.DistributedDataParallel(model))
-    if base == "fsdp2":
+    if peer == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
         mesh = init_device_mesh("cpu", (RANKS,))
@@ -113,7 +116,7 @@ def main() -> None:
     text = Text.load(config.seq, 0)
     if a.name.startswith("zero"):
         import deepspeed  # noqa: F401  its own import is not the model's memory
-    if a.name.startswith("libdc"):
+    if "libdc" in a.name:
         import libdc.torch  # noqa: F401
     start = machine.memory_kib("VmRSS")
     torch.manual_seed(1234)
