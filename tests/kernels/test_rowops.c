@@ -98,6 +98,14 @@ static void test_specials(void **state) {
     dc__row_exp(e, 8, 0);
     assert_true(e[0] == 0 && e[1] == INFINITY && e[2] == 0 && e[3] == INFINITY && isnan(e[4]) && e[5] == 1);
     assert_true(e[6] == 0 && e[7] > 3e38f && e[7] < INFINITY);
+    const uint32_t nans[] = {0x7fc00001, 0x7f800001, 0xffc00000, 0xffffffff,
+                             0x7fffffff, 0xff800003, 0x7fc00080, 0x7fc00100};
+    float n[DC__COUNT(nans)];
+    memcpy(n, nans, sizeof nans);
+    assert_true(isnan(dc__row_exp(n, DC__COUNT(nans), 0)));
+    for (size_t i = 0; i < DC__COUNT(nans); i++) {
+      assert_true(isnan(n[i]));
+    }
     for (int32_t form = 0; form < 2; form++) {
       float in[] = {1e4f, -1e4f, NAN, INFINITY, 0, 3e38f, -3e38f};
       float g[] = {1, 1, 1, 1, 1, 1, 1};

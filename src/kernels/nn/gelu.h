@@ -7,7 +7,8 @@
 
 #define DC__ELEMENT static inline __attribute__((always_inline))
 
-/* e^x within 2 ulp; 0 below -87.34, infinity above 88.72. Cody and Waite's reduction and Cephes' polynomial. */
+/* e^x within 2 ulp; 0 below -87.34, infinity above 88.72, NaN for any NaN. Cody and Waite's reduction and Cephes'
+ * polynomial. */
 DC__ELEMENT float exp_f32(float x) {
   float at = x < -88.0f ? -88.0f : x;
   at = at > 89.0f ? 89.0f : at;
@@ -25,7 +26,8 @@ DC__ELEMENT float exp_f32(float x) {
   /* Times 2^n: p's exponent grows by n, the only remaining bits of `shifted`. If n is 128, p is below 1. */
   float y = dc__f32_of_bits(dc__bits_of_f32(p) + (dc__bits_of_f32(shifted) << 23));
   y = x < -87.33654f ? 0.0f : y;
-  return x > 88.72283f ? dc__f32_of_bits(0x7f800000u) : y;
+  /* The sum of exponents makes numbers of NaNs. */
+  return !(x <= 88.72283f) ? x + dc__f32_of_bits(0x7f800000u) : y;
 }
 
 DC__ELEMENT float multiply_add(float a, float b, float c) {
