@@ -179,6 +179,8 @@ def _describe(array: Any) -> Tuple[int, Sequence[int], Optional[Sequence[int]], 
     if interface is not None and isinstance(interface.get("data"), tuple) and not _is_scalar(array):
         return (*_from_interface(array, interface), None, HOST, array)
     if hasattr(array, "__dlpack__"):
+        if hasattr(array, "is_neg") and array.is_neg():  # PyTorch's DLPack does not tell
+            raise TypeError("a lazy negative, must have its values in memory: resolve_neg() gives them")
         from . import dlpack
 
         address, shape, strides, dtype, place, keep = dlpack.read(array)

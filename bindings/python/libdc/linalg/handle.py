@@ -81,6 +81,7 @@ class Array:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(array, torch.Tensor):
             array = array.detach()  # DLPack refuses what autograd follows
+            array = array if writable else array.resolve_neg()
             if array.is_cuda:  # calls work on a stream of the device's own
                 torch.cuda.current_stream(array.device).synchronize()
         self.array = array

@@ -7,7 +7,8 @@ from typing import Any, Dict, Tuple
 from torch import Tensor
 
 from . import arrays
-from .native import NativeOptimizer, ParamShard, betas_of
+from .native import NativeOptimizer, betas_of
+from .param_shard import ParamShard
 
 
 class Elementwise(NativeOptimizer):

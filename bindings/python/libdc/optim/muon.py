@@ -9,7 +9,7 @@ from libdc.types import DType
 from torch import Tensor
 
 from . import arrays
-from .native import ParamShard, on_elements
+from .param_shard import ParamShard, on_elements
 from .shampoo import Blockwise
 
 _TORCH_COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -1,0 +1,184 @@
+"""The state of torch.optim.Optimizer over libdc's handle: `state` shows the library's own memory."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Dict, List, Optional, Pattern, Sequence, Set, Tuple
+
+import torch
+from torch import Tensor
+
+from ..torch.sharding.part import plain_tensor
+from . import arrays
+from .param_shard import ParamShard, on_elements
+
+
+class NativeState(torch.optim.Optimizer):
+    """The base of NativeOptimizer, which makes the library's optimizer and tells it of groups and parameters."""
+
+    _owned_state: Optional[Pattern[str]] = None  # names of state that one rank has for all: a block's or a layer's
+    _optional_state: Sequence[str] = ("master",)  # pieces of state that torch.optim's namesake does not have
+    _native: Optional[arrays.Optimizer]
+    _parts: List[ParamShard]
+    _state_ids: Optional[List[int]]  # of `state` as it was compared last
+
+    def _reset_native(self) -> None:
+        raise NotImplementedError
+
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _find_device(self) -> None:
+        raise NotImplementedError
+
+    def _use_current_stream(self) -> None:
+        raise NotImplementedError
+
+    def _sync_group(self, index: int, group: Optional[Dict[str, Any]] = None) -> None:
+        raise NotImplementedError
+
+    def _add_param(self, param: Tensor, group: int) -> None:
+        raise NotImplementedError
+
+    def _sync_state(self) -> None:
+        """Takes over what the caller changed in `state` since the last step: an entry that is gone begins anew, and
+        other tensors are copied."""
+        if self._state_ids == self._shown_ids():
+            return
+        for index, part in enumerate(self._parts):
+            entry, pieces = self.state.get(part.param), part.pieces
+            if pieces is None or not entry:
+                if pieces is not None:
+                    self._clear(index)
+                elif entry:
+                    self._load_state({part.param: entry})
+            elif len(entry) != len(pieces) or any(entry.get(name) is not piece for name, piece in pieces.items()):
+                self._load_state({part.param: entry})
+        self._state_ids = self._shown_ids()
+
+    def _shown_ids(self) -> List[int]:
+        """Of the tensors in `state`. Those that are the library's live as long as this, so that no other has its id."""
+        return [id(piece) for entry in self.state.values() for piece in entry.values()]
+
+    def _show_state(self, index: int, pieces: Dict[str, Tensor]) -> None:
+        part = self._parts[index]
+        part.pieces, self.state[part.param] = pieces, dict(pieces)
+
+    def _views(self, index: int) -> Dict[str, Tensor]:
+        """The pieces of a parameter's state: the library's own memory."""
+        native, part = self._native, self._parts[index]
+        assert native is not None
+        pieces = {name: torch.from_dlpack(native.state(index, name)) for name in native.state_names(index)}
+        return {name: piece if self.is_owned(name) else part.view(piece) for name, piece in pieces.items()}
+
+    def is_owned(self, name: str) -> bool:
+        """Whether a piece of state is of a block or a layer that one rank owns."""
+        return self._owned_state is not None and self._owned_state.match(name) is not None
+
+    def pieces(self, param: Tensor) -> Set[str]:
+        """The names of a parameter's state on this rank."""
+        assert self._native is not None
+        index = next(i for i, part in enumerate(self._parts) if part.param is param)
+        return set(self._native.state_names(index))
+
+    @on_elements
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
+        """As PyTorch's, but that state keeps its own types; a state of torch.optim's namesake is taken, too. Where a
+        parameter has state, all of it must be there. A state that does not fit is an error, and changes nothing."""
+        saved = self._own_copies(state_dict["state"])
+        super().load_state_dict({**state_dict, "state": saved})
+        self._load_state({part.param: saved[i] for i, part in enumerate(self._parts) if i in saved})
+
+    def _own_copies(self, state: Dict[int, Any]) -> Dict[int, Any]:
+        """A state with copies in place of the library's own memory, which loading clears first: state_dict() shows it,
+        and torch.distributed.checkpoint loads into it."""
+        own = {piece.data_ptr() for index in range(len(self._parts)) for piece in self._views(index).values()}
+
+        def own_copy(value: Any) -> Any:
+            shared = isinstance(value, Tensor) and plain_tensor(value).untyped_storage().data_ptr() in own
+            return copy.deepcopy(value) if shared else value
+
+        return {number: {name: own_copy(value) for name, value in values.items()} for number, values in state.items()}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """The end of load_state_dict(). A copy or an unpickled optimizer gets a new handle of the library."""
+        for group in state["param_groups"]:  # torch.optim's own states lack what it does not know
+            for name, value in getattr(self, "defaults", state.get("defaults", {})).items():
+                group.setdefault(name, value)
+        if "_native" in self.__dict__:  # refused before the groups and the old state go
+            self._match_state(state["state"], state["param_groups"])
+            self._use_current_stream()
+            for index, group in enumerate(state["param_groups"]):
+                self._sync_group(index, group)
+        super().__setstate__(state)
+        given = self.state
+        if "_native" not in self.__dict__:
+            self._reset_native()
+            self._find_device()
+            for index, group in enumerate(self.param_groups):
+                self._sync_group(index)
+                for param in group["params"]:
+                    self._add_param(param, index)
+        self.state = type(given)(dict)
+        for index in range(len(self._parts)):
+            self._clear(index)
+        self._load_state(given)
+
+    def _clear(self, index: int) -> None:
+        """A parameter's state as before its first step."""
+        for name, piece in self._views(index).items():
+            self._init_piece(name, piece)
+        self._parts[index].pieces = None
+
+    def _init_piece(self, name: str, piece: Tensor) -> None:
+        piece.zero_()
+        self._init_state_piece(name, piece)
+
+    def _init_state_piece(self, name: str, piece: Tensor) -> None:
+        """Fills a new piece of state whose initial values are not zeros."""
+
+    def _load_state(self, given: Any) -> None:
+        """Copies a state dictionary's values into the library's memory."""
+        for index, views, values in self._match_state(given, self.param_groups):
+            for name, piece in views.items():
+                if name in values:
+                    piece.copy_(values[name])
+                else:
+                    self._init_piece(name, piece)
+            self._show_state(index, views)
+
+    def _match_state(self, given: Any, groups: Any) -> List[Tuple[int, Dict[str, Tensor], Dict[str, Tensor]]]:
+        """The indices of parameters that have state in a dictionary, the library's pieces and the values for them."""
+        fitted = []
+        group_of = [group for group in groups for _ in group["params"]]
+        for index, (part, group) in enumerate(zip(self._parts, group_of)):
+            if not given.get(part.param):
+                continue
+            views = self._views(index)
+            saved = {name: value for name, value in given[part.param].items() if value is not None}
+            state = self._from_torch_state(saved, part, group, views)
+            lacking = [name for name in views if name not in state and name not in self._optional_state]
+            if lacking:
+                raise ValueError(f"{self._name()}: the state of parameter {index} lacks {lacking[0]!r}")
+            values = {}
+            for name, value in state.items():
+                if name not in views:
+                    raise ValueError(f"{self._name()}: parameter {index} has no state {name!r}, only "
+                                     f"{', '.join(views)}")
+                values[name] = self._check_piece(index, name, views[name], torch.as_tensor(value))
+            fitted.append((index, views, values))
+        return fitted
+
+    def _from_torch_state(self, state: Dict[str, Any], part: ParamShard, group: Dict[str, Any],
+                  views: Dict[str, Tensor]) -> Dict[str, Any]:
+        """A parameter's state in the library's pieces, where it is of torch.optim's namesake and has others."""
+        return state
+
+    def _check_piece(self, index: int, name: str, view: Tensor, value: Tensor) -> Tensor:
+        part = self._parts[index]
+        if view.shape == (part.count,) and value.shape == (part.length,):
+            value = value[: part.count]  # of a sharded parameter, with its padding
+        if value.shape != view.shape:
+            raise ValueError(f"{self._name()}: state {name!r} of parameter {index} has shape {tuple(value.shape)}, "
+                             f"must be {tuple(view.shape)}")
+        return value
