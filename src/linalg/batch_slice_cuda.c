@@ -93,8 +93,13 @@ dc__cuda_matrices dc__batch_slice_dense_view(const dc__batch_slice *f, void *dat
   return m;
 }
 
-void dc__batch_slice_measure(dc__batch_slice *f, const dc__cuda_matrices *from, bool mirrored) {
-  const dc__cuda_measure_args args = {.from = *from, .reports = f->reports, .mirrored = mirrored};
+void dc__batch_slice_measure(dc__batch_slice *f, const dc__cuda_matrices *from) {
+  const dc__cuda_measure_args args = {.from = *from, .reports = f->reports};
+  dc__cuda_measure(f->stream, &args);
+}
+
+void dc__batch_slice_measure_symmetric(dc__batch_slice *f, const dc__cuda_matrices *from, double low, double high) {
+  const dc__cuda_measure_args args = {.from = *from, .reports = f->reports, .low = low, .high = high};
   dc__cuda_measure(f->stream, &args);
 }
 

@@ -39,8 +39,11 @@ dc__cuda_matrices dc__batch_slice_view(const dc__batch_slice *f, const dc__mat *
 dc__cuda_matrices dc__batch_slice_dense_view(const dc__batch_slice *f, void *data, int32_t dtype, int64_t rows,
                                              int64_t cols);
 
-/* Sets reports to each matrix's largest entry and, if `mirrored`, its asymmetry. */
-void dc__batch_slice_measure(dc__batch_slice *f, const dc__cuda_matrices *from, bool mirrored);
+/* Sets reports to each matrix's largest entry. */
+void dc__batch_slice_measure(dc__batch_slice *f, const dc__cuda_matrices *from);
+/* The same of square matrices, and also to their asymmetry, and to the largest entry of low times the lower triangle
+ * plus high times the upper one. */
+void dc__batch_slice_measure_symmetric(dc__batch_slice *f, const dc__cuda_matrices *from, double low, double high);
 /* Sets reports to the largest row sum, or to the sum of squares. */
 void dc__batch_slice_reduce(dc__batch_slice *f, const dc__cuda_matrices *from, bool squares);
 /* Copies matrix i of the slice to dense host memory, which the caller frees. `staging` is device memory of the same

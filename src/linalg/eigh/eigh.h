@@ -35,12 +35,25 @@ typedef struct dc__spectral_job {
   bool serial; /* tasks run side by side, so products stay on their thread */
 } dc__spectral_job;
 
+/* A matrix as symmetric.c or a device measures it. `finite` says that all entries are. */
+typedef struct dc__symmetric_stats {
+  double max_abs;      /* the largest entry */
+  double max_combined; /* the largest entry of the triangles' combination, which is the matrix that is decomposed */
+  double asymmetry;    /* half the largest difference of two entries that mirror each other */
+  bool finite;
+} dc__symmetric_stats;
+
+/* The weights with which the lower and the upper triangle are combined; their sum is 1. */
+typedef struct dc__symmetric_weights {
+  double low, high;
+} dc__symmetric_weights;
+
 /* symmetric.c: loads matrix `index` into s, scaled by a power of two so that its largest entry is near 1. Returns
  * false and sets a status if it is not finite or not symmetric. */
 bool dc__symmetric_load(const dc__spectral_job *job, int64_t index, dc__spectral_task *t);
+dc__symmetric_weights dc__symmetric_weights_of(int32_t symmetry);
 /* Checks a matrix by its measured values: sets exponent and asymmetry, or a status. */
-bool dc__symmetric_check(const dc__spectral_job *job, dc__spectral_task *t, bool finite, double max_abs,
-                         double asymmetry);
+bool dc__symmetric_check(const dc__spectral_job *job, dc__spectral_task *t, const dc__symmetric_stats *stats);
 /* Finds the position of an invalid entry. */
 void dc__symmetric_locate(const dc__spectral_job *job, int64_t index, dc__spectral_task *t);
 /* Writes row-major `from` (lower triangle) to the caller's matrix, both triangles; false if a value does not fit. */

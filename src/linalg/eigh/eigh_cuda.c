@@ -14,7 +14,8 @@ enum { ALIGNMENT = 256 }; /* alignment of arrays */
 static void measure_slice(dc__eigh_cuda *w) {
   dc__batch_slice *f = &w->slice;
   const dc__cuda_matrices a = dc__batch_slice_view(f, &w->job.r->a);
-  dc__batch_slice_measure(f, &a, true);
+  const dc__symmetric_weights weights = dc__symmetric_weights_of(w->job.r->options.symmetry);
+  dc__batch_slice_measure_symmetric(f, &a, weights.low, weights.high);
   dc__batch_slice_reduce(f, &a, false);
   dc__batch_slice_sync_reports(f);
   dc__symmetric_check_slice(f, &w->job, w->s, w->tasks);

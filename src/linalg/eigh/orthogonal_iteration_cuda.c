@@ -78,7 +78,7 @@ static dc_status iteration_step(iteration_slice *w, const dc__orthogonal_iterati
   dc__cuda_basis_begin(f->stream, &w->args);
   DC__TRY(f->l->device->ops->stream_qr(f->stream, &w->qr));
   dc__batch_slice_clear_reports(f);
-  dc__batch_slice_measure(f, &sorted, false);
+  dc__batch_slice_measure(f, &sorted);
   dc__cuda_basis_store(f->stream, &w->args);
   return DC_OK;
 }

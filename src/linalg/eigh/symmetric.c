@@ -26,32 +26,35 @@ enum { TILE = 32 }; /* two tiles that mirror each other fit the first-level cach
 #define LOW(a, m, i, j) (a)[(i) * (m)->row_stride + (j) * (m)->col_stride]
 #define HIGH(a, m, i, j) LOW(a, m, j, i)
 
-/* In one tile, on both sides of the diagonal: raises the largest magnitude and the largest half difference. Returns
- * whether all entries are finite. */
-#define MEASURE(name, T, abs)                                                                        \
-  static bool name(const T *a, const dc__mat *m, int64_t i0, int64_t j0, int64_t n, double *max_abs, \
-                   double *asymmetry) {                                                              \
-    TRANSPOSED(T, transposed, a, m, i0, j0, n)                                                       \
-    T largest = (T)*max_abs;                                                                         \
-    T gap = (T)*asymmetry;                                                                           \
-    int bad = 0;                                                                                     \
-    for (int64_t i = i0; i < dc__min_int64(i0 + TILE, n); i++) {                                     \
-      for (int64_t j = j0; j < dc__min_int64(j0 + TILE, i + 1); j++) {                               \
-        T low = LOW(a, m, i, j);                                                                     \
-        T high = transposed[i - i0][j - j0];                                                         \
-        T between = low / 2 - high / 2;                                                              \
-        bad |= !(low - low == 0) | !(high - high == 0);                                              \
-        low = abs(low);                                                                              \
-        high = abs(high);                                                                            \
-        between = abs(between);                                                                      \
-        largest = low > largest ? low : largest;                                                     \
-        largest = high > largest ? high : largest;                                                   \
-        gap = between > gap ? between : gap;                                                         \
-      }                                                                                              \
-    }                                                                                                \
-    *max_abs = (double)largest;                                                                      \
-    *asymmetry = (double)gap;                                                                        \
-    return bad == 0;                                                                                 \
+/* In one tile, on both sides of the diagonal: raises the largest magnitudes and the largest half difference. */
+#define MEASURE(name, T, abs)                                                                                \
+  static void name(const T *a, const dc__mat *m, dc__symmetric_weights w, int64_t i0, int64_t j0, int64_t n, \
+                   dc__symmetric_stats *stats) {                                                             \
+    TRANSPOSED(T, transposed, a, m, i0, j0, n)                                                               \
+    const T of_low = (T)w.low, of_high = (T)w.high;                                                          \
+    T largest = (T)stats->max_abs;                                                                           \
+    T combined = (T)stats->max_combined;                                                                     \
+    T gap = (T)stats->asymmetry;                                                                             \
+    int bad = 0;                                                                                             \
+    for (int64_t i = i0; i < dc__min_int64(i0 + TILE, n); i++) {                                             \
+      for (int64_t j = j0; j < dc__min_int64(j0 + TILE, i + 1); j++) {                                       \
+        T low = LOW(a, m, i, j);                                                                             \
+        T high = transposed[i - i0][j - j0];                                                                 \
+        T between = abs(low / 2 - high / 2);                                                                 \
+        T both = abs(low * of_low + high * of_high);                                                         \
+        bad |= !(low - low == 0) | !(high - high == 0);                                                      \
+        low = abs(low);                                                                                      \
+        high = abs(high);                                                                                    \
+        largest = low > largest ? low : largest;                                                             \
+        largest = high > largest ? high : largest;                                                           \
+        combined = both > combined ? both : combined;                                                        \
+        gap = between > gap ? between : gap;                                                                 \
+      }                                                                                                      \
+    }                                                                                                        \
+    stats->max_abs = (double)largest;                                                                        \
+    stats->max_combined = (double)combined;                                                                  \
+    stats->asymmetry = (double)gap;                                                                          \
+    stats->finite &= bad == 0;                                                                               \
   }
 MEASURE(measure_float, float, fabsf)
 MEASURE(measure_double, double, fabs)
@@ -60,17 +63,24 @@ static const void *data_of(const dc__mat *m, int64_t index) {
   return (const char *)m->data + index * m->batch_stride * (int64_t)dc_dtype_size(m->dtype);
 }
 
-/* Largest entry and largest asymmetry. Returns false if an entry of either triangle is not finite. */
-static bool measure_matrix(const dc__spectral_job *job, int64_t index, double *max_abs, double *asymmetry) {
+dc__symmetric_weights dc__symmetric_weights_of(int32_t symmetry) {
+  const double low = symmetry == DC_SYMMETRY_LOWER ? 1 : symmetry == DC_SYMMETRY_UPPER ? 0 : 0.5;
+  return (dc__symmetric_weights){low, 1 - low};
+}
+
+static dc__symmetric_stats measure_matrix(const dc__spectral_job *job, int64_t index) {
   const dc__mat *a = &job->r->a;
   const void *data = data_of(a, index);
-  bool finite = true;
-  *max_abs = *asymmetry = 0;
+  const dc__symmetric_weights w = dc__symmetric_weights_of(job->r->options.symmetry);
+  dc__symmetric_stats stats = {.finite = true};
   FOR_TILES(job->n, i0, j0) {
-    finite &= a->dtype == DC_FLOAT64 ? measure_double(data, a, i0, j0, job->n, max_abs, asymmetry)
-                                     : measure_float(data, a, i0, j0, job->n, max_abs, asymmetry);
+    if (a->dtype == DC_FLOAT64) {
+      measure_double(data, a, w, i0, j0, job->n, &stats);
+    } else {
+      measure_float(data, a, w, i0, j0, job->n, &stats);
+    }
   }
-  return finite;
+  return stats;
 }
 
 /* The first nonfinite entry, or else the largest asymmetry. */
@@ -99,20 +109,19 @@ void dc__symmetric_locate(const dc__spectral_job *job, int64_t index, dc__spectr
   }
 }
 
-/* An entry of s is (low * its entry + high * the mirrored one) * both: the scale, and which triangle counts. */
-typedef struct symmetric_weights {
+/* An entry of s is (low * its entry + high * the mirrored one) * both. */
+typedef struct load_weights {
   double low, high, both;
-} symmetric_weights;
+} load_weights;
 
-static symmetric_weights weights_of(int32_t symmetry, dc__pow2_scale scale) {
-  double low = symmetry == DC_SYMMETRY_LOWER ? 1 : symmetry == DC_SYMMETRY_UPPER ? 0 : 0.5;
-  symmetric_weights w = {low * scale.first, (1 - low) * scale.first, scale.second};
-  return w;
+static load_weights load_weights_of(int32_t symmetry, dc__pow2_scale scale) {
+  const dc__symmetric_weights w = dc__symmetric_weights_of(symmetry);
+  return (load_weights){w.low * scale.first, w.high * scale.first, scale.second};
 }
 
 /* One tile of the lower triangle into s. */
 #define LOAD(name, From, To)                                                                                           \
-  static void name(const From *a, const dc__mat *m, symmetric_weights w, To *s, int64_t i0, int64_t j0, int64_t n) {   \
+  static void name(const From *a, const dc__mat *m, load_weights w, To *s, int64_t i0, int64_t j0, int64_t n) {        \
     TRANSPOSED(From, transposed, a, m, i0, j0, n)                                                                      \
     for (int64_t i = i0; i < dc__min_int64(i0 + TILE, n); i++) {                                                       \
       for (int64_t j = j0; j < dc__min_int64(j0 + TILE, i + 1); j++) {                                                 \
@@ -125,7 +134,7 @@ LOAD(load_widened, float, double)
 LOAD(load_narrowed, double, float)
 LOAD(load_double, double, double)
 
-static void load_tile(const dc__spectral_job *job, const void *data, const dc__spectral_task *t, symmetric_weights w,
+static void load_tile(const dc__spectral_job *job, const void *data, const dc__spectral_task *t, load_weights w,
                       int64_t i0, int64_t j0) {
   const dc__mat *a = &job->r->a;
   bool wide = t->dtype == DC_FLOAT64;
@@ -142,30 +151,30 @@ static void load_tile(const dc__spectral_job *job, const void *data, const dc__s
   }
 }
 
-bool dc__symmetric_check(const dc__spectral_job *job, dc__spectral_task *t, bool finite, double max_abs,
-                         double asymmetry) {
-  if (!finite) {
+bool dc__symmetric_check(const dc__spectral_job *job, dc__spectral_task *t, const dc__symmetric_stats *stats) {
+  if (!stats->finite) {
     t->status = DC_E_NOT_FINITE;
     return false;
   }
-  t->asymmetry = max_abs > 0 ? 2 * (asymmetry / max_abs) : 0;
+  t->asymmetry = stats->max_abs > 0 ? 2 * (stats->asymmetry / stats->max_abs) : 0;
   if (job->r->options.symmetry == DC_SYMMETRY_CHECK &&
       t->asymmetry > 64 * (double)job->n * dc__epsilon(job->r->a.dtype)) {
     t->status = DC_E_NOT_SYMMETRIC;
     return false;
   }
-  t->exponent = max_abs > 0 ? ilogb(max_abs) : 0;
+  /* Half of the least subnormal number is 0. */
+  const double largest = stats->max_combined > 0 ? stats->max_combined : stats->max_abs;
+  t->exponent = largest > 0 ? ilogb(largest) : 0;
   return true;
 }
 
 bool dc__symmetric_load(const dc__spectral_job *job, int64_t index, dc__spectral_task *t) {
-  double max_abs, asymmetry;
-  const bool finite = measure_matrix(job, index, &max_abs, &asymmetry);
-  if (!dc__symmetric_check(job, t, finite, max_abs, asymmetry)) {
+  const dc__symmetric_stats stats = measure_matrix(job, index);
+  if (!dc__symmetric_check(job, t, &stats)) {
     dc__symmetric_locate(job, index, t);
     return false;
   }
-  symmetric_weights w = weights_of(job->r->options.symmetry, dc__pow2_scale_of(-t->exponent));
+  load_weights w = load_weights_of(job->r->options.symmetry, dc__pow2_scale_of(-t->exponent));
   FOR_TILES(job->n, i0, j0) {
     load_tile(job, data_of(&job->r->a, index), t, w, i0, j0);
   }

@@ -21,21 +21,25 @@ void dc__symmetric_check_slice(dc__batch_slice *f, const dc__spectral_job *job, 
                                dc__spectral_task *tasks) {
   for (int32_t i = 0; i < f->count; i++) {
     dc__spectral_task *t = &tasks[i];
-    const double max_abs = dc__double_from_bits(f->host_reports[i].max_abs);
+    const dc__cuda_matrix_stats *report = &f->host_reports[i];
+    const dc__symmetric_stats stats = {.max_abs = dc__double_from_bits(report->max_abs),
+                                       .max_combined = dc__double_from_bits(report->max_combined),
+                                       .asymmetry = dc__double_from_bits(report->asymmetry),
+                                       .finite = isfinite(dc__double_from_bits(report->max_abs))};
     memset(t, 0, sizeof *t);
-    if (!dc__symmetric_check(job, t, isfinite(max_abs), max_abs, dc__double_from_bits(f->host_reports[i].asymmetry))) {
+    if (!dc__symmetric_check(job, t, &stats)) {
       symmetric_locate_one(f, job, i, staging, t);
     }
   }
 }
 
 void dc__symmetric_load_slice(dc__batch_slice *f, const dc__spectral_job *job, int32_t dtype, void *s) {
-  const int32_t symmetry = job->r->options.symmetry;
+  const dc__symmetric_weights w = dc__symmetric_weights_of(job->r->options.symmetry);
   dc__cuda_load_args args = {.from = dc__batch_slice_view(f, &job->r->a), .reports = f->reports, .mask = UINT32_MAX};
   args.to = dc__batch_slice_dense_view(f, s, dtype, job->n, job->n);
-  args.low = symmetry == DC_SYMMETRY_LOWER ? 1 : symmetry == DC_SYMMETRY_UPPER ? 0 : 0.5;
-  args.high = 1 - args.low;
-  dc__batch_slice_measure(f, &args.from, true);
+  args.low = w.low;
+  args.high = w.high;
+  dc__batch_slice_measure_symmetric(f, &args.from, w.low, w.high);
   dc__cuda_load(f->stream, &args);
 }
 
@@ -46,7 +50,7 @@ void dc__symmetric_store_slice(dc__batch_slice *f, const dc__spectral_job *job, 
   dc__cuda_load_args args = {.to = dc__batch_slice_view(f, out), .low = 1};
   args.from = dc__batch_slice_dense_view(f, from, dtype, job->n, job->n);
   dc__batch_slice_clear_reports(f);
-  dc__batch_slice_measure(f, &args.from, false);
+  dc__batch_slice_measure(f, &args.from);
   dc__batch_slice_sync_reports(f);
   for (int32_t i = 0; i < f->count; i++) {
     const bool fits = dc__double_from_bits(f->host_reports[i].max_abs) <= limit; /* false for NaN */

@@ -41,6 +41,10 @@ static dc__tridiagonal_form make_form(const dc__spectral_job *job, dc__spectral_
   return w;
 }
 
+/* The largest entry of the matrix is at least 1 and below 2. Squares below this have few digits or none, and the
+ * reflection would not be orthogonal; the elements that are dropped instead are below 2^-480. */
+#define LEAST_SQUARE 0x1p-960
+
 /* v [0, row] becomes the reflection that leaves its last but one element alone, v[row - 1] = 1, and zero from there up
  * to `end`. Returns its factor. */
 static double make_householder(double *v, int64_t row, int64_t end, double *d, double *off) {
@@ -50,7 +54,7 @@ static double make_householder(double *v, int64_t row, int64_t end, double *d, d
   *d = v[row];
   *off = last;
   double factor = 0;
-  if (square > 0) {
+  if (square > LEAST_SQUARE) {
     double norm = -copysign(sqrt(last * last + square), last);
     double scale = 1 / (last - norm);
     for (int64_t j = 0; j < row - 1; j++) {

@@ -54,7 +54,7 @@ static bool nearest_layout(nearest_cuda *w, size_t *bytes) {
 /* Scales by x's largest entry, and locates a nonfinite one row by row. */
 static dc_status nearest_scale_cuda(nearest_cuda *w, const char *fn, const dc__mat *x, int *exponent) {
   double max_abs;
-  dc__batch_slice_measure(&w->f, &w->args.x, false);
+  dc__batch_slice_measure(&w->f, &w->args.x);
   dc__batch_slice_sync_reports(&w->f);
   DC__TRY(dc__device_check(w->f.l->device));
   max_abs = dc__double_from_bits(w->f.host_reports[0].max_abs);

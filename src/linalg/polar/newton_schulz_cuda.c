@@ -29,7 +29,7 @@ static const dc__newton_schulz_work newton_schulz_work_cuda = {newton_schulz_syr
 static dc_status check_finite_cuda(dc__batch_slice *f, const char *fn, const dc__mat *a, void *staging) {
   const dc__cuda_matrices from = dc__batch_slice_view(f, a);
   dc__mat host;
-  dc__batch_slice_measure(f, &from, false);
+  dc__batch_slice_measure(f, &from);
   dc__batch_slice_sync_reports(f);
   for (int32_t i = 0; i < f->count; i++) {
     if (!isfinite(dc__double_from_bits(f->host_reports[i].max_abs))) {
@@ -52,7 +52,7 @@ static void load_normalised_cuda(dc__newton_schulz *o, const dc__mat *a) {
   const dc__cuda_load_args args = {.from = from, .to = next, .reports = f->reports, .mask = UINT32_MAX};
   dc__cuda_affine_args norm = {.from = o->next, .to = o->x, .rows = o->rows, .cols = o->cols, .count = f->count};
   norm.wide = o->dtype == DC_FLOAT64;
-  dc__batch_slice_measure(f, &from, false);
+  dc__batch_slice_measure(f, &from);
   dc__cuda_load(f->stream, &args);
   dc__batch_slice_reduce(f, &next, true);
   dc__batch_slice_sync_reports(f);

@@ -64,7 +64,7 @@ static void rotate_to_basis(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype,
       w, f, &(warm_start_product){.dtype = dtype, .trans_a = true, .a = q, .b = w->result, .cols = n, .c = w->rotated});
   dc__cuda_load_uniform(f->stream, diagonal, dc__batch_slice_dense_view(f, w->values, dtype, 1, n), UINT32_MAX, 1);
   dc__batch_slice_clear_reports(f);
-  dc__batch_slice_measure(f, &back, false);
+  dc__batch_slice_measure(f, &back);
 }
 
 /* Mask of the matrices with an orthonormal basis and a regular diagonal. Sets factors to the inverse square roots. */

@@ -216,8 +216,33 @@ static void test_warm_roots(void **state) {
   free(first), free(now);
 }
 
+/* The triangle that is not read, and what cancels in the mean, do not count for the scale. */
+static void test_unused_entries_of_any_size(void **state) {
+  (void)state;
+  enum { N = 6 };
+  const int32_t modes[] = {DC_SYMMETRY_LOWER, DC_SYMMETRY_UPPER, DC_SYMMETRY_MEAN};
+  for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++) {
+    double *a = spectrum_pair(1, N);
+    for (int64_t i = 0; i < N; i++) {
+      for (int64_t j = 0; j < i; j++) {
+        a[i * N + j] = modes[m] == DC_SYMMETRY_LOWER ? a[i * N + j] : 1e250;
+        a[j * N + i] = modes[m] == DC_SYMMETRY_UPPER ? a[j * N + i] : modes[m] == DC_SYMMETRY_MEAN ? -1e250 : 1e250;
+      }
+    }
+    tensor_pair ta = matrix_pair(a, DC_FLOAT64, 1, N, N), tx = matrix_pair(NULL, DC_FLOAT64, 1, N, N);
+    dc_spectral_options o = defaults();
+    o.symmetry = modes[m];
+    o.eps_rel = 1e-6;
+    BOTH(dc_matrix_inverse_root(linalg_of(k), &ta.t[k], 2, &o, NULL, &tx.t[k], NULL, 0));
+    assert_true(relative_gap(&tx) <= 1e-10);
+    free_pair(&ta), free_pair(&tx);
+    free(a);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(test_eigh), TEST(test_eigh_reads_strides_and_scales), TEST(test_powers),
-                                     TEST(test_inverse_roots), TEST(test_warm_roots)};
+  const struct CMUnitTest tests[] = {TEST(test_eigh),       TEST(test_eigh_reads_strides_and_scales),
+                                     TEST(test_powers),     TEST(test_inverse_roots),
+                                     TEST(test_warm_roots), TEST(test_unused_entries_of_any_size)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

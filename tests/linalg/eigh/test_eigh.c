@@ -68,6 +68,55 @@ static void test_03_symmetric_and_consistent(void **state) {
   assert_true(largest_gap(squared, x2, N * N) < 1e-10);
 }
 
+/* Squares of couplings that are subnormal numbers have few digits. */
+static void test_couplings_whose_squares_underflow(void **state) {
+  (void)state;
+  for (int32_t exponent = -600; exponent <= -400; exponent++) {
+    const double r = ldexp(1, exponent);
+    double a[9] = {0.5, 0.2, r, 0.2, 0.3, r / 3, r, r / 3, 1}, values[3], vectors[9], product[9];
+    dc_tensor ta = matrix(a, DC_FLOAT64, 3, 3), tv = matrix(vectors, DC_FLOAT64, 3, 3);
+    dc_tensor tw = vector(values, DC_FLOAT64, 3);
+    OK(dc_eigh(linalg, &ta, NULL, &tw, &tv, NULL, 0));
+    const double known[3] = {0.4 - sqrt(0.05), 0.4 + sqrt(0.05), 1};
+    assert_true(largest_gap(values, known, 3) < 1e-15);
+    const double unit[9] = {1, 0, 0, 0, 1, 0, 0, 0, 1};
+    for (int64_t i = 0; i < 9; i++) {
+      product[i] = 0;
+      for (int64_t k = 0; k < 3; k++) {
+        product[i] += vectors[k * 3 + i / 3] * vectors[k * 3 + i % 3];
+      }
+    }
+    assert_true(largest_gap(product, unit, 9) < 1e-14);
+  }
+}
+
+/* The triangle that is not read, and what cancels in the mean, do not count for the scale. */
+static void test_unused_entries_of_any_size(void **state) {
+  (void)state;
+  const int32_t modes[] = {DC_SYMMETRY_LOWER, DC_SYMMETRY_UPPER, DC_SYMMETRY_MEAN};
+  double whole[N * N], a[N * N], x[N * N], y[N * N];
+  for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++) {
+    dc_spectral_options o = defaults();
+    o.symmetry = modes[m];
+    spread_spectrum(whole, N, 4);
+    memcpy(a, whole, sizeof a);
+    for (int64_t i = 0; i < N; i++) {
+      for (int64_t j = 0; j < i; j++) {
+        double *low = &a[i * N + j], *high = &a[j * N + i];
+        if (modes[m] == DC_SYMMETRY_MEAN) {
+          *high = -(*low = 1e250);
+          whole[i * N + j] = whole[j * N + i] = 0;
+        } else {
+          *(modes[m] == DC_SYMMETRY_LOWER ? high : low) = 1e250;
+        }
+      }
+    }
+    OK(power_of(whole, x, N, DC_FLOAT64, -0.25, &o, NULL));
+    OK(power_of(a, y, N, DC_FLOAT64, -0.25, &o, NULL));
+    assert_memory_equal(x, y, sizeof x);
+  }
+}
+
 static void test_04_scale_covariance(void **state) {
   (void)state;
   double a[N * N], scaled[N * N], x[N * N], y[N * N];
@@ -197,6 +246,8 @@ int main(void) {
       cmocka_unit_test(test_01_inverse_roots),
       cmocka_unit_test(test_02_closed_forms),
       cmocka_unit_test(test_03_symmetric_and_consistent),
+      cmocka_unit_test(test_couplings_whose_squares_underflow),
+      cmocka_unit_test(test_unused_entries_of_any_size),
       cmocka_unit_test(test_04_scale_covariance),
       cmocka_unit_test(test_05_torchium),
       cmocka_unit_test(test_12_empty_and_one),

@@ -9,18 +9,21 @@ DC_BLOCK_KERNEL(dc__measure_kernel, dc__cuda_measure_args, DC__CUDA_MATRIX_THREA
   const int32_t matrix = static_cast<int32_t>(dc_block(1));
   const matrix_view a = matrix_view_of(args.from, matrix);
   dc__cuda_matrix_stats *r = report(args.reports, matrix);
-  uint64_t max_abs = 0, asymmetry = 0;
+  const bool symmetric = args.low + args.high != 0;
+  uint64_t max_abs = 0, max_combined = 0, asymmetry = 0;
   for (int64_t i = first_row(); i < args.from.rows; i += next_row()) {
     for (int64_t j = dc_thread(); j < args.from.cols; j += dc_threads()) {
       const double low = a.at(i, j);
       max_abs = larger(max_abs, bits_of(low));
-      if (args.mirrored && j < i) {
+      if (symmetric && j <= i) {
         const double high = a.at(j, i);
+        max_combined = larger(max_combined, bits_of(low * args.low + high * args.high));
         asymmetry = larger(asymmetry, bits_of(low / 2 - high / 2));
       }
     }
   }
   warp_atomic_max(&r->max_abs, max_abs);
+  warp_atomic_max(&r->max_combined, max_combined);
   warp_atomic_max(&r->asymmetry, asymmetry);
 }
 
@@ -30,17 +33,18 @@ DC_KERNEL(dc__load_kernel, dc__cuda_load_args, DC__CUDA_MATRIX_THREADS) {
     return;
   }
   const matrix_view a = matrix_view_of(args.from, matrix), to = matrix_view_of(args.to, matrix);
+  const bool symmetric = args.low + args.high != 0;
   double first = 1, second = args.factor[matrix];
   if (args.unit > 0) {
     const double length = sqrt(report(args.reports, matrix)->norm);
     second = 1 / (length > args.unit ? length : args.unit);
   } else if (args.reports != nullptr) {
-    const double max_abs = of_bits(report(args.reports, matrix)->max_abs);
-    const int exponent = max_abs > 0 && max_abs <= 1.7976931348623157e308 ? -ilogb(max_abs) : 0;
+    const dc__cuda_matrix_stats *r = report(args.reports, matrix);
+    const double largest = of_bits(symmetric && r->max_combined > 0 ? r->max_combined : r->max_abs);
+    const int exponent = largest > 0 && largest <= 1.7976931348623157e308 ? -ilogb(largest) : 0;
     first = ldexp(1.0, exponent / 2);
     second = ldexp(1.0, exponent - exponent / 2);
   }
-  const bool symmetric = args.low + args.high != 0;
   const double low = args.low * first, high = args.high * first;
   for (int64_t i = first_row(); i < args.to.rows; i += next_row()) {
     for (int64_t j = dc_thread(); j < args.to.cols; j += dc_threads()) {

@@ -20,26 +20,27 @@ typedef struct dc__cuda_matrices {
 /* The device's report on a matrix. Magnitudes are the bits of a double. They have the order of the numbers, with NaN
  * last, so the largest does not depend on the order of threads. */
 typedef struct dc__cuda_matrix_stats {
-  uint64_t max_abs;   /* the largest entry */
-  uint64_t asymmetry; /* half the largest difference of two entries that mirror each other */
-  uint64_t distance;  /* from I */
+  uint64_t max_abs;      /* the largest entry */
+  uint64_t max_combined; /* the largest entry of low times the lower triangle plus high times the upper one */
+  uint64_t asymmetry;    /* half the largest difference of two entries that mirror each other */
+  uint64_t distance;     /* from I */
   double norm;
   int32_t refused; /* 1: the last step was refused */
   int32_t reserved;
   dc__newton_state newton;
 } dc__cuda_matrix_stats;
 
-/* `max_abs` of each matrix and, where `mirrored`, which needs square ones, `asymmetry`. */
+/* `max_abs` of each matrix. If low + high is not 0, which needs square ones, also `max_combined` and `asymmetry`. */
 typedef struct dc__cuda_measure_args {
   dc__cuda_matrices from;
   dc__cuda_matrix_stats *reports;
-  int32_t mirrored;
+  double low, high;
 } dc__cuda_measure_args;
 
 /* to = from times factor. If low + high is not 0, `to` is symmetric: low times the lower triangle plus high times the
- * upper one of a square `from`. With reports, the factor is the power of two that brings `max_abs` near 1. With `unit`
- * it is 1 over the larger of unit and the length, which is the root of `norm`. Only matrices with their bit in `mask`
- * are written. */
+ * upper one of a square `from`. With reports, the factor is the power of two that brings the largest entry near 1:
+ * `max_combined` of a symmetric `to`, else `max_abs`. With `unit` it is 1 over the larger of unit and the length, which
+ * is the root of `norm`. Only matrices with their bit in `mask` are written. */
 typedef struct dc__cuda_load_args {
   dc__cuda_matrices from, to;
   const dc__cuda_matrix_stats *reports; /* NULL: factors */
