@@ -5,7 +5,7 @@ Results are plain values: autograd does not follow these calls."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from . import _pytorch  # first
 import torch
@@ -118,6 +118,8 @@ def _conv_padding(module: Any) -> Tuple[int, ...]:
 
 def _describe(module: torch.nn.Module) -> Optional[SampleLayer]:
     """The layer's constants; None for one that libdc does not know."""
+    if "forward" in vars(module):
+        return None
     if type(module) is torch.nn.Linear:
         return SampleLayer("linear")
     if type(module) in _CONVOLUTIONS and module.padding_mode == "zeros":  # type: ignore[union-attr]
@@ -144,27 +146,65 @@ def _describe_norm(module: Any) -> Optional[SampleLayer]:
     return None
 
 
+class _Call(NamedTuple):
+    """A layer's forward: its input with the version of its values, and its ends in the graph."""
+
+    module: torch.nn.Module
+    layer: SampleLayer
+    x: torch.Tensor
+    version: int
+    source: Any  # the node of the input; None: it has no gradient
+    edge: Any  # the output's place
+
+
 class _LayerCalls:
-    """Calls of a model's layers in a forward pass: each call's layer, input and place in the graph."""
+    """Calls of a model's layers in a forward pass."""
 
     def __init__(self, layers: Dict[torch.nn.Module, SampleLayer]) -> None:
-        self.list: List[Tuple[torch.nn.Module, SampleLayer, torch.Tensor, Any]] = []
+        self.list: List[_Call] = []
         self._layers = layers
-        self._hooks = [module.register_forward_hook(self._record, with_kwargs=True) for module in layers]
+        # Before the model's own hooks, which may return something else than the layer did.
+        self._hooks = [module.register_forward_hook(self._record, prepend=True, with_kwargs=True) for module in layers]
 
     def _record(self, module: torch.nn.Module, inputs: Tuple[Any, ...], options: Dict[str, Any],
               output: torch.Tensor) -> torch.Tensor:
-        if type(module) is torch.nn.EmbeddingBag and (options or len(inputs) > 1 or inputs[0].dim() != 2):
+        given = list(inputs) + [value for value in options.values() if value is not None]
+        x = inputs[0] if inputs else options["input"]
+        if type(module) is torch.nn.EmbeddingBag and (len(given) > 1 or x.dim() != 2):
             raise ValueError("EmbeddingBag: takes indices [samples, indices] alone, without offsets or weights")
         if output.requires_grad:
             # The place, not the tensor: what comes next may change it in place. A view's place would be lost by that.
             output = output.clone() if output._is_view() else output
-            self.list.append((module, self._layers[module], inputs[0].detach(), get_gradient_edge(output)))
+            source = get_gradient_edge(x).node if x.requires_grad else None
+            self.list.append(_Call(module, self._layers[module], x.detach(), x._version, source,
+                                   get_gradient_edge(output)))
         return output
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
+
+
+def _nodes(start: Any, end: Any = None) -> Iterator[Any]:
+    """A node of the graph and all behind it, but for `end` and what only it leads to."""
+    seen, left = {None, end}, [start]
+    while left:
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            left.extend(following for following, _ in node.next_functions)
+            yield node
+
+
+def _only_layers_use(trained: List[torch.nn.Parameter], calls: List[_Call], loss: torch.Tensor) -> bool:
+    """Whether the loss depends on parameters by the layers' outputs alone. Others use them in a model's functions, in
+    penalties and in hooks, which the gradients of outputs do not know."""
+    inside: Set[Any] = set()
+    for call in calls:
+        inside.update(_nodes(call.edge.node, call.source))
+    hidden = inside - {call.edge.node for call in calls} | {get_gradient_edge(p).node for p in trained}
+    return not any(following in hidden for node in _nodes(loss.grad_fn) if node not in inside
+                   for following, _ in node.next_functions)
 
 
 def _sample_losses(loss_fn: Callable[..., torch.Tensor], output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -173,27 +213,30 @@ def _sample_losses(loss_fn: Callable[..., torch.Tensor], output: torch.Tensor, t
     return each.sum()
 
 
-def _grads_by_layer(model: torch.nn.Module, layers: Dict[torch.nn.Module, SampleLayer], loss_fn: Any,
-                    inputs: torch.Tensor, targets: torch.Tensor) -> Dict[torch.nn.Parameter, torch.Tensor]:
-    """One forward and one backward pass, without touching any .grad."""
+def _grads_by_layer(model: torch.nn.Module, layers: Dict[torch.nn.Module, SampleLayer],
+                    trained: List[torch.nn.Parameter], loss_fn: Any, inputs: torch.Tensor,
+                    targets: torch.Tensor) -> Optional[Dict[torch.nn.Parameter, torch.Tensor]]:
+    """One forward and one backward pass, without touching any .grad. None: the model is not of its layers alone."""
     uses = _LayerCalls(layers)
     try:
         with torch.enable_grad():
             loss = _sample_losses(loss_fn, model(inputs), targets)
     finally:
         uses.close()
-    if not uses.list:
+    if not _only_layers_use(trained, uses.list, loss) or any(len(call.x) != len(inputs) for call in uses.list):
+        return None
+    if not uses.list or not loss.requires_grad:
         return {}
-    deltas = torch.autograd.grad(loss, [edge for *_, edge in uses.list], allow_unused=True)
+    deltas = torch.autograd.grad(loss, [call.edge for call in uses.list], allow_unused=True)
     found: Dict[torch.nn.Parameter, torch.Tensor] = {}
-    for (module, layer, x, _), delta in zip(uses.list, deltas):
+    for call, delta in zip(uses.list, deltas):
         if delta is None:
             continue
-        if x.shape[0] != inputs.shape[0]:
-            raise ValueError(f"{type(module).__name__}: its input has {x.shape[0]} rows for {inputs.shape[0]} samples")
-        weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
+        weight, bias = (call.module._parameters.get(name) for name in ("weight", "bias"))
         parts = [p if p is not None and p.requires_grad else None for p in (weight, bias)]
-        grads = _linalg.per_sample_grads(layer, x.cpu().contiguous(), delta.cpu().contiguous(),
+        if parts[0] is not None and call.x._version != call.version:
+            raise RuntimeError(f"{type(call.module).__name__}: its input was changed in place after its forward")
+        grads = _linalg.per_sample_grads(call.layer, call.x.cpu().contiguous(), delta.cpu().contiguous(),
                                          want_weight=parts[0] is not None, want_bias=parts[1] is not None)
         for parameter, grad in zip(parts, grads):
             if parameter is not None:
@@ -204,7 +247,7 @@ def _grads_by_layer(model: torch.nn.Module, layers: Dict[torch.nn.Module, Sample
 
 def _grads_by_autograd(model: torch.nn.Module, loss_fn: Any, inputs: torch.Tensor,
                        targets: torch.Tensor) -> Dict[torch.nn.Parameter, torch.Tensor]:
-    """For models with parameters that no known layer has."""
+    """For models with parameters that no known layer has, or that others use than their layers."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
     def loss(values: Dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -212,7 +255,18 @@ def _grads_by_autograd(model: torch.nn.Module, loss_fn: Any, inputs: torch.Tenso
         return loss_fn(output, y.unsqueeze(0)).sum()
 
     values = {name: p.detach() for name, p in named.items()}
-    grads = torch.func.vmap(torch.func.grad(loss), (None, 0, 0), randomness="different")(values, inputs, targets)
+    each = torch.func.vmap(torch.func.grad_and_value(loss), (None, 0, 0), randomness="different")
+    # Hooks as weight_norm's store what they compute in their module, where it is of no use afterwards.
+    attributes = [(m, {k: v for k, v in vars(m).items() if isinstance(v, torch.Tensor)}) for m in model.modules()]
+    try:
+        with torch.enable_grad():
+            grads, losses = each(values, inputs.detach(), targets)
+    finally:
+        for module, tensors in attributes:
+            vars(module).update(tensors)
+    trained = {get_gradient_edge(p).node for p in named.values()}
+    if losses.requires_grad and not trained.isdisjoint(_nodes(losses.grad_fn)):
+        raise ValueError("the loss depends on the model's parameters otherwise than by calls of the model")
     return {p: grads[name] for name, p in named.items()}
 
 
@@ -223,16 +277,19 @@ class CUDAGradientOps:
     def per_sample_gradients(model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor], inputs: torch.Tensor,
                              targets: torch.Tensor) -> List[torch.Tensor]:
         """For each parameter that is trained, in the order of model.parameters(), one tensor with the samples in front:
-        the gradient of loss_fn(model(x), y) of each sample alone. No .grad is read or written."""
+        the gradient of loss_fn(model(x), y) of each sample alone. No .grad is read or written. Layers whose input has
+        as many rows as there are samples must have the samples in front."""
         mixing = next((m for m in model.modules() if isinstance(m, _MIXES_SAMPLES) and m.training), None)
         if mixing is not None:
             raise ValueError(f"{type(mixing).__name__} in training mixes samples: they have no gradients of their own")
-        described = {m: _describe(m) for m in model.modules()}
-        layers = {m: layer for m, layer in described.items() if layer is not None}
-        known = {p for m in layers for p in m.parameters(recurse=False)}
         trained = [p for p in model.parameters() if p.requires_grad]
-        if all(p in known for p in trained) and inputs.shape[0] > 0:
-            found = _grads_by_layer(model, layers, loss_fn, inputs, targets)
-        else:
-            found = _grads_by_autograd(model, loss_fn, inputs, targets) if inputs.shape[0] > 0 else {}
+        wanted = set(trained)
+        described = {m: _describe(m) for m in model.modules() if not wanted.isdisjoint(m.parameters(recurse=False))}
+        layers = {m: layer for m, layer in described.items() if layer is not None}
+        known = {m._parameters.get(name) for m in layers for name in ("weight", "bias")}
+        found: Optional[Dict[torch.nn.Parameter, torch.Tensor]] = {} if inputs.shape[0] == 0 else None
+        if found is None and wanted <= known and not torch.nn.modules.module._global_forward_hooks:
+            found = _grads_by_layer(model, layers, trained, loss_fn, inputs, targets)
+        if found is None:
+            found = _grads_by_autograd(model, loss_fn, inputs, targets)
         return [found[p] if p in found else p.new_zeros((inputs.shape[0], *p.shape)) for p in trained]
