@@ -181,6 +181,33 @@ def test_28_files(tmp_path: Any) -> None:
         linalg.matmul_bounded(linalg.FileMatrix(tmp_path / "none", (70, 40)), b, 8192)
 
 
+def test_28_memory_maps_that_are_not_their_file(tmp_path: Any) -> None:
+    values, one = np.arange(6, dtype=np.float32).reshape(2, 3), np.eye(3, dtype=np.float32)
+    path = tmp_path / "a"
+    path.write_bytes(values.tobytes())
+    copy = np.memmap(path, np.float32, "c", shape=(2, 3))
+    copy[:] = 7
+    assert np.array_equal(np.asarray(linalg.matmul_bounded(copy, one, 1 << 20)), np.full((2, 3), 7))
+    assert linalg.matmul_bounded(values + 1, one, 1 << 20, out=copy) is copy and np.array_equal(copy, values + 1)
+    frozen = np.memmap(path, np.float32, "r+", shape=(2, 3))
+    frozen.flags.writeable = False
+    for out in (np.memmap(path, np.float32, "r", shape=(2, 3)), frozen):
+        with pytest.raises((BufferError, TypeError, ValueError), match="(?i)read-?only|writ"):
+            linalg.matmul_bounded(values + 1, one, 1 << 20, out=out)
+    assert path.read_bytes() == values.tobytes()
+
+
+def test_28_bytes_in_another_order_are_refused(tmp_path: Any) -> None:
+    values, one = np.arange(6, dtype=np.dtype(np.float32).newbyteorder()).reshape(2, 3), np.eye(3, dtype=np.float32)
+    (tmp_path / "a").write_bytes(values.tobytes())
+    swapped = np.memmap(tmp_path / "a", values.dtype, "r", shape=(2, 3))
+    for a in (values, swapped, linalg.FileMatrix(tmp_path / "a", (2, 3), values.dtype)):
+        with pytest.raises((BufferError, TypeError, ValueError), match="(?i)byte ?order|format|type"):
+            linalg.matmul_bounded(a, one, 1 << 20)
+    with pytest.raises(TypeError, match="byte order"):
+        libdc.DType.of(values.dtype)
+
+
 def test_30_samples_from_numpy() -> None:
     rng = np.random.default_rng(2)
     x, delta = rng.standard_normal((4, 3, 5)), rng.standard_normal((4, 3, 6))

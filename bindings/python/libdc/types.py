@@ -72,6 +72,8 @@ class DType(enum.IntEnum):
             if value in cls._value2member_map_:
                 return cls(value)
             value = str(value)
+        if not getattr(value, "isnative", True):  # NumPy's name for it is that of the native type
+            raise TypeError(f"dtype = {value!r}, must have this machine's byte order")
         name = value if isinstance(value, str) else getattr(value, "name", None) or getattr(value, "__name__", None)
         name = str(name or value).rsplit(".", 1)[-1].upper()
         try:

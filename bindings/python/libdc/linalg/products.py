@@ -81,15 +81,16 @@ class FileMatrix(NamedTuple):
     offset: int = 0
 
 
-def _from_memmap(array: Any) -> Any:
-    """A NumPy memory map of a whole file region becomes that region: reading it leaves no pages behind."""
+def _from_memmap(array: Any, writable: bool) -> Any:
+    """A NumPy memory map of a whole file region becomes that region: reading it leaves no pages behind. Maps whose
+    values are not the file's, and those that must not be written, stay the arrays that they are."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(array, numpy.memmap) or not array.flags.c_contiguous or array.ndim != 2:
         return array
     base = array
     while isinstance(base.base, numpy.memmap):
         base = base.base
-    if base.filename is None:
+    if base.filename is None or array.mode == "c" or (writable and not array.flags.writeable):
         return array
     skip = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
     return FileMatrix(os.fspath(base.filename), array.shape, array.dtype, base.offset + skip)
@@ -103,7 +104,7 @@ class _Source:
         self.c = new_struct("dc_matrix_source")
         self._own_fd = -1
         self.array: Any = None
-        matrix = _from_memmap(matrix)
+        matrix = _from_memmap(matrix, writable)
         if isinstance(matrix, FileMatrix):
             self.dtype, self.shape = DType.of(matrix.dtype), tuple(matrix.shape)
             self._keep = ffi.new("int64_t[]", list(matrix.shape))
@@ -137,8 +138,9 @@ class _Source:
 def matmul_bounded(a: Any, b: Any, budget_bytes: int, *, out: Union[Any, FileMatrix] = None,
                    handle: Optional[Handle] = None) -> Any:
     """A B with at most budget_bytes of memory of the handle's device beside the operands' own. Each of a, b and out is
-    an array there, a FileMatrix, or a NumPy memory map, which is read and written as the file it is. If all three are
-    in memory, nothing of the budget is needed. Error.needed has the least one that does, where this is too small."""
+    an array there, a FileMatrix, or a NumPy memory map. A map is read and written as the file it is; one of mode "c"
+    is an array. If all three are in memory, nothing of the budget is needed. Error.needed has the least one that does,
+    where this is too small."""
     left, right = _Source(a, "a", handle), _Source(b, "b", handle)
     device = (default() if handle is None else handle).device
     files_kind = a if device.place == HOST else None
