@@ -2414,7 +2414,8 @@ enum dc_kfac_approximation {
  *  State: "momentum_buffer" of each part; of a layer, beside its weight, on the rank that owns it: "factor_a" A and
  *  "factor_g" G, one group's matrix below the other; "vectors_a", "values_a", "vectors_g" and "values_g" of their latest
  *  decomposition; "counts", of updates of the factors, decompositions of A and failures since the last of them, and the
- *  same two of G. The sums of dc_kfac_accumulate() since the last step are not part of the state. */
+ *  same two of G. The sums of dc_kfac_accumulate() since the last step are not part of the state: dc_optimizer_load()
+ *  drops them. */
 typedef struct dc_kfac_options {
   size_t struct_size;        /**< sizeof(dc_kfac_options) */
   double decay;              /**< of the factors, 0 < decay < 1; 0 = 0.95; -1 = none: only the newest count */

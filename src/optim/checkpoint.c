@@ -186,5 +186,8 @@ dc_status dc__optim_load(dc_optimizer *o, const char *fn, const void *memory, si
   }
   w.mode = RESTORE;
   DC__TRY(walk_body(&w, o));
+  if (o->kind->drop_collected != NULL) {
+    o->kind->drop_collected(o);
+  }
   return dc__device_check(w.device);
 }

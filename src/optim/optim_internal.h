@@ -8,8 +8,9 @@
 
 #include "optim/optim.h"
 
-/* A piece of a parameter's state. All that a kind keeps between steps is in pieces, and nothing derived from them is
- * kept. So pieces can be saved, loaded, and written by the caller between steps, without the kind's help. */
+/* A piece of a parameter's state. All that a kind keeps from one step to the next is in pieces, and nothing derived
+ * from them is kept. So pieces can be saved, loaded, and written by the caller between steps, without the kind's help.
+ */
 struct dc__optim_piece {
   dc__optim_piece *next;
   char name[24];
@@ -48,6 +49,8 @@ struct dc__optim_kind {
    * the gradients, the counts, and the work of step(). Fails before anything is queued. NULL: steps take
    * place within calls. */
   dc_status (*enqueue)(dc_optimizer *o, const char *fn);
+  /* Drops what was collected for the next step: a state was loaded. NULL for none. */
+  void (*drop_collected)(dc_optimizer *o);
   /* Adds the kind's statistics. NULL for none. */
   void (*stats)(const dc_optimizer *o, dc_optimizer_stats *stats);
   /* Frees the struct's own members. NULL for none. */

@@ -236,6 +236,16 @@ static dc_status kfac_prepare(dc_optimizer *o, const char *fn, int64_t first) {
 
 /* ---- the rest ---- */
 
+static void kfac_drop_batches(dc_optimizer *o) {
+  const dc__kfac *k = dc__kfac_of(o);
+  for (int64_t i = 0; i < k->layer_count; i++) {
+    for (int32_t which = 0; which < DC__FACTORS; which++) {
+      k->layers[i].factors[which].count = 0;
+      k->layers[i].factors[which].bound = 0;
+    }
+  }
+}
+
 static void kfac_stats(const dc_optimizer *o, dc_optimizer_stats *s) {
   const dc__kfac *k = dc__kfac_of(o);
   s->blocks = k->layer_count;
@@ -265,5 +275,6 @@ const dc__optim_kind dc__kfac_kind = {.name = "kfac",
                                       .fixed_option_changed = kfac_fixed_option_changed,
                                       .prepare = kfac_prepare,
                                       .step = dc__kfac_step,
+                                      .drop_collected = kfac_drop_batches,
                                       .stats = kfac_stats,
                                       .destroy = kfac_destroy};

@@ -153,6 +153,34 @@ def test_saved_states() -> None:
         copy.deepcopy(a)
 
 
+@pytest.mark.parametrize("fisher", ["empirical", "sampled"])
+def test_a_loaded_state_has_no_part_of_a_step_that_was_left(fisher: str) -> None:
+    results = []
+    for left in (False, True):
+        model = mlp()
+        optimizer = KFAC(model, lr=0.01, refresh_frequency=1, fisher=fisher)
+        x, y = data()
+        for step in range(3):
+            if step == 2:
+                state = copy.deepcopy(optimizer.state_dict())
+                if left:
+                    loss = F.cross_entropy(model(100 * x), y)
+                    if fisher == "sampled":
+                        optimizer.accumulate(loss)
+                        F.cross_entropy(model(100 * x), y)
+                    else:
+                        loss.backward()
+                    optimizer.zero_grad()
+                optimizer.load_state_dict(state)
+            if fisher == "sampled":
+                optimizer.accumulate(F.cross_entropy(model(x), y))
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        results.append([p.detach() for p in model.parameters()])
+    assert all(torch.equal(p, q) for p, q in zip(*results))
+
+
 def test_bad_arguments() -> None:
     for options in ({"fisher": "true"}, {"loss_terms": "tokens"}, {"approximation": "both"}, {"reduction": "none"},
                     {"inverse": "lu"}):

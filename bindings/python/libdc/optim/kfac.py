@@ -121,6 +121,7 @@ class KFAC(NativeOptimizer):
         self.loss_scale = 1.0  # what the loss is multiplied by beside its reduction: 1 / k for k micro-batches
         self._scaler = grad_scaler
         self._comm = _ranks(model, comm)
+        self._has_batches = False  # the library was given some since the last step
         self._recorded: List[Tuple[_Use, Any]] = []  # "sampled": uses with their output's place in the graph
         super().__init__(model.parameters() if params is None else params,
                          dict(lr=lr, momentum=momentum, weight_decay=weight_decay, damping=damping, decay=decay,
@@ -141,6 +142,11 @@ class KFAC(NativeOptimizer):
         if "_native" not in self.__dict__:
             raise TypeError("KFAC cannot be copied or pickled: it has hooks in its model. Save its state_dict()")
         super().__setstate__(state)
+        self._recorded.clear()
+        if self._has_batches:  # of a step that was left: the library drops them when it loads
+            assert self._native is not None
+            self._native.load(self._native.save())
+            self._has_batches = False
 
     # ---- layers ----
 
@@ -220,6 +226,7 @@ class KFAC(NativeOptimizer):
         terms = x.shape[0] if self._choices.reduction == "mean" else 1
         assert isinstance(self._native, arrays.KFAC)
         self._use_current_stream()  # the first batch comes before the first step
+        self._has_batches = True
         try:
             self._native.accumulate(use.layer.index, x, delta, math.sqrt(uses) * terms / scale if terms else 1.0)
         except libdc.Error as error:
@@ -229,6 +236,7 @@ class KFAC(NativeOptimizer):
     def _step_native(self, grads: List[Optional[Tensor]]) -> None:
         self._recorded.clear()  # what no loss was given for
         super()._step_native(grads)
+        self._has_batches = False
 
 
 class _Forward:
