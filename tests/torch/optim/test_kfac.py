@@ -74,6 +74,27 @@ def test_factors_of_convolutions(make: Callable[[], Any], shape: Tuple[int, ...]
     close(ours[1], g)
 
 
+def test_copies_of_a_model_are_not_its_layers() -> None:
+    """A teacher, say, or an averaged model."""
+    wanted = []
+    for copied in (False, True):
+        model = mlp()
+        x, y = data()
+        optimizer = KFAC(model, **BARE)
+        if copied:
+            averaged = torch.optim.swa_utils.AveragedModel(model)
+            for other in (copy.deepcopy(model), copy.deepcopy(copy.deepcopy(model)), averaged):
+                F.cross_entropy(other(100 * x), y).backward()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        wanted.append([factor for i in (0, 2, 4) for factor in factors(optimizer, model[i])])
+    assert all(torch.equal(a, b) for a, b in zip(*wanted))
+    own = KFAC(other, **BARE)  # and a copy may have its own
+    F.cross_entropy(other(x), y).backward()
+    own.step()
+    assert len(own.layers) == 3 and factors(own, other.module[0])[0].any()
+
+
 def test_positions() -> None:
     """Tokens with a loss each, or one for all of them; averaged first, or not; and inputs without a batch."""
     torch.manual_seed(4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import weakref
@@ -243,13 +244,20 @@ class _Forward:
     """A module's hook, which does not keep the optimizer alive."""
 
     def __init__(self, optimizer: KFAC, layer: _Layer) -> None:
-        self.optimizer, self.layer = weakref.ref(optimizer), layer
+        self.optimizer: Callable[[], Optional[KFAC]] = weakref.ref(optimizer)
+        self.layer = layer
 
     @torch.compiler.disable
     def __call__(self, module: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Tensor) -> None:
         optimizer = self.optimizer()
         if optimizer is not None:
             optimizer._after_forward(self.layer, module, args[0] if args else kwargs["input"], output)
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "_Forward":
+        """A copied model is not the optimizer's: its hooks do nothing."""
+        copied = copy.copy(self)
+        copied.optimizer = lambda: None
+        return copied
 
 
 def _ranks(model: nn.Module, comm: Any) -> Optional[libdc.Comm]:
