@@ -298,6 +298,10 @@ def test_deepspeed_configuration(tmp_path: Path) -> None:
     found = {name: grad for grad, name in grads}
     assert len(found) == len(grads) == 12
     assert torch.equal(found["V_W"], layer.attn_qkvw.grad[128:]) and torch.equal(found["N2_W"], layer.attn_nw.grad)
+    layer(torch.randn(1, 2, 64), grads=grads)[0].sum().backward()  # a forward's hooks end with the next one
+    pickle.loads(pickle.dumps(layer))(torch.randn(1, 2, 64))
+    layer(torch.randn(1, 2, 64))[0].sum().backward()
+    assert len(grads) == 24 and not any(weight._backward_hooks for weight in layer.parameters())
 
 
 def curve(model: nn.ModuleList, dtype: torch.dtype, x: Tensor, target: Tensor, *more: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, List, Mapping, Optional, Sequence
+import weakref
+from typing import Any, List, Mapping, MutableMapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -58,6 +59,9 @@ _GRADS = {"attn_qkvw": "V_W", "attn_qkvb": "V_B", "attn_ow": "O_W", "attn_ob": "
           "attn_nb": "N2_B", "inter_w": "int_W", "inter_b": "int_B", "output_w": "out_W", "output_b": "out_B",
           "norm_w": "norm_W", "norm_b": "norm_B"}  # fmt: skip
 
+# Of the latest forward of a layer with `grads`; outside of the layer, since handles can be neither copied nor pickled.
+_GRAD_HOOKS: MutableMapping["DeepSpeedTransformerLayer", List[Any]] = weakref.WeakKeyDictionary()
+
 
 class DeepSpeedTransformerLayer(TransformerLayer):
     """DeepSpeed's layer: DeepSpeedTransformerLayer(config), forward(hidden_states, attention_mask). Layers count
@@ -96,15 +100,21 @@ class DeepSpeedTransformerLayer(TransformerLayer):
         for name, value in given.items():
             if value is not None:
                 raise ValueError(f"{name} is given, but this layer has no such thing")
-        if grads is not None:
-            self._hand_out(grads)
+        if torch.is_grad_enabled():
+            for handle in _GRAD_HOOKS.pop(self, ()):
+                handle.remove()
+            if grads is not None:
+                self._hand_out(grads)
         output = super().forward(hidden_states, attention_mask)
         return (output,) if self.return_tuple else output
 
     def _hand_out(self, grads: List[Any]) -> None:
-        """Backward appends [gradient, name] to the list for each weight; of query, key and value only the last."""
+        """Until the next forward, backward appends [gradient, name] to the list for each weight; of query, key and
+        value only the last."""
+        handles = _GRAD_HOOKS.setdefault(self, [])
         for name, called in _GRADS.items():
             weight = getattr(self, name)
             rows = slice(2 * self.config.hidden_size, None) if called.startswith("V_") else slice(None)
             if weight.requires_grad:
-                weight.register_hook(lambda grad, rows=rows, called=called: grads.append([grad[rows], called]))
+                handles.append(weight.register_hook(
+                    lambda grad, rows=rows, called=called: grads.append([grad[rows], called])))
