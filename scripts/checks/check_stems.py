@@ -133,7 +133,6 @@ ELSEWHERE: List[Elsewhere] = [
     Elsewhere("runtime/test_flight_recorder.c", "runtime/flight_recorder_dump", "dumps while calls block and fail"),
     Elsewhere("conformance/finite.c", "runtime/grad_finite", "infinities and NaN on every rank"),
     Elsewhere("conformance/registration.c", "runtime/graphs runtime/params", "parameters and graphs, and refusals"),
-    Elsewhere("runtime/test_large_gradients.c", "runtime/chunks", "gradients reduced in pieces of a bucket's size"),
     Elsewhere("runtime/test_offload.c", "runtime/stats", "statistics, and dry runs"),
     # the layer
     Elsewhere("python/layer/test_layer.py", "transformer/backward transformer/forward transformer/linear",

@@ -53,8 +53,9 @@ const dc__range *dc__chunks_retain(dc_context *ctx, int64_t numel) {
     for (int32_t rank = 0; rank < world; rank++) {
       chunks->ranges[rank] = chunks->ranges[world + rank] = dc__chunk_range(numel, world, rank);
     }
-    const int64_t end = ragged_length(ctx, numel) / dc__piece_width(ctx);
-    const int64_t first[PIECES] = {0, end, end + 1, last};
+    const int64_t width = dc__piece_width(ctx), ragged = ragged_length(ctx, numel);
+    /* A ragged chunk that ends with a piece leaves no piece that is partly filled. */
+    const int64_t first[PIECES] = {0, ragged / width, (ragged + width - 1) / width, last};
     for (int32_t i = 0; i < tables - 2; i++) {
       fill_piece(ctx, numel, first[i], &chunks->ranges[(2 + i) * world]);
     }
