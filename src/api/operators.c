@@ -145,17 +145,6 @@ dc_status dc_reduce_grad(dc_context *context, const dc_tensor *grad, int64_t gra
   return dc__operator_leave(context, op_reduce_grad(context, __func__, grad, graph_id, id));
 }
 
-/* After the last backward before the optimizer: its gradients are whole, so the next ones replace them. A parameter of
- * several graphs is left to dc_start_backward, as another graph of this backward may still add to it. */
-static void end_boundary(dc_context *ctx, dc__graph *graph) {
-  for (int64_t i = 0; i < graph->params.count; i++) {
-    dc__param *param = graph->params.values[i];
-    param->has_grad = param->has_grad && param->graphs > 1;
-  }
-  ctx->boundary = true;
-  ctx->finite_known = true;
-}
-
 static dc_status op_end_backward(dc_context *ctx, const char *fn, int64_t graph_id, int32_t release_buckets) {
   dc__graph *graph;
   DC__TRY(dc__check_flag(fn, "release_buckets", release_buckets));
@@ -167,8 +156,9 @@ static dc_status op_end_backward(dc_context *ctx, const char *fn, int64_t graph_
   dc__op_timing *span = dc__recorder_begin_call(ctx, &tag, 0);
   DC__TRY(dc__recorder_end_call(span, dc__reduce_finish(ctx, fn)));
   dc__offloaded_drop_device(ctx, graph);
-  if (ctx->update) {
-    end_boundary(ctx, graph);
+  if (ctx->update) { /* gradients are whole, but this backward may still add to them until dc_start_backward */
+    ctx->boundary = true;
+    ctx->finite_known = true;
   }
   if (release_buckets == 1) {
     dc__buckets_free(ctx);

@@ -176,10 +176,16 @@ static void keep_grad(dc__param *param) {
   param->has_grad = true;
 }
 
+/* Between two steps, the first reduction of the next one is meant too. */
+static void keep_grad_over_boundary(dc__param *param) {
+  param->has_grad = param->keeps_grad = true;
+}
+
 dc_status dc_context_accumulate_grads(dc_context *context, const int64_t *ids, int64_t count) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
-  return dc__context_leave(context, params_for_each(context, __func__, ids, count, keep_grad));
+  void (*keep)(dc__param *) = context->boundary ? keep_grad_over_boundary : keep_grad;
+  return dc__context_leave(context, params_for_each(context, __func__, ids, count, keep));
 }
 
 dc_status dc_register_graph_z0(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count) {

@@ -43,7 +43,9 @@ static dc_status start_backward(dc_context *ctx, const char *fn, int32_t update)
   DC__TRY(dc__check_flag(fn, "update", update));
   if (ctx->boundary) {
     DC__MAP_EACH (&ctx->params, i) {
-      ((dc__param *)ctx->params.values[i])->has_grad = false;
+      dc__param *param = ctx->params.values[i];
+      param->has_grad = param->keeps_grad;
+      param->keeps_grad = false;
     }
     ctx->boundary = false;
     dc__grad_finite_reset(ctx);

@@ -136,7 +136,7 @@ static void bind_grad(dc_context *ctx, dc__param *param, const dc_tensor *t, int
   param->grad_count = part.count;
   param->grad_offset = part.begin;
   param->grad_dtype = count > 0 ? t->dtype : DC_DTYPE_NONE;
-  param->has_grad = false;
+  param->has_grad = param->keeps_grad = false;
 }
 
 static dc_status param_fill(dc_context *ctx, const char *fn, const dc__param_spec *spec, dc__param *param) {

@@ -139,7 +139,7 @@ void dc__reduce_drop(dc_context *ctx) {
     dc__param *param = ctx->params.values[i];
     param->pending = 0;
     param->waits_in = NULL;
-    param->has_grad = false;
+    param->has_grad = param->keeps_grad = false;
     if (param->local_sum != NULL) {
       dc__arena_free(ctx->arenas.working, param->local_sum, NULL, NULL);
       param->local_sum = NULL;

@@ -80,6 +80,7 @@ typedef struct dc__param {
   dc__range *own_split;        /* memory of `owned` if it is another split than `chunks`; else NULL */
   bool frozen;                 /* no rank wants a gradient */
   bool has_grad;               /* the buffer holds a sum to add to */
+  bool keeps_grad;             /* and also in the next step */
   void *local_sum;             /* stage 1: the micro-batches' sum, whole; NULL: none */
   int32_t local_sum_dtype;
   dc__buckets *waits_in; /* where a gradient of it waits for a flush; NULL: nowhere */

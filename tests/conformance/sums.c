@@ -239,6 +239,54 @@ static void check_91_a_graph_that_comes_after_the_steps_end_is_added(void **stat
   in_every_stage(two_graphs);
 }
 
+/* ---- what is added to, and what is replaced ---- */
+
+/* The end of a backward with update = 1 is not that of the step: what follows is added, in every graph. */
+static void after_the_end(rank *r) {
+  const scene *s = r->user;
+  pair two;
+  OK(r, register_two(r, &two));
+  OK(r, register_graph(r, OTHER_GRAPH, s->stage, &two.q.id, 1));
+  for (int64_t step = 0; step < 9; step += 3) {
+    OK(r, dc_start_backward(r->ctx, 1));
+    for (int64_t end = 0; end < 3; end++) {
+      OK(r, reduce(r, GRAPH, &two.p, step + end));
+      OK(r, reduce(r, OTHER_GRAPH, &two.q, step + end));
+      OK(r, dc_end_backward(r->ctx, end == 1 ? OTHER_GRAPH : GRAPH, 0));
+      CHECK(r, has_grad(r, &two.p, step, step + end) && has_grad(r, &two.q, step, step + end));
+    }
+  }
+}
+
+static void check_91_a_gradient_after_the_end_is_added(void **state) {
+  (void)state;
+  in_every_stage(after_the_end);
+}
+
+/* Of one parameter of two, and for the next step alone; a step that was left forgets it. */
+static void kept_for_the_next_step(rank *r) {
+  pair two;
+  OK(r, register_two(r, &two));
+  for (int64_t step = 0; step < 12; step += 3) {
+    const bool left = step == 6;
+    for (int64_t next = 0; next < 3; next++) {
+      OK(r, dc_start_backward(r->ctx, 1));
+      OK(r, reduce(r, GRAPH, &two.p, step + next));
+      OK(r, reduce(r, GRAPH, &two.q, step + next));
+      OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+      CHECK(r, has_grad(r, &two.p, next == 1 && !left ? step : step + next, step + next));
+      CHECK(r, has_grad(r, &two.q, step + next, step + next));
+      OK(r, next == 0 ? dc_context_accumulate_grads(r->ctx, &two.p.id, 1) : DC_OK);
+      OK(r, left ? dc_context_step_abort(r->ctx) : DC_OK);
+    }
+  }
+}
+
+static void check_75_gradients_may_be_kept_for_the_next_step(void **state) {
+  (void)state;
+  in_every_stage(kept_for_the_next_step);
+}
+
 /* ---- nothing is lost ---- */
 
 static void forgotten_graph(rank *r) {
@@ -323,6 +371,8 @@ int main(void) {
       cmocka_unit_test(check_67_a_local_sum_holds_the_values_of_all_its_types),
       cmocka_unit_test(check_67_a_last_micro_batch_may_bring_no_gradient),
       cmocka_unit_test(check_91_a_graph_that_comes_after_the_steps_end_is_added),
+      cmocka_unit_test(check_91_a_gradient_after_the_end_is_added),
+      cmocka_unit_test(check_75_gradients_may_be_kept_for_the_next_step),
       cmocka_unit_test(check_22_a_local_sum_outlives_no_graph),
       cmocka_unit_test(check_26_a_sum_waits_for_its_buffer),
       cmocka_unit_test(check_126_sums_of_some_ranks_are_a_mismatch),

@@ -23,6 +23,7 @@ static void step_gradients(program *p, param *a, int64_t graph) {
       if (pick(p, 3) == 0) {
         OK(p, dc_context_accumulate_grads(p->ctx, &a->id, 1));
         a->has_grad = true;
+        a->keeps_grad = p->boundary;
       }
       break;
     default:

@@ -7,7 +7,8 @@ void start_backward(program *p) {
   bool with_update = pick(p, 2) == 0;
   OK(p, dc_start_backward(p->ctx, with_update));
   for (int64_t i = 0; i < p->count && p->boundary; i++) {
-    p->params[i].has_grad = false;
+    p->params[i].has_grad = p->params[i].keeps_grad;
+    p->params[i].keeps_grad = false;
   }
   p->boundary = false;
   p->update = with_update;
@@ -61,11 +62,6 @@ void end_backward(program *p) {
   OK(p, dc_end_backward(p->ctx, graph, (int32_t)pick(p, 2)));
   CHECK(p, wire_bytes(p, false) == p->wire);
   model_end(p);
-  for (int64_t i = 0; i < p->count && p->update; i++) {
-    param *a = &p->params[i];
-    bool member = graph == GRAPH || a->shared;
-    a->has_grad = a->has_grad && (!member || a->shared);
-  }
   p->boundary = p->boundary || p->update;
   for (int i = 0; i < VALUES; i++) {
     value *v = &p->values[i];
@@ -122,7 +118,7 @@ void new_grad_buffer(program *p, param *a) {
     return;
   }
   a->unbound = p->stage == 1 && !p->update && !a->unbound;
-  a->has_grad = a->unknown = false;
+  a->has_grad = a->keeps_grad = a->unknown = false;
   memset(a->expected, 0, (size_t)a->numel * sizeof *a->expected);
   if (a->unbound) {
     OK(p, dc_context_update_param_grad_buffer(p->ctx, a->id, NULL, 0));

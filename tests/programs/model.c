@@ -149,7 +149,7 @@ void model_abort(program *p) {
       model_drop(p, a);
     }
     a->unknown = true;
-    a->has_grad = a->has_local = a->pending = false;
+    a->has_grad = a->keeps_grad = a->has_local = a->pending = false;
     a->reloading = -1;
   }
   for (int i = 0; i < VALUES; i++) {

@@ -81,6 +81,7 @@ typedef struct param {
   bool reloaded;     /* the shard, since the last drop */
   int64_t reloading; /* gathers started before a reload that may still read the shard; -1: none does */
   bool has_grad, unknown, pending;
+  bool keeps_grad;  /* in the next step too */
   double *expected; /* the whole gradient */
   double *local;    /* stage 1: each rank's sum, [rank * numel + i] */
   int32_t local_type;
