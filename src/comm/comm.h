@@ -101,6 +101,8 @@ typedef struct dc__comm_ops {
   /* Instead of it, where ranks cannot ask each other: the part of dc__comm_split_even(). */
   dc_status (*split_even)(dc_comm *comm, int32_t first, int32_t step, int32_t world, dc_comm **part);
   void (*abort)(dc_comm *comm, const char *reason);
+  /* Optional, for transports on top of this one: fails the group on all ranks with this thread's last error. */
+  void (*fail_group)(dc_comm *comm, dc_status status);
   /* All of a collective, blocking, on a host thread; host_transport.h builds the four above on it. */
   void (*run)(dc_comm *comm, const dc__coll *coll);
   /* For transports on top of this one: the handshake of a collective without its data. True if all ranks passed the

@@ -13,10 +13,10 @@ enum { PEER_CHECKS = 100, CHECK_PAUSE_NS = 10000000 };
 /* ---- failures ---- */
 
 /* After an error in a block or column all ranks fail with one error. The whole often learns of the same reason a little
- * later, and has the ranks' numbers. Ending block and column ends the waits of the ranks there, which do the same. */
+ * later, and has the ranks' numbers; else it takes the part's error. Ending block and column ends the waits of the
+ * ranks there, which do the same. */
 static bool levels_check_part(dc__levels *self, const char *where, dc_comm *part) {
   dc__failure failure = {DC_OK, ""};
-  char reason[sizeof failure.text + 128];
   dc__failure_keep(&failure, dc__comm_check(part));
   if (failure.status == DC_OK) {
     return true;
@@ -26,8 +26,11 @@ static bool levels_check_part(dc__levels *self, const char *where, dc_comm *part
     self->whole->ops->check_peers(self->whole);
     nanosleep(&pause, NULL);
   }
-  snprintf(reason, sizeof reason, "%s: %s", where, failure.text);
-  self->head.ops->abort(&self->head, reason);
+  dc_comm *const parts[] = {self->whole, self->block, self->column};
+  for (size_t i = 0; i < DC__COUNT(parts); i++) {
+    parts[i]->ops->fail_group(parts[i], dc__fail(failure.status, "%s: %s", where, failure.text));
+  }
+  self->head.ops->poll(&self->head);
   return false;
 }
 

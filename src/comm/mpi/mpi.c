@@ -66,6 +66,12 @@ static void mpi_abort_group(dc_comm *comm, const char *reason) {
   mpi_poll_failure(comm);
 }
 
+static void mpi_fail_group(dc_comm *comm, dc_status status) {
+  dc_comm *control = ((dc__mpi *)comm)->control;
+  control->ops->fail_group(control, status);
+  mpi_poll_failure(comm);
+}
+
 static bool mpi_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
   dc_comm *control = ((dc__mpi *)comm)->control;
   bool same = control->ops->agree(control, coll, word);
@@ -87,6 +93,7 @@ static const dc__comm_ops ops = {.name = "mpi",
                                  .dup = mpi_dup,
                                  .split = mpi_split,
                                  .abort = mpi_abort_group,
+                                 .fail_group = mpi_fail_group,
                                  .poll = mpi_poll_failure,
                                  .destroy = mpi_destroy};
 

@@ -29,12 +29,15 @@ static void shm_check_peers(dc_comm *comm) {
   shm_poll_failure(comm);
 }
 
+static void shm_fail_group(dc_comm *comm, dc_status status) {
+  dc__shm_group_fail(((dc__shm *)comm)->group, status);
+  shm_poll_failure(comm);
+}
+
 static void shm_abort_group(dc_comm *comm, const char *reason) {
-  dc__shm_group *group = ((dc__shm *)comm)->group;
   dc_status status = dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group%s%.300s", comm->rank,
                               reason != NULL ? ": " : "", reason != NULL ? reason : "");
-  dc__shm_group_fail(group, status);
-  shm_poll_failure(comm);
+  shm_fail_group(comm, status);
 }
 
 static dc_status shm_heap_alloc(dc_comm *comm, size_t bytes, void **ptr) {
@@ -67,6 +70,7 @@ static const dc__comm_ops ops = {.name = "local",
                                  .dup = dup_channel,
                                  .split = shm_split,
                                  .abort = shm_abort_group,
+                                 .fail_group = shm_fail_group,
                                  .poll = shm_poll_failure,
                                  .heap_alloc = shm_heap_alloc,
                                  .heap_free = shm_heap_free,

@@ -51,11 +51,15 @@ static void tcp_check_peers(dc_comm *comm) {
   tcp_poll_failure(comm);
 }
 
+static void tcp_fail_group(dc_comm *comm, dc_status status) {
+  dc__tcp_group_fail(((dc__tcp *)comm)->group, status);
+  tcp_poll_failure(comm);
+}
+
 static void tcp_abort_group(dc_comm *comm, const char *reason) {
   dc_status status = dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group%s%.300s", comm->rank,
                               reason != NULL ? ": " : "", reason != NULL ? reason : "");
-  dc__tcp_group_fail(((dc__tcp *)comm)->group, status);
-  tcp_poll_failure(comm);
+  tcp_fail_group(comm, status);
 }
 
 static void tcp_set_checksums(dc_comm *comm, bool enable) {
@@ -76,6 +80,7 @@ static const dc__comm_ops ops = {.name = "tcp",
                                  .split = dc__tcp_split,
                                  .set_checksums = tcp_set_checksums,
                                  .abort = tcp_abort_group,
+                                 .fail_group = tcp_fail_group,
                                  .poll = tcp_poll_failure,
                                  .destroy = tcp_destroy};
 

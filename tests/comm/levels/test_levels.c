@@ -2,66 +2,7 @@
  * type, split and layout has the bits of the direct exchange, and fewer bytes go between machines. */
 #include "comm_checks.h"
 #include "comm_trainer.h"
-
-#include <signal.h>
-
-#include "comm/levels/levels.h"
-#include "comm/tcp/tcp.h"
-
-typedef struct layout {
-  int32_t world, per_node; /* per_node 0: all ranks on this machine; negative: ranks go round -per_node machines */
-  int32_t length;          /* of blocks; 1: none */
-} layout;
-
-typedef struct node_job {
-  const layout *layout;
-  const char *name, *address;
-  int32_t rank;
-  rank_fn fn;
-  void *arg;
-  int result;
-} node_job;
-
-static void *run_on_node(void *arg) {
-  node_job *job = arg;
-  const layout *l = job->layout;
-  char node[32];
-  dc_comm *comm = NULL;
-  snprintf(node, sizeof node, "node %d",
-           l->per_node < 0 ? job->rank % -l->per_node : job->rank / (l->per_node + !l->per_node));
-  const dc_comm_options options = {
-      .struct_size = sizeof options, .timeout_ns = 60000 * MS, .node = l->per_node == 0 ? NULL : node};
-  job->result = 1;
-  if (dc_comm_create_tcp(job->address, job->name, job->rank, l->world, &options, &comm) == DC_OK) {
-    job->result = job->fn(comm, job->arg);
-    dc_comm_destroy(comm);
-  } else {
-    fprintf(stderr, "rank %d: %s\n", job->rank, dc_last_error());
-  }
-  return NULL;
-}
-
-static int on_nodes(const layout *l, rank_fn fn, void *arg) {
-  char name[64], address[64];
-  pthread_t threads[16];
-  node_job jobs[16];
-  int result = 0;
-  fresh_name(name);
-  fresh_address(address);
-  for (int32_t r = 0; r < l->world; r++) {
-    jobs[r] = (node_job){l, name, address, r, fn, arg, 0};
-    pthread_create(&threads[r], NULL, run_on_node, &jobs[r]);
-  }
-  for (int32_t r = 0; r < l->world; r++) {
-    pthread_join(threads[r], NULL);
-    result += jobs[r].result;
-  }
-  return result;
-}
-
-static int32_t length_of(dc_comm *comm) {
-  return strcmp(comm->ops->name, "two levels") == 0 ? ((const dc__levels *)comm)->length : 1;
-}
+#include "nodes.h"
 
 /* ---- blocks ---- */
 
@@ -259,102 +200,6 @@ static void test_copies_and_parts(void **state) {
   assert_int_equal(on_nodes(&two_by_four, copies_and_parts, NULL), 0);
 }
 
-/* ---- failures ---- */
-
-/* Rank 3 aborts between two reductions: all ranks get its reason. */
-static int learns_of_an_abort(dc_comm *comm, void *arg) {
-  const int64_t count = 400000;
-  float *data = calloc((size_t)count, sizeof *data);
-  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
-  dc_status status = DC_OK;
-  (void)arg;
-  for (int i = 0; status == DC_OK; i++) {
-    if (i == 3 && dc_comm_rank(comm) == 3) {
-      dc_comm_abort(comm, "rank 3 has enough");
-    }
-    status = dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL);
-  }
-  free(data);
-  CHECK(status == DC_E_ABORTED);
-  CHECK_SAYS("rank 3 aborted the group: rank 3 has enough");
-  return 0;
-}
-
-static int learns_of_a_mismatch(dc_comm *comm, void *arg) {
-  const int64_t count = 100000 + (dc_comm_rank(comm) == 3);
-  float *data = calloc((size_t)count, sizeof *data);
-  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
-  (void)arg;
-  CHECK(dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) == DC_E_MISMATCH);
-  CHECK_SAYS("rank 3 called all_reduce (100001 elements, float32, sum)");
-  free(data);
-  return 0;
-}
-
-/* A column breaks, though all ranks live: the whole fails with its reason, and so do the ranks of the other column. */
-static int learns_of_a_column(dc_comm *comm, void *arg) {
-  const int64_t count = 100000;
-  float *data = calloc((size_t)count, sizeof *data);
-  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
-  dc_comm *column = ((const dc__levels *)comm)->column;
-  (void)arg;
-  if (dc_comm_rank(comm) == 3) {
-    dc_comm_abort(column, "the cable is out");
-  }
-  CHECK(dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) == DC_E_ABORTED);
-  CHECK_SAYS("the cable is out");
-  free(data);
-  return 0;
-}
-
-static void test_failures(void **state) {
-  static const layout two_by_two = {4, 2, 2};
-  (void)state;
-  assert_int_equal(on_nodes(&two_by_two, learns_of_an_abort, NULL), 0);
-  assert_int_equal(on_nodes(&two_by_two, learns_of_a_mismatch, NULL), 0);
-  assert_int_equal(on_nodes(&two_by_two, learns_of_a_column, NULL), 0);
-}
-
-/* Rank 3's process is killed between two reductions. */
-static int loses_a_rank(dc_comm *comm, void *arg) {
-  const int64_t count = 400000, begun = dc__now_ns();
-  float *data = calloc((size_t)count, sizeof *data);
-  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
-  dc_status status = DC_OK;
-  (void)arg;
-  for (int i = 0; status == DC_OK; i++) {
-    if (i == 3 && dc_comm_rank(comm) == 3) {
-      raise(SIGKILL);
-    }
-    status = dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL);
-  }
-  free(data);
-  CHECK(status == DC_E_PEER_DEAD && within(begun, 0, 20000));
-  CHECK_SAYS("rank 3 died");
-  return 0;
-}
-
-static void test_a_killed_rank(void **state) {
-  static const layout two_by_two = {4, 2, 2};
-  char name[64], address[64];
-  pid_t children[4];
-  (void)state;
-  fresh_name(name);
-  fresh_address(address);
-  for (int32_t r = 0; r < 4; r++) {
-    node_job job = {&two_by_two, name, address, r, loses_a_rank, NULL, 0};
-    fflush(NULL);
-    children[r] = fork();
-    if (children[r] == 0) {
-      run_on_node(&job);
-      _exit(job.result);
-    }
-  }
-  for (int32_t r = 0; r < 4; r++) {
-    assert_int_equal(end_rank(children[r]), r == 3 ? -SIGKILL : 0);
-  }
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_blocks),
@@ -363,8 +208,6 @@ int main(void) {
       cmocka_unit_test(test_losses),
       cmocka_unit_test(test_copies_and_parts),
       cmocka_unit_test(test_accumulation),
-      cmocka_unit_test(test_failures),
-      cmocka_unit_test(test_a_killed_rank),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

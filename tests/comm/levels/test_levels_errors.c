@@ -1,0 +1,148 @@
+/* Failures of communicators in two levels: one error for all ranks, from whichever part it comes. */
+#include "comm_checks.h"
+#include "nodes.h"
+
+#include <signal.h>
+
+/* ---- failures ---- */
+
+/* Rank 3 aborts between two reductions: all ranks get its reason. */
+static int learns_of_an_abort(dc_comm *comm, void *arg) {
+  const int64_t count = 400000;
+  float *data = calloc((size_t)count, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  dc_status status = DC_OK;
+  (void)arg;
+  for (int i = 0; status == DC_OK; i++) {
+    if (i == 3 && dc_comm_rank(comm) == 3) {
+      dc_comm_abort(comm, "rank 3 has enough");
+    }
+    status = dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL);
+  }
+  free(data);
+  CHECK(status == DC_E_ABORTED);
+  CHECK_SAYS("rank 3 aborted the group: rank 3 has enough");
+  return 0;
+}
+
+static int learns_of_a_mismatch(dc_comm *comm, void *arg) {
+  const int64_t count = 100000 + (dc_comm_rank(comm) == 3);
+  float *data = calloc((size_t)count, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  (void)arg;
+  CHECK(dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) == DC_E_MISMATCH);
+  CHECK_SAYS("rank 3 called all_reduce (100001 elements, float32, sum)");
+  free(data);
+  return 0;
+}
+
+/* A column breaks, though all ranks live: the whole fails with its reason, and so do the ranks of the other column. */
+static int learns_of_a_column(dc_comm *comm, void *arg) {
+  const int64_t count = 100000;
+  float *data = calloc((size_t)count, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  dc_comm *column = ((const dc__levels *)comm)->column;
+  (void)arg;
+  if (dc_comm_rank(comm) == 3) {
+    dc_comm_abort(column, "the cable is out");
+  }
+  CHECK(dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) == DC_E_ABORTED);
+  CHECK_SAYS("the cable is out");
+  free(data);
+  return 0;
+}
+
+static void test_failures(void **state) {
+  static const layout two_by_two = {4, 2, 2};
+  (void)state;
+  assert_int_equal(on_nodes(&two_by_two, learns_of_an_abort, NULL), 0);
+  assert_int_equal(on_nodes(&two_by_two, learns_of_a_mismatch, NULL), 0);
+  assert_int_equal(on_nodes(&two_by_two, learns_of_a_column, NULL), 0);
+}
+
+/* ---- errors of a part ---- */
+
+typedef struct part_error {
+  bool in_block;
+  dc_status status;
+} part_error;
+
+/* A block or column fails, of which the whole does not learn by itself. */
+static int learns_of_the_error(dc_comm *comm, void *arg) {
+  const part_error *error = arg;
+  const int64_t count = 100000;
+  float *data = calloc((size_t)count, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  const dc__levels *self = (const dc__levels *)comm;
+  if (dc_comm_rank(comm) == 3) {
+    dc_comm *part = error->in_block ? self->block : self->column;
+    part->ops->fail_group(part, dc__fail(error->status, "one part is not well"));
+  }
+  CHECK(dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) == error->status);
+  CHECK_SAYS(error->in_block ? "among ranks 2 to 3 of one machine: one part is not well"
+                             : "among ranks 1, 3, ... of all machines: one part is not well");
+  CHECK(dc_comm_check(comm) == error->status && dc_comm_check(self->whole) == error->status);
+  free(data);
+  return 0;
+}
+
+static void test_a_parts_error_is_all_ranks(void **state) {
+  static const layout two_by_two = {4, 2, 2};
+  static const dc_status statuses[] = {DC_E_TIMEOUT, DC_E_CORRUPT, DC_E_PEER_DEAD};
+  (void)state;
+  for (size_t i = 0; i < DC__COUNT(statuses); i++) {
+    for (int in_block = 0; in_block < 2; in_block++) {
+      part_error error = {in_block == 1, statuses[i]};
+      assert_int_equal(on_nodes(&two_by_two, learns_of_the_error, &error), 0);
+    }
+  }
+}
+
+/* Rank 3's process is killed between two reductions. */
+static int loses_a_rank(dc_comm *comm, void *arg) {
+  const int64_t count = 400000, begun = dc__now_ns();
+  float *data = calloc((size_t)count, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  dc_status status = DC_OK;
+  (void)arg;
+  for (int i = 0; status == DC_OK; i++) {
+    if (i == 3 && dc_comm_rank(comm) == 3) {
+      raise(SIGKILL);
+    }
+    status = dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL);
+  }
+  free(data);
+  CHECK(status == DC_E_PEER_DEAD && within(begun, 0, 20000));
+  CHECK_SAYS("rank 3 died");
+  return 0;
+}
+
+static void test_a_killed_rank(void **state) {
+  static const layout two_by_two = {4, 2, 2};
+  char name[64], address[64];
+  pid_t children[4];
+  (void)state;
+  fresh_name(name);
+  fresh_address(address);
+  for (int32_t r = 0; r < 4; r++) {
+    node_job job = {&two_by_two, name, address, r, loses_a_rank, NULL, 0};
+    fflush(NULL);
+    children[r] = fork();
+    if (children[r] == 0) {
+      run_on_node(&job);
+      _exit(job.result);
+    }
+  }
+  for (int32_t r = 0; r < 4; r++) {
+    assert_int_equal(end_rank(children[r]), r == 3 ? -SIGKILL : 0);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_a_parts_error_is_all_ranks),
+      cmocka_unit_test(test_a_killed_rank),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
