@@ -255,6 +255,10 @@ static dc_status levels_dup(dc_comm *comm, dc_comm **copy) {
 static dc_status levels_split(dc_comm *comm, const dc__split *split, dc_comm **part) {
   const dc__levels *self = (dc__levels *)comm;
   dc_comm *whole = NULL;
-  DC__TRY(dc__split_agree("dc_comm_split", self->whole, self->whole->ops->split(self->whole, split, &whole)));
+  dc_status status = dc__split_agree("dc_comm_split", self->whole, self->whole->ops->split(self->whole, split, &whole));
+  if (status != DC_OK) { /* perhaps of another rank alone */
+    dc__comm_release(whole);
+    return status;
+  }
   return whole == NULL ? DC_OK : create_on_node(whole, self->node, false, part);
 }

@@ -1,8 +1,11 @@
 /* Failures of communicators in two levels: one error for all ranks, from whichever part it comes. */
 #include "comm_checks.h"
+#include "leftovers.h"
 #include "nodes.h"
 
 #include <signal.h>
+
+#include "comm/split.h"
 
 /* ---- failures ---- */
 
@@ -98,6 +101,44 @@ static void test_a_parts_error_is_all_ranks(void **state) {
   }
 }
 
+static dc_status (*real_split)(dc_comm *comm, const dc__split *split, dc_comm **part);
+
+static dc_status fail_to_split(dc_comm *comm, const dc__split *split, dc_comm **part) {
+  dc_status status = real_split(comm, split, part);
+  dc__comm_release(*part);
+  *part = NULL;
+  return status != DC_OK ? status : dc__fail(DC_E_SYSTEM, "no more descriptors");
+}
+
+/* Rank 3, in a part of its own, fails; the others have made their part by then. */
+static int fails_to_split(dc_comm *comm, void *arg) {
+  dc_comm *whole = ((dc__levels *)comm)->whole, *part = NULL;
+  const bool fails = dc_comm_rank(comm) == 3;
+  const dc__comm_ops *ops = whole->ops;
+  dc__comm_ops failing = *ops;
+  (void)arg;
+  failing.split = fail_to_split;
+  if (fails) {
+    real_split = ops->split;
+    whole->ops = &failing;
+  }
+  for (int i = 0; i < 3; i++) {
+    CHECK(dc_comm_split(comm, fails, 0, &part) == DC_E_SYSTEM && part == NULL);
+    CHECK_SAYS(fails ? "no more descriptors" : "rank 3 could not make its communicator");
+  }
+  whole->ops = ops;
+  CHECK_OK(dc_comm_barrier(comm));
+  return 0;
+}
+
+static void test_a_failed_split_leaves_nothing(void **state) {
+  static const layout two_by_two = {4, 2, 2};
+  (void)state;
+  const int threads = count_entries("/proc/self/task", "");
+  assert_int_equal(on_nodes(&two_by_two, fails_to_split, NULL), 0);
+  assert_int_equal(count_entries("/proc/self/task", ""), threads);
+}
+
 /* Rank 3's process is killed between two reductions. */
 static int loses_a_rank(dc_comm *comm, void *arg) {
   const int64_t count = 400000, begun = dc__now_ns();
@@ -142,6 +183,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_failures),
       cmocka_unit_test(test_a_parts_error_is_all_ranks),
+      cmocka_unit_test_setup_teardown(test_a_failed_split_leaves_nothing, leftovers_note, leftovers_compare),
       cmocka_unit_test(test_a_killed_rank),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
