@@ -728,7 +728,8 @@ DC_API void dc_comm_abort(dc_comm *comm, const char *reason);
  *  Over TCP a CRC-32C follows each rank's call and data, computed while they move. The text names both ranks and the
  *  operator. A reduction verifies its inputs before it adds them. docs/architecture-transports.md has the cost.
  *  enable  1 or 0; else DC_E_INVALID
- *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (external). [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (external, NCCL, and MPI, also where it is one of two levels).
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable);
 
 /** Whether the communicator still works: DC_OK, or the first failure of its group, with its text in dc_last_error().

@@ -275,8 +275,7 @@ dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable) {
     return dc__fail(DC_E_UNSUPPORTED, "dc_comm_set_checksums: this communicator (%s) does not see what ranks send",
                     comm->ops->name);
   }
-  comm->ops->set_checksums(comm, enable == 1);
-  return DC_OK;
+  return comm->ops->set_checksums(comm, enable == 1);
 }
 
 void dc_comm_abort(dc_comm *comm, const char *reason) {

@@ -116,7 +116,7 @@ typedef struct dc__comm_ops {
   dc_status (*heap_alloc)(dc_comm *comm, size_t bytes, void **ptr);
   void (*heap_free)(dc_comm *comm, void *ptr, size_t bytes);
   bool (*peer_accessible)(dc_comm *comm, const void *ptr, size_t bytes); /* can peers read it in place? */
-  void (*set_checksums)(dc_comm *comm, bool enable);                     /* optional; for all copies */
+  dc_status (*set_checksums)(dc_comm *comm, bool enable);                /* optional; for all copies */
   void (*destroy)(dc_comm *comm);
 } dc__comm_ops;
 

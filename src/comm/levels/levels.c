@@ -69,14 +69,22 @@ static void levels_heap_free(dc_comm *comm, void *ptr, size_t bytes) {
   block->ops->heap_free(block, ptr, bytes);
 }
 
-static void levels_set_checksums(dc_comm *comm, bool enable) {
+/* Either all data are verified or none, since a caller could not tell which. */
+static dc_status levels_set_checksums(dc_comm *comm, bool enable) {
   const dc__levels *self = (dc__levels *)comm;
   dc_comm *const parts[] = {self->whole, self->block, self->column};
   for (size_t i = 0; i < DC__COUNT(parts); i++) {
-    if (parts[i]->ops->set_checksums != NULL) {
-      parts[i]->ops->set_checksums(parts[i], enable);
+    if (parts[i]->ops->set_checksums == NULL) {
+      return dc__fail(
+          DC_E_UNSUPPORTED,
+          "dc_comm_set_checksums: ranks of several machines exchange data over %s, which libdc does not see",
+          parts[i]->ops->name);
     }
   }
+  for (size_t i = 0; i < DC__COUNT(parts); i++) {
+    DC__TRY(parts[i]->ops->set_checksums(parts[i], enable));
+  }
+  return DC_OK;
 }
 
 static dc_status levels_dup(dc_comm *comm, dc_comm **copy);

@@ -52,8 +52,9 @@ static bool shm_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes) {
   return dc__shm_heap_contains(&((dc__shm *)comm)->group->heap, ptr, bytes);
 }
 
-static void shm_set_checksums(dc_comm *comm, bool enable) {
+static dc_status shm_set_checksums(dc_comm *comm, bool enable) {
   atomic_store(&((dc__shm *)comm)->group->checksums, enable ? 1 : 0);
+  return DC_OK;
 }
 
 static dc_status dup_channel(dc_comm *comm, dc_comm **copy);

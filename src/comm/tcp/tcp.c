@@ -62,8 +62,9 @@ static void tcp_abort_group(dc_comm *comm, const char *reason) {
   tcp_fail_group(comm, status);
 }
 
-static void tcp_set_checksums(dc_comm *comm, bool enable) {
+static dc_status tcp_set_checksums(dc_comm *comm, bool enable) {
   atomic_store(&((dc__tcp *)comm)->group->checksums, enable ? 1 : 0);
+  return DC_OK;
 }
 
 static dc_status dup_mesh(dc_comm *comm, dc_comm **copy);

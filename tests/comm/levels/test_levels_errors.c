@@ -139,6 +139,29 @@ static void test_a_failed_split_leaves_nothing(void **state) {
   assert_int_equal(count_entries("/proc/self/task", ""), threads);
 }
 
+/* ---- checksums ---- */
+
+/* As MPI, whose data libdc does not see: no part is verified then. */
+static int refuses_checksums(dc_comm *comm, void *arg) {
+  dc__levels *self = (dc__levels *)comm;
+  const dc__comm_ops *ops = self->column->ops;
+  dc__comm_ops unseen = *ops;
+  (void)arg;
+  unseen.set_checksums = NULL;
+  self->column->ops = &unseen;
+  CHECK(dc_comm_set_checksums(comm, 1) == DC_E_UNSUPPORTED);
+  CHECK_SAYS("dc_comm_set_checksums: ranks of several machines exchange data over");
+  self->column->ops = ops;
+  CHECK_OK(dc_comm_set_checksums(comm, 1));
+  return 0;
+}
+
+static void test_unverified_parts(void **state) {
+  static const layout two_by_two = {4, 2, 2};
+  (void)state;
+  assert_int_equal(on_nodes(&two_by_two, refuses_checksums, NULL), 0);
+}
+
 /* Rank 3's process is killed between two reductions. */
 static int loses_a_rank(dc_comm *comm, void *arg) {
   const int64_t count = 400000, begun = dc__now_ns();
@@ -184,6 +207,7 @@ int main(void) {
       cmocka_unit_test(test_failures),
       cmocka_unit_test(test_a_parts_error_is_all_ranks),
       cmocka_unit_test_setup_teardown(test_a_failed_split_leaves_nothing, leftovers_note, leftovers_compare),
+      cmocka_unit_test(test_unverified_parts),
       cmocka_unit_test(test_a_killed_rank),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
