@@ -20,7 +20,7 @@ static dc__external_callback *callback_slot(dc__external *self, const dc__coll *
 
 static void describe_callback(char text[DC__COLL_TEXT], const dc__external_callback *call) {
   if (call->op == 0) {
-    snprintf(text, DC__COLL_TEXT, "dc_comm_dup");
+    snprintf(text, DC__COLL_TEXT, "dc_comm_%s", call->name);
   } else {
     dc__coll_describe_op(text, call->op, call->id);
   }

@@ -24,7 +24,7 @@ typedef struct dc__external_callback {
   int64_t since;
   pthread_t thread;
   int64_t id;
-  int32_t op; /* 0: dc_comm_dup */
+  int32_t op; /* 0: dc_comm_dup or dc_comm_split, as `name` says */
   bool timed_out;
 } dc__external_callback;
 

@@ -1,4 +1,5 @@
 /* Functions of the caller's that do not return: how the wait ends, and the other ranks' errors. */
+#include "comm/split.h"
 #include "comm_ranks.h"
 
 enum { RETURNS_ON_ABORT, RETURNS_LATE, CALLS_LIBDC };
@@ -103,6 +104,40 @@ static void test_a_function_returns_late(void **state) {
   dc_comm_destroy(s.comm);
 }
 
+static int32_t split_fails(const int32_t *ranks, int32_t count, void *user, void **out) {
+  (void)ranks;
+  (void)count;
+  (void)user;
+  (void)out;
+  return 5;
+}
+
+static int32_t dup_fails(void *user, void **out) {
+  (void)user;
+  (void)out;
+  return 6;
+}
+
+/* The error names the function that the caller called. */
+static void test_a_copy_or_split_fails(void **state) {
+  (void)state;
+  const dc_comm_callbacks callbacks = {.struct_size = sizeof callbacks,
+                                       .all_gather = gather_twice,
+                                       .reduce_scatter = no_reduce_scatter,
+                                       .broadcast = no_broadcast,
+                                       .barrier = stay,
+                                       .dup = dup_fails,
+                                       .split = split_fails};
+  const dc__split split = {.rank = 0, .world = 2};
+  dc_comm *comm = NULL, *other = NULL;
+  assert_int_equal(dc_comm_create_external(&callbacks, 0, 2, NULL, &comm), DC_OK);
+  assert_int_equal(comm->ops->split(comm, &split, &other), DC_E_CALLBACK);
+  assert_string_equal(dc_last_error(), "dc_comm_split: the caller's split returned 5 on rank 0");
+  assert_int_equal(dc_comm_dup(comm, &other), DC_E_CALLBACK);
+  assert_string_equal(dc_last_error(), "dc_comm_dup: the caller's dup returned 6 on rank 0");
+  dc_comm_destroy(comm);
+}
+
 static void test_a_function_calls_libdc(void **state) {
   (void)state;
   stuck s = {0};
@@ -116,6 +151,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_abort_ends_a_function),
       cmocka_unit_test(test_a_function_returns_late),
+      cmocka_unit_test(test_a_copy_or_split_fails),
       cmocka_unit_test(test_a_function_calls_libdc),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
