@@ -366,6 +366,8 @@ static dc_status context_start(dc_context *ctx, const char *fn, dc_comm *comm) {
 dc_status dc__context_start(dc_context *ctx, const char *fn, dc_comm *comm, const dc_config *config,
                             int64_t bucket_elements) {
   ctx->config = *config;
+  ctx->config.double_buffer += config->double_buffer == 0; /* ranks compare what they mean, so defaults are filled in */
+  ctx->config.replicas += config->replicas == 0;
   ctx->bucket_elements = bucket_elements;
   dc_status status = context_start(ctx, fn, comm);
   if (status != DC_OK) {

@@ -123,6 +123,26 @@ static int refuse(dc_comm *comm, void *arg) {
   return 0;
 }
 
+/* Ranks that write a default out and those that do not mean the same. */
+static int means_the_default(dc_comm *comm, void *arg) {
+  dc_device *device = NULL;
+  dc_context *context = NULL;
+  const dc_config config = {
+      .struct_size = sizeof config, .double_buffer = dc_comm_rank(comm) % 2, .replicas = dc_comm_rank(comm) / 2};
+  (void)arg;
+  CHECK_OK(dc_device_open("cpu", NULL, &device));
+  CHECK_OK(dc_context_create(device, NULL, &context));
+  CHECK_OK(dc_init(context, comm, &config, BUCKET));
+  dc_context_destroy(context);
+  dc_device_destroy(device);
+  return 0;
+}
+
+static void test_defaults(void **state) {
+  (void)state;
+  assert_int_equal(on_threads(4, 0, means_the_default, NULL), 0);
+}
+
 static void test_errors(void **state) {
   (void)state;
   assert_int_equal(on_threads(4, 0, refuse, NULL), 0);
@@ -163,6 +183,7 @@ int main(void) {
       cmocka_unit_test(test_the_bits_of_plain_zero),
       cmocka_unit_test(test_steady_steps_allocate_nothing),
       cmocka_unit_test(test_bytes),
+      cmocka_unit_test(test_defaults),
       cmocka_unit_test(test_errors),
       cmocka_unit_test(test_a_failure_reaches_all),
   };
