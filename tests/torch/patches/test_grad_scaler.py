@@ -175,3 +175,35 @@ def test_a_disabled_scaler_and_one_of_a_plain_model() -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
+
+
+def found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> List[float]:
+    return [float(found) for found in scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()]
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD"])
+def test_fused_optimizers_skip_what_overflows_on_all_ranks(kind: str) -> None:
+    """They compare found_inf with 1: two ranks' sum was no overflow to them. Nor was that of two models."""
+
+    def rank(comm: Any, stage: int) -> None:
+        models = [net(comm, stage) for _ in range(2)]
+        params = [param for model in models for param in model.parameters()]
+        optimizer = getattr(torch.optim, kind)(params, lr=0.1, fused=True)
+        before = [plain_tensor(param).clone() for param in params]
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for bad in (range(comm.size), [comm.size - 1]):
+            for model in models:
+                scaler.scale(loss_of(model, 0, comm.rank)).backward()
+            if stage == 0 or comm.rank in bad:
+                plain_tensor(weights(models[0])[0].grad).view(-1)[0] = math.inf
+            scaler.unscale_(optimizer)
+            assert found_inf(scaler, optimizer) == [1.0]
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        assert all(torch.equal(plain_tensor(param), value) for param, value in zip(params, before))
+        assert scaler.get_scale() == 2.0
+
+    for world in (1, 2, 3):
+        for stage in range(4):
+            on(world, lambda comm: rank(comm, stage))

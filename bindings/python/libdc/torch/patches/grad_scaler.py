@@ -15,13 +15,14 @@ _Method = Callable[[Any, torch.optim.Optimizer], Any]
 
 
 def sync_found_inf(optimizer: torch.optim.Optimizer, found: Iterable[Tensor]) -> None:
-    """Sums found_inf over the ranks, since each looks at its part of the gradients alone; in the order of PyTorch's
-    current stream."""
+    """Sets found_inf to 1 on all ranks where one rank's is, since each looks at its part of the gradients alone; in the
+    order of PyTorch's current stream."""
     entries = [entry_of(param) for group in optimizer.param_groups for param in group["params"]]
     roots = dict.fromkeys(entry.root for entry in entries if entry is not None and entry.group.stage > 0)
     for root in roots:
         for tensor in found if root.group.comm.size > 1 else ():
             root.group.comm_for(tensor.device).all_reduce(tensor, stream=devices.current_stream(tensor.device))
+            tensor.clamp_(max=1.0)  # a sum; PyTorch's fused optimizers compare with 1
 
 
 def _with_synced_found_inf(inner: _Method) -> _Method:
