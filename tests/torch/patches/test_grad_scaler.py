@@ -207,3 +207,29 @@ def test_fused_optimizers_skip_what_overflows_on_all_ranks(kind: str) -> None:
     for world in (1, 2, 3):
         for stage in range(4):
             on(world, lambda comm: rank(comm, stage))
+
+
+def test_an_infinity_in_an_ignored_parameter_is_everybodys() -> None:
+    """Its gradient is not averaged, so at stage 0 too one rank alone can have it."""
+
+    class Scaled(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 1)
+            self.gain = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+            return super().forward(x).sum() + (self.gain * factor).sum()
+
+    def rank(comm: Any, stage: int) -> Any:
+        model = dct.shard(Scaled(), stage, comm=comm, policy={"gain": dct.Policy(ignored=True)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        before = model.weight.full_tensor()
+        scaler.scale(model(torch.ones(2, 4), math.inf if comm.rank else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(model.weight.full_tensor(), before) and float(model.gain.detach()) == 1.0
+        return scaler.get_scale()
+
+    for stage in range(4):
+        assert on(2, lambda comm: rank(comm, stage)) == [4.0, 4.0], stage

@@ -16,12 +16,17 @@ _Method = Callable[[Any, torch.optim.Optimizer], Any]
 
 def sync_found_inf(optimizer: torch.optim.Optimizer, found: Iterable[Tensor]) -> None:
     """Sets found_inf to 1 on all ranks where one rank's is, since each looks at its part of the gradients alone; in the
-    order of PyTorch's current stream."""
+    order of PyTorch's current stream.
+
+    At stage 0 all ranks have the same averaged gradients, but those of parameters without an entry are their own. So
+    are they in groups of ranks with all parameters each; therefore all ranks of the model take part."""
     entries = [entry_of(param) for group in optimizer.param_groups for param in group["params"]]
-    roots = dict.fromkeys(entry.root for entry in entries if entry is not None and entry.group.stage > 0)
+    differ = None in entries
+    roots = dict.fromkeys(entry.root for entry in entries if entry is not None and (entry.group.stage > 0 or differ))
     for root in roots:
-        for tensor in found if root.group.comm.size > 1 else ():
-            root.group.comm_for(tensor.device).all_reduce(tensor, stream=devices.current_stream(tensor.device))
+        for tensor in found if root.group.all_ranks.size > 1 else ():
+            comm = root.group.comm_for(tensor.device, all_ranks=True)
+            comm.all_reduce(tensor, stream=devices.current_stream(tensor.device))
             tensor.clamp_(max=1.0)  # a sum; PyTorch's fused optimizers compare with 1
 
 
