@@ -1,4 +1,4 @@
-"""Uses of a whole parameter, at stage 0, that go past its module's attribute."""
+"""Uses of a parameter that go past its module's attribute."""
 
 from __future__ import annotations
 
@@ -83,3 +83,34 @@ def test_a_failed_autograd_grad_leaves_gradients_alone() -> None:
     model(torch.ones(3, 4))
     (3 * weight).sum().backward()
     assert torch.equal(weight.grad, torch.full((4, 4), 3.0))
+
+
+def test_autograd_adds_nothing_to_what_is_reduced_into() -> None:
+    """At stages 1 to 3 both would add to `.grad` at one time, and elements lost one of the two."""
+
+    def rank(comm: Any, stage: int) -> None:
+        model = dct.shard(nn.Linear(4, 3, bias=False), stage, comm=comm)
+        weight, versions = model.weight, []
+
+        class Probe(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+                versions.append(weight.grad._version)
+                return grad
+
+        for to_none in (True, False):
+            model.zero_grad(to_none)
+            model(torch.ones(1, 4)).sum().backward()
+            last = Probe.apply(torch.ones((), requires_grad=True))  # what is made first has its backward last
+            penalty = (8 * weight).sum()
+            versions[:] = [weight.grad._version]
+            (model(torch.ones(1, 4)).sum() + penalty + last).backward()
+            assert len(set(versions)) == 1
+            assert torch.equal(weight.grad.full_tensor(), torch.full((3, 4), 10.0))
+
+    for stage in (1, 2, 3):
+        on(2, lambda comm: rank(comm, stage))

@@ -194,7 +194,7 @@ class ParamGroup:
         for entry in entries:
             self.context.unregister_param(entry.id)
             self._register(entry)
-            entry.reduce_direct_gradients()
+            entry.take_direct_gradients()
         self._register_graph()
         self.stale = True
 

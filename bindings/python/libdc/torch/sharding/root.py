@@ -88,6 +88,7 @@ class Root:
         self.reductions: Optional[AgreedOrder] = None  # of this backward's reductions, for unused="zero"
         self._orders: Dict[Any, Any] = {}
         self.with_grad: Dict[int, ShardedParam] = {}  # got a gradient in this backward
+        self.direct: Dict[int, Tensor] = {}  # autograd's own parts of gradients, which libdc adds up meanwhile
         self.unreduced: List[ShardedParam] = []
         self.queued: Tuple[List[Tensor], List[int]] = [], []  # gradients that are not reduced yet, and their ids
         self.queued_elements = 0
@@ -100,6 +101,12 @@ class Root:
     @property
     def in_backward(self) -> bool:
         return self.state in (TrainingState.BACKWARD, TrainingState.REDUCING)
+
+    @property
+    def is_reducing(self) -> bool:
+        """Whether the running backward reduces, which may be one inside another. One that raised does not."""
+        end = self.end_of_backward
+        return self.state is _REDUCING and end is not None and end() is not None
 
     # Forward
 
@@ -309,6 +316,7 @@ class Root:
         if not reducing:
             return
         entries, self.with_grad = self.with_grad, {}
+        own, self.direct = self.direct, {}
         self.group.context.end_backward(self.group.graph_id)
         hooked = False
         with torch._C.DisableTorchFunctionSubclass():
@@ -320,6 +328,8 @@ class Root:
                     if direct is not None:  # autograd's own, of a use of the parameter outside of the model
                         entry.grad.add_(direct)
                 hooked = hooked or bool(entry.hooks)
+            for id, grad in own.items():
+                self.group.entries[id].grad.add_(grad)  # type: ignore[union-attr]
         if hooked:
             self._call_hooks(entries.values())
 
@@ -333,6 +343,6 @@ class Root:
         """A backward raised, or never reached the parameters (autograd.grad): what it began is undone."""
         self._abort_order()
         self.state, self.graph_task = TrainingState.IDLE, -1
-        self.with_grad, self.queued, self.queued_elements = {}, ([], []), 0
+        self.with_grad, self.direct, self.queued, self.queued_elements = {}, {}, ([], []), 0
         self.group.context.step_abort()
         self.group.stale = True

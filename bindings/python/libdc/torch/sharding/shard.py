@@ -170,7 +170,7 @@ def _convert(model: nn.Module, root: Root, entries: Dict[nn.Parameter, ShardedPa
     """Gives parameters and modules their classes."""
     for entry in new:
         set_param_class(entry)
-        entry.reduce_direct_gradients()
+        entry.take_direct_gradients()
     for module in model.modules():
         own = [name for name, param in module._parameters.items() if param in entries]
         if own or module is model or module in root.policies.casts or module_class.has_forward_hooks(module):

@@ -163,30 +163,52 @@ class ShardedParam:
         self.reduce_now(grad, root)
         return left
 
-    def reduce_direct_gradients(self) -> None:
-        """Stage 0: the whole parameter can be used without a module's attribute, and autograd has a gradient then. It
-        is reduced as all others are. Hooks tell of it: one before autograd adds it to `.grad`, one behind."""
-        if self.group.stage > 0 or not self.param.requires_grad:
+    def take_direct_gradients(self) -> None:
+        """The parameter can be used without a module's attribute, and autograd has a gradient then. Hooks tell of it:
+        one before autograd adds it to `.grad`, one behind. At stage 0 it is whole, and reduced as all others are.
+        At the others it waits for the end of the backward if libdc adds to `.grad` just now, beside autograd."""
+        if not self.param.requires_grad:
             return
         reference = weakref.ref(self)
 
         def before(grad: Optional[Tensor]) -> None:
             entry = reference()
-            if grad is not None and entry is not None and entry.alive and _accumulates(entry.param):
-                entry.root.pre_backward()
-                entry.direct = (entry.param.grad,)
-                entry.param.grad = None
+            if grad is not None and entry is not None and entry.alive:
+                entry._put_grad_aside()
 
         def behind(param: Tensor) -> None:
             entry = reference()
             if entry is not None and entry.direct is not None:
-                grad = param.grad
-                (entry.param.grad,), entry.direct = entry.direct, None
-                if grad is not None:
-                    entry.reduce(grad.detach(), entry.root)
+                entry._take_direct(entry.direct[0])
 
-        torch.Tensor.register_hook(self.param, before)
-        torch.Tensor.register_post_accumulate_grad_hook(self.param, behind)
+        with torch._C.DisableTorchFunctionSubclass():
+            torch.Tensor.register_hook(self.param, before)
+            torch.Tensor.register_post_accumulate_grad_hook(self.param, behind)
+
+    def _put_grad_aside(self) -> None:
+        """Before autograd adds to `.grad`."""
+        param, root = self.param, self.root
+        with torch._C.DisableTorchFunctionSubclass():
+            if self.group.stage > 0 and not (param.grad is self.grad and root.is_reducing):
+                return
+            if _accumulates(param):
+                if self.group.stage == 0:
+                    root.pre_backward()
+                self.direct = (param.grad,)
+                param.grad = None
+
+    def _take_direct(self, aside: Optional[Tensor]) -> None:
+        """Autograd's own gradient is there, and what was put aside comes back."""
+        param, root, self.direct = self.param, self.root, None
+        with torch._C.DisableTorchFunctionSubclass():
+            grad, param.grad = param.grad, aside
+            if grad is None:
+                return
+            if self.group.stage == 0:
+                self.reduce(grad.detach(), root)
+            else:
+                before = root.direct.get(self.id)
+                root.direct[self.id] = grad.detach() if before is None else before + grad.detach()
 
 
 def _accumulates(param: Tensor) -> bool:
