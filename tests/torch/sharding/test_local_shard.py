@@ -152,6 +152,80 @@ def test_penalties_count_once() -> None:
         libdc.run.threads(2, rank, stage, timeout=60)
 
 
+PENALTIES: Dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "variance": lambda p, a: (p - p.mean()).square().sum(),
+    "direction": lambda p, a: (p / p.norm()).pow(3).sum(),
+    "nested": lambda p, a: ((p * (p - p.mean()).square().mean()).mean() - p).exp().mean(),
+    "a whole operand": lambda p, a: (p * a.exp()).square().sum(),
+    "a row for all rows": lambda p, a: (p * a[0]).square().sum(),
+    "a number": lambda p, a: (p * a[0, 0] + a[1, :1]).square().sum(),
+    "a row": lambda p, a: (p[0] * a[0]).square().sum() + p[1].norm() * a[1, 1],
+    "lists": lambda p, a: torch._foreach_mul([p], [a])[0].pow(3).sum(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_gradients_through_values_of_all_ranks(world: int) -> None:
+    """A sum that goes back into a part, or a tensor beside it: each rank's elements have a share of its gradient."""
+    generator = torch.Generator().manual_seed(8)
+    weight, operand = torch.rand(2, 5, 4, generator=generator)
+
+    def leaves() -> Any:
+        model = nn.Linear(4, 5, bias=False)
+        with torch.no_grad():
+            model.weight.copy_(weight)
+        return model, operand.clone().requires_grad_()
+
+    def rank(comm: Any, stage: int) -> None:
+        for name, penalty in PENALTIES.items():
+            plain, a = leaves()
+            penalty(plain.weight, a).backward()
+            model, b = leaves()
+            dct.shard(model, stage, comm=comm)
+            ((comm.rank + 1) * penalty(model.weight, b)).backward()
+            factor = (comm.size + 1) / 2  # the mean of the ranks'
+            torch.testing.assert_close(model.weight.grad.full_tensor(), factor * plain.weight.grad, msg=name)
+            if a.grad is not None:
+                direct = 0.0 if name != "a row" else (comm.rank + 1 - factor) * plain.weight[1].norm().item()
+                b.grad[1, 1] -= direct  # a use beside no part is this rank's own
+                torch.testing.assert_close(b.grad, factor * a.grad, msg=name)
+
+    for stage in (1, 3):
+        on(world, lambda comm: rank(comm, stage))
+
+
+@pytest.mark.parametrize("mesh", [None, (2, 2), (4, 1)])
+def test_penalties_of_ranks_are_averaged(mesh: Any) -> None:
+    """As at stage 0, and in replicas too."""
+
+    def rank(comm: Any, stage: int) -> None:
+        model = dct.shard(nn.Linear(2, 2, bias=False), stage, comm=comm, mesh=mesh if stage else None)
+        for _ in range(2):
+            (model(torch.zeros(1, 2)).sum() + (comm.rank + 1) * model.weight.sum()).backward()
+        grad = model.weight.grad.full_tensor() if stage else model.weight.grad
+        assert torch.equal(grad, torch.full((2, 2), 5.0))
+
+    for stage in range(4):
+        on(4, lambda comm: rank(comm, stage))
+
+
+@pytest.mark.parametrize("order", [0.5, 1.0, 1.5, 2.0, 3.0])
+def test_norms_of_zeros_have_no_gradient(order: float) -> None:
+    def rank(comm: Any) -> None:
+        model = nn.Linear(3, 2)
+        with torch.no_grad():
+            model.bias.zero_()
+            model.weight.copy_(torch.tensor([[0.0, 0.0, 0.0], [0.5, -2.0, 3.0]]))
+        plain = copy.deepcopy(model)
+        dct.shard(model, 3, comm=comm)
+        for each in (plain, model):
+            (each.bias.norm(order) + each.weight.norm(order)).backward()
+        for p, q in zip(plain.parameters(), model.parameters()):
+            torch.testing.assert_close(q.grad.full_tensor(), p.grad)
+
+    on(2, rank)
+
+
 def test_gradients_are_parts() -> None:
     def rank(comm: Any) -> None:
         model = dct.shard(nn.Linear(4, 3), 3, comm=comm)

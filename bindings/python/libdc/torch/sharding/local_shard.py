@@ -205,8 +205,10 @@ def _wrap(result: Any, source: Tensor, part: Part, shape: torch.Size) -> Any:
 
 def _operand(value: Any, part: Part, local: torch.Size, func: Any) -> Any:
     """An argument, as a flat tensor of this rank's elements."""
-    if not isinstance(value, Tensor) or value.dim() == 0:
+    if not isinstance(value, Tensor):
         return value
+    if value.dim() == 0:
+        return reductions.spread(value, part)
     other = part_of(value)
     if other is not None:
         if not part.fits(other):
@@ -214,17 +216,18 @@ def _operand(value: Any, part: Part, local: torch.Size, func: Any) -> Any:
                                "of both, which every rank must call")
         return value
     if value.numel() == 1:
-        return value.reshape(1).expand(local)  # a number's type would not count
+        return reductions.spread(value, part).reshape(1).expand(local)  # a number's type would not count
     spread = _expand(value, part.shape)
     if value.shape in (local, (part.count,)):
         if spread is not None and value.numel() != part.numel:
             raise RuntimeError(f"{func.__name__}: a tensor of shape {tuple(value.shape)} may be this rank's elements "
                                f"of {part}, or values to spread over the whole: give a part, as zeros_like() and "
                                f"clone() make them, or a tensor of shape {tuple(part.shape)}")
-        return value
+        if spread is None or not value.requires_grad:
+            return value
     if spread is None:
         raise RuntimeError(f"{func.__name__}: a tensor of shape {tuple(value.shape)} does not go with {part}")
-    return part.of(spread)
+    return part.of(_expand(reductions.spread(value, part), part.shape))  # type: ignore[arg-type]
 
 
 def _expand(value: Tensor, shape: torch.Size) -> Optional[Tensor]:

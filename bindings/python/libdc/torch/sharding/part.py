@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence,
 import torch
 from torch import Tensor
 
+from .. import devices
+
 if TYPE_CHECKING:
     from .sharded_param import ShardedParam
 
@@ -100,15 +102,26 @@ class Part:
         pieces = [table[rank * longest :][: end - begin] for rank, (begin, end) in enumerate(ranges)]
         return torch.cat(pieces).view(self.shape)
 
-    def gather_value(self, value: Tensor) -> Tensor:
-        """One number of each rank, in their order; collective."""
-        if self.cut.size == 1:
-            return value.detach().reshape(1)
+    def gather_value(self, value: Tensor, all_ranks: bool = False) -> Tensor:
+        """One number of each rank, in their order; collective. all_ranks: of those in other replicas too"""
+        value = value.detach().reshape(1)
+        if self.cut.size == 1 and not all_ranks:
+            return value
         group = self.entry("a sum over the ranks").root.group
-        value = value.detach().reshape(1).to(group.device)
-        table = value.new_empty(self.cut.size)
-        group.all_gather(value, table)
+        comm = group.comm_for(group.device, all_ranks)
+        if comm.size == 1:
+            return value
+        table = value.new_empty(comm.size, device=group.device)
+        comm.all_gather(value.to(group.device), table, stream=devices.current_stream(group.device))
         return table
+
+    def sum_over_ranks(self, value: Tensor) -> Tensor:
+        """The sum of the ranks' values, of any shape; collective."""
+        total = value.detach().clone(memory_format=torch.contiguous_format)
+        if total.numel() > 0:
+            comm = self.entry("a sum over the ranks").root.group.comm_for(total.device)
+            comm.all_reduce(total, stream=devices.current_stream(total.device))
+        return total
 
     def fill(self, local: Tensor, write: Callable[[Tensor], Any]) -> None:
         """Lets write() fill a whole tensor and keeps this rank's part. Random numbers become rank 0's, as the unsharded

@@ -7,20 +7,46 @@ from typing import Any, Callable, Dict, NoReturn, Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .part import Part, part_of
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """A sum of the ranks' values. Each rank's elements have its gradient: the loss of every rank has the whole sum."""
+    """A sum of the ranks' values, which is in the loss of every rank. The gradient is that of the mean of the ranks'
+    losses, as libdc averages all others: each rank's elements have the mean of the ranks' gradients of the sum."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, part: Part) -> Tensor:
+        ctx.part = part
         return part.gather_value(value).sum().to(value.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
-        return grad, None
+        return ctx.part.gather_value(grad, all_ranks=True).mean().to(grad.device), None
+
+
+class _SpreadOverRanks(torch.autograd.Function):
+    """A tensor that all ranks have, beside a part. This rank's elements make a share of its gradient, and the sum of
+    the ranks' shares is the whole."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, part: Part) -> Tensor:
+        ctx.part = part
+        return value.view_as(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
+        return ctx.part.sum_over_ranks(grad), None
+
+
+def spread(value: Tensor, part: Part) -> Tensor:
+    """An operand of a part, which all ranks have, with its gradient over all ranks' elements."""
+    if part.cut.size == 1 or not value.requires_grad or not torch.is_grad_enabled():
+        return value
+    return _SpreadOverRanks.apply(value, part)  # type: ignore[no-any-return]
 
 
 def _elements(call: str, args: Any, kwargs: Dict[str, Any], allowed: Tuple[str, ...]) -> Tuple[Part, Tensor]:
@@ -78,8 +104,17 @@ def _norm(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
         return _extreme(local.abs(), part, largest=order > 0)
     if order == 0:
         return _SumOverRanks.apply((local != 0).sum(), part).to(local.dtype)
-    wide = local.float() if _is_narrow(local.dtype) else local
-    return _SumOverRanks.apply(wide.abs().pow(order).sum(), part).pow(1.0 / order).to(local.dtype)
+    wide = (local.float() if _is_narrow(local.dtype) else local).abs()
+    powers = _without_zeros(wide, lambda size: size.pow(order)) if 0 < order < 1 else wide.pow(order)
+    total = _SumOverRanks.apply(powers.sum(), part)
+    return _without_zeros(total, lambda power: power.pow(1.0 / order)).to(local.dtype)
+
+
+def _without_zeros(value: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """The function's values; zeros stay, with the gradient 0, as that of PyTorch's norms. The function's own would be
+    infinite there."""
+    is_zero = value == 0
+    return torch.where(is_zero, torch.zeros_like(value), function(value.masked_fill(is_zero, 1)))
 
 
 def _extreme(local: Tensor, part: Part, largest: bool) -> Tensor:
