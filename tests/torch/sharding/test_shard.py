@@ -10,7 +10,7 @@ import libdc.torch as dct
 import pytest
 import torch
 from models import Plain, Run, adamw, data, make, reference, train, trainable
-from sharded import one_thread  # noqa: F401
+from sharded import on, one_thread  # noqa: F401
 
 UNLIMITED = 1 << 40
 
@@ -97,6 +97,27 @@ def test_no_sync_sums_locally(world: int) -> None:
     reductions = {ranks(2, 2, 6, k, quiet=True)[0].stats.reductions for k in (1, 3)}
     assert len(reductions) == 1  # of the last micro-batch alone
     assert ranks(2, 2, 6, 3)[0].stats.reductions == 3 * reductions.pop()
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_zero_grad_drops_what_no_sync_has_summed(stage: int) -> None:
+    """The model's, and an optimizer's for its own parameters."""
+
+    def rank(comm: Any) -> None:
+        model = dct.shard(torch.nn.Linear(4, 3), stage, comm=comm)
+        others = torch.optim.SGD([model.weight], lr=0.1)
+        for zero, expected in ((model.zero_grad, 2.0), (lambda: model.zero_grad(False), 2.0), (others.zero_grad, 10.0)):
+            model.zero_grad()
+            with dct.no_sync(model):
+                for _ in range(2):
+                    (4 * model(torch.ones(1, 4)).sum()).backward()
+                    zero()
+            model(torch.ones(2, 4)).sum().backward()
+            got = [p.grad.full_tensor() if stage else p.grad for p in model.parameters()]
+            assert torch.equal(got[0], torch.full((3, 4), 2.0))
+            assert torch.equal(got[1], torch.full((3,), expected))
+
+    on(2, rank)
 
 
 def test_checkpointing_and_wide_groups() -> None:

@@ -178,6 +178,10 @@ def _make_step(inner: _Function) -> _Function:
 def _make_zero_grad(inner: _Function) -> _Function:
     @functools.wraps(inner)
     def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        for group in self.param_groups:
+            for entry in map(entry_of, group["params"]):
+                if entry is not None and entry.unreduced is not None and entry.alive:
+                    entry.root.drop_unreduced([entry])
         if not _has_parts(self):
             return inner(self, set_to_none)
         with torch._C.DisableTorchFunctionSubclass():

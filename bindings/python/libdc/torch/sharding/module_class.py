@@ -213,6 +213,8 @@ def _make_zero_grad(base: Type[nn.Module]) -> Callable[..., None]:
     def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
         with torch._C.DisableTorchFunctionSubclass():  # setting gradients to None, or to 0, is the same for parts
             inner(self, set_to_none)
+        root = self.__dict__[MODULE_STATE].root
+        root.drop_unreduced(root.group.entries)
 
     return zero_grad
 

@@ -339,6 +339,13 @@ class Root:
                 for hook in list((entry.hooks or {}).values()):
                     hook(entry.param)
 
+    def drop_unreduced(self, entries: Iterable[ShardedParam]) -> None:
+        """Zeroes these gradients' sums of no_sync()."""
+        if self.unreduced:
+            for entry in entries:
+                entry.unreduced = None
+            self.unreduced = [entry for entry in self.unreduced if entry.unreduced is not None]
+
     def reset_after_error(self) -> None:
         """A backward raised, or never reached the parameters (autograd.grad): what it began is undone."""
         self._abort_order()
