@@ -319,3 +319,20 @@ def test_every_type(tmp_path: Path) -> None:
 def test_the_ranks_are_asked_for() -> None:
     with pytest.raises(ValueError, match="not a sharded model"):
         dct.save_checkpoint(make(), "x")
+
+
+def test_lazy_conjugates_and_negatives(tmp_path: Path) -> None:
+    """Their memory has other values than they."""
+    path = str(tmp_path / "lazy")
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    extra = {"conjugate": numbers.conj(), "negative": numbers.conj().imag, "one": numbers[:1].conj().imag}
+    net = nn.Linear(2, 2)
+    net.register_buffer("turned", numbers.conj())
+    net.register_buffer("minus", numbers[:1].conj().imag)
+    dct.save_checkpoint(dct.shard(net, 3), path, extra=extra)
+    other = nn.Linear(2, 2)
+    other.register_buffer("turned", torch.zeros(2, dtype=torch.complex64))
+    other.register_buffer("minus", torch.zeros(1))
+    loaded = dct.load_checkpoint(dct.shard(other, 3), path)
+    assert all(torch.equal(loaded[name], value) for name, value in extra.items())
+    assert torch.equal(other.turned, net.turned) and torch.equal(other.minus, net.minus)

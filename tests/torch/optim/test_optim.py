@@ -348,3 +348,12 @@ def test_sharded_as_plain() -> None:
     state = libdc.run.threads(2, rank, timeout=60)[0]
     for name, value in net.state_dict().items():
         torch.testing.assert_close(state[name], value, rtol=2e-4, atol=2e-4)
+
+
+def test_a_lazy_negative_gradient() -> None:
+    """Its memory has the other sign."""
+    param = torch.nn.Parameter(torch.zeros(1))
+    param.grad = torch.tensor([2j]).conj().imag
+    assert param.grad.is_neg() and param.grad.item() == -2
+    optim.SGD([param], lr=1.0).step()
+    assert param.item() == 2

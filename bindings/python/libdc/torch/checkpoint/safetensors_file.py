@@ -102,7 +102,7 @@ def write(fd: int, offset: int, elements: Tensor) -> int:
     """Writes a flat tensor's bytes, of any device's memory, and returns their checksum."""
     crc = 0
     for piece in elements.split(max(1, _STAGING_BYTES // elements.element_size())) if elements.is_cuda else (elements,):
-        host = piece.cpu().contiguous()
+        host = piece.cpu().contiguous().resolve_conj().resolve_neg()
         crc = write_bytes(fd, offset, _bytes_of(host), crc)
         offset += host.numel() * host.element_size()
     return crc
