@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from typing import Any, Dict, List, NamedTuple
 
@@ -166,6 +167,32 @@ def test_ignored_parameters_are_each_ranks_own() -> None:
 
     for stage in (0, 1, 3):
         libdc.run.threads(2, rank, stage, timeout=60)
+
+
+def test_norms_of_ignored_complex_parameters() -> None:
+    """Imaginary parts count, in any order of the norm."""
+
+    class Turns(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 1)
+            self.turn = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + (self.turn.imag * 3).sum() + self.turn.abs().sum()
+
+    def rank(comm: Any) -> None:
+        for order in (1.0, 2.0, 3.0, math.inf):
+            model = Turns()
+            plain = copy.deepcopy(model)
+            dct.shard(model, 3, comm=comm, policy={"turn": dct.Policy(ignored=True)})
+            norms = []
+            for each in (plain, model):
+                each(torch.ones(1, 2)).sum().backward()
+                norms.append(nn.utils.clip_grad_norm_(each.parameters(), 1.0, order))
+            torch.testing.assert_close(norms[1], norms[0])
+            torch.testing.assert_close(model.turn.grad, plain.turn.grad)
+
+    on(2, rank)
 
 
 def test_weights_that_stay_whole_are_gathered_once() -> None:

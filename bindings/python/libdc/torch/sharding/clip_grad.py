@@ -93,7 +93,8 @@ def multiply(grads: List[Tensor], factor: Tensor) -> None:
 def multiply_on_device(grads: List[Tensor], factor: Tensor) -> None:
     for grad in grads:
         by = factor.to(grad.device)
-        grad.copy_(grad.float().mul_(by)) if grad.dtype != torch.float32 else grad.mul_(by)
+        exact = grad.dtype == torch.float32 or grad.is_complex()
+        grad.mul_(by) if exact else grad.copy_(grad.float().mul_(by))
 
 
 def _gather_norm_powers(parts: List[Tuple[ShardedParam, Tensor]], norm_type: float) -> List[Tensor]:
@@ -125,6 +126,8 @@ def _shard_of(entry: ShardedParam, grad: Tensor, rank: int) -> Tensor:
 
 def _norm_power(part: Tensor, norm_type: float) -> Tensor:
     """Sum of |x|^norm_type, or the largest |x|, in float64."""
+    if part.is_complex() and norm_type == 2.0:
+        part = torch.view_as_real(part.detach().resolve_conj()).reshape(-1)
     total = torch.zeros((), dtype=torch.float64, device=part.device)
     for block in part.detach().split(_BLOCK) if part.numel() else ():
         if math.isinf(norm_type):
@@ -133,5 +136,5 @@ def _norm_power(part: Tensor, norm_type: float) -> Tensor:
             exact = block.double()
             total = total + torch.dot(exact, exact)
         else:
-            total = total + block.double().abs().pow(norm_type).sum()
+            total = total + block.abs().double().pow(norm_type).sum()
     return total
