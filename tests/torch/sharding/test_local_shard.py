@@ -243,6 +243,24 @@ def test_gradients_are_parts() -> None:
     on(2, rank)
 
 
+def test_masked_gradients() -> None:
+    """The last rank's part is padded, and results of parts and wholes are not."""
+    mask = torch.tensor([[1.0, 0, 1, 0, 1, 1, 0]])
+
+    def rank(comm: Any) -> None:
+        model = dct.shard(nn.Linear(7, 1, bias=False), 3, comm=comm)
+        before = model.weight.full_tensor()
+        model(torch.ones(1, 7)).sum().backward()
+        model.weight.grad = model.weight.grad * mask
+        assert torch.equal(model.weight.grad.full_tensor(), mask)
+        torch.optim.SGD(model.parameters(), lr=1.0).step()
+        model(torch.ones(1, 7)).sum().backward()
+        assert torch.equal(model.weight.grad.full_tensor(), mask + 1)
+        assert torch.equal(model.weight.full_tensor(), before - mask)
+
+    on(2, rank)
+
+
 def test_functions_that_need_the_whole() -> None:
     class Own(nn.Linear):
         def penalty(self) -> torch.Tensor:

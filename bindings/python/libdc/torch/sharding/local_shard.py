@@ -147,6 +147,9 @@ def _set_grad(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
     if isinstance(grad, Tensor) and part_of(grad) is None:
         grad = part.of(grad) if grad.shape == part.shape else _operand(grad, part, param.shape, func)
         grad = LocalShard.of(part, _padded(grad, param))
+    elif isinstance(grad, Tensor) and part.fits(grad._part):  # type: ignore[attr-defined]
+        if grad.numel() < param.numel():  # a result of operands without padding
+            grad = LocalShard.of(part, _padded(plain_tensor(grad), param))
     func(param, grad)
 
 
