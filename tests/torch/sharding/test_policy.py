@@ -244,6 +244,17 @@ def holds(model: Any, expected: bool) -> bool:
     return (dct.stats(model).gathered_bytes > 0) is expected
 
 
+@pytest.mark.parametrize("stage", range(4))
+def test_kept_weights_serve_training_after_inference(stage: int) -> None:
+    model = dct.shard(nn.Linear(4, 3), stage)
+    dct.unshard(model)
+    with torch.inference_mode():
+        expected = model(torch.ones(2, 4))
+    result = model(torch.ones(2, 4))
+    result.sum().backward()
+    assert torch.equal(result, expected) and model.bias.grad.tolist() == [2.0] * 3
+
+
 @pytest.mark.parametrize("unused", [None, "zero"])
 def test_unshard_and_prefetch(unused: Any) -> None:
     def rank(comm: Any, stage: int) -> str:

@@ -118,11 +118,17 @@ class ShardedParam:
                 taken = group.taken.pop(~self.id)
                 # Without detach() it would be a view, which keeps the tensor that it is a view of.
                 return taken if transposed else taken.t().detach()
-        weights = self._take(group) if taken is None else taken
         if self.keeps:
-            self.kept = weights
-            weights = weights.detach()
+            self.kept = self._take_normal(group) if taken is None else taken
+            weights = self.kept.detach()
+        else:
+            weights = self._take(group) if taken is None else taken
         return weights.t() if transposed else weights
+
+    def _take_normal(self, group: ParamGroup) -> Tensor:
+        """For forwards with gradients too, which cannot use a tensor that was made in inference mode."""
+        with torch.inference_mode(False):
+            return self._take(group)
 
     def _take(self, group: ParamGroup) -> Tensor:
         if group.stage > 0:
