@@ -98,6 +98,9 @@ def reductions_beyond(pair: Pair) -> None:
         scaled = torch.full((5,), float(pair.rank), dtype=dtype)
         dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5), pair.groups[1])
         torch.testing.assert_close(scaled, (ranks * 0.5).sum().to(dtype).expand(5))
+        whole = torch.full((size,), float(pair.rank), dtype=dtype)
+        dist.reduce_scatter_tensor(scaled[:1], whole, dist._make_nccl_premul_sum(torch.tensor([0.5])), pair.groups[1])
+        torch.testing.assert_close(scaled, (ranks * 0.5).sum().to(dtype).expand(5))
     short = torch.full((3,), pair.rank, dtype=torch.int16)
     dist.all_reduce(short, group=pair.groups[1])
     assert short.tolist() == [int(ranks.sum())] * 3

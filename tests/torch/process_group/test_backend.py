@@ -102,6 +102,9 @@ def test_one_rank(alone: LibdcProcessGroup) -> None:
     dist.all_to_all_single(out, tensor)
     dist.all_gather(parts, tensor)
     assert out.tolist() == parts[0].tolist() == [0, 1, 2] and alone.name() == "libdc"
+    for op in (dist.ReduceOp.AVG, dist._make_nccl_premul_sum(torch.tensor([0.5]))):
+        with pytest.raises(ValueError, match="all_reduce: .* of torch.float8_e4m3fn: must be of float16, bfloat16"):
+            dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn), op)
     alone.shutdown()
     with pytest.raises(dist.DistError, match="closed"):
         dist.all_reduce(tensor)

@@ -102,7 +102,7 @@ class Collectives:
             out.view(-1).copy_(whole.view(-1)[begin : begin + out.numel()])
             return
         if reduction.factor is not None:
-            whole = whole * reduction.factor
+            whole = whole.clone().mul_(reduction.factor)
         elif overlap(out, whole):
             whole = whole.clone()
         if counts and whole.is_complex():

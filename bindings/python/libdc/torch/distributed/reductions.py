@@ -52,6 +52,9 @@ class Reduction:
             raise ValueError(f"{name}: op = {op}, must be SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM")
         # libdc's own sums, in float32 for 16-bit types
         self.native = (self.op == _Op.SUM or self.op in _SCALED) and (dtype.is_complex or dtype in SUMMABLE)
+        if self.op in _SCALED and not self.native:
+            raise ValueError(f"{name}: {_name(self.op)} of {dtype}: must be of float16, bfloat16, float32, float64 or "
+                             "complex numbers")
         self.native_op = libdc.ReduceOp.MEAN if self.op == _Op.AVG else libdc.ReduceOp.SUM
 
     def combine(self, rows: torch.Tensor) -> torch.Tensor:
