@@ -46,3 +46,42 @@ def test_changing_what_a_backward_needs(out: bool) -> None:
     expected = libdc.run.threads(1, rank, 0, timeout=60)
     for stage in (1, 3):
         assert libdc.run.threads(1, rank, stage, timeout=60) == expected
+
+
+class Reads(nn.Module):
+    """Multiplies with views of its weights that are of another type, or conjugated or negated when they are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.w, self.layer = nn.Parameter(torch.randn(4, 2)), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, filtered = self.layer(x), torch.view_as_complex(self.w)
+        y = x * filtered * filtered[1:].conj().sum()
+        y = y + x * filtered[:2].conj().resolve_conj().sum() + y[:, :3] @ filtered[1:, None].conj()
+        return y.abs().square().sum() + (x * filtered.conj().imag).square().sum() + (x[:, 1:] * filtered.real[1:]).sum()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_views_of_other_types(persistent: bool) -> None:
+    """As models with Fourier filters have them. Gradients were those of other numbers."""
+
+    def rank(comm: Any) -> None:
+        plain, model = Reads(), Reads()
+        policy = {"w": dct.Policy(reshard_after_forward=False)} if persistent else None
+        dct.shard(model, 3, comm=comm, policy=policy)
+        x, y = (torch.ones(2, 4, requires_grad=True) for _ in range(2))
+        for _ in range(2):
+            plain(x).backward(), model(y).backward()
+        torch.testing.assert_close(y.grad, x.grad)
+        for p, q in zip(plain.parameters(), model.parameters()):
+            torch.testing.assert_close(q.grad.full_tensor(), p.grad)
+        assert persistent or dct.stats(model).gathered_bytes == 0
+        for net, z in ((plain, x), (model, y)):
+            z.grad = None
+            grad, = torch.autograd.grad(net(z), z, create_graph=True)
+            grad.square().sum().backward()
+        torch.testing.assert_close(y.grad, x.grad)
+
+    libdc.run.threads(2, rank, timeout=60)

@@ -75,7 +75,9 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
             # An operator's own output would keep the graph that keeps it, for ever: a cycle that is never freed.
             return tensor if tensor.is_leaf else tensor.detach(), tensor._version
         view: Any = tensor.shape, tensor.stride(), tensor.storage_offset()
-        if view == entry.transposed:
+        if tensor.dtype != entry.placeholder.dtype or tensor.is_neg() or tensor.is_conj():
+            view = *view, tensor.dtype, tensor.is_conj(), tensor.is_neg()
+        elif view == entry.transposed:
             entry.saved_transposed, view = True, None
         return root_of_hooks(), entry, view
 
@@ -91,9 +93,20 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
         if view is None:
             return entry.unshard(root, True)  # type: ignore[no-any-return]
         weights = entry.unshard(root)
+        if len(view) > 3:
+            return _reinterpreted(weights, *view)
         return weights if view[:2] == (weights.shape, weights.stride()) else weights.as_strided(*view)
 
     return pack, unpack
+
+
+def _reinterpreted(weights: Tensor, shape: Tuple[int, ...], stride: Tuple[int, ...], offset: int, dtype: torch.dtype,
+                   conjugated: bool, negated: bool) -> Tensor:
+    """A view of weights whose elements are of another type, or that PyTorch conjugates or negates when it reads them.
+    """
+    view = torch.empty(0, dtype=dtype, device=weights.device).set_(weights.untyped_storage(), offset, shape, stride)
+    view = view.conj() if conjugated else view
+    return torch._neg_view(view) if negated else view
 
 
 # Memory of whole weights at stage 3
