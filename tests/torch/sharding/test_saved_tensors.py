@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import libdc.run
@@ -85,3 +86,23 @@ def test_views_of_other_types(persistent: bool) -> None:
         torch.testing.assert_close(y.grad, x.grad)
 
     libdc.run.threads(2, rank, timeout=60)
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_sparse_tensors(layout: str) -> None:
+    """They have no storage, of which a sharded model at stage 3 asks whose it is."""
+
+    def rank(comm: Any) -> None:
+        class Neighbours(nn.Linear):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return (adjacent @ super().forward(x)).square().sum()
+
+        adjacent = torch.eye(4).to_sparse() if layout == "coo" else torch.eye(4).to_sparse_csr()
+        plain = Neighbours(4, 4)
+        model = copy.deepcopy(plain)
+        dct.shard(model, 3, comm=comm)
+        for net in (plain, model):
+            net(torch.ones(4, 4)).backward()
+        torch.testing.assert_close(model.weight.grad.full_tensor(), plain.weight.grad)
+
+    libdc.run.threads(1, rank, timeout=60)

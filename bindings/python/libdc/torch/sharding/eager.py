@@ -69,7 +69,7 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
     by_storage, root_of_hooks = root.entry_by_storage, weakref.ref(root)
 
     def pack(tensor: Tensor) -> Any:
-        plain = type(tensor) is Tensor or part_of(tensor) is None
+        plain = tensor.layout is torch.strided and (type(tensor) is Tensor or part_of(tensor) is None)
         entry = by_storage.get(tensor.untyped_storage()._cdata) if plain else None
         if entry is None:
             # An operator's own output would keep the graph that keeps it, for ever: a cycle that is never freed.
