@@ -106,3 +106,42 @@ def test_sparse_tensors(layout: str) -> None:
         torch.testing.assert_close(model.weight.grad.full_tensor(), plain.weight.grad)
 
     libdc.run.threads(1, rank, timeout=60)
+
+
+def _freeze_and_write(model: nn.Module, x: torch.Tensor) -> None:
+    model[1].requires_grad_(False)
+    loss = model(x).square().sum()
+    with torch.no_grad():
+        model[1].weight.mul_(2)
+    loss.backward()
+
+
+def _step_before_a_penalty(model: nn.Module, x: torch.Tensor, **inputs: Any) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = model(x).square().sum()
+    model(x.detach()).sum().backward()
+    optimizer.step()
+    loss.backward(**inputs) if inputs else torch.autograd.grad(loss, x)
+
+
+def _step_before_inputs(model: nn.Module, x: torch.Tensor) -> None:
+    _step_before_a_penalty(model, x, inputs=[x])
+
+
+@pytest.mark.parametrize("change", [_freeze_and_write, _step_before_a_penalty, _step_before_inputs])
+def test_changing_weights_that_get_no_gradient(change: Any) -> None:
+    """At stage 3 the backward gathers weights again. Those that had changed gave wrong gradients in silence."""
+    torch.manual_seed(0)
+    plain, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.ones(2, 4, requires_grad=True)
+
+    def rank(comm: Any) -> None:
+        for stage in (None, 0, 3):
+            model = copy.deepcopy(plain)
+            if stage is not None:
+                dct.shard(model, stage, comm=comm)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                change(model, x.detach().requires_grad_())
+            model.requires_grad_(True).zero_grad()
+            model(x.detach()).sum().backward()  # the error leaves nothing behind
+
+    libdc.run.threads(2, rank, timeout=60)

@@ -35,8 +35,7 @@ def _take_grad(weights: Any) -> None:
     root, entry, version, optimizer_steps = weights.dc_use
     grad, weights.grad = weights.grad, None
     if version != entry.data._version or optimizer_steps != entry.optimizer_steps:
-        raise RuntimeError(f"{entry.names[0]} was changed between forward and backward, so the gradients would be "
-                           "those of other weights than the loss's: step the optimizer after backward")
+        _refuse_changed_weights(entry)
     if root.graph_task != _graph_task():
         root.pre_backward()
     entry.reduce(grad, root)
@@ -56,6 +55,12 @@ def track(weights: Any, entry: ShardedParam, root: Root) -> Tensor:
     return weights  # type: ignore[no-any-return]
 
 
+def _refuse_changed_weights(entry: ShardedParam) -> None:
+    raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace "
+                       f"operation: {entry.names[0]} was changed between forward and backward, so the gradients would "
+                       "be those of other weights than the loss's: step the optimizer after backward")
+
+
 def _refuse_changed(tensor: Tensor, version: int) -> None:
     """PyTorch compares versions itself where no hooks save a tensor."""
     raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace "
@@ -66,20 +71,21 @@ def _refuse_changed(tensor: Tensor, version: int) -> None:
 
 def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     """The hooks by which saved_tensors_hooks() saves gathered weights by name, and others with their version."""
-    by_storage, root_of_hooks = root.entry_by_storage, weakref.ref(root)
+    by_storage, root_of_hooks = root.read_by_storage, weakref.ref(root)
 
     def pack(tensor: Tensor) -> Any:
         plain = tensor.layout is torch.strided and (type(tensor) is Tensor or part_of(tensor) is None)
-        entry = by_storage.get(tensor.untyped_storage()._cdata) if plain else None
-        if entry is None:
+        read = by_storage.get(tensor.untyped_storage()._cdata) if plain else None
+        if read is None:
             # An operator's own output would keep the graph that keeps it, for ever: a cycle that is never freed.
             return tensor if tensor.is_leaf else tensor.detach(), tensor._version
+        entry = read[0]
         view: Any = tensor.shape, tensor.stride(), tensor.storage_offset()
         if tensor.dtype != entry.placeholder.dtype or tensor.is_neg() or tensor.is_conj():
             view = *view, tensor.dtype, tensor.is_conj(), tensor.is_neg()
         elif view == entry.transposed:
             entry.saved_transposed, view = True, None
-        return root_of_hooks(), entry, view
+        return root_of_hooks(), read, view
 
     def unpack(saved: Any) -> Tensor:
         if len(saved) == 2:
@@ -87,7 +93,9 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
             if tensor._version != version:
                 _refuse_changed(tensor, version)
             return tensor  # type: ignore[no-any-return]
-        root, entry, view = saved
+        root, (entry, version, optimizer_steps), view = saved
+        if version != entry.data._version or optimizer_steps != entry.optimizer_steps:
+            _refuse_changed_weights(entry)
         if root.graph_task != _graph_task():
             root.pre_backward()
         if view is None:
@@ -137,7 +145,7 @@ def _return_weights(root: Root, lent: List[Tuple[int, Any]]) -> List[Tuple[int, 
         if references > _PYTHON_REFERENCES:
             kept.append((storage, weights))
             continue
-        root.entry_by_storage.pop(storage, None)  # two have one storage after unshard()
+        root.read_by_storage.pop(storage, None)  # two have one storage after unshard()
         if references == _PYTHON_REFERENCES and weights._use_count() == _TORCH_REFERENCES and weights.requires_grad:
             weights.data = weights.dc_use[1].placeholder
     return kept
@@ -224,7 +232,7 @@ class ModuleState:
             track(weights, entry, root)
         if root.depth > 0 and grads and root.group.stage == 3:
             storage = weights.untyped_storage()._cdata
-            root.entry_by_storage[storage] = entry
+            root.read_by_storage[storage] = entry, entry.data._version, entry.optimizer_steps
             root.lent.append((storage, weights))
         if gathered is not None:
             gathered[name] = weights

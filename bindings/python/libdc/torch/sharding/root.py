@@ -95,7 +95,8 @@ class Root:
         self.queue_limit = _REDUCED_TOGETHER if device.type == "cpu" else 0
         # See eager.py.
         self.lent: List[Tuple[int, Tensor]] = []  # storages and weights that the innermost forward has read
-        self.entry_by_storage: Dict[int, ShardedParam] = {}  # of those of all forwards under way
+        # Of those of all forwards under way: the parameter, its version and its optimizer steps.
+        self.read_by_storage: Dict[int, Tuple[ShardedParam, int, int]] = {}
         self.saved_tensor_hooks: Optional[Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = None  # at stage 3
 
     @property
@@ -159,7 +160,7 @@ class Root:
     def post_forward(self) -> None:
         """The forward of pre_forward() ends, or has raised."""
         self.lent.clear()
-        self.entry_by_storage.clear()
+        self.read_by_storage.clear()
         if self.in_backward:
             return
         self.state = TrainingState.IDLE
