@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..ops import registrations
 from ..sharding.root import Root, root_by_graph
+from ..sharding.sharded_param import accumulates
 
 _library = torch.library.Library("dc_rt", "FRAGMENT")
 _rt = torch.ops.dc_rt
@@ -44,17 +45,21 @@ def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Ten
     root = root_by_graph(graph_id)
     root.refuse_compiled()
     root.pre_backward()
-    root.begin_reductions()
-    for id in ids:
-        root.with_grad[id] = root.group.entries[id]
+    if accumulates(_anchor_of(root)):
+        root.begin_reductions()
+        for id in ids:
+            root.begin_reduction(root.group.entries[id])
+    else:
+        root.drop_compiled_grads()
     return torch.ops.aten.alias.default(grad)
 
 
 def _reduce_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
     root = root_by_graph(graph_id)
     root.pre_backward()
-    root.group.entries[id].reduce(grad, root)
-    root.flush_reductions()  # the graph uses the gradient's memory again
+    if root.takes_grad(root.group.entries[id]) and accumulates(_anchor_of(root)):
+        root.group.entries[id].reduce(grad, root)
+        root.flush_reductions()  # the graph uses the gradient's memory again
     return grad.new_empty(0)
 
 
@@ -110,8 +115,9 @@ _anchors: "weakref.WeakKeyDictionary[Root, weakref.ref[Tensor]]" = weakref.WeakK
 
 
 def _anchor_of(root: Root) -> Tensor:
-    """An empty leaf tensor. The reductions' results are its gradient, so that no compiler removes them as unused. It
-    also keeps the root alive for a graph, which names the root by number."""
+    """An empty leaf tensor. The reductions' results are its gradient, so that no compiler removes them as unused, and
+    autograd knows by it whether a backward adds to `.grad`. It also keeps the root alive for a graph, which names the
+    root by number."""
     reference = _anchors.get(root)
     anchor = None if reference is None else reference()
     if anchor is None:

@@ -102,13 +102,16 @@ def _make_full_init(inner: _Function) -> _Function:
 
 
 def _leaves_in(outputs: Any, entries: Set[ShardedParam]) -> List[Tensor]:
-    """The whole weights of these parameters in the outputs' graph."""
+    """The leaves by which these parameters get gradients in the outputs' graph: whole weights, and compiled graphs'
+    anchors."""
+    roots = {entry.root_ref() for entry in entries} - {None}
     nodes = [output.grad_fn if isinstance(output, Tensor) else output.node for output in outputs]
     seen, leaves = set(nodes), []
     while nodes:
         node = nodes.pop()
-        if type(node).__name__ == "AccumulateGrad" and getattr(node.variable, "dc_use", (None, None))[1] in entries:
-            leaves.append(node.variable)
+        leaf = node.variable if type(node).__name__ == "AccumulateGrad" else None
+        if getattr(leaf, "dc_use", (None, None))[1] in entries or getattr(leaf, "dc_root", None) in roots:
+            leaves.append(leaf)
         found = {other for other, _ in getattr(node, "next_functions", ()) if other is not None} - seen
         seen |= found
         nodes.extend(found)
@@ -122,9 +125,17 @@ def _make_run_backward(inner: _Function) -> _Function:
     def run_backward(outputs: Any, grads: Any, retain_graph: bool, create_graph: bool, inputs: Any, *args: Any,
                      **kwargs: Any) -> Any:
         entries = {entry_of(tensor) for tensor in inputs if kwargs.get("accumulate_grad")} - {None}
-        if entries:
-            inputs = (*inputs, *_leaves_in(outputs, entries))  # type: ignore[arg-type]
-        return inner(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
+        if not entries:
+            return inner(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
+        inputs = (*inputs, *_leaves_in(outputs, entries))  # type: ignore[arg-type]
+        roots = [root for root in {entry.root_ref() for entry in entries} if root is not None]
+        for root in roots:
+            root.inputs = entries  # type: ignore[assignment]
+        try:
+            return inner(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
+        finally:
+            for root in roots:
+                root.inputs = None
 
     return run_backward
 

@@ -27,6 +27,7 @@ from ..ops import eager_calls
 from .order.agreed_order import AgreedOrder, Fills, WholeModelOrder
 from .order.exec_order import ExecOrder, split_into_groups
 from .param_group import Options, ParamGroup
+from .part import plain_tensor
 from .policy import Policies
 from .sharded_param import ShardedParam
 
@@ -90,6 +91,9 @@ class Root:
         self.with_grad: Dict[int, ShardedParam] = {}  # got a gradient in this backward
         self.direct: Dict[int, Tensor] = {}  # autograd's own parts of gradients, which libdc adds up meanwhile
         self.unreduced: List[ShardedParam] = []
+        self.kept_grads: Dict[int, Tensor] = {}  # values of `.grad` that a compiled graph's reductions must not change
+        self.inputs: Optional[Set[ShardedParam]] = None  # the parameters in backward(inputs=...)
+        self.drops_compiled = False  # compiled graphs' gradients do nothing in this backward
         self.queued: Tuple[List[Tensor], List[int]] = [], []  # gradients that are not reduced yet, and their ids
         self.queued_elements = 0
         self.queue_limit = _REDUCED_TOGETHER if device.type == "cpu" else 0
@@ -285,6 +289,31 @@ class Root:
         if accumulated:
             self.group.context.accumulate_grads(accumulated)
 
+    def takes_grad(self, entry: ShardedParam) -> bool:
+        """Whether a gradient that a compiled graph makes is wanted. Eager mode's graphs have a leaf for each."""
+        return self.inputs is None or entry in self.inputs
+
+    def begin_reduction(self, entry: ShardedParam) -> None:
+        """A compiled graph will reduce the parameter's gradient. If that is not wanted, `.grad` gets its value back."""
+        if self.takes_grad(entry):
+            self.with_grad[entry.id] = entry
+        elif entry.param.grad is not None and entry.grad is not None and entry.id not in self.kept_grads:
+            self.kept_grads[entry.id] = plain_tensor(entry.grad).clone()
+
+    def drop_compiled_grads(self) -> None:
+        """Compiled graphs reduce whenever their backward runs. In autograd.grad() none of it may reach `.grad`."""
+        self.drops_compiled = True
+        self.group.context.enable_profiling(True)  # in which reductions do nothing, and gathers are real
+
+    def _stop_dropping(self) -> None:
+        if self.drops_compiled:
+            self.drops_compiled = False
+            self.group.context.enable_profiling(False)
+
+    def _restore_grads(self, kept: Dict[int, Tensor]) -> None:
+        for id, grad in kept.items():
+            plain_tensor(self.group.entries[id].grad).copy_(grad)  # type: ignore[arg-type]
+
     def queue_reduction(self, entry: ShardedParam, grad: Tensor) -> None:
         """Reduces a whole gradient of the running backward, soon."""
         if self.state is not _REDUCING:
@@ -301,7 +330,11 @@ class Root:
     def flush_reductions(self) -> None:
         (grads, ids), self.queued, self.queued_elements = self.queued, ([], []), 0
         if ids:
+            if self.drops_compiled:
+                self.group.context.enable_profiling(False)
             eager_calls.reduce_grads(grads, self.group.graph_id, ids)
+            if self.drops_compiled:
+                self.group.context.enable_profiling(True)
 
     def _post_backward(self) -> None:
         if self.reduce_grads and self.unreduced:
@@ -314,11 +347,13 @@ class Root:
         self._end_order()
         reducing = self.state is TrainingState.REDUCING
         self.state, self.graph_task = TrainingState.IDLE, -1
+        self._stop_dropping()
         if not reducing:
             return
-        entries, self.with_grad = self.with_grad, {}
+        (entries, self.with_grad), (kept, self.kept_grads) = (self.with_grad, {}), (self.kept_grads, {})
         own, self.direct = self.direct, {}
         self.group.context.end_backward(self.group.graph_id)
+        self._restore_grads(kept)
         hooked = False
         with torch._C.DisableTorchFunctionSubclass():
             for entry in entries.values():
@@ -352,5 +387,8 @@ class Root:
         self._abort_order()
         self.state, self.graph_task = TrainingState.IDLE, -1
         self.with_grad, self.direct, self.queued, self.queued_elements = {}, {}, ([], []), 0
+        kept, self.kept_grads = self.kept_grads, {}
+        self._stop_dropping()
         self.group.context.step_abort()
+        self._restore_grads(kept)
         self.group.stale = True

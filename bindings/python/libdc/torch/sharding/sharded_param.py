@@ -197,7 +197,7 @@ class ShardedParam:
         with torch._C.DisableTorchFunctionSubclass():
             if self.group.stage > 0 and not (param.grad is self.grad and root.is_reducing):
                 return
-            if _accumulates(param):
+            if accumulates(param):
                 if self.group.stage == 0:
                     root.pre_backward()
                 self.direct = (param.grad,)
@@ -217,7 +217,7 @@ class ShardedParam:
                 root.direct[self.id] = grad.detach() if before is None else before + grad.detach()
 
 
-def _accumulates(param: Tensor) -> bool:
+def accumulates(param: Tensor) -> bool:
     """Whether the running backward adds to `.grad`. autograd.grad() does not: it calls the first hook alone, and may
     raise later, so that hook must change nothing. PyTorch answers this question with an error then."""
     try:

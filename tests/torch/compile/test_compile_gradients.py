@@ -1,0 +1,107 @@
+"""Which gradients the backward of a compiled sharded model adds to `.grad`: those that eager mode would."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any, Callable, List, Optional
+
+import libdc.run
+import libdc.torch as dct
+import pytest
+import torch
+import torch.nn as nn
+from sharded import one_thread  # noqa: F401
+
+Grads = List[Optional[torch.Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+
+
+def grads_of(model: nn.Module) -> Grads:
+    grads = [p.grad for p in model.parameters()]
+    return [None if g is None else (g.full_tensor() if hasattr(g, "full_tensor") else g).clone() for g in grads]
+
+
+def compare(work: Callable[[nn.Module, Callable[..., Any]], List[Any]], backend: Optional[str], **options: Any) -> None:
+    """work(model, the model to call) has one result for the plain model and for the sharded one, at every stage."""
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    expected = work(*[copy.deepcopy(made)] * 2)
+
+    def rank(comm: Any, stage: int) -> None:
+        model = copy.deepcopy(made)
+        dct.shard(model, stage, comm=comm, **options)
+        found = work(model, model if backend is None else torch.compile(model, backend=backend))
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected):
+            torch.testing.assert_close(a, b)
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(2 if backend is None else 1, rank, stage, timeout=120)  # Dynamo is for one thread at a time
+        torch._dynamo.reset()
+
+
+BACKENDS = pytest.mark.parametrize("backend", [None, "libdc", "aot_eager", "eager"])
+
+
+@BACKENDS
+def test_backwards_for_some_inputs(backend: Optional[str]) -> None:
+    """Compiled graphs added all gradients, whatever the backward was for."""
+
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        x = torch.ones(2, 4, requires_grad=True)
+        found: List[Any] = [*torch.autograd.grad(call(x).square().sum(), x), *grads_of(model)]
+        for _ in range(2):
+            call(x).square().sum().backward()
+            found += grads_of(model)
+            found += [*torch.autograd.grad(call(x).square().sum(), x), *grads_of(model)]
+            x.grad = None
+            call(x).square().sum().backward(inputs=[x])
+            found += [x.grad, *grads_of(model)]
+            call(x).square().sum().backward(inputs=[model[1].weight])
+            found += grads_of(model)
+            model[0].bias.grad = None
+            call(x).square().sum().backward(inputs=[x, model[0].bias, model[1].weight])
+            found += [x.grad, *grads_of(model)]
+        return found
+
+    compare(work, backend)
+
+
+def test_after_a_backward_that_raised() -> None:
+    """autograd.grad() of a compiled model lets the library drop gradients, until the next forward at the latest."""
+
+    class Raises(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            raise KeyError("backward")
+
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        x = torch.ones(2, 4, requires_grad=True)
+        with pytest.raises(KeyError):
+            torch.autograd.grad(call(Raises.apply(x)).sum(), x)
+        call(x).square().sum().backward()
+        return grads_of(model)
+
+    compare(work, "libdc")
+
+
+@pytest.mark.parametrize("backend", [None, "libdc"])
+def test_in_no_sync(backend: Optional[str]) -> None:
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        x = torch.ones(2, 4, requires_grad=True)
+        with dct.no_sync(model) if hasattr(model, "_dc") else contextlib.nullcontext():
+            found = [*torch.autograd.grad(call(x).square().sum(), x)]
+            call(x).square().sum().backward()
+        call(x).square().sum().backward()
+        return found + grads_of(model)
+
+    compare(work, backend)
