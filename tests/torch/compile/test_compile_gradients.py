@@ -72,6 +72,24 @@ def test_backwards_for_some_inputs(backend: Optional[str]) -> None:
     compare(work, backend)
 
 
+@BACKENDS
+def test_freezing_between_forward_and_backward(backend: Optional[str]) -> None:
+    """As in PyTorch, a parameter that is frozen by then gets no gradient, and keeps the one that it has."""
+
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        x, found = torch.ones(2, 4), []
+        for frozen in ([model[1].bias], [model[1].bias, model[0].weight], list(model.parameters())):
+            loss = call(x).square().sum()
+            for p in frozen:
+                p.requires_grad_(False)
+            loss.backward()
+            found += grads_of(model)
+            model.requires_grad_(True)
+        return found
+
+    compare(work, backend)
+
+
 def test_after_a_backward_that_raised() -> None:
     """autograd.grad() of a compiled model lets the library drop gradients, until the next forward at the latest."""
 

@@ -114,3 +114,14 @@ def test_autograd_adds_nothing_to_what_is_reduced_into() -> None:
 
     for stage in (1, 2, 3):
         on(2, lambda comm: rank(comm, stage))
+
+
+def test_freezing_before_a_backward_keeps_gradients() -> None:
+    """At stage 0 `.grad` was put aside for a gradient that PyTorch does not make then."""
+    model = dct.shard(Direct(), 0)
+    weight = model.b._parameters["weight"]
+    weight.sum().backward()
+    before, loss = weight.grad, model(torch.ones(3, 4)) + weight.sum()
+    model.b.requires_grad_(False)
+    loss.backward()
+    assert weight.grad is before and torch.equal(before, torch.ones(4, 4)) and model.a.weight.grad is not None

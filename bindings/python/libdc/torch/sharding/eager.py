@@ -34,6 +34,8 @@ def _take_grad(weights: Any) -> None:
     """autograd has made a gradient of weights. The parameter's is complete at the end of the backward."""
     root, entry, version, optimizer_steps = weights.dc_use
     grad, weights.grad = weights.grad, None
+    if not entry.requires_grad:
+        return  # frozen since the forward
     if version != entry.data._version or optimizer_steps != entry.optimizer_steps:
         _refuse_changed_weights(entry)
     if root.graph_task != _graph_task():

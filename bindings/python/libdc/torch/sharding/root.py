@@ -291,7 +291,7 @@ class Root:
 
     def takes_grad(self, entry: ShardedParam) -> bool:
         """Whether a gradient that a compiled graph makes is wanted. Eager mode's graphs have a leaf for each."""
-        return self.inputs is None or entry in self.inputs
+        return entry.requires_grad and (self.inputs is None or entry in self.inputs)
 
     def begin_reduction(self, entry: ShardedParam) -> None:
         """A compiled graph will reduce the parameter's gradient. If that is not wanted, `.grad` gets its value back."""

@@ -179,7 +179,7 @@ class ShardedParam:
 
         def before(grad: Optional[Tensor]) -> None:
             entry = reference()
-            if grad is not None and entry is not None and entry.alive:
+            if grad is not None and entry is not None and entry.alive and entry.requires_grad:
                 entry._put_grad_aside()
 
         def behind(param: Tensor) -> None:
