@@ -1,33 +1,64 @@
-"""The step of any torch.optim.Optimizer tells sharded models which parameters it changed."""
+"""The step of any torch.optim.Optimizer tells sharded models which parameters it changed.
+
+Fused optimizers leave no trace in a tensor's version. So a parameter counts as stepped that has a gradient when the step
+begins or when it ends. The step itself, or a hook that comes before ours, may set `.grad` to None. A closure makes
+gradients in between, so with one each trained parameter counts."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..sharding.parameter import entry_of
 from ..sharding.root import Root
 from ..sharding.sharded_param import ShardedParam
 
 
-def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Announces the parameters that an optimizer has stepped to their models."""
-    stepped: Dict[Root, List[ShardedParam]] = {}
+class _Begun(NamedTuple):
+    """An optimizer's sharded parameters when its last step began."""
+
+    stepped: List[ShardedParam]
+    without_grad: List[Tuple[Any, ShardedParam]]
+
+
+def _look(optimizer: torch.optim.Optimizer, closure: bool) -> _Begun:
+    begun = _Begun([], [])
     with torch._C.DisableTorchFunctionSubclass():
         for group in optimizer.param_groups:
             for param in group["params"]:
                 entry = entry_of(param)
-                if entry is None or param.grad is None:
+                if entry is None:
                     continue
-                root = entry.root_ref()
-                if root is not None:
-                    entry.optimizer_steps += 1
-                    stepped.setdefault(root, []).append(entry)
+                if param.grad is not None or (closure and entry.requires_grad):
+                    begun.stepped.append(entry)
+                else:
+                    begun.without_grad.append((param, entry))
+    return begun
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+    # It stays there after the step: a step() that calls another one ends after it, with the same parameters.
+    optimizer.__dict__["_dc_begun_step"] = _look(optimizer, callable(closure))
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Announces the parameters that an optimizer has stepped to their models."""
+    begun: _Begun = optimizer.__dict__.get("_dc_begun_step") or _look(optimizer, False)
+    with torch._C.DisableTorchFunctionSubclass():
+        later = [entry for param, entry in begun.without_grad if param.grad is not None]
+    stepped: Dict[Root, List[ShardedParam]] = {}
+    for entry in begun.stepped + later:
+        root = entry.root_ref()
+        if root is not None:
+            entry.optimizer_steps += 1
+            stepped.setdefault(root, []).append(entry)
     for root, entries in stepped.items():
         root.group.params_updated(entries if len(entries) < len(root.group.entries) else None)
 
 
 def announce_steps() -> None:
+    register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
