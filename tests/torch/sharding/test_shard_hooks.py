@@ -112,3 +112,44 @@ def test_a_forward_that_writes_into_a_weight_is_told() -> None:
                 model(torch.ones(1, 4))  # has no versions to tell by
 
     on(2, rank)
+
+
+class Parent(nn.Module):
+    """Reads the weights of a child, whose forward does not run then, and writes into one of them if told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.list = nn.Linear(4, 4), nn.ParameterList([nn.Parameter(torch.ones(4))])
+        self.write = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.fc.weight
+        if self.write == "before":
+            with torch.no_grad():
+                self.fc.weight.clamp_(-0.1, 0.1)
+        x = self.fc(x) * self.list[0] + nn.functional.linear(x, weight)
+        if self.write == "after":
+            with torch.no_grad():
+                weight.mul_(0)
+        return x
+
+
+@pytest.mark.parametrize("grads", [True, False])
+@pytest.mark.parametrize("reshards", [None, False])
+def test_a_forward_that_writes_into_anothers_weight_is_told(grads: bool, reshards: Any) -> None:
+    def rank(comm: Any) -> None:
+        for stage in (1, 2, 3):
+            model = nn.Sequential(Parent(), Parent())
+            dct.shard(model, stage, comm=comm, policy={"**": dct.Policy(reshard_after_forward=reshards)})
+            for model[0].write in ("before", "after"):
+                with torch.set_grad_enabled(grads), \
+                        pytest.raises(RuntimeError, match="0.fc.weight: a forward has written into the weight"):
+                    model(torch.ones(1, 4))
+                with torch.inference_mode():
+                    model(torch.ones(1, 4))
+            model[0].write = ""
+            with torch.set_grad_enabled(grads):
+                model(torch.ones(1, 4))
+            assert stage < 3 or reshards is False or dct.stats(model).gathered_bytes == 0
+
+    on(2, rank)

@@ -138,19 +138,38 @@ def _references_of_a_graph() -> Tuple[int, int]:
 _TORCH_REFERENCES, _PYTHON_REFERENCES = _references_of_a_graph()
 
 
-def _return_weights(root: Root, lent: List[Tuple[int, Any]]) -> List[Tuple[int, Any]]:
+def _return_weights(root: Root, lent: List[Tuple[int, Any, ShardedParam]]) -> List[Tuple[int, Any, ShardedParam]]:
     """Frees the memory of weights that a module's forward has read, and returns those that a variable still has. A
     graph keeps its leaves until it ends, so they lose their memory here: the backward gathers its own."""
     kept = []
-    for storage, weights in lent:
+    for storage, weights, entry in lent:
         references = sys.getrefcount(weights)
         if references > _PYTHON_REFERENCES:
-            kept.append((storage, weights))
+            kept.append((storage, weights, entry))
             continue
         root.read_by_storage.pop(storage, None)  # two have one storage after unshard()
         if references == _PYTHON_REFERENCES and weights._use_count() == _TORCH_REFERENCES and weights.requires_grad:
-            weights.data = weights.dc_use[1].placeholder
+            weights.data = entry.placeholder
     return kept
+
+
+# Writes into weights, which would be lost
+
+
+def _refuse_write(entry: ShardedParam, weights: Tensor) -> None:
+    if (weights.requires_grad or not weights.is_inference()) and weights._version:
+        raise RuntimeError(f"{entry.names[0]}: a forward has written into the weight, but a sharded model gathers it "
+                           "for that forward alone, so the change would be lost: write into it in `with "
+                           "libdc.torch.gathered(model):`")
+
+
+def _version_of(weights: Tensor, entry: ShardedParam) -> Tensor:
+    """A tensor that counts the writes into weights, and at stage 3 does not keep their memory."""
+    if entry.placeholder is None:
+        return weights
+    shadow = weights.detach()
+    shadow.data = entry.placeholder
+    return shadow
 
 
 _numbers = itertools.count()
@@ -184,8 +203,8 @@ class ModuleState:
                     result = forward(module, *args, **kwargs)
             else:
                 result = forward(module, *args, **kwargs)
-            if self.gathered and root.group.stage:
-                self._refuse_writes(self.gathered)
+            if root.group.stage:
+                self._refuse_writes(outermost)
             return result
         except BaseException:
             if outermost:
@@ -200,12 +219,15 @@ class ModuleState:
             if outermost:
                 root.post_forward()
 
-    def _refuse_writes(self, gathered: Dict[str, Tensor]) -> None:
-        for name, weights in gathered.items():
-            if (weights.requires_grad or not weights.is_inference()) and weights._version:
-                raise RuntimeError(f"{self.entries[name].names[0]}: a forward has written into the weight, but a "
-                                   "sharded model gathers it for that forward alone, so the change would be lost: "
-                                   "write into it in `with libdc.torch.gathered(model):`")
+    def _refuse_writes(self, outermost: bool) -> None:
+        """At the end of its forward: into its own weights, and those that it has read of other modules."""
+        root = self.root
+        for name, weights in (self.gathered or {}).items():
+            _refuse_write(self.entries[name], weights)
+        for _, weights, entry in root.lent:
+            _refuse_write(entry, weights)
+        for entry, weights in root.read_elsewhere if outermost else ():
+            _refuse_write(entry, weights)
 
     def read(self, name: str, param: Any) -> Any:
         """The value of the module's attribute `name`, whose parameter is `param`."""
@@ -228,14 +250,16 @@ class ModuleState:
             if weights is not None:
                 if weights.requires_grad or not tracked:
                     return weights
-                self._refuse_writes({name: weights})
+                _refuse_write(entry, weights)
         weights = entry.unshard(root)
         if tracked:
             track(weights, entry, root)
         if root.depth > 0 and grads and root.group.stage == 3:
             storage = weights.untyped_storage()._cdata
             root.read_by_storage[storage] = entry, entry.data._version, entry.optimizer_steps
-            root.lent.append((storage, weights))
+            root.lent.append((storage, weights, entry))
+        elif root.depth > 0 and gathered is None and root.group.stage and not weights.is_inference():
+            root.read_elsewhere.append((entry, _version_of(weights, entry)))
         if gathered is not None:
             gathered[name] = weights
         return weights

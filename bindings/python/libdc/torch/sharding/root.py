@@ -98,7 +98,8 @@ class Root:
         self.queued_elements = 0
         self.queue_limit = _REDUCED_TOGETHER if device.type == "cpu" else 0
         # See eager.py.
-        self.lent: List[Tuple[int, Tensor]] = []  # storages and weights that the innermost forward has read
+        self.lent: List[Tuple[int, Tensor, ShardedParam]] = []  # storages and weights that the innermost forward has read
+        self.read_elsewhere: List[Tuple[ShardedParam, Tensor]] = []  # by forwards of other modules, and not lent
         # Of those of all forwards under way: the parameter, its version and its optimizer steps.
         self.read_by_storage: Dict[int, Tuple[ShardedParam, int, int]] = {}
         self.saved_tensor_hooks: Optional[Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = None  # at stage 3
@@ -164,6 +165,7 @@ class Root:
     def post_forward(self) -> None:
         """The forward of pre_forward() ends, or has raised."""
         self.lent.clear()
+        self.read_elsewhere.clear()
         self.read_by_storage.clear()
         if self.in_backward:
             return
