@@ -728,7 +728,8 @@ DC_API void dc_comm_abort(dc_comm *comm, const char *reason);
  *  Over TCP a CRC-32C follows each rank's call and data, computed while they move. The text names both ranks and the
  *  operator. A reduction verifies its inputs before it adds them. docs/architecture-transports.md has the cost.
  *  enable  1 or 0; else DC_E_INVALID
- *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (external). [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (external, NCCL, and MPI, also where it is one of two levels).
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable);
 
 /** Whether the communicator still works: DC_OK, or the first failure of its group, with its text in dc_last_error().
@@ -2414,7 +2415,8 @@ enum dc_kfac_approximation {
  *  State: "momentum_buffer" of each part; of a layer, beside its weight, on the rank that owns it: "factor_a" A and
  *  "factor_g" G, one group's matrix below the other; "vectors_a", "values_a", "vectors_g" and "values_g" of their latest
  *  decomposition; "counts", of updates of the factors, decompositions of A and failures since the last of them, and the
- *  same two of G. The sums of dc_kfac_accumulate() since the last step are not part of the state. */
+ *  same two of G. The sums of dc_kfac_accumulate() since the last step are not part of the state: dc_optimizer_load()
+ *  drops them. */
 typedef struct dc_kfac_options {
   size_t struct_size;        /**< sizeof(dc_kfac_options) */
   double decay;              /**< of the factors, 0 < decay < 1; 0 = 0.95; -1 = none: only the newest count */
