@@ -1,7 +1,7 @@
 """The step of any torch.optim.Optimizer tells sharded models which parameters it changed.
 
-Fused optimizers leave no trace in a tensor's version. So a parameter counts as stepped that has a gradient when the step
-begins or when it ends. The step itself, or a hook that comes before ours, may set `.grad` to None. A closure makes
+Fused optimizers leave no trace in a tensor's version. So a parameter counts as stepped that has a gradient when the
+step begins or when it ends. The step itself, or a hook that comes before ours, may set `.grad` to None. A closure makes
 gradients in between, so with one each trained parameter counts."""
 
 from __future__ import annotations

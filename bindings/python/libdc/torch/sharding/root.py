@@ -97,8 +97,8 @@ class Root:
         self.queued: Tuple[List[Tensor], List[int]] = [], []  # gradients that are not reduced yet, and their ids
         self.queued_elements = 0
         self.queue_limit = _REDUCED_TOGETHER if device.type == "cpu" else 0
-        # See eager.py.
-        self.lent: List[Tuple[int, Tensor, ShardedParam]] = []  # storages and weights that the innermost forward has read
+        # See eager.py. Storages and weights that the innermost forward has read:
+        self.lent: List[Tuple[int, Tensor, ShardedParam]] = []
         self.read_elsewhere: List[Tuple[ShardedParam, Tensor]] = []  # by forwards of other modules, and not lent
         # Of those of all forwards under way: the parameter, its version and its optimizer steps.
         self.read_by_storage: Dict[int, Tuple[ShardedParam, int, int]] = {}
