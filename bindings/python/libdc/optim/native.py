@@ -259,7 +259,7 @@ class NativeOptimizer(NativeState):
         if self._tensors is None:
             counts, dtypes = [part.count for part in self._parts], [DTYPES[part.param.dtype] for part in self._parts]
             self._tensors = [arrays.FlatTensors(counts, dtypes) for _ in range(2)]
-        weights = [torch.Tensor.detach(part.param).contiguous() for part in self._parts]
+        weights = [part.param if part.param.is_contiguous() else part.param.contiguous() for part in self._parts]
         c_weights, c_grads = self._tensors
         for index, (weight, grad) in enumerate(zip(weights, grads)):
             c_weights.set(index, weight.data_ptr(), DTYPES[weight.dtype])
@@ -272,7 +272,7 @@ class NativeOptimizer(NativeState):
         for index, (part, weight, grad) in enumerate(zip(self._parts, weights, grads)):
             if grad is None:
                 continue
-            if part.param.is_contiguous():
+            if weight is part.param:
                 changed.append(part.param)
             else:
                 part.param.copy_(weight)

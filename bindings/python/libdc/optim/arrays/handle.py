@@ -38,10 +38,15 @@ class FlatTensors:
         self.count = len(counts)
         self.c = new_struct("dc_tensor", self.count)
         self._shapes = ffi.new("int64_t[]", list(counts) or [0])
+        self._addresses, self._dtypes = [0] * self.count, list(dtypes)
         for index, dtype in enumerate(dtypes):
             self.c[index].shape, self.c[index].ndim, self.c[index].dtype = self._shapes + index, 1, dtype
 
     def set(self, index: int, address: int, dtype: DType) -> None:
+        """Most tensors lie where they lay in the step before, and a pointer takes long to make."""
+        if self._addresses[index] == address and self._dtypes[index] is dtype:
+            return
+        self._addresses[index], self._dtypes[index] = address, dtype
         tensor = self.c[index]
         tensor.data, tensor.dtype = ffi.cast("void *", address), dtype
 
