@@ -116,7 +116,9 @@ typedef struct dc__comm_ops {
   dc_status (*heap_alloc)(dc_comm *comm, size_t bytes, void **ptr);
   void (*heap_free)(dc_comm *comm, void *ptr, size_t bytes);
   bool (*peer_accessible)(dc_comm *comm, const void *ptr, size_t bytes); /* can peers read it in place? */
-  dc_status (*set_checksums)(dc_comm *comm, bool enable);                /* optional; for all copies */
+  /* Optional, and only together: for all copies. */
+  dc_status (*set_checksums)(dc_comm *comm, bool enable);
+  bool (*has_checksums)(const dc_comm *comm);
   void (*destroy)(dc_comm *comm);
 } dc__comm_ops;
 

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
-#include "runtime/runtime.h"
+#include "runtime/replicas.h"
 
 dc_status dc__gather_dtype(const char *fn, const dc__param *param, int32_t *dtype) {
   if (*dtype == DC_DTYPE_NONE) {
@@ -146,6 +146,7 @@ static void gather_start(dc_context *ctx, dc_stream *stream, const dc__tag *name
   for (int64_t i = 0; i < count; i++) {
     items += gather_start_one(ctx, stream, tag.span, &plans[i], &ctx->items[items]);
   }
+  dc__replicas_share_checksums(ctx);
   dc__comm_all_gather(ctx->gather_comm, stream, &tag, ctx->items, items);
   dc__recorder_submitted(tag.span);
   for (int64_t i = 0; i < count; i++) {

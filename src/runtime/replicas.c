@@ -96,6 +96,23 @@ dc_status dc__replicas_connect(dc_context *ctx, const char *fn) {
   return dc__comm_split_even(all, all->rank % group, group, replicas, &ctx->replica_comm);
 }
 
+/* The parts are groups of their own, which the caller's dc_comm_set_checksums() does not reach. */
+void dc__replicas_share_checksums(dc_context *ctx) {
+  const dc_comm *all = ctx->reduce_comm;
+  if (ctx->replica_comm == NULL || all->ops->has_checksums == NULL) {
+    return;
+  }
+  const bool wanted = all->ops->has_checksums(all);
+  dc_comm *const parts[] = {ctx->gather_comm, ctx->replica_comm};
+  for (size_t i = 0; i < DC__COUNT(parts); i++) {
+    const dc__comm_ops *ops = parts[i]->ops;
+    if (ops->has_checksums != NULL && ops->has_checksums(parts[i]) != wanted &&
+        ops->set_checksums(parts[i], wanted) != DC_OK) {
+      ops->abort(parts[i], dc_last_error());
+    }
+  }
+}
+
 /* ---- flushes ---- */
 
 /* The pieces of a group's parts, one for each of all ranks. */
@@ -171,6 +188,7 @@ void dc__replicas_reduce(dc_context *ctx, dc_stream *stream, const dc__tag *tag,
     return;
   }
   const int64_t among_all = plan_items(ctx, buckets, block->ranges, blocks->gathers);
+  dc__replicas_share_checksums(ctx);
   dc__comm_reduce_scatter(ctx->reduce_comm, stream, tag, buckets->items, buckets->item_count);
   dc__comm_all_gather(ctx->reduce_comm, stream, tag, blocks->gathers, among_all);
   dc__comm_all_gather(ctx->replica_comm, stream, tag, blocks->gathers + among_all, buckets->item_count - among_all);

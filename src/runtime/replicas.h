@@ -8,6 +8,9 @@
 void dc__replicas_free(dc_context *ctx);
 /* Splits reduce_comm into gather_comm and replica_comm. */
 dc_status dc__replicas_connect(dc_context *ctx, const char *fn);
+/* Lets gather_comm and replica_comm verify what they move if reduce_comm does, before they move something. Does nothing
+ * without replicas. */
+void dc__replicas_share_checksums(dc_context *ctx);
 /* The first failure of the three communicators, with which the others end too. */
 dc_status dc__replicas_check(dc_context *ctx);
 /* Reduces a bucket's items, which it changes. Without memory it aborts the group. */

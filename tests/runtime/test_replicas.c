@@ -1,5 +1,7 @@
 /* Hybrid sharding: with any number of replicas, at every stage, a training has the bits of plain ZeRO on as many ranks.
  * On threads, processes and TCP. Gradients are added over micro-batches, of 16 bits too, and larger than a bucket. */
+#include "runtime/runtime.h"
+
 #include "replica_trainer.h"
 
 typedef int (*group_fn)(int32_t world, int64_t timeout_ns, rank_fn fn, void *arg);
@@ -143,6 +145,34 @@ static void test_defaults(void **state) {
   assert_int_equal(on_threads(4, 0, means_the_default, NULL), 0);
 }
 
+static bool verifies(const dc_comm *comm) {
+  return comm->ops->has_checksums(comm);
+}
+
+/* The groups that a context makes for its replicas verify data too, also if the caller decides so later. */
+static int verify(dc_comm *comm, void *arg) {
+  uint64_t hashes[4];
+  const setting s = {.stage = 3, .replicas = 2, .hashes = hashes};
+  trainer t = {.s = &s, .comm = comm};
+  (void)arg;
+  CHECK(open_trainer(&t) == 0);
+  for (int32_t on = 1; on >= 0; on--) {
+    CHECK_OK(dc_comm_set_checksums(comm, on));
+    CHECK_OK(dc_comm_barrier(comm));
+    CHECK(run_steps(&t) == 0);
+    CHECK(verifies(t.context->gather_comm) == on && verifies(t.context->replica_comm) == on);
+    CHECK_OK(dc_comm_barrier(comm));
+  }
+  close_trainer(&t);
+  return 0;
+}
+
+static void test_checksums(void **state) {
+  (void)state;
+  assert_int_equal(on_threads(4, 0, verify, NULL), 0);
+  assert_int_equal(on_tcp(4, 0, verify, NULL), 0);
+}
+
 static void test_errors(void **state) {
   (void)state;
   assert_int_equal(on_threads(4, 0, refuse, NULL), 0);
@@ -184,6 +214,7 @@ int main(void) {
       cmocka_unit_test(test_steady_steps_allocate_nothing),
       cmocka_unit_test(test_bytes),
       cmocka_unit_test(test_defaults),
+      cmocka_unit_test(test_checksums),
       cmocka_unit_test(test_errors),
       cmocka_unit_test(test_a_failure_reaches_all),
   };

@@ -87,6 +87,11 @@ static dc_status levels_set_checksums(dc_comm *comm, bool enable) {
   return DC_OK;
 }
 
+static bool levels_has_checksums(const dc_comm *comm) {
+  const dc_comm *whole = ((const dc__levels *)comm)->whole;
+  return whole->ops->has_checksums != NULL && whole->ops->has_checksums(whole);
+}
+
 static dc_status levels_dup(dc_comm *comm, dc_comm **copy);
 static dc_status levels_split(dc_comm *comm, const dc__split *split, dc_comm **part);
 
@@ -105,6 +110,7 @@ static const dc__comm_ops ops = {.name = "two levels",
                                  .heap_alloc = levels_heap_alloc,
                                  .heap_free = levels_heap_free,
                                  .set_checksums = levels_set_checksums,
+                                 .has_checksums = levels_has_checksums,
                                  .destroy = levels_destroy};
 
 /* ---- creation ---- */

@@ -57,6 +57,10 @@ static dc_status shm_set_checksums(dc_comm *comm, bool enable) {
   return DC_OK;
 }
 
+static bool shm_has_checksums(const dc_comm *comm) {
+  return atomic_load(&((const dc__shm *)comm)->group->checksums) != 0;
+}
+
 static dc_status dup_channel(dc_comm *comm, dc_comm **copy);
 static dc_status shm_split(dc_comm *comm, const dc__split *split, dc_comm **part);
 
@@ -77,6 +81,7 @@ static const dc__comm_ops ops = {.name = "local",
                                  .heap_free = shm_heap_free,
                                  .peer_accessible = shm_peer_accessible,
                                  .set_checksums = shm_set_checksums,
+                                 .has_checksums = shm_has_checksums,
                                  .destroy = shm_destroy};
 
 /* A communicator on the group's next channel; it takes a reference to the group. */

@@ -67,6 +67,10 @@ static dc_status tcp_set_checksums(dc_comm *comm, bool enable) {
   return DC_OK;
 }
 
+static bool tcp_has_checksums(const dc_comm *comm) {
+  return atomic_load(&((const dc__tcp *)comm)->group->checksums) != 0;
+}
+
 static dc_status dup_mesh(dc_comm *comm, dc_comm **copy);
 
 static const dc__comm_ops ops = {.name = "tcp",
@@ -80,6 +84,7 @@ static const dc__comm_ops ops = {.name = "tcp",
                                  .dup = dup_mesh,
                                  .split = dc__tcp_split,
                                  .set_checksums = tcp_set_checksums,
+                                 .has_checksums = tcp_has_checksums,
                                  .abort = tcp_abort_group,
                                  .fail_group = tcp_fail_group,
                                  .poll = tcp_poll_failure,
