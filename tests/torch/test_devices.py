@@ -122,7 +122,7 @@ def test_an_optimizer_of_moved_parameters_says_so() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         moved = nn.Parameter(torch.empty(4, device="cuda:0"))
         moved.grad = torch.empty(4, device="cuda:0")
-        optimizer._parts[0].param = moved  # what model.to() does to a parameter
+        optimizer._parts[0].param = optimizer.param_groups[0]["params"][0] = moved  # as model.to() moves a parameter
         refused(RuntimeError, "AdamW: parameter 0 is on cuda:0, but was on cpu when the optimizer was made: move",
                 optimizer.step)
 

@@ -68,8 +68,10 @@ class Reads(nn.Module):
 def test_views_of_other_types(persistent: bool) -> None:
     """As models with Fourier filters have them. Gradients were those of other numbers."""
 
+    reads = Reads()  # made once: ranks that are threads have one generator of random numbers
+
     def rank(comm: Any) -> None:
-        plain, model = Reads(), Reads()
+        plain, model = copy.deepcopy(reads), copy.deepcopy(reads)
         policy = {"w": dct.Policy(reshard_after_forward=False)} if persistent else None
         dct.shard(model, 3, comm=comm, policy=policy)
         x, y = (torch.ones(2, 4, requires_grad=True) for _ in range(2))
