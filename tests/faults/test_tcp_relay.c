@@ -160,6 +160,7 @@ typedef struct member {
   bool wrong;
   int64_t end_ns;
   char text[512];
+  atomic_bool ended;
 } member;
 
 static dc_status sum(member *m, dc_comm *comm) {
@@ -192,8 +193,26 @@ static void *join(void *arg) {
   m->status = m->status == DC_OK ? sum(m, comm) : m->status;
   m->end_ns = dc__now_ns();
   snprintf(m->text, sizeof m->text, "%s", dc_last_error());
+  atomic_store(&m->ended, true);
   dc_comm_destroy(comm);
   return NULL;
+}
+
+/* Until rank 0 listens, so that the first link is the meeting's. False: it has ended. */
+static bool await_rank_0(const relay *r, member *rank_0) {
+  while (!is_listening(r->to)) {
+    if (atomic_load(&rank_0->ended)) {
+      return false;
+    }
+    sleep_ms(1);
+  }
+  return true;
+}
+
+static void close_relay(relay *r) {
+  close(r->listener);
+  close(r->stop[0]);
+  close(r->stop[1]);
 }
 
 /* All ranks, of which rank 1 knows the relay's address alone. Whether the relay could read data. */
@@ -217,8 +236,11 @@ static bool meet(fault f, bool tls, int32_t world, int64_t meeting_ns, int64_t d
                      .tls = tls};
     ms[i].until_failure = f.kind > DELAY && meeting_ns == limit;
     pthread_create(&threads[i], NULL, join, &ms[i]);
-    while (i == 0 && !is_listening(r.to)) { /* so that the first link is the meeting's */
-      sleep_ms(1);
+    if (i == 0 && !await_rank_0(&r, &ms[0])) {
+      pthread_join(threads[0], NULL);
+      close_relay(&r);
+      assert_int_equal(ms[0].status, DC_E_EXISTS); /* another program took the port */
+      return meet(f, tls, world, meeting_ns, deadline_ns, ms);
     }
     if (i == 0) {
       assert_int_equal(listen(r.listener, 16), 0);
@@ -233,9 +255,7 @@ static bool meet(fault f, bool tls, int32_t world, int64_t meeting_ns, int64_t d
   for (int i = 0; i < r.links; i++) {
     close_link(&r, i, false);
   }
-  close(r.listener);
-  close(r.stop[0]);
-  close(r.stop[1]);
+  close_relay(&r);
   const int64_t struck = atomic_load(&r.struck_ns);
   for (int i = 0; i < world; i++) {
     const double seconds = struck == 0 ? 0 : (double)(ms[i].end_ns - struck) / 1e9;
