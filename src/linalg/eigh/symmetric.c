@@ -26,35 +26,45 @@ enum { TILE = 32 }; /* two tiles that mirror each other fit the first-level cach
 #define LOW(a, m, i, j) (a)[(i) * (m)->row_stride + (j) * (m)->col_stride]
 #define HIGH(a, m, i, j) LOW(a, m, j, i)
 
-/* In one tile, on both sides of the diagonal: raises the largest magnitudes and the largest half difference. */
-#define MEASURE(name, T, abs)                                                                                \
-  static void name(const T *a, const dc__mat *m, dc__symmetric_weights w, int64_t i0, int64_t j0, int64_t n, \
-                   dc__symmetric_stats *stats) {                                                             \
-    TRANSPOSED(T, transposed, a, m, i0, j0, n)                                                               \
-    const T of_low = (T)w.low, of_high = (T)w.high;                                                          \
-    T largest = (T)stats->max_abs;                                                                           \
-    T combined = (T)stats->max_combined;                                                                     \
-    T gap = (T)stats->asymmetry;                                                                             \
-    int bad = 0;                                                                                             \
-    for (int64_t i = i0; i < dc__min_int64(i0 + TILE, n); i++) {                                             \
-      for (int64_t j = j0; j < dc__min_int64(j0 + TILE, i + 1); j++) {                                       \
-        T low = LOW(a, m, i, j);                                                                             \
-        T high = transposed[i - i0][j - j0];                                                                 \
-        T between = abs(low / 2 - high / 2);                                                                 \
-        T both = abs(low * of_low + high * of_high);                                                         \
-        bad |= !(low - low == 0) | !(high - high == 0);                                                      \
-        low = abs(low);                                                                                      \
-        high = abs(high);                                                                                    \
-        largest = low > largest ? low : largest;                                                             \
-        largest = high > largest ? high : largest;                                                           \
-        combined = both > combined ? both : combined;                                                        \
-        gap = between > gap ? between : gap;                                                                 \
-      }                                                                                                      \
-    }                                                                                                        \
-    stats->max_abs = (double)largest;                                                                        \
-    stats->max_combined = (double)combined;                                                                  \
-    stats->asymmetry = (double)gap;                                                                          \
-    stats->finite &= bad == 0;                                                                               \
+typedef struct triangle_stats {
+  double low, high; /* the largest entry of each triangle */
+  double mean;      /* of the mean of both */
+  double gap;       /* half the largest difference of two entries that mirror each other */
+  bool finite;
+} triangle_stats;
+
+/* In one tile, on both sides of the diagonal: raises the largest magnitudes of each side and of the mean, if it is
+ * asked for, and the largest half difference. */
+#define MEASURE(name, T, abs)                                                                           \
+  static void name(const T *a, const dc__mat *m, bool mean, int64_t i0, int64_t j0, int64_t n,          \
+                   triangle_stats *stats) {                                                             \
+    TRANSPOSED(T, transposed, a, m, i0, j0, n)                                                          \
+    T low_max = (T)stats->low, high_max = (T)stats->high, gap = (T)stats->gap;                          \
+    int bad = 0;                                                                                        \
+    for (int64_t i = i0; i < dc__min_int64(i0 + TILE, n); i++) {                                        \
+      for (int64_t j = j0; j < dc__min_int64(j0 + TILE, i + 1); j++) {                                  \
+        T low = LOW(a, m, i, j);                                                                        \
+        T high = transposed[i - i0][j - j0];                                                            \
+        T between = low / 2 - high / 2;                                                                 \
+        bad |= !(low - low == 0) | !(high - high == 0);                                                 \
+        low = abs(low);                                                                                 \
+        high = abs(high);                                                                               \
+        between = abs(between);                                                                         \
+        low_max = low > low_max ? low : low_max;                                                        \
+        high_max = high > high_max ? high : high_max;                                                   \
+        gap = between > gap ? between : gap;                                                            \
+      }                                                                                                 \
+    }                                                                                                   \
+    for (int64_t i = i0; mean && i < dc__min_int64(i0 + TILE, n); i++) {                                \
+      for (int64_t j = j0; j < dc__min_int64(j0 + TILE, i + 1); j++) {                                  \
+        const double half = fabs((double)LOW(a, m, i, j) / 2 + (double)transposed[i - i0][j - j0] / 2); \
+        stats->mean = half > stats->mean ? half : stats->mean;                                          \
+      }                                                                                                 \
+    }                                                                                                   \
+    stats->low = (double)low_max;                                                                       \
+    stats->high = (double)high_max;                                                                     \
+    stats->gap = (double)gap;                                                                           \
+    stats->finite &= bad == 0;                                                                          \
   }
 MEASURE(measure_float, float, fabsf)
 MEASURE(measure_double, double, fabs)
@@ -71,16 +81,23 @@ dc__symmetric_weights dc__symmetric_weights_of(int32_t symmetry) {
 static dc__symmetric_stats measure_matrix(const dc__spectral_job *job, int64_t index) {
   const dc__mat *a = &job->r->a;
   const void *data = data_of(a, index);
-  const dc__symmetric_weights w = dc__symmetric_weights_of(job->r->options.symmetry);
-  dc__symmetric_stats stats = {.finite = true};
+  const int32_t symmetry = job->r->options.symmetry;
+  triangle_stats t = {.finite = true};
   FOR_TILES(job->n, i0, j0) {
     if (a->dtype == DC_FLOAT64) {
-      measure_double(data, a, w, i0, j0, job->n, &stats);
+      measure_double(data, a, symmetry == DC_SYMMETRY_MEAN, i0, j0, job->n, &t);
     } else {
-      measure_float(data, a, w, i0, j0, job->n, &stats);
+      measure_float(data, a, symmetry == DC_SYMMETRY_MEAN, i0, j0, job->n, &t);
     }
   }
-  return stats;
+  const double largest = t.low > t.high ? t.low : t.high; /* which that of nearly symmetric ones is */
+  return (dc__symmetric_stats){.max_abs = largest,
+                               .max_combined = symmetry == DC_SYMMETRY_LOWER   ? t.low
+                                               : symmetry == DC_SYMMETRY_UPPER ? t.high
+                                               : symmetry == DC_SYMMETRY_MEAN  ? t.mean
+                                                                               : largest,
+                               .asymmetry = t.gap,
+                               .finite = t.finite};
 }
 
 /* The first nonfinite entry, or else the largest asymmetry. */
