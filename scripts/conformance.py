@@ -5,6 +5,7 @@ and how those ended when the suites that hold them ran last.
     scripts/conformance.py            writes them
     scripts/conformance.py --check    fails if one is not up to date, a check has no test, a test names no check, or a
                                       test did not run or did not pass
+    scripts/conformance.py --tests    fails if the tests in a table are not those of the tree; needs no results
 
 A test carries numbers in its name (check_51_52_what_it_shows, test_check_8_… in Python, in the folders of its list), or
 in a comment above it with the list's word: `conformance: 122`."""
@@ -233,10 +234,31 @@ def document(table: Table, checks: List[Check], tests: List[Test], results: Dict
     return table.head.format(count=len(checks), summary=summary) + "\n".join(rows) + "\n"
 
 
+def without_results(text: str) -> List[str]:
+    """The lines of a document without the state of each check, and of the summary the counts of checks and tests."""
+    rows = [line.rsplit("|", 2)[0] if line.startswith("| ") else line for line in text.splitlines()]
+    return [re.sub(r"(?<= tests: ).*", "", row) for row in rows]
+
+
+def check_tests() -> int:
+    faults = []
+    for table in TABLES:
+        text = table.document.read_text(encoding="utf-8")
+        if without_results(text) != without_results(document(table, read_checks(table), list(read_tests(table)), {})):
+            faults.append(f"{table.document.relative_to(ROOT)} lists other tests than the tree holds: make test "
+                          f'SUITES="{" ".join(RESULTS)} conformance", then scripts/conformance.py')
+    print("\n".join(faults) or "all passed")
+    return bool(faults)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
-    check_only = parser.parse_args().check
+    parser.add_argument("--tests", action="store_true", help="compare the names of the tests alone")
+    arguments = parser.parse_args()
+    if arguments.tests:
+        return check_tests()
+    check_only = arguments.check
     faults: List[str] = []
     for table in TABLES:
         checks, tests, results = read_checks(table), list(read_tests(table)), read_results(table)

@@ -72,8 +72,8 @@ def pytest(suite: Suite, *arguments: str, **environment: str) -> Count:
 
 
 def checks(suite: Suite) -> Count:
-    """Every file of scripts/checks, each one test."""
-    total = Count()
+    """Every file of scripts/checks, each one test; and that the tables of conformance hold the tests of the tree."""
+    total = one(suite.run(sys.executable, "scripts/conformance.py", "--tests"))
     for script in sorted((ROOT / "scripts" / "checks").glob("check_*.py")):
         total += one(suite.run(sys.executable, str(script)))
     return total
