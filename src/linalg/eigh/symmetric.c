@@ -2,6 +2,7 @@
  * avoids overflow in norms and loss to denormals. */
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 #include "linalg/eigh/eigh.h"
 
@@ -30,44 +31,58 @@ typedef struct triangle_stats {
   double low, high; /* the largest entry of each triangle */
   double mean;      /* of the mean of both */
   double gap;       /* half the largest difference of two entries that mirror each other */
-  bool finite;
-} triangle_stats;
+} triangle_stats;   /* NaN if an entry is */
+
+/* The bits of a magnitude, which grow with it: those of infinity and NaN are the greatest. The compiler makes vectors
+ * of a search for the greatest whole number, but not of one for the greatest number with a point. */
+static int32_t magnitude_float(float x) {
+  int32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits & INT32_MAX;
+}
+
+static int64_t magnitude_double(double x) {
+  int64_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits & INT64_MAX;
+}
 
 /* In one tile, on both sides of the diagonal: raises the largest magnitudes of each side and of the mean, if it is
  * asked for, and the largest half difference. */
-#define MEASURE(name, T, abs)                                                                           \
-  static void name(const T *a, const dc__mat *m, bool mean, int64_t i0, int64_t j0, int64_t n,          \
-                   triangle_stats *stats) {                                                             \
-    TRANSPOSED(T, transposed, a, m, i0, j0, n)                                                          \
-    T low_max = (T)stats->low, high_max = (T)stats->high, gap = (T)stats->gap;                          \
-    int bad = 0;                                                                                        \
-    for (int64_t i = i0; i < dc__min_int64(i0 + TILE, n); i++) {                                        \
-      for (int64_t j = j0; j < dc__min_int64(j0 + TILE, i + 1); j++) {                                  \
-        T low = LOW(a, m, i, j);                                                                        \
-        T high = transposed[i - i0][j - j0];                                                            \
-        T between = low / 2 - high / 2;                                                                 \
-        bad |= !(low - low == 0) | !(high - high == 0);                                                 \
-        low = abs(low);                                                                                 \
-        high = abs(high);                                                                               \
-        between = abs(between);                                                                         \
-        low_max = low > low_max ? low : low_max;                                                        \
-        high_max = high > high_max ? high : high_max;                                                   \
-        gap = between > gap ? between : gap;                                                            \
-      }                                                                                                 \
-    }                                                                                                   \
-    for (int64_t i = i0; mean && i < dc__min_int64(i0 + TILE, n); i++) {                                \
-      for (int64_t j = j0; j < dc__min_int64(j0 + TILE, i + 1); j++) {                                  \
-        const double half = fabs((double)LOW(a, m, i, j) / 2 + (double)transposed[i - i0][j - j0] / 2); \
-        stats->mean = half > stats->mean ? half : stats->mean;                                          \
-      }                                                                                                 \
-    }                                                                                                   \
-    stats->low = (double)low_max;                                                                       \
-    stats->high = (double)high_max;                                                                     \
-    stats->gap = (double)gap;                                                                           \
-    stats->finite &= bad == 0;                                                                          \
+#define MEASURE(name, T, Bits, magnitude)                                                      \
+  static void name(const T *a, const dc__mat *m, bool mean, int64_t i0, int64_t j0, int64_t n, \
+                   triangle_stats *stats) {                                                    \
+    TRANSPOSED(T, transposed, a, m, i0, j0, n)                                                 \
+    Bits low_max = magnitude((T)stats->low), high_max = magnitude((T)stats->high);             \
+    Bits gap_max = magnitude((T)stats->gap);                                                   \
+    for (int64_t i = i0; i < dc__min_int64(i0 + TILE, n); i++) {                               \
+      const int64_t columns = dc__min_int64(j0 + TILE, i + 1) - j0;                            \
+      T row[TILE];                                                                             \
+      for (int64_t j = 0; j < columns; j++) {                                                  \
+        row[j] = LOW(a, m, i, j0 + j);                                                         \
+      }                                                                                        \
+      for (int64_t j = 0; j < columns; j++) {                                                  \
+        const Bits low = magnitude(row[j]), high = magnitude(transposed[i - i0][j]);           \
+        const Bits gap = magnitude(row[j] / 2 - transposed[i - i0][j] / 2);                    \
+        low_max = low > low_max ? low : low_max;                                               \
+        high_max = high > high_max ? high : high_max;                                          \
+        gap_max = gap > gap_max ? gap : gap_max;                                               \
+      }                                                                                        \
+      for (int64_t j = 0; mean && j < columns; j++) {                                          \
+        const double half = fabs((double)row[j] / 2 + (double)transposed[i - i0][j] / 2);      \
+        stats->mean = half > stats->mean ? half : stats->mean;                                 \
+      }                                                                                        \
+    }                                                                                          \
+    T low, high, gap;                                                                          \
+    memcpy(&low, &low_max, sizeof low);                                                        \
+    memcpy(&high, &high_max, sizeof high);                                                     \
+    memcpy(&gap, &gap_max, sizeof gap);                                                        \
+    stats->low = (double)low;                                                                  \
+    stats->high = (double)high;                                                                \
+    stats->gap = (double)gap;                                                                  \
   }
-MEASURE(measure_float, float, fabsf)
-MEASURE(measure_double, double, fabs)
+MEASURE(measure_float, float, int32_t, magnitude_float)
+MEASURE(measure_double, double, int64_t, magnitude_double)
 
 static const void *data_of(const dc__mat *m, int64_t index) {
   return (const char *)m->data + index * m->batch_stride * (int64_t)dc_dtype_size(m->dtype);
@@ -82,7 +97,7 @@ static dc__symmetric_stats measure_matrix(const dc__spectral_job *job, int64_t i
   const dc__mat *a = &job->r->a;
   const void *data = data_of(a, index);
   const int32_t symmetry = job->r->options.symmetry;
-  triangle_stats t = {.finite = true};
+  triangle_stats t = {0};
   FOR_TILES(job->n, i0, j0) {
     if (a->dtype == DC_FLOAT64) {
       measure_double(data, a, symmetry == DC_SYMMETRY_MEAN, i0, j0, job->n, &t);
@@ -97,7 +112,7 @@ static dc__symmetric_stats measure_matrix(const dc__spectral_job *job, int64_t i
                                                : symmetry == DC_SYMMETRY_MEAN  ? t.mean
                                                                                : largest,
                                .asymmetry = t.gap,
-                               .finite = t.finite};
+                               .finite = isfinite(t.low) && isfinite(t.high)};
 }
 
 /* The first nonfinite entry, or else the largest asymmetry. */
