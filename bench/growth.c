@@ -17,7 +17,7 @@
 
 #include "checked.h"
 
-enum { ELEMENTS = 16, BUCKET = 1 << 20, GRAPH = 1, TURNS = 100, MOST_RANKS = 64, KIB = 256 /* floats */ };
+enum { ELEMENTS = 16, BUCKET = 1 << 20, GRAPH = 1, TURNS = 500, MOST_RANKS = 64, KIB = 256 /* floats */ };
 
 static double cpu_us(void) {
   return now_us(CLOCK_PROCESS_CPUTIME_ID);

@@ -2,7 +2,7 @@
 
     python bench/gpt/bench.py                          libdc, DDP, FSDP2, DeepSpeed if it is installed
     python bench/gpt/bench.py --peers                  installs it first, as `make bench PEERS=1` does
-    python bench/gpt/bench.py --impl local libdc3      only these
+    python bench/gpt/bench.py --impl local libdc3      only these; fsdp2-fake is FSDP2 over a backend that moves nothing
 
 Every implementation has its own two processes, which sleep while others have their turn. `local` is the same work
 without any communication: the floor. In each round all take `--turn` steps; the statistic that counts is the ratio
@@ -176,7 +176,7 @@ def markdown(rows: List[Dict[str, Any]], about: Dict[str, Any], a: argparse.Name
                    f"{r['peak_mib']:.0f} | {wire} | {r['loss']:.6f} {letter} |")
     out += ["", f"`{FLOOR}` trains its ranks apart, so its loss differs by design. `libdc3+libdc` is stage 3 through "
             "torch.compile(backend=\"libdc\"). `ddp` and `fsdp2` are over Gloo, `ddp-libdc` and `fsdp2-libdc` over "
-            "torch.distributed's backend libdc."]
+            "torch.distributed's backend libdc. `fsdp2-fake` is FSDP2 over a backend that moves nothing."]
     return "\n".join(out) + "\n"
 
 

@@ -88,7 +88,11 @@ def build(name: str, model: GPT, batch: int) -> Any:
     if transport:
         import libdc.torch  # noqa: F401  registers the backend libdc
     import torch.distributed as dist
-    dist.init_process_group(transport or "gloo")
+    if transport == "fake":
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=RANKS)
+    else:
+        dist.init_process_group(transport or "gloo")
     if peer == "ddp":
         return Torch(torch.nn.parallel.DistributedDataParallel(model))
     if peer == "fsdp2":
