@@ -101,21 +101,24 @@ def test_no_sync_sums_locally(world: int) -> None:
 
 @pytest.mark.parametrize("stage", range(4))
 def test_zero_grad_drops_what_no_sync_has_summed(stage: int) -> None:
-    """The model's, and an optimizer's for its own parameters."""
+    """The model's and a module's, and an optimizer's for its own parameters."""
 
     def rank(comm: Any) -> None:
-        model = dct.shard(torch.nn.Linear(4, 3), stage, comm=comm)
-        others = torch.optim.SGD([model.weight], lr=0.1)
-        for zero, expected in ((model.zero_grad, 2.0), (lambda: model.zero_grad(False), 2.0), (others.zero_grad, 10.0)):
+        shared = torch.nn.Linear(4, 3)
+        model = dct.shard(torch.nn.ModuleList([torch.nn.Sequential(shared), torch.nn.Linear(4, 3)]), stage, comm=comm)
+        others = torch.optim.SGD([shared.weight], lr=0.1)
+        for zero, bias, of_second in ((model.zero_grad, 2.0, 2.0), (lambda: model.zero_grad(False), 2.0, 2.0),
+                                      (others.zero_grad, 10.0, 10.0), (shared.zero_grad, 2.0, 10.0),
+                                      (model[0].zero_grad, 2.0, 10.0)):
             model.zero_grad()
             with dct.no_sync(model):
                 for _ in range(2):
-                    (4 * model(torch.ones(1, 4)).sum()).backward()
+                    (4 * (model[0](torch.ones(1, 4)) + model[1](torch.ones(1, 4))).sum()).backward()
                     zero()
-            model(torch.ones(2, 4)).sum().backward()
+            (model[0](torch.ones(2, 4)) + model[1](torch.ones(2, 4))).sum().backward()
             got = [p.grad.full_tensor() if stage else p.grad for p in model.parameters()]
-            assert torch.equal(got[0], torch.full((3, 4), 2.0))
-            assert torch.equal(got[1], torch.full((3,), expected))
+            for grad, expected in zip(got, (2.0, bias, of_second, of_second)):
+                assert torch.equal(grad, torch.full_like(grad, expected))
 
     on(2, rank)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Sequence, Set
 
 import torch
 from torch import Tensor, nn
@@ -186,17 +186,30 @@ def _make_step(inner: _Function) -> _Function:
     return step
 
 
+def _zero_grad(params: Sequence[Any], inner: Callable[[], None]) -> None:
+    """Drops the sums of no_sync() with the gradients. To set them to None or 0 is the same for parts."""
+    for entry in map(entry_of, params):
+        if entry is not None and entry.unreduced is not None and entry.alive:
+            entry.root.drop_unreduced([entry])
+    if not any(part_of(param) is not None for param in params):
+        return inner()
+    with torch._C.DisableTorchFunctionSubclass():
+        inner()
+
+
 def _make_zero_grad(inner: _Function) -> _Function:
     @functools.wraps(inner)
     def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-        for group in self.param_groups:
-            for entry in map(entry_of, group["params"]):
-                if entry is not None and entry.unreduced is not None and entry.alive:
-                    entry.root.drop_unreduced([entry])
-        if not _has_parts(self):
-            return inner(self, set_to_none)
-        with torch._C.DisableTorchFunctionSubclass():
-            inner(self, set_to_none)
+        _zero_grad([param for group in self.param_groups for param in group["params"]],
+                   lambda: inner(self, set_to_none))
+
+    return zero_grad
+
+
+def _make_module_zero_grad(inner: _Function) -> _Function:
+    @functools.wraps(inner)
+    def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+        _zero_grad(list(self.parameters()), lambda: inner(self, set_to_none))
 
     return zero_grad
 
@@ -283,6 +296,8 @@ def patch_torch_functions() -> None:
     for kind in _ELEMENTWISE:
         kind.step = _make_step(kind.step)  # type: ignore[method-assign]
     _patch(torch.autograd, "_engine_run_backward", _make_run_backward)
+    module: Any = nn.Module
+    module.zero_grad = _make_module_zero_grad(module.zero_grad)
     optimizer: Any = torch.optim.Optimizer
     optimizer.zero_grad = _make_zero_grad(optimizer.zero_grad)
     optimizer.add_param_group = _make_add_param_group(optimizer.add_param_group)

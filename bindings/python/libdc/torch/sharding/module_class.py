@@ -72,7 +72,6 @@ def _get_class(key: _ClassKey) -> Type[nn.Module]:
             body["flatten_parameters"] = lambda self: None  # would move them
         if key.is_root:
             body["state_dict"] = _make_state_dict(base)
-            body["zero_grad"] = _make_zero_grad(base)
         _classes[key] = type(base.__name__, (base,), body)
     return _classes[key]
 
@@ -204,19 +203,6 @@ def _make_state_dict(base: Type[nn.Module]) -> Callable[..., Any]:
         return inner(self, *args, **kwargs)
 
     return state_dict
-
-
-def _make_zero_grad(base: Type[nn.Module]) -> Callable[..., None]:
-    inner = base.zero_grad
-
-    @functools.wraps(inner)
-    def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
-        with torch._C.DisableTorchFunctionSubclass():  # setting gradients to None, or to 0, is the same for parts
-            inner(self, set_to_none)
-        root = self.__dict__[MODULE_STATE].root
-        root.drop_unreduced(root.group.entries)
-
-    return zero_grad
 
 
 _copying = threading.local()
