@@ -1,11 +1,12 @@
 """torch.distributed over the backend libdc beside Gloo: collectives of 1 KiB to 64 MiB, and steps of DDP and FSDP2.
 
-    python bench/bench_process_group.py [--ranks 2] [--rounds 7] [--kib 1 1024] [--tcp]
+    python bench/bench_process_group.py [--ranks 2] [--rounds 7] [--kib 1 1024] [--tcp] [--calls 20]
 
 Both backends have a group of the same processes, one thread each. The calls take turns, one of each a round, each after
-a barrier, and a call's time is that of the slowest rank. Its processor time is that of all ranks, with the threads of
-the backends, up to the end of the barrier behind it. A size is that of the whole tensor of a rank. The ratio is the
-median of the rounds' ratios, so a machine that is slow for a while slows both. With --tcp libdc takes each
+a barrier, and a call's time is that of the slowest rank. So each call comes after others, as in a training step; with
+--calls a turn is so many of one in a row, and no steps are taken. Its processor time is that of all ranks, with the
+threads of the backends, up to the end of the barrier behind it. A size is that of the whole tensor of a rank. The ratio
+is the median of the rounds' ratios, so a machine that is slow for a while slows both. With --tcp libdc takes each
 process for a machine of its own.
 """
 from __future__ import annotations
@@ -94,7 +95,8 @@ def steps(rank: int) -> Dict[str, Callable[[Any], Any]]:
     return {"DDP step": stepper(ddp), "FSDP2 step": stepper(fsdp2)}
 
 
-def measure(calls: Dict[str, Callable[[Any], Any]], groups: Dict[str, Any], rounds: int) -> Dict[str, Any]:
+def measure(calls: Dict[str, Callable[[Any], Any]], groups: Dict[str, Any], rounds: int, in_a_row: int = 1
+            ) -> Dict[str, Any]:
     """Of each call and backend: the rounds' times of the slowest rank, and the processor times of all, in us."""
     shape = (len(calls), len(BACKENDS), rounds)
     wall, processor = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
@@ -103,12 +105,13 @@ def measure(calls: Dict[str, Callable[[Any], Any]], groups: Dict[str, Any], roun
             for which, backend in enumerate(BACKENDS):
                 dist.barrier(groups["libdc"])
                 used, begin = time.process_time(), time.perf_counter()
-                call(groups[backend])
+                for _ in range(in_a_row):
+                    call(groups[backend])
                 end = time.perf_counter()
                 dist.barrier(groups["libdc"])
                 if i >= 0:
-                    wall[place, which, i] = (end - begin) * 1e6
-                    processor[place, which, i] = (time.process_time() - used) * 1e6
+                    wall[place, which, i] = (end - begin) / in_a_row * 1e6
+                    processor[place, which, i] = (time.process_time() - used) / in_a_row * 1e6
     dist.all_reduce(wall, dist.ReduceOp.MAX, groups["libdc"])
     dist.all_reduce(processor, group=groups["libdc"])
     return {name: row(wall[place].tolist(), processor[place].tolist()) for place, name in enumerate(calls)}
@@ -123,7 +126,7 @@ def row(wall: List[List[float]], processor: List[List[float]]) -> Dict[str, Any]
     return out
 
 
-def rank_main(rounds: int, kibs: List[int], tcp: bool) -> None:
+def rank_main(rounds: int, kibs: List[int], tcp: bool, in_a_row: int) -> None:
     import libdc.torch  # the backend
     from libdc.torch.distributed import rendezvous
 
@@ -138,8 +141,9 @@ def rank_main(rounds: int, kibs: List[int], tcp: bool) -> None:
     rows: Dict[str, Any] = {}
     for kib in kibs:
         count = rounds * (10 if kib <= 256 else 3 if kib <= 4096 else 1)
-        rows[str(kib)] = measure(collectives(kib, rank, ranks), groups, count)
-    rows["steps"] = measure(steps(rank), groups, 3 * rounds)
+        rows[str(kib)] = measure(collectives(kib, rank, ranks), groups, count, in_a_row)
+    if in_a_row == 1:
+        rows["steps"] = measure(steps(rank), groups, 3 * rounds)
     dist.barrier()
     if rank == 0:
         print(json.dumps(rows))
@@ -170,10 +174,11 @@ def main() -> int:
     p.add_argument("--rounds", type=int, default=7, help="calls of each at the largest sizes, more at smaller ones")
     p.add_argument("--kib", type=int, nargs="+", default=KIB, help="sizes")
     p.add_argument("--tcp", action="store_true", help="libdc over TCP too, as between machines")
+    p.add_argument("--calls", type=int, default=1, help="of one kind in a row")
     p.add_argument("--out", default=os.path.join(HERE, "results"))
     a = p.parse_args()
     if "RANK" in os.environ:
-        rank_main(a.rounds, a.kib, a.tcp)
+        rank_main(a.rounds, a.kib, a.tcp, a.calls)
         return 0
     about = {**machine.describe(), "command": "python bench/bench_process_group.py " + " ".join(sys.argv[1:])}
     machine.wait_quiet()
@@ -192,7 +197,8 @@ def main() -> int:
     rows = json.loads(answer.splitlines()[-1])
     text = markdown(rows, about, foreign, a.ranks, a.tcp)
     os.makedirs(a.out, exist_ok=True)
-    stem = os.path.join(a.out, f"process-group-{'tcp-' if a.tcp else ''}{a.ranks}-{time.strftime('%Y-%m-%d')}")
+    stem = os.path.join(a.out, f"process-group-{'tcp-' if a.tcp else ''}{a.ranks}"
+                        f"{'-in-a-row' if a.calls > 1 else ''}-{time.strftime('%Y-%m-%d')}")
     with open(stem + ".json", "w") as f:
         json.dump({"about": about, "foreign": foreign, "rows": rows}, f, indent=1)
     with open(stem + ".md", "w") as f:
