@@ -9,6 +9,7 @@ from typing import Any, Callable, List
 
 import torch
 import torch.distributed as dist
+from libdc.torch.distributed.work import Work
 
 LARGE = 40000  # of which a part does not travel in a row of the table
 
@@ -36,6 +37,14 @@ def overlapping(group: Any, rank: int, size: int) -> None:
     whole = torch.arange(4.0 * size) + 100 * rank
     dist.gather(whole[2:6], list(whole.split(4)) if rank == 0 else None, group=group, group_dst=0)
     assert rank or whole.tolist() == [2 + k + 100 * r for r in range(size) for k in range(4)]
+    for n in (2, LARGE):  # memory that two storages have in common
+        memory = bytearray(8 * n * (size + 1))
+        whole = torch.frombuffer(memory, dtype=torch.float64, count=n * size)
+        later = torch.frombuffer(memory, dtype=torch.float64, offset=8 * n)
+        later.copy_(torch.arange(float(n * size)) + 1e6 * rank)
+        dist.all_to_all(list(whole.split(n)), list(later.split(n)), group=group)
+        assert torch.equal(whole, torch.cat([torch.arange(n * rank, n * (rank + 1.0)).double() + 1e6 * r
+                                             for r in range(size)]))
     parts = torch.empty(4 * size)
     dist.all_gather_into_tensor(parts, torch.full((1,), float(rank)).expand(4), group=group)
     assert parts.tolist() == [r for r in range(size) for _ in range(4)]
@@ -82,6 +91,64 @@ def waits(group: Any, rank: int, size: int) -> None:
     assert doubled.wait().tolist() == [2 * total] * 2
 
 
+def callbacks(group: Any, rank: int, size: int) -> None:
+    """A future's callback makes calls of the group and waits for them, while others are queued."""
+    total = size * (size - 1) / 2
+
+    def reduced(depth: int) -> Any:
+        def again(future: Any) -> torch.Tensor:
+            return future.value()[0] + (reduced(depth - 1).wait() if depth else 0)
+
+        tensor = torch.full((LARGE,), float(rank))
+        return dist.all_reduce(tensor, group=group, async_op=True).get_future().then(again)
+
+    for _ in range(3):
+        dist.barrier(group)
+        assert (reduced(2).wait() == 3 * total).all()
+    first = dist.all_reduce(torch.full((LARGE,), float(rank)), group=group, async_op=True).get_future()
+    second = dist.all_reduce(torch.full((3,), float(rank)), group=group, async_op=True)
+    assert first.then(lambda _: second.get_future().wait()).wait()[0].tolist() == [total] * 3
+
+
+def lists(group: Any, rank: int, size: int) -> None:
+    """A caller may change its lists as soon as it has made the call."""
+    blocked = threading.Event()
+    parts = [torch.full((2,), 10.0 * rank + to) for to in range(size)]
+    received, gathered, reduced = ([torch.zeros(2) for _ in range(size)] for _ in range(3))
+    calls: List[Callable[[List[Any]], Any]] = [
+        lambda ins: dist.all_to_all(received, ins, group=group, async_op=True),
+        lambda ins: dist.reduce_scatter(reduced[0], ins, group=group, async_op=True),
+        lambda outs: dist.all_gather(outs, parts[rank], group=group, async_op=True)]
+    group._get_backend(torch.device("cpu"))._lane.submit(Work(blocked.wait, None), False)
+    works = []
+    for call, tensors in zip(calls, (list(parts), list(parts), list(gathered))):
+        works.append(call(tensors))
+        tensors[:] = [torch.full((2,), -1.0)] * size
+    blocked.set()
+    for work in works:
+        work.wait()
+    assert [got.tolist() for got in received] == [[10.0 * r + rank] * 2 for r in range(size)]
+    assert reduced[0].tolist() == [10.0 * size * (size - 1) / 2 + rank * size] * 2
+    assert [got.tolist() for got in gathered] == [[11.0 * r] * 2 for r in range(size)]
+
+
+def default_device(group: Any, rank: int, size: int) -> None:
+    """PyTorch's default device is for the caller's tensors."""
+    tensor, other = torch.full((3, 2), float(rank)), torch.empty(2, 3 * size).t()
+    with torch.device("meta"):
+        dist.all_reduce(tensor, dist.ReduceOp.PRODUCT, group=group, async_op=True).wait()
+        dist.all_gather_into_tensor(other, tensor, group=group, async_op=True).wait()
+    assert not tensor.any() and not other.any()
+
+
+def sparse(group: Any, rank: int, size: int) -> None:
+    """Autograd may keep a sum's values."""
+    tensor = torch.sparse_coo_tensor([[0, rank + 1]], torch.tensor([1.0, 2.0]), (size + 1,))
+    dist.all_reduce(tensor, group=group)
+    assert tensor.to_dense().tolist() == [size] + [2.0] * size
+    (tensor.coalesce().values() * torch.ones(size + 1, requires_grad=True)).sum().backward()
+
+
 def messages(group: Any, rank: int, size: int) -> None:
     """Many at once both ways between neighbours, waited for in the other order."""
     nxt, prev = (rank + 1) % size, (rank - 1) % size
@@ -92,6 +159,16 @@ def messages(group: Any, rank: int, size: int) -> None:
     for work in works[::-1]:
         work.wait()
     assert [tensor[-1].item() for tensor in got] == [100.0 * prev + i for i in range(5)]
+    wide = torch.arange(3.0 * LARGE).view(3, LARGE)
+    works = [dist.isend((wide + rank).t(), group=group, group_dst=nxt) for _ in range(5)]
+    filled = [torch.full((3 * LARGE,), -1.0) for _ in range(5)]  # memory that a copy of what is sent may not be in
+    for _ in range(5):
+        turned = torch.empty(LARGE, 3)
+        dist.recv(turned, group=group, group_src=prev)
+        assert torch.equal(turned.t(), wide + prev)
+    for work in works:
+        work.wait()
+    del filled
     pair = [dist.P2POp(op, torch.empty(0), group=group, group_peer=peer)
             for op, peer in ((dist.isend, nxt), (dist.irecv, prev))]
     assert all(work.wait() for work in dist.batch_isend_irecv(pair))
@@ -174,7 +251,8 @@ def ends_with_work(group: Any, rank: int, size: int) -> None:
     assert tensor[0].item() == size ** 3 * (size - 1) / 2
 
 
-CASES = [in_place, overlapping, shapes, waits, messages, threads, large_objects, coalesced, forked, ends_with_work]
+CASES = [in_place, overlapping, shapes, waits, callbacks, lists, default_device, sparse, messages, threads,
+         large_objects, coalesced, forked, ends_with_work]
 
 
 def main() -> None:

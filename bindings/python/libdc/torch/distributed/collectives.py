@@ -48,15 +48,19 @@ class Collectives:
 
     def _rows(self, part: torch.Tensor) -> torch.Tensor:
         """Every rank's part."""
-        rows = torch.empty(self.size, part.numel(), dtype=part.dtype)
+        rows = part.new_empty(self.size, part.numel())
         self.comm.all_gather(flat_view(part), flat_view(rows))
         return rows
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, op: Any) -> None:
         if Reduction.of("all_reduce", op, tensor.dtype).native_op is not libdc.ReduceOp.SUM:
             raise ValueError(f"all_reduce: op = {op} of a sparse tensor, must be SUM")
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # its new values are the caller's
+            self._sum_sparse(tensor)
+
+    def _sum_sparse(self, tensor: torch.Tensor) -> None:
         own = tensor.coalesce()
-        entries = self._rows(torch.tensor([own._nnz(), own.sparse_dim()])).tolist()
+        entries = self._rows(torch.tensor([own._nnz(), own.sparse_dim()], device="cpu")).tolist()
         counts = [int(count) for count, _ in entries]
         indices = self._ragged(own.indices().t().contiguous(), counts)
         values = self._ragged(own.values().contiguous(), counts)
@@ -65,7 +69,7 @@ class Collectives:
 
     def _ragged(self, mine: torch.Tensor, counts: List[int]) -> List[torch.Tensor]:
         """Every rank's rows, of which each has another number."""
-        out = torch.empty(sum(counts), *mine.shape[1:], dtype=mine.dtype)
+        out = mine.new_empty(sum(counts), *mine.shape[1:])
         row = flat_count(mine.dtype, mine[:1].numel() if len(mine) else out[:1].numel())
         self.comm.all_gather(flat_view(mine), flat_view(out), [count * row for count in counts])
         return list(out.split(counts))
@@ -146,14 +150,16 @@ class Collectives:
         dtypes = {tensor.dtype for tensor in (*outs, *parts)}
         if len(dtypes) > 1:
             raise ValueError(f"{call}: tensors of {' and '.join(sorted(map(str, dtypes)))}, must be of one type")
-        memory = {out.untyped_storage().data_ptr() for out in outs}
-        own = [part.clone(memory_format=torch.contiguous_format) if part.untyped_storage().data_ptr() in memory
-               else part.contiguous() for part in parts]  # what comes must not overwrite what has not gone
+        memory = {(out.untyped_storage().data_ptr(), out.untyped_storage().nbytes()) for out in outs}
+        own = [part.contiguous() for part in parts]
+        own = [part.clone() if any(part.data_ptr() < begin + count and begin < part.data_ptr() + part.nbytes
+                                   for begin, count in memory) else part
+               for part in own]  # what comes must not overwrite what has not gone
         table = _Table(self.comm, own, outs)
         table.check(call)
         outs[self.rank].copy_(own[self.rank].view(outs[self.rank].shape))
         table.take(outs)
-        nothing = torch.empty(0)
+        nothing = own[0].new_empty(0)
         self.pairs.exchange(lambda to: nothing if table.travels_in_row(self.rank) else own[to],
                             lambda source: nothing if table.travels_in_row(source) else outs[source])
 

@@ -104,7 +104,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     def _set_sequence_number_for_group(self) -> None:
         pass
 
-    # ---- work ----
+    # ---- work. The caller's lists may change before a call has run, as tensors may not ----
 
     def _call(self, run: Callable[[], Any], result: Any, opts: Optional[Any]) -> Work:
         self._sequence += 1
@@ -121,7 +121,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
         return self.allreduce_coalesced(_one("allreduce", tensors), opts)
 
     def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> Work:
-        op = _op_of(opts)
+        op, tensors = _op_of(opts), list(tensors)
         return self._call(lambda: self._calls.all_reduce(tensors, op), tensors, opts)
 
     def reduce(self, tensors: Any, opts: Any) -> Work:
@@ -138,6 +138,8 @@ class LibdcProcessGroup(dist.ProcessGroup):
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outs: _Tensors, ins: _Tensors, opts: Any = None) -> Work:
+        outs, ins = list(outs), list(ins)
+
         def run() -> None:
             for out, mine in zip(outs, ins):
                 self._calls.all_gather_flat(out, mine)
@@ -147,6 +149,8 @@ class LibdcProcessGroup(dist.ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather(self, outs: Sequence[_Tensors], ins: _Tensors, opts: Any = None) -> Work:
+        outs, ins = [list(parts) for parts in outs], list(ins)
+
         def run() -> None:
             for parts, mine in zip(outs, ins):
                 self._calls.all_gather(parts, mine)
@@ -163,7 +167,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outs: _Tensors, ins: _Tensors, opts: Any = None) -> Work:
-        op = _op_of(opts)
+        op, outs, ins = _op_of(opts), list(outs), list(ins)
 
         def run() -> None:
             for out, whole in zip(outs, ins):
@@ -174,7 +178,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def reduce_scatter(self, outs: _Tensors, ins: Sequence[_Tensors], opts: Any = None) -> Work:
-        op = _op_of(opts)
+        op, outs, ins = _op_of(opts), list(outs), [list(parts) for parts in ins]
 
         def run() -> None:
             for out, parts in zip(outs, ins):
@@ -192,14 +196,17 @@ class LibdcProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
     def alltoall(self, outs: _Tensors, ins: _Tensors, opts: Any = None) -> Work:
+        outs, ins = list(outs), list(ins)
         return self._call(lambda: self._calls.all_to_all(outs, ins), outs, opts)
 
     def gather(self, outs: Sequence[_Tensors], ins: _Tensors, opts: Any) -> Work:
-        root, parts = self._root("gather", opts), outs[0] if outs else []
-        return self._call(lambda: self._calls.gather(parts, ins[0], root), parts, opts)
+        root, parts = self._root("gather", opts), list(outs[0]) if outs else []
+        mine = ins[0]
+        return self._call(lambda: self._calls.gather(parts, mine, root), parts, opts)
 
     def scatter(self, outs: _Tensors, ins: Sequence[_Tensors], opts: Any) -> Work:
-        root, parts = self._root("scatter", opts), ins[0] if ins else []
+        root, parts = self._root("scatter", opts), list(ins[0]) if ins else []
+        outs = list(outs)
         return self._call(lambda: self._calls.scatter(outs[0], parts, root), outs, opts)
 
     def barrier(self, opts: Any = None) -> Work:

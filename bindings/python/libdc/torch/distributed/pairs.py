@@ -34,7 +34,8 @@ class _Channel:
         """root: a rank of the group, one of the two."""
         place = 0 if root == self.first else 1
         if root == self.rendezvous.rank:
-            self._run(lambda comm: comm.broadcast(flat_view(tensor.contiguous()), place))
+            data = tensor.contiguous()  # kept until it has gone: flat_view() is its address
+            self._run(lambda comm: comm.broadcast(flat_view(data), place))
         else:
             with contiguous_output(tensor, keep=False) as data:
                 self._run(lambda comm: comm.broadcast(flat_view(data), place))

@@ -43,7 +43,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def flat_view(tensor: torch.Tensor) -> libdc.Tensor:
-    """A contiguous tensor to move; of a type that libdc lacks, its bytes."""
+    """A contiguous tensor to move, which the caller keeps; of a type that libdc lacks, its bytes."""
     dtype = _NATIVE_DTYPES.get(tensor.dtype)
     count = tensor.numel()
     if dtype is None:
@@ -62,7 +62,7 @@ def contiguous_output(tensor: torch.Tensor, keep: bool = True) -> Iterator[torch
     if tensor.is_contiguous():
         yield tensor
         return
-    copy = tensor.contiguous() if keep else torch.empty(tensor.shape, dtype=tensor.dtype)
+    copy = tensor.contiguous() if keep else torch.empty_like(tensor, memory_format=torch.contiguous_format)
     yield copy
     tensor.copy_(copy)
 
@@ -90,7 +90,7 @@ def flat_output(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         yield block
         return
     counts: List[int] = [tensor.numel() for tensor in tensors]
-    block = torch.empty(sum(counts), dtype=tensors[0].dtype)
+    block = tensors[0].new_empty(sum(counts))
     yield block
     for tensor, part in zip(tensors, block.split(counts)):
         tensor.copy_(part.view_as(tensor))

@@ -7,7 +7,7 @@ import datetime
 import os
 import threading
 import weakref
-from typing import Any, Callable, Deque, Optional
+from typing import Any, Callable, Deque, List, Optional
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,8 @@ class Work(dist.Work):
         self._pending = threading.Lock()  # held until it is done
         self._pending.acquire()
 
-    def execute(self) -> None:
+    def execute(self) -> Optional["torch.futures.Future[Any]"]:
+        """Does it. The future to be set, if there is one, once the lane is free: its callbacks may make other calls."""
         try:
             assert self._run is not None
             with torch.inference_mode():  # writes leaves, and tensors of a caller in that mode
@@ -43,8 +44,7 @@ class Work(dist.Work):
             self._done = True
             future = self._future
         self._pending.release()
-        if future is not None:
-            future.set_result(None)
+        return future
 
     def wait(self, timeout: datetime.timedelta = _FOREVER) -> bool:
         """Blocks until done; raises what the call raised, and DistError after the timeout. The call itself goes on
@@ -98,12 +98,11 @@ class Work(dist.Work):
 
 class Lane:
     """Does work in the order of its calls. Other work than a blocking call's is for the lane's thread, which starts
-    with the first of it and ends with the lane. A caller that waits does what the thread has not begun: that spares the
-    change of threads, which costs more than a small call."""
+    with the first of it and ends with the lane. While it is in a future's callbacks another one serves. A caller that
+    waits does what no thread has begun: that spares the change of threads, which costs more than a small call."""
 
     def __init__(self) -> None:
         self._state = _State()
-        self._thread: Optional[threading.Thread] = None
         weakref.finalize(self, _State.close, self._state).atexit = False
 
     def submit(self, work: Work, blocking: bool) -> Work:
@@ -119,12 +118,9 @@ class Lane:
                 work._lane = state
                 state.queue.append(work)
                 state.changed.notify_all()
-                if self._thread is None:
-                    self._thread = threading.Thread(target=state.serve, name="libdc process group", daemon=True)
-                    self._thread.start()
+                state.ensure_server()
         if inline:
-            work.execute()
-            state.idle()
+            state.run(work)
         if blocking:
             work.wait()
         return work
@@ -132,14 +128,17 @@ class Lane:
     def close(self) -> None:
         """Does what was submitted and refuses more."""
         self._state.close()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        for thread in self._state.threads:
+            if thread is not threading.current_thread():
+                thread.join()
 
 
 class _State:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.queue: Deque[Work] = collections.deque()
+        self.threads: List[threading.Thread] = []
+        self.servers = 0  # threads that take work, without those that are in a future's callbacks
         self.busy = False
         self.closed = False
         self.process = os.getpid()
@@ -150,11 +149,27 @@ class _State:
             raise dist.DistError(f"libdc: this process group belongs to process {self.process}, which forked this one "
                                  f"({os.getpid()}): a child makes groups of its own")
 
-    def idle(self) -> None:
+    def ensure_server(self) -> None:
+        """With the lock held: a thread for what is queued. All others may be in callbacks, which may wait for it."""
+        if self.queue and self.servers == 0:
+            self.servers += 1
+            self.threads.append(threading.Thread(target=self.serve, name="libdc process group", daemon=True))
+            self.threads[-1].start()
+
+    def run(self, work: Work, is_server: bool = False) -> None:
+        """Does one, whose turn has come."""
+        future = work.execute()
         with self.changed:
             self.busy = False
             if self.queue or self.closed:
                 self.changed.notify_all()
+            if future is None:
+                return
+            self.servers -= is_server
+            self.ensure_server()
+        future.set_result(None)
+        with self.changed:
+            self.servers += is_server
 
     def close(self) -> None:
         with self.changed:
@@ -169,8 +184,7 @@ class _State:
                     return
                 self.busy = True
                 first = self.queue.popleft()
-            first.execute()
-            self.idle()
+            self.run(first)
 
     def serve(self) -> None:
         while True:
@@ -178,10 +192,10 @@ class _State:
                 while self.busy or not (self.queue or self.closed):
                     self.changed.wait()
                 if not self.queue:
+                    self.servers -= 1
                     return
                 self.busy = True
                 work = self.queue.popleft()
-            work.execute()
+            self.run(work, True)
             del work  # and its tensors, while it waits
-            self.idle()
 
