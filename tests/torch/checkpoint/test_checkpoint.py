@@ -336,3 +336,39 @@ def test_lazy_conjugates_and_negatives(tmp_path: Path) -> None:
     loaded = dct.load_checkpoint(dct.shard(other, 3), path)
     assert all(torch.equal(loaded[name], value) for name, value in extra.items())
     assert torch.equal(other.turned, net.turned) and torch.equal(other.minus, net.minus)
+
+
+def test_keys_that_are_no_text(tmp_path: Path) -> None:
+    """JSON has none, but a scheduler's milestones are numbers."""
+    path = tmp_path / "a.safetensors"
+
+    def schedule() -> Any:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], 0.1)
+
+    net, first, second = dct.shard(nn.Linear(2, 2), 3), schedule(), schedule()
+    extra = {"scheduler": first.state_dict(), "nested": [{1: {"libdc.pairs": None}, True: 2, None: {}}], "empty": {}}
+    dct.save_checkpoint(net, path, extra=extra)
+    loaded = dct.load_checkpoint(net, path)
+    second.load_state_dict(loaded["scheduler"])
+    rates = []
+    for _ in range(5):
+        second.optimizer.step()
+        second.step()
+        rates.append(round(second.get_last_lr()[0], 6))
+    assert rates == [1, 0.1, 0.1, 0.01, 0.01]
+    assert {name: loaded[name] for name in ("nested", "empty")} == {name: extra[name] for name in ("nested", "empty")}
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_what_an_open_block_has_written_is_saved(stage: int, tmp_path: Path) -> None:
+    def rank(comm: Any) -> None:
+        net = dct.shard(nn.Linear(3, 2), stage, comm=comm)
+        with dct.gathered(net):
+            net.weight.detach().fill_(7)
+            assert (dct.full_state_dict(net)["weight"] == 7).all()
+            net.weight.detach().fill_(8)
+            dct.save_checkpoint(net, tmp_path / "a.safetensors")
+
+    on(2, rank)
+    assert (safetensors.torch.load_file(tmp_path / "a.safetensors")["weight"] == 8).all()

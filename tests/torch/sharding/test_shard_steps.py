@@ -147,6 +147,10 @@ def test_backward_with_inputs_and_second_order() -> None:
             grad.square().sum().backward()
         for p, q in zip(plain.parameters(), model.parameters()):
             torch.testing.assert_close(q.grad.view(p.shape), p.grad, rtol=1e-4, atol=1e-9)
+        with pytest.raises(RuntimeError, match="layers.*create_graph=True. would make .grad without a graph"):
+            model(x).square().sum().backward(create_graph=True)
+        model.zero_grad()
+        model(x).square().sum().backward()  # the error has left nothing behind
 
     def rank(comm: Any) -> None:
         model = make(Plain)

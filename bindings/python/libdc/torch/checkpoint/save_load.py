@@ -23,6 +23,7 @@ from ..sharding.sharded_param import ShardedParam
 from . import safetensors_file, state_dict, writer
 from .collective_errors import on_first_replica, run_on_all_ranks
 from .items import Target, WriteItem
+from .json_keys import with_pairs, without_pairs
 from .safetensors_file import TensorInfo, Layout
 
 _FORMAT = 2  # 1 had no checksums
@@ -52,6 +53,7 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     agreed: Optional[Dict[int, Tensor]] = None
     if weights:
         run_on_all_ranks(root, root.group.check_initialized)
+        root.write_back()
         agreed = synced_buffers(root, model.state_dict(keep_vars=True), buffers, everywhere=False)
     on_first_replica(root, lambda: _save(model, root, path, optimizer, extra or {}, agreed))
 
@@ -80,7 +82,7 @@ def _save(model: nn.Module, root: Root, path: str, optimizer: Optional[torch.opt
         more, metadata["optimizer"] = run_on_all_ranks(root, lambda: _optimizer_items(model, optimizer))
         pieces += more
     listed = [[piece.name, piece.of, piece.begin, piece.end] for piece in pieces]
-    mine = run_on_all_ranks(root, lambda: json.dumps({"metadata": metadata, "pieces": listed}))
+    mine = run_on_all_ranks(root, lambda: json.dumps({"metadata": with_pairs(metadata), "pieces": listed}))
     lists = [json.loads(text) for text in root.group.all_gather_bytes(mine.encode())]
     tensors, writers = run_on_all_ranks(root, lambda: _merge([list_["pieces"] for list_ in lists]))
     layout = Layout(tensors, {**aliases, _KEY: json.dumps(lists[0]["metadata"])})
@@ -282,7 +284,7 @@ def _read_metadata(files: List[safetensors_file.File]) -> Dict[str, Any]:
         if _KEY not in file.metadata:
             continue
         try:
-            metadata = json.loads(file.metadata[_KEY])
+            metadata = json.loads(file.metadata[_KEY], object_hook=without_pairs)
             form, extra = metadata["format"], dict(metadata.get("extra", {}))
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ValueError(f"load_checkpoint: {file.path} has metadata of libdc that cannot be read") from None

@@ -30,6 +30,7 @@ def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "
     result: Dict[str, Tensor] = {}
     check_buffer_rule("full_state_dict", buffers)
     root.group.check_initialized()
+    root.write_back()
     current = model.state_dict(keep_vars=True)
     agreed = synced_buffers(root, current, buffers, everywhere=not rank0_only)
 

@@ -36,6 +36,10 @@ def _take_grad(weights: Any) -> None:
     grad, weights.grad = weights.grad, None
     if not entry.requires_grad:
         return  # frozen since the forward
+    if grad.requires_grad:
+        raise RuntimeError(f"{entry.names[0]}: backward(create_graph=True) would make .grad without a graph, and a "
+                           "loss of it no gradient: take torch.autograd.grad(..., create_graph=True) by inputs, or an "
+                           "unsharded copy")
     if version != entry.data._version or optimizer_steps != entry.optimizer_steps:
         _refuse_changed_weights(entry)
     if root.graph_task != _graph_task():

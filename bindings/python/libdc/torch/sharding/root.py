@@ -179,9 +179,13 @@ class Root:
             self.reset_after_error()
         if self.new_params:
             self._refuse_new_params()
+        self.write_back()
+        self.group.detect_param_changes()
+
+    def write_back(self) -> None:
+        """Takes in what an open gathered() has written. Collective."""
         if self.block is not None:
             self.block.write_back()
-        self.group.detect_param_changes()
 
     def abort_forward(self) -> None:
         """The forward of pre_forward() raises: nothing of it is done together with other ranks any more."""
