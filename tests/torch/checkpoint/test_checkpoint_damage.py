@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -23,6 +24,7 @@ from libdc.torch.checkpoint import crc32c, safetensors_file
 from libdc.torch.checkpoint.distributed_folder import Folder
 from models import adamw, bits, data
 from sharded import alone, on, one_thread, sharded  # noqa: F401
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 HERE = Path(__file__).parent
 Header = Dict[str, Any]
@@ -193,6 +195,14 @@ def test_a_folder_that_calls_or_leaves_itself(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be read .*it names posix.mkdir, which is no part of a description"):
         Folder(str(tmp_path))
     assert not (tmp_path / "called").exists()
+    metadata = pickle.loads(good)
+    for kind, name, error in ((_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST", None),  # as Python 3.11.2 pickles it
+                              (_MEM_FORMAT_ENCODING, "__reduce__", "it reads __reduce__ of"),
+                              (torch.Size, "count", "it reads count of")):
+        metadata.planner_data = Call(getattr, kind, name)
+        description.write_bytes(pickle.dumps(metadata))
+        with pytest.raises(ValueError, match=error) if error else contextlib.nullcontext():
+            Folder(str(tmp_path))
     for name in ("../__0_0.distcp", str(tmp_path / "__0_0.distcp")):
         metadata = pickle.loads(good)
         for info in metadata.storage_data.values():

@@ -5,6 +5,7 @@ saved pieces; the rows in which the range lies are such a box."""
 
 from __future__ import annotations
 
+import enum
 import math
 import os
 import pickle
@@ -45,10 +46,19 @@ _PICKLED = {  # what a description is made of, besides torch's data types
     ("pathlib._local", "PosixPath")}
 
 
+def _member(kind: Any, name: str) -> Any:
+    """Python 3.11's first releases pickle an enum's member as a call of getattr()."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
+        return kind[name]
+    raise pickle.UnpicklingError(f"it reads {name} of {kind!r}, which is no part of a description")
+
+
 class _Unpickler(pickle.Unpickler):
     """A pickle may call any function that it names. torch's own reader lets it."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if (module, name) in _PICKLED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a description")
