@@ -10,7 +10,8 @@ import torch
 from .exchange import Table as _Table
 from .pairs import Pairs
 from .reductions import Reduction, sum_sparse
-from .tensors import check, check_parts, contiguous_output, flat_count, flat_output, flat_view, flattened, overlap
+from .tensors import (
+    check, check_parts, contiguous_output, flat_count, flat_output, flat_view, flattened, is_in, overlap)
 
 _ROWS_BYTES = 1 << 22  # of one gather for a reduction that is not libdc's
 
@@ -152,8 +153,7 @@ class Collectives:
             raise ValueError(f"{call}: tensors of {' and '.join(sorted(map(str, dtypes)))}, must be of one type")
         memory = {(out.untyped_storage().data_ptr(), out.untyped_storage().nbytes()) for out in outs}
         own = [part.contiguous() for part in parts]
-        own = [part.clone() if any(part.data_ptr() < begin + count and begin < part.data_ptr() + part.nbytes
-                                   for begin, count in memory) else part
+        own = [part.clone() if any(is_in(part, begin, count) for begin, count in memory) else part
                for part in own]  # what comes must not overwrite what has not gone
         table = _Table(self.comm, own, outs)
         table.check(call)

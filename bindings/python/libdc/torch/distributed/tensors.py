@@ -39,7 +39,12 @@ def check_parts(name: str, parts: Sequence[torch.Tensor], rank: int, mine: torch
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two contiguous tensors have memory in common."""
-    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
+    return is_in(a, b.data_ptr(), b.nbytes)
+
+
+def is_in(tensor: torch.Tensor, begin: int, count: int) -> bool:
+    """Whether a contiguous tensor has memory in common with so many bytes from an address on."""
+    return tensor.data_ptr() < begin + count and begin < tensor.data_ptr() + tensor.nbytes
 
 
 def flat_view(tensor: torch.Tensor) -> libdc.Tensor:

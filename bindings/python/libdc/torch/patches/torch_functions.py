@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any, Callable, Dict, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set
 
 import torch
 from torch import Tensor, nn
@@ -186,30 +186,23 @@ def _make_step(inner: _Function) -> _Function:
     return step
 
 
-def _zero_grad(params: Sequence[Any], inner: Callable[[], None]) -> None:
-    """Drops the sums of no_sync() with the gradients. To set them to None or 0 is the same for parts."""
-    for entry in map(entry_of, params):
-        if entry is not None and entry.unreduced is not None and entry.alive:
-            entry.root.drop_unreduced([entry])
-    if not any(part_of(param) is not None for param in params):
-        return inner()
-    with torch._C.DisableTorchFunctionSubclass():
-        inner()
+def _params_of(optimizer: torch.optim.Optimizer) -> List[Any]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def _make_zero_grad(inner: _Function) -> _Function:
+def _make_zero_grad(inner: _Function, params_of: Callable[[Any], Iterable[Any]]) -> _Function:
+    """A module's or an optimizer's. Drops the sums of no_sync() with the gradients."""
+
     @functools.wraps(inner)
-    def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-        _zero_grad([param for group in self.param_groups for param in group["params"]],
-                   lambda: inner(self, set_to_none))
-
-    return zero_grad
-
-
-def _make_module_zero_grad(inner: _Function) -> _Function:
-    @functools.wraps(inner)
-    def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
-        _zero_grad(list(self.parameters()), lambda: inner(self, set_to_none))
+    def zero_grad(self: Any, set_to_none: bool = True) -> None:
+        params = list(params_of(self))
+        for entry in map(entry_of, params):
+            if entry is not None and entry.unreduced is not None and entry.alive:
+                entry.root.drop_unreduced([entry])
+        if not any(part_of(param) is not None for param in params):
+            return inner(self, set_to_none)
+        with torch._C.DisableTorchFunctionSubclass():  # setting gradients to None, or to 0, is the same for parts
+            inner(self, set_to_none)
 
     return zero_grad
 
@@ -297,8 +290,8 @@ def patch_torch_functions() -> None:
         kind.step = _make_step(kind.step)  # type: ignore[method-assign]
     _patch(torch.autograd, "_engine_run_backward", _make_run_backward)
     module: Any = nn.Module
-    module.zero_grad = _make_module_zero_grad(module.zero_grad)
+    module.zero_grad = _make_zero_grad(module.zero_grad, module.parameters)
     optimizer: Any = torch.optim.Optimizer
-    optimizer.zero_grad = _make_zero_grad(optimizer.zero_grad)
+    optimizer.zero_grad = _make_zero_grad(optimizer.zero_grad, _params_of)
     optimizer.add_param_group = _make_add_param_group(optimizer.add_param_group)
     register_optimizer_step_pre_hook(_inspect_param_groups)
