@@ -153,6 +153,7 @@ static int aborted_ahead(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copies[COPIES];
   if (dc_comm_rank(comm) == 0) {
+    CHECK_OK(dc_comm_barrier(comm)); /* the others have made their copies */
     sleep_ms(50);
     dc_comm_abort(comm, "enough");
     CHECK(dc_comm_check(comm) == DC_E_ABORTED);
@@ -161,6 +162,7 @@ static int aborted_ahead(dc_comm *comm, void *arg) {
   for (int i = 0; i < COPIES; i++) {
     CHECK_OK(dc_comm_dup(comm, &copies[i]));
   }
+  CHECK_OK(dc_comm_barrier(comm));
   CHECK(dc_comm_barrier(copies[COPIES - 1]) == DC_E_ABORTED);
   CHECK_SAYS("enough");
   for (int i = 0; i < COPIES; i++) {
