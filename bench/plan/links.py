@@ -38,6 +38,7 @@ WIDTH, TOKENS, STEPS, PORT, ADDRESS = 512, 16, 1, 29875, "10.9.0.1"
 RATES, STAGES = (10, 20), (0, 1, 3)
 SHAPES = (3, 1), (4, 1), (8, 1), (2, 2), (4, 2), (2, 4)  # machines, and the ranks of each
 MACHINES = max(machines for machines, _ in SHAPES)
+HELD_S = 0.15  # sockets hold what a link sends in that time
 PART = 1 << 20  # bytes that measure a link's rate
 
 
@@ -79,7 +80,8 @@ def rank(out: str, what: str, number: int, machines: int, each: int) -> None:
         comm.barrier()
 
 
-def run_ranks(what: str, machines: int, each: int, folder: str) -> Any:
+def run_ranks(what: str, rate: int, machines: int, each: int, folder: str) -> Any:
+    hold(rate, (machines - 1) * each)
     out = os.path.join(folder, "out.json")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     running = [subprocess.Popen(["ip", "netns", "exec", f"n{i // each}", sys.executable, __file__, "--rank", out, what,
@@ -110,19 +112,24 @@ def connect() -> None:
 
 
 def limit(rate: int) -> None:
-    """Of Mbit/s. Sockets of a namespace hold what its link sends in 150 ms, since a longer queue lets timers of
-    retransmission, 200 ms at least, end for nothing."""
-    held = rate * 125000 * 15 // 100 // (MACHINES - 1)  # connections that send at once, of a machine of any shape
+    """Of Mbit/s."""
     for i in range(MACHINES):
         subprocess.run(["tc", "-n", f"n{i}", "qdisc", "replace", "dev", "veth0", "root", "tbf", "rate", f"{rate}mbit",
                         "burst", "4kb", "latency", "400ms"], check=True)
+
+
+def hold(rate: int, connections: int) -> None:
+    """The bound of what a machine's sockets hold, of which so many send at once. A longer queue lets timers of
+    retransmission, 200 ms at least, end for nothing, and a much shorter one waits for delayed acknowledgements."""
+    held = int(rate * 125000 * HELD_S) // connections
+    for i in range(MACHINES):
         subprocess.run(["ip", "netns", "exec", f"n{i}", "sysctl", "-qw", f"net.ipv4.tcp_wmem=4096 {held} {held}"],
                        check=True)
 
 
 def machine_of(rate: int, folder: str) -> Any:
     path = os.path.join(folder, "machine.json")
-    Path(path).write_text(json.dumps({**measure(path, "processor"), **run_ranks("measure", 2, 1, folder)}))
+    Path(path).write_text(json.dumps({**measure(path, "processor"), **run_ranks("measure", rate, 2, 1, folder)}))
     return planner.load(path)
 
 
@@ -133,7 +140,7 @@ def one_round(folder: str) -> List[Row]:
         machine = machine_of(rate, folder)
         link = machine.network_bytes_per_second * 8 / 1e6
         for machines, each in SHAPES:
-            for stage, real in zip(STAGES, run_ranks("train", machines, each, folder)):
+            for stage, real in zip(STAGES, run_ranks("train", rate, machines, each, folder)):
                 case = Case(stage, TOKENS, "tcp" if each == 1 else "two levels", machines * each)
                 planned = forecast(case, machine._replace(ranks_per_node=each), WIDTH)
                 rows.append(Row(rate, stage, machines, each, planned, real, link, os.getloadavg()[0]))

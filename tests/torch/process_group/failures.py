@@ -158,6 +158,23 @@ def split(group: Any, rank: int) -> None:
     assert group.split_group([1]) is None if rank == 0 else group.split_group([1]) is not None
 
 
+def unanswered(group: Any, rank: int) -> None:
+    """The end of a group waits for no message unless its sender has sent it."""
+    dist.barrier(group)
+    if rank == 1:
+        dist.send(torch.ones(2), group=group, group_dst=0, tag=2)
+        dist.destroy_process_group(group)
+        return
+    works = [dist.irecv(torch.ones(1), group=group, group_src=1, tag=1) for _ in range(2)]
+    got = torch.zeros(2)
+    sent = dist.irecv(got, group=group, group_src=1, tag=2)
+    sent.wait()
+    dist.destroy_process_group(group)  # within its 30 minutes
+    assert got.tolist() == [1.0, 1.0]
+    for work in works:
+        fails(work.wait, "rank 1 to rank 0", "destroyed before anything was sent", kind=dist.DistError)
+
+
 SHORT = {"late"}  # groups whose timeout is short
 
 
@@ -176,7 +193,8 @@ def dies(group: Any, rank: int) -> None:
 
 
 CASES = [sizes_differ, reductions_differ, calls_differ, exchange_and_reduction, splits_differ, types_differ,
-         message_sizes_differ, futures, ddp, aborted, waits, arguments, monitored, split, late, dies]  # fmt: skip
+         message_sizes_differ, futures, ddp, aborted, waits, arguments, monitored, split, unanswered, late,
+         dies]  # fmt: skip
 
 
 def main() -> None:

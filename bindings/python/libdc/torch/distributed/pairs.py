@@ -23,12 +23,34 @@ class _Channel:
         self.rendezvous, self.what, self.first, self.second = rendezvous, what, first, second
         self.messages = messages
         self.lane = Lane()
+        self.closing = False
         self._comm: Any = None
 
     def comm(self) -> libdc.Comm:
         if self._comm is None:
             self._comm = self.rendezvous.pair(self.what, self.first, self.second)
         return self._comm
+
+    def send(self, tensor: torch.Tensor) -> None:
+        if self._comm is None:
+            self.rendezvous.store.set(self._first_message(), b"")
+        self.broadcast(tensor, self.first)
+
+    def recv(self, tensor: torch.Tensor) -> None:
+        """Meets the sender once it says that it has a message: a meeting can't be cut short, and the group may be
+        destroyed before anybody sends."""
+        if self._comm is None:
+            key, store, timeout = self._first_message(), self.rendezvous.store, self.rendezvous.timeout
+            if not poll(lambda: store.check([key]) or self.closing, timeout):
+                raise dist.DistError(f"libdc: {self.messages} rank {self.first} to rank {self.second}: nothing was "
+                                     f"sent within {timeout.total_seconds():g} s")
+            if self.closing and not store.check([key]):
+                raise dist.DistError(f"libdc: {self.messages} rank {self.first} to rank {self.second}: the process "
+                                     "group was destroyed before anything was sent")
+        self.broadcast(tensor, self.first)
+
+    def _first_message(self) -> str:
+        return f"sends/{self.what}/{self.first}/{self.second}"
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """root: a rank of the group, one of the two."""
@@ -67,6 +89,7 @@ class _Channel:
             self._comm.abort(reason)
 
     def close(self) -> None:
+        self.closing = True
         self.lane.close()
         if self._comm is not None:
             self._comm.close()
@@ -95,7 +118,7 @@ class Pairs:
         if self.size > 2 and self.rendezvous.store.has_extended_api():  # for recv_anysource
             self.rendezvous.store.append(f"sent/{to}/{tag}", f"{self.rank},")
         channel = self._channel(f"message.{tag}", self.rank, to, f"send (tag {tag}) from")
-        return channel.lane.submit(Work(lambda: channel.broadcast(tensor, self.rank), [tensor]), False)
+        return channel.lane.submit(Work(lambda: channel.send(tensor), [tensor]), False)
 
     def recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
         self._check_peer("recv", "source", source)
@@ -105,7 +128,7 @@ class Pairs:
 
     def _submit_recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
         channel = self._channel(f"message.{tag}", source, self.rank, f"recv (tag {tag}) from")
-        return channel.lane.submit(Work(lambda: channel.broadcast(tensor, source), [tensor], source), False)
+        return channel.lane.submit(Work(lambda: channel.recv(tensor), [tensor], source), False)
 
     def recv_anysource(self, tensor: torch.Tensor, tag: int) -> Work:
         if self.size == 2:
@@ -114,16 +137,19 @@ class Pairs:
             raise NotImplementedError("libdc: recv from any source needs a store with append (TCPStore or HashStore); "
                                       "name the source")
 
+        channel = self._channel(f"any.{tag}", self.rank, self.rank, "")
+
         def receive() -> None:
-            found = poll(lambda: self._claim(tag), self.rendezvous.timeout)
-            if found is None:
-                raise dist.DistError(f"libdc: recv from any source (tag {tag}): no rank sent within "
-                                     f"{self.rendezvous.timeout.total_seconds():g} s")
+            found = poll(lambda: self._claim(tag) or channel.closing and [-1], self.rendezvous.timeout)
+            if not found or found == [-1]:
+                raise dist.DistError(f"libdc: recv from any source (tag {tag}): no rank sent " + (
+                    "before the process group was destroyed" if found else
+                    f"within {self.rendezvous.timeout.total_seconds():g} s"))
             work.source = found[0]
             self._submit_recv(tensor, found[0], tag).wait()
 
         work = Work(receive, [tensor])
-        return self._channel(f"any.{tag}", self.rank, self.rank, "").lane.submit(work, False)
+        return channel.lane.submit(work, False)
 
     def _claim(self, tag: int) -> List[int]:
         """The first rank whose message no recv has taken, as a list of one; none: an empty one."""
@@ -168,5 +194,7 @@ class Pairs:
             channel.abort(reason)
 
     def close(self) -> None:
-        for channel in list(self._channels.values()):
+        while self._channels:  # a recv from any source may still open one
+            with self._lock:
+                channel = self._channels.popitem()[1]
             channel.close()
