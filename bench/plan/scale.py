@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 from libdc import plan as planner
 from libdc.plan.hugging_face import from_config
 from libdc.plan.simulate import Faults, breaks_first, simulate
-from libdc.plan.step import MAX_RANKS
+from libdc.plan.options import MAX_RANKS
 
 TOKENS, MACHINE = 8192, "h100"
 RANKS = tuple(2**i for i in range(3, 17))

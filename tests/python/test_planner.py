@@ -31,6 +31,24 @@ def model_of(folder: Path, table: Dict[str, Any]) -> planner.Model:
     return planner.read(write(folder, table), None if "layers" in table else 128, 2)
 
 
+def test_biases_and_heads_of_their_own_count(tmp_path: Path) -> None:
+    def parameters(table: Dict[str, Any], **more: Any) -> int:
+        return model_of(tmp_path, {**table, **more}).parameters
+
+    blocks, width, keys, wide = 32, 4096, 1024, 14336
+    assert parameters(LLAMA, attention_bias=True) - parameters(LLAMA) == blocks * (2 * width + 2 * keys)
+    assert parameters(LLAMA, mlp_bias=True) - parameters(LLAMA) == blocks * (2 * wide + width)
+    assert parameters(GPT2, tie_word_embeddings=False) - parameters(GPT2) == 50257 * 768
+    assert parameters(BERT, tie_word_embeddings=False) - parameters(BERT) == 30522 * 768
+    for table in (GPT2, BERT):
+        with pytest.raises(ValueError, match="add_cross_attention = True, must be false"):
+            parameters(table, add_cross_attention=True)
+    path = write(tmp_path, BERT)
+    assert planner.read(path, None, 2).tokens == 512
+    with pytest.raises(ValueError, match="tokens = 513, must be at most 512, the positions of model"):
+        planner.read(path, 513, 2)
+
+
 @pytest.mark.parametrize("table, parameters", [(LLAMA, 8030261248), (GPT2, 124439808), (BERT, 109514298)],
                          ids=["llama-3-8b", "gpt2", "bert-base"])
 def test_parameters_are_the_published_models(tmp_path: Path, table: Dict[str, Any], parameters: int) -> None:
@@ -210,6 +228,7 @@ def test_bad_models_are_named(tmp_path: Path, change: Dict[str, Any], text: str)
     ({"uses": [[0, 1]]}, "uses = \\[0, 1\\], must be another layer's number"),
     ({"uses": [[0, 0]]}, "uses = \\[0, 0\\], must be another layer's number"),
     ({"kept_byte": 3}, "layers.0. has 'kept_byte', must have backward, flops"),
+    ({"frozen": [1]}, "frozen = 1, must be 0 to 0"),
 ])
 def test_bad_layers_are_named(tmp_path: Path, change: Dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
@@ -222,6 +241,8 @@ def test_bad_layers_are_named(tmp_path: Path, change: Dict[str, Any], text: str)
     ({"num_attention_heads": 5}, "num_attention_heads = 5, must divide hidden_size = 4096"),
     ({"num_attention_heads": 0}, "num_attention_heads = 0, must be 1 to"),
     ({"num_hidden_layers": 10**7}, "num_hidden_layers = 10000000, must be 1 to 65536"),
+    ({"num_key_value_heads": 5}, "num_key_value_heads = 5, must divide num_attention_heads = 32"),
+    ({"attention_bias": 1}, "attention_bias = 1, must be true or false"),
     ({"tie_word_embeddings": "no"}, "tie_word_embeddings = 'no', must be true or false"),
     ({"model_type": ["llama"]}, "model_type = .'llama'., must be one of llama"),
 ])

@@ -64,6 +64,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert [row["ranks"] for row in rows] == [8, 64, 512, 4096, 65536]
     efficiency = [row["efficiency"] for row in rows]
     assert efficiency == sorted(efficiency, reverse=True) and 0 < efficiency[-1] < efficiency[0] <= 1
+    by_ranks = {row["ranks"]: row for row in rows}
+    for numbers in ("8", "1,4096", "65536,8"):  # a row depends on no other
+        assert all(row["ranks"] == 1 or row == by_ranks[row["ranks"]]
+                   for row in json.loads(sim("--json", "--ranks", numbers).stdout))
+    assert by_ranks[8]["step_ns"] == pytest.approx(plan_of(tmp_path, 8).step_ns, rel=0.01)
     assert sim().stdout.splitlines()[-1].split()[0] == "65536" and sim().stdout == sim().stdout
     assert json.loads(sim("--json", "--mtbf-hours", "0.001", "--restart-s", "1e9").stdout)[0]["goodput"] == 0
     for arguments, text in ((["--ranks", "8,x"], "ranks = 8,x"), (["--mtbf-hours", "0"], "mtbf_hours = 0.0, must be"),

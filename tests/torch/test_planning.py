@@ -172,3 +172,48 @@ def test_auto_fails_on_every_rank(gpt: torch.nn.Module) -> None:
         libdc.torch.shard(gpt, 3, batch=[3])
     with pytest.raises(ValueError, match="must be 0, 1, 2, 3 or 'auto'"):
         libdc.torch.shard(gpt, "best")
+
+
+def test_frozen_parameters_have_no_gradients(gpt: torch.nn.Module) -> None:
+    """Wire bytes are the trainer's, and memory and work are less."""
+    for parameter in [*gpt.tokens.parameters(), *gpt.blocks.parameters()]:
+        parameter.requires_grad_(False)
+    gpt.blocks[1].ln1.bias.requires_grad_(True)
+    trained = sum(parameter.numel() for parameter in gpt.parameters() if parameter.requires_grad)
+    options: Any = dict(ranks=2, dtype="float32")
+    for stage in range(4):
+        measured = libdc.run.threads(2, bytes_of_a_step, gpt, stage, 1)[0]
+        plan = libdc.torch.plan(gpt, tokens_of(gpt), stage=stage, **options)
+        assert [plan.gather_wire_bytes, plan.reduce_wire_bytes] == measured, stage
+    whole = copy.deepcopy(gpt).requires_grad_(True)
+    for stage, ranks in ((0, 1), (3, 2)):
+        first, all_of_it = (libdc.torch.plan(model, tokens_of(gpt), stage=stage, **options) for model in (gpt, whole))
+        assert 4 * trained / ranks <= first.points[0].bytes["gradients"] < 4 * trained / ranks + 500
+        assert first.points[0].bytes["optimizer"] < all_of_it.points[0].bytes["optimizer"] / 2
+        assert first.compute_ns < all_of_it.compute_ns
+        assert first.points[0].bytes["weights"] == all_of_it.points[0].bytes["weights"]
+    nothing = libdc.torch.plan(copy.deepcopy(gpt).requires_grad_(False), tokens_of(gpt), stage=3, **options)
+    assert nothing.reduce_wire_bytes == 0 and nothing.points[0].bytes["gradients"] == 0
+
+
+def test_types_are_the_models_or_the_given_one() -> None:
+    model, batch = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.Tanh()), torch.zeros(4, 64)
+    own, half = libdc.torch.plan(model, batch), libdc.torch.plan(model, [batch], dtype="bfloat16")
+    given = libdc.torch.plan(copy.deepcopy(model).bfloat16(), {"input": batch.bfloat16()})
+    assert own.options.dtype == "float32" and given.options.dtype == "bfloat16"
+    assert half.points == given.points and half.step_ns == given.step_ns
+    for name in ("weights", "activations", "layer gradients"):
+        assert own.peak.bytes[name] == 2 * half.peak.bytes[name], name
+
+
+@pytest.mark.parametrize("arguments, kind, text", [
+    (dict(tokens=-1), ValueError, "tokens = -1, must be 0 to"),
+    (dict(tokens=2.5), ValueError, "tokens = 2.5, must be an integer"),
+    (dict(machine=None), TypeError, "machine is a NoneType"),
+    (dict(batch=None), TypeError, "batch is a NoneType, must be a tensor, a list"),
+    (dict(recompute="no"), ValueError, "recompute = 'no', must be True or False"),
+    (dict(optimizer="sgd"), ValueError, "optimizer = 'sgd', must be True or False"),
+])
+def test_bad_arguments_are_named(arguments: Any, kind: Any, text: str) -> None:
+    with pytest.raises(kind, match=text):
+        libdc.torch.plan(torch.nn.Linear(4, 4), **{"batch": torch.zeros(2, 4), **arguments})

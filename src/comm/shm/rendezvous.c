@@ -83,7 +83,13 @@ static dc_status shm_connect_to_root(const char *name, const dc__shm_group *grou
   return DC_OK;
 }
 
-static dc_status shm_send_hello(const dc__shm_group *group, int fd) {
+static dc_status shm_fail_without_root(const char *name, const dc__shm_group *group) {
+  return dc__fail(DC_E_PEER_DEAD,
+                  "dc_comm_create_processes: group \"%s\": rank 0 ended, or began without this rank %" PRId32, name,
+                  group->rank);
+}
+
+static dc_status shm_send_hello(const char *name, const dc__shm_group *group, int fd) {
   int pidfd = group->pidfds[group->rank];
   const dc__shm_hello message = {.magic = "libdc\0\0",
                                  .protocol = DC__SHM_PROTOCOL,
@@ -93,7 +99,10 @@ static dc_status shm_send_hello(const dc__shm_group *group, int fd) {
                                  .reserve = group->heap.reserve};
   const int fds[2] = {group->heap.fd, pidfd};
   if (dc__shm_send_fds(fd, &message, sizeof message, fds, 1 + (pidfd >= 0)) < 0) {
-    return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: no word to rank 0: %s", strerror(errno));
+    return errno == ECONNRESET || errno == EPIPE
+               ? shm_fail_without_root(name, group)
+               : dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: group \"%s\": no word to rank 0: %s", name,
+                          strerror(errno));
   }
   return DC_OK;
 }
@@ -112,9 +121,7 @@ static dc_status shm_receive_welcome(const char *name, const dc__shm_group *grou
   }
   ssize_t got = dc__shm_receive_fds(fd, message, sizeof *message, fds, count);
   if (got == 0 || (got < 0 && errno == ECONNRESET)) {
-    return dc__fail(DC_E_PEER_DEAD,
-                    "dc_comm_create_processes: group \"%s\": rank 0 ended, or began without this rank %" PRId32, name,
-                    group->rank);
+    return shm_fail_without_root(name, group);
   }
   if (got != (ssize_t)sizeof *message) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: group \"%s\": no word from rank 0: %s", name,
@@ -164,7 +171,7 @@ static dc_status shm_rendezvous_peer(const char *name, dc__shm_group *group, int
   dc__shm_welcome message;
   dc_status status = shm_connect_to_root(name, group, deadline, &fd);
   if (status == DC_OK) {
-    status = shm_send_hello(group, fd);
+    status = shm_send_hello(name, group, fd);
   }
   if (status == DC_OK) {
     status = shm_receive_welcome(name, group, fd, deadline, &message, fds, &count);

@@ -102,12 +102,25 @@ static dc_status check_hello(const shm_root *root, const dc__shm_hello *hello, s
   return DC_OK;
 }
 
+static dc_status shm_fail_descriptors(const shm_root *root) {
+  return dc__fail(DC_E_SYSTEM,
+                  "dc_comm_create_processes: group \"%s\": rank 0's process has no descriptors left for the other "
+                  "ranks' memory: a higher limit (ulimit -n) or fewer groups help",
+                  root->name);
+}
+
 static dc_status shm_receive_hello(shm_root *root, int32_t at) {
   shm_peer *peer = &root->peers[at];
   dc__shm_hello hello;
   int fds[DC__SHM_MAX_FDS];
   int32_t count;
   ssize_t got = dc__shm_receive_fds(peer->fd, &hello, sizeof hello, fds, &count);
+  if (got < 0 && errno == EMFILE) {
+    dc__shm_close_fds(fds, count);
+    const dc_status failed = shm_fail_descriptors(root);
+    send_failure(root, peer->fd, failed);
+    return failed;
+  }
   if (got <= 0 || peer->rank >= 0) { /* it ended, or sent a second message */
     dc__shm_close_fds(fds, count);
     remove_peer(root, at);
@@ -131,16 +144,17 @@ static dc_status shm_receive_hello(shm_root *root, int32_t at) {
   return DC_OK;
 }
 
-static void accept_peer(shm_root *root) {
+static dc_status accept_peer(shm_root *root) {
   int fd = accept4(root->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) {
-    return;
+    return errno == EMFILE || errno == ENFILE ? shm_fail_descriptors(root) : DC_OK;
   }
   if (root->peer_count == MAX_PEERS || !dc__shm_same_user(fd)) {
     close(fd);
-    return;
+    return DC_OK;
   }
   root->peers[root->peer_count++] = (shm_peer){fd, -1};
+  return DC_OK;
 }
 
 static dc_status shm_fail_missing(const shm_root *root) {
@@ -175,7 +189,7 @@ static dc_status receive_peers(shm_root *root) {
         }
       }
       if (polls[0].revents != 0) {
-        accept_peer(root);
+        DC__TRY(accept_peer(root));
       }
     } else if (dc__now_ns() >= root->deadline) {
       return shm_fail_missing(root);

@@ -1,9 +1,13 @@
 /* How processes meet: names and ranks that are taken, worlds that differ, ranks that never come or die during it. */
 #include "comm_ranks.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 #include "comm/shm/shm.h"
 
@@ -148,6 +152,71 @@ static void test_no_peer_connects(void **state) {
   assert_true(within(begin, 10300, 60000));
 }
 
+/* Leaves so many descriptors free. */
+static void take_descriptors(int free_count) {
+  const struct rlimit limit = {64, 64};
+  int fds[64];
+  int count = 0;
+  (void)setrlimit(RLIMIT_NOFILE, &limit);
+  while (count < 64 && (fds[count] = open("/dev/null", O_RDONLY)) >= 0) {
+    count++;
+  }
+  for (int i = 0; i < free_count; i++) {
+    close(fds[--count]);
+  }
+}
+
+/* 0: the group is there; 1: an error that tells of descriptors; 2: rank 0 went before it could tell. */
+static int meet_with_few(const char *name, int32_t rank, int free_count) {
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = patient};
+  dc_comm *comm = NULL;
+  fflush(NULL);
+  if (free_count > 0) {
+    take_descriptors(free_count);
+  }
+  const dc_status status = dc_comm_create_processes(name, rank, 2, &options, &comm);
+  const bool told = strstr(dc_last_error(), "descriptors") != NULL || strstr(dc_last_error(), strerror(EMFILE)) != NULL;
+  const bool lost = rank == 1 && status == DC_E_PEER_DEAD;
+  if (status != DC_OK && !told && !lost) {
+    fprintf(stderr, "rank %d with %d descriptors: status %d, %s\n", rank, free_count, status, dc_last_error());
+  }
+  dc_comm_destroy(comm);
+  return status == DC_OK ? 0 : told ? 1 : lost ? 2 : 3;
+}
+
+static void test_descriptors_run_out(void **state) {
+  (void)state;
+  int failures = 0;
+  for (int free_count = 4; free_count < 12; free_count++) { /* with fewer rank 0 does not even listen */
+    char name[64];
+    fresh_name(name);
+    atomic_store(steps, 0);
+    pid_t a = fork();
+    if (a == 0) {
+      _exit(meet_with_few(name, 0, free_count));
+    }
+    int early = 0;
+    pid_t ended = 0;
+    while (atomic_load(steps) == 0 && ended == 0) {
+      ended = waitpid(a, &early, WNOHANG);
+      sleep_ms(1);
+    }
+    if (ended != 0) { /* before it listened */
+      assert_int_equal(WEXITSTATUS(early), 1);
+      failures++;
+      continue;
+    }
+    pid_t b = fork();
+    if (b == 0) {
+      _exit(meet_with_few(name, 1, 0));
+    }
+    const int of_zero = end_rank(a), of_one = end_rank(b);
+    assert_true(of_zero < 2 && of_one < 3 && (of_one == 0) == (of_zero == 0));
+    failures += of_zero;
+  }
+  assert_true(failures > 0 && failures < 8);
+}
+
 static void test_host_dies(void **state) {
   (void)state;
   char name[64];
@@ -195,13 +264,10 @@ static void test_a_death_is_seen_without_a_collective(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_name_taken),
-      TEST(test_rank_taken),
-      TEST(test_a_rank_joins_twice),
-      TEST(test_worlds_differ),
-      TEST(test_no_peer_connects),
-      TEST(test_host_dies),
-      TEST(test_a_death_is_seen_without_a_collective),
+      TEST(test_name_taken),         TEST(test_rank_taken),
+      TEST(test_a_rank_joins_twice), TEST(test_worlds_differ),
+      TEST(test_no_peer_connects),   TEST(test_descriptors_run_out),
+      TEST(test_host_dies),          TEST(test_a_death_is_seen_without_a_collective),
   };
   steps = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   return steps == MAP_FAILED ? 1 : cmocka_run_group_tests(tests, NULL, NULL);

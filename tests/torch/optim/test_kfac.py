@@ -203,3 +203,50 @@ def test_weights_used_twice() -> None:
             close(ours[0], x.T @ x / 10, 1e-4)
             close(ours[1], g.T @ g / 5, 1e-4)
             pairs.clear()
+
+
+def test_each_backward_counts_the_uses_that_it_comes_to() -> None:
+    """Other forwards whose outputs are alive are not of it."""
+    torch.manual_seed(7)
+    x, y, layer = torch.randn(6, 4), torch.randn(6, 4), nn.Linear(4, 3)
+
+    def loss_of(x: Tensor) -> Tensor:
+        return layer(x).square().mean(0).sum()
+
+    def in_turn() -> None:
+        loss_of(x).backward()
+        loss_of(y).backward()
+
+    def interleaved() -> None:
+        first, second = loss_of(x), loss_of(y)
+        second.backward()
+        first.backward()
+
+    def alone() -> None:
+        loss_of(x).backward()
+
+    def beside_another() -> None:
+        kept = layer(y), layer(y)
+        loss_of(x).backward()
+        assert len(kept) == 2
+
+    def twice() -> None:
+        (loss_of(x) + loss_of(y)).backward()
+
+    def twice_again() -> None:
+        """The graph stays, and half of it was reached before."""
+        first, second = loss_of(x), loss_of(y)
+        first.backward(retain_graph=True)
+        optimizer.step()  # takes that
+        optimizer.zero_grad()
+        (first + second).backward()
+
+    found = {}
+    for run in (in_turn, interleaved, alone, beside_another, twice, twice_again):
+        optimizer = KFAC(layer, decay=0.0, **{**BARE, "lr": 0.0})
+        run()
+        optimizer.step()
+        found[run] = factors(optimizer, layer)[1]
+    for run, same in ((interleaved, in_turn), (beside_another, alone), (twice_again, twice)):
+        close(found[run], found[same], 1e-5)
+    assert not torch.allclose(found[twice], found[in_turn])

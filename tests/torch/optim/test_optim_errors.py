@@ -4,6 +4,7 @@ mean something in C, where 0 is a default and -1 stands for a zero."""
 from __future__ import annotations
 
 import copy
+import math
 import re
 from typing import Any, Dict, List, Tuple
 
@@ -78,3 +79,18 @@ def test_43_what_torch_refuses_is_refused_in_its_words(kind: str, options: Dict[
 @pytest.mark.parametrize("kind, options, text", REFUSED)
 def test_43_defaults_and_zeros_of_c_are_refused(kind: str, options: Dict[str, Any], text: str) -> None:
     refused(kind, options, text)
+
+
+@pytest.mark.parametrize("step", [math.nan, -1.0, 0.5, 1e20])
+def test_impossible_steps_are_refused(step: float) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = optim.AdamW([parameter])
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0]["step"] = torch.tensor(step)
+    before = parameter.detach().clone()
+    with pytest.raises(ValueError, match="AdamW: step of parameter 0 = .*, must be a whole number from 0 to 2.53"):
+        optimizer.load_state_dict(state)
+    optimizer.step()
+    assert optimizer.state[parameter]["step"] == 2 and not torch.equal(parameter, before)

@@ -233,3 +233,29 @@ def test_an_infinity_in_an_ignored_parameter_is_everybodys() -> None:
 
     for stage in range(4):
         assert on(2, lambda comm: rank(comm, stage)) == [4.0, 4.0], stage
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "torch"])
+def test_a_nan_does_not_stay(kind: str) -> None:
+    """Clipping by the norm multiplies all of a part by NaN, its padding too; and 0 / 0 is one there."""
+    def rank(comm: Any, stage: int) -> List[float]:
+        model, scales = net(comm, stage), []
+        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+        optimizer = KINDS[kind](model, scaler)
+        for step in range(5):
+            loss = loss_of(model, step, comm.rank)
+            scaler.scale(loss * math.nan if step == 1 else loss).backward()
+            for param in model.parameters():
+                assert step == 1 or param.grad.to_local().isfinite().all() if stage else True
+                param.grad.mul_(param).div_(param)
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scales.append(scaler.get_scale())
+        return scales
+
+    for stage in range(4):
+        for scales in on(2, lambda comm: rank(comm, stage)):
+            assert scales == [SCALE, *[SCALE / 2] * 4], stage

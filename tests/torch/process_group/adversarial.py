@@ -141,8 +141,21 @@ def default_device(group: Any, rank: int, size: int) -> None:
     assert not tensor.any() and not other.any()
 
 
+def results(group: Any, rank: int, size: int) -> None:
+    """A future of all_gather has the ranks' tensors, as Gloo's."""
+    parts = [torch.zeros(2) for _ in range(size)]
+    found = dist.all_gather(parts, torch.full((2,), float(rank)), group=group, async_op=True).get_future().wait()
+    assert [part.tolist() for part in found] == [[float(r)] * 2 for r in range(size)]
+
+
 def sparse(group: Any, rank: int, size: int) -> None:
     """Autograd may keep a sum's values."""
+    other = torch.sparse_coo_tensor([[0]], torch.ones(1), (3 + rank,))
+    try:
+        dist.all_reduce(other, group=group)
+        raise AssertionError("ranks have other shapes")
+    except RuntimeError as error:
+        assert "called all_reduce (sparse [4]" in str(error), error
     tensor = torch.sparse_coo_tensor([[0, rank + 1]], torch.tensor([1.0, 2.0]), (size + 1,))
     dist.all_reduce(tensor, group=group)
     assert tensor.to_dense().tolist() == [size] + [2.0] * size
@@ -251,7 +264,7 @@ def ends_with_work(group: Any, rank: int, size: int) -> None:
     assert tensor[0].item() == size ** 3 * (size - 1) / 2
 
 
-CASES = [in_place, overlapping, shapes, waits, callbacks, lists, default_device, sparse, messages, threads,
+CASES = [in_place, overlapping, shapes, waits, callbacks, lists, default_device, results, sparse, messages, threads,
          large_objects, coalesced, forked, ends_with_work]
 
 

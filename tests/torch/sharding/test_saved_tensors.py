@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import functools
+from typing import Any, List
 
 import libdc.run
 import libdc.torch as dct
@@ -12,6 +13,7 @@ import torch
 import torch.nn as nn
 from models import Plain, bits, make
 from sharded import grads, one_thread  # noqa: F401
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 
 class Changed(nn.Module):
@@ -147,3 +149,26 @@ def test_changing_weights_that_get_no_gradient(change: Any) -> None:
             model(x.detach()).sum().backward()  # the error leaves nothing behind
 
     libdc.run.threads(2, rank, timeout=60)
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.addmm.default, torch.ops.aten.relu.default], ids=["addmm", "relu"])
+def test_selective_checkpointing(op: Any) -> None:
+    """It compares a forward's operators with the recomputation's, in which the weights may be there already."""
+    contexts = functools.partial(create_selective_checkpoint_contexts, [op])
+
+    def losses(model: nn.Module) -> List[float]:
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for step in range(3):
+            loss = checkpoint(model, torch.ones(2, 6) * step, use_reentrant=False, context_fn=contexts).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    plain = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    wanted = losses(copy.deepcopy(plain))
+    for stage in range(4):
+        for found in libdc.run.threads(2, lambda comm: losses(dct.shard(copy.deepcopy(plain), stage, comm=comm)),
+                                       timeout=60):
+            assert found == pytest.approx(wanted), stage

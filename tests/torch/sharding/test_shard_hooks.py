@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Callable, Dict
 
 import libdc.run
 import libdc.torch as dct
@@ -153,3 +153,34 @@ def test_a_forward_that_writes_into_anothers_weight_is_told(grads: bool, reshard
             assert stage < 3 or reshards is False or dct.stats(model).gathered_bytes == 0
 
     on(2, rank)
+
+
+class Outer(nn.Module):
+    """Its forward does something with its layer's weight, and then calls the layer."""
+
+    def __init__(self, what: Callable[[nn.Linear], Any]) -> None:
+        super().__init__()
+        self.layer, self.what = nn.Linear(3, 2), what
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.what(self.layer)
+        return self.layer(x)
+
+
+def test_hooks_of_another_modules_weight_in_a_forward_are_refused() -> None:
+    """The layer's own use would not have them."""
+    def rank(comm: Any, stage: int) -> None:
+        def later(layer: nn.Linear) -> None:
+            layer.weight.register_post_accumulate_grad_hook(print)
+
+        for what, text in ((lambda layer: layer.weight.register_hook(print), "register_hook: another module's weight"),
+                           (later, "register_post_accumulate_grad_hook: these are whole weights")):
+            model = dct.shard(Outer(what), stage, comm=comm)
+            with pytest.raises(RuntimeError, match=text):
+                model(torch.ones(1, 3))
+            model.what = lambda layer: layer.weight.sum()
+            model(torch.ones(1, 3)).sum().backward()
+            assert model.layer.weight.grad is not None
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(2, rank, stage, timeout=60)

@@ -211,6 +211,22 @@ def test_freezing_and_unfreezing() -> None:
         assert libdc.run.threads(2, rank, stage, timeout=60) == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.complex64, torch.float8_e4m3fn])
+def test_a_refused_type_leaves_the_model_whole(dtype: torch.dtype) -> None:
+    def rank(comm: Any, stage: int) -> None:
+        model = nn.Linear(3, 2)
+        model.table = nn.Parameter(torch.ones(4).to(dtype), requires_grad=False)
+        before = model.weight.detach().clone()
+        with pytest.raises(ValueError, match=f"shard: table has type {dtype}, must be one of"):
+            dct.shard(model, stage, comm=comm)
+        assert torch.equal(model.weight, before)
+        dct.shard(model, stage, comm=comm, policy={"table": dct.Policy(ignored=True)})
+        model(torch.ones(1, 3)).sum().backward()
+
+    for stage in (0, 3):
+        on(2, lambda comm: rank(comm, stage))
+
+
 def test_what_cannot_be_sharded_says_so() -> None:
     def rank(comm: Any) -> None:
         with pytest.raises(ValueError, match="stage = 4, must be 0, 1, 2, 3 or 'auto'"):

@@ -232,6 +232,8 @@ def test_module() -> None:
     layer(x).sum().backward()
     assert layer.inter_b.grad is None and layer.inter_w.grad is not None
     assert "heads=4" in repr(layer)
+    assert torch.equal(layer(x, torch.full((1, 3), -1e300, dtype=torch.float64)),  # finite stays finite
+                       layer(x, torch.full((1, 3), torch.finfo(torch.float32).min)))
     with pytest.raises(ValueError, match="attention_mask"):
         layer(x, torch.zeros(1, 1, 3, 2))
     with pytest.raises(TypeError, match="bool"):
@@ -249,6 +251,9 @@ def test_10_packed() -> None:
     mask[1, 3:] = -math.inf
     dense = layer(x, mask, offset=3)
     packed = layer(torch.cat([x[0], x[1, :3]]), cu_seqlens=torch.tensor([0, 7, 10]), offset=3)
+    for wrong in (torch.tensor([0, 7.5, 10]), torch.tensor([[0, 10]]), torch.tensor([], dtype=torch.int64)):
+        with pytest.raises((TypeError, ValueError), match="cu_seqlens"):
+            layer(x[0], cu_seqlens=wrong)
     assert torch.allclose(packed, torch.cat([dense[0], dense[1, :3]]), atol=1e-5)
 
 

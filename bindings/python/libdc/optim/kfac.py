@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import math
 import re
@@ -41,13 +42,12 @@ def sampled_mse_loss(output: Tensor, generator: Optional[torch.Generator] = None
 
 
 class _Use:
-    """One forward of a layer: its input, until the gradient of its output comes."""
+    """One forward of a layer, which lives as long as its graph."""
 
-    __slots__ = ("layer", "x", "version", "uses", "__weakref__")
+    __slots__ = ("layer", "x", "version", "__weakref__")
 
-    def __init__(self, layer: "_Layer", x: Tensor, uses: "weakref.WeakSet[_Use]") -> None:
-        self.layer, self.x, self.version, self.uses = layer, x.detach(), x._version, uses
-        uses.add(self)
+    def __init__(self, layer: "_Layer", x: Tensor) -> None:
+        self.layer, self.x, self.version = layer, x.detach(), x._version
 
 
 class _Layer:
@@ -59,8 +59,7 @@ class _Layer:
         self.bias = module._parameters.get("bias")
         self.spatial = len(module.kernel_size) if isinstance(module, _CONVOLUTIONS) else 0
         self.group = 0
-        self.uses: "weakref.WeakSet[_Use]" = weakref.WeakSet()  # of the forwards that have had no gradient yet
-        self.closed = False  # a backward has begun: the next forward is another batch's
+        self.uses: "weakref.WeakSet[_Use]" = weakref.WeakSet()  # to which a backward may come
 
 
 def _constants(module: nn.Module) -> SampleLayer:
@@ -124,6 +123,8 @@ class KFAC(NativeOptimizer):
         self._comm = _ranks(model, comm)
         self._has_batches = False  # the library was given some since the last step
         self._recorded: List[Tuple[_Use, Any]] = []  # "sampled": uses with their output's place in the graph
+        # "empirical": of backwards that run, uses that wait for their end, and the gradients of their outputs.
+        self._waiting: Dict[int, List[Tuple[_Use, Tensor]]] = {}
         super().__init__(model.parameters() if params is None else params,
                          dict(lr=lr, momentum=momentum, weight_decay=weight_decay, damping=damping, decay=decay,
                               kl_clip=kl_clip, factor_frequency=factor_frequency, refresh_frequency=refresh_frequency,
@@ -180,29 +181,41 @@ class KFAC(NativeOptimizer):
         if not (layer.weight.requires_grad or (layer.bias is not None and layer.bias.requires_grad)):
             return False
         steps = [int(self.state[p]["step"]) for p in (layer.weight, layer.bias) if p is not None and p in self.state]
-        return max(steps, default=0) % int(self.param_groups[layer.group]["factor_frequency"]) == 0
+        frequency = max(1, int(self.param_groups[layer.group]["factor_frequency"]))  # the step refuses others
+        return max(steps, default=0) % frequency == 0
 
     def _after_forward(self, layer: _Layer, module: nn.Module, x: Tensor, output: Tensor) -> None:
         """A forward is over."""
         if not (torch.is_grad_enabled() and module.training and output.requires_grad and self._needs_factors(layer)):
             return
+        use = _Use(layer, _input(module, x))
         if self._choices.fisher == "sampled":
-            use = _Use(layer, _input(module, x), weakref.WeakSet())
             self._recorded.append((use, get_gradient_edge(output)))
-            return
-        if _graph_task() != -1:  # checkpointing runs it again
-            uses: "weakref.WeakSet[_Use]" = weakref.WeakSet()
+        elif _graph_task() != -1:  # checkpointing runs it again
+            output.register_hook(lambda delta: self._add_batch(use, delta, 1))
         else:
-            if layer.closed:
-                layer.uses, layer.closed = weakref.WeakSet(), False
-            uses = layer.uses
-        use = _Use(layer, _input(module, x), uses)
-        output.register_hook(lambda delta: self._on_output_grad(use, delta))
+            layer.uses.add(use)
+            output.register_hook(lambda delta: self._on_output_grad(use, delta))
 
     def _on_output_grad(self, use: _Use, delta: Tensor) -> None:
-        if use.uses is use.layer.uses:
-            use.layer.closed = True
-        self._add_batch(use, delta, len(use.uses))
+        """Uses count if one backward comes to them. Where that may be several, they wait for its end."""
+        if len(use.layer.uses) == 1:
+            self._add_batch(use, delta, 1)
+            return
+        task = _graph_task()
+        waiting = self._waiting.get(task)
+        if waiting is None:
+            waiting = self._waiting[task] = []
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._add_waiting(task))
+        waiting.append((use, delta))
+
+    def _add_waiting(self, task: int) -> None:
+        self._add_batches(self._waiting.pop(task, []))
+
+    def _add_batches(self, pairs: List[Tuple[_Use, Tensor]]) -> None:
+        uses = collections.Counter(use.layer.index for use, _ in pairs)
+        for use, delta in pairs:
+            self._add_batch(use, delta, uses[use.layer.index])
 
     def accumulate(self, loss: Tensor, retain_graph: bool = False) -> None:
         """With fisher="sampled": the gradients of `loss`, of labels drawn from the model's distribution, go into the
@@ -213,10 +226,7 @@ class KFAC(NativeOptimizer):
         if not recorded:
             return
         deltas = torch.autograd.grad(loss, [edge for _, edge in recorded], retain_graph=retain_graph, allow_unused=True)
-        pairs = [(use, delta) for (use, _), delta in zip(recorded, deltas) if delta is not None]
-        uses = [use.layer.index for use, _ in pairs]
-        for use, delta in pairs:
-            self._add_batch(use, delta, uses.count(use.layer.index))
+        self._add_batches([(use, delta) for (use, _), delta in zip(recorded, deltas) if delta is not None])
 
     def _add_batch(self, use: _Use, delta: Tensor, uses: int) -> None:
         """Uses of one weight for one sample count as positions do: gradients are summed over them, not averaged."""
@@ -236,6 +246,7 @@ class KFAC(NativeOptimizer):
 
     def _step_native(self, grads: List[Optional[Tensor]]) -> None:
         self._recorded.clear()  # what no loss was given for
+        self._waiting.clear()  # of backwards that failed
         super()._step_native(grads)
         self._has_batches = False
 

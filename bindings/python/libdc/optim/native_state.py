@@ -13,6 +13,9 @@ from . import arrays
 from .param_shard import ParamShard, on_elements
 
 
+_MAX_STEP = 1 << 53  # the library's
+
+
 class NativeState(torch.optim.Optimizer):
     """The base of NativeOptimizer, which makes the library's optimizer and tells it of groups and parameters."""
 
@@ -181,4 +184,7 @@ class NativeState(torch.optim.Optimizer):
         if value.shape != view.shape:
             raise ValueError(f"{self._name()}: state {name!r} of parameter {index} has shape {tuple(value.shape)}, "
                              f"must be {tuple(view.shape)}")
+        if name == "step" and not (0 <= float(value) <= _MAX_STEP and float(value).is_integer()):
+            raise ValueError(f"{self._name()}: step of parameter {index} = {float(value)}, must be a whole number from "
+                             f"0 to 2^53")
         return value

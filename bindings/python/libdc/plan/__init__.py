@@ -7,7 +7,8 @@ from .machine import Machine, load, names
 from .model import Layer, Model, from_layers, read
 from .report import as_json, as_text, timeline
 from .search import Found, advise, search
-from .step import Options, Plan, Point, largest_micro_batch, run
+from .options import Options
+from .step import Plan, Point, largest_micro_batch, run
 
 __all__ = [
     "Found", "Layer", "Machine", "Model", "Options", "Plan", "Point", "advise", "as_json", "as_text", "from_layers",

@@ -21,7 +21,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--machine", default="h100", help=f"a file, or one of {', '.join(names())}")
     add("--ranks", type=int, default=8)
     add("--stage", type=int, default=3, choices=range(4))
-    add("--tokens", type=int, help="of a sample, for a config.json: 1024 if not given")
+    add("--tokens", type=int, help="of a sample, for a config.json: 1024, or its positions, if not given")
     add("--micro-batch", type=int, default=1, help="samples; with --search the most to try")
     add("--accumulate", type=int, default=1, help="micro-batches of a step")
     add("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))

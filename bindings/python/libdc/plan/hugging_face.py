@@ -5,7 +5,7 @@ computed without a matrix of all pairs of tokens, which is a model: other kernel
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from .checks import whole
 from .model import MAX_LAYERS, Layer, Model
@@ -26,6 +26,19 @@ class _Config:
         if default:
             return default
         raise ValueError(f"{self.name} has no {keys[0]!r}")
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.table.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise ValueError(f"{self.name}: {key} = {value!r}, must be true or false")
+        return default if value is None else value
+
+    def positions(self, tokens: int, *keys: str) -> int:
+        """Of learned position embeddings, which samples must not be longer than."""
+        count = self(*keys)
+        if tokens > count:
+            raise ValueError(f"tokens = {tokens}, must be at most {count}, the positions of {self.name}")
+        return count
 
     def layers(self, *keys: str) -> int:
         return self(*keys, most=MAX_LAYERS)
@@ -59,14 +72,16 @@ def _llama(c: _Config, tokens: int, element: int) -> List[Layer]:
     keys = c("num_key_value_heads", default=heads)
     if c.table.get("head_dim") is None and hidden % heads:
         raise ValueError(f"{c.name}: num_attention_heads = {heads}, must divide hidden_size = {hidden}")
+    if heads % keys:
+        raise ValueError(f"{c.name}: num_key_value_heads = {keys}, must divide num_attention_heads = {heads}")
     size = c("head_dim", default=hidden // heads)
+    biases: Shapes = ((heads * size,), (keys * size,), (keys * size,), (hidden,)) if c.flag("attention_bias") else ()
+    biases += ((wide,), (wide,), (hidden,)) if c.flag("mlp_bias") else ()
     shapes = ((heads * size, hidden), (keys * size, hidden), (keys * size, hidden), (hidden, heads * size),
-              (wide, hidden), (wide, hidden), (hidden, wide), (hidden,), (hidden,))
+              (wide, hidden), (wide, hidden), (hidden, wide), *biases, (hidden,), (hidden,))
     # Two norms' inputs and outputs; queries, keys and values; attention's result; gate, up, their product.
     kept = 4 * hidden + 2 * (heads + keys) * size + 4 * wide
-    tied = c.table.get("tie_word_embeddings") or False
-    if not isinstance(tied, bool):
-        raise ValueError(f"{c.name}: tie_word_embeddings = {tied!r}, must be true or false")
+    tied = c.flag("tie_word_embeddings")
     first, last = _ends(tokens, element, hidden, vocabulary, ((vocabulary, hidden),),
                         ((hidden,),) if tied else ((hidden,), (vocabulary, hidden)), tied)
     blocks = [_block(f"layers.{i}", shapes, tokens, element, kept, heads * size, 2)
@@ -82,9 +97,12 @@ def _dense_block(hidden: int, wide: int) -> Shapes:
 def _gpt2(c: _Config, tokens: int, element: int) -> List[Layer]:
     hidden, vocabulary = c("n_embd", "hidden_size"), c("vocab_size")
     wide = c("n_inner", "intermediate_size", default=4 * hidden)
+    if c.flag("add_cross_attention"):
+        raise ValueError(f"{c.name}: add_cross_attention = True, must be false")
+    tied = c.flag("tie_word_embeddings", True)
     first, last = _ends(tokens, element, hidden, vocabulary,
-                        ((vocabulary, hidden), (c("n_positions", "max_position_embeddings"), hidden)),
-                        ((hidden,), (hidden,)))
+                        ((vocabulary, hidden), (c.positions(tokens, "n_positions", "max_position_embeddings"), hidden)),
+                        ((hidden,), (hidden,)) if tied else ((hidden,), (hidden,), (vocabulary, hidden)), tied)
     blocks = [_block(f"h.{i}", _dense_block(hidden, wide), tokens, element, 10 * hidden + 3 * wide, hidden,
                      4) for i in range(c.layers("n_layer", "num_hidden_layers"))]
     return [first, *blocks, last]
@@ -92,10 +110,14 @@ def _gpt2(c: _Config, tokens: int, element: int) -> List[Layer]:
 
 def _bert(c: _Config, tokens: int, element: int) -> List[Layer]:
     hidden, wide, vocabulary = c("hidden_size"), c("intermediate_size"), c("vocab_size")
+    if c.flag("add_cross_attention"):
+        raise ValueError(f"{c.name}: add_cross_attention = True, must be false")
+    tied = c.flag("tie_word_embeddings", True)
+    head = ((hidden, hidden), (hidden,), (hidden,), (hidden,), (vocabulary,))
     first, last = _ends(tokens, element, hidden, vocabulary,
-                        ((vocabulary, hidden), (c("max_position_embeddings"), hidden),
+                        ((vocabulary, hidden), (c.positions(tokens, "max_position_embeddings"), hidden),
                          (c("type_vocab_size", default=2), hidden), (hidden,), (hidden,)),
-                        ((hidden, hidden), (hidden,), (hidden,), (hidden,), (vocabulary,)))
+                        head if tied else (*head, (vocabulary, hidden)), tied)
     blocks = [_block(f"encoder.layer.{i}", _dense_block(hidden, wide), tokens, element, 10 * hidden + 3 * wide, hidden,
                      4) for i in range(c.layers("num_hidden_layers"))]
     return [first, *blocks, last]
@@ -105,9 +127,13 @@ _FAMILIES: Dict[str, Callable[[_Config, int, int], List[Layer]]] = {"llama": _ll
                                                                     "bert": _bert}
 
 
-def from_config(table: Mapping[str, Any], name: str, tokens: int, element: int) -> Model:
+def from_config(table: Mapping[str, Any], name: str, tokens: Optional[int], element: int) -> Model:
+    """tokens None: 1024, or as many as the model has positions"""
     family = table.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
         raise ValueError(f"{name}: model_type = {family!r}, must be one of {', '.join(_FAMILIES)}; others can be given "
                          f"as layers")
-    return Model(name, tuple(_FAMILIES[family](_Config(name, table), tokens, element)), tokens)
+    config = _Config(name, table)
+    if tokens is None:
+        tokens = min(1024, config("n_positions", "max_position_embeddings", default=1024))
+    return Model(name, tuple(_FAMILIES[family](config, tokens, element)), tokens)

@@ -9,7 +9,8 @@ from .checks import known, read_json, title, whole
 
 MAX_LAYERS, MAX_TOKENS = 1 << 16, 1 << 32
 _MAX_LENGTH, _MAX_DIMENSIONS, _MAX_FLOPS, _MAX_BYTES = 1 << 40, 64, 1 << 60, 1 << 50
-_LAYER_KEYS = ("name", "shapes", "backward", "uses", "flops", "kept_bytes", "input_bytes", "workspace_bytes", "repeat")
+_LAYER_KEYS = ("name", "shapes", "backward", "uses", "flops", "kept_bytes", "input_bytes", "workspace_bytes", "repeat",
+               "frozen")
 
 
 class Layer(NamedTuple):
@@ -23,11 +24,20 @@ class Layer(NamedTuple):
     input_bytes: int  # of kept_bytes, what recomputation has to keep
     workspace_bytes: int  # beside that, while the layer runs
     uses: Tuple[Tuple[int, int, bool], ...] = ()  # tied weights: a layer's number, its shape's, if backward reads it
+    frozen: Tuple[int, ...] = ()  # numbers of the shapes that are not trained
 
     @property
     def parameters(self) -> int:
         """Its own."""
         return sum(numel(shape) for shape in self.shapes)
+
+    @property
+    def trained(self) -> float:
+        """The share of its matrices' elements that is trained; without matrices, of all elements."""
+        sizes = [(numel(shape), i not in self.frozen) for i, shape in enumerate(self.shapes) if len(shape) > 1]
+        sizes = sizes or [(numel(shape), i not in self.frozen) for i, shape in enumerate(self.shapes)]
+        whole = sum(size for size, _ in sizes)
+        return sum(size for size, is_trained in sizes if is_trained) / whole if whole else 1.0
 
 
 class Model(NamedTuple):
@@ -42,6 +52,24 @@ class Model(NamedTuple):
     @property
     def flops(self) -> int:
         return sum(layer.flops for layer in self.layers)
+
+    @property
+    def first_trained(self) -> int:
+        """The first layer with something to train, at which the backward ends."""
+        return next((i for i, layer in enumerate(self.layers)
+                     if not layer.shapes or len(layer.frozen) < len(layer.shapes)), len(self.layers))
+
+    def backward_passes(self, number: int, first: int) -> float:
+        """How many times the products of its forward a layer's backward has: for its input's gradient, and for those
+        of the weights that are trained. first: first_trained"""
+        layer = self.layers[number]
+        return 0.0 if number < first else int(number > first or layer.trained == 1) + layer.trained
+
+    @property
+    def trained_flops(self) -> float:
+        """Of a forward and a backward."""
+        first = self.first_trained
+        return sum(layer.flops * (1 + self.backward_passes(i, first)) for i, layer in enumerate(self.layers))
 
 
 def numel(shape: Tuple[int, ...]) -> int:
@@ -60,10 +88,10 @@ def _shapes(where: str, shapes: Any) -> Tuple[Tuple[int, ...], ...]:
                  for shape in shapes)
 
 
-def _backward(where: str, numbers: Any, count: int) -> Tuple[int, ...]:
+def _numbers(where: str, key: str, numbers: Any, count: int) -> Tuple[int, ...]:
     if not isinstance(numbers, list) or len({str(number) for number in numbers}) < len(numbers):
-        raise ValueError(f"{where}: backward = {numbers!r}, must be an array of numbers of shapes, each once")
-    return tuple(whole(f"{where}: backward", number, 0, count - 1) for number in numbers)
+        raise ValueError(f"{where}: {key} = {numbers!r}, must be an array of numbers of shapes, each once")
+    return tuple(whole(f"{where}: {key}", number, 0, count - 1) for number in numbers)
 
 
 def _uses(where: str, uses: Any) -> Tuple[Tuple[int, int, bool], ...]:
@@ -83,11 +111,11 @@ def _layer(where: str, table: Any) -> List[Layer]:
     shapes = _shapes(where, table.get("shapes"))
     kept = whole(f"{where}: kept_bytes", table.get("kept_bytes", 0), 0, _MAX_BYTES)
     layer = Layer(title(f"{where}: name", table.get("name", where)), shapes,
-                  _backward(where, table.get("backward", list(range(len(shapes)))), len(shapes)),
+                  _numbers(where, "backward", table.get("backward", list(range(len(shapes)))), len(shapes)),
                   whole(f"{where}: flops", table.get("flops", 0), 0, _MAX_FLOPS), kept,
                   whole(f"{where}: input_bytes (a part of kept_bytes)", table.get("input_bytes", kept), 0, kept),
                   whole(f"{where}: workspace_bytes", table.get("workspace_bytes", 0), 0, _MAX_BYTES),
-                  _uses(where, table.get("uses", [])))
+                  _uses(where, table.get("uses", [])), _numbers(where, "frozen", table.get("frozen", []), len(shapes)))
     repeat = whole(f"{where}: repeat", table.get("repeat", 1), 1, MAX_LAYERS)
     return [layer] if repeat == 1 else [layer._replace(name=f"{layer.name}.{i}") for i in range(repeat)]
 
@@ -109,14 +137,15 @@ def from_layers(table: Dict[str, Any], name: str) -> Model:
 
 def read(path: str, tokens: Optional[int], element: int) -> Model:
     """A file of layers, which has its own tokens, or a configuration of Hugging Face.
-    tokens: of a sample, for a configuration; None: 1024. element: bytes of an element of the weights"""
+    tokens: of a sample, for a configuration; None: 1024, or as many as it has positions
+    element: bytes of an element of the weights"""
     from .hugging_face import from_config
 
     if tokens is not None:
         whole("tokens", tokens, 1, MAX_TOKENS)
     table, name = read_json(path), Path(path).stem
     if "layers" not in table:
-        return from_config(table, name, tokens or 1024, element)
+        return from_config(table, name, tokens, element)
     if tokens is not None:
         raise ValueError(f"tokens = {tokens}, must not be given for layers: {path} has its own")
     return from_layers(table, name)

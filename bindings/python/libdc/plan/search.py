@@ -9,7 +9,8 @@ from typing import Iterator, List, NamedTuple, Optional
 
 from .machine import Machine
 from .model import Model
-from .step import Options, Plan, largest_micro_batch, run
+from .options import Options
+from .step import Plan, largest_micro_batch, run
 
 _REFINED = 6  # shapes
 

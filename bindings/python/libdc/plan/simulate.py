@@ -7,17 +7,19 @@ of it is a model; docs/planner.md lists the assumptions."""
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import random
 import statistics
 import sys
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from .checks import real, run_command
 from .machine import load
 from .model import read
-from .step import MAX_RANKS, Options, Plan, run
+from .options import MAX_RANKS, Options
+from .step import Plan, run
 
 _STEPS = 400  # that are drawn for a mean
 _NORMAL = statistics.NormalDist()
@@ -127,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--machine", default="h100")
     add("--ranks", default="8,64,512,4096,65536", help="numbers of ranks, 1 to 65536")
     add("--stage", type=int, default=3, choices=range(4))
-    add("--tokens", type=int, help="of a sample, for a config.json: 1024 if not given")
+    add("--tokens", type=int, help="of a sample, for a config.json: 1024, or its positions, if not given")
     add("--micro-batch", type=int, default=1)
     add("--accumulate", type=int, default=1)
     add("--recompute", action="store_true")
@@ -143,7 +145,8 @@ def _faults(arguments: argparse.Namespace) -> Faults:
     return Faults(*(real(name, getattr(arguments, name), *bounds[name]) for name in Faults._fields))
 
 
-def _scales(arguments: argparse.Namespace) -> "tuple[Plan, List[Scale]]":
+def _scales(arguments: argparse.Namespace) -> List[Tuple[Plan, Scale]]:
+    """Each number of ranks with the plan that it comes from: its own, or of the most ranks that a plan has."""
     try:
         numbers = [int(text) for text in arguments.ranks.split(",")]
     except ValueError:
@@ -151,16 +154,17 @@ def _scales(arguments: argparse.Namespace) -> "tuple[Plan, List[Scale]]":
     if not all(1 <= number <= 65536 for number in numbers):
         raise ValueError(f"ranks = {arguments.ranks}, must be numbers from 1 to 65536 with commas between")
     faults = _faults(arguments)
-    planned = max([number for number in numbers if number <= MAX_RANKS], default=MAX_RANKS)
-    options = Options(planned, arguments.stage, arguments.micro_batch, arguments.accumulate,
-                      recompute=arguments.recompute)
-    plan = run(read(arguments.model, arguments.tokens, options.element), load(arguments.machine), options)
-    return plan, [simulate(plan, number, faults, arguments.seed) for number in numbers]
+    options = Options(1, arguments.stage, arguments.micro_batch, arguments.accumulate, recompute=arguments.recompute)
+    model, machine = read(arguments.model, arguments.tokens, options.element), load(arguments.machine)
+    plans = {planned: run(model, machine, dataclasses.replace(options, ranks=planned))
+             for planned in {min(number, MAX_RANKS) for number in numbers}}
+    pairs = [(plans[min(number, MAX_RANKS)], number) for number in numbers]
+    return [(plan, simulate(plan, number, faults, arguments.seed)) for plan, number in pairs]
 
 
 def _command(arguments: argparse.Namespace) -> int:
-    plan, scales = _scales(arguments)
-    rows: List[Dict[str, Any]] = [{**scale._asdict(), "breaks_first": breaks_first(scale, plan)} for scale in scales]
+    rows: List[Dict[str, Any]] = [{**scale._asdict(), "breaks_first": breaks_first(scale, plan)}
+                                  for plan, scale in _scales(arguments)]
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return 0

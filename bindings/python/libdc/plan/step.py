@@ -4,61 +4,20 @@ stages 1 and 2 the first forward after an update gathers the weights, which then
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, cast
 
 from .._lib import ffi, lib
-from ..arguments import choice
 from ..errors import check
 from ..types import DType
 from .checks import whole
 from .counting import AdamW, Rank
 from .machine import Machine
 from .model import Layer, Model, numel
+from .options import DTYPES, Options
 
-_DTYPES = {"float32": DType.FLOAT32, "bfloat16": DType.BFLOAT16, "float16": DType.FLOAT16}
 _GRAPH = 1
-MAX_RANKS = 256
 HOLDERS = ("weights", "gradients", "optimizer", "gathered", "buckets", "other libdc", "layer gradients",
            "activations", "workspace")
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """How the model is trained."""
-
-    ranks: int = 1
-    stage: int = 3
-    micro_batch: int = 1
-    accumulate: int = 1
-    dtype: str = "bfloat16"
-    bucket: int = 1 << 24
-    prefetch: int = 1
-    recompute: bool = False
-    heap: bool = True
-    replicas: int = 1
-    offload: bool = False
-    optimizer: bool = True
-
-    def __post_init__(self) -> None:
-        choice("dtype", self.dtype, _DTYPES)
-        for name, least, most in (("ranks", 1, MAX_RANKS), ("stage", 0, 3), ("micro_batch", 1, 1 << 20),
-                                  ("accumulate", 1, 1 << 10), ("bucket", 1, 1 << 40), ("prefetch", 0, 64),
-                                  ("replicas", 1, MAX_RANKS)):
-            whole(name, getattr(self, name), least, most)
-        if self.ranks % self.replicas:
-            raise ValueError(f"replicas = {self.replicas}, must divide ranks = {self.ranks}")
-        if self.offload and self.stage == 0:
-            raise ValueError("offload = True, must be False in stage 0")
-
-    @property
-    def shards(self) -> int:
-        """Ranks among which parameters are split."""
-        return self.ranks // self.replicas
-
-    @property
-    def element(self) -> int:
-        return int(lib.dc_dtype_size(_DTYPES[self.dtype]))
 
 
 class Point(NamedTuple):
@@ -121,30 +80,33 @@ class Plan(NamedTuple):
         """The model's operations, without those of recomputation, over the peak's."""
         samples = self.options.micro_batch * self.options.accumulate
         peak = self.machine.peak(self.options.dtype) * self.step_ns / 1e9
-        return 3 * samples * self.model.flops / peak if peak > 0 else 0.0
+        return samples * self.model.trained_flops / peak if peak > 0 else 0.0
 
 
 class _Step:
     def __init__(self, model: Model, machine: Machine, options: Options, traced: bool) -> None:
         self.traced, self.spans = traced, cast(List[Span], [])
         self.traced_ops: List[Tuple[str, int, int, str, int]] = []
-        self.model, self.machine, self.options = model, machine, options
-        self.dtype = _DTYPES[options.dtype]
+        self.first = model.first_trained  # before it autograd keeps nothing
+        self.model = model._replace(layers=tuple(
+            layer._replace(kept_bytes=0, input_bytes=0) if i < self.first else layer
+            for i, layer in enumerate(model.layers)))
+        self.machine, self.options = machine, options
+        self.dtype = DTYPES[options.dtype]
         self.rank = Rank(machine, options.dtype, options.ranks, options.heap, options.bucket, options.replicas)
         self.points: List[Point] = []
         self.activations = self.compute_ns = 0
         self.ids: List[List[int]] = []
+        self.frozen: List[bool] = []  # by parameter
         self.reloaded: Dict[int, Any] = {}
         parts = self._register()
         self.own_ids = [list(ids) for ids in self.ids]
         for layer, ids in zip(model.layers, self.ids):
             ids.extend(self.own_ids[other][shape] for other, shape, _ in layer.uses)
-        self.optimizer = AdamW(self.rank, parts, self.dtype, DType.FLOAT32)
-        own, whole = sum(count for _, _, count in parts), model.parameters
-        element, stage = options.element, options.stage
-        self.own = own
-        self.states = {"weights": (own if stage > 0 else whole) * element,
-                       "gradients": 4 * (own if stage > 0 else whole)}
+        trained = [part for part, is_frozen in zip(parts, self.frozen) if not is_frozen]
+        self.optimizer = AdamW(self.rank, trained, self.dtype, DType.FLOAT32)
+        self.own = sum(count for _, _, count in trained)
+        self.states = {"weights": sum(count for _, _, count in parts) * options.element, "gradients": 4 * self.own}
 
     def _register(self) -> List[Tuple[int, int, int]]:
         """Registers all parameters in one graph; the optimizer's parts."""
@@ -153,19 +115,22 @@ class _Step:
         offset, count = ffi.new("int64_t *"), ffi.new("int64_t *")
         for layer in self.model.layers:
             self.ids.append([])
-            for shape in layer.shapes:
+            for place, shape in enumerate(layer.shapes):
                 number, total = len(parts), numel(shape)
+                self.frozen.append(place in layer.frozen)
                 check(lib.dc_shard_range(total, 0, ranks, offset, count))
                 parts.append((total, 0, int(count[0]) if stage > 0 else total))
                 dims = ffi.new("int64_t[]", list(shape) or [1])
                 if stage > 0:
                     padded = [-(-total // ranks)]
+                    grad = ffi.NULL if self.frozen[-1] else rank.tensor(padded, DType.FLOAT32)
                     check(lib.dc_register_z3_param(rank.context, number, dims, len(shape),
-                                                   rank.tensor(padded, self.dtype), rank.tensor(padded, DType.FLOAT32),
-                                                   int(stage < 3), int(DType.NONE)))
+                                                   rank.tensor(padded, self.dtype), grad, int(stage < 3),
+                                                   int(DType.NONE)))
                 else:
+                    grad = ffi.NULL if self.frozen[-1] else rank.tensor([parts[-1][2]], DType.FLOAT32)
                     check(lib.dc_register_param(rank.context, number, dims, len(shape), rank.tensor(shape, self.dtype),
-                                                rank.tensor([parts[-1][2]], DType.FLOAT32), 0))
+                                                grad, 0))
                 self.ids[-1].append(number)
         ids = ffi.new("int64_t[]", list(range(len(parts))) or [0])
         register = lib.dc_register_graph_z3 if stage > 0 else lib.dc_register_graph_z0
@@ -185,7 +150,7 @@ class _Step:
         if self.traced:
             self.traced_ops.extend(self.rank.trace())
 
-    def work(self, layer: Layer, passes: int) -> None:
+    def work(self, layer: Layer, passes: float, what: str) -> None:
         """Products as fast as those of the layer's widths are, each weighted by its elements, and of its rows."""
         sides = [sorted((numel(shape[:1]), numel(shape[1:]))) for shape in layer.shapes if len(shape) > 1]
         slowness = sum(a * b * 100 / self.machine.percent_of_width(a) for a, b in sides) / sum(a * b for a, b in sides
@@ -197,8 +162,7 @@ class _Step:
         self.rank.work(duration)
         if self.traced:
             end = self.rank.wait()
-            self.spans.append(Span("compute", end - duration, end, f"{'forward' if passes == 1 else 'backward'} of "
-                                   f"{layer.name}"))
+            self.spans.append(Span("compute", end - duration, end, f"{what} of {layer.name}"))
 
     def gather(self, number: int, following: Sequence[int], ids_of: Sequence[Sequence[int]]) -> None:
         """Gathers a layer, and starts to gather those that follow. ids_of: the parameters that each one reads."""
@@ -251,7 +215,7 @@ class _Step:
         check(lib.dc_start_forward(self.rank.context))
         for i, layer in enumerate(layers):
             self.gather(i, range(i + 1, min(len(layers), i + 1 + ahead)), self.ids)
-            self.work(layer, 1)
+            self.work(layer, 1, "forward")
             self.activations += self.kept(layer)
             self.note(f"{where}forward of {layer.name}", 0, layer.workspace_bytes * self.options.micro_batch)
             self.offload(i)
@@ -268,17 +232,18 @@ class _Step:
         again = self.options.recompute
         read = self.ids if again else [self.read_by_backward(i) for i in range(len(layers))]
         check(lib.dc_start_backward(self.rank.context, int(update)))
-        for i in reversed(range(len(layers))):
-            layer, following = layers[i], range(i - 1, max(-1, i - 1 - ahead), -1)
+        for i in reversed(range(self.first, len(layers))):
+            layer, following = layers[i], range(i - 1, max(self.first - 1, i - 1 - ahead), -1)
             self.gather(i, following, read)
             self.reload([number for number in (i, *following) if number not in self.reloaded])
             if i in self.reloaded:
                 check(lib.dc_wait_reload(self.rank.context, ffi.NULL, _GRAPH, i, self.reloaded[i]))
-            self.work(layer, 3 if again else 2)
+            self.work(layer, int(again) + self.model.backward_passes(i, self.first), "backward")
             lost = (layer.kept_bytes * self.options.micro_batch - self.kept(layer)) if again else 0
-            shapes = [*layer.shapes, *(layers[other].shapes[shape] for other, shape, _ in layer.uses)]
-            gradients = sum(map(numel, shapes)) * self.options.element  # as autograd hands them over: whole
-            for number, shape in zip(self.ids[i], shapes):
+            every = [*layer.shapes, *(layers[other].shapes[shape] for other, shape, _ in layer.uses)]
+            shapes = [(number, shape) for number, shape in zip(self.ids[i], every) if not self.frozen[number]]
+            gradients = sum(numel(shape) for _, shape in shapes) * self.options.element  # as autograd gives them: whole
+            for number, shape in shapes:
                 check(lib.dc_reduce_grad(self.rank.context, self.rank.tensor(shape, self.dtype), _GRAPH, number))
             self.note(f"{where}backward of {layer.name}", gradients,
                       lost + layer.workspace_bytes * self.options.micro_batch)
@@ -296,7 +261,9 @@ class _Step:
             self.compute_ns += duration
             self.optimizer.step()
             self.rank.work(duration)
-        check(lib.dc_context_params_updated(self.rank.context, ffi.NULL, 0))
+        trained = [number for number, is_frozen in enumerate(self.frozen) if not is_frozen]
+        if trained:
+            check(lib.dc_context_params_updated(self.rank.context, ffi.new("int64_t[]", trained), len(trained)))
         self.note("update")
 
     def traced_spans(self, begin_ns: int) -> Tuple[Span, ...]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..plan import Layer, Machine, Model, Options, Plan, load, run
-from ..plan.step import MAX_RANKS
+from ..plan.checks import whole
+from ..plan.model import MAX_TOKENS
+from ..plan.options import MAX_RANKS
 
 
 _fused_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -42,12 +44,12 @@ class _WithoutValues(TorchFunctionMode):
         return _fused_attention(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
-def _to_meta(value: Any) -> Any:
+def _to_meta(value: Any, dtype: Optional[torch.dtype]) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.detach().to("meta")
+        return value.detach().to("meta", dtype if value.dtype.is_floating_point else None)
     if isinstance(value, dict):
-        return {key: _to_meta(item) for key, item in value.items()}
-    return type(value)(_to_meta(item) for item in value) if isinstance(value, (list, tuple)) else value
+        return {key: _to_meta(item, dtype) for key, item in value.items()}
+    return type(value)(_to_meta(item, dtype) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 def _units(model: torch.nn.Module) -> Dict[str, torch.nn.Module]:
@@ -105,17 +107,40 @@ class _Kept:
                 handle.remove()
 
 
-def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0) -> Model:
+def _as_arguments(batch: Any) -> Any:
+    """A dict, a list or a tuple."""
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    if not isinstance(batch, (dict, list, tuple)):
+        raise TypeError(f"plan: batch is a {type(batch).__name__}, must be a tensor, a list or tuple of the forward's "
+                        "arguments, or a dict of named ones")
+    return batch
+
+
+def _dtype_of(model: torch.nn.Module) -> str:
+    """float32 if some weights are, else the first one's."""
+    types = [p.dtype for p in model.parameters() if p.dtype.is_floating_point]
+    return "float32" if torch.float32 in types or not types else str(types[0]).rpartition(".")[2]
+
+
+def _frozen(own: List[torch.nn.Parameter]) -> Tuple[int, ...]:
+    return tuple(i for i, p in enumerate(own) if not p.requires_grad)
+
+
+def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0, dtype: Optional[torch.dtype] = None) -> Model:
     """The planner's model: a forward of the batch, on the meta device. The model is not changed.
     batch: the arguments, a dict for names, a list or tuple for places; its tensors' first length is that of samples.
-    tokens: of a sample; 0: the second length of the first tensor, or 1"""
+    tokens: of a sample; 0: the second length of the first tensor, or 1. dtype: floating-point weights, buffers and
+    inputs are taken in this type; None: each in its own"""
+    whole("tokens", tokens, 0, MAX_TOKENS)
+    batch = _as_arguments(batch)
     values = list(batch.values()) if isinstance(batch, dict) else list(batch)
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if not tensors or tensors[0].dim() == 0 or tensors[0].shape[0] == 0:
         raise ValueError("plan: batch has no tensor of at least one sample")
     samples = tensors[0].shape[0]
-    arguments, names = ((), _to_meta(batch)) if isinstance(batch, dict) else (_to_meta(tuple(batch)), {})
-    state = {name: _to_meta(tensor).requires_grad_(tensor.requires_grad)
+    arguments, names = ((), _to_meta(batch, dtype)) if isinstance(batch, dict) else (_to_meta(tuple(batch), dtype), {})
+    state = {name: _to_meta(tensor, dtype).requires_grad_(tensor.requires_grad)
              for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     units = _units(model)
     kept = _Kept(units, {tensor.untyped_storage()._cdata for tensor in state.values()})
@@ -127,15 +152,15 @@ def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0) -> Model:
     owners: Dict[int, Tuple[int, int]] = {}  # a parameter's layer, and place there
     layers: List[Layer] = []
     for name in [*kept.order, *(name for name in units if name not in kept.bytes)]:
-        whole = list(units[name].parameters())
-        own = [p for p in whole if id(p) not in owners]
-        uses = tuple((*owners[id(p)], (name, storages[id(p)]) in kept.saved) for p in whole if id(p) in owners)
+        every = list(units[name].parameters())
+        own = [p for p in every if id(p) not in owners]
+        uses = tuple((*owners[id(p)], (name, storages[id(p)]) in kept.saved) for p in every if id(p) in owners)
         owners.update((id(p), (len(layers), i)) for i, p in enumerate(own))
         read = tuple(i for i, p in enumerate(own) if (name, storages[id(p)]) in kept.saved)
         size = kept.bytes.get(name, 0) // samples
         layers.append(Layer(name or type(model).__name__, tuple(tuple(p.shape) for p in own), read,
                             flops.get(name, 0) // samples, size, min(size, kept.inputs.get(name, 0) // samples), 0,
-                            uses))
+                            uses, _frozen(own)))
     shape = tensors[0].shape
     return Model(type(model).__name__, tuple(layers), tokens or (shape[1] if len(shape) > 1 else 1))
 
@@ -146,7 +171,8 @@ def _without_batch(model: torch.nn.Module) -> Model:
     for name, unit in _units(model).items():
         own = [p for p in unit.parameters() if id(p) not in owned]
         owned.update(map(id, own))
-        layers.append(Layer(name, tuple(tuple(p.shape) for p in own), tuple(range(len(own))), 0, 0, 0, 0))
+        layers.append(Layer(name, tuple(tuple(p.shape) for p in own), tuple(range(len(own))), 0, 0, 0, 0, (),
+                            _frozen(own)))
     return Model(type(model).__name__, tuple(layers), 1)
 
 
@@ -164,8 +190,7 @@ def _machine_here(device: torch.device, dtype: str, ranks: int) -> Machine:
 
 def _stage_of(model: torch.nn.Module, batch: Any, ranks: int, device: torch.device, options: Dict[str, Any]) -> int:
     """The fastest stage that fits, and of equally fast ones the one that takes less; says so."""
-    types = {p.dtype for p in model.parameters()}
-    dtype = "float32" if torch.float32 in types or not types else str(next(iter(types))).rpartition(".")[2]
+    dtype = _dtype_of(model)
     machine, planned = _machine_here(device, dtype, ranks), min(ranks, MAX_RANKS)
     layers = _without_batch(model) if batch is None else model_of(model, batch)
     options["bucket"] = max(1, min(options["bucket"], layers.parameters))  # as shard() limits it
@@ -208,6 +233,11 @@ def plan(model: torch.nn.Module, batch: Any, machine: Any = "h100", tokens: int 
         plan = libdc.torch.plan(model, [tokens], machine="h100", ranks=64, stage=3, micro_batch=4)
         print(libdc.plan.as_text(plan))
 
-    machine: a libdc.plan.Machine, the name of one, or a file; options: those of libdc.plan.Options"""
-    chosen = machine if isinstance(machine, Machine) else load(machine)
-    return run(model_of(model, batch, tokens), chosen, Options(**options))
+    machine: a libdc.plan.Machine, the name of one, or a file; options: those of libdc.plan.Options. dtype, if
+    it is given, is the type of weights and activations; without it they have the model's own types"""
+    if not isinstance(machine, (Machine, str, os.PathLike)):
+        raise TypeError(f"plan: machine is a {type(machine).__name__}, must be a libdc.plan.Machine, a name or a file")
+    chosen = machine if isinstance(machine, Machine) else load(os.fspath(machine))
+    planned = Options(**{"dtype": _dtype_of(model), **options})
+    dtype = getattr(torch, planned.dtype) if "dtype" in options else None
+    return run(model_of(model, batch, tokens, dtype), chosen, planned)

@@ -9,7 +9,7 @@ import torch
 
 from .exchange import Table as _Table
 from .pairs import Pairs
-from .reductions import Reduction, sum_sparse
+from .reductions import Reduction, sparse_signature, sum_sparse
 from .tensors import (
     check, check_parts, contiguous_output, flat_count, flat_output, flat_view, flattened, is_in, overlap)
 
@@ -61,8 +61,8 @@ class Collectives:
 
     def _sum_sparse(self, tensor: torch.Tensor) -> None:
         own = tensor.coalesce()
-        entries = self._rows(torch.tensor([own._nnz(), own.sparse_dim()], device="cpu")).tolist()
-        counts = [int(count) for count, _ in entries]
+        Reduction.compare(self._rows(sparse_signature(own)))
+        counts = [int(count) for count, in self._rows(torch.tensor([own._nnz()], device="cpu")).tolist()]
         indices = self._ragged(own.indices().t().contiguous(), counts)
         values = self._ragged(own.values().contiguous(), counts)
         total = sum_sparse([(part.t(), value) for part, value in zip(indices, values)], tensor.shape)

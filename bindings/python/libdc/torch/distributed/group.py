@@ -155,7 +155,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
             for parts, mine in zip(outs, ins):
                 self._calls.all_gather(parts, mine)
 
-        return self._call(run, outs, opts)
+        return self._call(run, outs[0] if len(outs) == 1 else outs, opts)
 
     def allgather_coalesced(self, outs: Sequence[_Tensors], ins: _Tensors, opts: Any = None) -> Work:
         """outs[r][i]: tensor i of rank r."""

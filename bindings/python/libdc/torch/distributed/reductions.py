@@ -62,8 +62,7 @@ class Reduction:
 
     def signature(self, numel: int) -> torch.Tensor:
         """The call as text, for compare()."""
-        text = f"{self.name} ({numel} elements, {str(self.dtype)[6:]}, {_name(self.op).lower()})"
-        return torch.frombuffer(bytearray(text.encode().ljust(_SIGNATURE_BYTES)), dtype=torch.uint8)
+        return _as_bytes(f"{self.name} ({numel} elements, {str(self.dtype)[6:]}, {_name(self.op).lower()})")
 
     @classmethod
     def of(cls, name: str, op: Any, dtype: torch.dtype) -> "Reduction":
@@ -87,6 +86,16 @@ def _known(name: str, op: Any, dtype: torch.dtype) -> Reduction:
 
 def _name(op: Any) -> str:
     return str(op).rsplit(".", 1)[-1].split(":", 1)[0]
+
+
+def _as_bytes(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode().ljust(_SIGNATURE_BYTES)), dtype=torch.uint8)
+
+
+def sparse_signature(tensor: torch.Tensor) -> torch.Tensor:
+    """A sparse tensor's reduction as text, for compare()."""
+    return _as_bytes(f"all_reduce (sparse {list(tensor.shape)}, {tensor.sparse_dim()} sparse dimensions, "
+                     f"{str(tensor.dtype)[6:]})")
 
 
 def sum_sparse(parts: List[Tuple[torch.Tensor, torch.Tensor]], shape: torch.Size) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any, Callable, List, Optional, Sequence
 import torch
 from libdc import MemoryKind
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
 
 OPERATORS = (
     "allgather_param", "prefetch_params_fused", "wait_allgather", "release_param", "reduce_grad", "free_tensors",
@@ -49,6 +50,8 @@ def register(device: Callable[[Optional[int]], torch.device]) -> None:
     for namespace, names in ((torch.ops.dc, OPERATORS), (torch.ops.dc_rt, RUNTIME_OPERATORS)):
         for name in names:
             keep_side_effects(getattr(namespace, name).default)
+    # Selective checkpointing compares a forward's operators with its recomputation's, where weights may be there.
+    checkpoint.SAC_IGNORED_OPS.update(getattr(torch.ops.dc_rt, name).default for name in RUNTIME_OPERATORS)
 
 
 def keep_side_effects(op: Any) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import devices
 from ..sharding.parameter import entry_of
+from ..sharding.part import plain_tensor
 
 _Method = Callable[[Any, torch.optim.Optimizer], Any]
 
@@ -30,11 +31,22 @@ def sync_found_inf(optimizer: torch.optim.Optimizer, found: Iterable[Tensor]) ->
             tensor.clamp_(max=1.0)  # a sum; PyTorch's fused optimizers compare with 1
 
 
+def clear_padding(optimizer: torch.optim.Optimizer) -> None:
+    """Zeroes the padding behind this rank's elements of gradients, in which an operation may have left a NaN: zero
+    times infinity, or over zero."""
+    for param in (param for group in optimizer.param_groups for param in group["params"]):
+        entry = entry_of(param)
+        if entry is not None and entry.part is not None and param.grad is not None:
+            plain_tensor(param.grad)[entry.part.count :].zero_()
+
+
 def _with_synced_found_inf(inner: _Method) -> _Method:
     """A method of GradScaler that looks for infinities and NaN in an optimizer's gradients."""
 
     @functools.wraps(inner)
     def method(self: Any, optimizer: torch.optim.Optimizer) -> Any:
+        if self.is_enabled():
+            clear_padding(optimizer)
         result = inner(self, optimizer)
         if self.is_enabled():
             sync_found_inf(optimizer, self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())

@@ -47,7 +47,21 @@ def _take_grad(weights: Any) -> None:
     entry.reduce(grad, root)
 
 
-_GRAD_HOOKS = {0: _take_grad}  # of all weights: a dictionary for each would cost more than the hook
+class _GradHooks(Dict[int, Any]):
+    """The hooks of all weights: a dictionary for each would cost more than the hook."""
+
+    def __setitem__(self, key: int, hook: Any) -> None:
+        raise RuntimeError("register_post_accumulate_grad_hook: these are whole weights, gathered for a forward: "
+                           "register the hook on the parameter, outside of forwards")
+
+
+_GRAD_HOOKS = _GradHooks({0: _take_grad})
+
+
+def _refuse_hook(*_: Any) -> None:
+    raise RuntimeError("register_hook: another module's weight, read in this forward, is this use's alone, so the "
+                       "module's own use would not have the hook: register it in that module's forward, or change "
+                       ".grad after backward()")
 
 
 def track(weights: Any, entry: ShardedParam, root: Root) -> Tensor:
@@ -258,6 +272,8 @@ class ModuleState:
         weights = entry.unshard(root)
         if tracked:
             track(weights, entry, root)
+            if root.depth > 0 and gathered is None:
+                weights.register_hook = _refuse_hook  # type: ignore[method-assign]
         if root.depth > 0 and grads and root.group.stage == 3:
             storage = weights.untyped_storage()._cdata
             root.read_by_storage[storage] = entry, entry.data._version, entry.optimizer_steps

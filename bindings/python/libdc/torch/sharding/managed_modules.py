@@ -16,6 +16,7 @@ from torch.nn.modules.module import (register_module_module_registration_hook,
                                      register_module_parameter_registration_hook)
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..dtypes import PARAM_DTYPES
 from .meta_init import is_meta
 from .parameter import entry_of
 from .policy import Policies
@@ -109,6 +110,9 @@ def _check_parameter(name: str, param: nn.Parameter) -> None:
     if is_traceable_wrapper_subclass(param):
         raise ValueError(f"shard: {name} is a {type(param).__name__}, must be a plain torch.nn.Parameter: libdc does "
                          "not combine with tensor parallelism, FSDP2 or quantized parameters")
+    if param.dtype not in PARAM_DTYPES:
+        raise ValueError(f"shard: {name} has type {param.dtype}, must be one of "
+                         f"{', '.join(map(str, PARAM_DTYPES))}, or ignored by policy=")
     if param.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"shard: {name} is on {param.device}, must be on the cpu, on a cuda device or on meta")
     if not param.is_leaf or param.layout != torch.strided:

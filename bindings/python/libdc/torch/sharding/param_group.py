@@ -59,6 +59,7 @@ class ParamGroup:
         self.taken: Dict[int, Tensor] = {}  # by take(), until they are read; under ~id a transpose
         self.captured = False  # steps are in a CUDA graph, whose launches leave no trace on the host
         self.uninitialized: Optional[Uninitialized] = None  # of a model that was on meta
+        self._paddings: Dict[int, Tensor] = {}  # of gradients, behind this rank's elements
         self._comms: Dict[Tuple[torch.device, bool], libdc.Comm] = {}  # by device, where that is not the CPU
         if comm.size > 1 and comm.takes_devices:
             devices.check_thread_ranks("shard", device)
@@ -174,6 +175,9 @@ class ParamGroup:
                                            entry.reduce_dtype)
             if entry.grad is not None and entry.part is not None:
                 entry.grad = LocalShard.of(entry.part, entry.grad)
+            self._paddings.pop(entry.id, None)
+            if entry.grad is not None and entry.part is not None and entry.part.count < len(entry.data):
+                self._paddings[entry.id] = plain_tensor(entry.grad)[entry.part.count :]
         if entry.grad is not None:
             entry.grad.dc_grad_of = weakref.ref(entry)  # type: ignore[attr-defined]
         self.casts = self.casts or entry.param_dtype is not None
@@ -182,6 +186,14 @@ class ParamGroup:
         if self.stage == 3:
             one = torch.empty((), dtype=entry.param_dtype or entry.data.dtype, device=self.device)
             entry.placeholder = one.expand(entry.shape)
+
+    def end_backward(self) -> None:
+        """All gradients are there. The padding behind this rank's elements is zeroed, since the caller's operations,
+        such as zero times infinity, may have left a NaN in it."""
+        self.context.end_backward(self.graph_id)
+        if self._paddings:
+            with torch.no_grad():
+                torch._foreach_zero_(list(self._paddings.values()))
 
     def _register_graph(self) -> None:
         register = self.context.register_graph_z0 if self.stage == 0 else self.context.register_graph_z3

@@ -358,7 +358,7 @@ class Root:
             return
         (entries, self.with_grad), (kept, self.kept_grads) = (self.with_grad, {}), (self.kept_grads, {})
         own, self.direct = self.direct, {}
-        self.group.context.end_backward(self.group.graph_id)
+        self.group.end_backward()
         self._restore_grads(kept)
         hooked = False
         with torch._C.DisableTorchFunctionSubclass():

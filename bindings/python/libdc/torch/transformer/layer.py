@@ -119,6 +119,14 @@ def _new_reserve(x: Tensor, config: LayerConfig) -> Tensor:
     return reserve
 
 
+def _check_offsets(cu_seqlens: Tensor) -> None:
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens is {cu_seqlens.dtype}, must be int32 or int64")
+    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
+        raise ValueError(f"cu_seqlens has shape {tuple(cu_seqlens.shape)}, must be [samples + 1] with at least one "
+                         "sample")
+
+
 def _offsets(cu_seqlens: Optional[Tensor]) -> Optional[List[int]]:
     return None if cu_seqlens is None else cu_seqlens.tolist()
 
@@ -275,6 +283,8 @@ class TransformerLayer(nn.Module):
         x, config = hidden_states, self.config
         if cu_seqlens is None and x.dim() != 3:
             raise ValueError(f"hidden_states have shape {tuple(x.shape)}, must be [batch, sequence, hidden]")
+        if cu_seqlens is not None:
+            _check_offsets(cu_seqlens)
         if attention_mask is not None:
             attention_mask = self._mask(attention_mask, x)
         number = _config_id(config, x.dtype)
@@ -303,6 +313,9 @@ class TransformerLayer(nn.Module):
                              "between: it is added to the scores of the keys, the same for all queries")
         if not mask.is_floating_point():
             raise TypeError(f"attention_mask is {mask.dtype}, must be floating point: 0 keeps a key, -10000 drops it")
+        if mask.dtype is torch.float64:  # finite numbers stay finite
+            largest = torch.finfo(torch.float32).max
+            mask = mask.where(mask.isinf(), mask.clamp(-largest, largest))
         return mask if mask.dtype in (x.dtype, torch.float32) else mask.to(torch.float32)
 
     def extra_repr(self) -> str:
