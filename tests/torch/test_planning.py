@@ -192,7 +192,12 @@ def test_frozen_parameters_have_no_gradients(gpt: torch.nn.Module) -> None:
         assert first.points[0].bytes["optimizer"] < all_of_it.points[0].bytes["optimizer"] / 2
         assert first.compute_ns < all_of_it.compute_ns
         assert first.points[0].bytes["weights"] == all_of_it.points[0].bytes["weights"]
+    gpt.head.weight = gpt.tokens.weight  # frozen
+    tied = libdc.torch.planning.model_of(gpt, tokens_of(gpt))
+    assert tied.trained_flops < libdc.torch.planning.model_of(whole, tokens_of(gpt)).trained_flops
+    assert tied.backward_passes(len(tied.layers) - 1, tied.first_trained) == 1
     nothing = libdc.torch.plan(copy.deepcopy(gpt).requires_grad_(False), tokens_of(gpt), stage=3, **options)
+    assert nothing.model.trained_flops == nothing.model.flops and nothing.model.first_trained == len(tied.layers)
     assert nothing.reduce_wire_bytes == 0 and nothing.points[0].bytes["gradients"] == 0
 
 

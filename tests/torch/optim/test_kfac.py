@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from typing import Any, Callable, Dict, List, Tuple
 
 import libdc
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from kfac_models import BARE, close, data, expected, factors, mlp, train
 from libdc.optim import KFAC
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 
 def test_factors_of_linear_layers() -> None:
@@ -237,16 +239,57 @@ def test_each_backward_counts_the_uses_that_it_comes_to() -> None:
         """The graph stays, and half of it was reached before."""
         first, second = loss_of(x), loss_of(y)
         first.backward(retain_graph=True)
-        optimizer.step()  # takes that
-        optimizer.zero_grad()
         (first + second).backward()
 
+    def once_and_twice() -> None:
+        alone()
+        twice()
+
     found = {}
-    for run in (in_turn, interleaved, alone, beside_another, twice, twice_again):
+    for run in (in_turn, interleaved, alone, beside_another, twice, twice_again, once_and_twice):
         optimizer = KFAC(layer, decay=0.0, **{**BARE, "lr": 0.0})
         run()
         optimizer.step()
         found[run] = factors(optimizer, layer)[1]
-    for run, same in ((interleaved, in_turn), (beside_another, alone), (twice_again, twice)):
+    for run, same in ((interleaved, in_turn), (beside_another, alone), (twice_again, once_and_twice)):
         close(found[run], found[same], 1e-5)
     assert not torch.allclose(found[twice], found[in_turn])
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_several_uses_of_which_one_is_in_a_reentrant_checkpoint_are_refused(outside: bool) -> None:
+    """A backward there does not know how many there are. Without the mode they count, and one use is right."""
+    model = nn.Linear(3, 3)
+
+    def factor(*uses: bool, reentrant: bool) -> Tensor:
+        """uses: whether each is checkpointed."""
+        optimizer = KFAC(model, decay=0.0, **{**BARE, "lr": 0.0})
+        x = torch.linspace(-1, 1, 15).view(5, 3).requires_grad_()
+        for checkpointed in uses:
+            x = torch.tanh(checkpoint(model, x, use_reentrant=reentrant) if checkpointed else model(x))
+        x.square().mean(0).sum().backward()
+        optimizer.step()
+        return factors(optimizer, model)[1]
+
+    close(factor(True, reentrant=True), factor(False, reentrant=True))
+    close(factor(True, not outside, reentrant=False), factor(False, False, reentrant=False))
+    with pytest.raises(RuntimeError, match="KFAC: one backward comes to several uses of .*take use_reentrant=False"):
+        factor(True, not outside, reentrant=True)
+
+
+def test_a_kept_loss_keeps_no_inputs() -> None:
+    """After the step. A backward that comes again is an error, and one that comes late is none."""
+    layer = nn.Linear(3, 2)
+    optimizer, kept, inputs = KFAC(layer, **BARE), [], []
+    late = layer(torch.ones(4, 3)).square().mean()
+    for _ in range(3):
+        x = torch.randn(4, 3)
+        kept.append(layer(x).square().mean())
+        kept[-1].backward(retain_graph=len(kept) == 1)
+        inputs.append(weakref.ref(x))
+        optimizer.step()
+        del x
+    assert [x() is None for x in inputs] == [False, True, True]  # autograd keeps the first
+    late.backward()
+    with pytest.raises(RuntimeError, match="KFAC: a backward comes again to a forward of"):
+        kept[0].backward()

@@ -157,6 +157,12 @@ def sparse(group: Any, rank: int, size: int) -> None:
     except RuntimeError as error:
         assert "called all_reduce (sparse [4]" in str(error), error
     tensor = torch.sparse_coo_tensor([[0, rank + 1]], torch.tensor([1.0, 2.0]), (size + 1,))
+    for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT, dist.ReduceOp.AVG):
+        try:
+            dist.all_reduce(tensor, op, group=group)
+            raise AssertionError(f"{op} of sparse tensors")
+        except ValueError as error:
+            assert "of a sparse tensor, must be SUM" in str(error), error
     dist.all_reduce(tensor, group=group)
     assert tensor.to_dense().tolist() == [size] + [2.0] * size
     (tensor.coalesce().values() * torch.ones(size + 1, requires_grad=True)).sum().backward()

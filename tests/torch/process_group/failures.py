@@ -159,20 +159,19 @@ def split(group: Any, rank: int) -> None:
 
 
 def unanswered(group: Any, rank: int) -> None:
-    """The end of a group waits for no message unless its sender has sent it."""
+    """The end of a group, within its 30 minutes, waits for no message unless both ranks have called."""
     dist.barrier(group)
-    if rank == 1:
-        dist.send(torch.ones(2), group=group, group_dst=0, tag=2)
-        dist.destroy_process_group(group)
-        return
-    works = [dist.irecv(torch.ones(1), group=group, group_src=1, tag=1) for _ in range(2)]
-    got = torch.zeros(2)
-    sent = dist.irecv(got, group=group, group_src=1, tag=2)
-    sent.wait()
-    dist.destroy_process_group(group)  # within its 30 minutes
-    assert got.tolist() == [1.0, 1.0]
-    for work in works:
-        fails(work.wait, "rank 1 to rank 0", "destroyed before anything was sent", kind=dist.DistError)
+    peer, got = 1 - rank, torch.zeros(2)
+    works = [dist.irecv(torch.ones(1), group=group, group_src=peer, tag=1 + rank) for _ in range(2)]
+    works += [dist.isend(torch.ones(1), group=group, group_dst=peer, tag=3 + rank)]
+    answered = dist.isend(torch.ones(2), group=group, group_dst=0, tag=6) if rank else dist.irecv(got, group=group,
+                                                                                                group_src=1, tag=6)
+    answered.wait()
+    dist.destroy_process_group(group)
+    assert got.tolist() == [1.0 - rank] * 2
+    for work, (verb, text) in zip(works, [("recv", "sent")] * 2 + [("send", "received")]):
+        fails(work.wait, f"{verb} (tag", f"the process group was destroyed before anything was {text}",
+              kind=dist.DistError)
 
 
 SHORT = {"late"}  # groups whose timeout is short

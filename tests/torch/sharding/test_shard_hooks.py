@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 import libdc.run
 import libdc.torch as dct
@@ -156,31 +156,29 @@ def test_a_forward_that_writes_into_anothers_weight_is_told(grads: bool, reshard
 
 
 class Outer(nn.Module):
-    """Its forward does something with its layer's weight, and then calls the layer."""
+    """Its forward does something with a weight, and then uses it."""
 
-    def __init__(self, what: Callable[[nn.Linear], Any]) -> None:
+    def __init__(self, what: Callable[[nn.Module], Any]) -> None:
         super().__init__()
-        self.layer, self.what = nn.Linear(3, 2), what
+        self.layer, self.weight, self.what = nn.Linear(3, 2), nn.Parameter(torch.ones(3)), what
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.what(self.layer)
-        return self.layer(x)
+        self.what(self)
+        return self.layer(x * self.weight)
 
 
-def test_hooks_of_another_modules_weight_in_a_forward_are_refused() -> None:
-    """The layer's own use would not have them."""
+@pytest.mark.parametrize("name", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_gathered_weights_are_refused(name: str) -> None:
+    """They would miss the weight's other uses and later steps."""
     def rank(comm: Any, stage: int) -> None:
-        def later(layer: nn.Linear) -> None:
-            layer.weight.register_post_accumulate_grad_hook(print)
-
-        for what, text in ((lambda layer: layer.weight.register_hook(print), "register_hook: another module's weight"),
-                           (later, "register_post_accumulate_grad_hook: these are whole weights")):
-            model = dct.shard(Outer(what), stage, comm=comm)
-            with pytest.raises(RuntimeError, match=text):
+        for weight_of in (lambda outer: outer.layer.weight, lambda outer: outer.weight):
+            model = dct.shard(Outer(lambda outer: getattr(weight_of(outer), name)(print)), stage, comm=comm)
+            with pytest.raises(RuntimeError, match=f"{name}: .*whole weight"):
                 model(torch.ones(1, 3))
-            model.what = lambda layer: layer.weight.sum()
+            seen: List[Any] = []
+            model.what = lambda outer: outer.weight.view_as(outer.weight).register_hook(seen.append)
             model(torch.ones(1, 3)).sum().backward()
-            assert model.layer.weight.grad is not None
+            assert model.layer.weight.grad is not None and not seen  # nothing used that view
 
     for stage in (0, 1, 3):
         libdc.run.threads(2, rank, stage, timeout=60)

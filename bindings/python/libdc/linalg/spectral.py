@@ -6,7 +6,7 @@ import enum
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 from .._lib import ffi, lib, new_struct
-from ..arguments import assign, choice
+from ..arguments import assign, check_size, choice
 from ..errors import check
 from ..types import DType, Status
 from .handle import Array, Handle, handle_ptr, output_array
@@ -116,6 +116,11 @@ def matrix_power(a: Any, power: float, *, eps_abs: float = 0, eps_rel: float = 0
     return result.array
 
 
+def _c_int(name: str, value: Any) -> int:
+    """Any integer of 32 bits: which ones are allowed is the library's to say."""
+    return check_size(name, value, (1 << 31) - 1, -(1 << 31))
+
+
 def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, rank_rtol: float = 0,
                  negative: str = "refuse", symmetry: str = "check", precision: Any = None, basis: Any = None,
                  tolerance: float = 0, out: Any = None, info: Optional[List[SpectralInfo]] = None,
@@ -126,8 +131,8 @@ def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, r
     options = _options(symmetry=symmetry, precision=precision, negative=negative, eps_abs=eps_abs, eps_rel=eps_rel,
                        rank_rtol=rank_rtol, tolerance=tolerance)
     result, infos = output_array(out, a, given.shape, given.dtype, handle), _InfoArray(given)
-    status = lib.dc_matrix_inverse_root(handle_ptr(handle), given.c, root, options, kept.c if kept else ffi.NULL,
-                                        result.c, infos.c, infos.size)
+    status = lib.dc_matrix_inverse_root(handle_ptr(handle), given.c, _c_int("root", root), options,
+                                        kept.c if kept else ffi.NULL, result.c, infos.c, infos.size)
     infos.raise_for_status(status, info)
     return result.array
 
@@ -143,8 +148,8 @@ def inverse_root_newton(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float
         assign(options, name, value, name)
     options.symmetry, options.precision = choice("symmetry", symmetry, _SYMMETRY), DType.of(precision)
     result, infos = output_array(out, a, given.shape, given.dtype, handle), _InfoArray(given, IterationInfo)
-    status = lib.dc_matrix_inverse_root_newton(handle_ptr(handle), given.c, root, options, result.c, infos.c,
-                                               infos.size)
+    status = lib.dc_matrix_inverse_root_newton(handle_ptr(handle), given.c, _c_int("root", root), options, result.c,
+                                               infos.c, infos.size)
     infos.raise_for_status(status, info)
     return result.array
 
@@ -156,5 +161,5 @@ def orthogonalize(a: Any, *, polynomial: str = "express", steps: int = 0, out: A
     given = Array(a, "a", handle)
     result = output_array(out, a, given.shape, given.dtype, handle)
     c_polynomial = choice("polynomial", polynomial, _POLYNOMIALS)
-    check(lib.dc_orthogonalize(handle_ptr(handle), given.c, c_polynomial, steps, result.c))
+    check(lib.dc_orthogonalize(handle_ptr(handle), given.c, c_polynomial, _c_int("steps", steps), result.c))
     return result.array

@@ -44,10 +44,12 @@ def sampled_mse_loss(output: Tensor, generator: Optional[torch.Generator] = None
 class _Use:
     """One forward of a layer, which lives as long as its graph."""
 
-    __slots__ = ("layer", "x", "version", "__weakref__")
+    __slots__ = ("layer", "x", "version", "reached", "__weakref__")
 
     def __init__(self, layer: "_Layer", x: Tensor) -> None:
-        self.layer, self.x, self.version = layer, x.detach(), x._version
+        self.layer, self.version = layer, x._version
+        self.x: Optional[Tensor] = x.detach()  # None: a backward came to it, and then a step
+        self.reached = False
 
 
 class _Layer:
@@ -60,6 +62,7 @@ class _Layer:
         self.spatial = len(module.kernel_size) if isinstance(module, _CONVOLUTIONS) else 0
         self.group = 0
         self.uses: "weakref.WeakSet[_Use]" = weakref.WeakSet()  # to which a backward may come
+        self.tasks: Dict[bool, int] = {}  # the last backward that came to a use; True: to one in a reentrant checkpoint
 
 
 def _constants(module: nn.Module) -> SampleLayer:
@@ -129,6 +132,7 @@ class KFAC(NativeOptimizer):
                          dict(lr=lr, momentum=momentum, weight_decay=weight_decay, damping=damping, decay=decay,
                               kl_clip=kl_clip, factor_frequency=factor_frequency, refresh_frequency=refresh_frequency,
                               inverse=inverse, nesterov=nesterov, tolerated_failures=tolerated_failures))
+        self._hooked: List[_Layer] = []
         self.layers: List[str] = []  # names of the modules that are preconditioned
         self._hook_layers(model, [re.compile(pattern) for pattern in skip])
 
@@ -170,6 +174,7 @@ class KFAC(NativeOptimizer):
                 layer = layers[id(weight), id(bias)] = _Layer(index, name, module)
                 layer.group = groups[id(weight)]
                 self.layers.append(name)
+                self._hooked.append(layer)
             module.register_forward_hook(_Forward(self, layer), with_kwargs=True)
 
     def _add_layer(self, module: nn.Module, weight: int, bias: Optional[int]) -> int:
@@ -191,18 +196,32 @@ class KFAC(NativeOptimizer):
         use = _Use(layer, _input(module, x))
         if self._choices.fisher == "sampled":
             self._recorded.append((use, get_gradient_edge(output)))
-        elif _graph_task() != -1:  # checkpointing runs it again
-            output.register_hook(lambda delta: self._add_batch(use, delta, 1))
+        elif _graph_task() != -1:  # checkpointing runs it again, and PyTorch begins another backward for it
+            task = _graph_task()
+            output.register_hook(lambda delta: self._on_recomputed_grad(use, delta, task))
         else:
             layer.uses.add(use)
             output.register_hook(lambda delta: self._on_output_grad(use, delta))
 
+    def _on_recomputed_grad(self, use: _Use, delta: Tensor, task: int) -> None:
+        """task: the outer backward."""
+        self._refuse_mixed(use.layer, task, True)
+        self._add_batch(use, delta, 1)
+
+    def _refuse_mixed(self, layer: _Layer, task: int, recomputed: bool) -> None:
+        """How many uses a backward comes to is not known until all reentrant checkpoints have run."""
+        if task in (layer.tasks.get(True), layer.tasks.get(not recomputed)):
+            raise RuntimeError(f"KFAC: one backward comes to several uses of {layer.name}, one of which is in a "
+                               "reentrant checkpoint: take use_reentrant=False")
+        layer.tasks[recomputed] = task
+
     def _on_output_grad(self, use: _Use, delta: Tensor) -> None:
         """Uses count if one backward comes to them. Where that may be several, they wait for its end."""
+        task = _graph_task()
+        self._refuse_mixed(use.layer, task, False)
         if len(use.layer.uses) == 1:
             self._add_batch(use, delta, 1)
             return
-        task = _graph_task()
         waiting = self._waiting.get(task)
         if waiting is None:
             waiting = self._waiting[task] = []
@@ -230,6 +249,10 @@ class KFAC(NativeOptimizer):
 
     def _add_batch(self, use: _Use, delta: Tensor, uses: int) -> None:
         """Uses of one weight for one sample count as positions do: gradients are summed over them, not averaged."""
+        if use.x is None:
+            raise RuntimeError(f"KFAC: a backward comes again to a forward of {use.layer.name} from before the last "
+                               "step")
+        use.reached = True
         if use.x._version != use.version:
             raise RuntimeError(f"KFAC: the input of {use.layer.name} was changed in place after its forward")
         x, delta = _batches(use.layer, use.x, delta.detach(), self._choices.loss_terms)
@@ -247,6 +270,11 @@ class KFAC(NativeOptimizer):
     def _step_native(self, grads: List[Optional[Tensor]]) -> None:
         self._recorded.clear()  # what no loss was given for
         self._waiting.clear()  # of backwards that failed
+        for layer in self._hooked:
+            for use in list(layer.uses):
+                if use.reached:
+                    use.x = None  # a loss that the caller keeps shall not keep it
+                    layer.uses.discard(use)
         super()._step_native(grads)
         self._has_batches = False
 

@@ -31,14 +31,6 @@ class Layer(NamedTuple):
         """Its own."""
         return sum(numel(shape) for shape in self.shapes)
 
-    @property
-    def trained(self) -> float:
-        """The share of its matrices' elements that is trained; without matrices, of all elements."""
-        sizes = [(numel(shape), i not in self.frozen) for i, shape in enumerate(self.shapes) if len(shape) > 1]
-        sizes = sizes or [(numel(shape), i not in self.frozen) for i, shape in enumerate(self.shapes)]
-        whole = sum(size for size, _ in sizes)
-        return sum(size for size, is_trained in sizes if is_trained) / whole if whole else 1.0
-
 
 class Model(NamedTuple):
     name: str
@@ -53,17 +45,27 @@ class Model(NamedTuple):
     def flops(self) -> int:
         return sum(layer.flops for layer in self.layers)
 
+    def _weights(self, number: int) -> List[Tuple[Tuple[int, ...], bool]]:
+        """The shapes that a layer's forward reads, tied ones too, and whether they are trained."""
+        places = [*((number, i) for i in range(len(self.layers[number].shapes))),
+                  *((other, i) for other, i, _ in self.layers[number].uses)]
+        return [(self.layers[owner].shapes[i], i not in self.layers[owner].frozen) for owner, i in places]
+
     @property
     def first_trained(self) -> int:
-        """The first layer with something to train, at which the backward ends."""
-        return next((i for i, layer in enumerate(self.layers)
-                     if not layer.shapes or len(layer.frozen) < len(layer.shapes)), len(self.layers))
+        """The first layer with something to train, at which the backward ends. One without weights counts."""
+        every = (self._weights(i) for i in range(len(self.layers)))
+        return next((i for i, weights in enumerate(every) if not weights or any(trained for _, trained in weights)),
+                    len(self.layers))
 
     def backward_passes(self, number: int, first: int) -> float:
         """How many times the products of its forward a layer's backward has: for its input's gradient, and for those
-        of the weights that are trained. first: first_trained"""
-        layer = self.layers[number]
-        return 0.0 if number < first else int(number > first or layer.trained == 1) + layer.trained
+        of the weights that are trained, by their elements. first: first_trained"""
+        weights = self._weights(number)
+        weights = [pair for pair in weights if len(pair[0]) > 1] or weights  # products are those of matrices
+        whole = sum(numel(shape) for shape, _ in weights)
+        share = sum(numel(shape) for shape, trained in weights if trained) / whole if whole else 1.0
+        return 0.0 if number < first else int(number > first or share == 1) + share
 
     @property
     def trained_flops(self) -> float:

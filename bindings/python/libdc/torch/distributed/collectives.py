@@ -54,8 +54,7 @@ class Collectives:
         return rows
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, op: Any) -> None:
-        if Reduction.of("all_reduce", op, tensor.dtype).native_op is not libdc.ReduceOp.SUM:
-            raise ValueError(f"all_reduce: op = {op} of a sparse tensor, must be SUM")
+        Reduction.check_sparse(op)
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # its new values are the caller's
             self._sum_sparse(tensor)
 

@@ -31,26 +31,34 @@ class _Channel:
             self._comm = self.rendezvous.pair(self.what, self.first, self.second)
         return self._comm
 
+    # A meeting can't be cut short, and a group may be destroyed while the other rank does not come. So the two agree in
+    # the store before their first message. The sender says "sent", which the receiver makes "met", or the sender "left".
+
     def send(self, tensor: torch.Tensor) -> None:
         if self._comm is None:
-            self.rendezvous.store.set(self._first_message(), b"")
+            store, key = self.rendezvous.store, self._key()
+            store.set(key, "sent")
+            poll(lambda: store.get(key) == b"met" or self.closing, self.rendezvous.timeout)
+            if store.compare_set(key, "sent", "left") != b"met":
+                raise self._unanswered("received")
         self.broadcast(tensor, self.first)
 
     def recv(self, tensor: torch.Tensor) -> None:
-        """Meets the sender once it says that it has a message: a meeting can't be cut short, and the group may be
-        destroyed before anybody sends."""
         if self._comm is None:
-            key, store, timeout = self._first_message(), self.rendezvous.store, self.rendezvous.timeout
-            if not poll(lambda: store.check([key]) or self.closing, timeout):
-                raise dist.DistError(f"libdc: {self.messages} rank {self.first} to rank {self.second}: nothing was "
-                                     f"sent within {timeout.total_seconds():g} s")
-            if self.closing and not store.check([key]):
-                raise dist.DistError(f"libdc: {self.messages} rank {self.first} to rank {self.second}: the process "
-                                     "group was destroyed before anything was sent")
+            store, key = self.rendezvous.store, self._key()
+            state = poll(lambda: store.check([key]) and store.compare_set(key, "sent", "met") or self.closing,
+                         self.rendezvous.timeout)
+            if state != b"met":
+                raise self._unanswered("sent", state == b"left")
         self.broadcast(tensor, self.first)
 
-    def _first_message(self) -> str:
-        return f"sends/{self.what}/{self.first}/{self.second}"
+    def _key(self) -> str:
+        return f"first/{self.what}/{self.first}/{self.second}"
+
+    def _unanswered(self, verb: str, has_left: bool = False) -> Exception:
+        how = (f"nothing was {verb} within {self.rendezvous.timeout.total_seconds():g} s"
+               if not (has_left or self.closing) else f"the process group was destroyed before anything was {verb}")
+        return dist.DistError(f"libdc: {self.messages} rank {self.first} to rank {self.second}: {how}")
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """root: a rank of the group, one of the two."""

@@ -71,6 +71,11 @@ class Reduction:
         return cls(name, op, dtype) if kind == _Op.PREMUL_SUM else _known(name, kind, dtype)
 
     @staticmethod
+    def check_sparse(op: Any) -> None:
+        if getattr(op, "op", op) != _Op.SUM:
+            raise ValueError(f"all_reduce: op = {_name(getattr(op, 'op', op))} of a sparse tensor, must be SUM")
+
+    @staticmethod
     def compare(signatures: torch.Tensor) -> None:
         """Refuses ranks whose calls differ: a gather of their values would not see another reduction or type."""
         calls = [bytes(row.tolist()).decode().rstrip() for row in signatures]

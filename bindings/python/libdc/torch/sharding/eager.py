@@ -59,9 +59,9 @@ _GRAD_HOOKS = _GradHooks({0: _take_grad})
 
 
 def _refuse_hook(*_: Any) -> None:
-    raise RuntimeError("register_hook: another module's weight, read in this forward, is this use's alone, so the "
-                       "module's own use would not have the hook: register it in that module's forward, or change "
-                       ".grad after backward()")
+    raise RuntimeError("register_hook: a whole weight is gathered for one use, so the hook would miss other uses and "
+                       "later steps: register it on a tensor that the forward makes of it, as weight.view_as(weight), "
+                       "or change .grad after backward()")
 
 
 def track(weights: Any, entry: ShardedParam, root: Root) -> Tensor:
@@ -71,6 +71,7 @@ def track(weights: Any, entry: ShardedParam, root: Root) -> Tensor:
                            "read the weight before the transform, at stages 0 to 2, or transform an unsharded copy")
     weights.requires_grad = True
     weights._post_accumulate_grad_hooks = _GRAD_HOOKS
+    weights.register_hook = _refuse_hook
     weights.dc_use = root, entry, entry.data._version, entry.optimizer_steps  # a graph keeps the root
     return weights  # type: ignore[no-any-return]
 
@@ -272,8 +273,6 @@ class ModuleState:
         weights = entry.unshard(root)
         if tracked:
             track(weights, entry, root)
-            if root.depth > 0 and gathered is None:
-                weights.register_hook = _refuse_hook  # type: ignore[method-assign]
         if root.depth > 0 and grads and root.group.stage == 3:
             storage = weights.untyped_storage()._cdata
             root.read_by_storage[storage] = entry, entry.data._version, entry.optimizer_steps

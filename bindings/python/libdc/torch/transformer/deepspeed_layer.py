@@ -116,5 +116,5 @@ class DeepSpeedTransformerLayer(TransformerLayer):
             weight = getattr(self, name)
             rows = slice(2 * self.config.hidden_size, None) if called.startswith("V_") else slice(None)
             if weight.requires_grad:
-                handles.append(weight.register_hook(
-                    lambda grad, rows=rows, called=called: grads.append([grad[rows], called])))
+                handles.append(Tensor.register_hook(  # for this forward alone, which gathered weights refuse
+                    weight, lambda grad, rows=rows, called=called: grads.append([grad[rows], called])))
