@@ -306,31 +306,17 @@ def test_closed_streams_want_nothing(tmp_path, closed):
         assert ("failed with exit code 3" in done.stderr) == (code == 3 and "2>&-" not in closed)
 
 
-def test_a_slow_reader_loses_nothing(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("import os\nfor i in range(3000): print(os.environ['RANK'] * 60)")
-    process = subprocess.Popen([sys.executable, "-m", "libdc.run", "-n", "2", str(script)], stdout=subprocess.PIPE,
-                               text=True, stdin=subprocess.DEVNULL)
-    time.sleep(1)  # all pipes are full
-    out = process.communicate(timeout=600)[0]
-    assert process.returncode == 0 and sorted(out.splitlines()) == ["0" * 60] * 3000 + ["1" * 60] * 3000
-
-
-def test_output_that_does_not_block(tmp_path):
-    """A pipe that another program has made so: what it takes later is written later."""
-    script = tmp_path / "script.py"
-    script.write_text("import os\nfor i in range(3000): print(os.environ['RANK'] * 60)")
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    process = subprocess.Popen([sys.executable, "-m", "libdc.run", "-n", "2", str(script)], stdout=writes,
-                               stdin=subprocess.DEVNULL)
-    os.close(writes)
-    with os.fdopen(reads) as file:
-        lines = sorted(file.read().splitlines())
-    assert process.wait(600) == 0 and lines == ["0" * 60] * 3000 + ["1" * 60] * 3000
-
-
 # ---- command lines
+
+@pytest.mark.parametrize("arguments", [["--", "x"], ["--", "--", "x"], ["a", "--", "b"], ["-n", "3", "--help"], []])
+def test_arguments_of_the_script_are_its_own(tmp_path, arguments):
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint(sys.argv[1:])")
+    for before in ([], ["--"]):
+        done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", "1", *before, str(script), *arguments],
+                              text=True, capture_output=True, timeout=600, stdin=subprocess.DEVNULL)
+        assert done.stdout == f"{arguments}\n", done.stderr
+
 
 @pytest.mark.parametrize("option, name, allowed, values", [
     ("-n", "-n", "1..64", ["x", "", "0", "-1", "65", "1.5", "1e1", "1_0", "+2", " 2", "9" * 30, "nan"]),

@@ -95,6 +95,7 @@ class Launcher:
         self._check_ranks()
         self.end()
         self._drain()
+        self._finish_outputs()
         self._check_outputs()
         self.reserved_port.close()
         if self.stop_signal:
@@ -145,6 +146,19 @@ class Launcher:
             self.plan = [(time.monotonic() + self.grace, signal.SIGKILL)]
             self._signal_all(signal.SIGTERM)
 
+    def _finish_outputs(self) -> None:
+        """Until the readers have taken all, or after a signal for the time of grace."""
+        given_up = time.monotonic() + self.grace
+        while self.out.queue or self.err.queue:
+            for output in (self.out, self.err):
+                output.flush(0.05)
+            if self.signals and (self.stop_signal or self.grace == 0):
+                break
+            if self.signals:
+                self.stop_signal, given_up = self.signals.pop(0), time.monotonic() + self.grace
+            if self.stop_signal and time.monotonic() > given_up:
+                break
+
     def _log(self, message: str) -> None:
         self.err.write(f"libdc.run: {message}\n".encode())
 
@@ -154,6 +168,13 @@ class Launcher:
                 rank.signal(number)
 
     def _forward(self, timeout: float) -> None:
+        """Ranks that write faster than their output's reader reads wait for it. The launcher does not, so that it sees
+        signals and ends of ranks."""
+        for output in (self.out, self.err):
+            if output.queue:
+                output.flush(timeout if output.is_full() else 0)
+        if self.out.is_full() or self.err.is_full():
+            return
         for key, _ in self.selector.select(timeout):
             if key.data is None:
                 self._read_signals(key.fileobj)

@@ -44,8 +44,8 @@ def _make_parser() -> Parser:
     parser.add_argument("--tls", action="store_true", help="encrypt what goes between machines: TLS 1.3 by OpenSSL 3; "
                         "on all launchers or on none (default: LIBDC_TLS=1)")
     parser.add_argument("--grace", default="10", help="seconds from SIGTERM to SIGKILL (default 10)")
-    parser.add_argument("script", help="a Python program, which every rank runs")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="a Python program, which every rank runs, and its "
+                        "arguments")
     return parser
 
 
@@ -53,6 +53,10 @@ def read_options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     """Checked; a wrong value ends the process."""
     parser = _make_parser()
     options = parser.parse_args(argv)
+    command = options.script[options.script[:1] == ["--"]:]
+    if not command:
+        parser.error("the following arguments are required: script")
+    options.script, options.args = command[0], command[1:]  # not argparse's: it would drop a first "--" of the script's
     options.hosts = _read_hosts(parser, options)
     _read_numbers(parser, options)
     _read_meeting(parser, options)

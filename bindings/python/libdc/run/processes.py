@@ -15,24 +15,49 @@ from typing import Any, Dict, List, Optional, Sequence
 _PR_SET_PDEATHSIG = 1
 
 
+_AT_ONCE = select.PIPE_BUF  # bytes that a pipe which takes any takes without waiting
+_MOST_QUEUED = 1 << 18
+_LONGEST_LINE = 1 << 20  # that is kept until it is whole
+
+
 class Output:
-    """Standard output or error. After a failed write all output is lost, and `lost` says why."""
+    """Standard output or error. Nothing waits for its reader: what that has not taken is queued. After a failed write
+    all output is lost, and `lost` says why."""
 
     def __init__(self, name: str, stream: Any) -> None:
         self.name = name
         self.fd = -1 if stream is None else stream.fileno()  # None: it was closed before Python began
         self.is_terminal = stream is not None and stream.isatty()
-        self.is_pipe = stream is not None and stat.S_ISFIFO(os.fstat(self.fd).st_mode)
+        mode = 0 if stream is None else os.fstat(self.fd).st_mode
+        self.is_pipe, self.is_file = stat.S_ISFIFO(mode), stat.S_ISREG(mode)
         self.lost: Optional[OSError] = None
+        self.queue = bytearray()
 
     def write(self, data: bytes) -> None:
-        while data and self.fd >= 0 and self.lost is None:
+        if self.fd >= 0 and self.lost is None:
+            self.queue += data
+            self.flush(0)
+
+    def is_full(self) -> bool:
+        """Ranks must not write more for now."""
+        return len(self.queue) > _MOST_QUEUED
+
+    def flush(self, timeout: float) -> None:
+        """Writes what is queued, while the reader takes it, and waits for it so many seconds at most."""
+        poll, written = select.poll(), 0
+        if self.queue:
+            poll.register(self.fd, select.POLLOUT)
+        while written < len(self.queue) and self.lost is None:
+            if not self.is_file and not poll.poll(0 if written else 1000 * timeout):
+                break
             try:
-                data = data[os.write(self.fd, data):]
-            except BlockingIOError:  # another program that has the same terminal or pipe made it so
-                select.select([], [self.fd], [], 1.0)
+                end = len(self.queue) if self.is_file else written + _AT_ONCE
+                written += os.write(self.fd, self.queue[written:end])
+            except BlockingIOError:  # another program that has the same terminal or pipe made it so, and was quicker
+                break
             except OSError as error:
                 self.lost = error
+        del self.queue[: len(self.queue) if self.lost else written]
 
     def poll(self) -> None:
         """A pipe without a reader is lost before the next line is written to it: there may be none for hours."""
@@ -63,7 +88,7 @@ class Process:
                                         start_new_session=True, preexec_fn=before_exec)
         self.outputs = {pipe: output for pipe, output in ((self.process.stdout, out), (self.process.stderr, err))
                        if pipe is not None}
-        self.partial = {pipe: b"" for pipe in self.outputs}
+        self.partial: Dict[Any, List[bytes]] = {pipe: [] for pipe in self.outputs}  # lines without their end
         self.ended: Optional[Any] = None
 
     STDIN = subprocess.DEVNULL
@@ -76,13 +101,17 @@ class Process:
         self.outputs[pipe].write(lines)
 
     def take(self, pipe: Any, data: bytes) -> None:
-        """Writes the whole lines of what was read."""
-        whole, newline, rest = (self.partial[pipe] + data).rpartition(b"\n")
-        self.partial[pipe] = rest
-        self.write_lines(pipe, whole + newline)
+        """Writes the whole lines of what was read, and of a very long one what there is."""
+        partial = self.partial[pipe]
+        whole, newline, rest = data.rpartition(b"\n")
+        if newline or sum(map(len, partial)) > _LONGEST_LINE:
+            self.write_lines(pipe, b"".join([*partial, whole, newline]))
+            partial.clear()
+        if rest:
+            partial.append(rest)
 
     def take_rest(self, pipe: Any) -> None:
-        self.write_lines(pipe, self.partial[pipe])
+        self.write_lines(pipe, b"".join(self.partial[pipe]))
 
     def code(self) -> Optional[int]:
         """Exit code as a shell has it, None while running. The process stays a zombie, and so its group's number its

@@ -43,6 +43,6 @@ def ssh_command(options: argparse.Namespace, node: int) -> List[str]:
     for name, value in (("--interface", options.interface), ("--ports", options.ports)):
         launcher += [name, value] if value else []
     launcher += ["--tls"] if options.tls else []
-    launcher += [*(["-m"] if options.module else []), options.script, *options.args]
+    launcher += [*(["-m"] if options.module else []), "--", options.script, *options.args]
     return ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "--",
             options.hosts[node], f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(launcher)}"]

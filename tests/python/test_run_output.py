@@ -1,0 +1,77 @@
+"""The launcher and the readers of its output: slow ones, those that have stopped, and lines of any length."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+def test_a_slow_reader_loses_nothing(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os\nfor i in range(3000): print(os.environ['RANK'] * 60)")
+    process = subprocess.Popen([sys.executable, "-m", "libdc.run", "-n", "2", str(script)], stdout=subprocess.PIPE,
+                               text=True, stdin=subprocess.DEVNULL)
+    time.sleep(1)  # all pipes are full
+    out = process.communicate(timeout=600)[0]
+    assert process.returncode == 0 and sorted(out.splitlines()) == ["0" * 60] * 3000 + ["1" * 60] * 3000
+
+
+@pytest.mark.parametrize("code", ["while True: print('x' * 1000)", "print('x' * 500000); print('done')"])
+def test_a_reader_that_has_stopped_delays_no_signal(tmp_path, code):
+    """While ranks run, and when they have ended. The pipe stays open, without a read."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import os\nopen(f'{tmp_path}/{{os.environ[\"RANK\"]}}', 'w').close()\n{code}")
+    reads, writes = os.pipe()
+    process = subprocess.Popen([sys.executable, "-m", "libdc.run", "-n", "2", "--grace", "0.2", str(script)],
+                               stdout=writes, stdin=subprocess.DEVNULL)
+    os.close(writes)
+    while not all((tmp_path / str(rank)).exists() for rank in range(2)):
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.terminate()
+    assert process.wait(600) == 143
+    os.close(reads)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_an_ignored_signal_stays_ignored(tmp_path, number):
+    """As nohup has it, and a shell for what it runs in the background."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint('begun', flush=True)\nopen(sys.argv[1]).read()\nprint('finished')")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    process = subprocess.Popen([sys.executable, "-m", "libdc.run", str(script), str(fifo)], stdout=subprocess.PIPE,
+                               text=True, preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(number)
+    fifo.write_text("")
+    out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0 and out == "finished\n"
+
+
+def test_long_lines(tmp_path):
+    """They are forwarded, also before their end."""
+    script = tmp_path / "script.py"
+    script.write_text("import os\nfor i in range(300): os.write(1, b'\\r' * 65536)\nprint('end')")
+    done = subprocess.run([sys.executable, "-m", "libdc.run", str(script)], capture_output=True, timeout=600,
+                          stdin=subprocess.DEVNULL)
+    assert done.returncode == 0 and done.stdout == b"\r" * 65536 * 300 + b"end\n"
+
+
+def test_output_that_does_not_block(tmp_path):
+    """A pipe that another program has made so: what it takes later is written later."""
+    script = tmp_path / "script.py"
+    script.write_text("import os\nfor i in range(3000): print(os.environ['RANK'] * 60)")
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    process = subprocess.Popen([sys.executable, "-m", "libdc.run", "-n", "2", str(script)], stdout=writes,
+                               stdin=subprocess.DEVNULL)
+    os.close(writes)
+    with os.fdopen(reads) as file:
+        lines = sorted(file.read().splitlines())
+    assert process.wait(600) == 0 and lines == ["0" * 60] * 3000 + ["1" * 60] * 3000
