@@ -32,7 +32,7 @@ class _Channel:
         return self._comm
 
     # A meeting can't be cut short, and a group may be destroyed while the other rank does not come. So the two agree in
-    # the store before their first message. The sender says "sent", which the receiver makes "met", or the sender "left".
+    # the store before their first message. The sender says "sent", which the receiver makes "met" or the sender "left".
 
     def send(self, tensor: torch.Tensor) -> None:
         if self._comm is None:
