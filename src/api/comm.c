@@ -249,17 +249,14 @@ dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy) {
   return comm->ops->dup(comm, copy);
 }
 
+/* The ranks tell each other of a bad color or part, so that none waits for the one that has it. */
 dc_status dc_comm_split(dc_comm *comm, int32_t color, int32_t key, dc_comm **part) {
   DC__WITHOUT_TRAPS;
-  if (part == NULL) {
-    return dc__fail(DC_E_INVALID, "dc_comm_split: part is NULL");
+  if (part != NULL) {
+    *part = NULL;
   }
-  *part = NULL;
   DC__TRY(dc__handle_check("dc_comm_split", "comm", comm, DC__HANDLE_COMM));
   DC__TRY(dc__owner_check("dc_comm_split", "communicator", &comm->owner));
-  if (color < -1) {
-    return dc__fail(DC_E_INVALID, "dc_comm_split: color = %" PRId32 ", must be >= 0, or -1 for no communicator", color);
-  }
   DC__TRY(dc__comm_check(comm));
   return dc__comm_split(comm, color, key, part);
 }

@@ -3,6 +3,7 @@
 #include "comm/split.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "comm/tcp/hmac/hmac.h"
 
@@ -69,13 +70,34 @@ static void split_find_part(const dc_comm *comm, const int64_t *table, dc__split
   part->name[1] = (uint64_t)leader[SPLIT_NAME + 1];
 }
 
-static dc_status split_exchange_colors(dc_comm *comm, int32_t color, int32_t key, int64_t *table) {
+/* The error of rank r's words in the table, as this rank says it. */
+static dc_status split_rank_error(const dc_comm *comm, const int64_t *table, int32_t r) {
+  const int64_t *words = &table[(size_t)r * SPLIT_WORDS];
+  char whose[32] = "";
+  if (r != comm->rank) {
+    snprintf(whose, sizeof whose, "rank %" PRId32 "'s ", r);
+  }
+  if (words[SPLIT_STATUS] == DC_E_SYSTEM) {
+    return dc__fail(DC_E_SYSTEM, "dc_comm_split: rank %" PRId32 " has no random bytes", r);
+  }
+  return words[SPLIT_COLOR] < -1
+             ? dc__fail(DC_E_INVALID, "dc_comm_split: %scolor = %" PRId64 ", must be >= 0, or -1 for no communicator",
+                        whose, words[SPLIT_COLOR])
+             : dc__fail(DC_E_INVALID, "dc_comm_split: %spart is NULL", whose);
+}
+
+/* A rank whose arguments are bad takes part: all ranks then have an error, and go on in step. */
+static dc_status split_exchange_colors(dc_comm *comm, int32_t color, int32_t key, bool has_part, int64_t *table) {
   int64_t own[SPLIT_WORDS] = {[SPLIT_COLOR] = color, [SPLIT_KEY] = key};
-  own[SPLIT_STATUS] = dc__random_bytes(&own[SPLIT_NAME], 2 * sizeof own[0]) ? DC_OK : DC_E_SYSTEM;
+  const bool random = dc__random_bytes(&own[SPLIT_NAME], 2 * sizeof own[0]);
+  own[SPLIT_STATUS] = color < -1 || !has_part ? DC_E_INVALID : random ? DC_OK : DC_E_SYSTEM;
   DC__TRY(dc__split_exchange(comm, own, SPLIT_WORDS, table));
+  if (own[SPLIT_STATUS] != DC_OK) {
+    return split_rank_error(comm, table, comm->rank);
+  }
   for (int32_t r = 0; r < comm->world; r++) {
     if (table[(size_t)r * SPLIT_WORDS + SPLIT_STATUS] != DC_OK) {
-      return dc__fail(DC_E_SYSTEM, "dc_comm_split: rank %" PRId32 " has no random bytes", r);
+      return split_rank_error(comm, table, r);
     }
   }
   return DC_OK;
@@ -85,7 +107,7 @@ static dc_status split_exchange_colors(dc_comm *comm, int32_t color, int32_t key
 static dc_status split_with_table(dc_comm *comm, int32_t color, int32_t key, int64_t *table, dc_comm **part) {
   int32_t *members = (int32_t *)(table + (size_t)comm->world * SPLIT_WORDS);
   dc__split split = {.members = members};
-  DC__TRY(split_exchange_colors(comm, color, key, table));
+  DC__TRY(split_exchange_colors(comm, color, key, part != NULL, table));
   split_find_part(comm, table, &split, members);
   dc_status status = dc__split_agree("dc_comm_split", comm, comm->ops->split(comm, &split, part));
   if (status != DC_OK && *part != NULL) {

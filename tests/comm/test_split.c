@@ -144,6 +144,29 @@ static void test_bad_arguments(void **state) {
   assert_int_equal(on_threads(1, 0, refuse_bad_arguments, NULL), 0);
 }
 
+/* Rank 1's bad argument is an error of every rank, in its own words on rank 1. The next split works. */
+static int refuse_one_rank_s_arguments(dc_comm *comm, void *arg) {
+  const bool is_bad = dc_comm_rank(comm) == 1;
+  dc_comm *part = comm;
+  (void)arg;
+  CHECK(dc_comm_split(comm, is_bad ? -2 : 0, 0, &part) == DC_E_INVALID && part == NULL);
+  CHECK_SAYS(is_bad ? "dc_comm_split: color = -2, must be >= 0, or -1 for no communicator"
+                    : "dc_comm_split: rank 1's color = -2, must be >= 0, or -1 for no communicator");
+  CHECK(dc_comm_split(comm, 0, 0, is_bad ? NULL : &part) == DC_E_INVALID && part == NULL);
+  CHECK_SAYS(is_bad ? "dc_comm_split: part is NULL" : "dc_comm_split: rank 1's part is NULL");
+  CHECK_OK(dc_comm_split(comm, 0, 0, &part));
+  CHECK(dc_comm_size(part) == dc_comm_size(comm) && without_counts(part, arg) == 0);
+  dc_comm_destroy(part);
+  return 0;
+}
+
+static void test_bad_arguments_are_all_ranks(void **state) {
+  (void)state;
+  assert_int_equal(on_threads(3, 0, refuse_one_rank_s_arguments, NULL), 0);
+  assert_int_equal(on_processes(2, 0, refuse_one_rank_s_arguments, NULL), 0);
+  assert_int_equal(on_tcp(3, 0, refuse_one_rank_s_arguments, NULL), 0);
+}
+
 /* Rank 1's step fails: all ranks learn which one, and rank 1 why. */
 static int agree_on_a_failure(dc_comm *comm, void *arg) {
   (void)arg;
@@ -222,6 +245,7 @@ int main(void) {
       cmocka_unit_test(test_parts),
       cmocka_unit_test(test_contexts_on_parts),
       cmocka_unit_test(test_bad_arguments),
+      cmocka_unit_test(test_bad_arguments_are_all_ranks),
       cmocka_unit_test(test_a_part_fails_alone),
       cmocka_unit_test(test_a_failed_exchange_leaves_nothing),
       cmocka_unit_test(test_a_mismatch),
