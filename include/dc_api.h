@@ -601,7 +601,8 @@ typedef struct dc_launch {
 DC_API void dc_launch_init(dc_launch *launch, size_t struct_size);
 
 /** Reads the environment for the launcher that started this process: the first in this order whose number of ranks is
- *  there. LIBDC_LAUNCHER names another one; "slurm" and "flux" then have uses_mpi = 0.
+ *  there. A number of 1 without a rank counts only if no later one has both. LIBDC_LAUNCHER names another one; "slurm"
+ *  and "flux" then have uses_mpi = 0.
  *    environment  WORLD_SIZE, RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK: torchrun, python -m libdc.run, Kubernetes
  *    openmpi      OMPI_COMM_WORLD_SIZE, _RANK, _LOCAL_RANK, _LOCAL_SIZE: Open MPI's mpirun
  *    pmi          PMI_SIZE, PMI_RANK, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH's and Intel's; where Slurm or Flux gives
@@ -612,8 +613,8 @@ DC_API void dc_launch_init(dc_launch *launch, size_t struct_size);
  *  61440..65439 by the job's number. The group is LIBDC_GROUP, or made of the job's or the meeting's variables. Under
  *  Slurm and Flux uses_mpi says that PMI_RANK or PMIX_RANK is there. Variables that are empty count as not set.
  *  launch  filled in; struct_size is set by the caller. Its texts live until this thread's next call
- *  Returns DC_OK; DC_E_INVALID (a variable's value is no number in its bounds, or a rank or LIBDC_LAUNCHER's launcher is
- *  missing; the text names the variable). [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID (a variable's value is no number in its bounds, numbers disagree, or a rank or
+ *  LIBDC_LAUNCHER's launcher is missing; the text names the variable). [any] Since 0.1. */
 DC_API dc_status dc_launch_get(dc_launch *launch);
 
 /** Gives the handle back; contexts that use the communicator keep it alive. Not collective.

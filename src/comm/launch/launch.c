@@ -1,5 +1,5 @@
 /* Reads what launchers say in the environment. Each has its own variables; the first launcher in the order of the table
- * whose number of ranks is there counts. */
+ * whose number of ranks is there counts. A number of 1 without a rank yields to a later launcher that has both. */
 #define _GNU_SOURCE /* secure_getenv */
 #include <inttypes.h>
 #include <stdio.h>
@@ -103,7 +103,7 @@ static dc_status launch_read_numbers(const launch_source *source, dc_launch *lau
 static int32_t launch_tasks_of_node(const char *list, int32_t node) {
   while (list != NULL && *list != '\0' && node >= 0) {
     int tasks = 0, nodes = 1, read = 0;
-    if (sscanf(list, "%d%n(x%d%n", &tasks, &read, &nodes, &read) < 1) {
+    if (sscanf(list, "%d%n(x%d%n", &tasks, &read, &nodes, &read) < 1 || tasks < 1 || nodes < 1) {
       return 0;
     }
     node -= nodes;
@@ -120,11 +120,16 @@ static bool launch_is_text(launch_variable variable, const char *text) {
   return variable.text != NULL && strcmp(variable.text, text) == 0;
 }
 
+/* An address 127.x, and not a name that begins so. */
+static bool launch_is_loopback(const char *text) {
+  return strncmp(text, "127.", 4) == 0 && strspn(text, "0123456789.") == strlen(text);
+}
+
 /* MASTER_ADDR is this machine, as far as its text says. */
 static bool launch_is_local(launch_variable host) {
   char own[HOST_BYTES] = "";
   (void)gethostname(own, sizeof own - 1);
-  return host.text == NULL || strncmp(host.text, "127.", 4) == 0 || strcmp(host.text, "::1") == 0 ||
+  return host.text == NULL || launch_is_loopback(host.text) || strcmp(host.text, "::1") == 0 ||
          strcasecmp(host.text, "localhost") == 0 || strcasecmp(host.text, own) == 0;
 }
 
@@ -143,6 +148,26 @@ static int32_t launch_find_local_size(int32_t source, const dc_launch *launch) {
     one_machine = launch_is_text(launch_variable_of("FLUX_JOB_NNODES"), "1");
   }
   return one_machine ? launch->world_size : 0;
+}
+
+/* Only Slurm's list of tasks can disagree with the other numbers, which are read with their bounds. */
+static dc_status launch_check_local(const launch_source *source, const dc_launch *launch) {
+  const launch_variable tasks = launch_variable_of("SLURM_STEP_TASKS_PER_NODE");
+  if (launch->local_size > launch->world_size) {
+    return dc__fail(DC_E_INVALID,
+                    "dc_launch_get: %s=%.40s in the environment: %" PRId32 " tasks at %s=%" PRId32
+                    ", must be in 1..%" PRId32 " (%s)",
+                    tasks.name, tasks.text, launch->local_size, source->node.name, launch->node, launch->world_size,
+                    source->size.name);
+  }
+  if (launch->local_size > 0 && launch->local_rank >= launch->local_size) {
+    return dc__fail(DC_E_INVALID,
+                    "dc_launch_get: %s=%" PRId32 " in the environment: must be a number in 0..%" PRId32
+                    ", since %s=%.40s has %" PRId32 " tasks at %s=%" PRId32,
+                    source->local_rank.name, launch->local_rank, launch->local_size - 1, tasks.name, tasks.text,
+                    launch->local_size, source->node.name, launch->node);
+  }
+  return DC_OK;
 }
 
 /* ---- where the ranks meet ---- */
@@ -242,11 +267,20 @@ static bool launch_is_same(const launch_source *a, const launch_source *b) {
          strcmp(a->size.text, b->size.text) == 0 && strcmp(a->rank.text, b->rank.text) == 0;
 }
 
+/* A size of 1 without a rank may be left from elsewhere. It counts unless a later launcher has a size and a rank. */
+static bool launch_yields(const launch_source sources[SOURCES], int32_t source) {
+  bool later = false;
+  for (int32_t i = source + 1; i < SOURCES; i++) {
+    later = later || (sources[i].size.text != NULL && sources[i].rank.text != NULL);
+  }
+  return later && launch_is_text(sources[source].size, "1") && sources[source].rank.text == NULL;
+}
+
 /* The first source from `first` on; SOURCES: none. Slurm and Flux may speak PMI, and know more. Inside a job of theirs
  * another launcher's ranks have their variables too, with other numbers. */
 static int32_t launch_find(const launch_source sources[SOURCES], int32_t first) {
   int32_t found = first;
-  while (found < SOURCES && sources[found].size.text == NULL) {
+  while (found < SOURCES && (sources[found].size.text == NULL || launch_yields(sources, found))) {
     found++;
   }
   if (found == PMI && launch_is_same(&sources[PMI], &sources[SLURM])) {
@@ -295,6 +329,7 @@ dc_status dc__launch_read(dc_launch *launch) {
   DC__TRY(launch_read_numbers(&sources[found], launch));
   if (launch->local_size == 0) {
     launch->local_size = launch_find_local_size(found, launch);
+    DC__TRY(launch_check_local(&sources[found], launch));
   }
   DC__TRY(launch_find_address(found, launch));
   return launch_find_group(found, launch);

@@ -23,6 +23,7 @@
 #define SLURM                                                                                               \
   "SLURM_JOB_ID=4100 SLURM_STEP_ID=1 SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=7 SLURM_LOCALID=1 SLURM_NODEID=2 " \
   "SLURM_STEP_NUM_NODES=3 SLURM_STEP_TASKS_PER_NODE=3(x2),2 SLURM_STEP_NODELIST=rack1n[07-08,12] SLURM_NTASKS=8 "
+#define SLURM_2 "SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 SLURM_NODEID=0 "
 #define FLUX "FLUX_JOB_ID=f2Wx FLUX_JOB_SIZE=4 FLUX_TASK_RANK=1 FLUX_TASK_LOCAL_ID=1 FLUX_JOB_NNODES=1 "
 
 /* The environment is these words alone. */
@@ -74,6 +75,8 @@ static void test_each_launcher_is_read(void **state) {
       {"RANK=1 WORLD_SIZE=2", "environment", NULL, 1, 2, -1, 2, -1, 0},
       {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=pod-0 MASTER_PORT=1", "environment", "pod-0:2", 1, 2, -1, 0, -1, 0},
       {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=::1 MASTER_PORT=1", "environment", "[::1]:2", 1, 2, -1, 2, -1, 0},
+      {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.2 MASTER_PORT=1", "environment", "127.0.0.2:2", 1, 2, -1, 2, -1, 0},
+      {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.a.org MASTER_PORT=1", "environment", "127.a.org:2", 1, 2, -1, 0, -1, 0},
       {"WORLD_SIZE=1", "environment", NULL, 0, 1, -1, 1, -1, 0},
       {OPEN_MPI, "openmpi", NULL, 3, 6, 0, 3, -1, 1},
       {HYDRA, "pmi", NULL, 2, 4, 0, 2, -1, 1},
@@ -99,6 +102,11 @@ static void test_the_order(void **state) {
       {TORCHRUN OPEN_MPI "LIBDC_LAUNCHER=openmpi", "openmpi", "n0:29501", 3, 6, 0, 3, -1, 1},
       {SLURM "PMIX_RANK=7 LIBDC_LAUNCHER=slurm", "slurm", "rack1n07:61556", 7, 8, 1, 2, 2, 0},
       {TORCHRUN "LIBDC_LAUNCHER=none", "none", NULL, 0, 1, 0, 1, 0, 0},
+      {OPEN_MPI "WORLD_SIZE=1", "openmpi", NULL, 3, 6, 0, 3, -1, 1}, /* a size of 1 without a rank yields */
+      {SLURM "WORLD_SIZE=1 PMI_SIZE=1", "slurm", "rack1n07:61556", 7, 8, 1, 2, 2, 0},
+      {OPEN_MPI "WORLD_SIZE=1 RANK=0", "environment", NULL, 0, 1, -1, 1, -1, 0},
+      {"WORLD_SIZE=1 OMPI_COMM_WORLD_SIZE=6", "environment", NULL, 0, 1, -1, 1, -1, 0},
+      {OPEN_MPI "WORLD_SIZE=1 LIBDC_LAUNCHER=environment", "environment", NULL, 0, 1, -1, 1, -1, 0},
       {"RANK= WORLD_SIZE= " FLUX, "flux", NULL, 1, 4, 1, 4, -1, 0},
   };
   for (size_t i = 0; i < DC__COUNT(all); i++) {
@@ -124,6 +132,8 @@ static void test_slurm_s_lists(void **state) {
   assert_int_equal(dc_launch_get(&l), DC_OK);
   assert_true(strlen(l.address) < 288);
   assert_int_equal(read_launch("SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 SLURM_STEP_TASKS_PER_NODE=x").local_size, 0);
+  assert_int_equal(read_launch(SLURM_2 "SLURM_STEP_TASKS_PER_NODE=-2").local_size, 0);
+  assert_int_equal(read_launch(SLURM_2 "SLURM_STEP_TASKS_PER_NODE=1(x-1),2").local_size, 0);
 }
 
 /* Ranks of one job have one group, and others another one. */
@@ -153,6 +163,13 @@ static void test_wrong_values(void **state) {
       {"WORLD_SIZE=2 RANK=0 LOCAL_WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3 in the environment: must be a number in 1..2"},
       {"WORLD_SIZE=2 RANK=0 LOCAL_RANK=2", "LOCAL_RANK=2"},
       {"WORLD_SIZE=2 RANK=0 MASTER_ADDR=a MASTER_PORT=65535", "MASTER_PORT=65535 in the environment: must be"},
+      {SLURM_2 "SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=9",
+       "SLURM_STEP_TASKS_PER_NODE=9 in the environment: 9 tasks at SLURM_NODEID=0, must be in 1..2 "
+       "(SLURM_STEP_NUM_TASKS)"},
+      {SLURM_2 "SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=1(x2)",
+       "SLURM_LOCALID=1 in the environment: must be a number in 0..0, since SLURM_STEP_TASKS_PER_NODE=1(x2) has 1 "
+       "tasks at SLURM_NODEID=0"},
+      {SLURM_2 "SLURM_LOCALID=3 SLURM_STEP_TASKS_PER_NODE=2", "SLURM_LOCALID=3 in the environment: must be a number"},
       {"LIBDC_LAUNCHER=mpi", "LIBDC_LAUNCHER=mpi in the environment: must be environment, openmpi"},
       {"LIBDC_LAUNCHER=slurm", "LIBDC_LAUNCHER=slurm, but SLURM_STEP_NUM_TASKS is not in the environment"},
   };
