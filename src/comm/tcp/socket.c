@@ -1,9 +1,9 @@
 /* TCP sockets. */
+#define _GNU_SOURCE /* accept4 */
 #include "comm/tcp/socket.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -190,10 +190,8 @@ int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t de
 }
 
 int dc__tcp_accept(int listener) {
-  int fd = accept(listener, NULL, NULL);
+  int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK); /* at once: another thread may fork */
   if (fd >= 0) {
-    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
-    (void)fcntl(fd, F_SETFL, O_NONBLOCK);
     set_options(fd);
     note_socket(fd, true);
   }

@@ -1,6 +1,8 @@
 /* Over TCP a rank finds something else than it looked for: another service at rank 0's address. The error names what it
  * found. A rank that is late with its handshake keeps its connection. */
 #include <errno.h>
+#include <fcntl.h>
+#include <sys/syscall.h>
 
 #include "comm/tcp/handshake_test.h"
 #include "comm/tcp/tls/tls.h"
@@ -274,10 +276,42 @@ static void test_a_rank_that_is_late_with_tls(void **state) {
   dc__tcp_close(&group.listener);
 }
 
+/* ---- the flags of a socket ---- */
+
+static _Thread_local int accept_flags;
+
+/* In place of the C library's. */
+int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags);
+int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags) {
+  accept_flags = flags;
+  return (int)syscall(SYS_accept4, fd, address, length, flags);
+}
+
+/* A program that another thread starts in that moment must not inherit the connection. */
+static void test_accepted_with_its_flags(void **state) {
+  (void)state;
+  int32_t port = 0;
+  int listener, fd;
+  char address[64];
+  assert_int_equal(dc__tcp_listen(NULL, &port, &listener), DC_OK);
+  snprintf(address, sizeof address, "127.0.0.1:%d", port);
+  int other = connect_to(address);
+  do {
+    fd = dc__tcp_accept(listener);
+  } while (fd < 0);
+  assert_int_equal(accept_flags, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  assert_true((fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0 && (fcntl(fd, F_GETFL) & O_NONBLOCK) != 0);
+  close(other);
+  dc__tcp_close(&fd);
+  dc__tcp_close(&listener);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_another_service), cmocka_unit_test(test_text_from_the_wire),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_another_service),
+                                     cmocka_unit_test(test_text_from_the_wire),
                                      cmocka_unit_test(test_a_flooded_rank_0),
                                      cmocka_unit_test(test_rejected_ranks_learn_why),
-                                     cmocka_unit_test(test_a_rank_that_is_late_with_tls)};
+                                     cmocka_unit_test(test_a_rank_that_is_late_with_tls),
+                                     cmocka_unit_test(test_accepted_with_its_flags)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
