@@ -125,7 +125,7 @@ dc_status dc__tcp_group_create(int listener, const char *address, const char *na
   dc_status status = tcp_start_group(group, &at);
   if (status != DC_OK) {
     dc__tcp_group_fail(group, status);
-    status = dc__tcp_group_check(group);
+    status = dc__tcp_add_lack(group, dc__tcp_group_check(group));
     dc__tcp_group_release(group);
     return status;
   }

@@ -212,7 +212,7 @@ static dc_status accept_from_higher(dc__tcp_group *group, int32_t mesh, int64_t 
     missing = mesh_find_missing(group, fds, &count);
   }
   dc__tcp_wait_end(&group->mesh_wait);
-  return status;
+  return dc__tcp_add_lack(group, status);
 }
 
 /* ---- a mesh after the meeting ---- */

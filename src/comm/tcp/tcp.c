@@ -156,7 +156,7 @@ static dc_status open_mesh(dc__tcp_group *group, dc_comm **comm) {
   dc_status status = create_comm(group, comm);
   if (status != DC_OK) {
     dc__tcp_group_fail(group, status); /* peers wait for this rank, or have a mesh that it lacks */
-    status = dc__tcp_group_check(group);
+    status = dc__tcp_add_lack(group, dc__tcp_group_check(group));
     pthread_mutex_lock(&group->mesh_mutex);
     if (!group->overlay) { /* else the watcher still serves it */
       dc__tcp_stop_listening(group);

@@ -75,6 +75,7 @@ typedef struct dc__tcp_pending {
   dc__tcp_candidate candidates[DC__TCP_MAX_PENDING]; /* oldest first */
   int32_t count;
   int32_t capacity; /* 0: not known yet */
+  atomic_int lacks; /* errno of a connection that waited while there was no descriptor for it; 0: none did */
   int64_t rejected;
   char last[160]; /* origin and kind of the last rejected one */
 } dc__tcp_pending;
@@ -204,6 +205,8 @@ dc__tcp_hello dc__tcp_hello_make(const dc__tcp_group *group, int32_t mesh);
 dc_status dc__tcp_hello_check(const dc__tcp_group *group, const dc__tcp_hello *hello);
 /* Notes a rejected connection for error texts. */
 void dc__tcp_note_rejected(dc__tcp_pending *pending, int fd, const char *what);
+/* The status, whose text then says that this process lacked descriptors, where it did: another rank may be blamed. */
+dc_status dc__tcp_add_lack(const dc__tcp_group *group, dc_status status);
 /* Makes room for a descriptor: closes the pending connection that has said least, of these the oldest. False if all
  * have proved that they are the group's. */
 bool dc__tcp_drop_pending(dc__tcp_group *group);

@@ -2,10 +2,8 @@
 #include "comm/tcp/collective.h"
 #include "comm_failing.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 #include "leftovers.h"
 
@@ -218,95 +216,6 @@ static void test_other_ends(void **state) {
   assert_int_equal(on_three(differs, results), 0);
 }
 
-/* ---- a rank without descriptors for its sockets ---- */
-
-typedef struct lacking {
-  int32_t rank, world;
-  int descriptors; /* that it may have beside the standard ones; 0: as many as there are */
-  dc_status expected;
-  const char *says, *or_says;
-} lacking;
-
-static int limit_descriptors(int most) {
-  const struct rlimit limit_of = {(rlim_t)most, (rlim_t)most};
-  closefrom(3);
-  return setrlimit(RLIMIT_NOFILE, &limit_of);
-}
-
-static pid_t start_lacking(const char *address, const lacking *l) {
-  fflush(NULL);
-  pid_t child = fork();
-  if (child == 0) {
-    dc_comm *comm = NULL;
-    const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
-    bool right = l->descriptors == 0 || limit_descriptors(3 + l->descriptors) == 0;
-    dc_status status = right ? dc_comm_create_tcp(address, "g", l->rank, l->world, &options, &comm) : DC_OK;
-    right = right && comm == NULL &&
-            ((status == l->expected && strstr(dc_last_error(), l->says) != NULL) ||
-             (l->or_says != NULL && strstr(dc_last_error(), l->or_says) != NULL));
-    if (!right) {
-      fprintf(stderr, "rank %d: %s: %s\n", l->rank, dc_status_name(status), dc_last_error());
-    }
-    fflush(NULL);
-    _exit(!right);
-  }
-  return child;
-}
-
-/* alarm, wake, listener: then there is none for a connection. */
-static void test_rank_0_lacks_descriptors(void **state) {
-  (void)state;
-  const lacking host = {0,   2, 3, DC_E_SYSTEM, "group \"g\": rank 0 cannot accept a connection: Too many open files",
-                        NULL};
-  dc__tcp_address at;
-  char address[64];
-  assert_int_equal(dc__tcp_parse_address("", fresh_address(address), &at), DC_OK);
-  pid_t child = start_lacking(address, &host);
-  struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)at.port)};
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  int fd = -1;
-  do { /* until it listens; it may have ended when this side looks */
-    fd = dc__tcp_connect((const struct sockaddr *)&to, sizeof to, dc__now_ns() + limit);
-  } while (fd < 0 && errno == ECONNREFUSED);
-  assert_int_equal(end_rank(child), 0);
-  dc__tcp_close(&fd);
-}
-
-/* alarm, wake, rendezvous with rank 0 and then its control, listener: none is left for its first communicator. */
-static void test_another_rank_lacks_descriptors(void **state) {
-  (void)state;
-  static const char says[] = "group \"g\": rank 1 could not connect to rank 0: Too many open files";
-  const lacking both[] = {{0, 2, 0, DC_E_SYSTEM, says, NULL}, {1, 2, 4, DC_E_SYSTEM, says, NULL}};
-  const lacking alone = {1, 2, 2, DC_E_SYSTEM, "dc_comm_create_tcp: group \"g\": no socket: Too many open files", NULL};
-  char address[64];
-  pid_t children[2];
-  fresh_address(address);
-  for (int i = 0; i < 2; i++) {
-    children[i] = start_lacking(address, &both[i]);
-  }
-  for (int i = 0; i < 2; i++) {
-    assert_int_equal(end_rank(children[i]), 0);
-  }
-  assert_int_equal(end_rank(start_lacking(fresh_address(address), &alone)), 0);
-}
-
-/* alarm, wake, listener, control to rank 0: none is left for rank 1's. Rank 1 waits for it, and rank 0 reports the
- * reason, unless rank 0 has ended before rank 1 connects to it. */
-static void test_a_rank_lacks_descriptors_for_the_control_mesh(void **state) {
-  (void)state;
-  static const char says[] = "group \"g\": rank 2 could not connect to rank 1: Too many open files";
-  char address[64];
-  pid_t children[3];
-  fresh_address(address);
-  for (int32_t r = 0; r < 3; r++) {
-    const lacking l = {r, 3, r == 2 ? 4 : 0, DC_E_SYSTEM, says, r == 1 ? "rank 1 could not connect to rank 0" : NULL};
-    children[r] = start_lacking(address, &l);
-  }
-  for (int32_t r = 0; r < 3; r++) {
-    assert_int_equal(end_rank(children[r]), 0);
-  }
-}
-
 /* ---- copies, and what is left ---- */
 
 static int copies(dc_comm *comm, void *arg) {
@@ -367,9 +276,6 @@ int main(void) {
       cmocka_unit_test(test_a_rank_dies_before_a_copy),
       cmocka_unit_test(test_a_rank_is_late),
       cmocka_unit_test(test_other_ends),
-      cmocka_unit_test(test_rank_0_lacks_descriptors),
-      cmocka_unit_test(test_another_rank_lacks_descriptors),
-      cmocka_unit_test(test_a_rank_lacks_descriptors_for_the_control_mesh),
       cmocka_unit_test(test_copies_and_nothing_left),
       cmocka_unit_test(test_last_word),
   };

@@ -247,7 +247,27 @@ static int32_t pending_capacity(dc__tcp_group *group) {
   return p->capacity;
 }
 
-/* Without room in the list, or files, a new connection takes the place of an old one. */
+dc_status dc__tcp_add_lack(const dc__tcp_group *group, dc_status status) {
+  const int error = atomic_load(&group->pending.lacks);
+  dc__failure failure = {DC_OK, ""};
+  char lack[160];
+  if (status == DC_OK || error == 0) {
+    return status;
+  }
+  snprintf(lack, sizeof lack, "; rank %" PRId32 " could not keep all connections: %s%s", group->rank, strerror(error),
+           error == EMFILE ? ", its process has no descriptors left (ulimit -n)" : "");
+  dc__failure_keep(&failure, status);
+  return strstr(failure.text, lack) != NULL ? dc__failure_raise(&failure)
+                                            : dc__fail(status, "%.300s%s", failure.text, lack);
+}
+
+static bool listener_has_more(const dc__tcp_group *group) {
+  struct pollfd more = {.fd = group->listener, .events = POLLIN};
+  return poll(&more, 1, 0) > 0;
+}
+
+/* Without room in the list, or files, a new connection takes the place of an old one. Without files accept() fails even
+ * where no connection waits, and then none needs a place. */
 static dc_status accept_pending(dc__tcp_group *group) {
   dc__tcp_pending *p = &group->pending;
   for (int32_t i = 0; i < pending_capacity(group) / 2; i++) { /* proofs are read between two such rounds */
@@ -259,11 +279,13 @@ static dc_status accept_pending(dc__tcp_group *group) {
       p->candidates[p->count++] = (dc__tcp_candidate){.fd = fd, .since_ns = dc__now_ns()};
       continue;
     }
-    if (!dc__tcp_is_resource_error(errno)) {
+    const int error = errno;
+    if (!dc__tcp_is_resource_error(error) || !listener_has_more(group)) {
       return DC_OK;
     }
+    atomic_store(&p->lacks, error);
     dc_status status = dc__fail(DC_E_SYSTEM, "group \"%s\": rank %" PRId32 " cannot accept a connection: %s",
-                                group->name, group->rank, strerror(errno));
+                                group->name, group->rank, strerror(error));
     if (!dc__tcp_drop_pending(group)) {
       return status;
     }

@@ -171,7 +171,7 @@ static dc_status collect_peers(tcp_root *root, int64_t deadline) {
     }
   }
   dc__tcp_pending_close(&root->group->pending); /* no rank is among them */
-  return status;
+  return dc__tcp_add_lack(root->group, status);
 }
 
 static dc_status rendezvous_root(dc__tcp_group *group, const dc__tcp_address *address, int64_t deadline) {
