@@ -194,7 +194,8 @@ DC_API dc_status dc_last_error_copy(char *buf, int64_t cap, int64_t *needed);
 
 /* ==== 3. Data types and tensors =====================================================================================
  *
- * Casts round to nearest, ties to even; Source: IEEE 754-2019, and its upper half of a binary32 for bfloat16. */
+ * Casts round to nearest, ties to even; Source: IEEE 754-2019, and its upper half of a binary32 for bfloat16. Those of
+ * float64 and integers to float16 and bfloat16 go by way of float32, as PyTorch's do, and each step rounds so. */
 
 /** Element types. Fields and arguments that hold one are int32_t. Collectives and casts take the first seven. */
 enum dc_dtype {
@@ -940,11 +941,12 @@ DC_API dc_status dc_context_update_param_grad_buffer(dc_context *context, int64_
 DC_API dc_status dc_unregister_param(dc_context *context, int64_t id);
 
 /** Keeps a stage-3 parameter gathered from now on, and gathers it now in its own type. Collective.
- *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_STAGE (not a stage-3 parameter). [handle, collective] Since 0.1. */
+ *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_STAGE (not a stage-3 parameter), DC_E_STATE (the parameter has copies in four
+ *  other types), DC_E_NO_MEMORY. [handle, collective] Since 0.1. */
 DC_API dc_status dc_set_persistent(dc_context *context, int64_t id);
 /** Undoes dc_set_persistent: the memory goes back at the last release, or now if the parameter is not in use, which it is
  *  from dc_wait_allgather on.
- *  Errors as dc_set_persistent. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_STAGE (not a stage-3 parameter). [handle] Since 0.1. */
 DC_API dc_status dc_clear_persistent(dc_context *context, int64_t id);
 
 /** Forgets a parameter's gathered weights, so that the next gather communicates; persistent parameters keep
@@ -1010,7 +1012,8 @@ DC_API dc_status dc_unregister_graph(dc_context *context, int64_t graph_id);
  *          same bits, whatever was gathered before
  *  out     [view] the full parameter in its registered shape, contiguous, memory of the library: readable after
  *          dc_wait_allgather, until dc_release_param; shape stays valid as long as the registration
- *  Also DC_E_DTYPE, DC_E_NO_MEMORY. [handle, collective] Since 0.1. */
+ *  Also DC_E_DTYPE, DC_E_STATE (the parameter has copies in four other types: release it first), DC_E_NO_MEMORY.
+ *  [handle, collective] Since 0.1. */
 DC_API dc_status dc_allgather_param(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id,
                                     int32_t dtype, dc_tensor *out);
 
@@ -1022,7 +1025,8 @@ DC_API dc_status dc_allgather_param(dc_context *context, const dc_tensor *token,
 DC_API dc_status dc_prefetch_params_fused(dc_context *context, int64_t graph_id, const int64_t *ids,
                                           const int32_t *dtypes, int64_t count);
 
-/** Lets the caller's stream wait until the parameter is gathered (stream NULL: blocks, at most the deadline).
+/** Lets the caller's stream wait until the parameter is gathered (stream NULL: blocks, at most the deadline). After
+ *  dc_context_params_updated without a new gather the copy from before is there, and no error says so.
  *  token  [none] of dc_allgather_param, or NULL; in a compiler's graph the result is the token itself
  *  Also DC_E_STATE (it is not being gathered). [handle] Since 0.1. */
 DC_API dc_status dc_wait_allgather(dc_context *context, const dc_tensor *token, int64_t graph_id, int64_t id);
@@ -1039,7 +1043,7 @@ DC_API dc_status dc_release_param(dc_context *context, const dc_tensor *token, i
  *  *buffer is the caller's to release when done reading, and the library forgets it. For languages whose values own
  *  their memory. A persistent parameter stays the library's: *buffer is then another reference, whose contents change
  *  with the next gather after dc_context_params_updated. Once the parameter is no longer persistent it is the caller's
- *  alone.
+ *  alone. After dc_context_params_updated without a new gather *buffer is the copy from before.
  *  dtype   as in dc_allgather_param: which of its copies
  *  buffer  N elements; one reference, the caller's to release
  *  Errors as dc_release_param. [handle] Since 0.1. */
@@ -1255,13 +1259,16 @@ typedef struct dc_op_info {
  *  [any] Since 0.1. */
 DC_API void dc_op_info_init(dc_op_info *info, size_t struct_size);
 
-/** Dry run of an operator: no communication, no allocation, no change of state. Meta kernels rest on it.
- *  op     enum dc_op
+/** Dry run of an operator: no communication, no allocation, no change of state. Meta kernels rest on it. It checks op,
+ *  ids, registrations, stages and types. It does not check the state of the step: whether a parameter is gathered, taken
+ *  or has copies in four types. Nor does it check offloaded values and gradient buffers. It is not given
+ *  tensors and n_users, and does not check them.
+ *  op     DC_OP_ALLGATHER_PARAM to DC_OP_TAKE_PARAM; the others of enum dc_op have no dry run, and are DC_E_INVALID
  *  id     as the operator's
  *  dtype  as the operator's
  *  info   filled in; struct_size is set by the caller
- *  Returns what the operator would, checks included: DC_OK; DC_E_INVALID, DC_E_STATE, DC_E_NOT_FOUND, DC_E_STAGE,
- *  DC_E_DTYPE. [handle] Since 0.1. */
+ *  Returns DC_OK; of these checks what the operator would: DC_E_STATE (no dc_init yet), DC_E_NOT_FOUND, DC_E_STAGE,
+ *  DC_E_DTYPE, and the context's first asynchronous failure; DC_E_INVALID. [handle] Since 0.1. */
 DC_API dc_status dc_context_dry_run(dc_context *context, int32_t op, int64_t graph_id, int64_t id, int32_t dtype,
                             dc_op_info *info);
 
