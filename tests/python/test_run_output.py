@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -36,6 +37,56 @@ def test_a_reader_that_has_stopped_delays_no_signal(tmp_path, code):
     process.terminate()
     assert process.wait(600) == 143
     os.close(reads)
+
+
+@pytest.mark.parametrize("word", ["15\n", ""])
+def test_a_starter_is_heard_while_the_reader_has_stopped(tmp_path, word):
+    """Its signal, and the end of its connection."""
+    script = tmp_path / "script.py"
+    script.write_text(f"open('{tmp_path}/begun', 'w').close()\nwhile True: print('x' * 1000)")
+    reads, writes = os.pipe()
+    process = subprocess.Popen([sys.executable, "-m", "libdc.run", "--secret-stdin", "--grace", "0.2", str(script)],
+                               stdout=writes, stdin=subprocess.PIPE, text=True)
+    os.close(writes)
+    process.stdin.write(secrets.token_hex(32) + "\n")
+    process.stdin.flush()
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.stdin.write(word)
+    process.stdin.flush()
+    if not word:
+        process.stdin.close()
+    assert process.wait(600) == 143
+    os.close(reads)
+
+
+def test_a_terminal_that_has_stopped_delays_no_signal(tmp_path):
+    """Rank 0 has it for itself, and rank 1's lines are forwarded."""
+    script = tmp_path / "script.py"
+    script.write_text("import os, time\nif os.environ['RANK'] == '0': time.sleep(3600)\n"
+                      f"open('{tmp_path}/begun', 'w').close()\nwhile True: print('x' * 1000)")
+    ours, theirs = os.openpty()
+    process = subprocess.Popen([sys.executable, "-m", "libdc.run", "-n", "2", "--grace", "0.2", str(script)],
+                               stdout=theirs, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    os.close(theirs)
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.terminate()
+    assert process.wait(600) == 143
+    os.close(ours)
+
+
+def test_lines_of_two_outputs_in_one_pipe_stay_whole(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nfor i in range(3000):\n  for file in (sys.stdout, sys.stderr):\n"
+                      "    file.write(os.environ['RANK'] * 100 + '\\n')")
+    process = subprocess.Popen([sys.executable, "-m", "libdc.run", "-n", "2", str(script)], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    time.sleep(1)  # all pipes are full
+    out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0 and sorted(out.split()) == [b"0" * 100] * 6000 + [b"1" * 100] * 6000
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])

@@ -159,22 +159,51 @@ def split(group: Any, rank: int) -> None:
 
 
 def unanswered(group: Any, rank: int) -> None:
-    """The end of a group, within its 30 minutes, waits for no message unless both ranks have called."""
+    """The end of a group, within its 30 minutes, waits for no message unless both ranks have called for it."""
+    peer, got = 1 - rank, [torch.zeros(2) for _ in range(20)]
+    works = [dist.irecv(torch.ones(1), group=group, group_src=peer, tag=100 + rank) for _ in range(2)]
+    works += [dist.isend(torch.ones(1), group=group, group_dst=peer, tag=102 + rank)]
+    called = [(dist.isend(torch.ones(2), group=group, group_dst=0, tag=tag) if rank else
+               dist.irecv(got[tag], group=group, group_src=1, tag=tag)) for tag in range(len(got))]
     dist.barrier(group)
-    peer, got = 1 - rank, torch.zeros(2)
-    works = [dist.irecv(torch.ones(1), group=group, group_src=peer, tag=1 + rank) for _ in range(2)]
-    works += [dist.isend(torch.ones(1), group=group, group_dst=peer, tag=3 + rank)]
-    answered = dist.isend(torch.ones(2), group=group, group_dst=0, tag=6) if rank else dist.irecv(got, group=group,
-                                                                                                group_src=1, tag=6)
-    answered.wait()
     dist.destroy_process_group(group)
-    assert got.tolist() == [1.0 - rank] * 2
+    for work in called:
+        work.wait()
+    assert all(each.tolist() == [1.0 - rank] * 2 for each in got)
     for work, (verb, text) in zip(works, [("recv", "sent")] * 2 + [("send", "received")]):
         fails(work.wait, f"{verb} (tag", f"the process group was destroyed before anything was {text}",
               kind=dist.DistError)
 
 
-SHORT = {"late"}  # groups whose timeout is short
+def aborted_message(group: Any, rank: int) -> None:
+    """Without an answer, and one rank aborts."""
+    work = dist.irecv(torch.ones(1), group=group, group_src=1 - rank)
+    dist.barrier()
+    if rank == 1:
+        group.abort()
+    fails(work.wait, f"recv (tag 0) from rank {1 - rank} to rank {rank}: ", "abort() of the process group")
+
+
+def sent_again(group: Any, rank: int) -> None:
+    """A message whose time is over is withdrawn, and does not count for the next one."""
+    def until_met(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except dist.DistError as error:
+            assert "within 5 s" in str(error), error
+            until_met(call)
+
+    got = torch.zeros(2)
+    if rank == 0:
+        fails(lambda: dist.send(torch.ones(2), group=group, group_dst=1), "nothing was received within 5 s",
+              kind=dist.DistError)
+    dist.barrier()
+    until_met(lambda: dist.send(torch.full((2,), 2.0), group=group, group_dst=1) if rank == 0 else
+              dist.recv(got, group=group, group_src=0))
+    assert rank == 0 or got.tolist() == [2.0, 2.0]
+
+
+SHORT = {"late": SECONDS, "sent_again": 5 * SECONDS}  # timeouts of groups
 
 
 def late(group: Any, rank: int) -> None:
@@ -192,15 +221,15 @@ def dies(group: Any, rank: int) -> None:
 
 
 CASES = [sizes_differ, reductions_differ, calls_differ, exchange_and_reduction, splits_differ, types_differ,
-         message_sizes_differ, futures, ddp, aborted, waits, arguments, monitored, split, unanswered, late,
-         dies]  # fmt: skip
+         message_sizes_differ, futures, ddp, aborted, waits, arguments, monitored, split, unanswered, aborted_message,
+         sent_again, late, dies]  # fmt: skip
 
 
 def main() -> None:
     dist.init_process_group("libdc")
     rank = dist.get_rank()
     for case in CASES:
-        group = dist.new_group(timeout=SECONDS if case.__name__ in SHORT else None)
+        group = dist.new_group(timeout=SHORT.get(case.__name__))
         case(group, rank)
         print("rank", rank, case.__name__, flush=True)
     if rank == 0:

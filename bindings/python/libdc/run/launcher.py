@@ -7,6 +7,7 @@ import errno
 import os
 import resource
 import secrets
+import select
 import selectors
 import signal
 import socket
@@ -34,6 +35,9 @@ class Launcher:
     def __init__(self, grace: float) -> None:
         self.grace = grace
         self.out, self.err = Output("standard output", sys.stdout), Output("standard error", sys.stderr)
+        if self.err.file is not None and self.err.file == self.out.file:
+            self.err.queue = self.out.queue
+        self.control: Optional[int] = None  # where the signals of a starter come from
         self.ranks: List[Process] = []  # or machines
         self.selector = selectors.DefaultSelector()
         self.signals: List[int] = []
@@ -69,8 +73,7 @@ class Launcher:
             rank = first + local
             own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(local)}
             self._add(Rank(rank, command, own, self.out, self.err))
-        if options.control is not None:
-            self.selector.register(options.control, selectors.EVENT_READ)
+        self.control = options.control
 
     def _add(self, process: Process) -> None:
         self.ranks.append(process)
@@ -111,6 +114,7 @@ class Launcher:
         while self.signals:
             number = self.signals.pop(0)
             if self.stop_signal:  # asked twice: no more patience
+                self.grace = 0
                 self._signal_all(signal.SIGKILL)
             else:
                 self.stop_signal = number
@@ -150,6 +154,7 @@ class Launcher:
         """Until the readers have taken all, or after a signal for the time of grace."""
         given_up = time.monotonic() + self.grace
         while self.out.queue or self.err.queue:
+            self._read_signals()
             for output in (self.out, self.err):
                 output.flush(0.05)
             if self.signals and (self.stop_signal or self.grace == 0):
@@ -170,23 +175,23 @@ class Launcher:
     def _forward(self, timeout: float) -> None:
         """Ranks that write faster than their output's reader reads wait for it. The launcher does not, so that it sees
         signals and ends of ranks."""
+        self._read_signals()
         for output in (self.out, self.err):
             if output.queue:
                 output.flush(timeout if output.is_full() else 0)
         if self.out.is_full() or self.err.is_full():
             return
         for key, _ in self.selector.select(timeout):
-            if key.data is None:
-                self._read_signals(key.fileobj)
-            else:
-                self._read(key.fileobj, key.data)
+            self._read(key.fileobj, key.data)
 
-    def _read_signals(self, control: Any) -> None:
+    def _read_signals(self) -> None:
         """The starter's, over ssh. When it or its machine has gone the ranks end too."""
-        data = os.read(control, 4096)
+        if self.control is None or not select.select([self.control], [], [], 0)[0]:
+            return
+        data = os.read(self.control, 4096)
         self.signals += [int(line) for line in data.split()] if data else [signal.SIGTERM]
         if not data:
-            self.selector.unregister(control)
+            self.control = None
 
     def _read(self, pipe: Any, rank: Process) -> bool:
         """False: there is nothing to read, now or any more."""
@@ -209,8 +214,6 @@ class Launcher:
         """Reads the rest of the ranks' output. A process that a rank left behind may hold a pipe open, and is not
         waited for."""
         for key in list(self.selector.get_map().values()):
-            if key.data is None:
-                continue
             reads = 0
             while reads < 64 and self._read(key.fileobj, key.data):  # 4 MiB, more than a pipe holds
                 reads += 1

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import select
 import signal
+import socket
 import stat
 import subprocess
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 _PR_SET_PDEATHSIG = 1
 
 
-_AT_ONCE = select.PIPE_BUF  # bytes that a pipe which takes any takes without waiting
+_AT_ONCE = select.PIPE_BUF  # bytes that a pipe which takes any takes without waiting, as most other files do
 _MOST_QUEUED = 1 << 18
 _LONGEST_LINE = 1 << 20  # that is kept until it is whole
 
@@ -28,10 +30,25 @@ class Output:
         self.name = name
         self.fd = -1 if stream is None else stream.fileno()  # None: it was closed before Python began
         self.is_terminal = stream is not None and stream.isatty()
-        mode = 0 if stream is None else os.fstat(self.fd).st_mode
-        self.is_pipe, self.is_file = stat.S_ISFIFO(mode), stat.S_ISREG(mode)
+        status = None if stream is None else os.fstat(self.fd)
+        self.file = None if status is None else (status.st_dev, status.st_ino)
+        self.is_pipe = status is not None and stat.S_ISFIFO(status.st_mode)
+        self.is_file = status is not None and stat.S_ISREG(status.st_mode)
         self.lost: Optional[OSError] = None
-        self.queue = bytearray()
+        self.queue = bytearray()  # one for all outputs of a file, so that lines stay whole
+        self._write = self._writer(status)
+
+    def _writer(self, status: Optional[os.stat_result]) -> Callable[[bytes], int]:
+        """A function that writes without waiting. The descriptor is other programs' too, so it stays as it is."""
+        if status is not None and stat.S_ISSOCK(status.st_mode):
+            connection = socket.socket(fileno=os.dup(self.fd))
+            return lambda data: connection.send(data, socket.MSG_DONTWAIT)
+        fd = self.fd
+        if self.is_terminal:
+            with contextlib.suppress(OSError):  # its name may be another terminal's in here
+                own = os.open(os.ttyname(fd), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+                fd = own if os.fstat(own).st_rdev == os.fstat(fd).st_rdev else fd
+        return lambda data: os.write(fd, data)
 
     def write(self, data: bytes) -> None:
         if self.fd >= 0 and self.lost is None:
@@ -52,7 +69,7 @@ class Output:
                 break
             try:
                 end = len(self.queue) if self.is_file else written + _AT_ONCE
-                written += os.write(self.fd, self.queue[written:end])
+                written += self._write(bytes(self.queue[written:end]))
             except BlockingIOError:  # another program that has the same terminal or pipe made it so, and was quicker
                 break
             except OSError as error:

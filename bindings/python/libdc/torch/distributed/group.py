@@ -33,7 +33,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
         self._name = self._desc = "undefined"
         rendezvous = Rendezvous(store, rank, size, timeout)
         self.comm = rendezvous.comm()
-        self._pairs = Pairs(rendezvous)
+        self._pairs = Pairs(rendezvous, self.comm.check)
         self._calls = Collectives(self.comm, self._pairs)
         self._lane = Lane()
         self._sequence = self._monitored = self._splits = 0

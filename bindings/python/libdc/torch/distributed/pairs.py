@@ -19,11 +19,15 @@ from .work import Lane, Work
 class _Channel:
     """Messages from one rank to another, in order."""
 
-    def __init__(self, rendezvous: Rendezvous, what: str, first: int, second: int, messages: str) -> None:
-        self.rendezvous, self.what, self.first, self.second = rendezvous, what, first, second
+    def __init__(self, rendezvous: Rendezvous, check: Callable[[], None], what: str, first: int, second: int,
+                 messages: str) -> None:
+        """check: raises where the group was aborted or a rank has died."""
+        self.rendezvous, self.check, self.what, self.first, self.second = rendezvous, check, what, first, second
         self.messages = messages
         self.lane = Lane()
         self.closing = False
+        self._announced = False
+        self._lock = threading.Lock()
         self._comm: Any = None
 
     def comm(self) -> libdc.Comm:
@@ -31,34 +35,68 @@ class _Channel:
             self._comm = self.rendezvous.pair(self.what, self.first, self.second)
         return self._comm
 
-    # A meeting can't be cut short, and a group may be destroyed while the other rank does not come. So the two agree in
-    # the store before their first message. The sender says "sent", which the receiver makes "met" or the sender "left".
+    # A meeting can't be cut short, and a group may end while the other rank does not come. So the two agree in the
+    # store before their first message. A call says "waits", under a key of each rank. The receiver makes the sender's
+    # word "met". A rank whose time is over withdraws its own, and one that leaves makes it "left".
+
+    def announce(self) -> None:
+        """In the caller's thread, so that a call is known to the other rank before a barrier behind it."""
+        with self._lock:
+            if self._comm is None and not self._announced:
+                self._announced = True
+                self.rendezvous.store.set(self._key(self.rendezvous.rank), "waits")
 
     def send(self, tensor: torch.Tensor) -> None:
         if self._comm is None:
-            store, key = self.rendezvous.store, self._key()
-            store.set(key, "sent")
-            poll(lambda: store.get(key) == b"met" or self.closing, self.rendezvous.timeout)
-            if store.compare_set(key, "sent", "left") != b"met":
-                raise self._unanswered("received")
+            self._agree(self._ask_receiver, "received")
         self.broadcast(tensor, self.first)
 
     def recv(self, tensor: torch.Tensor) -> None:
         if self._comm is None:
-            store, key = self.rendezvous.store, self._key()
-            state = poll(lambda: store.check([key]) and store.compare_set(key, "sent", "met") or self.closing,
-                         self.rendezvous.timeout)
-            if state != b"met":
-                raise self._unanswered("sent", state == b"left")
+            self._agree(self._ask_sender, "sent")
         self.broadcast(tensor, self.first)
 
-    def _key(self) -> str:
-        return f"first/{self.what}/{self.first}/{self.second}"
+    def _key(self, rank: int) -> str:
+        return f"first/{self.what}/{self.first}/{self.second}/{rank}"
 
-    def _unanswered(self, verb: str, has_left: bool = False) -> Exception:
-        how = (f"nothing was {verb} within {self.rendezvous.timeout.total_seconds():g} s"
-               if not (has_left or self.closing) else f"the process group was destroyed before anything was {verb}")
-        return dist.DistError(f"libdc: {self.messages} rank {self.first} to rank {self.second}: {how}")
+    def _word(self, rank: int) -> bytes:
+        store, key = self.rendezvous.store, self._key(rank)
+        return bytes(store.get(key)) if store.check([key]) else b""
+
+    def _ask_receiver(self) -> bytes:
+        """Whether the two meet, or this rank gives up; else nothing."""
+        if self._word(self.first) == b"met":
+            return b"met"
+        word = self._word(self.second)
+        return b"left" if word == b"left" or (self.closing and word != b"waits") else b""
+
+    def _ask_sender(self) -> bytes:
+        word = self._word(self.first)
+        if word == b"waits":
+            word = bytes(self.rendezvous.store.compare_set(self._key(self.first), "waits", "met"))
+        return word if word == b"met" else b"left" if word == b"left" or self.closing else b""
+
+    def _agree(self, ask: Callable[[], bytes], verb: str) -> None:
+        def answer() -> bytes:
+            try:
+                self.check()
+            except libdc.Error as error:
+                raise libdc.Error(error.status, f"{self.messages} rank {self.first} to rank {self.second}: "
+                                                f"{error.text}") from None
+            return ask()
+
+        self.announce()
+        timeout, rank = self.rendezvous.timeout, self.rendezvous.rank
+        found = poll(answer, timeout)
+        if found == b"met":
+            return
+        with self._lock:
+            self._announced = False
+        word = self.rendezvous.store.compare_set(self._key(rank), "waits", "left" if found else "withdrawn")
+        if bytes(word) != b"met":
+            how = (f"the process group was destroyed before anything was {verb}" if found else
+                   f"nothing was {verb} within {timeout.total_seconds():g} s")
+            raise dist.DistError(f"libdc: {self.messages} rank {self.first} to rank {self.second}: {how}")
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """root: a rank of the group, one of the two."""
@@ -106,8 +144,8 @@ class _Channel:
 class Pairs:
     """All channels of a rank."""
 
-    def __init__(self, rendezvous: Rendezvous) -> None:
-        self.rendezvous = rendezvous
+    def __init__(self, rendezvous: Rendezvous, check: Callable[[], None]) -> None:
+        self.rendezvous, self.check = rendezvous, check
         self.rank, self.size = rendezvous.rank, rendezvous.size
         self._channels: Dict[Tuple[str, int, int], _Channel] = {}
         self._lock = threading.Lock()
@@ -118,7 +156,8 @@ class Pairs:
         with self._lock:
             channel = self._channels.get((what, first, second))
             if channel is None:
-                channel = self._channels[what, first, second] = _Channel(self.rendezvous, what, first, second, messages)
+                channel = _Channel(self.rendezvous, self.check, what, first, second, messages)
+                self._channels[what, first, second] = channel
             return channel
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
@@ -126,6 +165,7 @@ class Pairs:
         if self.size > 2 and self.rendezvous.store.has_extended_api():  # for recv_anysource
             self.rendezvous.store.append(f"sent/{to}/{tag}", f"{self.rank},")
         channel = self._channel(f"message.{tag}", self.rank, to, f"send (tag {tag}) from")
+        channel.announce()
         return channel.lane.submit(Work(lambda: channel.send(tensor), [tensor]), False)
 
     def recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
@@ -136,6 +176,7 @@ class Pairs:
 
     def _submit_recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
         channel = self._channel(f"message.{tag}", source, self.rank, f"recv (tag {tag}) from")
+        channel.announce()
         return channel.lane.submit(Work(lambda: channel.recv(tensor), [tensor], source), False)
 
     def recv_anysource(self, tensor: torch.Tensor, tag: int) -> Work:
@@ -147,8 +188,12 @@ class Pairs:
 
         channel = self._channel(f"any.{tag}", self.rank, self.rank, "")
 
+        def claim() -> List[int]:
+            self.check()
+            return self._claim(tag) or ([-1] if channel.closing else [])
+
         def receive() -> None:
-            found = poll(lambda: self._claim(tag) or channel.closing and [-1], self.rendezvous.timeout)
+            found = poll(claim, self.rendezvous.timeout)
             if not found or found == [-1]:
                 raise dist.DistError(f"libdc: recv from any source (tag {tag}): no rank sent " + (
                     "before the process group was destroyed" if found else
