@@ -69,7 +69,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     patience = _SSH_SECONDS if options.hosts else 0  # the launchers there have the same grace
     launcher = Launcher(options.grace + patience)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, lambda number, _: launcher.signals.append(number))
     try:
         if options.hosts:
