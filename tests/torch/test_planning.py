@@ -148,6 +148,8 @@ def test_auto_takes_the_fastest_stage_that_fits(monkeypatch: pytest.MonkeyPatch,
     assert taken == [[1, 1], [1, 1], [3, 3], [3, 3]]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 4 and "takes stage 1 for 2 ranks" in lines[1] and "though it does not fit" in lines[3]
+    assert libdc.run.threads(2, sharded_stage, model, batch[0]) == taken[3]  # a tensor is one argument
+    assert capsys.readouterr().err.splitlines() == lines[3:]
 
 
 def test_auto_without_a_batch_says_so(gpt: torch.nn.Module, capsys: "pytest.CaptureFixture[str]") -> None:

@@ -117,6 +117,15 @@ def _as_arguments(batch: Any) -> Any:
     return batch
 
 
+def _samples_of(arguments: Any) -> torch.Tensor:
+    """The first tensor, whose first length is the number of samples."""
+    values = arguments.values() if isinstance(arguments, dict) else arguments
+    first = next((value for value in values if isinstance(value, torch.Tensor)), None)
+    if first is None or first.dim() == 0 or first.shape[0] == 0:
+        raise ValueError("plan: batch has no tensor of at least one sample")
+    return first
+
+
 def _dtype_of(model: torch.nn.Module) -> str:
     """float32 if some weights are, else the first one's."""
     types = [p.dtype for p in model.parameters() if p.dtype.is_floating_point]
@@ -134,11 +143,8 @@ def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0, dtype: Optiona
     inputs are taken in this type; None: each in its own"""
     whole("tokens", tokens, 0, MAX_TOKENS)
     batch = _as_arguments(batch)
-    values = list(batch.values()) if isinstance(batch, dict) else list(batch)
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if not tensors or tensors[0].dim() == 0 or tensors[0].shape[0] == 0:
-        raise ValueError("plan: batch has no tensor of at least one sample")
-    samples = tensors[0].shape[0]
+    shape = _samples_of(batch).shape
+    samples = shape[0]
     arguments, names = ((), _to_meta(batch, dtype)) if isinstance(batch, dict) else (_to_meta(tuple(batch), dtype), {})
     state = {name: _to_meta(tensor, dtype).requires_grad_(tensor.requires_grad)
              for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
@@ -161,7 +167,6 @@ def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0, dtype: Optiona
         layers.append(Layer(name or type(model).__name__, tuple(tuple(p.shape) for p in own), read,
                             flops.get(name, 0) // samples, size, min(size, kept.inputs.get(name, 0) // samples), 0,
                             uses, _frozen(own)))
-    shape = tensors[0].shape
     return Model(type(model).__name__, tuple(layers), tokens or (shape[1] if len(shape) > 1 else 1))
 
 
@@ -194,8 +199,7 @@ def _stage_of(model: torch.nn.Module, batch: Any, ranks: int, device: torch.devi
     machine, planned = _machine_here(device, dtype, ranks), min(ranks, MAX_RANKS)
     layers = _without_batch(model) if batch is None else model_of(model, batch)
     options["bucket"] = max(1, min(options["bucket"], layers.parameters))  # as shard() limits it
-    samples = 1 if batch is None else len(next(value for value in (batch.values() if isinstance(batch, dict) else batch)
-                                               if isinstance(value, torch.Tensor)))
+    samples = 1 if batch is None else len(_samples_of(_as_arguments(batch)))
     plans = {stage: run(layers, machine, Options(ranks=planned, stage=stage, micro_batch=samples, dtype=dtype,
                                                  **options))
              for stage in (0, 1, 3)}  # stage 2 has stage 1's calls
