@@ -196,8 +196,7 @@ class KFAC(NativeOptimizer):
         use = _Use(layer, _input(module, x))
         if self._choices.fisher == "sampled":
             self._recorded.append((use, get_gradient_edge(output)))
-        elif _graph_task() != -1:  # checkpointing runs it again, and PyTorch begins another backward for it
-            task = _graph_task()
+        elif (task := _graph_task()) != -1:  # checkpointing runs it again, and PyTorch begins another backward for it
             output.register_hook(lambda delta: self._on_recomputed_grad(use, delta, task))
         else:
             layer.uses.add(use)
@@ -225,11 +224,9 @@ class KFAC(NativeOptimizer):
         waiting = self._waiting.get(task)
         if waiting is None:
             waiting = self._waiting[task] = []
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._add_waiting(task))
+            torch.autograd.Variable._execution_engine.queue_callback(
+                lambda: self._add_batches(self._waiting.pop(task, [])))
         waiting.append((use, delta))
-
-    def _add_waiting(self, task: int) -> None:
-        self._add_batches(self._waiting.pop(task, []))
 
     def _add_batches(self, pairs: List[Tuple[_Use, Tensor]]) -> None:
         uses = collections.Counter(use.layer.index for use, _ in pairs)

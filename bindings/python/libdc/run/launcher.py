@@ -157,11 +157,9 @@ class Launcher:
             self._read_signals()
             for output in (self.out, self.err):
                 output.flush(0.05)
-            if self.signals and (self.stop_signal or self.grace == 0):
-                break
-            if self.signals:
+            if self.signals and not self.stop_signal:
                 self.stop_signal, given_up = self.signals.pop(0), time.monotonic() + self.grace
-            if self.stop_signal and time.monotonic() > given_up:
+            if self.signals or (self.stop_signal and time.monotonic() > given_up):
                 break
 
     def _log(self, message: str) -> None:

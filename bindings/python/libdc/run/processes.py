@@ -15,8 +15,6 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 _PR_SET_PDEATHSIG = 1
-
-
 _AT_ONCE = select.PIPE_BUF  # bytes that a pipe which takes any takes without waiting, as most other files do
 _MOST_QUEUED = 1 << 18
 _LONGEST_LINE = 1 << 20  # that is kept until it is whole
