@@ -1,5 +1,6 @@
 /* Small collectives of many ranks, in rounds: in round k a rank sends to the one 2^k behind it, and receives from the
- * one 2^k before it. So it sends as many messages as the world has binary digits, not one to each rank.
+ * one 2^k before it. So it sends as many messages as the world has binary digits, not one to each rank. In a world of
+ * 2^k ranks both are the same rank (dc__tcp_relay_rank()).
  *
  * A message passes on what the sender has heard: whether all calls have one digest, and data. A barrier passes on the
  * first alone. Gathers pass on the parts of 1, 2, 4... ranks (Bruck), and a broadcast is a binomial tree. For a

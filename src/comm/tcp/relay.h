@@ -26,9 +26,14 @@ typedef struct dc__tcp_round {
   bool opened, received;
 } dc__tcp_round;
 
-/* The rank that many steps behind this one, or before it. */
-static inline int32_t dc__tcp_relay_rank(const dc__tcp_relay *c, int64_t steps) {
-  return (int32_t)((c->me + steps + c->world) % c->world);
+/* The rank that many steps behind this one, or before it if negative. In a world of 2^k ranks a step changes binary
+ * digits, so each round is an exchange between two ranks: half as many connections, and acknowledgements that travel
+ * with data. */
+static inline int32_t dc__tcp_relay_rank(const dc__tcp_relay *c, int32_t steps) {
+  if ((c->world & (c->world - 1)) == 0) {
+    return c->me ^ (steps < 0 ? -steps : steps);
+  }
+  return (c->me + steps + c->world) % c->world;
 }
 
 /* Copies this rank's data to scratch memory. */

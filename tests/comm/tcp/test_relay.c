@@ -3,9 +3,9 @@
 #include "comm/tcp/tcp.h"
 #include "comm_data.h"
 
-enum { MOST = 13, FEW = 60, MANY = 400000 };
+enum { MOST = 16, FEW = 60, MANY = 400000 };
 
-static const int32_t worlds[] = {4, 5, 6, 7, 8, MOST};
+static const int32_t worlds[] = {4, 5, 6, 7, 8, 13, MOST};
 static const int64_t limit = INT64_C(60000000000);
 
 static void on_worlds(rank_fn fn, void *arg) {

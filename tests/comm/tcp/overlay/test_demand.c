@@ -6,7 +6,15 @@
 
 #include <sys/resource.h>
 
-enum { RANKS = DC__TCP_MAX_MESH + 6, FEW = 2 * 7, UNKNOWN = 300, SMALL = 300, SUMMED = 8000, LARGE = 80000 };
+enum {
+  RANKS = DC__TCP_MAX_MESH + 6,
+  DIGITS = 7,
+  FEW = 2 * 7,
+  UNKNOWN = 300,
+  SMALL = 300,
+  SUMMED = 8000,
+  LARGE = 80000
+};
 
 static const int64_t limit = INT64_C(120000000000);
 
@@ -103,6 +111,19 @@ static int data_move(dc_comm *comm, void *arg) {
 static void test_data(void **state) {
   (void)state;
   assert_int_equal(on_tcp(RANKS, limit, data_move, NULL), 0);
+}
+
+static int few_connect(dc_comm *comm, void *arg) {
+  (void)arg;
+  CHECK_OK(dc_comm_barrier(comm));
+  CHECK(sums_are_right(comm, SMALL) == 0);
+  CHECK(count_connections(comm) == DIGITS);
+  return 0;
+}
+
+static void test_data_of_two_to_the_k(void **state) {
+  (void)state;
+  assert_int_equal(on_tcp(1 << DIGITS, limit, few_connect, NULL), 0);
 }
 
 static void test_encrypted(void **state) {
@@ -270,13 +291,10 @@ static void test_a_deadlock(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_data),
-                                     cmocka_unit_test(test_encrypted),
-                                     cmocka_unit_test(test_among_unknown),
-                                     cmocka_unit_test(test_parts),
-                                     cmocka_unit_test(test_calls_that_differ),
-                                     cmocka_unit_test(test_a_late_rank),
-                                     cmocka_unit_test(test_a_rank_that_left),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_data),        cmocka_unit_test(test_data_of_two_to_the_k),
+                                     cmocka_unit_test(test_encrypted),   cmocka_unit_test(test_among_unknown),
+                                     cmocka_unit_test(test_parts),       cmocka_unit_test(test_calls_that_differ),
+                                     cmocka_unit_test(test_a_late_rank), cmocka_unit_test(test_a_rank_that_left),
                                      cmocka_unit_test(test_a_deadlock)};
   struct rlimit files; /* the threads have connections between any two */
   if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
