@@ -627,8 +627,10 @@ DC_API int32_t dc_comm_rank(const dc_comm *comm);
 /** Number of ranks; -1 for NULL. [any] Since 0.1. */
 DC_API int32_t dc_comm_size(const dc_comm *comm);
 
-/** Another communicator of the same ranks, whose collectives overlap this one's. Collective in the sense that every
- *  rank must do it in the same order. A group may have any number of them, and destroying one takes no other rank.
+/** Another communicator of the same ranks, whose collectives overlap this one's. All ranks must make a group's copies in
+ *  the same order, also copies of several of its communicators by several threads. The n-th copies of all ranks belong
+ *  together, and the first collective of copies whose originals differ is DC_E_MISMATCH (but of dc_comm_create_external).
+ *  A group may have any number of them, and destroying one takes no other rank.
  *  Threads and processes of one machine do not wait for others to come, only while another rank makes or destroys a
  *  copy, at most timeout_ns. Over TCP the ranks meet at listeners that they open meanwhile, so each waits for all others,
  *  at most timeout_ns. A rank that is dead or does not come is an error for all. Each copy over TCP has a connection, and
@@ -667,6 +669,8 @@ enum dc_reduce_op {
  *  counts  ws element counts, or NULL when all are send's; the ranks must agree on them, which the library compares
  *  stream  where the work runs; NULL: on the calling thread, which blocks until done. A CUDA stream that is captured
  *          into a graph: on NCCL alone (else DC_E_UNSUPPORTED), as in dc_context_set_stream()
+ *  The caller orders calls of one communicator on several streams, or on a stream and on none, by events or a wait. Where
+ *  a rank runs them in another order than it called them, and others do not, that is DC_E_MISMATCH.
  *  send may be reused, and recv read, when the work is done on every rank; send may lie inside recv at its place.
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, and what dc_comm_check() may return: DC_E_MISMATCH,
  *  DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED (stream NULL: of this collective; otherwise of an earlier one).

@@ -246,7 +246,7 @@ dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy) {
   DC__TRY(dc__handle_check("dc_comm_dup", "comm", comm, DC__HANDLE_COMM));
   DC__TRY(dc__owner_check("dc_comm_dup", "communicator", &comm->owner));
   DC__TRY(dc__comm_check(comm));
-  return comm->ops->dup(comm, copy);
+  return dc__comm_dup(comm, copy);
 }
 
 /* The ranks tell each other of a bad color or part, so that none waits for the one that has it. */

@@ -10,6 +10,7 @@ typedef struct all_reduce_call {
   int64_t count;
   int32_t dtype;
   int32_t op;
+  uint64_t number; /* of its first collective */
 } all_reduce_call;
 
 _Static_assert(sizeof(all_reduce_call) <= DC__HOST_FUNC_BYTES,
@@ -69,7 +70,8 @@ void dc__comm_free_scratch(dc_comm *comm) {
 /* Called in the stream's order, so a card's data is ready. run() moves it before it returns, or issues the move to the
  * stream. */
 static void run_half(const all_reduce_call *a, int32_t kind, const dc__coll_item *item) {
-  const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_REDUCE};
+  const dc__tag tag = {
+      .graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_REDUCE, .number = a->number + (kind == DC__COLL_GATHER ? 1 : 0)};
   if (a->device != NULL && item->total > 0 && dc__comm_check(a->comm) == DC_OK) {
     const dc__coll coll = {.comm = a->comm,
                            .device = a->device,
@@ -140,7 +142,8 @@ void dc__comm_all_reduce(dc_comm *comm, dc_stream *stream, void *data, int64_t c
                              .data = data,
                              .count = count,
                              .dtype = dtype,
-                             .op = op};
+                             .op = op,
+                             .number = dc__comm_number(comm, count > 0 ? 2 : 0)};
   dc__comm_note_request(comm, count > 0 ? 2 : 0); /* the task queues or runs them */
   dc__host_launch_func(comm, stream, run_all_reduce, &a, sizeof a);
 }

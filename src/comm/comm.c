@@ -1,6 +1,7 @@
 /* Common to all transports: the communicator's head with its references and failure, and the split of long lists into
  * groups. */
 #include "comm/comm.h"
+#include "comm/signature.h"
 
 #include <string.h>
 
@@ -12,6 +13,7 @@ dc_status dc__comm_head_init(dc_comm *comm, const dc__comm_ops *ops, int32_t ran
   comm->timeout_ns = timeout_ns;
   atomic_init(&comm->refs, 1);
   atomic_init(&comm->wire_bytes, 0);
+  atomic_init(&comm->numbered, 0);
   atomic_init(&comm->failed, 0);
   if (pthread_mutex_init(&comm->mutex, NULL) != 0) {
     return dc__fail(DC_E_SYSTEM, "a communicator's mutex could not be made");
@@ -24,6 +26,18 @@ void dc__comm_head_destroy(dc_comm *comm) {
   dc__handle_clear(&comm->handle);
   dc__owner_destroy(&comm->owner);
   pthread_mutex_destroy(&comm->mutex);
+}
+
+dc_status dc__comm_dup(dc_comm *comm, dc_comm **copy) {
+  DC__TRY(comm->ops->dup(comm, copy));
+  pthread_mutex_lock(&comm->mutex);
+  (*copy)->origin = dc__digest_add(comm->origin, ++comm->copies);
+  pthread_mutex_unlock(&comm->mutex);
+  return DC_OK;
+}
+
+uint64_t dc__comm_number(dc_comm *comm, uint64_t collectives) {
+  return atomic_fetch_add_explicit(&comm->numbered, collectives, memory_order_relaxed) + 1;
 }
 
 void dc__comm_note_request(dc_comm *comm, uint64_t collectives) {
@@ -61,7 +75,7 @@ void dc__comm_release(dc_comm *comm) {
 }
 
 dc_status dc__comm_acquire_exclusive(const char *fn, dc_comm *comm, dc_comm **exclusive_comm) {
-  dc_status status = comm->ops->dup(comm, exclusive_comm);
+  dc_status status = dc__comm_dup(comm, exclusive_comm);
   if (status != DC_E_UNSUPPORTED) {
     return status;
   }

@@ -67,6 +67,7 @@ typedef struct dc__tag {
   int64_t id;          /* the first item's parameter; -1: none */
   int32_t op;          /* enum dc_op */
   dc__op_timing *span; /* this rank's; NULL if not recorded */
+  uint64_t number;     /* dc__comm_number(); 0: none yet */
 } dc__tag;
 
 enum dc__coll_kind { DC__COLL_GATHER = 1, DC__COLL_REDUCE = 2, DC__COLL_BROADCAST = 3, DC__COLL_BARRIER = 4 };
@@ -157,7 +158,10 @@ struct dc_comm {
   atomic_int refs;
   atomic_int exclusive;               /* 1 while dc__comm_acquire_exclusive() has lent it, since it has no copies */
   atomic_llong wire_bytes;            /* read from other ranks by all collectives */
-  pthread_mutex_t mutex;              /* guards failure, group, scratch */
+  atomic_ullong numbered;             /* collectives that were called, for dc__comm_number() */
+  uint64_t origin;                    /* of which communicator it is which copy, as a hash; 0: of none */
+  pthread_mutex_t mutex;              /* guards copies, failure, group, scratch */
+  uint64_t copies;                    /* made of it so far */
   dc__failure failure;                /* the first one; sticky */
   atomic_int failed;                  /* failure.status != DC_OK, for a fast check */
   struct dc__comm_group_state *group; /* dc_comm_group_begin … end (coll_group.c) */
@@ -170,6 +174,12 @@ void dc__comm_head_destroy(dc_comm *comm);
 /* Keeps the first failure; the text is this thread's last error. */
 void dc__comm_fail(dc_comm *comm, dc_status status);
 
+/* Calls ops->dup. The copy knows its origin, which ranks compare in every collective: a transport pairs the n-th copies
+ * of a group, and two threads may make theirs in another order on each rank. */
+dc_status dc__comm_dup(dc_comm *comm, dc_comm **copy);
+/* The number of the first of so many collectives. A thread calls them in one order, but streams run them in any; so
+ * ranks compare the numbers, else equal shapes would exchange each other's data. */
+uint64_t dc__comm_number(dc_comm *comm, uint64_t collectives);
 /* Notes that the calling thread uses the communicator and requests `collectives` of them. */
 void dc__comm_note_request(dc_comm *comm, uint64_t collectives);
 /* The only thread that uses the communicator, if the calling thread's work blocks it; else 0. */

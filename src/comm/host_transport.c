@@ -111,7 +111,8 @@ static void submit_collective(dc_comm *comm, dc_stream *stream, dc__coll *coll, 
   coll->device = stream == NULL ? NULL : stream->device;
   coll->stream = dc__host_is_stream_ordered(comm, stream) ? stream : NULL;
   coll->captured = dc__stream_captures(coll->stream);
-  if (coll->tag.op != DC_OP_COMM_ALL_REDUCE) { /* dc__comm_all_reduce() has counted its two collectives */
+  if (coll->tag.number == 0) { /* dc__comm_all_reduce() has counted its two collectives */
+    coll->tag.number = dc__comm_number(comm, 1);
     dc__comm_note_request(comm, 1);
   }
   dc__op_timing_expect(coll->tag.span);

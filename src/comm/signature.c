@@ -20,46 +20,48 @@ dc_status dc__coll_fail_missing_recv(int64_t id, int32_t rank) {
                   id, rank);
 }
 
-void dc__signature_fill(dc__signature *call, const dc__coll *coll, int32_t rank, int32_t world, uint64_t word) {
+void dc__signature_fill(dc__signature *call, const dc_comm *comm, const dc__coll *coll, uint64_t word) {
   call->graph_id = coll->tag.graph_id;
   call->id = coll->tag.id;
   call->word = word;
+  call->order = (dc__call_order){.origin = comm->origin, .number = coll->tag.number};
   call->op = coll->tag.op;
   call->kind = coll->kind;
   call->count = coll->count;
   call->root = coll->root;
   call->memory_space = coll->device == NULL ? 0 : coll->device->memory_space;
   call->captured = coll->captured;
-  call->missing_recv = 1 + dc__coll_missing_recv(coll, rank);
+  call->missing_recv = 1 + dc__coll_missing_recv(coll, comm->rank);
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     call->items[i] = (dc__signature_item){.total = item->total,
                                           .id = item->id,
-                                          .ranges = dc__coll_ranges_hash(item, world),
+                                          .ranges = dc__coll_ranges_hash(item, comm->world),
                                           .dtype = item->dtype,
                                           .reduce_op = item->reduce_op};
   }
 }
 
-static uint64_t digest_add(uint64_t digest, uint64_t value) {
+uint64_t dc__digest_add(uint64_t digest, uint64_t value) {
   digest = (digest ^ value) * UINT64_C(0x9e3779b97f4a7c15);
   return digest ^ digest >> 32;
 }
 
 uint64_t dc__signature_digest(const dc__signature *call) {
-  const uint64_t head[] = {(uint64_t)call->graph_id, (uint64_t)call->id,      (uint64_t)call->op,
-                           (uint64_t)call->kind,     (uint64_t)call->root,    (uint64_t)call->count,
-                           call->memory_space == 0,  (uint64_t)call->captured};
+  const uint64_t head[] = {(uint64_t)call->graph_id, (uint64_t)call->id,       (uint64_t)call->op,
+                           (uint64_t)call->kind,     (uint64_t)call->root,     (uint64_t)call->count,
+                           call->memory_space == 0,  (uint64_t)call->captured, call->order.origin,
+                           call->order.number};
   uint64_t digest = 1;
   for (size_t i = 0; i < DC__COUNT(head); i++) {
-    digest = digest_add(digest, head[i]);
+    digest = dc__digest_add(digest, head[i]);
   }
   for (int32_t i = 0; i < call->count; i++) {
     const dc__signature_item *item = &call->items[i];
-    digest = digest_add(digest, (uint64_t)item->total);
-    digest = digest_add(digest, (uint64_t)item->id);
-    digest = digest_add(digest, item->ranges);
-    digest = digest_add(digest, (uint64_t)item->dtype << 32 | (uint32_t)item->reduce_op);
+    digest = dc__digest_add(digest, (uint64_t)item->total);
+    digest = dc__digest_add(digest, (uint64_t)item->id);
+    digest = dc__digest_add(digest, item->ranges);
+    digest = dc__digest_add(digest, (uint64_t)item->dtype << 32 | (uint32_t)item->reduce_op);
   }
   return digest;
 }
@@ -120,6 +122,33 @@ static dc__tag tag_of(const dc__signature *call) {
   return (dc__tag){.graph_id = call->graph_id, .id = call->id, .op = call->op};
 }
 
+dc_status dc__call_order_compare(const char *call, int32_t low, dc__call_order low_order, int32_t high,
+                                 dc__call_order high_order) {
+  if (low_order.origin != high_order.origin) {
+    return dc__fail(DC_E_MISMATCH,
+                    "%s: rank %" PRId32 " has another copy of a communicator than rank %" PRId32
+                    "; all ranks must make the copies of a group's communicators in the same order, as dc_comm_dup and "
+                    "dc_init do",
+                    call, high, low);
+  }
+  if (low_order.number != high_order.number) {
+    const bool low_is_later = low_order.number > high_order.number;
+    return dc__fail(DC_E_MISMATCH,
+                    "%s: rank %" PRId32 " runs a later call of this communicator than rank %" PRId32
+                    "; calls on several streams, or on a stream and on none, need an event between them to keep "
+                    "their order",
+                    call, low_is_later ? low : high, low_is_later ? high : low);
+  }
+  return DC_OK;
+}
+
+static dc_status compare_order(int32_t rank, int32_t other, const dc__signature *const *calls) {
+  const int32_t low = other < rank ? other : rank, high = other < rank ? rank : other;
+  char text[DC__COLL_TEXT];
+  describe_signature(text, calls[low], 0, false);
+  return dc__call_order_compare(text, low, calls[low]->order, high, calls[high]->order);
+}
+
 dc_status dc__signature_compare(int32_t rank, int32_t world, const dc__signature *const *calls) {
   const dc__signature *own = calls[rank];
   for (int32_t r = 0; r < world; r++) {
@@ -145,6 +174,7 @@ dc_status dc__signature_compare(int32_t rank, int32_t world, const dc__signature
       return dc__fail(DC_E_MISMATCH, "rank %" PRId32 " called %s where rank %" PRId32 " called %s%s", high, high_text,
                       low, low_text, split);
     }
+    DC__TRY(compare_order(rank, r, calls));
   }
   for (int32_t r = 0; r < world; r++) {
     if (calls[r]->missing_recv > 0 && calls[r]->missing_recv <= own->count) {

@@ -300,7 +300,7 @@ static dc_status make_comms(dc_context *ctx, const char *fn, dc_comm *comm) {
     ctx->world = ctx->gather_comm->world;
     return DC_OK;
   }
-  dc_status status = ctx->gather_comm->ops->dup(ctx->gather_comm, &ctx->reduce_comm);
+  dc_status status = dc__comm_dup(ctx->gather_comm, &ctx->reduce_comm);
   if (status == DC_E_UNSUPPORTED) {
     ctx->reduce_comm = dc__comm_retain(ctx->gather_comm);
     status = DC_OK;

@@ -84,6 +84,78 @@ static void test_other_root(void **state) {
   on_threads_and_processes(2, other_root, NULL);
 }
 
+/* ---- calls that are alike ---- */
+
+/* Each rank copies the two communicators in another order. */
+static int crossed_copies(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_comm *first[2], *second[2];
+  for (int i = 0; i < 2; i++) {
+    CHECK_OK(dc_comm_dup(comm, &first[i]));
+  }
+  for (int i = 0; i < 2; i++) {
+    const int which = comm->rank == 1 ? 1 - i : i;
+    CHECK_OK(dc_comm_dup(first[which], &second[which]));
+  }
+  CHECK(gather(second[comm->rank == 1], 5, N, DC_FLOAT32) == DC_E_MISMATCH);
+  CHECK_SAYS("allgather_param of parameter 5 (12 elements, float32): rank 1 has another copy of a communicator than");
+  for (int i = 0; i < 2; i++) {
+    dc_comm_destroy(second[i]);
+    dc_comm_destroy(first[i]);
+  }
+  return 0;
+}
+
+static void test_crossed_copies(void **state) {
+  (void)state;
+  on_threads_and_processes(2, crossed_copies, NULL);
+  assert_int_equal(on_tcp(2, 0, crossed_copies, NULL), 0);
+  assert_int_equal(on_tcp(5, 0, crossed_copies, NULL), 0);
+}
+
+static void wait_for_flag(void *args) {
+  atomic_int *flag;
+  memcpy(&flag, args, sizeof flag);
+  while (atomic_load(flag) == 0) {
+    sleep_ms(1);
+  }
+}
+
+/* Rank 1's stream is busy, so it comes to the call without a stream first. */
+static int crossed_streams(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_device *device;
+  dc_stream *stream;
+  atomic_int flag = comm->rank != 1, *at = &flag;
+  int64_t count = N;
+  float data[2][N] = {{0}};
+  dc_tensor tensors[2];
+  CHECK_OK(dc_device_open("cpu", NULL, &device));
+  CHECK_OK(dc_stream_create(device, &stream));
+  dc__stream_call(stream, wait_for_flag, &at, sizeof at);
+  for (int i = 0; i < 2; i++) {
+    tensors[i] = flat(data[i], &count, DC_FLOAT32);
+  }
+  CHECK_OK(dc_comm_all_reduce(comm, &tensors[0], DC_SUM, stream));
+  if (comm->rank != 1) {
+    CHECK_OK(dc_stream_synchronize(stream, 0));
+  }
+  CHECK(dc_comm_all_reduce(comm, &tensors[1], DC_SUM, NULL) == DC_E_MISMATCH);
+  CHECK_SAYS("all_reduce (12 elements, float32, sum): rank 1 runs a later call of this communicator than rank 0;");
+  atomic_store(&flag, 1);
+  CHECK_OK(dc_stream_synchronize(stream, 0));
+  dc_stream_destroy(stream);
+  dc_device_destroy(device);
+  return check_dead(comm, DC_E_MISMATCH);
+}
+
+static void test_crossed_streams(void **state) {
+  (void)state;
+  on_threads_and_processes(2, crossed_streams, NULL);
+  assert_int_equal(on_tcp(2, 0, crossed_streams, NULL), 0);
+  assert_int_equal(on_tcp(4, 0, crossed_streams, NULL), 0);
+}
+
 /* ---- too late ---- */
 
 static int late(dc_comm *comm, void *arg) {
@@ -117,8 +189,9 @@ static void test_late(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_other_operator), cmocka_unit_test(test_other_size), cmocka_unit_test(test_other_dtype),
-      cmocka_unit_test(test_other_split),    cmocka_unit_test(test_other_root), cmocka_unit_test(test_late),
+      cmocka_unit_test(test_other_operator),  cmocka_unit_test(test_other_size), cmocka_unit_test(test_other_dtype),
+      cmocka_unit_test(test_other_split),     cmocka_unit_test(test_other_root), cmocka_unit_test(test_crossed_copies),
+      cmocka_unit_test(test_crossed_streams), cmocka_unit_test(test_late),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -255,9 +255,9 @@ dc_status dc__comm_create_levels(dc_comm *whole, const char *node, dc_comm **com
 static dc_status levels_dup(dc_comm *comm, dc_comm **copy) {
   const dc__levels *self = (dc__levels *)comm;
   dc__levels parts = {.length = self->length, .blocks = self->blocks, .node = {self->node[0], self->node[1]}};
-  dc_status status = self->whole->ops->dup(self->whole, &parts.whole);
-  status = status != DC_OK ? status : self->block->ops->dup(self->block, &parts.block);
-  status = status != DC_OK ? status : self->column->ops->dup(self->column, &parts.column);
+  dc_status status = dc__comm_dup(self->whole, &parts.whole);
+  status = status != DC_OK ? status : dc__comm_dup(self->block, &parts.block);
+  status = status != DC_OK ? status : dc__comm_dup(self->column, &parts.column);
   if (status != DC_OK) {
     levels_abort_group(comm, dc_last_error());
     release_parts(&parts);

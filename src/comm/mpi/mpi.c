@@ -164,7 +164,7 @@ static dc_status mpi_dup(dc_comm *comm, dc_comm **copy) {
   DC__TRY(dc__mpi_check_usable(self->mpi, "dc_comm_dup"));
   pthread_mutex_lock(&self->group->mutex);
   dc__mpi_progress_begin();
-  dc_status status = self->control->ops->dup(self->control, &control);
+  dc_status status = dc__comm_dup(self->control, &control);
   dc__mpi_progress_end();
   status = status != DC_OK ? status : create_member(self->group, control, comm->timeout_ns, &member);
   status = status != DC_OK ? status : finish_member(member, copy);

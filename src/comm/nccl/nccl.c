@@ -221,8 +221,7 @@ static dc_status acquire_bootstrap(dc_comm *comm, dc_comm **own) {
     return dc__fail(DC_E_UNSUPPORTED, "NCCL: ranks of this communicator (%s) cannot compare their calls",
                     bootstrap->ops->name);
   }
-  return on_nccl ? bootstrap->ops->dup(bootstrap, own)
-                 : dc__comm_acquire_exclusive("dc_comm_create_nccl", bootstrap, own);
+  return on_nccl ? dc__comm_dup(bootstrap, own) : dc__comm_acquire_exclusive("dc_comm_create_nccl", bootstrap, own);
 }
 
 /* Takes the bootstrap communicator over, even if it fails. */

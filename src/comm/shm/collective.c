@@ -143,7 +143,7 @@ static void publish_call(const shm_plan *p) {
   dc__shm_slot *slot = dc__shm_slot_of(self->group, self->channel, self->head.rank);
   dc__shm_request *call = &slot->calls[self->calls & 1];
   uintptr_t base = self->group->bases[self->head.rank];
-  dc__signature_fill(&call->call, &p->coll, self->head.rank, self->head.world, p->word);
+  dc__signature_fill(&call->call, &self->head, &p->coll, p->word);
   call->staged = p->staged;
   call->has_checksums = p->has_checksums;
   call->stage = (uint64_t)((uintptr_t)self->stage - base);

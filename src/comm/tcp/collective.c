@@ -297,7 +297,7 @@ static dc_status tcp_run_collective(dc__tcp_plan *p) {
   dc__coll_describe_op(p->op_text, p->coll->tag.op, p->coll->tag.id);
   DC__TRY(dc__tcp_group_check(self->group));
   tcp_begin_collective(p);
-  dc__signature_fill(&p->call, p->coll, self->head.rank, self->head.world, p->call.word);
+  dc__signature_fill(&p->call, &self->head, p->coll, p->call.word);
   int64_t bytes = foreign_bytes(p);
   dc_status status = exchange(p);
   dc__tcp_wait_end(&self->wait);
