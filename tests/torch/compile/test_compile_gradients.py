@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from typing import Any, Callable, List, Optional
 
 import libdc.run
@@ -123,3 +124,19 @@ def test_in_no_sync(backend: Optional[str]) -> None:
         return found + grads_of(model)
 
     compare(work, backend)
+
+
+@pytest.mark.parametrize("backend", [None, "libdc"])
+def test_sums_of_no_sync_and_a_backward_of_other_inputs(backend: Optional[str]) -> None:
+    """Its graph reduces gradients that nothing wants into the memory where the sums are averaged."""
+    def work(model: nn.Module, call: Callable[..., Any], first: bool) -> List[Any]:
+        x = torch.ones(2, 4, requires_grad=True)
+        if first:
+            call(x).sum().backward()
+        with dct.no_sync(model) if hasattr(model, "_dc") else contextlib.nullcontext():
+            call(x).square().sum().backward()
+        call(x).sum().backward(inputs=[list(model.parameters())[-1]])
+        return grads_of(model)
+
+    for first in (False, True):
+        compare(functools.partial(work, first=first), backend)

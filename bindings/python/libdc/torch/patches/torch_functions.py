@@ -190,15 +190,24 @@ def _params_of(optimizer: torch.optim.Optimizer) -> List[Any]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
+def _drop_local_sums(params: Iterable[Any]) -> None:
+    """The sums of no_sync() of these parameters."""
+    dropped: Dict[Any, List[ShardedParam]] = {}
+    for entry in map(entry_of, params):
+        root = None if entry is None else entry.root_ref()
+        if entry is not None and root is not None and root.local_sums.entries:
+            dropped.setdefault(root, []).append(entry)
+    for root, entries in dropped.items():
+        root.local_sums.drop(entries)
+
+
 def _make_zero_grad(inner: _Function, params_of: Callable[[Any], Iterable[Any]]) -> _Function:
     """A module's or an optimizer's. Drops the sums of no_sync() with the gradients."""
 
     @functools.wraps(inner)
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         params = list(params_of(self))
-        for entry in map(entry_of, params):
-            if entry is not None and entry.unreduced is not None and entry.alive:
-                entry.root.drop_unreduced([entry])
+        _drop_local_sums(params)
         if not any(part_of(param) is not None for param in params):
             return inner(self, set_to_none)
         with torch._C.DisableTorchFunctionSubclass():  # setting gradients to None, or to 0, is the same for parts

@@ -144,6 +144,9 @@ def _get_grad(func: Any, args: Any, kwargs: Dict[str, Any]) -> Optional[Tensor]:
 def _set_grad(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
     param, grad = args
     part = param._part
+    entry = part.entry_ref()
+    if grad is None and entry is not None and entry.param_ref() is param:
+        entry.drop_local_sum()
     if isinstance(grad, Tensor) and part_of(grad) is None:
         grad = part.of(grad) if grad.shape == part.shape else _operand(grad, part, param.shape, func)
         grad = LocalShard.of(part, _padded(grad, param))

@@ -122,6 +122,21 @@ class ReplicatedParameter(ManagedParameter):
         """A copy of the whole."""
         return plain_tensor(self).clone()
 
+    @property
+    def grad(self) -> Any:
+        return torch.Tensor.grad.__get__(self)
+
+    @grad.setter
+    def grad(self, value: Optional[Tensor]) -> None:
+        torch.Tensor.grad.__set__(self, value)
+        entry = entry_of(self)
+        if value is None and entry is not None:
+            entry.drop_local_sum()
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
 
 for _name in ("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"):
     setattr(ReplicatedParameter, _name, _random_fill(_name))

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import eager_calls
+from .local_sums import LocalSums
 from .order.agreed_order import AgreedOrder, Fills, WholeModelOrder
 from .order.exec_order import ExecOrder, split_into_groups
 from .param_group import Options, ParamGroup
@@ -90,8 +91,8 @@ class Root:
         self._orders: Dict[Any, Any] = {}
         self.with_grad: Dict[int, ShardedParam] = {}  # got a gradient in this backward
         self.direct: Dict[int, Tensor] = {}  # autograd's own parts of gradients, which libdc adds up meanwhile
-        self.unreduced: List[ShardedParam] = []
-        self.kept_grads: Dict[int, Tensor] = {}  # values of `.grad` that a compiled graph's reductions must not change
+        self.local_sums = LocalSums()
+        self.kept_grads: Dict[int, Optional[Tensor]] = {}  # `.grad` before a compiled graph reduces what is not wanted
         self.inputs: Optional[Set[ShardedParam]] = None  # the parameters in backward(inputs=...)
         self.drops_compiled = False  # compiled graphs' gradients do nothing in this backward
         self.queued: Tuple[List[Tensor], List[int]] = [], []  # gradients that are not reduced yet, and their ids
@@ -303,8 +304,9 @@ class Root:
         """A compiled graph will reduce the parameter's gradient. If that is not wanted, `.grad` gets its value back."""
         if self.takes_grad(entry):
             self.with_grad[entry.id] = entry
-        elif entry.param.grad is not None and entry.grad is not None and entry.id not in self.kept_grads:
-            self.kept_grads[entry.id] = plain_tensor(entry.grad).clone()
+        elif entry.id not in self.kept_grads:
+            grad = None if entry.param.grad is None else entry.grad
+            self.kept_grads[entry.id] = None if grad is None else plain_tensor(grad).clone()
 
     def drop_compiled_grads(self) -> None:
         """Compiled graphs reduce whenever their backward runs. In autograd.grad() none of it may reach `.grad`."""
@@ -316,9 +318,10 @@ class Root:
             self.drops_compiled = False
             self.group.context.enable_profiling(False)
 
-    def _restore_grads(self, kept: Dict[int, Tensor]) -> None:
+    def _restore_grads(self, kept: Dict[int, Optional[Tensor]]) -> None:
         for id, grad in kept.items():
-            plain_tensor(self.group.entries[id].grad).copy_(grad)  # type: ignore[arg-type]
+            if grad is not None:
+                plain_tensor(self.group.entries[id].grad).copy_(grad)  # type: ignore[arg-type]
 
     def queue_reduction(self, entry: ShardedParam, grad: Tensor) -> None:
         """Reduces a whole gradient of the running backward, soon."""
@@ -343,12 +346,14 @@ class Root:
                 self.group.context.enable_profiling(True)
 
     def _post_backward(self) -> None:
-        if self.reduce_grads and self.unreduced:
-            waiting, self.unreduced = self.unreduced, []
-            for entry in waiting:  # of no_sync(), and without a gradient in this backward
-                if entry.unreduced is not None:
-                    grad, entry.unreduced = entry.unreduced, None
-                    entry.reduce(grad, self)
+        sums, kept = self.local_sums.waiting() if self.reduce_grads else [], self.kept_grads
+        self._finish_backward([entry for entry in sums if entry.id not in kept])
+        self._finish_backward([entry for entry in sums if entry.id in kept])  # their buffers had gradients of no use
+        self.local_sums.end()
+
+    def _finish_backward(self, sums: Iterable[ShardedParam]) -> None:
+        for entry in sums:
+            entry.reduce(self.local_sums.take(entry), self)
         self.flush_reductions()
         self._end_order()
         reducing = self.state is TrainingState.REDUCING
@@ -381,13 +386,6 @@ class Root:
                 for hook in list((entry.hooks or {}).values()):
                     hook(entry.param)
 
-    def drop_unreduced(self, entries: Iterable[ShardedParam]) -> None:
-        """Zeroes these gradients' sums of no_sync()."""
-        if self.unreduced:
-            for entry in entries:
-                entry.unreduced = None
-            self.unreduced = [entry for entry in self.unreduced if entry.unreduced is not None]
-
     def reset_after_error(self) -> None:
         """A backward raised, or never reached the parameters (autograd.grad): what it began is undone."""
         self._abort_order()
@@ -395,6 +393,7 @@ class Root:
         self.with_grad, self.direct, self.queued, self.queued_elements = {}, {}, ([], []), 0
         kept, self.kept_grads = self.kept_grads, {}
         self._stop_dropping()
+        self.local_sums.put_back()
         self.group.context.step_abort()
         self._restore_grads(kept)
         self.group.stale = True

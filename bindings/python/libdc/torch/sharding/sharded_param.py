@@ -50,7 +50,7 @@ class ShardedParam:
         self.registered_ptr = 0
         self.version = 0  # of the shard, as the library knows it
         self.optimizer_steps = 0  # optimizer steps; fused optimizers leave no trace in the version
-        self.unreduced: Optional[Tensor] = None  # whole local sum of no_sync()
+        self.unreduced: Optional[Tensor] = None  # whole local sum of no_sync(), see local_sums.py
         self.direct: Optional[Tuple[Optional[Tensor]]] = None  # .grad, while autograd makes a gradient of its own
         # This rank's elements; None at stage 0, where it has all.
         self.part = None if root.group.stage == 0 else Part(weakref.ref(self), name, self.cut, self.shape)
@@ -139,15 +139,10 @@ class ShardedParam:
     def reduce(self, grad: Tensor, root: Root) -> None:
         """Takes a whole local gradient, of the backward that runs."""
         if not root.reduce_grads:
-            if self.unreduced is None:
-                wide = grad.dtype if self.reduce_dtype is None else torch.promote_types(grad.dtype, self.reduce_dtype)
-                self.unreduced = grad.to(wide, copy=True, memory_format=torch.contiguous_format)
-                root.unreduced.append(self)
-            else:
-                self.unreduced.add_(grad)
+            root.local_sums.add(self, grad)
             return
         if self.unreduced is not None:
-            grad, self.unreduced = self.unreduced.add_(grad), None
+            grad = root.local_sums.take(self) + grad
         if root.reductions is not None:
             root.reductions.reduce(self.id, grad)
         else:
@@ -161,13 +156,19 @@ class ShardedParam:
 
     def reduce_nothing(self, root: Root) -> bool:
         """Reduces zeros, or what no_sync() has left; says whether that was something. All ranks must do so."""
-        grad, self.unreduced = self.unreduced, None
-        left = grad is not None
-        if grad is None:
-            dtype = self.param_dtype or self.data.dtype
-            grad = torch.zeros(self.shape, dtype=dtype, device=self.data.device)
+        left = self.unreduced is not None
+        if left:
+            grad = root.local_sums.take(self)
+        else:
+            grad = torch.zeros(self.shape, dtype=self.param_dtype or self.data.dtype, device=self.data.device)
         self.reduce_now(grad, root)
         return left
+
+    def drop_local_sum(self) -> None:
+        """`.grad` was set to None, so what no_sync() has summed goes, too."""
+        root = self.root_ref()
+        if root is not None and root.local_sums.entries:
+            root.local_sums.drop([self])
 
     def take_direct_gradients(self) -> None:
         """The parameter can be used without a module's attribute, and autograd has a gradient then. Hooks tell of it:
@@ -201,13 +202,14 @@ class ShardedParam:
                 if self.group.stage == 0:
                     root.pre_backward()
                 self.direct = (param.grad,)
-                param.grad = None
+                _set_grad(param, None)
 
     def _take_direct(self, aside: Optional[Tensor]) -> None:
         """Autograd's own gradient is there, and what was put aside comes back."""
         param, root, self.direct = self.param, self.root, None
         with torch._C.DisableTorchFunctionSubclass():
-            grad, param.grad = param.grad, aside
+            grad = param.grad
+            _set_grad(param, aside)
             if grad is None:
                 return
             if self.group.stage == 0:
@@ -215,6 +217,10 @@ class ShardedParam:
             else:
                 before = root.direct.get(self.id)
                 root.direct[self.id] = grad.detach() if before is None else before + grad.detach()
+
+
+# Sets `.grad` alone: where a user sets it to None, a sum of no_sync() goes, too.
+_set_grad = torch.Tensor.grad.__set__  # type: ignore[attr-defined]
 
 
 def accumulates(param: Tensor) -> bool:
