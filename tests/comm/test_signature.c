@@ -98,7 +98,7 @@ static int crossed_copies(dc_comm *comm, void *arg) {
     CHECK_OK(dc_comm_dup(first[which], &second[which]));
   }
   CHECK(gather(second[comm->rank == 1], 5, N, DC_FLOAT32) == DC_E_MISMATCH);
-  CHECK_SAYS("allgather_param of parameter 5 (12 elements, float32): rank 1 has another copy of a communicator than");
+  CHECK_SAYS("has another copy of a communicator than rank ");
   for (int i = 0; i < 2; i++) {
     dc_comm_destroy(second[i]);
     dc_comm_destroy(first[i]);
@@ -141,7 +141,7 @@ static int crossed_streams(dc_comm *comm, void *arg) {
     CHECK_OK(dc_stream_synchronize(stream, 0));
   }
   CHECK(dc_comm_all_reduce(comm, &tensors[1], DC_SUM, NULL) == DC_E_MISMATCH);
-  CHECK_SAYS("all_reduce (12 elements, float32, sum): rank 1 runs a later call of this communicator than rank 0;");
+  CHECK_SAYS("all_reduce (12 elements, float32, sum): rank 1 runs a later call of this communicator than rank ");
   atomic_store(&flag, 1);
   CHECK_OK(dc_stream_synchronize(stream, 0));
   dc_stream_destroy(stream);
