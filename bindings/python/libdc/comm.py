@@ -49,8 +49,8 @@ class Collectives:
         return None
 
     def abort(self) -> None:
-        """Makes blocked calls raise. Called at the deadline and by Comm.abort, on another thread. The deadline cannot
-        end a method that blocks and is not ended here."""
+        """Makes blocked calls raise, and also one that has just begun and blocks later. Called at the deadline and by
+        Comm.abort, on another thread. The deadline cannot end a method that blocks and is not ended here."""
 
     def close(self) -> None:
         """Called once, when the communicator is gone."""

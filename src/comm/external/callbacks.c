@@ -26,15 +26,19 @@ static void describe_callback(char text[DC__COLL_TEXT], const dc__external_callb
   }
 }
 
-void dc__external_callback_begin(dc__external *self, const dc__coll *coll, const char *callback) {
+dc_status dc__external_callback_begin(dc__external *self, const dc__coll *coll, const char *callback) {
   const dc__external_callback call = {.name = callback,
                                       .since = dc__now_ns(),
                                       .thread = pthread_self(),
                                       .id = coll != NULL ? coll->tag.id : -1,
                                       .op = coll != NULL ? coll->tag.op : 0};
   pthread_mutex_lock(&self->group->mutex);
-  *callback_slot(self, coll) = call;
+  dc_status status = dc__failure_raise(&self->group->failure); /* whose abort came too early for the callback */
+  if (status == DC_OK) {
+    *callback_slot(self, coll) = call;
+  }
   pthread_mutex_unlock(&self->group->mutex);
+  return status;
 }
 
 dc_status dc__external_callback_end(dc__external *self, const dc__coll *coll, int32_t error) {
@@ -42,7 +46,7 @@ dc_status dc__external_callback_end(dc__external *self, const dc__coll *coll, in
   char name[DC__COLL_TEXT];
   pthread_mutex_lock(&group->mutex);
   const dc__external_callback call = *callback_slot(self, coll);
-  dc_status status = call.timed_out ? dc__failure_raise(&group->failure) : DC_OK;
+  dc_status status = dc__failure_raise(&group->failure);
   callback_slot(self, coll)->name = NULL;
   pthread_mutex_unlock(&group->mutex);
   if (status != DC_OK || error == 0) {

@@ -127,7 +127,7 @@ static dc_status exchange_once(dc__external *self, const dc__coll *coll) {
     end = external_pack_parts(coll, reduce ? r : rank, end);
   }
   const dc_comm_callbacks *c = &self->callbacks;
-  dc__external_callback_begin(self, coll, "all_to_all");
+  DC__TRY(dc__external_callback_begin(self, coll, "all_to_all"));
   DC__TRY(dc__external_callback_end(self, coll, c->all_to_all(send, send_counts, recv, recv_counts, dtype, c->user)));
   if (reduce) {
     add_parts(self, coll, recv, (const void **)(counts + 2 * world));
@@ -195,7 +195,7 @@ dc_status dc__external_gather(dc__external *self, const dc__coll *coll) {
   int32_t dtype = common_dtype(coll);
   const dc_comm_callbacks *c = &self->callbacks;
   int64_t count = block / (int64_t)dc_dtype_size(dtype);
-  dc__external_callback_begin(self, coll, "all_gather");
+  DC__TRY(dc__external_callback_begin(self, coll, "all_gather"));
   DC__TRY(dc__external_callback_end(self, coll, c->all_gather(send, recv, count, dtype, c->user)));
   pos = 0;
   for (int32_t i = 0; i < coll->count; i++) {
@@ -273,7 +273,7 @@ static dc_status reduce_dtype(dc__external *self, const dc__coll *coll, int32_t 
   DC__TRY(external_reserve_scratch(self, 1, bytes, &recv));
   pack_sends(self, coll, dtype, send);
   const dc_comm_callbacks *c = &self->callbacks;
-  dc__external_callback_begin(self, coll, "reduce_scatter");
+  DC__TRY(dc__external_callback_begin(self, coll, "reduce_scatter"));
   DC__TRY(dc__external_callback_end(self, coll, c->reduce_scatter(send, recv, block, dtype, c->user)));
   unpack_sums(self, coll, dtype, recv);
   atomic_fetch_add(&self->head.wire_bytes, bytes * (self->head.world - 1));

@@ -91,7 +91,7 @@ static dc_status external_compare_signatures(dc__external *self, const dc__coll 
   own[SIG_MISSING_RECV] = 1 + dc__coll_missing_recv(coll, self->head.rank);
   *same = true;
   const dc_comm_callbacks *c = &self->callbacks;
-  dc__external_callback_begin(self, coll, "all_gather");
+  DC__TRY(dc__external_callback_begin(self, coll, "all_gather"));
   DC__TRY(dc__external_callback_end(self, coll, c->all_gather(own, all, SIG_WORDS, DC_INT64, c->user)));
   for (int32_t r = 1; r < self->head.world; r++) {
     const int64_t *other = &all[(size_t)r * SIG_WORDS];
@@ -138,10 +138,10 @@ static dc_status external_run_collective(dc__external *self, const dc__coll *col
     if (bytes == 0) {
       return DC_OK;
     }
-    dc__external_callback_begin(self, coll, "broadcast");
+    DC__TRY(dc__external_callback_begin(self, coll, "broadcast"));
     return dc__external_callback_end(self, coll, c->broadcast(coll->items[0].recv, bytes, coll->root, c->user));
   }
-  dc__external_callback_begin(self, coll, "barrier");
+  DC__TRY(dc__external_callback_begin(self, coll, "barrier"));
   return dc__external_callback_end(self, coll, c->barrier(c->user));
 }
 
@@ -272,14 +272,14 @@ static dc_status external_dup(dc_comm *comm, dc_comm **copy) {
   if (callbacks.dup == NULL) {
     return dc__fail(DC_E_UNSUPPORTED, "dc_comm_dup: the caller's table has no dup");
   }
-  dc__external_callback_begin(self, NULL, "dup");
+  DC__TRY(dc__external_callback_begin(self, NULL, "dup"));
   int32_t error = callbacks.dup(self->callbacks.user, &callbacks.user);
-  dc_status timed_out = dc__external_callback_end(self, NULL, error);
+  dc_status ended = dc__external_callback_end(self, NULL, error);
   if (error != 0) {
-    return timed_out;
+    return ended;
   }
-  dc_status status = timed_out != DC_OK
-                         ? timed_out
+  dc_status status = ended != DC_OK
+                         ? ended
                          : external_create(&callbacks, self->group, comm->rank, comm->world, comm->timeout_ns, copy);
   if (status != DC_OK && callbacks.destroy_user != NULL) {
     callbacks.destroy_user(callbacks.user);
@@ -321,15 +321,14 @@ static dc_status external_split(dc_comm *comm, const dc__split *split, dc_comm *
     return dc__fail(DC_E_UNSUPPORTED, "dc_comm_split: the caller's table has no split");
   }
   callbacks.user = NULL;
-  dc__external_callback_begin(self, NULL, "split");
+  DC__TRY(dc__external_callback_begin(self, NULL, "split"));
   int32_t error = callbacks.split(split->members, split->world, self->callbacks.user, &callbacks.user);
-  dc_status timed_out = dc__external_callback_end(self, NULL, error);
+  dc_status ended = dc__external_callback_end(self, NULL, error);
   if (error != 0 || split->world == 0) {
-    return timed_out;
+    return ended;
   }
-  dc_status status = timed_out != DC_OK
-                         ? timed_out
-                         : external_create_group(&callbacks, split->rank, split->world, comm->timeout_ns, part);
+  dc_status status =
+      ended != DC_OK ? ended : external_create_group(&callbacks, split->rank, split->world, comm->timeout_ns, part);
   if (status != DC_OK && callbacks.destroy_user != NULL) {
     callbacks.destroy_user(callbacks.user);
   }

@@ -43,8 +43,9 @@ typedef struct dc__external {
 /* Fails the group with this thread's last error, unless it has failed. */
 void dc__external_fail(dc__external_group *group, dc_status status);
 
-/* callbacks.c: brackets each callback; the second one turns its result into a status. coll is NULL for dup. */
-void dc__external_callback_begin(dc__external *self, const dc__coll *coll, const char *callback);
+/* callbacks.c: brackets each callback; the first one refuses it in a failed group, the second one turns its result into
+ * a status. coll is NULL for dup. */
+dc_status dc__external_callback_begin(dc__external *self, const dc__coll *coll, const char *callback);
 dc_status dc__external_callback_end(dc__external *self, const dc__coll *coll, int32_t error);
 /* DC_E_STATE on a thread that runs a callback of this communicator, since it would deadlock. */
 dc_status dc__external_check_reentry(dc__external *self, const dc__coll *coll);

@@ -2,7 +2,7 @@
 #include "comm/split.h"
 #include "comm_ranks.h"
 
-enum { RETURNS_ON_ABORT, RETURNS_LATE, CALLS_LIBDC };
+enum { RETURNS_ON_ABORT, RETURNS_LATE, CALLS_LIBDC, ABORTED_BEFORE };
 
 /* A world of two, whose other rank does as this one; its barrier waits for `leave`. */
 typedef struct stuck {
@@ -17,6 +17,20 @@ static int32_t gather_twice(const void *send, void *recv, int64_t count, int32_t
   memcpy(recv, send, bytes);
   memcpy((char *)recv + bytes, send, bytes);
   return 0;
+}
+
+static void *abort_stuck(void *arg) {
+  const stuck *s = arg;
+  dc_comm_abort(s->comm, "enough");
+  return NULL;
+}
+
+/* Another thread aborts while the signatures are exchanged. */
+static int32_t gather_and_abort(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
+  pthread_t thread;
+  pthread_create(&thread, NULL, abort_stuck, arg);
+  pthread_join(thread, NULL);
+  return gather_twice(send, recv, count, dtype, arg);
 }
 
 static int32_t no_reduce_scatter(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
@@ -55,12 +69,12 @@ static int32_t same_user(void *arg, void **out) {
 static void open_stuck(stuck *s, int how, int64_t timeout_ns) {
   const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
   const dc_comm_callbacks callbacks = {.struct_size = sizeof callbacks,
-                                       .all_gather = gather_twice,
+                                       .all_gather = how == ABORTED_BEFORE ? gather_and_abort : gather_twice,
                                        .reduce_scatter = no_reduce_scatter,
                                        .broadcast = no_broadcast,
                                        .barrier = stay,
                                        .dup = same_user,
-                                       .abort = how == RETURNS_ON_ABORT ? make_leave : NULL,
+                                       .abort = how == RETURNS_LATE || how == CALLS_LIBDC ? NULL : make_leave,
                                        .user = s};
   s->how = how;
   assert_int_equal(dc_comm_create_external(&callbacks, 0, 2, &options, &s->comm), DC_OK);
@@ -138,6 +152,18 @@ static void test_a_copy_or_split_fails(void **state) {
   dc_comm_destroy(comm);
 }
 
+/* Nothing would end a callback that begins after its abort. */
+static void test_no_function_begins_after_an_abort(void **state) {
+  (void)state;
+  stuck s = {0};
+  open_stuck(&s, ABORTED_BEFORE, 60000 * MS);
+  assert_int_equal(dc_comm_barrier(s.comm), DC_E_ABORTED);
+  assert_string_equal(dc_last_error(), "rank 0 aborted the group: enough");
+  assert_int_equal(atomic_load(&s.aborted), 1);
+  assert_int_equal(atomic_load(&s.inside), 0);
+  dc_comm_destroy(s.comm);
+}
+
 static void test_a_function_calls_libdc(void **state) {
   (void)state;
   stuck s = {0};
@@ -149,9 +175,8 @@ static void test_a_function_calls_libdc(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_abort_ends_a_function),
-      cmocka_unit_test(test_a_function_returns_late),
-      cmocka_unit_test(test_a_copy_or_split_fails),
+      cmocka_unit_test(test_abort_ends_a_function),  cmocka_unit_test(test_a_function_returns_late),
+      cmocka_unit_test(test_a_copy_or_split_fails),  cmocka_unit_test(test_no_function_begins_after_an_abort),
       cmocka_unit_test(test_a_function_calls_libdc),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -30,7 +30,7 @@ pub trait Collectives: Send + Sync + Sized + 'static {
     fn dup(&self) -> External<Self> {
         Err(sys::DC_E_UNSUPPORTED)
     }
-    /// Makes blocked calls return an error.
+    /// Makes blocked calls return an error, and also one that has just begun and blocks later.
     fn abort(&self) {}
 }
 
