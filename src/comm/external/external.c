@@ -17,6 +17,7 @@ enum {
   SIG_TOTAL,
   SIG_DTYPE,
   SIG_COUNT,
+  SIG_ROOT,
   SIG_HASH,
   SIG_CAPTURED,
   SIG_AGREE_WORD,
@@ -44,7 +45,7 @@ static void fail_group(dc__external *self, dc_status status) {
 /* ---- the comparison ---- */
 
 static void make_signature(const dc__external *self, const dc__coll *coll, int64_t signature[SIG_WORDS]) {
-  uint64_t hash = (uint64_t)coll->root;
+  uint64_t hash = 0;
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     hash = hash * 31 + dc__coll_ranges_hash(item, self->head.world);
@@ -61,11 +62,12 @@ static void make_signature(const dc__external *self, const dc__coll *coll, int64
   signature[SIG_TOTAL] = first->total;
   signature[SIG_DTYPE] = first->dtype * 4 + first->reduce_op;
   signature[SIG_COUNT] = coll->count;
+  signature[SIG_ROOT] = coll->root;
   signature[SIG_HASH] = (int64_t)hash;
   signature[SIG_CAPTURED] = coll->captured;
 }
 
-static void external_describe_signature(char text[DC__COLL_TEXT], const int64_t *signature, const dc__coll *coll) {
+static void external_describe_signature(char text[DC__COLL_TEXT], const int64_t *signature) {
   const dc__coll_name name = {.graph_id = DC__COLL_NO_GRAPH,
                               .id = signature[SIG_ID],
                               .total = signature[SIG_TOTAL],
@@ -74,7 +76,7 @@ static void external_describe_signature(char text[DC__COLL_TEXT], const int64_t 
                               .count = (int32_t)signature[SIG_COUNT],
                               .dtype = (int32_t)(signature[SIG_DTYPE] / 4),
                               .reduce_op = (int32_t)(signature[SIG_DTYPE] % 4),
-                              .root = coll->root};
+                              .root = (int32_t)signature[SIG_ROOT]};
   dc__coll_describe(text, &name);
 }
 
@@ -104,8 +106,8 @@ static dc_status external_compare_signatures(dc__external *self, const dc__coll 
     if (memcmp(all, other, SIG_AGREE_WORD * sizeof *own) != 0) {
       char zero_text[DC__COLL_TEXT];
       char other_text[DC__COLL_TEXT];
-      external_describe_signature(zero_text, all, coll);
-      external_describe_signature(other_text, other, coll);
+      external_describe_signature(zero_text, all);
+      external_describe_signature(other_text, other);
       const char *rest = strcmp(zero_text, other_text) == 0 ? ", which differ in graph, split or a later tensor" : "";
       return dc__fail(DC_E_MISMATCH, "rank %" PRId32 " called %s where rank 0 called %s%s", r, other_text, zero_text,
                       rest);

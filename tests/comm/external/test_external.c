@@ -228,6 +228,23 @@ static void test_mismatch(void **state) {
   on_external(mismatch, exchanges);
 }
 
+/* Each rank takes itself for the root. */
+static int other_roots(dc_comm *comm, void *arg) {
+  (void)arg;
+  int64_t one = 1;
+  float data = 0;
+  dc_tensor tensor = flat(&data, &one, DC_FLOAT32);
+  CHECK(dc_comm_broadcast(comm, &tensor, dc_comm_rank(comm), NULL) == DC_E_MISMATCH);
+  CHECK_SAYS("rank 1 called broadcast (4 bytes from rank 1) where rank 0 called broadcast (4 bytes from rank 0)");
+  return 0;
+}
+
+static void test_other_roots(void **state) {
+  (void)state;
+  exchange exchanges[2] = {0};
+  on_external(other_roots, exchanges);
+}
+
 /* A rank that owns a part of the result and has no memory for it: the error on all ranks names it. */
 static int without_a_place(dc_comm *comm, void *arg) {
   (void)arg;
@@ -303,7 +320,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_collectives),     cmocka_unit_test(test_group),    cmocka_unit_test(test_copies),
       cmocka_unit_test(test_callback_error),  cmocka_unit_test(test_mismatch), cmocka_unit_test(test_without_dup),
-      cmocka_unit_test(test_without_a_place), cmocka_unit_test(test_parts),
+      cmocka_unit_test(test_without_a_place), cmocka_unit_test(test_parts),    cmocka_unit_test(test_other_roots),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
