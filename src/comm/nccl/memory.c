@@ -7,9 +7,9 @@
  *
  * Each rank's NCCL chooses by the rank's own addresses and derives the peers' from its own offsets. So a gather may use
  * a window only at the same offset on all ranks, which NCCL does not check. The handshake before each gather does: the
- * ranks compare a hash of the offsets (dc__nccl_buffers_hash). If all are equal, all ranks are in the same state.
- * Blocks that are no windows yet are then registered, since every rank takes part. Otherwise the gather is made of
- * broadcasts, for which NCCL has no windows. Equality is as certain as a 64-bit hash.
+ * ranks compare a hash of the blocks and offsets (dc__nccl_buffers_hash). If all are equal, all ranks are in the same
+ * state. Blocks that are no windows yet are then registered, since every rank takes part. Otherwise the gather is made
+ * of broadcasts, for which NCCL has no windows. Equality is as certain as a 64-bit hash.
  *
  * Reductions are sends and receives, for which NCCL has no windows either. */
 #include "comm/nccl/nccl.h"
@@ -123,7 +123,17 @@ static uint64_t add_word(uint64_t hash, uint64_t word) {
   return (hash ^ word) * UINT64_C(1099511628211);
 }
 
+/* Blocks that are no windows yet have no number, so this says which buffers share one. */
+static int first_in_block(const dc__nccl_block *const *blocks, int buffer) {
+  int first = 0;
+  while (blocks[first] != blocks[buffer]) {
+    first++;
+  }
+  return first;
+}
+
 uint64_t dc__nccl_buffers_hash(dc__nccl *self, const dc__coll *coll, bool *unregistered) {
+  const dc__nccl_block *blocks[BUFFERS * DC__COMM_GROUP];
   uint64_t hash = 0;
   *unregistered = false;
   if (coll->kind != DC__COLL_GATHER || self->library.ncclCommWindowRegister == NULL) {
@@ -132,9 +142,12 @@ uint64_t dc__nccl_buffers_hash(dc__nccl *self, const dc__coll *coll, bool *unreg
   for (int i = 0; i < BUFFERS * coll->count; i++) {
     size_t offset;
     const dc__nccl_block *block = find_block(self, &coll->items[i / BUFFERS], i % BUFFERS, &offset);
+    blocks[i] = block;
     if (block != NULL) {
       *unregistered = *unregistered || block->number == 0;
-      const uint64_t words[] = {(uint64_t)i + 1, block->number, block->window != NULL, block->bytes, offset};
+      const uint64_t words[] = {(uint64_t)i + 1, (uint64_t)first_in_block(blocks, i),
+                                block->number,   block->window != NULL,
+                                block->bytes,    offset};
       for (size_t w = 0; w < DC__COUNT(words); w++) {
         hash = add_word(hash, words[w]);
       }

@@ -209,6 +209,40 @@ static void test_one_rank_with_shards_on_the_host(void **state) {
   all_went(2, 0, 2 * PARAMS, 0);
 }
 
+/* Rank 0 gathers within one block, rank 1 out of one into another. None is a window yet, and all offsets agree. */
+static void other_blocks(card_rank *c) {
+  enum { BYTES = 8192, COUNT = 64 };
+  int64_t count = COUNT, all = 2 * COUNT;
+  float sent[2 * COUNT], found[2 * COUNT];
+  void *from = NULL, *to = NULL;
+  for (int i = 0; i < 2 * COUNT; i++) {
+    sent[i] = weight(3, i);
+  }
+  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+  OK(&c->r, c->nccl->ops->heap_alloc(c->nccl, BYTES, &from));
+  to = from;
+  if (c->r.rank == 1) {
+    OK(&c->r, c->nccl->ops->heap_alloc(c->nccl, BYTES, &to));
+  }
+  OK(&c->r, put(c, from, sent + c->r.rank * COUNT, COUNT * sizeof(float)));
+  float *result = (float *)to + BYTES / 2 / sizeof(float);
+  dc_tensor own = flat(from, &count, DC_FLOAT32), whole = flat(result, &all, DC_FLOAT32);
+  OK(&c->r, dc_comm_all_gather(c->nccl, &own, &whole, NULL, c->stream));
+  OK(&c->r, put(c, found, result, sizeof found));
+  CHECK(&c->r, memcmp(found, sent, sizeof found) == 0);
+  c->nccl->ops->heap_free(c->nccl, from, BYTES);
+  if (to != from) {
+    c->nccl->ops->heap_free(c->nccl, to, BYTES);
+  }
+}
+
+static void test_ranks_with_other_blocks(void **state) {
+  (void)state;
+  on_cards(2, ON_PROCESSES, 30 * second, other_blocks);
+  all_went(2, 0, 2, 0);
+  assert_int_equal(cudasim_calls("ncclCommWindowRegister"), 0);
+}
+
 /* ---- graphs ---- */
 
 /* A capture's memory is its own, and is not registered, which no capture allows. */
@@ -276,13 +310,10 @@ static void test_a_registration_fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_gathers_go_through_windows),
-      TEST(test_shards_on_the_host),
-      TEST(test_hosts_ahead_of_their_cards),
-      TEST(test_without_windows),
-      TEST(test_ranks_out_of_step),
-      TEST(test_one_rank_with_shards_on_the_host),
-      TEST(test_captures),
+      TEST(test_gathers_go_through_windows), TEST(test_shards_on_the_host),
+      TEST(test_hosts_ahead_of_their_cards), TEST(test_without_windows),
+      TEST(test_ranks_out_of_step),          TEST(test_one_rank_with_shards_on_the_host),
+      TEST(test_ranks_with_other_blocks),    TEST(test_captures),
       TEST(test_a_registration_fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
