@@ -13,28 +13,34 @@ static const int64_t idle_interval_ns = INT64_C(100000000);
 
 /* ---- begin and end; under collective_mutex ---- */
 
+static dc_status create_inflight(dc__nccl *self, dc__nccl_inflight **inflight) {
+  const dc__device_ops *ops = self->device->ops;
+  dc__nccl_inflight *f = dc__calloc(1, sizeof *f);
+  if (f == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  dc_status status = ops->event_create(self->device, &f->begun);
+  status = status != DC_OK ? status : ops->event_create(self->device, &f->done);
+  if (status == DC_OK) {
+    *inflight = f;
+    return DC_OK;
+  }
+  if (f->begun != NULL) {
+    ops->event_destroy(f->begun);
+  }
+  dc__free(f);
+  return status;
+}
+
 /* Reuses slots: few collectives are in flight at once. */
-static dc__nccl_inflight *alloc_inflight(dc__nccl *self) {
+static dc_status alloc_inflight(dc__nccl *self, dc__nccl_inflight **inflight) {
   pthread_mutex_lock(&self->watch_mutex);
-  dc__nccl_inflight *inflight = self->free_list;
-  if (inflight != NULL) {
-    self->free_list = inflight->next;
+  *inflight = self->free_list;
+  if (*inflight != NULL) {
+    self->free_list = (*inflight)->next;
   }
   pthread_mutex_unlock(&self->watch_mutex);
-  if (inflight != NULL) {
-    return inflight;
-  }
-  const dc__device_ops *ops = self->device->ops;
-  inflight = dc__calloc(1, sizeof *inflight);
-  if (inflight != NULL && (ops->event_create(self->device, &inflight->begun) != DC_OK ||
-                           ops->event_create(self->device, &inflight->done) != DC_OK)) {
-    if (inflight->begun != NULL) {
-      ops->event_destroy(inflight->begun);
-    }
-    dc__free(inflight);
-    inflight = NULL;
-  }
-  return inflight;
+  return *inflight != NULL ? DC_OK : create_inflight(self, inflight);
 }
 
 /* An event is reused only after its collective is done, so a wait for a reused event still covers the previous one. */
@@ -48,10 +54,8 @@ static void wait_for_previous(dc__nccl *self, dc_stream *stream) {
 }
 
 dc_status dc__nccl_begin(dc__nccl *self, const dc__coll *coll, const char *name, dc__nccl_inflight **inflight) {
-  dc__nccl_inflight *f = alloc_inflight(self);
-  if (f == NULL) {
-    return DC_E_NO_MEMORY;
-  }
+  dc__nccl_inflight *f;
+  DC__TRY(alloc_inflight(self, &f));
   snprintf(f->name, sizeof f->name, "%s", name);
   f->next = NULL;
   f->since = 0;

@@ -242,6 +242,27 @@ static void test_a_lost_device(void **state) {
   on_cards(2, ON_PROCESSES, 100 * second, loses_card);
 }
 
+static dc_status no_event(dc_device *device, dc_event **event) {
+  (void)event;
+  return dc__fail(DC_E_DEVICE, "device \"%s\" has no event", device->name);
+}
+
+/* The first collective in flight needs events; the device's own error is the communicator's. */
+static void has_no_events(card_rank *c) {
+  static dc__device_ops without[2];
+  without[c->r.rank] = *c->r.device->ops;
+  without[c->r.rank].event_create = no_event;
+  c->r.device->ops = &without[c->r.rank];
+  dc_status status = gather_after(c, do_nothing, COUNT, 100 * second);
+  CHECK(&c->r, (status == DC_E_DEVICE || status == DC_E_ABORTED) && says("has no event"));
+}
+
+static void test_a_device_without_events(void **state) {
+  (void)state;
+  on_cards(2, ON_PROCESSES, 100 * second, has_no_events);
+  nothing_left();
+}
+
 /* ---- every call failing in turn ---- */
 
 static void use_all(card_rank *c) {
@@ -309,6 +330,7 @@ int main(void) {
       TEST(test_an_asynchronous_error),
       TEST(test_a_mismatch_is_found_first),
       TEST(test_a_lost_device),
+      TEST(test_a_device_without_events),
       TEST(test_every_call_fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
