@@ -10,6 +10,7 @@
 
 /* The words that ranks compare before a collective; the last two words may differ. */
 enum {
+  SIG_FUNCTIONS,
   SIG_OP,
   SIG_KIND,
   SIG_ID,
@@ -44,6 +45,25 @@ static void fail_group(dc__external *self, dc_status status) {
 
 /* ---- the comparison ---- */
 
+/* Functions that either all ranks' tables have or none: a rank that calls another one waits for the others in vain. */
+static const char *const shared_functions[] = {"reduce_scatter", "all_to_all", "dup", "split"};
+
+static int64_t functions_of(const dc_comm_callbacks *c) {
+  return (c->reduce_scatter != NULL) | (c->all_to_all != NULL) << 1 | (c->dup != NULL) << 2 | (c->split != NULL) << 3;
+}
+
+static dc_status fail_other_functions(int32_t rank, int64_t functions, int64_t zero_functions) {
+  size_t i = 0;
+  while (i + 1 < DC__COUNT(shared_functions) && ((functions ^ zero_functions) >> i & 1) == 0) {
+    i++;
+  }
+  const bool zero_has = (zero_functions >> i & 1) != 0;
+  return dc__fail(DC_E_MISMATCH,
+                  "rank %" PRId32 "'s callbacks have no %s where those of rank %" PRId32
+                  " have one; all ranks must give dc_comm_create_external the same functions",
+                  zero_has ? rank : 0, shared_functions[i], zero_has ? 0 : rank);
+}
+
 static void make_signature(const dc__external *self, const dc__coll *coll, int64_t signature[SIG_WORDS]) {
   uint64_t hash = 0;
   for (int32_t i = 0; i < coll->count; i++) {
@@ -55,6 +75,7 @@ static void make_signature(const dc__external *self, const dc__coll *coll, int64
   }
   const dc__coll_item none = {.total = 0};
   const dc__coll_item *first = coll->count > 0 ? &coll->items[0] : &none;
+  signature[SIG_FUNCTIONS] = functions_of(&self->callbacks);
   signature[SIG_OP] = coll->tag.op;
   signature[SIG_KIND] = coll->kind;
   signature[SIG_ID] = coll->tag.id;
@@ -98,6 +119,9 @@ static dc_status external_compare_signatures(dc__external *self, const dc__coll 
   for (int32_t r = 1; r < self->head.world; r++) {
     const int64_t *other = &all[(size_t)r * SIG_WORDS];
     *same = *same && other[SIG_AGREE_WORD] == all[SIG_AGREE_WORD];
+    if (all[SIG_FUNCTIONS] != other[SIG_FUNCTIONS]) {
+      return fail_other_functions(r, other[SIG_FUNCTIONS], all[SIG_FUNCTIONS]);
+    }
     if (all[SIG_CAPTURED] != other[SIG_CAPTURED]) {
       const dc__tag zero = external_tag_of(all), its = external_tag_of(other);
       return other[SIG_CAPTURED] != 0 ? dc__coll_fail_capture_mismatch(r, &its, 0, &zero)

@@ -245,6 +245,32 @@ static void test_other_roots(void **state) {
   on_external(other_roots, exchanges);
 }
 
+/* Rank 1 alone has an all_to_all, so it would not come to the others' reduce_scatter. */
+static int other_functions(dc_comm *comm, void *arg) {
+  exchange *exchanges = arg;
+  const int64_t one = 1, world = WORLD;
+  float send[WORLD] = {0}, recv = 0;
+  const dc_tensor from = flat(send, &world, DC_FLOAT32);
+  dc_tensor to = flat(&recv, &one, DC_FLOAT32);
+  dc_comm_callbacks callbacks = table;
+  user own = {&exchanges[0], dc_comm_rank(comm), NULL, NULL};
+  dc_comm *other = NULL;
+  callbacks.user = &own;
+  callbacks.all_to_all = own.rank == 1 ? all_to_all : NULL;
+  atomic_fetch_add(&exchanges[0].users, 1);
+  CHECK_OK(dc_comm_create_external(&callbacks, own.rank, WORLD, NULL, &other));
+  CHECK(dc_comm_reduce_scatter(other, &from, &to, NULL, DC_SUM, NULL) == DC_E_MISMATCH);
+  CHECK_SAYS("rank 0's callbacks have no all_to_all where those of rank 1 have one");
+  dc_comm_destroy(other);
+  return 0;
+}
+
+static void test_other_functions(void **state) {
+  (void)state;
+  exchange exchanges[2] = {0};
+  on_external(other_functions, exchanges);
+}
+
 /* A rank that owns a part of the result and has no memory for it: the error on all ranks names it. */
 static int without_a_place(dc_comm *comm, void *arg) {
   (void)arg;
@@ -321,6 +347,7 @@ int main(void) {
       cmocka_unit_test(test_collectives),     cmocka_unit_test(test_group),    cmocka_unit_test(test_copies),
       cmocka_unit_test(test_callback_error),  cmocka_unit_test(test_mismatch), cmocka_unit_test(test_without_dup),
       cmocka_unit_test(test_without_a_place), cmocka_unit_test(test_parts),    cmocka_unit_test(test_other_roots),
+      cmocka_unit_test(test_other_functions),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
