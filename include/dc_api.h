@@ -481,9 +481,10 @@ typedef struct dc_comm_callbacks {
   /** Makes an independent group of the same ranks. NULL: gathers and reductions share one stream, and only one context
    *  at a time can be initialised with the communicator, beside which the caller must not use it. */
   int32_t (*dup)(void *user, void **new_user);
-  /** Makes blocked calls return an error; called at the deadline and by dc_comm_abort(), on another thread. libdc
-   *  starts no collective function after it. One that has just begun may not block yet, so the effect should be sticky:
-   *  calls that block later return an error, too. May be NULL. */
+  /** Makes blocked calls return an error, on other ranks too if it can. Called at the deadline and by dc_comm_abort(), on
+   *  another thread. Also called when this rank alone cannot go on with a collective, for which the others may wait.
+   *  libdc starts no collective function after it. One that has just begun may not block yet, so the effect should be
+   *  sticky: calls that block later return an error, too. May be NULL. */
   void (*abort)(void *user);
   /** Called once for each user pointer when its communicator is destroyed. May be NULL. */
   void (*destroy_user)(void *user);

@@ -49,8 +49,9 @@ class Collectives:
         return None
 
     def abort(self) -> None:
-        """Makes blocked calls raise, and also one that has just begun and blocks later. Called at the deadline and by
-        Comm.abort, on another thread. The deadline cannot end a method that blocks and is not ended here."""
+        """Makes blocked calls raise, on other ranks too if it can, and also one that has just begun and blocks later.
+        Called at the deadline and by Comm.abort, on another thread, and when this rank alone cannot go on. The deadline
+        cannot end a method that blocks and is not ended here."""
 
     def close(self) -> None:
         """Called once, when the communicator is gone."""

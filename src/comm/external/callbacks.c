@@ -7,10 +7,40 @@
 
 #include "comm/external/external.h"
 
-void dc__external_fail(dc__external_group *group, dc_status status) {
-  pthread_mutex_lock(&group->mutex);
+/* Requires the mutex, and so do the next ones. */
+static void external_keep_failure(dc__external_group *group, dc_status status) {
   dc__failure_keep(&group->failure, status);
   atomic_store_explicit(&group->failed, 1, memory_order_release);
+}
+
+static void abort_members(dc__external_group *group) {
+  group->aborted = true;
+  for (dc__external *member = group->members; member != NULL; member = member->next) {
+    if (member->callbacks.abort != NULL) {
+      member->callbacks.abort(member->callbacks.user);
+    }
+  }
+}
+
+/* A failed group's abort, since the others may wait for the callback that this rank does not call or did not finish. */
+static dc_status check_group(dc__external_group *group) {
+  dc_status status = dc__failure_raise(&group->failure);
+  if (status != DC_OK && !group->aborted) {
+    abort_members(group);
+  }
+  return status;
+}
+
+void dc__external_fail(dc__external_group *group, dc_status status) {
+  pthread_mutex_lock(&group->mutex);
+  external_keep_failure(group, status);
+  pthread_mutex_unlock(&group->mutex);
+}
+
+void dc__external_fail_alone(dc__external_group *group, dc_status status) {
+  pthread_mutex_lock(&group->mutex);
+  external_keep_failure(group, status);
+  (void)check_group(group);
   pthread_mutex_unlock(&group->mutex);
 }
 
@@ -33,7 +63,7 @@ dc_status dc__external_callback_begin(dc__external *self, const dc__coll *coll, 
                                       .id = coll != NULL ? coll->tag.id : -1,
                                       .op = coll != NULL ? coll->tag.op : 0};
   pthread_mutex_lock(&self->group->mutex);
-  dc_status status = dc__failure_raise(&self->group->failure); /* whose abort came too early for the callback */
+  dc_status status = check_group(self->group); /* whose abort came too early for the callback */
   if (status == DC_OK) {
     *callback_slot(self, coll) = call;
   }
@@ -46,7 +76,7 @@ dc_status dc__external_callback_end(dc__external *self, const dc__coll *coll, in
   char name[DC__COLL_TEXT];
   pthread_mutex_lock(&group->mutex);
   const dc__external_callback call = *callback_slot(self, coll);
-  dc_status status = dc__failure_raise(&group->failure);
+  dc_status status = check_group(group);
   callback_slot(self, coll)->name = NULL;
   pthread_mutex_unlock(&group->mutex);
   if (status != DC_OK || error == 0) {
@@ -74,28 +104,13 @@ dc_status dc__external_check_reentry(dc__external *self, const dc__coll *coll) {
 
 /* ---- the deadline ---- */
 
-static void abort_members(const dc__external_group *group) {
-  for (dc__external *member = group->members; member != NULL; member = member->next) {
-    if (member->callbacks.abort != NULL) {
-      member->callbacks.abort(member->callbacks.user);
-    }
-  }
-}
-
-void dc__external_abort(dc__external_group *group) {
-  pthread_mutex_lock(&group->mutex);
-  abort_members(group);
-  pthread_mutex_unlock(&group->mutex);
-}
-
 static void external_fail_timeout(dc__external_group *group, const dc__external *member, dc__external_callback *call) {
   char name[DC__COLL_TEXT];
   describe_callback(name, call);
   dc_status status = dc__fail(DC_E_TIMEOUT, "rank %" PRId32 " waited %.1f s at %s for the caller's %s to return",
                               member->head.rank, (double)member->head.timeout_ns / 1e9, name, call->name);
   call->timed_out = true;
-  dc__failure_keep(&group->failure, status);
-  atomic_store_explicit(&group->failed, 1, memory_order_release);
+  external_keep_failure(group, status);
 }
 
 /* Requires the mutex. Returns the time of the next check, early enough for a callback that begins now. */

@@ -43,6 +43,15 @@ static void fail_group(dc__external *self, dc_status status) {
   external_poll_failure(&self->head);
 }
 
+/* Of this rank's part of a collective, say, for which the others may wait. */
+static dc_status fail_alone(dc__external *self, dc_status status) {
+  if (status != DC_OK) {
+    dc__external_fail_alone(self->group, status);
+    external_poll_failure(&self->head);
+  }
+  return status;
+}
+
 /* ---- the comparison ---- */
 
 /* Functions that either all ranks' tables have or none: a rank that calls another one waits for the others in vain. */
@@ -105,17 +114,21 @@ static dc__tag external_tag_of(const int64_t *signature) {
   return (dc__tag){.graph_id = signature[SIG_GRAPH], .id = signature[SIG_ID], .op = (int32_t)signature[SIG_OP]};
 }
 
-/* *same: all ranks passed the same word. */
-static dc_status external_compare_signatures(dc__external *self, const dc__coll *coll, uint64_t word, bool *same) {
+static dc_status exchange_signatures(dc__external *self, const dc__coll *coll, uint64_t word) {
+  const dc_comm_callbacks *c = &self->callbacks;
   int64_t own[SIG_WORDS];
-  int64_t *all = self->signatures;
   make_signature(self, coll, own);
   own[SIG_AGREE_WORD] = (int64_t)word;
   own[SIG_MISSING_RECV] = 1 + dc__coll_missing_recv(coll, self->head.rank);
-  *same = true;
-  const dc_comm_callbacks *c = &self->callbacks;
   DC__TRY(dc__external_callback_begin(self, coll, "all_gather"));
-  DC__TRY(dc__external_callback_end(self, coll, c->all_gather(own, all, SIG_WORDS, DC_INT64, c->user)));
+  return dc__external_callback_end(self, coll, c->all_gather(own, self->signatures, SIG_WORDS, DC_INT64, c->user));
+}
+
+/* *same: all ranks passed the same word. All ranks find the same differences. */
+static dc_status external_compare_signatures(dc__external *self, const dc__coll *coll, uint64_t word, bool *same) {
+  const int64_t *all = self->signatures;
+  *same = true;
+  DC__TRY(fail_alone(self, exchange_signatures(self, coll, word)));
   for (int32_t r = 1; r < self->head.world; r++) {
     const int64_t *other = &all[(size_t)r * SIG_WORDS];
     *same = *same && other[SIG_AGREE_WORD] == all[SIG_AGREE_WORD];
@@ -127,7 +140,7 @@ static dc_status external_compare_signatures(dc__external *self, const dc__coll 
       return other[SIG_CAPTURED] != 0 ? dc__coll_fail_capture_mismatch(r, &its, 0, &zero)
                                       : dc__coll_fail_capture_mismatch(0, &zero, r, &its);
     }
-    if (memcmp(all, other, SIG_AGREE_WORD * sizeof *own) != 0) {
+    if (memcmp(all, other, SIG_AGREE_WORD * sizeof *all) != 0) {
       char zero_text[DC__COLL_TEXT];
       char other_text[DC__COLL_TEXT];
       external_describe_signature(zero_text, all);
@@ -148,10 +161,8 @@ static dc_status external_compare_signatures(dc__external *self, const dc__coll 
 
 /* ---- a collective ---- */
 
-static dc_status external_run_collective(dc__external *self, const dc__coll *coll) {
+static dc_status external_move_data(dc__external *self, const dc__coll *coll) {
   const dc_comm_callbacks *c = &self->callbacks;
-  bool same;
-  DC__TRY(external_compare_signatures(self, coll, 0, &same));
   if (coll->kind == DC__COLL_GATHER) {
     return dc__external_gather(self, coll);
   }
@@ -171,7 +182,14 @@ static dc_status external_run_collective(dc__external *self, const dc__coll *col
   return dc__external_callback_end(self, coll, c->barrier(c->user));
 }
 
-/* False if this thread is in a callback of this communicator, which fails the group. */
+static dc_status external_run_collective(dc__external *self, const dc__coll *coll) {
+  bool same;
+  DC__TRY(external_compare_signatures(self, coll, 0, &same));
+  return fail_alone(self, external_move_data(self, coll));
+}
+
+/* False if this thread is in a callback of this communicator. That fails the group, and dc__external_callback_end()
+ * aborts it. */
 static bool external_begin_collective(dc__external *self, const dc__coll *coll) {
   dc_status status = dc__external_check_reentry(self, coll);
   if (status != DC_OK) {
@@ -212,9 +230,8 @@ static dc_status external_split(dc_comm *comm, const dc__split *split, dc_comm *
 
 static void external_abort_group(dc_comm *comm, const char *reason) {
   dc__external *self = (dc__external *)comm;
-  fail_group(self, dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group%s%.300s", comm->rank,
-                            reason != NULL ? ": " : "", reason != NULL ? reason : ""));
-  dc__external_abort(self->group);
+  (void)fail_alone(self, dc__fail(DC_E_ABORTED, "rank %" PRId32 " aborted the group%s%.300s", comm->rank,
+                                  reason != NULL ? ": " : "", reason != NULL ? reason : ""));
 }
 
 static void release_group(dc__external_group *group) {

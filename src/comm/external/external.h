@@ -11,6 +11,7 @@ typedef struct dc__external_group {
   pthread_mutex_t mutex; /* guards what follows, and the members' `running` */
   pthread_cond_t changed;
   bool stopping;
+  bool aborted; /* the callers' abort has been called */
   pthread_t watchdog;
   dc__failure failure;
   struct dc__external *members;
@@ -42,6 +43,8 @@ typedef struct dc__external {
 
 /* Fails the group with this thread's last error, unless it has failed. */
 void dc__external_fail(dc__external_group *group, dc_status status);
+/* The same for a failure that the other ranks may not see: calls abort, once, which ends their waits. */
+void dc__external_fail_alone(dc__external_group *group, dc_status status);
 
 /* callbacks.c: brackets each callback; the first one refuses it in a failed group, the second one turns its result into
  * a status. coll is NULL for dup. */
@@ -49,8 +52,6 @@ dc_status dc__external_callback_begin(dc__external *self, const dc__coll *coll, 
 dc_status dc__external_callback_end(dc__external *self, const dc__coll *coll, int32_t error);
 /* DC_E_STATE on a thread that runs a callback of this communicator, since it would deadlock. */
 dc_status dc__external_check_reentry(dc__external *self, const dc__coll *coll);
-/* Calls abort of all members. */
-void dc__external_abort(dc__external_group *group);
 dc_status dc__external_start_watchdog(dc__external_group *group);
 void dc__external_stop_watchdog(dc__external_group *group);
 

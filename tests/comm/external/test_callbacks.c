@@ -74,7 +74,7 @@ static void open_stuck(stuck *s, int how, int64_t timeout_ns) {
                                        .broadcast = no_broadcast,
                                        .barrier = stay,
                                        .dup = same_user,
-                                       .abort = how == RETURNS_LATE || how == CALLS_LIBDC ? NULL : make_leave,
+                                       .abort = how == RETURNS_LATE ? NULL : make_leave,
                                        .user = s};
   s->how = how;
   assert_int_equal(dc_comm_create_external(&callbacks, 0, 2, &options, &s->comm), DC_OK);
@@ -170,6 +170,32 @@ static void test_a_function_calls_libdc(void **state) {
   open_stuck(&s, CALLS_LIBDC, 60000 * MS);
   assert_int_equal(dc_comm_barrier(s.comm), DC_E_STATE);
   assert_non_null(strstr(dc_last_error(), "barrier: called by the caller's barrier on rank 0, which may call nothing"));
+  assert_int_equal(atomic_load(&s.aborted), 1); /* the other rank may wait for this one */
+  dc_comm_destroy(s.comm);
+}
+
+/* The sanitizers end a program that asks for too much, unless told to return NULL. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) {
+  return "allocator_may_return_null=1";
+}
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) {
+  return "allocator_may_return_null=1";
+}
+
+/* The other rank is in the all_gather for which this one has no memory. */
+static void test_a_rank_without_memory(void **state) {
+  (void)state;
+  enum { EXABYTE_SHIFT = 60 };
+  const dc__range ranges[2] = {{0, INT64_C(1) << EXABYTE_SHIFT}, {INT64_C(1) << EXABYTE_SHIFT, 1}};
+  const dc__coll_item item = {.ranges = ranges, .total = ranges[0].count + 1, .id = -1, .dtype = DC_INT8};
+  const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_GATHER};
+  stuck s = {0};
+  open_stuck(&s, RETURNS_ON_ABORT, 60000 * MS);
+  dc__comm_all_gather(s.comm, NULL, &tag, &item, 1);
+  assert_int_equal(dc_comm_check(s.comm), DC_E_NO_MEMORY);
+  assert_int_equal(atomic_load(&s.aborted), 1);
   dc_comm_destroy(s.comm);
 }
 
@@ -177,7 +203,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_abort_ends_a_function),  cmocka_unit_test(test_a_function_returns_late),
       cmocka_unit_test(test_a_copy_or_split_fails),  cmocka_unit_test(test_no_function_begins_after_an_abort),
-      cmocka_unit_test(test_a_function_calls_libdc),
+      cmocka_unit_test(test_a_function_calls_libdc), cmocka_unit_test(test_a_rank_without_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

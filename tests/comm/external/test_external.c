@@ -202,6 +202,7 @@ static int callback_error(dc_comm *comm, void *arg) {
   dc_tensor to = flat(&recv, &one, DC_FLOAT32);
   CHECK(dc_comm_reduce_scatter(comm, &from, &to, NULL, DC_SUM, NULL) == DC_E_CALLBACK);
   CHECK_SAYS("the caller's reduce_scatter returned 42");
+  CHECK(atomic_load(&exchanges[0].aborted) > 0);
   CHECK(dc_comm_barrier(comm) == DC_E_CALLBACK);
   return 0;
 }
@@ -213,12 +214,13 @@ static void test_callback_error(void **state) {
 }
 
 static int mismatch(dc_comm *comm, void *arg) {
-  (void)arg;
+  exchange *exchanges = arg;
   int64_t count = comm->rank == 2 ? 4 : 3;
   float data[4] = {0};
   dc_tensor tensor = flat(data, &count, DC_FLOAT32);
   CHECK(dc_comm_broadcast(comm, &tensor, 0, NULL) == DC_E_MISMATCH);
   CHECK_SAYS("rank 2 called broadcast (16 bytes from rank 0) where rank 0 called broadcast (12 bytes from rank 0)");
+  CHECK(atomic_load(&exchanges[0].aborted) == 0); /* all ranks see it */
   return 0;
 }
 

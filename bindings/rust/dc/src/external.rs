@@ -30,7 +30,8 @@ pub trait Collectives: Send + Sync + Sized + 'static {
     fn dup(&self) -> External<Self> {
         Err(sys::DC_E_UNSUPPORTED)
     }
-    /// Makes blocked calls return an error, and also one that has just begun and blocks later.
+    /// Makes blocked calls return an error, and also one that has just begun and blocks later. Called at the deadline,
+    /// by `Comm::abort`, and when this rank alone cannot go on.
     fn abort(&self) {}
 }
 
