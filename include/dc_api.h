@@ -511,9 +511,9 @@ DC_API void dc_comm_callbacks_init(dc_comm_callbacks *callbacks, size_t struct_s
 /** A communicator over the caller's collectives. options.timeout_ns is the longest time that a function may take. After
  *  it the communicator and its copies fail with DC_E_TIMEOUT on this rank, abort is called, and the function's later
  *  result is not used. libdc cannot end a function itself: one that does not return, with or without an abort, blocks
- *  its caller for ever. A function that calls a collective of its own communicator makes that fail with DC_E_STATE.
- *  The tables of all ranks have the same functions, but for abort and destroy_user. Each collective compares them; a
- *  difference is DC_E_MISMATCH.
+ *  its caller for ever. A function, dup and split included, that calls a collective of its own communicator makes that
+ *  fail with DC_E_STATE, and the communicator with it. The tables of all ranks have the same functions, but for abort
+ *  and destroy_user. Each collective compares them; a difference is DC_E_MISMATCH.
  *  libdc has no other way to reach the ranks, so it does not find ranks that wait for each other in different calls;
  *  the timeout ends them.
  *  callbacks  the table, which is copied; its user pointer must live until destroy_user

@@ -89,17 +89,21 @@ dc_status dc__external_callback_end(dc__external *self, const dc__coll *coll, in
 
 dc_status dc__external_check_reentry(dc__external *self, const dc__coll *coll) {
   char name[DC__COLL_TEXT];
+  const char *callback = NULL;
   pthread_mutex_lock(&self->group->mutex);
-  const dc__external_callback call = self->running[DC__EXTERNAL_COLLECTIVE];
+  for (int i = 0; i < DC__EXTERNAL_SLOTS; i++) {
+    const dc__external_callback *call = &self->running[i];
+    callback = call->name != NULL && pthread_equal(call->thread, pthread_self()) ? call->name : callback;
+  }
   pthread_mutex_unlock(&self->group->mutex);
-  if (call.name == NULL || !pthread_equal(call.thread, pthread_self())) {
+  if (callback == NULL) {
     return DC_OK;
   }
   dc__coll_describe_op(name, coll->tag.op, coll->tag.id);
   return dc__fail(DC_E_STATE,
                   "%s: called by the caller's %s on rank %" PRId32
                   ", which may call nothing of libdc but dc_dtype_size()",
-                  name, call.name, self->head.rank);
+                  name, callback, self->head.rank);
 }
 
 /* ---- the deadline ---- */

@@ -2,12 +2,13 @@
 #include "comm/split.h"
 #include "comm_ranks.h"
 
-enum { RETURNS_ON_ABORT, RETURNS_LATE, CALLS_LIBDC, ABORTED_BEFORE };
+enum { RETURNS_ON_ABORT, RETURNS_LATE, CALLS_LIBDC, DUP_CALLS_LIBDC, ABORTED_BEFORE };
 
 /* A world of two, whose other rank does as this one; its barrier waits for `leave`. */
 typedef struct stuck {
   dc_comm *comm;
   int how;
+  dc_status inner; /* of a barrier in a callback */
   atomic_int leave, inside, aborted;
 } stuck;
 
@@ -66,6 +67,17 @@ static int32_t same_user(void *arg, void **out) {
   return 0;
 }
 
+static int32_t dup_calls_barrier(void *arg, void **out) {
+  stuck *s = arg;
+  s->inner = dc_comm_barrier(s->comm);
+  return same_user(arg, out);
+}
+
+static int32_t split_calls_barrier(const int32_t *ranks, int32_t count, void *arg, void **out) {
+  (void)ranks, (void)count;
+  return dup_calls_barrier(arg, out);
+}
+
 static void open_stuck(stuck *s, int how, int64_t timeout_ns) {
   const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
   const dc_comm_callbacks callbacks = {.struct_size = sizeof callbacks,
@@ -73,7 +85,8 @@ static void open_stuck(stuck *s, int how, int64_t timeout_ns) {
                                        .reduce_scatter = no_reduce_scatter,
                                        .broadcast = no_broadcast,
                                        .barrier = stay,
-                                       .dup = same_user,
+                                       .dup = how == DUP_CALLS_LIBDC ? dup_calls_barrier : same_user,
+                                       .split = split_calls_barrier,
                                        .abort = how == RETURNS_LATE ? NULL : make_leave,
                                        .user = s};
   s->how = how;
@@ -184,6 +197,26 @@ const char *__tsan_default_options(void) {
   return "allocator_may_return_null=1";
 }
 
+/* The failure of the barrier is the communicator's, of which there is then no copy or part. */
+static void test_a_copy_or_split_calls_libdc(void **state) {
+  (void)state;
+  const dc__split split = {.rank = 0, .world = 2};
+  for (int i = 0; i < 2; i++) {
+    stuck s = {0};
+    dc_comm *other = NULL;
+    open_stuck(&s, DUP_CALLS_LIBDC, 60000 * MS);
+    atomic_store(&s.leave, 1);
+    assert_int_equal(i == 0 ? dc_comm_dup(s.comm, &other) : s.comm->ops->split(s.comm, &split, &other), DC_E_STATE);
+    assert_non_null(strstr(dc_last_error(), i == 0 ? "barrier: called by the caller's dup on rank 0"
+                                                   : "barrier: called by the caller's split on rank 0"));
+    assert_null(other);
+    assert_int_equal(s.inner, DC_E_STATE);
+    assert_int_equal(dc_comm_check(s.comm), DC_E_STATE);
+    assert_int_equal(atomic_load(&s.inside), 0);
+    dc_comm_destroy(s.comm);
+  }
+}
+
 /* The other rank is in the all_gather for which this one has no memory. */
 static void test_a_rank_without_memory(void **state) {
   (void)state;
@@ -203,7 +236,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_abort_ends_a_function),  cmocka_unit_test(test_a_function_returns_late),
       cmocka_unit_test(test_a_copy_or_split_fails),  cmocka_unit_test(test_no_function_begins_after_an_abort),
-      cmocka_unit_test(test_a_function_calls_libdc), cmocka_unit_test(test_a_rank_without_memory),
+      cmocka_unit_test(test_a_function_calls_libdc), cmocka_unit_test(test_a_copy_or_split_calls_libdc),
+      cmocka_unit_test(test_a_rank_without_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
