@@ -31,9 +31,28 @@ static dc_status check_group(dc__external_group *group) {
   return status;
 }
 
+/* Whether another thread is in a callback of a copy, to which the other ranks no longer come. False in a callback,
+ * since abort may need a lock that it holds. */
+static bool is_called_elsewhere(const dc__external_group *group) {
+  bool elsewhere = false;
+  for (const dc__external *member = group->members; member != NULL; member = member->next) {
+    for (int i = 0; i < DC__EXTERNAL_SLOTS; i++) {
+      const dc__external_callback *call = &member->running[i];
+      if (call->name != NULL && pthread_equal(call->thread, pthread_self())) {
+        return false;
+      }
+      elsewhere = elsewhere || call->name != NULL;
+    }
+  }
+  return elsewhere;
+}
+
 void dc__external_fail(dc__external_group *group, dc_status status) {
   pthread_mutex_lock(&group->mutex);
   external_keep_failure(group, status);
+  if (is_called_elsewhere(group)) {
+    (void)check_group(group);
+  }
   pthread_mutex_unlock(&group->mutex);
 }
 

@@ -41,7 +41,7 @@ typedef struct dc__external {
   int64_t *signatures; /* of all ranks */
 } dc__external;
 
-/* Fails the group with this thread's last error, unless it has failed. */
+/* Fails the group with this thread's last error, unless it has failed. Aborts it if a copy is in a callback. */
 void dc__external_fail(dc__external_group *group, dc_status status);
 /* The same for a failure that the other ranks may not see: calls abort, once, which ends their waits. */
 void dc__external_fail_alone(dc__external_group *group, dc_status status);

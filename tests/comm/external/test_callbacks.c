@@ -2,7 +2,7 @@
 #include "comm/split.h"
 #include "comm_ranks.h"
 
-enum { RETURNS_ON_ABORT, RETURNS_LATE, CALLS_LIBDC, DUP_CALLS_LIBDC, ABORTED_BEFORE };
+enum { RETURNS_ON_ABORT, RETURNS_LATE, CALLS_LIBDC, DUP_CALLS_LIBDC, ABORTED_BEFORE, DIFFERS_LATER };
 
 /* A world of two, whose other rank does as this one; its barrier waits for `leave`. */
 typedef struct stuck {
@@ -32,6 +32,14 @@ static int32_t gather_and_abort(const void *send, void *recv, int64_t count, int
   pthread_create(&thread, NULL, abort_stuck, arg);
   pthread_join(thread, NULL);
   return gather_twice(send, recv, count, dtype, arg);
+}
+
+/* The other rank's signature is another one as soon as the barrier has been called. */
+static int32_t gather_differs(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
+  const stuck *s = arg;
+  (void)gather_twice(send, recv, count, dtype, arg);
+  ((char *)recv)[(size_t)count * dc_dtype_size(dtype)] ^= (char)atomic_load(&s->inside);
+  return 0;
 }
 
 static int32_t no_reduce_scatter(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
@@ -81,7 +89,9 @@ static int32_t split_calls_barrier(const int32_t *ranks, int32_t count, void *ar
 static void open_stuck(stuck *s, int how, int64_t timeout_ns) {
   const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
   const dc_comm_callbacks callbacks = {.struct_size = sizeof callbacks,
-                                       .all_gather = how == ABORTED_BEFORE ? gather_and_abort : gather_twice,
+                                       .all_gather = how == ABORTED_BEFORE  ? gather_and_abort
+                                                     : how == DIFFERS_LATER ? gather_differs
+                                                                            : gather_twice,
                                        .reduce_scatter = no_reduce_scatter,
                                        .broadcast = no_broadcast,
                                        .barrier = stay,
@@ -165,6 +175,33 @@ static void test_a_copy_or_split_fails(void **state) {
   dc_comm_destroy(comm);
 }
 
+static void *mismatch_in_barrier(void *arg) {
+  return dc_comm_barrier(arg) == DC_E_MISMATCH ? arg : NULL;
+}
+
+/* Ranks that differ in one copy fail in all, and may not come to what another copy waits for. */
+static void test_a_mismatch_ends_the_copies(void **state) {
+  (void)state;
+  stuck s = {0};
+  dc_comm *copy = NULL;
+  pthread_t thread;
+  void *right;
+  open_stuck(&s, DIFFERS_LATER, 60000 * MS);
+  assert_int_equal(dc_comm_dup(s.comm, &copy), DC_OK);
+  pthread_create(&thread, NULL, mismatch_in_barrier, copy);
+  while (atomic_load(&s.inside) == 0) {
+    sleep_ms(1);
+  }
+  assert_int_equal(dc_comm_barrier(s.comm), DC_E_MISMATCH);
+  int aborted = atomic_load(&s.aborted);
+  atomic_store(&s.leave, 1);
+  pthread_join(thread, &right);
+  assert_non_null(right);
+  assert_int_equal(aborted, 2); /* of each copy, once */
+  dc_comm_destroy(copy);
+  dc_comm_destroy(s.comm);
+}
+
 /* Nothing would end a callback that begins after its abort. */
 static void test_no_function_begins_after_an_abort(void **state) {
   (void)state;
@@ -234,10 +271,10 @@ static void test_a_rank_without_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_abort_ends_a_function),  cmocka_unit_test(test_a_function_returns_late),
-      cmocka_unit_test(test_a_copy_or_split_fails),  cmocka_unit_test(test_no_function_begins_after_an_abort),
-      cmocka_unit_test(test_a_function_calls_libdc), cmocka_unit_test(test_a_copy_or_split_calls_libdc),
-      cmocka_unit_test(test_a_rank_without_memory),
+      cmocka_unit_test(test_abort_ends_a_function),      cmocka_unit_test(test_a_function_returns_late),
+      cmocka_unit_test(test_a_copy_or_split_fails),      cmocka_unit_test(test_no_function_begins_after_an_abort),
+      cmocka_unit_test(test_a_function_calls_libdc),     cmocka_unit_test(test_a_copy_or_split_calls_libdc),
+      cmocka_unit_test(test_a_mismatch_ends_the_copies), cmocka_unit_test(test_a_rank_without_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
