@@ -633,7 +633,7 @@ DC_API int32_t dc_comm_size(const dc_comm *comm);
 
 /** Another communicator of the same ranks, whose collectives overlap this one's. All ranks must make a group's copies in
  *  the same order, also copies of several of its communicators by several threads. The n-th copies of all ranks belong
- *  together, and the first collective of copies whose originals differ is DC_E_MISMATCH (but of dc_comm_create_external).
+ *  together, and the first collective of copies whose originals differ is DC_E_MISMATCH.
  *  A group may have any number of them, and destroying one takes no other rank.
  *  Threads and processes of one machine do not wait for others to come, only while another rank makes or destroys a
  *  copy, at most timeout_ns. Over TCP the ranks meet at listeners that they open meanwhile, so each waits for all others,

@@ -8,7 +8,7 @@
 #include "comm/signature.h"
 #include "comm/split.h"
 
-/* The words that ranks compare before a collective; the last two words may differ. */
+/* The words that ranks compare before a collective; those from SIG_AGREE_WORD on may differ. */
 enum {
   SIG_FUNCTIONS,
   SIG_OP,
@@ -21,6 +21,8 @@ enum {
   SIG_ROOT,
   SIG_HASH,
   SIG_CAPTURED,
+  SIG_ORIGIN,
+  SIG_NUMBER,
   SIG_AGREE_WORD,
   SIG_MISSING_RECV,
   SIG_WORDS
@@ -95,6 +97,8 @@ static void make_signature(const dc__external *self, const dc__coll *coll, int64
   signature[SIG_ROOT] = coll->root;
   signature[SIG_HASH] = (int64_t)hash;
   signature[SIG_CAPTURED] = coll->captured;
+  signature[SIG_ORIGIN] = (int64_t)self->head.origin;
+  signature[SIG_NUMBER] = (int64_t)coll->tag.number;
 }
 
 static void external_describe_signature(char text[DC__COLL_TEXT], const int64_t *signature) {
@@ -108,6 +112,10 @@ static void external_describe_signature(char text[DC__COLL_TEXT], const int64_t 
                               .reduce_op = (int32_t)(signature[SIG_DTYPE] % 4),
                               .root = (int32_t)signature[SIG_ROOT]};
   dc__coll_describe(text, &name);
+}
+
+static dc__call_order order_of(const int64_t *signature) {
+  return (dc__call_order){.origin = (uint64_t)signature[SIG_ORIGIN], .number = (uint64_t)signature[SIG_NUMBER]};
 }
 
 static dc__tag external_tag_of(const int64_t *signature) {
@@ -124,6 +132,26 @@ static dc_status exchange_signatures(dc__external *self, const dc__coll *coll, u
   return dc__external_callback_end(self, coll, c->all_gather(own, self->signatures, SIG_WORDS, DC_INT64, c->user));
 }
 
+static dc_status compare_with_rank_zero(const int64_t *zero, int32_t r, const int64_t *other) {
+  char zero_text[DC__COLL_TEXT];
+  char other_text[DC__COLL_TEXT];
+  if (zero[SIG_FUNCTIONS] != other[SIG_FUNCTIONS]) {
+    return fail_other_functions(r, other[SIG_FUNCTIONS], zero[SIG_FUNCTIONS]);
+  }
+  if (zero[SIG_CAPTURED] != other[SIG_CAPTURED]) {
+    const dc__tag zero_tag = external_tag_of(zero), other_tag = external_tag_of(other);
+    return other[SIG_CAPTURED] != 0 ? dc__coll_fail_capture_mismatch(r, &other_tag, 0, &zero_tag)
+                                    : dc__coll_fail_capture_mismatch(0, &zero_tag, r, &other_tag);
+  }
+  external_describe_signature(zero_text, zero);
+  external_describe_signature(other_text, other);
+  if (memcmp(zero, other, SIG_ORIGIN * sizeof *zero) == 0) {
+    return dc__call_order_compare(zero_text, 0, order_of(zero), r, order_of(other));
+  }
+  return dc__fail(DC_E_MISMATCH, "rank %" PRId32 " called %s where rank 0 called %s%s", r, other_text, zero_text,
+                  strcmp(zero_text, other_text) == 0 ? ", which differ in graph, split or a later tensor" : "");
+}
+
 /* *same: all ranks passed the same word. All ranks find the same differences. */
 static dc_status external_compare_signatures(dc__external *self, const dc__coll *coll, uint64_t word, bool *same) {
   const int64_t *all = self->signatures;
@@ -132,23 +160,7 @@ static dc_status external_compare_signatures(dc__external *self, const dc__coll 
   for (int32_t r = 1; r < self->head.world; r++) {
     const int64_t *other = &all[(size_t)r * SIG_WORDS];
     *same = *same && other[SIG_AGREE_WORD] == all[SIG_AGREE_WORD];
-    if (all[SIG_FUNCTIONS] != other[SIG_FUNCTIONS]) {
-      return fail_other_functions(r, other[SIG_FUNCTIONS], all[SIG_FUNCTIONS]);
-    }
-    if (all[SIG_CAPTURED] != other[SIG_CAPTURED]) {
-      const dc__tag zero = external_tag_of(all), its = external_tag_of(other);
-      return other[SIG_CAPTURED] != 0 ? dc__coll_fail_capture_mismatch(r, &its, 0, &zero)
-                                      : dc__coll_fail_capture_mismatch(0, &zero, r, &its);
-    }
-    if (memcmp(all, other, SIG_AGREE_WORD * sizeof *all) != 0) {
-      char zero_text[DC__COLL_TEXT];
-      char other_text[DC__COLL_TEXT];
-      external_describe_signature(zero_text, all);
-      external_describe_signature(other_text, other);
-      const char *rest = strcmp(zero_text, other_text) == 0 ? ", which differ in graph, split or a later tensor" : "";
-      return dc__fail(DC_E_MISMATCH, "rank %" PRId32 " called %s where rank 0 called %s%s", r, other_text, zero_text,
-                      rest);
-    }
+    DC__TRY(memcmp(all, other, SIG_AGREE_WORD * sizeof *all) == 0 ? DC_OK : compare_with_rank_zero(all, r, other));
   }
   for (int32_t r = 0; r < self->head.world; r++) {
     int64_t missing_recv = all[(size_t)r * SIG_WORDS + SIG_MISSING_RECV];

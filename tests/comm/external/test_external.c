@@ -2,6 +2,8 @@
  * and through functions that know equal counts and plain sums only. The caller's errors become libdc's. */
 #include "exchange.h"
 
+#include "crossed_streams.h"
+
 /* ---- data ---- */
 
 static const int32_t dtypes[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16, DC_INT8, DC_INT32, DC_INT64};
@@ -247,6 +249,12 @@ static void test_other_roots(void **state) {
   on_external(other_roots, exchanges);
 }
 
+static void test_crossed_streams(void **state) {
+  (void)state;
+  exchange exchanges[2] = {0};
+  on_external(cross_streams, exchanges);
+}
+
 /* Rank 1 alone has an all_to_all, so it would not come to the others' reduce_scatter. */
 static int other_functions(dc_comm *comm, void *arg) {
   exchange *exchanges = arg;
@@ -346,10 +354,12 @@ static void test_without_dup(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_collectives),     cmocka_unit_test(test_group),    cmocka_unit_test(test_copies),
-      cmocka_unit_test(test_callback_error),  cmocka_unit_test(test_mismatch), cmocka_unit_test(test_without_dup),
-      cmocka_unit_test(test_without_a_place), cmocka_unit_test(test_parts),    cmocka_unit_test(test_other_roots),
-      cmocka_unit_test(test_other_functions),
+      cmocka_unit_test(test_collectives),     cmocka_unit_test(test_group),
+      cmocka_unit_test(test_copies),          cmocka_unit_test(test_callback_error),
+      cmocka_unit_test(test_mismatch),        cmocka_unit_test(test_without_dup),
+      cmocka_unit_test(test_without_a_place), cmocka_unit_test(test_parts),
+      cmocka_unit_test(test_other_roots),     cmocka_unit_test(test_other_functions),
+      cmocka_unit_test(test_crossed_streams),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
