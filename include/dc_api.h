@@ -40,7 +40,8 @@
  *   - [..., collective]: every rank of the communicator, or of the context's or the optimizer's, makes the call, in the
  *     same order among its collective calls. It may wait for other ranks, at most until the deadline.
  *   - Handles belong to the process that made them. In a child made by fork(), a call on one is DC_E_STATE, and
- *     destroying and releasing do nothing. The parent is not affected; the child may make handles of its own.
+ *     destroying and releasing do nothing. The parent is not affected; the child may make handles of its own, but not
+ *     over the parent's MPI (dc_comm_create_mpi()).
  *   - A host may trap floating-point exceptions, as feenableexcept(), -ffpe-trap and Free Pascal do. Calls mask the
  *     traps and restore the caller's environment. The library's threads have no traps, nor do the caller's functions
  *     while a call or such a thread runs them. A function that sets traps clears them before it returns.
@@ -567,15 +568,17 @@ DC_API dc_status dc_nccl_get_version(int32_t *version);
  *  A collective that fails while MPI moves its data cannot be taken back. MPI may write to its memory for as long as the
  *  process lives. So after DC_E_TIMEOUT or DC_E_PEER_DEAD the process should end; further communicators over MPI are
  *  DC_E_STATE in it.
+ *  MPI belongs to the process that initialised it. In a child made by fork() this call is DC_E_STATE, and leaves the
+ *  parent's MPI alone. Where the caller initialised MPI, libdc knows its process from the first call there.
  *  options  timeout_ns; network, first_port and last_port for the TCP connections, and heartbeat_ns; NULL = defaults.
  *           tls must be 0, since libdc cannot encrypt what MPI moves.
  *           Without network rank 0 is found at loopback if all ranks are on its machine, else at the address from which
  *           its machine sends
  *  comm     the new handle, the caller's to destroy
  *  Returns DC_OK; DC_E_UNSUPPORTED (there is no MPI, no launcher or that of another MPI, a thread level below
- *  MPI_THREAD_MULTIPLE, or more than 1024 ranks), DC_E_STATE (MPI has been finalized, or a collective was given up
- *  before), DC_E_MISMATCH (MPI has another number of ranks than the launcher started), DC_E_INVALID, and the errors of
- *  dc_comm_create_tcp(). [any, collective] Since 0.1. */
+ *  MPI_THREAD_MULTIPLE, or more than 1024 ranks), DC_E_STATE (MPI has been finalized, belongs to the process that
+ *  forked this one, or a collective was given up before), DC_E_MISMATCH (MPI has another number of ranks than the
+ *  launcher started), DC_E_INVALID, and the errors of dc_comm_create_tcp(). [any, collective] Since 0.1. */
 DC_API dc_status dc_comm_create_mpi(const dc_comm_options *options, dc_comm **comm);
 /** The MPI that dc_comm_create_mpi() would use here, as a text: "MPICH Version: 4.0.2, by the ABI of MPICH,
  *  libmpich.so.12". Opens the library, and initialises nothing.

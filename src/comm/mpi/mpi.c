@@ -274,6 +274,7 @@ static dc_status create_started(const dc_comm_options *options, dc_comm **comm) 
 }
 
 dc_status dc__comm_create_mpi(const dc_comm_options *options, dc_comm **comm) {
+  DC__TRY(dc__mpi_check_process("dc_comm_create_mpi"));
   pthread_mutex_lock(&dc__mpi_runtime_state.mutex);
   dc_status status = create_started(options, comm);
   pthread_mutex_unlock(&dc__mpi_runtime_state.mutex);

@@ -17,7 +17,7 @@ typedef struct dc__mpi_runtime {
   int32_t rank, size;
   bool ready;           /* world is there */
   bool owned;           /* libdc initialised MPI, and finalizes it */
-  pid_t pid;            /* that did; a forked child must not finalize */
+  atomic_int pid;       /* of the process that MPI belongs to, and not its forked children; 0: none yet */
   dc_comm *last;        /* the latest control communicator, kept until exit to notice dead ranks */
   atomic_int abandoned; /* requests that were given up: MPI must not be finalized */
 } dc__mpi_runtime;
@@ -48,6 +48,9 @@ typedef struct dc__mpi {
 
 /* ---- runtime.c ---- */
 
+/* DC_E_STATE in a forked child of the process that MPI belongs to. Requires no mutex, which a thread that the child
+ * lacks may have. */
+dc_status dc__mpi_check_process(const char *fn);
 /* Initialises MPI if the process has not, and copies its world. Requires the mutex. */
 dc_status dc__mpi_start(int64_t timeout_ns);
 /* Keeps a control communicator until exit, in place of an earlier one. Requires the mutex. */

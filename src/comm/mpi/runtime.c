@@ -80,7 +80,7 @@ static bool is_finalized(const dc__mpi_library *mpi) {
 
 static void finalize_at_exit(void) {
   dc__mpi_runtime *runtime = &dc__mpi_runtime_state;
-  if (getpid() != runtime->pid || is_finalized(runtime->library)) {
+  if (getpid() != atomic_load(&runtime->pid) || is_finalized(runtime->library)) {
     return;
   }
   bool healthy =
@@ -106,6 +106,15 @@ void dc__mpi_keep(dc_comm *control) {
 }
 
 /* ---- the begin ---- */
+
+dc_status dc__mpi_check_process(const char *fn) {
+  const int pid = atomic_load(&dc__mpi_runtime_state.pid);
+  return pid == 0 || pid == getpid() ? DC_OK
+                                     : dc__fail(DC_E_STATE,
+                                                "%s: MPI belongs to process %d, which forked this one (%d); a child "
+                                                "may make communicators of other kinds",
+                                                fn, pid, (int)getpid());
+}
 
 bool dc__mpi_is_usable(const dc__mpi_library *mpi) {
   return !is_finalized(mpi) && atomic_load(&dc__mpi_runtime_state.abandoned) == 0;
@@ -140,12 +149,14 @@ static dc_status init_mpi(dc__mpi_runtime *runtime, int32_t *launched) {
   (void)mpi->MPI_Initialized(&initialized);
   if (initialized == 0) {
     DC__TRY(dc__mpi_check_launcher(mpi, launched));
+  }
+  atomic_store(&runtime->pid, getpid());
+  if (initialized == 0) {
     int error = mpi->MPI_Init_thread(NULL, NULL, mpi->thread_multiple, &level);
     if (error != 0) {
       return dc__fail(DC_E_SYSTEM, "dc_comm_create_mpi: MPI_Init_thread fails (%d)", error);
     }
     runtime->owned = true;
-    runtime->pid = getpid();
     (void)atexit(finalize_at_exit);
   }
   return check_thread_level(mpi, initialized != 0);
