@@ -227,7 +227,8 @@ static dc_status create_mpi_group(dc_comm *control, int64_t timeout_ns, const dc
 }
 
 /* The part's control communicator, and its communicator of MPI. All ranks have met just before MPI is asked, which
- * blocks without a deadline. A rank in no part is alone in one of MPI's. */
+ * blocks without a deadline. A rank in no part is alone in one of MPI's. Requires the collective mutex. The group's one
+ * would not do: other threads split and copy other communicators meanwhile, in another order on each rank. */
 static dc_status split_mpi_comms(dc__mpi *self, const dc__split *split, dc_comm **control, dc__mpi_handle *part) {
   const dc__mpi_library *mpi = self->mpi;
   const dc__mpi_wait wait = {.mpi = mpi, .control = self->control, .rank = self->head.rank, .what = "dc_comm_split"};
@@ -237,8 +238,8 @@ static dc_status split_mpi_comms(dc__mpi *self, const dc__split *split, dc_comm 
   dc__mpi_progress_end();
   DC__TRY(status);
   int color = split->world > 0 ? split->leader : self->head.world + self->head.rank;
-  DC__TRY(dc__mpi_check_result(&wait, "MPI_Comm_split",
-                               mpi->calls->comm_split(mpi, self->group->parent, color, split->rank, part)));
+  DC__TRY(
+      dc__mpi_check_result(&wait, "MPI_Comm_split", mpi->calls->comm_split(mpi, self->comm, color, split->rank, part)));
   status = dc__mpi_check_result(&wait, "MPI_Comm_set_errhandler", mpi->calls->comm_return_errors(mpi, *part));
   if (status != DC_OK) {
     (void)mpi->calls->comm_free(mpi, part);
@@ -251,9 +252,9 @@ static dc_status mpi_split(dc_comm *comm, const dc__split *split, dc_comm **part
   dc_comm *control = NULL;
   dc__mpi_handle handle;
   DC__TRY(dc__mpi_check_usable(self->mpi, "dc_comm_split"));
-  pthread_mutex_lock(&self->group->mutex);
+  pthread_mutex_lock(&self->collective_mutex);
   dc_status status = split_mpi_comms(self, split, &control, &handle);
-  pthread_mutex_unlock(&self->group->mutex);
+  pthread_mutex_unlock(&self->collective_mutex);
   if (status != DC_OK) {
     dc__comm_release(control);
     return status;

@@ -27,7 +27,7 @@ extern dc__mpi_runtime dc__mpi_runtime_state;
 /* The communicators of one dc_comm_create_mpi() and its copies. */
 typedef struct dc__mpi_group {
   atomic_int refs;
-  pthread_mutex_t mutex; /* one copy at a time: collectives of `parent` */
+  pthread_mutex_t mutex; /* one copy at a time: collectives of `parent`, in one order on all ranks */
   dc__mpi_handle parent; /* what copies are made of */
 } dc__mpi_group;
 

@@ -4,8 +4,10 @@
 #include "mpi_launchers.h"
 
 #include "comm/mpi/mpi.h"
+#include "comm/split.h"
+#include "comm/tcp/tcp.h"
 
-enum { RANKS = 3 };
+enum { RANKS = 3, ROUNDS = 5 };
 static const int64_t timeout_ns = 60000 * MS;
 
 /* ---- the ranks ---- */
@@ -34,12 +36,72 @@ static int fork_a_child(dc_comm *comm) {
   return 0;
 }
 
+/* Two threads split copies of their own. On rank 1 the second one comes first, and the other waits until it is there.
+ */
+typedef struct splitter {
+  dc_comm *comm;
+  bool is_late;
+  int result;
+} splitter;
+
+static _Thread_local bool is_late;
+static atomic_int splits;
+
+dc_status __real_dc__mpi_check_usable(const dc__mpi_library *mpi, const char *fn);
+dc_status __wrap_dc__mpi_check_usable(const dc__mpi_library *mpi, const char *fn);
+dc_status __wrap_dc__mpi_check_usable(const dc__mpi_library *mpi, const char *fn) {
+  while (is_late && strcmp(fn, "dc_comm_split") == 0 && atomic_load(&splits) == 0) {
+    sleep_ms(1);
+  }
+  return __real_dc__mpi_check_usable(mpi, fn);
+}
+
+dc_status __real_dc__tcp_split(dc_comm *comm, const dc__split *split, dc_comm **part);
+dc_status __wrap_dc__tcp_split(dc_comm *comm, const dc__split *split, dc_comm **part);
+dc_status __wrap_dc__tcp_split(dc_comm *comm, const dc__split *split, dc_comm **part) {
+  atomic_fetch_add(&splits, 1);
+  return __real_dc__tcp_split(comm, split, part);
+}
+
+static int split_often(dc_comm *comm) {
+  for (int i = 0; i < ROUNDS; i++) {
+    dc_comm *part = NULL;
+    CHECK_OK(dc_comm_split(comm, 0, 0, &part));
+    CHECK_OK(dc_comm_barrier(part));
+    dc_comm_destroy(part);
+  }
+  return 0;
+}
+
+static void *splitter_main(void *arg) {
+  splitter *self = arg;
+  is_late = self->is_late;
+  self->result = split_often(self->comm);
+  return NULL;
+}
+
+static int split_in_two_threads(dc_comm *comm) {
+  splitter splitters[2] = {{.is_late = dc_comm_rank(comm) == 1}, {.is_late = dc_comm_rank(comm) != 1}};
+  pthread_t threads[2];
+  for (int i = 0; i < 2; i++) {
+    CHECK_OK(dc_comm_dup(comm, &splitters[i].comm));
+  }
+  for (int i = 0; i < 2; i++) {
+    CHECK(pthread_create(&threads[i], NULL, splitter_main, &splitters[i]) == 0);
+  }
+  for (int i = 0; i < 2; i++) {
+    pthread_join(threads[i], NULL);
+    dc_comm_destroy(splitters[i].comm);
+  }
+  return splitters[0].result + splitters[1].result;
+}
+
 typedef struct rank_role {
   const char *name;
   int (*run)(dc_comm *comm);
 } rank_role;
 
-static const rank_role roles[] = {{"fork", fork_a_child}};
+static const rank_role roles[] = {{"fork", fork_a_child}, {"threads", split_in_two_threads}};
 
 static int run_rank(const char *name) {
   int result = 1;
@@ -71,11 +133,17 @@ static void test_a_forked_child_has_no_mpi(void **state) {
   assert_ranks_succeed("fork");
 }
 
+static void test_threads_split_in_any_order(void **state) {
+  (void)state;
+  assert_ranks_succeed("threads");
+}
+
 int main(int argc, char **argv) {
   if (argc > 1) {
     return run_rank(argv[1]);
   }
   set_own_path(argv[0]);
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_forked_child_has_no_mpi)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_forked_child_has_no_mpi),
+                                     cmocka_unit_test(test_threads_split_in_any_order)};
   return cmocka_run_group_tests_name("mpi errors", tests, NULL, NULL);
 }
