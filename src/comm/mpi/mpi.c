@@ -8,9 +8,19 @@
 
 /* ---- destruction ---- */
 
-static void release_mpi_group(dc__mpi_group *group, const dc__mpi_library *mpi, bool healthy) {
+/* MPI_Comm_free is collective: it may wait for a lost rank. Nor is it called where MPI itself has failed, or may still
+ * use a communicator. After other failures all ranks are there. */
+static bool can_free_mpi_comms(const dc__mpi *self) {
+  dc__tcp_group *control = ((dc__tcp *)self->control)->group;
+  pthread_mutex_lock(&control->mutex);
+  const dc_status failure = control->failure.status;
+  pthread_mutex_unlock(&control->mutex);
+  return dc__mpi_is_usable(self->mpi) && failure != DC_E_TIMEOUT && failure != DC_E_PEER_DEAD && failure != DC_E_SYSTEM;
+}
+
+static void release_mpi_group(dc__mpi_group *group, const dc__mpi_library *mpi, bool can_free) {
   if (atomic_fetch_sub(&group->refs, 1) == 1) {
-    if (healthy) {
+    if (can_free) {
       (void)mpi->calls->comm_free(mpi, &group->parent);
     }
     pthread_mutex_destroy(&group->mutex);
@@ -18,16 +28,15 @@ static void release_mpi_group(dc__mpi_group *group, const dc__mpi_library *mpi, 
   }
 }
 
-/* Memory that MPI may still use is not freed. After an abandoned request no communicator of MPI is, either. */
+/* Memory that MPI may still use is not freed. */
 static void mpi_destroy(dc_comm *comm) {
   dc__mpi *self = (dc__mpi *)comm;
-  bool healthy =
-      dc__mpi_is_usable(self->mpi) && atomic_load(&comm->failed) == 0 && atomic_load(&self->control->failed) == 0;
-  if (healthy && self->has_comm) {
+  const bool can_free = can_free_mpi_comms(self);
+  if (can_free && self->has_comm) {
     (void)self->mpi->calls->comm_free(self->mpi, &self->comm);
   }
-  release_mpi_group(self->group, self->mpi, healthy);
-  if (healthy) {
+  release_mpi_group(self->group, self->mpi, can_free);
+  if (dc__mpi_is_usable(self->mpi) && atomic_load(&((dc__tcp *)self->control)->group->failed) == 0) {
     dc__tcp_leave((dc__tcp *)self->control); /* dc__mpi_keep() may keep it open */
   }
   dc__comm_release(self->control);

@@ -96,12 +96,58 @@ static int split_in_two_threads(dc_comm *comm) {
   return splitters[0].result + splitters[1].result;
 }
 
+/* MPI's functions, but for those that a test replaces. */
+static const dc__mpi_calls *real_calls;
+static dc__mpi_calls calls;
+
+static void replace_calls(void) {
+  real_calls = dc__mpi_runtime_state.library->calls;
+  calls = *real_calls;
+  dc__mpi_runtime_state.library->calls = &calls;
+}
+
+static int comms_of_mpi;
+
+static int counted_idup(const dc__mpi_library *mpi, dc__mpi_handle comm, dc__mpi_handle *copy,
+                        dc__mpi_handle *request) {
+  comms_of_mpi++;
+  return real_calls->comm_idup(mpi, comm, copy, request);
+}
+
+static int counted_free(const dc__mpi_library *mpi, dc__mpi_handle *comm) {
+  comms_of_mpi--;
+  return real_calls->comm_free(mpi, comm);
+}
+
+/* MPI has some thousand communicators, and a caller that tries again would run out of them. */
+static int fail_before_mpi(dc_comm *comm) {
+  const int64_t count = 1 + dc_comm_rank(comm);
+  float values[RANKS] = {0};
+  dc_tensor tensor = flat(values, &count, DC_FLOAT32);
+  replace_calls();
+  calls.comm_idup = counted_idup;
+  calls.comm_free = counted_free;
+  for (int i = 0; i < 2; i++) {
+    dc_comm *second = open_comm(timeout_ns), *copy = NULL;
+    CHECK(second != NULL);
+    CHECK_OK(dc_comm_dup(second, &copy));
+    CHECK(comms_of_mpi == 3); /* one more that copies are made of */
+    CHECK(dc_comm_all_reduce(copy, &tensor, DC_SUM, NULL) == DC_E_MISMATCH);
+    dc_comm_destroy(second);
+    dc_comm_destroy(copy);
+    CHECK(comms_of_mpi == 0);
+  }
+  CHECK_OK(dc_comm_barrier(comm));
+  return 0;
+}
+
 typedef struct rank_role {
   const char *name;
   int (*run)(dc_comm *comm);
 } rank_role;
 
-static const rank_role roles[] = {{"fork", fork_a_child}, {"threads", split_in_two_threads}};
+static const rank_role roles[] = {
+    {"fork", fork_a_child}, {"threads", split_in_two_threads}, {"mismatch", fail_before_mpi}};
 
 static int run_rank(const char *name) {
   int result = 1;
@@ -138,12 +184,18 @@ static void test_threads_split_in_any_order(void **state) {
   assert_ranks_succeed("threads");
 }
 
+static void test_a_mismatch_keeps_no_communicator_of_mpi(void **state) {
+  (void)state;
+  assert_ranks_succeed("mismatch");
+}
+
 int main(int argc, char **argv) {
   if (argc > 1) {
     return run_rank(argv[1]);
   }
   set_own_path(argv[0]);
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_forked_child_has_no_mpi),
-                                     cmocka_unit_test(test_threads_split_in_any_order)};
+                                     cmocka_unit_test(test_threads_split_in_any_order),
+                                     cmocka_unit_test(test_a_mismatch_keeps_no_communicator_of_mpi)};
   return cmocka_run_group_tests_name("mpi errors", tests, NULL, NULL);
 }
