@@ -109,13 +109,13 @@ static const dc__comm_ops ops = {.name = "mpi",
 /* ---- creation ---- */
 
 /* A copy of one of MPI's communicators, once all ranks have met at the control communicator. `copy` must outlive a
- * failure, after which MPI may still write to it. */
-static dc_status copy_mpi_comm(const dc__mpi *self, dc__mpi_handle from, dc__mpi_handle *copy) {
+ * failure, after which MPI may still write to it. fn: what the caller has called. */
+static dc_status copy_mpi_comm(const dc__mpi *self, const char *fn, dc__mpi_handle from, dc__mpi_handle *copy) {
   dc__mpi_wait wait = {.mpi = self->mpi,
                        .control = self->control,
                        .rank = self->head.rank,
                        .timeout_ns = self->head.timeout_ns,
-                       .what = "dc_comm_dup",
+                       .what = fn,
                        .count = 1};
   DC__TRY(dc__mpi_check_result(&wait, "MPI_Comm_idup",
                                self->mpi->calls->comm_idup(self->mpi, from, copy, &wait.requests[0])));
@@ -151,8 +151,8 @@ static dc_status create_member(dc__mpi_group *group, dc_comm *control, int64_t t
 }
 
 /* Gives the communicator its copy of MPI's; fails on all ranks or on none. */
-static dc_status finish_member(dc__mpi *self, dc_comm **comm) {
-  dc_status status = copy_mpi_comm(self, self->group->parent, &self->comm);
+static dc_status finish_member(dc__mpi *self, const char *fn, dc_comm **comm) {
+  dc_status status = copy_mpi_comm(self, fn, self->group->parent, &self->comm);
   if (status != DC_OK) {
     dc__mpi_fail(self, status);
     status = dc__comm_check(self->control);
@@ -176,7 +176,7 @@ static dc_status mpi_dup(dc_comm *comm, dc_comm **copy) {
   dc_status status = dc__comm_dup(self->control, &control);
   dc__mpi_progress_end();
   status = status != DC_OK ? status : create_member(self->group, control, comm->timeout_ns, &member);
-  status = status != DC_OK ? status : finish_member(member, copy);
+  status = status != DC_OK ? status : finish_member(member, "dc_comm_dup", copy);
   pthread_mutex_unlock(&self->group->mutex);
   return status;
 }
@@ -221,9 +221,9 @@ static dc_status create_mpi_group(dc_comm *control, int64_t timeout_ns, const dc
   }
   if (part != NULL) {
     group->parent = *part;
-    return finish_member(self, comm);
+    return finish_member(self, "dc_comm_split", comm);
   }
-  status = copy_mpi_comm(self, dc__mpi_runtime_state.world, &group->parent);
+  status = copy_mpi_comm(self, "dc_comm_create_mpi", dc__mpi_runtime_state.world, &group->parent);
   if (status != DC_OK) {
     dc__mpi_fail(self, status);
     status = dc__comm_check(control);
@@ -232,7 +232,7 @@ static dc_status create_mpi_group(dc_comm *control, int64_t timeout_ns, const dc
     dc__comm_release(&self->head);
     return status;
   }
-  return finish_member(self, comm);
+  return finish_member(self, "dc_comm_create_mpi", comm);
 }
 
 /* The part's control communicator, and its communicator of MPI. All ranks have met just before MPI is asked, which

@@ -28,6 +28,18 @@ static dc_status check_control(const dc__mpi_wait *wait) {
   return dc__comm_check(wait->control);
 }
 
+/* MPICH's text is a stack of lines: the first one names the error's class, and the last one the reason. */
+static void keep_class_and_reason(char *text) {
+  for (size_t length = strlen(text); length > 0 && text[length - 1] == '\n'; length--) {
+    text[length - 1] = '\0';
+  }
+  char *first = strchr(text, '\n'), *last = strrchr(text, '\n');
+  if (last != NULL) {
+    memmove(first, last, strlen(last) + 1);
+    *first = ' ';
+  }
+}
+
 dc_status dc__mpi_check_result(const dc__mpi_wait *wait, const char *call, int error) {
   char text[8192] = "";
   int length = 0;
@@ -40,7 +52,7 @@ dc_status dc__mpi_check_result(const dc__mpi_wait *wait, const char *call, int e
     nanosleep(&(struct timespec){0, CHECK_NS}, NULL);
   }
   (void)wait->mpi->MPI_Error_string(error, text, &length);
-  text[strcspn(text, "\n")] = '\0';
+  keep_class_and_reason(text);
   return dc__fail(DC_E_SYSTEM, "MPI on rank %" PRId32 ": %s: %s: %.300s (%d)", wait->rank, wait->what, call, text,
                   error);
 }

@@ -141,13 +141,48 @@ static int fail_before_mpi(dc_comm *comm) {
   return 0;
 }
 
+/* As MPICH says it. */
+static int failing_idup(const dc__mpi_library *mpi, dc__mpi_handle comm, dc__mpi_handle *copy,
+                        dc__mpi_handle *request) {
+  (void)mpi, (void)comm, (void)copy, (void)request;
+  return 15;
+}
+
+static int stack_of_lines(int error, char *text, int *length) {
+  (void)error;
+  *length = sprintf(text, "Other MPI error, error stack:\nMPI_Comm_idup(45): it failed\nget_id(7): none is left\n");
+  return 0;
+}
+
+#define CHECK_FAILS_IN(call, fn)                                                                       \
+  do {                                                                                                 \
+    calls.comm_idup = failing_idup;                                                                    \
+    CHECK((call) == DC_E_SYSTEM);                                                                      \
+    CHECK_SAYS(": " fn ": MPI_Comm_idup: Other MPI error, error stack: get_id(7): none is left (15)"); \
+    calls.comm_idup = real_calls->comm_idup;                                                           \
+  } while (0)
+
+static int fail_in_mpi(dc_comm *comm) {
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = timeout_ns};
+  dc_comm *second = NULL, *third = NULL;
+  replace_calls();
+  dc__mpi_runtime_state.library->MPI_Error_string = stack_of_lines;
+  CHECK_FAILS_IN(dc_comm_create_mpi(&options, &second), "dc_comm_create_mpi");
+  CHECK_OK(dc_comm_create_mpi(&options, &second));
+  CHECK_FAILS_IN(dc_comm_split(second, 0, 0, &third), "dc_comm_split");
+  CHECK_FAILS_IN(dc_comm_dup(second, &third), "dc_comm_dup");
+  dc_comm_destroy(second);
+  CHECK_OK(dc_comm_barrier(comm));
+  return 0;
+}
+
 typedef struct rank_role {
   const char *name;
   int (*run)(dc_comm *comm);
 } rank_role;
 
 static const rank_role roles[] = {
-    {"fork", fork_a_child}, {"threads", split_in_two_threads}, {"mismatch", fail_before_mpi}};
+    {"fork", fork_a_child}, {"threads", split_in_two_threads}, {"mismatch", fail_before_mpi}, {"texts", fail_in_mpi}};
 
 static int run_rank(const char *name) {
   int result = 1;
@@ -189,6 +224,11 @@ static void test_a_mismatch_keeps_no_communicator_of_mpi(void **state) {
   assert_ranks_succeed("mismatch");
 }
 
+static void test_errors_name_the_call_and_the_reason(void **state) {
+  (void)state;
+  assert_ranks_succeed("texts");
+}
+
 int main(int argc, char **argv) {
   if (argc > 1) {
     return run_rank(argv[1]);
@@ -196,6 +236,7 @@ int main(int argc, char **argv) {
   set_own_path(argv[0]);
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_forked_child_has_no_mpi),
                                      cmocka_unit_test(test_threads_split_in_any_order),
-                                     cmocka_unit_test(test_a_mismatch_keeps_no_communicator_of_mpi)};
+                                     cmocka_unit_test(test_a_mismatch_keeps_no_communicator_of_mpi),
+                                     cmocka_unit_test(test_errors_name_the_call_and_the_reason)};
   return cmocka_run_group_tests_name("mpi errors", tests, NULL, NULL);
 }
