@@ -176,13 +176,35 @@ static int fail_in_mpi(dc_comm *comm) {
   return 0;
 }
 
+static int failing_return_errors(const dc__mpi_library *mpi, dc__mpi_handle comm) {
+  (void)mpi, (void)comm;
+  calls.comm_return_errors = real_calls->comm_return_errors;
+  return 15;
+}
+
+/* On rank 1, behind MPI_Comm_split. */
+static int fail_on_one_rank(dc_comm *comm) {
+  dc_comm *part = NULL;
+  replace_calls();
+  if (dc_comm_rank(comm) == 1) {
+    calls.comm_return_errors = failing_return_errors;
+  }
+  CHECK(dc_comm_split(comm, 0, 0, &part) == DC_E_SYSTEM && part == NULL);
+  CHECK_SAYS(dc_comm_rank(comm) == 1 ? "MPI on rank 1: dc_comm_split: MPI_Comm_set_errhandler: "
+                                     : "dc_comm_split: rank 1 could not make its communicator");
+  return split_often(comm);
+}
+
 typedef struct rank_role {
   const char *name;
   int (*run)(dc_comm *comm);
 } rank_role;
 
-static const rank_role roles[] = {
-    {"fork", fork_a_child}, {"threads", split_in_two_threads}, {"mismatch", fail_before_mpi}, {"texts", fail_in_mpi}};
+static const rank_role roles[] = {{"fork", fork_a_child},
+                                  {"threads", split_in_two_threads},
+                                  {"mismatch", fail_before_mpi},
+                                  {"texts", fail_in_mpi},
+                                  {"one", fail_on_one_rank}};
 
 static int run_rank(const char *name) {
   int result = 1;
@@ -229,6 +251,11 @@ static void test_errors_name_the_call_and_the_reason(void **state) {
   assert_ranks_succeed("texts");
 }
 
+static void test_a_split_that_fails_on_one_rank_ends_on_all(void **state) {
+  (void)state;
+  assert_ranks_succeed("one");
+}
+
 int main(int argc, char **argv) {
   if (argc > 1) {
     return run_rank(argv[1]);
@@ -237,6 +264,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_forked_child_has_no_mpi),
                                      cmocka_unit_test(test_threads_split_in_any_order),
                                      cmocka_unit_test(test_a_mismatch_keeps_no_communicator_of_mpi),
-                                     cmocka_unit_test(test_errors_name_the_call_and_the_reason)};
+                                     cmocka_unit_test(test_errors_name_the_call_and_the_reason),
+                                     cmocka_unit_test(test_a_split_that_fails_on_one_rank_ends_on_all)};
   return cmocka_run_group_tests_name("mpi errors", tests, NULL, NULL);
 }
