@@ -109,6 +109,9 @@ typedef struct dc__comm_ops {
   /* For transports on top of this one: the handshake of a collective without its data. True if all ranks passed the
    * same word, which may differ. */
   bool (*agree)(dc_comm *comm, const dc__coll *coll, uint64_t word);
+  /* Optional: brackets a wait for other ranks on another communicator. Meanwhile the data of this one's earlier
+   * collectives go on, which a rank may need before it can come there. */
+  void (*progress)(dc_comm *comm, bool waits);
   /* Optional: picks up a failure that another rank reported. */
   void (*poll)(dc_comm *comm);
   /* Optional: as poll, and checks for processes that ended, at one system call per rank. */

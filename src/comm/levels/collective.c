@@ -92,7 +92,9 @@ static bool levels_gather(dc__levels *self, const dc__coll *coll) {
       part->send = dc__bytes_at(item->recv, part->ranges[place].begin, item->dtype);
     }
   }
+  dc__levels_progress(self, true);
   dc__comm_all_gather(self->block, NULL, &tag, self->items, count);
+  dc__levels_progress(self, false);
   return levels_check_block(self);
 }
 
@@ -106,7 +108,9 @@ static bool levels_broadcast(dc__levels *self, const dc__coll *coll) {
       return false;
     }
   }
+  dc__levels_progress(self, true);
   dc__comm_broadcast(self->block, NULL, &tag, item->recv, (size_t)item->total, place);
+  dc__levels_progress(self, false);
   return levels_check_block(self);
 }
 
@@ -176,7 +180,9 @@ static bool sum_in_blocks(dc__levels *self, const dc__coll *coll) {
       part->reduce_op = DC_SUM;
     }
   }
+  dc__levels_progress(self, true);
   dc__comm_reduce_scatter(self->block, NULL, &tag, self->items, count);
+  dc__levels_progress(self, false);
   return levels_check_block(self);
 }
 

@@ -12,6 +12,12 @@
 /* Words that each rank sends to the others. */
 enum { WORD_NODE, WORD_NAME = 2, WORD_ASKED = 4, WORDS };
 
+void dc__levels_progress(const dc__levels *self, bool waits) {
+  if (self->whole->ops->progress != NULL) {
+    self->whole->ops->progress(self->whole, waits);
+  }
+}
+
 /* ---- the table ---- */
 
 static void release_parts(dc__levels *parts) {
@@ -179,7 +185,9 @@ static dc_status connect_levels(dc__levels *parts, const int64_t *table, dc_comm
   const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = whole->timeout_ns};
   char text[64];
   snprintf(text, sizeof text, "block-%016" PRIx64 "%016" PRIx64, (uint64_t)name[0], (uint64_t)name[1]);
+  dc__levels_progress(parts, true);
   dc_status status = dc__comm_create_processes(text, place, parts->length, &options, &parts->block);
+  dc__levels_progress(parts, false);
   status = dc__split_agree("blocks of ranks over shared memory", whole, status);
   if (status != DC_OK) {
     dc__comm_release(parts->block);

@@ -27,6 +27,10 @@ typedef struct dc__levels {
   int64_t scratch_bytes;
 } dc__levels;
 
+/* levels.c: brackets a wait in the block. A rank of another machine may wait for data of the network, which has taken
+ * them, but not yet sent them. With it wait this machine's ranks that need its part. */
+void dc__levels_progress(const dc__levels *self, bool waits);
+
 /* collective.c */
 void dc__levels_run(dc_comm *comm, const dc__coll *coll);
 

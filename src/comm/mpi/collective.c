@@ -270,9 +270,7 @@ static dc_status mpi_run_collective(dc__mpi *self, const dc__coll *coll, dc__mpi
   mpi_round r = {.self = self, .coll = coll, .wait = wait};
   DC__TRY(dc__comm_check(self->control));
   DC__TRY(dc__mpi_check_usable(self->mpi, wait->what));
-  dc__mpi_progress_begin();
-  (void)self->control->ops->agree(self->control, coll, 0);
-  dc__mpi_progress_end();
+  (void)self->head.ops->agree(&self->head, coll, 0);
   DC__TRY(dc__comm_check(self->control));
   DC__TRY(coll->kind == DC__COLL_GATHER      ? mpi_gather(&r)
           : coll->kind == DC__COLL_REDUCE    ? mpi_reduce(&r)

@@ -167,7 +167,13 @@ static dc_status accept_invitation(const mpi_invitation *invitation, const dc_co
   const dc__mpi_runtime *runtime = &dc__mpi_runtime_state;
   dc_comm_options tcp = *options;
   tcp.secret = invitation->secret;
-  return dc__comm_create_tcp_at(listener, invitation->address, "mpi", runtime->rank, runtime->size, &tcp, control);
+  dc__mpi_progress_join(); /* for the invitation, which others wait for, there is no communicator yet */
+  dc__mpi_progress_begin();
+  const dc_status status =
+      dc__comm_create_tcp_at(listener, invitation->address, "mpi", runtime->rank, runtime->size, &tcp, control);
+  dc__mpi_progress_end();
+  dc__mpi_progress_leave();
+  return status;
 }
 
 static dc_status run_meeting(mpi_meeting *meeting, const dc_comm_options *options, dc_comm **control) {

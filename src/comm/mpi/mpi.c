@@ -83,9 +83,20 @@ static void mpi_fail_group(dc_comm *comm, dc_status status) {
 
 static bool mpi_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
   dc_comm *control = ((dc__mpi *)comm)->control;
+  dc__mpi_progress_begin();
   bool same = control->ops->agree(control, coll, word);
+  dc__mpi_progress_end();
   mpi_poll_failure(comm);
   return same;
+}
+
+static void mpi_progress(dc_comm *comm, bool waits) {
+  (void)comm; /* MPI is the process's */
+  if (waits) {
+    dc__mpi_progress_begin();
+  } else {
+    dc__mpi_progress_end();
+  }
 }
 
 static dc_status mpi_dup(dc_comm *comm, dc_comm **copy);
@@ -98,6 +109,7 @@ static const dc__comm_ops ops = {.name = "mpi",
                                  .barrier = dc__host_barrier,
                                  .run = dc__mpi_run,
                                  .agree = mpi_agree,
+                                 .progress = mpi_progress,
                                  .check_peers = mpi_check_peers,
                                  .dup = mpi_dup,
                                  .split = mpi_split,

@@ -65,7 +65,7 @@ dc_status dc__mpi_check_usable(const dc__mpi_library *mpi, const char *fn);
 void dc__mpi_progress_join(void);
 /* A communicator is destroyed: the last one stops it. */
 void dc__mpi_progress_leave(void);
-/* Brackets a wait over TCP, during which the thread may call MPI. After the second it does not. */
+/* Brackets a wait over TCP or shared memory, during which the thread may call MPI. After the second it does not. */
 void dc__mpi_progress_begin(void);
 void dc__mpi_progress_end(void);
 /* Whether any thread is in such a wait. */

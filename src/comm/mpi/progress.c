@@ -1,5 +1,6 @@
-/* A thread that lets MPI work on while this rank waits for others over TCP. MPI may hold back data that it
- * has reported as sent, until its next call. A peer may need them before it can come to where this rank waits. */
+/* A thread that lets MPI work on while this rank waits for others over TCP or in shared memory. MPI may hold back data
+ * that it has reported as sent, until its next call. A peer may need them before it can come to where this rank
+ * waits. */
 #include <stdio.h>
 #include <time.h>
 

@@ -1,9 +1,9 @@
 /* Calls over MPI that go wrong, but no rank with them: all ranks have the error, and go on. This program is both the
  * test and, started by mpirun with the name of a role, a rank. */
 #include "comm_ranks.h"
+#include "mpi_calls.h"
 #include "mpi_launchers.h"
 
-#include "comm/mpi/mpi.h"
 #include "comm/split.h"
 #include "comm/tcp/tcp.h"
 
@@ -94,16 +94,6 @@ static int split_in_two_threads(dc_comm *comm) {
     dc_comm_destroy(splitters[i].comm);
   }
   return splitters[0].result + splitters[1].result;
-}
-
-/* MPI's functions, but for those that a test replaces. */
-static const dc__mpi_calls *real_calls;
-static dc__mpi_calls calls;
-
-static void replace_calls(void) {
-  real_calls = dc__mpi_runtime_state.library->calls;
-  calls = *real_calls;
-  dc__mpi_runtime_state.library->calls = &calls;
 }
 
 static int comms_of_mpi;
