@@ -56,7 +56,7 @@ ELSEWHERE: List[Elsewhere] = [
     Elsewhere("comm/tcp/test_stragglers.c", "comm/tcp/failure comm/tcp/watcher",
               "queries while a rank waits, one failure for all ranks"),
     Elsewhere("comm/levels/test_levels.c", "comm/levels/collective comm/machine", "layouts of ranks on machines, bits"),
-    Elsewhere("comm/mpi/test_mpi.c", "comm/mpi/calls comm/mpi/collective comm/mpi/library comm/mpi/meeting",
+    Elsewhere("comm/mpi/test_mpi.c", "comm/mpi/calls comm/mpi/collective comm/mpi/library",
               "ranks of each MPI: bits, launchers"),
     Elsewhere("comm/mpi/test_mpi_death.c", "comm/mpi/runtime comm/mpi/wait", "lost ranks of each MPI, in each phase"),
     Elsewhere("cudasim/nccl/test_contexts.c", "comm/nccl/nccl", "communicators, made and freed by contexts"),

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <inttypes.h>
+#include <net/if.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -43,7 +44,7 @@ static bool find_sending_address(char host[INET6_ADDRSTRLEN]) {
   return found;
 }
 
-/* Without a route: the first interface that is up and not loopback. */
+/* Without a route: the first interface that is up, has a link, and is not loopback. Others may keep an address. */
 static bool find_first_address(char host[INET6_ADDRSTRLEN]) {
   struct ifaddrs *list = NULL;
   struct sockaddr_in four;
@@ -52,10 +53,10 @@ static bool find_first_address(char host[INET6_ADDRSTRLEN]) {
     return false;
   }
   for (const struct ifaddrs *i = list; i != NULL && !found; i = i->ifa_next) {
-    if (i->ifa_addr != NULL && i->ifa_addr->sa_family == AF_INET) {
+    const bool works = (i->ifa_flags & (IFF_UP | IFF_RUNNING | IFF_LOOPBACK)) == (IFF_UP | IFF_RUNNING);
+    if (works && i->ifa_addr != NULL && i->ifa_addr->sa_family == AF_INET) {
       memcpy(&four, i->ifa_addr, sizeof four);
-      found = (ntohl(four.sin_addr.s_addr) >> 24) != 127 &&
-              inet_ntop(AF_INET, &four.sin_addr, host, INET6_ADDRSTRLEN) != NULL;
+      found = inet_ntop(AF_INET, &four.sin_addr, host, INET6_ADDRSTRLEN) != NULL;
     }
   }
   freeifaddrs(list);
