@@ -40,7 +40,8 @@
  *   - [..., collective]: every rank of the communicator, or of the context's or the optimizer's, makes the call, in the
  *     same order among its collective calls. It may wait for other ranks, at most until the deadline.
  *   - Handles belong to the process that made them. In a child made by fork(), a call on one is DC_E_STATE, and
- *     destroying and releasing do nothing. The parent is not affected; the child may make handles of its own.
+ *     destroying and releasing do nothing. The parent is not affected; the child may make handles of its own, but not
+ *     over the parent's MPI (dc_comm_create_mpi()).
  *   - A host may trap floating-point exceptions, as feenableexcept(), -ffpe-trap and Free Pascal do. Calls mask the
  *     traps and restore the caller's environment. The library's threads have no traps, nor do the caller's functions
  *     while a call or such a thread runs them. A function that sets traps clears them before it returns.
@@ -481,8 +482,10 @@ typedef struct dc_comm_callbacks {
   /** Makes an independent group of the same ranks. NULL: gathers and reductions share one stream, and only one context
    *  at a time can be initialised with the communicator, beside which the caller must not use it. */
   int32_t (*dup)(void *user, void **new_user);
-  /** Makes blocked calls return an error; called at the deadline and by dc_comm_abort(), on another thread. May be
-   *  NULL. */
+  /** Makes blocked calls return an error, on other ranks too if it can. Called at the deadline and by dc_comm_abort(), on
+   *  another thread. Also called when this rank alone cannot go on with a collective, for which the others may wait.
+   *  libdc starts no collective function after it. One that has just begun may not block yet, so the effect should be
+   *  sticky: calls that block later return an error, too. May be NULL. */
   void (*abort)(void *user);
   /** Called once for each user pointer when its communicator is destroyed. May be NULL. */
   void (*destroy_user)(void *user);
@@ -509,7 +512,9 @@ DC_API void dc_comm_callbacks_init(dc_comm_callbacks *callbacks, size_t struct_s
 /** A communicator over the caller's collectives. options.timeout_ns is the longest time that a function may take. After
  *  it the communicator and its copies fail with DC_E_TIMEOUT on this rank, abort is called, and the function's later
  *  result is not used. libdc cannot end a function itself: one that does not return, with or without an abort, blocks
- *  its caller for ever. A function that calls a collective of its own communicator makes that fail with DC_E_STATE.
+ *  its caller for ever. A function, dup and split included, that calls a collective of its own communicator makes that
+ *  fail with DC_E_STATE, and the communicator with it. The tables of all ranks have the same functions, but for abort
+ *  and destroy_user. Each collective compares them; a difference is DC_E_MISMATCH.
  *  libdc has no other way to reach the ranks, so it does not find ranks that wait for each other in different calls;
  *  the timeout ends them.
  *  callbacks  the table, which is copied; its user pointer must live until destroy_user
@@ -563,15 +568,17 @@ DC_API dc_status dc_nccl_get_version(int32_t *version);
  *  A collective that fails while MPI moves its data cannot be taken back. MPI may write to its memory for as long as the
  *  process lives. So after DC_E_TIMEOUT or DC_E_PEER_DEAD the process should end; further communicators over MPI are
  *  DC_E_STATE in it.
+ *  MPI belongs to the process that initialised it. In a child made by fork() this call is DC_E_STATE, and leaves the
+ *  parent's MPI alone. Where the caller initialised MPI, libdc knows its process from the first call there.
  *  options  timeout_ns; network, first_port and last_port for the TCP connections, and heartbeat_ns; NULL = defaults.
  *           tls must be 0, since libdc cannot encrypt what MPI moves.
  *           Without network rank 0 is found at loopback if all ranks are on its machine, else at the address from which
  *           its machine sends
  *  comm     the new handle, the caller's to destroy
  *  Returns DC_OK; DC_E_UNSUPPORTED (there is no MPI, no launcher or that of another MPI, a thread level below
- *  MPI_THREAD_MULTIPLE, or more than 1024 ranks), DC_E_STATE (MPI has been finalized, or a collective was given up
- *  before), DC_E_MISMATCH (MPI has another number of ranks than the launcher started), DC_E_INVALID, and the errors of
- *  dc_comm_create_tcp(). [any, collective] Since 0.1. */
+ *  MPI_THREAD_MULTIPLE, or more than 1024 ranks), DC_E_STATE (MPI has been finalized, belongs to the process that
+ *  forked this one, or a collective was given up before), DC_E_MISMATCH (MPI has another number of ranks than the
+ *  launcher started), DC_E_INVALID, and the errors of dc_comm_create_tcp(). [any, collective] Since 0.1. */
 DC_API dc_status dc_comm_create_mpi(const dc_comm_options *options, dc_comm **comm);
 /** The MPI that dc_comm_create_mpi() would use here, as a text: "MPICH Version: 4.0.2, by the ABI of MPICH,
  *  libmpich.so.12". Opens the library, and initialises nothing.
@@ -627,8 +634,10 @@ DC_API int32_t dc_comm_rank(const dc_comm *comm);
 /** Number of ranks; -1 for NULL. [any] Since 0.1. */
 DC_API int32_t dc_comm_size(const dc_comm *comm);
 
-/** Another communicator of the same ranks, whose collectives overlap this one's. Collective in the sense that every
- *  rank must do it in the same order. A group may have any number of them, and destroying one takes no other rank.
+/** Another communicator of the same ranks, whose collectives overlap this one's. All ranks must make a group's copies in
+ *  the same order, also copies of several of its communicators by several threads. The n-th copies of all ranks belong
+ *  together, and the first collective of copies whose originals differ is DC_E_MISMATCH.
+ *  A group may have any number of them, and destroying one takes no other rank.
  *  Threads and processes of one machine do not wait for others to come, only while another rank makes or destroys a
  *  copy, at most timeout_ns. Over TCP the ranks meet at listeners that they open meanwhile, so each waits for all others,
  *  at most timeout_ns. A rank that is dead or does not come is an error for all. Each copy over TCP has a connection, and
@@ -667,6 +676,8 @@ enum dc_reduce_op {
  *  counts  ws element counts, or NULL when all are send's; the ranks must agree on them, which the library compares
  *  stream  where the work runs; NULL: on the calling thread, which blocks until done. A CUDA stream that is captured
  *          into a graph: on NCCL alone (else DC_E_UNSUPPORTED), as in dc_context_set_stream()
+ *  The caller orders calls of one communicator on several streams, or on a stream and on none, by events or a wait. Where
+ *  a rank runs them in another order than it called them, and others do not, that is DC_E_MISMATCH.
  *  send may be reused, and recv read, when the work is done on every rank; send may lie inside recv at its place.
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, and what dc_comm_check() may return: DC_E_MISMATCH,
  *  DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED (stream NULL: of this collective; otherwise of an earlier one).
