@@ -20,7 +20,7 @@ from ..sharding.parameter import entry_of
 from ..sharding.part import plain_tensor
 from ..sharding.root import Root
 from ..sharding.sharded_param import ShardedParam
-from . import safetensors_file, state_dict, writer
+from . import model_weights, safetensors_file, state_dict, writer
 from .collective_errors import on_first_replica, run_on_all_ranks
 from .items import Target, WriteItem
 from .json_keys import with_pairs, without_pairs
@@ -50,12 +50,13 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     root = root_of(model)
     path = os.fspath(path)
     run_on_all_ranks(root, lambda: _check_arguments(extra or {}, buffers))
-    agreed: Optional[Dict[int, Tensor]] = None
+    own: Optional[Dict[str, Any]] = None
     if weights:
         run_on_all_ranks(root, root.group.check_initialized)
         root.write_back()
-        agreed = synced_buffers(root, model.state_dict(keep_vars=True), buffers, everywhere=False)
-    on_first_replica(root, lambda: _save(model, root, path, optimizer, extra or {}, agreed))
+        own = model.state_dict(keep_vars=True)
+        own = {**own, **synced_buffers(root, own, buffers, everywhere=False)}
+    on_first_replica(root, lambda: _save(model, root, path, optimizer, extra or {}, own))
 
 
 def _check_arguments(extra: Mapping[str, Any], buffers: str) -> None:
@@ -66,15 +67,15 @@ def _check_arguments(extra: Mapping[str, Any], buffers: str) -> None:
 
 
 def _save(model: nn.Module, root: Root, path: str, optimizer: Optional[torch.optim.Optimizer],
-          extra: Mapping[str, Any], agreed: Optional[Dict[int, Tensor]]) -> None:
-    """agreed: the buffers' values; None: weights are not written."""
+          extra: Mapping[str, Any], weights: Optional[Mapping[str, Any]]) -> None:
+    """weights: the model's state, with the buffers' values for all ranks; None: it is not written."""
     pieces: List[WriteItem] = []
     aliases: Dict[str, str] = {}
-    if agreed is not None:
-        own = agreed
-        pieces, aliases = run_on_all_ranks(root, lambda: _weight_items(model, own))
+    if weights is not None:
+        own = weights
+        pieces, aliases = run_on_all_ranks(root, lambda: _weight_items(root, own))
     values = {name: value for name, value in extra.items() if not isinstance(value, Tensor)}
-    metadata: Dict[str, Any] = {"format": _FORMAT, "extra": values, "weights": agreed is not None}
+    metadata: Dict[str, Any] = {"format": _FORMAT, "extra": values, "weights": weights is not None}
     for name, value in extra.items():
         if name not in values:
             pieces += run_on_all_ranks(root, lambda: _full_items(root, _EXTRA + name, value))
@@ -102,23 +103,25 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     strict  False: weights that the file lacks stay as they are, and those that the model lacks are not read
     prefix  before the weights' names in the file, such as "model."; other names are not read
 
-    A model that was on meta has nothing to lose: there each rank reads into its part itself."""
+    Modules take their weights by load_state_dict(), as parts, with their hooks and their extra state. A model that was
+    on meta has nothing to lose: there each rank reads into its part itself."""
     root = root_of(model)
     files = run_on_all_ranks(root, lambda: _open(os.fspath(path)))
     parts: Dict[str, safetensors_file.ReadRange] = {}
 
-    def read() -> Tuple[Dict[str, Tensor], Any, Any]:
+    def read() -> Tuple[model_weights.Weights, Any, Any]:
         tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
         metadata = _read_metadata(files)
-        weights, targets = ({}, {}) if metadata.get("weights") is False \
-            else _match_weights(model, path, tensors, strict, prefix)
+        weights = model_weights.Weights({}, {}) if metadata.get("weights") is False \
+            else model_weights.match(model, path, tensors, strict, prefix, (_EXTRA, _OPTIMIZER))
+        targets = weights.targets
         states = None
         if optimizer is not None:
             if "optimizer" not in metadata:
                 raise ValueError(f"{path} has no optimizer's state")
             states = _read_optimizer_state(path, metadata["optimizer"], tensors, optimizer)
             targets.update(_state_targets(model, optimizer, states))
-        extra = {name: _new_target(tensor) for name, tensor in tensors.items() if name.startswith(_EXTRA)}
+        extra = {name: model_weights.new_target(tensor) for name, tensor in tensors.items() if name.startswith(_EXTRA)}
         targets.update(extra)
         for file in files:
             parts.update({name: _read(file, name, targets[name]) for name in file.tensors if name in targets})
@@ -134,14 +137,7 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
             file.close()
     if optimizer is not None:
         run_on_all_ranks(root, lambda: state_dict.load_optimizer_shards(model, optimizer, states))
-    current = model.state_dict(keep_vars=True)
-    with torch.no_grad():
-        for name, value in weights.items():
-            local = plain_tensor(current[name])
-            if value.shape == local.shape:
-                local.copy_(value)
-            else:
-                local.view(-1)[: value.numel()].copy_(value)  # the padding stays
+    run_on_all_ranks(root, lambda: model_weights.load(model, weights))
     return extra
 
 
@@ -160,13 +156,12 @@ def _check_sums(root: Root, files: List[Any], parts: Mapping[str, safetensors_fi
 # Elements that this rank has
 
 
-def _weight_items(model: nn.Module, buffers: Mapping[int, Tensor]) -> Tuple[List[WriteItem], Dict[str, str]]:
-    """The model's weights, its buffers' values by their ids, and under which name a tied weight's others are."""
-    root = root_of(model)
+def _weight_items(root: Root, weights: Mapping[str, Any]) -> Tuple[List[WriteItem], Dict[str, str]]:
+    """The model's weights, and under which name a tied weight's others are."""
     pieces: List[WriteItem] = []
     first: Dict[int, str] = {}
     aliases: Dict[str, str] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
+    for name, value in weights.items():
         if not isinstance(value, Tensor):
             raise ValueError(f"save_checkpoint: {name} of the model's state is a {type(value).__name__}, must be a "
                              "tensor")
@@ -174,7 +169,7 @@ def _weight_items(model: nn.Module, buffers: Mapping[int, Tensor]) -> Tuple[List
             aliases[name] = first[id(value)]
             continue
         entry = entry_of(value)
-        pieces += _full_items(root, name, buffers[id(value)]) if entry is None else _shard_items(entry, name, value)
+        pieces += _full_items(root, name, value) if entry is None else _shard_items(entry, name, value)
     return pieces, aliases
 
 
@@ -295,54 +290,6 @@ def _read_metadata(files: List[safetensors_file.File]) -> Dict[str, Any]:
             raise ValueError(f"load_checkpoint: {file.path} is damaged: it has format {form} and no checksums")
         every.update(metadata, extra={**every.get("extra", {}), **extra})
     return every
-
-
-def _match_weights(model: nn.Module, path: Path, tensors: Mapping[str, Tensor], strict: bool,
-                   prefix: str) -> Tuple[Dict[str, Tensor], Dict[str, Target]]:
-    """Memory for this rank's part of the weights, under the model's names, and the same by the file's names; a tied
-    weight may have any of its names."""
-    current = model.state_dict(keep_vars=True)
-    same: Dict[int, List[str]] = {}
-    for name, value in current.items():
-        same.setdefault(id(value), []).append(name)
-    weights: Dict[str, Tensor] = {}
-    targets: Dict[str, Target] = {}
-    missing = []
-    for group in same.values():
-        found = next((prefix + name for name in group if prefix + name in tensors), None)
-        if found is None:
-            missing.append(group[0])
-            continue
-        value = current[group[0]]
-        entry = entry_of(value)
-        shape = tuple(value.shape if entry is None else entry.shape)
-        if tuple(tensors[found].shape) != shape:
-            raise ValueError(f"load_checkpoint: {found} has shape {tuple(tensors[found].shape)} in {path}, must be "
-                             f"{shape}")
-        if entry is not None and entry.group.uninitialized is not None and entry.group.uninitialized.has(entry):
-            begin, end = entry.shard_range
-            targets[found] = Target(entry.data.data.view(-1)[: end - begin], begin, end)
-        else:
-            targets[found] = _new_target(tensors[found], None if entry is None or entry.part is None else entry)
-        weights[group[0]] = targets[found].memory
-    unknown = [name for name in tensors if name.startswith(prefix) and name[len(prefix):] not in current
-               and not name.startswith((_EXTRA, _OPTIMIZER))]
-    if strict and (missing or unknown):
-        raise ValueError(f"load_checkpoint: {path} lacks {_name_list(missing)}, and has {_name_list(unknown)}, which "
-                         "the model does not have; strict=False reads the rest")
-    return weights, targets
-
-
-def _new_target(tensor: Tensor, entry: Optional[ShardedParam] = None) -> Target:
-    """Memory for all of a file's tensor, or for this rank's part, flat."""
-    begin, end = (0, tensor.numel()) if entry is None else entry.shard_range
-    shape = tensor.shape if entry is None else torch.Size([end - begin])
-    return Target(torch.empty(shape, dtype=tensor.dtype), begin, end)
-
-
-def _name_list(names: List[str]) -> str:
-    shown = ", ".join(name if name.isprintable() else ascii(name) for name in names[:5])
-    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"
 
 
 def _read_optimizer_state(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor],

@@ -41,7 +41,7 @@ def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "
         entry = entry_of(value)
         if entry is None:
             if keep:
-                result[name] = on_host(agreed[id(value)]) if isinstance(value, Tensor) else value
+                result[name] = on_host(agreed[name]) if isinstance(value, Tensor) else value
             continue
         if entry.id not in whole:
             whole[entry.id] = on_host(gather_full(entry, value, keep))

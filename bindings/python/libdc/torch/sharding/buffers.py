@@ -20,24 +20,28 @@ def check_buffer_rule(call: str, rule: Any) -> None:
         raise ValueError(f"{call}: buffers = {rule!r}, must be {' or '.join(map(repr, BUFFER_RULES))}")
 
 
-def synced_buffers(root: Root, values: Mapping[str, Any], rule: str, everywhere: bool) -> Dict[int, Tensor]:
-    """Copies of a state dictionary's tensors that are no shards, by the tensors' ids, with the values that stand for
-    all ranks. Those are rank 0's, or with "mean" the ranks' mean where elements are floating-point numbers. Collective.
+def synced_buffers(root: Root, values: Mapping[str, Any], rule: str, everywhere: bool) -> Dict[str, Tensor]:
+    """Copies of a state dictionary's tensors that are no shards, with the values that stand for all ranks. Those are
+    rank 0's, or with "mean" the ranks' mean where elements are floating-point numbers. Tied ones have one copy.
+    Collective.
 
     everywhere  False: rank 0's are wanted on rank 0 alone"""
-    result: Dict[int, Tensor] = {}
-    for value in values.values():
-        if isinstance(value, Tensor) and entry_of(value) is None and id(value) not in result:
-            result[id(value)] = value.detach().clone(memory_format=torch.contiguous_format)
+    copies: Dict[int, Tensor] = {}  # by ids of the tensors, which `values` holds
+    result: Dict[str, Tensor] = {}
+    for name, value in values.items():
+        if isinstance(value, Tensor) and entry_of(value) is None:
+            if id(value) not in copies:
+                copies[id(value)] = value.detach().clone(memory_format=torch.contiguous_format)
+            result[name] = copies[id(value)]
     if root.group.all_ranks.size == 1:
         return result
-    means = [tensor for tensor in result.values() if rule == "mean" and (tensor.is_floating_point()
+    means = [tensor for tensor in copies.values() if rule == "mean" and (tensor.is_floating_point()
                                                                          or tensor.is_complex())]
     for tensor in means:
         _average(root, tensor)
     if everywhere:
         averaged = {id(tensor) for tensor in means}
-        for tensor in result.values():
+        for tensor in copies.values():
             if id(tensor) not in averaged:
                 root.group.broadcast(tensor)
     return result
