@@ -88,9 +88,15 @@ class NativeState(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
         """As PyTorch's, but that state keeps its own types; a state of torch.optim's namesake is taken, too. Where a
         parameter has state, all of it must be there. A state that does not fit is an error, and changes nothing."""
-        saved = self._own_copies(state_dict["state"])
-        super().load_state_dict({**state_dict, "state": saved})
-        self._load_state({part.param: saved[i] for i, part in enumerate(self._parts) if i in saved})
+        hooked: List[Dict[str, Any]] = []  # what hooks made of it: parts of whole tensors
+        last = self.register_load_state_dict_pre_hook(lambda _, given: hooked.append(given))
+        try:
+            super().load_state_dict({**state_dict, "state": self._own_copies(state_dict["state"])})
+        finally:
+            last.remove()
+        saved = hooked[0]["state"]  # PyTorch's copy of it has the parameters' types
+        numbers = [number for group in hooked[0]["param_groups"] for number in group["params"]]
+        self._load_state({part.param: saved[i] for part, i in zip(self._parts, numbers) if i in saved})
 
     def _own_copies(self, state: Dict[int, Any]) -> Dict[int, Any]:
         """A state with copies in place of the library's own memory, which loading clears first: state_dict() shows it,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..checkpoint.state_dict import is_like, is_owned, is_shard_like
+from ..checkpoint.state_dict import is_like, is_owned, is_read, is_shard_like
 from ..sharding import clip_grad as sharded_clip
 from ..sharding.local_shard import LocalShard, OwnedState
 from ..sharding.parameter import copy_shard, entry_of
@@ -246,11 +246,16 @@ def _inspect_param_groups(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     optimizer.__dict__["_dc_inspected_groups"] = len(groups)
 
 
+def _params_by_number(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) -> Dict[Any, Any]:
+    """The parameters that a state_dict() is of, by its numbers."""
+    return {number: param for group, shown in zip(optimizer.param_groups, packed["param_groups"])
+            for number, param in zip(shown["params"], group["params"])}
+
+
 def _map_state(optimizer: torch.optim.Optimizer, packed: Dict[str, Any],
                convert: Callable[[ShardedParam, str, Tensor], Tensor]) -> Dict[str, Any]:
     """A state_dict() with other tensors for parameters of which each rank has a part."""
-    params = {number: param for group, shown in zip(optimizer.param_groups, packed["param_groups"])
-              for number, param in zip(shown["params"], group["params"])}
+    params = _params_by_number(optimizer, packed)
 
     def value_of(number: Any, key: str, value: Any) -> Any:
         entry = entry_of(params.get(number))
@@ -276,7 +281,7 @@ def _state_as_parts(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) ->
 
 
 def _state_as_tensors(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) -> Dict[str, Any]:
-    """The reverse, also for whole tensors, of which each rank takes its part."""
+    """The reverse, also for whole states: each rank takes its part of a tensor, and the blocks and layers it owns."""
     plain = isinstance(optimizer, _ELEMENTWISE) or type(optimizer).__module__.startswith("libdc.")
 
     def convert(entry: ShardedParam, key: str, value: Tensor) -> Tensor:
@@ -286,7 +291,15 @@ def _state_as_tensors(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) 
             value = LocalShard.of(entry.part, local)
         return plain_tensor(value) if plain else value
 
-    return _map_state(optimizer, packed, convert)
+    params = _params_by_number(optimizer, packed)
+
+    def is_others(number: Any, key: str) -> bool:
+        entry = entry_of(params.get(number))
+        return entry is not None and entry.group.comm.size > 1 and not is_read(optimizer, params[number], key)
+
+    state = {number: {key: value for key, value in values.items() if not is_others(number, key)}
+             for number, values in packed["state"].items()}
+    return _map_state(optimizer, {**packed, "state": state}, convert)
 
 
 def patch_torch_functions() -> None:
