@@ -139,3 +139,48 @@ def test_without_a_process_group(tmp_path: Path) -> None:
             dcp.save({"model": net.state_dict()}, checkpoint_id=tmp_path / f"at{comm.rank}", no_dist=True)
 
     on(2, rank)
+
+
+FULL = PROGRAM + """
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+for kind in (libdc.optim.Shampoo, libdc.optim.SOAP, libdc.optim.Muon):
+    net, optimizer = build(3, kind)
+    for number in range(2):
+        step(net, optimizer, number)
+    full = get_optimizer_state_dict(net, optimizer, options=StateDictOptions(full_state_dict=True))  # the first call
+    whole = dct.full_optimizer_state_dict(net, optimizer)["state"]
+    assert {name: set(of) for name, of in full["state"].items()} == {name: set(of) for name, of in whole.items()}
+    for options in ({}, {"cpu_offload": True}, {"flatten_optimizer_state_dict": True}):
+        options = StateDictOptions(full_state_dict=True, **options)
+        weights, full = get_state_dict(net, optimizer, options=options)
+        if options.cpu_offload and rank > 0:
+            assert not full
+            continue
+        if options.flatten_optimizer_state_dict:
+            got = {name: value for name, value in full.items() if name.startswith("state.")}
+        else:
+            got = {f"state.{name}.{key}": value for name, of in full["state"].items() for key, value in of.items()}
+        expected = {f"state.{name}.{key}": value for name, of in whole.items() for key, value in of.items()}
+        assert got.keys() == expected.keys()
+        for name, value in expected.items():
+            assert type(got[name]) is type(value) and torch.equal(torch.as_tensor(got[name]), torch.as_tensor(value))
+    show(net, optimizer)
+    options = StateDictOptions(full_state_dict=True)
+    weights, full = get_state_dict(net, optimizer, options=options)
+    net, optimizer = build(1, kind)
+    set_state_dict(net, optimizer, model_state_dict=weights, optim_state_dict=full, options=options)
+    show(net, optimizer)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    try:
+        set_optimizer_state_dict(net, optimizer, full, options=options)
+    except ValueError as error:
+        assert "ranks own pieces of the state of" in str(error)
+    else:
+        raise AssertionError("accepted")
+"""
+
+
+def test_full_states_have_all_ranks_blocks_and_layers(launch: Any) -> None:
+    lines = sorted(launch(FULL).splitlines())
+    shown = [line.split("] ")[-1] for line in lines]
+    assert len(shown) == 12 and len(set(shown)) == 3, lines

@@ -72,7 +72,7 @@ def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
     names = names_of(model)
     state: Dict[str, Any] = {}
     groups = []
-    owned = _gather_owned(root, optimizer, keep)
+    owned = gather_owned(root, optimizer, keep)
     for group, shown in zip(optimizer.param_groups, packed["param_groups"]):
         groups.append({**shown, "params": [names[id(param)] for param in group["params"]]})
         for param in group["params"]:
@@ -156,7 +156,7 @@ def is_owned(optimizer: torch.optim.Optimizer, key: str) -> bool:
     return bool(getattr(optimizer, "is_owned", lambda _: False)(key))
 
 
-def _gather_owned(root: Root, optimizer: torch.optim.Optimizer, keep: bool) -> Dict[int, Dict[str, Tensor]]:
+def gather_owned(root: Root, optimizer: torch.optim.Optimizer, keep: bool) -> Dict[int, Dict[str, Tensor]]:
     """The pieces of the parameters' state that single ranks own, by the parameters' ids; collective."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     mine = [(i, key, value) for i, param in enumerate(params) for key, value in optimizer.state.get(param, {}).items()

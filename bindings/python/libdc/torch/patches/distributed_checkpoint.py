@@ -1,16 +1,19 @@
-"""get_state_dict() and its like of torch.distributed.checkpoint: with full_state_dict=True, parts become whole. Copies
-that async_save() makes are parts again."""
+"""get_state_dict() and its like of torch.distributed.checkpoint: with full_state_dict=True, parts become whole, and a
+rank has the blocks and layers that others own. Copies that async_save() makes are parts again."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
-from typing import Any, Callable
+from typing import Any, Callable, Dict, Optional
 
 import torch
 
 from ..sharding.local_shard import LocalShard, OwnedState
+from ..sharding.parameter import entry_of
 from ..sharding.part import part_of, plain_tensor
+from ..sharding.root import Root
 
 _MODULE = "torch.distributed.checkpoint.state_dict"
 _STAGER = "torch.distributed.checkpoint._state_dict_stager"
@@ -33,12 +36,79 @@ def _make_full_or_cpu(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def full_or_cpu_state_dict(state_dict: Any, info: Any) -> Any:
         if info.full_state_dict:
-            wanted = not info.cpu_offload or not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-            state_dict = gather_parts(state_dict, wanted)
+            state_dict = gather_parts(state_dict, _is_wanted(info))
         return inner(state_dict, info)
 
     full_or_cpu_state_dict.knows_parts = True  # type: ignore[attr-defined]
     return full_or_cpu_state_dict
+
+
+def _is_wanted(info: Any) -> bool:
+    """Whether this rank gets a full state."""
+    return not info.cpu_offload or not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+
+
+def _make_get_optim(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def get_optim_state_dict(model: Any, optimizers: Any, info: Any) -> Any:
+        state_dict = inner(model, optimizers, info)
+        if info.full_state_dict and info.handle_optim:
+            for optimizer in optimizers:
+                _add_owned(model, optimizer, info, state_dict)
+        return state_dict
+
+    get_optim_state_dict.knows_parts = True  # type: ignore[attr-defined]
+    return get_optim_state_dict
+
+
+def _owning_root(optimizer: torch.optim.Optimizer) -> Optional[Root]:
+    """The sharded model of an optimizer of libdc.optim whose blocks or layers have owners."""
+    if getattr(optimizer, "_owned_state", None) is None:
+        return None
+    entries = [entry_of(param) for group in optimizer.param_groups for param in group["params"]]
+    return next((entry.root for entry in entries if entry is not None), None)
+
+
+def _add_owned(model: Any, optimizer: torch.optim.Optimizer, info: Any, state_dict: Dict[str, Any]) -> None:
+    """Completes a full state with the blocks and layers that single ranks own. Collective: a rank that owns none does
+    not see in its state that others do."""
+    from ..checkpoint.state_dict import gather_owned  # here, since it imports modules that import this one
+
+    root = _owning_root(optimizer)
+    if root is None:
+        return
+    owned = gather_owned(root, optimizer, _is_wanted(info))
+    for name, param in model.named_parameters():
+        for key, piece in owned.get(id(param), {}).items():
+            fqn, = sys.modules[_MODULE]._get_fqns(model, name)  # type: ignore[attr-defined]
+            piece = piece if info.cpu_offload else piece.to(root.group.device)
+            if info.flatten_optimizer_state_dict:
+                state_dict[f"state.{fqn}.{key}"] = piece
+            else:
+                state_dict["state"].setdefault(fqn, {})[key] = piece
+
+
+def _make_load_optim(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def load_optim_state_dict(model: Any, optimizers: Any, state_dict: Any, info: Any) -> None:
+        """Of a full state each rank takes its parts itself, and what it owns. PyTorch's way needs the same names on
+        all ranks."""
+        owning = [optimizer for optimizer in optimizers if _owning_root(optimizer) is not None]
+        if not owning or not info.full_state_dict:
+            inner(model, optimizers, state_dict, info)
+            return
+        if info.broadcast_from_rank0:
+            raise ValueError(f"broadcast_from_rank0: ranks own pieces of the state of {type(owning[0]).__name__}, and "
+                             "PyTorch broadcasts those that rank 0 has: give the state to every rank, or use "
+                             "libdc.torch's load_full_optimizer_state_dict() or load_checkpoint()")
+        info.full_state_dict = False
+        try:
+            inner(model, optimizers, state_dict, info)
+        finally:
+            info.full_state_dict = True
+
+    load_optim_state_dict.knows_parts = True  # type: ignore[attr-defined]
+    return load_optim_state_dict
 
 
 def _make_offload_tensor(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,13 +127,22 @@ def _make_offload_tensor(inner: Callable[..., Any]) -> Callable[..., Any]:
     return offload_tensor
 
 
+def prepare_owned_states(optimizer: torch.optim.Optimizer) -> None:
+    """Imports the module if the optimizer's ranks own pieces of its state. Of these the module's first call asks before
+    it asks for a state_dict(), where else it would be patched."""
+    root = _owning_root(optimizer)
+    if root is not None and root.group.comm.size > 1 and torch.distributed.is_available():
+        importlib.import_module(_MODULE)
+        patch_if_imported()
+
+
 def patch_if_imported() -> None:
     """Called before the states that it works on are made: the module takes long to import, and few programs use it."""
-    module: Any = sys.modules.get(_MODULE)
-    function = getattr(module, "_maybe_full_or_cpu_state_dict", None)
-    if function is not None and not hasattr(function, "knows_parts"):
-        module._maybe_full_or_cpu_state_dict = _make_full_or_cpu(function)
-    stager: Any = getattr(sys.modules.get(_STAGER), "StateDictStager", None)
-    function = getattr(stager, "_offload_tensor", None)
-    if function is not None and not hasattr(function, "knows_parts"):
-        stager._offload_tensor = _make_offload_tensor(function)
+    module, stager = sys.modules.get(_MODULE), getattr(sys.modules.get(_STAGER), "StateDictStager", None)
+    for holder, name, make in ((module, "_maybe_full_or_cpu_state_dict", _make_full_or_cpu),
+                               (module, "_get_optim_state_dict", _make_get_optim),
+                               (module, "_load_optim_state_dict", _make_load_optim),
+                               (stager, "_offload_tensor", _make_offload_tensor)):
+        function = getattr(holder, name, None)
+        if function is not None and not hasattr(function, "knows_parts"):
+            setattr(holder, name, make(function))

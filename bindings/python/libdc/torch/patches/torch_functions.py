@@ -18,7 +18,7 @@ from ..sharding.local_shard import LocalShard, OwnedState
 from ..sharding.parameter import copy_shard, entry_of
 from ..sharding.part import part_of, plain_tensor
 from ..sharding.sharded_param import ShardedParam
-from .distributed_checkpoint import patch_if_imported
+from .distributed_checkpoint import patch_if_imported, prepare_owned_states
 
 _Function = Callable[..., Any]
 
@@ -243,6 +243,7 @@ def _inspect_param_groups(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if inspected is None:
         optimizer.register_state_dict_post_hook(_state_as_parts)
         optimizer.register_load_state_dict_pre_hook(_state_as_tensors)
+        prepare_owned_states(optimizer)
     optimizer.__dict__["_dc_inspected_groups"] = len(groups)
 
 
