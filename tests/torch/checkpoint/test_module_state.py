@@ -105,3 +105,31 @@ def test_modules_of_a_model_on_meta_take_their_own_state(tmp_path: Path) -> None
         assert bits(dct.full_state_dict(other)) == bits(dct.full_state_dict(net))
 
     on(2, run)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.two.weight = self.one.weight
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_tied_weight_with_two_values_is_refused(strict: bool, tmp_path: Path) -> None:
+    """On one rank alone the parts differ."""
+    path = tmp_path / "a.safetensors"
+    state = {name: value.detach().clone() for name, value in Tied().state_dict().items()}
+    safetensors.torch.save_file(state, tmp_path / "alike.safetensors")
+    state["two.weight"][2, 2] += 1
+    safetensors.torch.save_file(state, path)
+
+    def run(comm: Any) -> None:
+        net = dct.shard(Tied(), 3, comm=comm)
+        before = bits(dct.full_state_dict(net))
+        with pytest.raises((ValueError, RuntimeError), match="one.weight and two.weight have different values in"):
+            dct.load_checkpoint(net, path, strict=strict)
+        assert bits(dct.full_state_dict(net)) == before
+        dct.load_checkpoint(net, tmp_path / "alike.safetensors", strict=strict)
+        assert torch.equal(dct.full_state_dict(net)["two.weight"], state["one.weight"])
+
+    on(2, run)

@@ -22,10 +22,11 @@ _NOT_OWN = "torch.nn.modules.module", "libdc.torch.sharding.module_class"
 
 class Weights(NamedTuple):
     """Memory for this rank's part of the weights: by the model's names, as load_state_dict() takes them, and by the
-    file's."""
+    file's. aliases: for a tied weight's other names in the file, the one whose values are taken"""
 
     values: Dict[str, Tensor]
     targets: Dict[str, Target]
+    aliases: Dict[str, str]
 
 
 def match(model: nn.Module, path: Union[str, "os.PathLike[str]"], tensors: Mapping[str, Tensor], strict: bool,
@@ -36,19 +37,22 @@ def match(model: nn.Module, path: Union[str, "os.PathLike[str]"], tensors: Mappi
     for name, value in current.items():
         same.setdefault(id(value) if isinstance(value, Tensor) else name, []).append(name)
     registered = _registered_names(model)
-    weights = Weights({}, {})
+    weights = Weights({}, {}, {})
     missing = []
     for group in same.values():
-        found = next((prefix + name for name in group if prefix + name in tensors), None)
-        if found is None:
+        found = [prefix + name for name in group if prefix + name in tensors]
+        if not found:
             missing.append(group[0])
             continue
         value = current[group[0]]
         entry = entry_of(value)
-        if group[0] in registered:
-            _check_shape(path, found, tensors[found], value)
-        weights.targets[found] = _target_of(tensors[found], entry)
-        weights.values.update(dict.fromkeys(group, _value_of(weights.targets[found], entry)))
+        for name in found if group[0] in registered else ():
+            _check_shape(path, name, tensors[name], value)
+        target = weights.targets[found[0]] = _target_of(tensors[found[0]], entry)
+        weights.values.update(dict.fromkeys(group, _value_of(target, entry)))
+        for name in found[1:]:
+            weights.targets[name] = target._replace(memory=torch.empty_like(target.elements, device="cpu"))
+            weights.aliases[name] = found[0]
     unknown = [name for name in tensors if name.startswith(prefix) and name[len(prefix):] not in current
                and not name.startswith(others)]
     if strict and (missing or unknown):
@@ -60,6 +64,15 @@ def match(model: nn.Module, path: Union[str, "os.PathLike[str]"], tensors: Mappi
                          "no module takes: it needs a buffer, set_extra_state() or a _load_from_state_dict() of its "
                          "own; strict=False reads the rest")
     return weights
+
+
+def check_aliases(path: Any, weights: Weights) -> None:
+    """Once all is read: PyTorch would take the last one's values, and what reads the other name has others."""
+    for name, taken in weights.aliases.items():
+        one, other = (weights.targets[each].elements.cpu().view(torch.uint8) for each in (taken, name))
+        if not torch.equal(one, other):
+            raise ValueError(f"load_checkpoint: {taken} and {name} have different values in {path}, but are one tied "
+                             "weight in the model: untie it before shard(), or leave one of them out of the file")
 
 
 def load(model: nn.Module, weights: Weights) -> None:

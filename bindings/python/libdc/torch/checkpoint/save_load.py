@@ -112,9 +112,9 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     def read() -> Tuple[model_weights.Weights, Any, Any]:
         tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
         metadata = _read_metadata(files)
-        weights = model_weights.Weights({}, {}) if metadata.get("weights") is False \
+        weights = model_weights.Weights({}, {}, {}) if metadata.get("weights") is False \
             else model_weights.match(model, path, tensors, strict, prefix, (_EXTRA, _OPTIMIZER))
-        targets = weights.targets
+        targets = dict(weights.targets)
         states = None
         if optimizer is not None:
             if "optimizer" not in metadata:
@@ -125,6 +125,7 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
         targets.update(extra)
         for file in files:
             parts.update({name: _read(file, name, targets[name]) for name in file.tensors if name in targets})
+        model_weights.check_aliases(path, weights)
         return weights, states, {**metadata.get("extra", {}),
                                  **{name[len(_EXTRA):]: target.memory for name, target in extra.items()}}
 
