@@ -358,6 +358,10 @@ def test_keys_that_are_no_text(tmp_path: Path) -> None:
         rates.append(round(second.get_last_lr()[0], 6))
     assert rates == [1, 0.1, 0.1, 0.01, 0.01]
     assert {name: loaded[name] for name in ("nested", "empty")} == {name: extra[name] for name in ("nested", "empty")}
+    saved = path.read_bytes()
+    with pytest.raises(TypeError, match=r"extra\['a'\]\[1\] has the key \(1, 2\), must be a str, int, float, bool or"):
+        dct.save_checkpoint(net, path, extra={"a": [0, {(1, 2): 3}]})
+    assert path.read_bytes() == saved
 
 
 @pytest.mark.parametrize("stage", range(4))

@@ -7,14 +7,19 @@ from typing import Any, Dict
 _PAIRS = "libdc.pairs"  # the only key of an object that has a dictionary's keys and values as pairs
 
 
-def with_pairs(value: Any) -> Any:
+def with_pairs(value: Any, path: str = "") -> Any:
+    """path: where the value is, for errors"""
     if isinstance(value, (list, tuple)):
-        return [with_pairs(item) for item in value]
+        return [with_pairs(item, f"{path}[{index}]") for index, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    if all(isinstance(key, str) for key in value) and _PAIRS not in value:
-        return {key: with_pairs(item) for key, item in value.items()}
-    return {_PAIRS: [[key, with_pairs(item)] for key, item in value.items()]}
+    for key in value:
+        if key is not None and not isinstance(key, (str, int, float)):  # JSON would make a tuple a list
+            raise TypeError(f"save_checkpoint: {path} has the key {key!r}, must be a str, int, float, bool or None")
+    items = {key: with_pairs(item, f"{path}[{key!r}]" if path else str(key)) for key, item in value.items()}
+    if all(isinstance(key, str) for key in items) and _PAIRS not in items:
+        return items
+    return {_PAIRS: [[key, item] for key, item in items.items()]}
 
 
 def without_pairs(value: Dict[str, Any]) -> Dict[Any, Any]:
