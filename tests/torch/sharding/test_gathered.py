@@ -108,3 +108,24 @@ def test_gathered_weights_to_read_alone() -> None:
 
     for stage in (1, 3):
         libdc.run.threads(2, rank, stage, timeout=60)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_modules_own_weight_may_be_assigned(stage: int) -> None:
+    """peft's merge_and_unload() does so, once it has written into it."""
+
+    def rank(comm: Any) -> None:
+        net = sharded(comm, stage)
+        params = dict(net.named_parameters())
+        with dct.gathered(net):
+            net.norm.weight.detach().fill_(3)
+            net.norm.weight = net.norm.weight
+            with pytest.raises(TypeError, match="cannot assign"):
+                net.norm.weight = torch.zeros_like(net.norm.weight)
+            with pytest.raises(TypeError, match="cannot assign"):
+                net.norm.weight = net.norm.bias
+        assert all(params[name] is param for name, param in net.named_parameters())
+        assert (dct.full_state_dict(net)["norm.weight"] == 3).all()
+        net(*data(0, 0)).backward()
+
+    on(2, rank)

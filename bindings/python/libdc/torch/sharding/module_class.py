@@ -61,6 +61,7 @@ def _get_class(key: _ClassKey) -> Type[nn.Module]:
         else:
             for name in ("register_forward_hook", "register_forward_pre_hook"):
                 body[name] = _with_class_for_hooks(getattr(base, name), key)
+        body["__setattr__"] = _make_setattr(base, key.names)
         body["_apply"] = _make_apply(base)
         body["_load_from_state_dict"] = _make_load_from_state_dict(base)
         body["__module__"], body["__qualname__"], body["__doc__"] = base.__module__, base.__qualname__, base.__doc__
@@ -88,6 +89,18 @@ def _param_property(name: str) -> Callable[[nn.Module], Any]:
         return self.__dict__[MODULE_STATE].read(name, param)
 
     return read
+
+
+def _make_setattr(base: Type[nn.Module], names: Tuple[str, ...]) -> Callable[..., None]:
+    inner = base.__setattr__
+
+    def set_attribute(self: nn.Module, name: str, value: Any) -> None:
+        """A module's own whole weight stays where it is. peft's merge_and_unload() assigns it."""
+        if name in names and type(value) is Tensor and value is getattr(self, name):
+            return
+        inner(self, name, value)
+
+    return set_attribute
 
 
 def _with_full_params(inner: Callable[..., Any], is_root: bool) -> Callable[..., Any]:
