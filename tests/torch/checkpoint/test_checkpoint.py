@@ -217,6 +217,10 @@ def test_other_optimizers_are_refused(tmp_path: Path) -> None:
             dct.load_checkpoint(net, path, KINDS["two groups"](net))
         with pytest.raises(ValueError, match="other parameters than the saved one"):
             dct.load_checkpoint(net, path, torch.optim.AdamW(trainable(net)[1:]))
+        for kind, lacking in ((torch.optim.SGD, "dampening, momentum"),
+                              (torch.optim.Adagrad, "initial_accumulator_value, lr_decay, sum")):
+            with pytest.raises(ValueError, match=f"{kind.__name__}: .* another kind of optimizer: it lacks {lacking}"):
+                dct.load_checkpoint(net, path, kind(trainable(net), 0.1))
         foreign = torch.optim.SGD([nn.Parameter(torch.zeros(3))], 0.1)
         with pytest.raises(ValueError, match=r"a parameter of shape \(3,\) that the model does not have"):
             dct.save_checkpoint(net, path, foreign)

@@ -16,6 +16,14 @@ from ..sharding.root import Root
 from ..sharding.sharded_param import ShardedParam
 
 
+# State without which a step of PyTorch's optimizers is a KeyError. They load any other without a word.
+_TORCH_STATE = {name: set(keys.split()) for name, keys in {
+    "ASGD": "step eta ax mu", "Adadelta": "step square_avg acc_delta", "Adagrad": "step sum",
+    "Adam": "step exp_avg exp_avg_sq", "AdamW": "step exp_avg exp_avg_sq", "Adamax": "step exp_avg exp_inf",
+    "NAdam": "step exp_avg exp_avg_sq mu_product", "RAdam": "step exp_avg exp_avg_sq", "RMSprop": "step square_avg",
+    "Rprop": "step prev step_size", "SGD": ""}.items()}
+
+
 def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "rank0",
                     cpu_offload: bool = False) -> Dict[str, Tensor]:
     """The model's state_dict() with whole weights, as before shard(). Every rank must call it. model.state_dict()
@@ -92,6 +100,7 @@ def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Opti
     for name, values in state["state"].items():
         packed[numbers[name]] = {key: _shard_of(optimizer, params[name], key, value) for key, value in values.items()
                                  if is_read(optimizer, params[name], key)}
+    _check_kind(optimizer, packed, groups)
     optimizer.load_state_dict({"state": packed, "param_groups": groups})
 
 
@@ -99,7 +108,23 @@ def load_optimizer_shards(model: nn.Module, optimizer: torch.optim.Optimizer, st
     """As load_full_optimizer_state_dict(), from tensors that have this rank's part alone (new_shard())."""
     numbers, groups = _numbered(model, optimizer, state["param_groups"])
     packed = {numbers[name]: values for name, values in state["state"].items()}
+    _check_kind(optimizer, packed, groups)
     optimizer.load_state_dict({"state": packed, "param_groups": groups})
+
+
+def _check_kind(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any], groups: List[Dict[str, Any]]) -> None:
+    """Refuses the state of another kind of optimizer, where PyTorch's next step would be a KeyError."""
+    kind = type(optimizer)
+    if getattr(torch.optim, kind.__name__, None) is not kind or kind.__name__ not in _TORCH_STATE:
+        return
+    numbers = {name for name, value in optimizer.defaults.items() if type(value) in (int, float, tuple)}
+    for group in groups:
+        lacking = numbers - group.keys()
+        for values in filter(None, (state.get(number) for number in group["params"])):
+            lacking |= _TORCH_STATE[kind.__name__] - values.keys()
+        if lacking:
+            raise ValueError(f"{kind.__name__}: the saved state is of another kind of optimizer: it lacks "
+                             f"{', '.join(sorted(lacking))}")
 
 
 def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer,
