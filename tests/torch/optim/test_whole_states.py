@@ -100,3 +100,19 @@ def test_the_numbers_of_a_state_are_its_own() -> None:
     for p, q in zip(plain.parameters(), other.parameters()):
         assert all(torch.equal(torch.as_tensor(two.state[q][key]), torch.as_tensor(value))
                    for key, value in one.state[p].items())
+
+
+def test_state_from_before_shard_is_refused() -> None:
+    def rank(comm: Any) -> None:
+        net = Scaled()
+        optimizer = torch.optim.AdamW(net.parameters(), 0.01)
+        learn(net, optimizer, 0, 1)
+        state = copy.deepcopy(optimizer.state_dict())
+        dct.shard(net, 3, comm=comm)
+        with pytest.raises(ValueError, match="exp_avg of .* is from before libdc.torch.shard.., and whole: make the"):
+            learn(net, optimizer, 1, 2)
+        again = torch.optim.AdamW(net.parameters(), 0.01)
+        again.load_state_dict(state)
+        learn(net, again, 1, 2)
+
+    on(2, rank)

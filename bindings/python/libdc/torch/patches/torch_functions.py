@@ -164,6 +164,17 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, group: Dict[str, Any]) ->
                              f"{_NEED_FULL_PARAM[base.__name__]}; or shard the model at stage 0")
 
 
+def _check_state(optimizer: torch.optim.Optimizer, group: Dict[str, Any]) -> None:
+    """Refuses state from before shard(), which each rank may have another of. libdc.optim's look for themselves."""
+    for param in group["params"] if isinstance(optimizer, _ELEMENTWISE) else ():
+        entry = entry_of(param)
+        for key, value in optimizer.state.get(param, {}).items():
+            if entry is not None and is_like(entry.shape, key, value) and not is_shard_like(entry, key, value):
+                raise ValueError(f"{type(optimizer).__name__}: {key} of {entry.names[0]} is from before "
+                                 "libdc.torch.shard(), and whole: make the optimizer after it, and give it the earlier "
+                                 "one's state_dict() by load_state_dict()")
+
+
 def _has_parts(optimizer: torch.optim.Optimizer) -> bool:
     return any(part_of(param) is not None for group in optimizer.param_groups for param in group["params"])
 
@@ -240,6 +251,7 @@ def _inspect_param_groups(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         return
     for group in groups:
         _check_optimizer(optimizer, group)
+        _check_state(optimizer, group)
     if inspected is None:
         optimizer.register_state_dict_post_hook(_state_as_parts)
         optimizer.register_load_state_dict_pre_hook(_state_as_tensors)
