@@ -116,3 +116,15 @@ def test_state_from_before_shard_is_refused() -> None:
         learn(net, again, 1, 2)
 
     on(2, rank)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD", "Shampoo"])
+def test_a_bfloat16_models_state_goes_to_a_float32_model(kind: str) -> None:
+    """Without the float32 copies of its weights: those that were loaded are the model's own."""
+    plain, other = Scaled().bfloat16(), Scaled()
+    optimizer, second = KINDS[kind](plain), KINDS[kind](other)
+    learn(plain, optimizer, 0, 3)
+    assert "master" in next(iter(optimizer.state.values()))
+    other.load_state_dict(plain.state_dict())
+    second.load_state_dict(optimizer.state_dict())
+    assert learn(other, second, 3, 5) == pytest.approx(learn(plain, optimizer, 3, 5), rel=0.1)

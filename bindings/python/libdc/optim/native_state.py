@@ -165,6 +165,8 @@ class NativeState(torch.optim.Optimizer):
                 continue
             views = self._views(index)
             saved = {name: value for name, value in given[part.param].items() if value is not None}
+            if "master" not in views:  # a float32 parameter has the values that were loaded as its own
+                saved.pop("master", None)
             state = self._from_torch_state(saved, part, group, views)
             lacking = [name for name in views if name not in state and name not in self._optional_state]
             if lacking:
