@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from typing import Any, Callable, List, Optional
 
-import libdc.run
 import libdc.torch as dct
 import pytest
 import torch
 import torch.nn as nn
+from compared import compare, grads_of
 from sharded import one_thread  # noqa: F401
-
-Grads = List[Optional[torch.Tensor]]
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     torch._dynamo.reset()
-
-
-def grads_of(model: nn.Module) -> Grads:
-    grads = [p.grad for p in model.parameters()]
-    return [None if g is None else (g.full_tensor() if hasattr(g, "full_tensor") else g).clone() for g in grads]
-
-
-def compare(work: Callable[[nn.Module, Callable[..., Any]], List[Any]], backend: Optional[str], **options: Any) -> None:
-    """work(model, the model to call) has one result for the plain model and for the sharded one, at every stage."""
-    torch.manual_seed(0)
-    made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    expected = work(*[copy.deepcopy(made)] * 2)
-
-    def rank(comm: Any, stage: int) -> None:
-        model = copy.deepcopy(made)
-        dct.shard(model, stage, comm=comm, **options)
-        found = work(model, model if backend is None else torch.compile(model, backend=backend))
-        assert len(found) == len(expected)
-        for a, b in zip(found, expected):
-            torch.testing.assert_close(a, b)
-
-    for stage in (0, 1, 3):
-        libdc.run.threads(2 if backend is None else 1, rank, stage, timeout=120)  # Dynamo is for one thread at a time
-        torch._dynamo.reset()
 
 
 BACKENDS = pytest.mark.parametrize("backend", [None, "libdc", "aot_eager", "eager"])

@@ -103,12 +103,23 @@ def annotate_module(module: nn.Module, root: Root, names: Sequence[Tuple[str, in
     module.__dict__["_dc_ids"] = {name: (entry.id, entry.param_dtype, entry.reduce_dtype if whole else None)
                                   for name, entry in entries.items()}
     module.__dict__["_dc_local"] = {name: entry.data for name, entry in entries.items()}
+    module.__dict__["_dc_given"] = {}
     module.__dict__["_dc_trained"] = trained = {}
     for name, entry in entries.items():
         trained[name] = entry.param.requires_grad
         entry.trained.append((trained, name))
     module.__dict__["_dc_anchor"] = _anchor_of(root)
     module.__dict__["_dc_root"] = root
+
+
+def note_given(module: nn.Module, name: str, own: bool) -> None:
+    """functional_call() gives the module another tensor instead of the parameter, or has put back its own. Graphs are
+    for one of the two: guards look into `_dc_given`."""
+    given = module.__dict__["_dc_given"]
+    if own:
+        given.pop(name, None)
+    else:
+        given[name] = True
 
 
 _anchors: "weakref.WeakKeyDictionary[Root, weakref.ref[Tensor]]" = weakref.WeakKeyDictionary()
@@ -129,6 +140,8 @@ def _anchor_of(root: Root) -> Tensor:
 
 def traced_param(module: nn.Module, name: str) -> Tensor:
     """A parameter's weights, traced. Dynamo does not see the parameter itself, whose class it cannot trace."""
+    if name in module.__dict__["_dc_given"]:
+        return module._parameters[name]  # type: ignore[return-value]
     graph_id, (id, dtype, reduced) = module.__dict__["_dc_graph"], module.__dict__["_dc_ids"][name]
     whole = module.__dict__["_dc_whole"]
     local = module.__dict__["_dc_local"][name]

@@ -9,12 +9,14 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad
+from torch.nn.utils import _named_member_accessor, clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..checkpoint.state_dict import is_like, is_owned, is_read, is_shard_like
+from ..compile import tracing
 from ..sharding import clip_grad as sharded_clip
 from ..sharding.local_shard import LocalShard, OwnedState
+from ..sharding.managed_modules import MODULE_STATE, managed_param
 from ..sharding.parameter import copy_shard, entry_of
 from ..sharding.part import part_of, plain_tensor
 from ..sharding.sharded_param import ShardedParam
@@ -315,6 +317,21 @@ def _state_as_tensors(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) 
     return _map_state(optimizer, {**packed, "state": state}, convert)
 
 
+# torch.func.functional_call
+
+
+def _make_swap_tensor(inner: _Function) -> _Function:
+    @functools.wraps(inner)
+    def swap_tensor(module: nn.Module, name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        original = inner(module, name, tensor, *args, **kwargs)
+        state = module.__dict__.get(MODULE_STATE)
+        if state is not None and name in state.entries:
+            tracing.note_given(module, name, managed_param(module, name, tensor) is not None)
+        return original
+
+    return swap_tensor
+
+
 def patch_torch_functions() -> None:
     """On models and optimizers without sharded parameters nothing changes."""
     _patch(clip_grad, "clip_grad_norm_", _make_clip_grad_norm)
@@ -323,6 +340,7 @@ def patch_torch_functions() -> None:
         _patch(nn.init, name, _make_full_init)
     for kind in _ELEMENTWISE:
         kind.step = _make_step(kind.step)  # type: ignore[method-assign]
+    _patch(_named_member_accessor, "swap_tensor", _make_swap_tensor)
     _patch(torch.autograd, "_engine_run_backward", _make_run_backward)
     module: Any = nn.Module
     module.zero_grad = _make_zero_grad(module.zero_grad, module.parameters)
