@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, List
 
+import libdc.torch as dct
 import pytest
 import torch
 import torch.nn as nn
@@ -42,3 +44,34 @@ def test_functional_call_inside_of_a_compiled_function() -> None:
         return [compiled(given, torch.ones(2, 4)).detach(), call(torch.ones(2, 4)).detach()]
 
     compare(work, "libdc", stages=[0])
+
+
+@BACKENDS
+@pytest.mark.parametrize("what", ["module", "function", "weight"])
+def test_parts_of_a_model(what: str, backend: str) -> None:
+    """No compiled code is the model's forward, which would take in written weights."""
+
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        parts = {"module": model[0], "function": lambda x: model[1](model[0](x)),
+                 "weight": lambda x: x @ model[0].weight}
+        part = parts[what] if call is model else torch.compile(parts[what], backend=backend)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, found = torch.ones(2, 4), []
+        for step in range(3):
+            loss = part(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.detach())
+            with torch.no_grad():
+                model[0].weight.mul_(0.5)
+                found.append(part(x))
+        model.load_state_dict({name: torch.full(p.shape, 0.2) for name, p in model.named_parameters()})
+        found.append(part(x).detach())
+        with dct.gathered(model) if hasattr(model, "_dc") else contextlib.nullcontext(), torch.no_grad():
+            model[0].weight.fill_(2.0)
+            found.append(part(x))
+        return found
+
+    compare(work, backend)
+    compare(work, backend, stages=[2, 3], policy={"": dct.Policy(reshard_after_forward=False)})

@@ -6,11 +6,13 @@ faster. The end of a backward is not in the graphs: see sharding/root.py."""
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..ops import registrations
 from ..sharding.root import Root, root_by_graph
@@ -142,6 +144,7 @@ def traced_param(module: nn.Module, name: str) -> Tensor:
     """A parameter's weights, traced. Dynamo does not see the parameter itself, whose class it cannot trace."""
     if name in module.__dict__["_dc_given"]:
         return module._parameters[name]  # type: ignore[return-value]
+    _note_use(module.__dict__["_dc_graph"])
     graph_id, (id, dtype, reduced) = module.__dict__["_dc_graph"], module.__dict__["_dc_ids"][name]
     whole = module.__dict__["_dc_whole"]
     local = module.__dict__["_dc_local"][name]
@@ -155,4 +158,36 @@ def traced_param(module: nn.Module, name: str) -> Tensor:
 
 def begin_forward(module: nn.Module) -> None:
     """The root's forward, traced."""
-    _rt.begin_forward(module.__dict__["_dc_graph"])
+    if not _note_use(module.__dict__["_dc_graph"]):
+        _rt.begin_forward(module.__dict__["_dc_graph"])
+
+
+# Dynamo's graphs, complete
+
+
+def _note_use(graph_id: int) -> bool:
+    """The graph that Dynamo traces uses a model's weights. Returns False if something else than Dynamo traces."""
+    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
+    translator = getattr(getattr(dynamo, "tls", None), "current_tx", None)
+    if translator is None:
+        return False
+    output = translator.output
+    if "_dc_graph_ids" not in output.__dict__:
+        output._dc_graph_ids = {}
+        output.add_graph_finalizer(functools.partial(_finish_graph, output._dc_graph_ids))
+    output._dc_graph_ids[graph_id] = None
+    return True
+
+
+# Dynamo calls the function instead of tracing it. torch.compiler.assume_constant_result() would import Dynamo.
+_note_use._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _finish_graph(graph_ids: Dict[int, None], gm: fx.GraphModule) -> None:
+    """Begins with what comes before a model's weights are read: a compiled function may read them without the model's
+    forward."""
+    first = next(node for node in gm.graph.nodes if node.op != "placeholder")
+    with gm.graph.inserting_before(first):
+        for graph_id in graph_ids:
+            gm.graph.call_function(begin_forward_op, (graph_id,))
+    gm.recompile()
