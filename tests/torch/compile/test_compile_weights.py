@@ -75,3 +75,38 @@ def test_parts_of_a_model(what: str, backend: str) -> None:
 
     compare(work, backend)
     compare(work, backend, stages=[2, 3], policy={"": dct.Policy(reshard_after_forward=False)})
+
+
+@BACKENDS
+@pytest.mark.parametrize("how", ["in place", "view", "tracked", "outside"])
+def test_writes_are_refused(how: str, backend: str) -> None:
+    """They would be lost, in a forward and elsewhere in a compiled function. At stage 0 they are not."""
+
+    class Writes(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if how == "tracked":
+                self.write(self[0].weight)
+            elif how != "outside":
+                with torch.no_grad():
+                    self.write(self[0].weight)
+            return self[0](x).mul_(2.0)
+
+        def write(self, weight: torch.Tensor) -> None:
+            with torch.no_grad():
+                weight.t()[0].fill_(7.0) if how == "view" else weight.fill_(7.0)
+
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        def function(x: torch.Tensor) -> torch.Tensor:
+            y = model(x)
+            if how == "outside":
+                with torch.no_grad():
+                    model.write(model[0].weight)
+            return y
+
+        refused = hasattr(model, "_dc") and model.__dict__["_dc"].root.group.stage > 0
+        message = "0.weight: a compiled function has written into the weight"
+        with pytest.raises(RuntimeError, match=message) if refused else contextlib.nullcontext():
+            (function if call is model else torch.compile(function, backend=backend))(torch.ones(2, 4))
+        return [torch.tensor(True) if refused else model[0].weight.detach()[0, 0] == 7.0]
+
+    compare(work, backend, make=lambda: Writes(nn.Linear(4, 4)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -43,6 +43,13 @@ def _begin_forward_body(graph_id: int) -> None:
     root_by_graph(graph_id).pre_forward_compiled()
 
 
+def _refuse_write_body(graph_id: int, id: int) -> None:
+    name = root_by_graph(graph_id).group.entries[id].names[0]
+    raise RuntimeError(f"{name}: a compiled function has written into the weight, but a sharded model gathers it "
+                       "for that function alone, so the change would be lost: write into it in `with "
+                       "libdc.torch.gathered(model):`, outside of compiled functions")
+
+
 def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Tensor:
     root = root_by_graph(graph_id)
     root.refuse_compiled()
@@ -67,6 +74,8 @@ def _reduce_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
 
 begin_forward_op = _define("begin_forward(int graph_id) -> ()", _begin_forward_body, ("CompositeExplicitAutograd",),
                             lambda graph_id: None)
+refuse_write_op = _define("refuse_write(int graph_id, int id) -> ()", _refuse_write_body,
+                          ("CompositeExplicitAutograd",), lambda graph_id, id: None)
 # The first gradient goes through it: compilers move or drop an operator that no data flow keeps in its place.
 begin_backward_op = _define("begin_backward(Tensor(a) grad, int graph_id, int[] ids) -> Tensor(a)",
                             _begin_backward_body, _DEVICES,
@@ -185,9 +194,36 @@ _note_use._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _finish_graph(graph_ids: Dict[int, None], gm: fx.GraphModule) -> None:
     """Begins with what comes before a model's weights are read: a compiled function may read them without the model's
-    forward."""
+    forward. Later no graph tells any more which of them are written: compilers make new tensors of writes."""
     first = next(node for node in gm.graph.nodes if node.op != "placeholder")
     with gm.graph.inserting_before(first):
         for graph_id in graph_ids:
             gm.graph.call_function(begin_forward_op, (graph_id,))
+        for graph_id, id in _written_weights(gm):
+            gm.graph.call_function(refuse_write_op, (graph_id, id))
     gm.recompile()
+
+
+def _is_take(node: Any) -> bool:
+    return isinstance(node, fx.Node) and node.target in (_rt.take, _rt.take.default)
+
+
+def _written_weights(gm: fx.GraphModule) -> Iterable[Tuple[int, int]]:
+    """The weights of which a version has risen while Dynamo traced, by graph and id."""
+    for node in gm.graph.nodes:
+        body = getattr(gm, node.target) if node.op == "get_attr" else None
+        if isinstance(body, fx.GraphModule):
+            yield from _written_weights(body)
+        take = node if _is_take(node) else _take_of(gm, node)
+        value = node.meta.get("example_value")
+        value = value[0] if isinstance(value, tuple) else value
+        if take is not None and isinstance(value, Tensor) and value._version:
+            yield take.args[1], take.args[2]
+
+
+def _take_of(gm: fx.GraphModule, node: fx.Node) -> Optional[fx.Node]:
+    """The gather in a call of _TracedUnshard, an autograd function that returns what it takes."""
+    if getattr(node.target, "__name__", "") != "autograd_function_apply":
+        return None
+    results = getattr(gm, node.args[0].target).graph.output_node().all_input_nodes
+    return results[0] if len(results) == 1 and _is_take(results[0]) else None
