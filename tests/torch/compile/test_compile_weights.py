@@ -9,7 +9,7 @@ import libdc.torch as dct
 import pytest
 import torch
 import torch.nn as nn
-from compared import compare
+from compared import compare, grads_of
 from sharded import one_thread  # noqa: F401
 
 BACKENDS = pytest.mark.parametrize("backend", ["libdc", "aot_eager", "eager"])
@@ -110,3 +110,26 @@ def test_writes_are_refused(how: str, backend: str) -> None:
         return [torch.tensor(True) if refused else model[0].weight.detach()[0, 0] == 7.0]
 
     compare(work, backend, make=lambda: Writes(nn.Linear(4, 4)))
+
+
+class Recurrent(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self[2](self[1](self[0](x[None])[0])[0])
+
+
+@BACKENDS
+def test_recurrent_layers(backend: str) -> None:
+    """Dynamo leaves them to the interpreter. There it compiled libdc's own functions, which it cannot."""
+
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, found = torch.ones(2, 4), []
+        for _ in range(3):
+            loss = call(x).square().sum()
+            loss.backward()
+            found += [loss.detach(), *grads_of(model)]
+            optimizer.step()
+            optimizer.zero_grad()
+        return found
+
+    compare(work, backend, make=lambda: Recurrent(nn.LSTM(4, 5, 2), nn.GRU(5, 4, bidirectional=True), nn.Linear(8, 3)))

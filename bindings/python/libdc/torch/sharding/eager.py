@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from .part import part_of
 from .root import Root
 from .sharded_param import ShardedParam
+from .untraced import untraced, untraced_itself
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
@@ -30,6 +31,7 @@ _frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_
 # Gradients of whole weights
 
 
+@untraced
 def _take_grad(weights: Any) -> None:
     """autograd has made a gradient of weights. The parameter's is complete at the end of the backward."""
     root, entry, version, optimizer_steps = weights.dc_use
@@ -64,6 +66,7 @@ def _refuse_hook(*_: Any) -> None:
                        "or change .grad after backward()")
 
 
+@untraced
 def track(weights: Any, entry: ShardedParam, root: Root) -> Tensor:
     """Makes whole weights a leaf of autograd, whose gradient is reduced."""
     if _functorch():
@@ -94,6 +97,7 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
     """The hooks by which saved_tensors_hooks() saves gathered weights by name, and others with their version."""
     by_storage, root_of_hooks = root.read_by_storage, weakref.ref(root)
 
+    @untraced
     def pack(tensor: Tensor) -> Any:
         plain = tensor.layout is torch.strided and (type(tensor) is Tensor or part_of(tensor) is None)
         read = by_storage.get(tensor.untyped_storage()._cdata) if plain else None
@@ -108,6 +112,7 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
             entry.saved_transposed, view = True, None
         return root_of_hooks(), read, view
 
+    @untraced
     def unpack(saved: Any) -> Tensor:
         if len(saved) == 2:
             tensor, version = saved
@@ -157,6 +162,7 @@ def _references_of_a_graph() -> Tuple[int, int]:
 _TORCH_REFERENCES, _PYTHON_REFERENCES = _references_of_a_graph()
 
 
+@untraced
 def _return_weights(root: Root, lent: List[Tuple[int, Any, ShardedParam]]) -> List[Tuple[int, Any, ShardedParam]]:
     """Frees the memory of weights that a module's forward has read, and returns those that a variable still has. A
     graph keeps its leaves until it ends, so they lose their memory here: the backward gathers its own."""
@@ -175,6 +181,7 @@ def _return_weights(root: Root, lent: List[Tuple[int, Any, ShardedParam]]) -> Li
 # Writes into weights, which would be lost
 
 
+@untraced
 def _refuse_write(entry: ShardedParam, weights: Tensor) -> None:
     if (weights.requires_grad or not weights.is_inference()) and weights._version:
         raise RuntimeError(f"{entry.names[0]}: a forward has written into the weight, but a sharded model gathers it "
@@ -182,6 +189,7 @@ def _refuse_write(entry: ShardedParam, weights: Tensor) -> None:
                            "libdc.torch.gathered(model):`")
 
 
+@untraced
 def _version_of(weights: Tensor, entry: ShardedParam) -> Tensor:
     """A tensor that counts the writes into weights, and at stage 3 does not keep their memory."""
     if entry.placeholder is None:
@@ -191,6 +199,8 @@ def _version_of(weights: Tensor, entry: ShardedParam) -> Tensor:
     return shadow
 
 
+for _method in (Root.pre_forward, Root.post_forward, Root.abort_forward, Root.pre_backward, ShardedParam.unshard):
+    untraced(_method)
 _numbers = itertools.count()
 
 
@@ -205,6 +215,7 @@ class ModuleState:
         self.entries: Dict[str, ShardedParam] = {}
         self.gathered: Optional[Dict[str, Tensor]] = None  # None: not in its forward
 
+    @untraced_itself
     def call(self, forward: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Runs the module's forward."""
         root = self.root
@@ -238,6 +249,7 @@ class ModuleState:
             if outermost:
                 root.post_forward()
 
+    @untraced
     def _refuse_writes(self, outermost: bool) -> None:
         """At the end of its forward: into its own weights, and those that it has read of other modules."""
         root = self.root
@@ -248,6 +260,7 @@ class ModuleState:
         for entry, weights in root.read_elsewhere if outermost else ():
             _refuse_write(entry, weights)
 
+    @untraced_itself
     def read(self, name: str, param: Any) -> Any:
         """The value of the module's attribute `name`, whose parameter is `param`."""
         entry = self.entries.get(name)

@@ -16,6 +16,7 @@ from .parameter import copy_shard, gather_full
 from .part import plain_tensor
 from .root import Root
 from .sharded_param import ShardedParam
+from .untraced import untraced
 
 _CHECKSUM_BLOCK = 1 << 16  # elements in a step of a checksum
 _PRIME = 1000003
@@ -55,6 +56,7 @@ class GatheredWeights:
         self.root, self.write = root, write
         self.wholes: Dict[int, _FullWeights] = {}
 
+    @untraced
     def read(self, entry: ShardedParam, tracked: bool, track: Callable[..., Tensor]) -> Tensor:
         """The whole weights. track() makes them a leaf, whose gradient is reduced."""
         whole = self.wholes.get(entry.id)
