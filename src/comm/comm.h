@@ -177,8 +177,8 @@ void dc__comm_head_destroy(dc_comm *comm);
 /* Keeps the first failure; the text is this thread's last error. */
 void dc__comm_fail(dc_comm *comm, dc_status status);
 
-/* Calls ops->dup. The copy knows its origin, which ranks compare in every collective: a transport pairs the n-th copies
- * of a group, and two threads may make theirs in another order on each rank. */
+/* Calls ops->dup. The copy knows its origin, which ranks compare in every collective. For a transport pairs the n-th
+ * copies of a group, and two threads may make theirs in another order on each rank. */
 dc_status dc__comm_dup(dc_comm *comm, dc_comm **copy);
 /* The number of the first of so many collectives. A thread calls them in one order, but streams run them in any; so
  * ranks compare the numbers, else equal shapes would exchange each other's data. */

@@ -113,3 +113,39 @@ def test_sums_of_no_sync_and_a_backward_of_other_inputs(backend: Optional[str]) 
 
     for first in (False, True):
         compare(functools.partial(work, first=first), backend)
+
+
+@pytest.mark.parametrize("backend", ["libdc", "aot_eager"])
+def test_branches_of_cond(backend: str) -> None:
+    """Their backward runs without autograd's keys. A parameter of the other branch gets no gradient."""
+
+    class Branches(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not hasattr(self, "_dc"):
+                return self[0](x) if x.sum() > 0 else self[1](x)
+            return torch.cond(x.sum() > 0, lambda x: self[0](x), lambda x: self[1](x), (x,))
+
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        found: List[Any] = []
+        for sign in (1.0, -1.0):
+            call(torch.full((2, 4), sign)).square().sum().backward()
+            found += grads_of(model)
+            model.zero_grad()
+        return found
+
+    compare(work, backend, make=lambda: Branches(nn.Linear(4, 4), nn.Linear(4, 4)))
+
+
+@pytest.mark.parametrize("backend", ["libdc", "eager"])
+def test_compiled_autograd_is_refused(backend: str) -> None:
+    from torch._dynamo import compiled_autograd
+
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        if call is not model:
+            with compiled_autograd._enable(torch.compile(backend="aot_eager")), \
+                    pytest.raises(RuntimeError, match="without autograd's engine"):
+                call(torch.ones(2, 4)).sum().backward()
+        call(torch.ones(2, 4)).square().sum().backward()
+        return grads_of(model)
+
+    compare(work, backend)

@@ -50,9 +50,17 @@ def _refuse_write_body(graph_id: int, id: int) -> None:
                        "libdc.torch.gathered(model):`, outside of compiled functions")
 
 
+def _refuse_compiled_autograd() -> None:
+    compiled_autograd = sys.modules.get("torch._dynamo.compiled_autograd")
+    if getattr(compiled_autograd, "in_compiled_autograd_region", False):
+        raise RuntimeError("compiled autograd runs the backward without autograd's engine, which tells sharded models "
+                           "which gradients are wanted and when a backward ends: call backward() without it")
+
+
 def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Tensor:
     root = root_by_graph(graph_id)
     root.refuse_compiled()
+    _refuse_compiled_autograd()
     root.pre_backward()
     if accumulates(_anchor_of(root)):
         root.begin_reductions()
@@ -65,6 +73,7 @@ def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Ten
 
 def _reduce_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
     root = root_by_graph(graph_id)
+    _refuse_compiled_autograd()
     root.pre_backward()
     if root.takes_grad(root.group.entries[id]) and accumulates(_anchor_of(root)):
         root.group.entries[id].reduce(grad, root)

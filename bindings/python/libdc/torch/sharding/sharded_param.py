@@ -227,8 +227,18 @@ def accumulates(param: Tensor) -> bool:
     """Whether the running backward adds to `.grad`. autograd.grad() does not: it calls the first hook alone, and may
     raise later, so that hook must change nothing. PyTorch answers this question with an error then."""
     try:
-        return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(param).node)
+        return torch._C._will_engine_execute_node(_gradient_node(param))
     except RuntimeError as error:
         if "autograd.grad" not in str(error):
             raise
         return False
+
+
+def _gradient_node(param: Tensor) -> Any:
+    """The node of autograd's graph that adds to `.grad`. It is found by a view, which has a graph only with autograd's
+    keys. The backwards of compiled branches run without them."""
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.AutogradCPU, torch._C.DispatchKey.AutogradCUDA):
+        excluded = excluded.remove(key)
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        return torch.autograd.graph.get_gradient_edge(param).node
