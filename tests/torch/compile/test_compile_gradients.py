@@ -149,3 +149,20 @@ def test_compiled_autograd_is_refused(backend: str) -> None:
         return grads_of(model)
 
     compare(work, backend)
+
+
+@pytest.mark.parametrize("backend", [None, "libdc", "aot_eager"])
+def test_a_fused_step_between_forward_and_backward(backend: Optional[str]) -> None:
+    """It leaves no trace in a tensor's version by itself."""
+
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        if hasattr(model, "_dc"):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
+            call(torch.ones(2, 4)).square().sum().backward()
+            loss = call(torch.ones(2, 4)).square().sum()
+            optimizer.step()
+            with pytest.raises(RuntimeError, match="modified by an inplace"):
+                loss.backward()
+        return []
+
+    compare(work, backend)

@@ -54,6 +54,7 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         root = entry.root_ref()
         if root is not None:
             entry.optimizer_steps += 1
+            torch.autograd.graph.increment_version(entry.data)  # a compiled backward's shards have no other trace
             stepped.setdefault(root, []).append(entry)
     for root, entries in stepped.items():
         root.group.params_updated(entries if len(entries) < len(root.group.entries) else None)
