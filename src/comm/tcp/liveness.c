@@ -29,6 +29,7 @@ void dc__tcp_start_heartbeats(dc__tcp_group *group) {
   for (int32_t r = 0; r < group->world; r++) {
     atomic_store(&group->heard_ns[r], dc__now_ns());
     if (group->control[r] >= 0) {
+      dc__tcp_start_probes(group->control[r]);
       (void)setsockopt(group->control[r], IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
     }
   }

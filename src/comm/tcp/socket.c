@@ -85,20 +85,19 @@ void dc__tcp_close(int *fd) {
   }
 }
 
-/* Disables Nagle's algorithm. Keep-alive probes find a machine that vanished, a second after heartbeats do
- * (liveness.c), which can say more. */
-static void set_options(int fd) {
+/* A machine that vanished is found a second after heartbeats find it (liveness.c), which can say more. */
+void dc__tcp_start_probes(int fd) {
   const int on = 1, idle_s = 2, interval_s = 1, probes = 3;
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
-void dc__tcp_stop_probes(int fd) {
-  const int off = 0;
-  (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &off, sizeof off);
+/* Disables Nagle's algorithm. */
+static void set_options(int fd) {
+  const int on = 1;
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
 dc_status dc__tcp_listen(const unsigned char *at, int32_t *port, int *fd) {

@@ -21,8 +21,9 @@ dc_status dc__tcp_listen(const unsigned char *at, int32_t *port, int *fd);
 int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t deadline);
 /* The next connection, ready to use; -1 with errno. */
 int dc__tcp_accept(int listener);
-/* No more keep-alive probes, which each new connection sends. */
-void dc__tcp_stop_probes(int fd);
+/* Keep-alive probes, for connections that are complete. Of many at once a busy machine loses some. A handshake has a
+ * deadline, and needs none. */
+void dc__tcp_start_probes(int fd);
 /* Whether an error is a lack of local descriptors or memory, not the peer's. */
 bool dc__tcp_is_resource_error(int error);
 void dc__tcp_close(int *fd); /* -1: not open */

@@ -121,6 +121,9 @@ static dc_status connect_comm(dc__tcp_group *group, dc__tcp *self) {
   DC__TRY(dc__tcp_mesh_connect(group, self, dc__now_ns() + group->timeout_ns, self->fds));
   for (int32_t r = 0; r < group->world; r++) {
     self->transfers[r].fd = self->fds[r];
+    if (self->fds[r] >= 0) {
+      dc__tcp_start_probes(self->fds[r]);
+    }
   }
   return DC_OK;
 }

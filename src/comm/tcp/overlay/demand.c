@@ -87,7 +87,6 @@ void dc__tcp_drop_early(dc__tcp_group *group, int32_t mesh) {
 /* ---- the collective's side ---- */
 
 static void install_connection(dc__tcp *self, int32_t r, int fd) {
-  dc__tcp_stop_probes(fd);
   self->fds[r] = self->transfers[r].fd = fd;
 }
 
