@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Callable, List
 
+import libdc.run
 import libdc.torch as dct
 import pytest
 import torch
 import torch.nn as nn
-from compared import compare, grads_of
+from compared import compare, grads_of, two_linears
+from libdc.torch.compile import dynamo_backend
 from sharded import one_thread  # noqa: F401
 
 BACKENDS = pytest.mark.parametrize("backend", ["libdc", "aot_eager", "eager"])
@@ -133,3 +136,31 @@ def test_recurrent_layers(backend: str) -> None:
         return found
 
     compare(work, backend, make=lambda: Recurrent(nn.LSTM(4, 5, 2), nn.GRU(5, 4, bidirectional=True), nn.Linear(8, 3)))
+
+
+def test_parameters_in_a_compiled_function_are_refused() -> None:
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            return model(x).square().mean() + sum(p.square().sum() for p in model.parameters())
+
+        if call is not model:
+            with pytest.raises(RuntimeError, match="outside of the compiled function"):
+                torch.compile(loss, backend="libdc")(torch.ones(2, 4))
+        return []
+
+    compare(work, "libdc", stages=[1, 3])
+
+
+def test_the_key_of_inductors_cache() -> None:
+    """A process whose options differ does not get another one's order of gathers."""
+    schedule, keys = dynamo_backend._make_schedule_pass(None), []
+
+    def rank(comm: Any, **options: Any) -> None:
+        model = two_linears()
+        dct.shard(model, 3, comm=comm, **options)
+        keys.append(schedule.uuid())
+        assert schedule.uuid() == keys[-1]
+
+    for options in ({"prefetch": 1}, {"prefetch": 2}, {"group_size": 1}, {"policy": {"1": dct.Policy(group=True)}}):
+        libdc.run.threads(1, functools.partial(rank, **options), timeout=120)
+    assert len({str(key[1]).split("Options")[-1] for key in keys}) == 4

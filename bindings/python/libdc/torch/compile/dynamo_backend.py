@@ -10,7 +10,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ..ops import registrations
-from .passes import compiling, joint_pass, schedule_gathers
+from .passes import compiling, gather_options, joint_pass, schedule_gathers
 
 
 def _compile_graph(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -68,8 +68,8 @@ def _make_schedule_pass(user_pass: Any) -> Any:
             schedule_gathers(graph)
 
         def uuid(self) -> Any:
-            # Part of the key of Inductor's cache.
-            return "libdc-schedule-1" if user_pass is None else ("libdc-schedule-1", user_pass.uuid())
+            # Part of the key of Inductor's cache. A graph names its model by a number alone.
+            return "libdc-schedule-2", gather_options(), None if user_pass is None else user_pass.uuid()
 
     return SchedulePass()
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from ..sharding.order.exec_order import split_into_groups
 from ..sharding.root import is_sharded_graph, root_by_graph
-from .tracing import begin_backward_op, reduce_op
+from .tracing import begin_backward_op, reduce_op, traced_roots
 
 _dc, _rt = torch.ops.dc, torch.ops.dc_rt
 
@@ -151,6 +151,12 @@ def schedule_gathers(graph: fx.Graph) -> bool:
         kept.append(wait)
     _prefetch(graph, kept)
     return True
+
+
+def gather_options() -> str:
+    """All that schedule_gathers() knows besides a graph, of each sharded model."""
+    return repr([(root.group.graph_id, root.group.options, [entry.size for entry in root.group.entries])
+                 for root in traced_roots()])
 
 
 def _same_type(a: fx.Node, b: fx.Node) -> bool:

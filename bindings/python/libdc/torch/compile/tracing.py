@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -143,6 +143,11 @@ def note_given(module: nn.Module, name: str, own: bool) -> None:
 
 
 _anchors: "weakref.WeakKeyDictionary[Root, weakref.ref[Tensor]]" = weakref.WeakKeyDictionary()
+
+
+def traced_roots() -> List[Root]:
+    """The roots of sharded models, in the order of their graphs."""
+    return sorted(_anchors, key=lambda root: root.group.graph_id)
 
 
 def _anchor_of(root: Root) -> Tensor:

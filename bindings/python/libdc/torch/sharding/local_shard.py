@@ -102,10 +102,12 @@ def _first_part(args: Any, kwargs: Dict[str, Any]) -> Part:
 
 def _refuse_call(func: Any, args: Any, kwargs: Dict[str, Any]) -> NoReturn:
     part = _first_part(args, kwargs)
-    raise RuntimeError(f"{getattr(func, '__name__', func)}: this is {part}, and the function needs the whole: read the "
-                       "weight in the model's forward or in `with libdc.torch.gathered(model):`, or take "
-                       "full_tensor(), which every rank must call; to_local() is this rank's elements as a plain "
-                       "tensor")
+    name = getattr(func, "__name__", func)
+    compiled = name == "untyped_storage"  # which Dynamo asks for
+    raise RuntimeError(f"{name}: this is {part}, and the function needs the whole: read the weight in the model's "
+                       "forward or in `with libdc.torch.gathered(model):`, or take full_tensor(), which every rank "
+                       "must call; to_local() is this rank's elements as a plain tensor"
+                       + ("; under torch.compile, use parameters outside of the compiled function" if compiled else ""))
 
 
 # Functions that look at nothing, or at what parts and wholes have in common
