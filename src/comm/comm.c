@@ -29,10 +29,11 @@ void dc__comm_head_destroy(dc_comm *comm) {
 }
 
 dc_status dc__comm_dup(dc_comm *comm, dc_comm **copy) {
-  DC__TRY(comm->ops->dup(comm, copy));
   pthread_mutex_lock(&comm->mutex);
-  (*copy)->origin = dc__digest_add(comm->origin, ++comm->copies);
+  const uint64_t number = ++comm->copies; /* one that fails on this rank alone counts on all */
   pthread_mutex_unlock(&comm->mutex);
+  DC__TRY(comm->ops->dup(comm, copy));
+  (*copy)->origin = dc__digest_add(comm->origin, number);
   return DC_OK;
 }
 

@@ -164,7 +164,7 @@ struct dc_comm {
   atomic_ullong numbered;             /* collectives that were called, for dc__comm_number() */
   uint64_t origin;                    /* of which communicator it is which copy, as a hash; 0: of none */
   pthread_mutex_t mutex;              /* guards copies, failure, group, scratch */
-  uint64_t copies;                    /* made of it so far */
+  uint64_t copies;                    /* asked for so far */
   dc__failure failure;                /* the first one; sticky */
   atomic_int failed;                  /* failure.status != DC_OK, for a fast check */
   struct dc__comm_group_state *group; /* dc_comm_group_begin … end (coll_group.c) */

@@ -211,7 +211,8 @@ static void send_notices(bytes *b, dc__tcp_group *group, int32_t r, int *peer) {
 static void call(bytes *b, const dc__coll *coll, int peer, int32_t r) {
   struct dc__tcp_header head = {.seq = 1, .bytes = EACH * sizeof(float)};
   const float data[EACH] = {(float)r, (float)r};
-  dc__signature_fill(&head.call, coll, 0, WORLD, 0);
+  const dc_comm comm = {.world = WORLD};
+  dc__signature_fill(&head.call, &comm, coll, 0);
   send_bytes(b, peer, &head, sizeof head);
   send_to(peer, data, sizeof data);
 }

@@ -64,7 +64,8 @@ static void test_data(void **state) {
 
 static int exchange_words(dc_comm *comm, void *arg) {
   (void)arg;
-  const dc__coll coll = {.comm = comm, .kind = DC__COLL_BARRIER, .tag = {-1, -1, DC_OP_COMM_BARRIER, NULL}};
+  const dc__coll coll = {
+      .comm = comm, .kind = DC__COLL_BARRIER, .tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_BARRIER}};
   for (int32_t odd = -1; odd < comm->world; odd++) {
     CHECK(comm->ops->agree(comm, &coll, comm->rank == odd ? 6 : 5) == (odd < 0));
     CHECK_OK(dc_comm_check(comm));

@@ -5,6 +5,8 @@ _load_from_state_dict() and its hooks see what they would see without shard(), b
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
@@ -81,7 +83,12 @@ def load(model: nn.Module, weights: Weights) -> None:
     state = model.state_dict(keep_vars=True)  # for the modules' versions, which are attributes of it
     state.clear()
     state.update(weights.values)
-    model.load_state_dict(state, strict=False)
+    load_state_dict: Any = model.load_state_dict
+    try:
+        inspect.signature(load_state_dict).bind(state, strict=False)
+    except TypeError:  # a model's own, with other arguments
+        load_state_dict = functools.partial(nn.Module.load_state_dict, model)
+    load_state_dict(state, strict=False)
 
 
 def _check_shape(path: Any, name: str, tensor: Tensor, value: Tensor) -> None:

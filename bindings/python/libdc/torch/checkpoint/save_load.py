@@ -95,7 +95,7 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
                     strict: bool = True, prefix: str = "") -> Dict[str, Any]:
     """Reads what save_checkpoint() wrote, on any number of ranks and at any stage, and returns its `extra`, {} if it
     had none. Each rank reads its own part alone. Every rank must call it; where something does not fit, all raise and
-    nothing has changed.
+    nothing has changed. The exception is an error of a module's own code, which runs when all else is loaded.
 
     path    a safetensors file, also one of others' with weights alone; the index of several
             (`model.safetensors.index.json`); a folder of Hugging Face's that has them; a folder of

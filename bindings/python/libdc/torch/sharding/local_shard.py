@@ -158,6 +158,10 @@ def _set_grad(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
     func(param, grad)
 
 
+def _delete_grad(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
+    _set_grad(torch.Tensor.grad.__set__, (args[0], None), kwargs)  # type: ignore[attr-defined]
+
+
 def _padded(elements: Tensor, param: Tensor) -> Tensor:
     missing = param.numel() - elements.numel()
     return torch.cat([elements, elements.new_zeros(missing)]) if missing else elements
@@ -336,7 +340,8 @@ _OPERATORS = {"and": "bitwise_and", "floordiv": "floor_divide", "invert": "bitwi
 _FUSED = {"_amp_foreach_non_finite_check_and_unscale_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_",
           "_fused_sgd_"}
 _handlers: Dict[Any, _Handler] = {torch.Tensor.shape.__get__: _shape, torch.Tensor.ndim.__get__: _on_shape,
-                                  torch.Tensor.grad.__get__: _get_grad, torch.Tensor.grad.__set__: _set_grad}
+                                  torch.Tensor.grad.__get__: _get_grad, torch.Tensor.grad.__set__: _set_grad,
+                                  torch.Tensor.grad.__delete__: _delete_grad}
 
 
 def _find_handler(func: Any) -> _Handler:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Iterable, List, Tuple
+from typing import TYPE_CHECKING, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from torch import Tensor
+
+from .part import plain_tensor
 
 if TYPE_CHECKING:
     from .sharded_param import ShardedParam
@@ -15,43 +17,49 @@ class LocalSums:
     """Those of a model. Each parameter's is its entry's `unreduced`."""
 
     def __init__(self) -> None:
-        self.entries: List[ShardedParam] = []  # with a sum, which a backward under way may have taken
-        self._taken: List[Tuple[ShardedParam, Tensor]] = []
+        self.entries: Dict[ShardedParam, None] = {}  # with a sum, which a backward under way may have taken
+        self._taken: Dict[ShardedParam, Tuple[Tensor, Optional[Tensor]]] = {}  # sums, and `.grad` before
 
     def add(self, entry: ShardedParam, grad: Tensor) -> None:
         if entry.unreduced is None:
             wide = grad.dtype if entry.reduce_dtype is None else torch.promote_types(grad.dtype, entry.reduce_dtype)
             entry.unreduced = grad.to(wide, copy=True, memory_format=torch.contiguous_format)
-            self.entries.append(entry)
+            self.entries[entry] = None
         else:
             entry.unreduced.add_(grad)
 
     def take(self, entry: ShardedParam) -> Tensor:
         """To be averaged, and not to be written: the backward may still raise."""
         assert entry.unreduced is not None
-        grad, entry.unreduced = entry.unreduced, None
-        self._taken.append((entry, grad))
-        return grad
+        sum, entry.unreduced = entry.unreduced, None
+        with torch._C.DisableTorchFunctionSubclass():
+            grad = entry.param.grad
+        self._taken[entry] = sum, None if grad is None else plain_tensor(grad).clone()
+        return sum
 
     def waiting(self) -> List[ShardedParam]:
         """Parameters whose sums no gradient has taken."""
         return [entry for entry in self.entries if entry.unreduced is not None]
 
     def end(self) -> None:
-        """The backward is done, so what it took is averaged."""
+        """The sums that the backward took are averaged, and in `.grad`."""
+        for entry in self._taken:
+            del self.entries[entry]
         self._taken.clear()
-        self.entries = self.waiting()
 
     def put_back(self) -> None:
-        """The backward has raised."""
-        for entry, grad in self._taken:
-            entry.unreduced = grad
+        """The backward has raised. Some sums may have reached `.grad` by then."""
+        for entry, (sum, before) in self._taken.items():
+            entry.unreduced = sum
+            with torch._C.DisableTorchFunctionSubclass():
+                grad = entry.param.grad
+            if before is not None and grad is not None:
+                plain_tensor(grad).copy_(before)
         self._taken.clear()
 
     def drop(self, dropped: Iterable[ShardedParam]) -> None:
         """Zeroes these gradients' sums."""
-        entries = set(dropped)
-        for entry in entries:
+        for entry in dropped:
             entry.unreduced = None
-        self._taken = [pair for pair in self._taken if pair[0] not in entries]
-        self.entries = [entry for entry in self.entries if entry not in entries]
+            self._taken.pop(entry, None)
+            self.entries.pop(entry, None)

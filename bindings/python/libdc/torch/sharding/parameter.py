@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from .local_shard import LocalShard, dispatch, refuse_saving
 from .part import plain_tensor
 from .sharded_param import ShardedParam
+from .untraced import untraced
 
 
 def entry_of(param: Any) -> Optional[ShardedParam]:
@@ -123,10 +124,12 @@ class ReplicatedParameter(ManagedParameter):
         return plain_tensor(self).clone()
 
     @property
+    @untraced
     def grad(self) -> Any:
         return torch.Tensor.grad.__get__(self)
 
     @grad.setter
+    @untraced
     def grad(self, value: Optional[Tensor]) -> None:
         torch.Tensor.grad.__set__(self, value)
         entry = entry_of(self)
@@ -134,6 +137,7 @@ class ReplicatedParameter(ManagedParameter):
             entry.drop_local_sum()
 
     @grad.deleter
+    @untraced
     def grad(self) -> None:
         self.grad = None
 

@@ -349,11 +349,11 @@ class Root:
         sums, kept = self.local_sums.waiting() if self.reduce_grads else [], self.kept_grads
         self._finish_backward([entry for entry in sums if entry.id not in kept])
         self._finish_backward([entry for entry in sums if entry.id in kept])  # their buffers had gradients of no use
-        self.local_sums.end()
 
     def _finish_backward(self, sums: Iterable[ShardedParam]) -> None:
         for entry in sums:
-            entry.reduce(self.local_sums.take(entry), self)
+            if entry.unreduced is not None:  # which another one's reduction may have taken, for unused="zero"
+                entry.reduce(self.local_sums.take(entry), self)
         self.flush_reductions()
         self._end_order()
         reducing = self.state is TrainingState.REDUCING
@@ -364,6 +364,7 @@ class Root:
         (entries, self.with_grad), (kept, self.kept_grads) = (self.with_grad, {}), (self.kept_grads, {})
         own, self.direct = self.direct, {}
         self.group.end_backward()
+        self.local_sums.end()
         self._restore_grads(kept)
         hooked = False
         with torch._C.DisableTorchFunctionSubclass():
@@ -393,7 +394,7 @@ class Root:
         self.with_grad, self.direct, self.queued, self.queued_elements = {}, {}, ([], []), 0
         kept, self.kept_grads = self.kept_grads, {}
         self._stop_dropping()
-        self.local_sums.put_back()
         self.group.context.step_abort()
+        self.local_sums.put_back()
         self._restore_grads(kept)
         self.group.stale = True
