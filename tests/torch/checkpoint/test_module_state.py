@@ -133,3 +133,23 @@ def test_a_tied_weight_with_two_values_is_refused(strict: bool, tmp_path: Path) 
         assert torch.equal(dct.full_state_dict(net)["two.weight"], state["one.weight"])
 
     on(2, run)
+
+
+class OwnLoader(nn.Linear):
+    """Its load_state_dict() has other arguments than PyTorch's."""
+
+    def load_state_dict(self, state: Any) -> Any:  # type: ignore[override]
+        raise AssertionError("load_checkpoint has what it needs without it")
+
+
+def test_a_model_with_a_loader_of_other_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    plain = OwnLoader(3, 3)
+    safetensors.torch.save_file(plain.state_dict(), path)
+
+    def rank(comm: Any) -> None:
+        model = dct.shard(OwnLoader(3, 3), 1, comm=comm)
+        dct.load_checkpoint(model, path)
+        assert torch.equal(model.weight.full_tensor(), plain.weight)
+
+    on(1, rank)

@@ -164,3 +164,19 @@ def test_the_key_of_inductors_cache() -> None:
     for options in ({"prefetch": 1}, {"prefetch": 2}, {"group_size": 1}, {"policy": {"1": dct.Policy(group=True)}}):
         libdc.run.threads(1, functools.partial(rank, **options), timeout=120)
     assert len({str(key[1]).split("Options")[-1] for key in keys}) == 4
+
+
+def test_compiled_functions_read_gradients_and_step() -> None:
+    """At stage 0 a parameter's `.grad` is a property, which Dynamo must not compile by itself."""
+    def rank(comm: Any) -> None:
+        torch.manual_seed(0)
+        model = dct.shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), 0, comm=comm)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        model(torch.ones(2, 4)).square().sum().backward()
+        norm = torch.compile(lambda: sum(p.grad.norm() for p in model.parameters()), backend="eager")
+        assert norm() == sum(p.grad.norm() for p in model.parameters())
+        expected = [p.detach() - 0.5 * p.grad for p in model.parameters()]
+        torch.compile(lambda: optimizer.step(), backend="eager")()
+        torch.testing.assert_close([p.detach() for p in model.parameters()], expected)
+
+    libdc.run.threads(1, rank, timeout=120)
