@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "refused_allocations.h"
 
 static void test_zeroed(void **state) {
   (void)state;
@@ -38,16 +39,6 @@ static void test_arrays_grow(void **state) {
     assert_int_equal(values[i], i < 100 ? i + 1 : 0);
   }
   dc__free(values);
-}
-
-/* The sanitizers end a program that asks for this much, unless told to return NULL. */
-const char *__asan_default_options(void);
-const char *__asan_default_options(void) {
-  return "allocator_may_return_null=1";
-}
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void) {
-  return "allocator_may_return_null=1";
 }
 
 static void test_too_much_is_refused(void **state) {

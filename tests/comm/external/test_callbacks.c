@@ -1,6 +1,7 @@
 /* Functions of the caller's that do not return: how the wait ends, and the other ranks' errors. */
 #include "comm/split.h"
 #include "comm_ranks.h"
+#include "refused_allocations.h"
 
 enum { RETURNS_ON_ABORT, RETURNS_LATE, CALLS_LIBDC, DUP_CALLS_LIBDC, ABORTED_BEFORE, DIFFERS_LATER };
 
@@ -222,16 +223,6 @@ static void test_a_function_calls_libdc(void **state) {
   assert_non_null(strstr(dc_last_error(), "barrier: called by the caller's barrier on rank 0, which may call nothing"));
   assert_int_equal(atomic_load(&s.aborted), 1); /* the other rank may wait for this one */
   dc_comm_destroy(s.comm);
-}
-
-/* The sanitizers end a program that asks for too much, unless told to return NULL. */
-const char *__asan_default_options(void);
-const char *__asan_default_options(void) {
-  return "allocator_may_return_null=1";
-}
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void) {
-  return "allocator_may_return_null=1";
 }
 
 /* The failure of the barrier is the communicator's, of which there is then no copy or part. */

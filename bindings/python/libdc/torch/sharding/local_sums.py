@@ -32,9 +32,8 @@ class LocalSums:
         """To be averaged, and not to be written: the backward may still raise."""
         assert entry.unreduced is not None
         sum, entry.unreduced = entry.unreduced, None
-        with torch._C.DisableTorchFunctionSubclass():
-            grad = entry.param.grad
-        self._taken[entry] = sum, None if grad is None else plain_tensor(grad).clone()
+        grad = _plain_grad(entry)
+        self._taken[entry] = sum, None if grad is None else grad.clone()
         return sum
 
     def waiting(self) -> List[ShardedParam]:
@@ -51,10 +50,9 @@ class LocalSums:
         """The backward has raised. Some sums may have reached `.grad` by then."""
         for entry, (sum, before) in self._taken.items():
             entry.unreduced = sum
-            with torch._C.DisableTorchFunctionSubclass():
-                grad = entry.param.grad
+            grad = _plain_grad(entry)
             if before is not None and grad is not None:
-                plain_tensor(grad).copy_(before)
+                grad.copy_(before)
         self._taken.clear()
 
     def drop(self, dropped: Iterable[ShardedParam]) -> None:
@@ -63,3 +61,9 @@ class LocalSums:
             entry.unreduced = None
             self._taken.pop(entry, None)
             self.entries.pop(entry, None)
+
+
+def _plain_grad(entry: ShardedParam) -> Optional[Tensor]:
+    with torch._C.DisableTorchFunctionSubclass():
+        grad = entry.param.grad
+    return None if grad is None else plain_tensor(grad)
