@@ -45,7 +45,7 @@ class Odd(nn.Module):
             h = checkpoint(block, h, use_reentrant=False) if self.checkpointed else block(h)
             if self.broken and k == 0:
                 torch._dynamo.graph_break()
-        h = self.frozen(h) * self.scale
+        h = h + self.frozen(h) * self.scale  # LayerNorm would cancel the factor of a product alone
         return F.cross_entropy(self.head(self.norm(h)).flatten(0, 1), y.flatten())
 
 

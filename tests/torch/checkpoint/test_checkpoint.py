@@ -27,7 +27,8 @@ KINDS: Dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "torch AdamW": adamw,
     "torch amsgrad, a tensor's rate": lambda net: torch.optim.AdamW(trainable(net), torch.tensor(1e-2), amsgrad=True,
                                                                   foreach=False),
-    "torch SGD": lambda net: torch.optim.SGD(trainable(net), 1e-2, momentum=0.9),
+    # A power of two: with other rates PyTorch's bfloat16 update rounds by an element's place in its tensor.
+    "torch SGD": lambda net: torch.optim.SGD(trainable(net), 2.0**-7, momentum=0.9),
     "AdamW": lambda net: optim.AdamW(trainable(net), 1e-2),
     "two groups": lambda net: optim.AdamW([{"params": trainable(net)[:3], "betas": (0.8, 0.9)},
                                            {"params": trainable(net)[3:], "lr": 2e-2}]),
