@@ -9,7 +9,8 @@ use std::os::raw::c_void;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 
-/// The error of a collective that failed: a number of its own, not 0. It is in the error's text on this rank.
+/// The error of a collective that failed: a number of its own, which is in the error's text on this rank; 0 counts as
+/// [`Status::INTERNAL`](crate::Status::INTERNAL).
 pub type External<T> = std::result::Result<T, i32>;
 
 /// A transport that libdc does not have. Each function blocks until it is done; it runs on one of libdc's threads or on
@@ -68,14 +69,15 @@ impl Comm {
     }
 }
 
-/// A panic must not unwind into C: it becomes an error number. The panic hook has printed its text.
-const PANICKED: i32 = sys::DC_E_INTERNAL;
+/// The number of an error that has none of its own: a panic, whose text the panic hook has printed, or 0, which is
+/// success in C.
+const FAILED: i32 = sys::DC_E_INTERNAL;
 
 fn guarded(call: impl FnOnce() -> External<()>) -> i32 {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => 0,
+        Ok(Err(0)) | Err(_) => FAILED,
         Ok(Err(code)) => code,
-        Err(_) => PANICKED,
     }
 }
 

@@ -51,7 +51,7 @@ impl Collectives for Board {
 
     fn reduce_scatter(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> External<()> {
         if dtype != DType::Float32 {
-            return Err(7);
+            return Err(if dtype == DType::Float64 { 7 } else { 0 });
         }
         let begin = self.rank * recv.len();
         let blocks: Vec<Vec<u8>> = self.exchange(send);
@@ -113,6 +113,10 @@ fn errors_and_panics_of_collectives_are_errors() {
         assert_eq!(failed.status(), Status::CALLBACK, "{failed}");
         assert!(failed.text().contains(if panics { "-900" } else { "7" }), "{failed}");
     }
+    let comm = Comm::external(Board::ranks(1, &alive, false).remove(0), 0, 1, &limits()).unwrap();
+    let failed = comm.reduce_scatter(&[1i32], &mut [0i32], None, ReduceOp::Sum).unwrap_err();
+    assert!(failed.status() == Status::CALLBACK && failed.text().contains("-900"), "{failed}");
+    drop(comm);
     let board = Board::ranks(1, &alive, false).remove(0);
     assert_eq!(Comm::external(board, 5, 1, &limits()).unwrap_err().status(), Status::INVALID);
     assert_eq!(alive.load(Ordering::SeqCst), 0);
