@@ -116,6 +116,20 @@ def test_an_exception_in_a_callback_is_an_error(asynchronous):
     assert isinstance(caught.value.__cause__, (ConnectionError, TypeError))
 
 
+@pytest.mark.parametrize("result", [5, False, "a request"])
+def test_a_callback_that_returns_something_fails(result):
+    class Returning(libdc.Collectives):
+        def all_gather(self, send, recv, dtype):
+            recv[:] = bytes(send) * 2
+            return result
+
+    with Comm.external(Returning(), 0, 2, timeout=10) as comm, pytest.raises(Error) as caught:
+        comm.barrier()
+    assert caught.value.status == Status.E_CALLBACK
+    cause = caught.value.__cause__
+    assert type(cause) is TypeError and str(cause) == f"Returning's method returned {result!r}, must return None"
+
+
 def test_ranks_over_tcp(port):
     address = f"127.0.0.1:{port}"
 

@@ -17,7 +17,7 @@ from .types import DType, ReduceOp, Status
 
 class Collectives:
     """A transport of the caller's; subclass it for Comm.external. Every method blocks until done, on whatever thread
-    it is called, and raises to fail. Buffers are writable memoryviews of bytes; counts follow from their sizes."""
+    it is called, and returns None or raises. Buffers are writable memoryviews of bytes; their sizes give the counts."""
 
     def all_gather(self, send: memoryview, recv: memoryview, dtype: DType) -> None:
         """recv = every rank's send, in rank order."""
@@ -76,12 +76,14 @@ def _bytes(pointer: Any, count: int) -> memoryview:
 
 
 def _guarded(user: Any, call: Any) -> int:
-    """Runs a method of the caller's; an exception becomes an error number, never a success."""
+    """Runs a method of the caller's. An exception becomes an error number, so does a result, as of unfinished work."""
     with InCallback():
         external = None
         try:
             external = _externals.get(user)
-            call(external)
+            result = call(external)
+            if result is not None:
+                raise TypeError(f"{type(external.collectives).__name__}'s method returned {result!r}, must return None")
             return 0
         except BaseException as error:
             if external is not None:
