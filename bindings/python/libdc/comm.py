@@ -76,7 +76,7 @@ def _bytes(pointer: Any, count: int) -> memoryview:
 
 
 def _guarded(user: Any, call: Any) -> int:
-    """Runs a method of the caller's. An exception becomes an error number, so does a result, as of unfinished work."""
+    """Runs a method of the caller's. An exception or a result, as of unfinished work, becomes an error number."""
     with InCallback():
         external = None
         try:
