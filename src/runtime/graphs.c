@@ -59,17 +59,33 @@ static bool is_agreed(const int64_t *row, int field) {
   return field < ROW_AGREED || (field == ROW_COUNT && row[ROW_STAGE] == 0);
 }
 
-static dc_status graph_compare_row(const dc_context *ctx, const char *fn, const dc__param *param,
-                                   const int64_t *own_row, const int64_t *peer_row, int32_t rank) {
+/* replicas: the two have the same place in their groups, so their parts of the gradient must be the same too. */
+static dc_status compare_rows(const char *fn, const dc__param *param, const int64_t *row, int32_t rank,
+                              const int64_t *peer_row, int32_t peer, bool replicas) {
   static const char *const names[ROW] = {"stage",  "number of elements",         "data type", "expected gradient type",
                                          "offset", "number of gradient elements"};
   for (int i = 0; i < ROW; i++) {
-    if (own_row[i] != peer_row[i] && is_agreed(own_row, i)) {
+    const bool agreed = is_agreed(row, i) || (replicas && (i != ROW_BEGIN || row[ROW_COUNT] > 0));
+    if (row[i] != peer_row[i] && agreed) {
       return dc__fail(DC_E_MISMATCH,
                       "%s: parameter %" PRId64 " has %s %" PRId64 " on rank %" PRId32 ", but %" PRId64
                       " on rank %" PRId32,
-                      fn, param->id, names[i], own_row[i], ctx->rank, peer_row[i], rank);
+                      fn, param->id, names[i], row[i], rank, peer_row[i], peer);
     }
+  }
+  return DC_OK;
+}
+
+/* Compares this rank with all, and each rank with its replica in the first group, so that a difference is an error of
+ * every rank. rows: those of a parameter, one a rank of the communicator, `step` apart. */
+static dc_status compare_ranks(const dc_context *ctx, const char *fn, const dc_comm *all, const dc__param *param,
+                               const int64_t *rows, int64_t step) {
+  for (int32_t rank = 0; rank < all->world; rank++) {
+    DC__TRY(compare_rows(fn, param, rows + all->rank * step, all->rank, rows + rank * step, rank, false));
+  }
+  for (int32_t rank = ctx->world; rank < all->world; rank++) {
+    const int32_t first = rank % ctx->world;
+    DC__TRY(compare_rows(fn, param, rows + first * step, first, rows + rank * step, rank, true));
   }
   return DC_OK;
 }
@@ -141,8 +157,8 @@ static dc_status compare_split(const dc_context *ctx, const char *fn, const dc__
 
 /* Ranks of a counting group are not there. Where this rank has its even part of a gradient, they have theirs; another
  * split cannot be known. */
-static dc_status write_absent_rows(const dc_context *ctx, const char *fn, const dc__graph *graph, int64_t *table,
-                                   int64_t step) {
+static dc_status write_absent_rows(const dc_context *ctx, const char *fn, const dc__graph *graph, int32_t world,
+                                   int64_t *table, int64_t step) {
   for (int64_t i = 0; i < graph->params.count && graph->stage > 0; i++) {
     const dc__param *param = graph->params.values[i];
     const dc__range *own = &param->chunks[ctx->rank];
@@ -155,49 +171,62 @@ static dc_status write_absent_rows(const dc_context *ctx, const char *fn, const 
                       "; on a counting device it must cover dc_shard_range()",
                       fn, param->id, param->grad_offset, param->grad_offset + param->grad_count);
     }
-    for (int32_t rank = 0; rank < ctx->world; rank++) {
+    for (int32_t rank = 0; rank < world; rank++) {
       int64_t *row = table + rank * step + i * ROW;
-      row[ROW_BEGIN] = param->chunks[rank].begin;
-      row[ROW_COUNT] = param->chunks[rank].count;
+      row[ROW_BEGIN] = param->chunks[rank % ctx->world].begin;
+      row[ROW_COUNT] = param->chunks[rank % ctx->world].count;
     }
   }
   return DC_OK;
 }
 
-/* One small collective: compares the graph over the ranks and learns which rank owns which part of each gradient. A row
- * for the graph itself comes last, so that a rank with an empty graph also takes part. */
-static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *graph, const dc__graph *old) {
-  int64_t count = graph->params.count;
-  int64_t rows = count + 1;
-  int64_t *own_rows = dc__calloc((size_t)rows, ROW * sizeof *own_rows);
-  int64_t *table = dc__calloc((size_t)rows * (size_t)ctx->world, ROW * sizeof *table);
-  dc_status status = own_rows == NULL || table == NULL ? DC_E_NO_MEMORY : make_splits(ctx, graph);
-  if (status == DC_OK) {
-    for (int64_t i = 0; i < count; i++) {
-      write_row(graph, graph->params.values[i], own_rows + i * ROW);
-    }
-    dc__tag tag = {
-        .graph_id = graph->ordinal, .id = count > 0 ? graph->params.keys[0] : -1, .op = DC_OP_REGISTER_GRAPH};
-    own_rows[count * ROW + ROW_STAGE] = graph->stage;
-    status = dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, own_rows, rows * ROW, table);
+/* One small collective of all ranks: they compare the graph, and learn which rank owns which part of each gradient. A
+ * row for the graph itself comes last, so that a rank with an empty graph also takes part. */
+static dc_status exchange_graph(dc_context *ctx, const char *fn, const dc_comm *all, const dc__graph *graph,
+                                int64_t *own_rows, int64_t *table) {
+  const int64_t count = graph->params.count, step = (count + 1) * ROW;
+  for (int64_t i = 0; i < count; i++) {
+    write_row(graph, graph->params.values[i], own_rows + i * ROW);
   }
-  if (status == DC_OK && dc__device_is_counting(ctx->device)) {
-    status = write_absent_rows(ctx, fn, graph, table, rows * ROW);
-  }
-  for (int64_t i = 0; i < count && status == DC_OK; i++) {
+  own_rows[count * ROW + ROW_STAGE] = graph->stage;
+  dc__tag tag = {.graph_id = graph->ordinal, .id = count > 0 ? graph->params.keys[0] : -1, .op = DC_OP_REGISTER_GRAPH};
+  const int32_t group = all == ctx->gather_comm ? DC__GROUP_GATHER : DC__GROUP_REDUCE;
+  DC__TRY(dc__context_exchange(ctx, group, &tag, own_rows, step, table));
+  return dc__device_is_counting(ctx->device) ? write_absent_rows(ctx, fn, graph, all->world, table, step) : DC_OK;
+}
+
+/* The split is read from the rows of this rank's group. */
+static dc_status adopt_splits(const dc_context *ctx, const char *fn, const dc_comm *all, const dc__graph *graph,
+                              const dc__graph *old, const int64_t *table) {
+  const int64_t count = graph->params.count, step = (count + 1) * ROW;
+  const int64_t *group = table + (all->rank - ctx->rank) * step;
+  for (int64_t i = 0; i < count; i++) {
     const dc__param *param = graph->params.values[i];
-    for (int32_t rank = 0; rank < ctx->world && status == DC_OK; rank++) {
-      status = graph_compare_row(ctx, fn, param, own_rows + i * ROW, table + (rank * rows + i) * ROW, rank);
-    }
-    if (status == DC_OK && is_in_another_graph(old, param)) {
-      status = compare_split(ctx, fn, param, table + i * ROW, rows * ROW);
+    DC__TRY(compare_ranks(ctx, fn, all, param, table + i * ROW, step));
+    if (is_in_another_graph(old, param)) {
+      DC__TRY(compare_split(ctx, fn, param, group + i * ROW, step));
     }
   }
-  for (int64_t i = 0; i < count && status == DC_OK; i++) {
+  for (int64_t i = 0; i < count; i++) {
     dc__param *param = graph->params.values[i];
     if (!is_in_another_graph(old, param)) {
-      adopt_split(ctx, param, table + i * ROW, rows * ROW);
+      adopt_split(ctx, param, group + i * ROW, step);
     }
+  }
+  return DC_OK;
+}
+
+static dc_status agree_on_graph(dc_context *ctx, const char *fn, dc__graph *graph, const dc__graph *old) {
+  const dc_comm *all = ctx->replica_comm != NULL ? ctx->reduce_comm : ctx->gather_comm;
+  const size_t rows = (size_t)graph->params.count + 1;
+  int64_t *own_rows = dc__calloc(rows, ROW * sizeof *own_rows);
+  int64_t *table = dc__calloc(rows * (size_t)all->world, ROW * sizeof *table);
+  dc_status status = own_rows == NULL || table == NULL ? DC_E_NO_MEMORY : make_splits(ctx, graph);
+  if (status == DC_OK) {
+    status = exchange_graph(ctx, fn, all, graph, own_rows, table);
+  }
+  if (status == DC_OK) {
+    status = adopt_splits(ctx, fn, all, graph, old, table);
   }
   drop_unused_splits(graph);
   dc__free(own_rows);

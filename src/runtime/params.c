@@ -228,6 +228,9 @@ dc_status dc__param_set_grad(dc_context *ctx, const char *fn, int64_t id, const 
                     "; call dc_unregister_graph, and register it again with the new buffer",
                     fn, id, part.begin, part.begin + part.count, owned.begin, owned.begin + owned.count);
   }
+  if (param->grad != NULL) {
+    dc__event_wait(ctx->caller_event, NULL); /* the old buffer may still be set to zero */
+  }
   bind_grad(ctx, param, &t, count, part);
   return DC_OK;
 }

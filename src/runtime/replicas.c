@@ -177,6 +177,15 @@ static int64_t plan_items(const dc_context *ctx, dc__buckets *buckets, dc__range
   return among_all;
 }
 
+/* After a reduction that failed, a gather among replicas would move pieces that were never reduced. */
+static void end_replicas_task(void *args) {
+  dc_context *ctx;
+  memcpy(&ctx, args, sizeof ctx);
+  if (dc__comm_check(ctx->reduce_comm) != DC_OK) {
+    ctx->replica_comm->ops->abort(ctx->replica_comm, dc_last_error());
+  }
+}
+
 void dc__replicas_reduce(dc_context *ctx, dc_stream *stream, const dc__tag *tag, dc__buckets *buckets) {
   dc__replica_blocks *blocks = ctx->replica_blocks;
   const size_t ranges = (size_t)ctx->reduce_comm->world + (size_t)ctx->replica_comm->world;
@@ -191,6 +200,7 @@ void dc__replicas_reduce(dc_context *ctx, dc_stream *stream, const dc__tag *tag,
   dc__replicas_share_checksums(ctx);
   dc__comm_reduce_scatter(ctx->reduce_comm, stream, tag, buckets->items, buckets->item_count);
   dc__comm_all_gather(ctx->reduce_comm, stream, tag, blocks->gathers, among_all);
+  dc__comm_run_behind(ctx->reduce_comm, stream, end_replicas_task, ctx);
   dc__comm_all_gather(ctx->replica_comm, stream, tag, blocks->gathers + among_all, buckets->item_count - among_all);
   dc__comm_run_behind(ctx->reduce_comm, stream, replica_give_block, block);
 }
@@ -214,11 +224,16 @@ int64_t dc__replicas_wire_bytes(const dc_context *ctx, int32_t stage, const dc__
          (gathered - own) * (int64_t)dc_dtype_size(param->grad_dtype);
 }
 
+/* Another rank may have ended one of the three for what this one knows from another. */
 dc_status dc__replicas_check(dc_context *ctx) {
   dc_comm *const comms[] = {ctx->gather_comm, ctx->reduce_comm, ctx->replica_comm};
   dc__failure failure = {DC_OK, ""};
-  for (size_t i = 0; i < DC__COUNT(comms) && failure.status == DC_OK; i++) {
-    dc__failure_keep(&failure, dc__comm_check(comms[i]));
+  for (size_t i = 0; i < DC__COUNT(comms); i++) {
+    const dc_status status = dc__comm_check(comms[i]);
+    if (failure.status == DC_E_ABORTED && status != DC_OK && status != DC_E_ABORTED) {
+      failure.status = DC_OK;
+    }
+    dc__failure_keep(&failure, status);
   }
   for (size_t i = 0; i < DC__COUNT(comms) && failure.status != DC_OK; i++) {
     if (dc__comm_check(comms[i]) == DC_OK) {

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from typing import Dict
 
 import libdc
@@ -40,8 +41,6 @@ def test_any_order_of_closing(order):
 
 
 def test_cycles_are_collected():
-    import weakref
-
     context = libdc.Context()
     context.init()
     grad = np.zeros(4, np.float32)
@@ -153,6 +152,27 @@ def test_arrays_live_until_a_stream_has_read_them():
         context.end_backward(1)
         stream.synchronize()
         assert (grad == 3).all() and len(scribble) == 20
+
+
+def test_tensors_live_until_both_copies_of_an_id_are_made():
+    with libdc.Device() as device, libdc.Stream(device) as stream, libdc.Context(device) as context:
+        context.init()
+        context.set_stream(stream)
+        context.register_graph_z3(1, [])
+        go = threading.Event()
+        stream.call(lambda: go.wait(600))
+        tensors = [np.full(1000, value, np.float32) for value in (1, 2)]
+        alive = [weakref.ref(tensor) for tensor in tensors]
+        for tensor in tensors:
+            context.offload_tensor(tensor, 1, 5)
+        del tensor, tensors
+        gc.collect()
+        kept = all(reference() is not None for reference in alive)
+        go.set()
+        assert kept
+        copy = context.wait_offload(None, 1, 5)
+        stream.synchronize()
+        assert (copy.numpy() == 2).all()
 
 
 class Pages(libdc.Allocator):

@@ -96,6 +96,33 @@ static void test_buffers_are_replaced(void **state) {
   run_ranks((setup){.world = 2}, given_anew, NULL);
 }
 
+static void nap(void *user) {
+  (void)user;
+  nanosleep(&(struct timespec){0, 20000000}, NULL);
+}
+
+/* The old buffer is the caller's again once there is another, also if the caller's stream was to set it to zero. */
+static void old_buffer_is_free(rank *r) {
+  part p, other;
+  dc_stream *stream;
+  OK(r, dc_stream_create(r->device, &stream));
+  OK(r, dc_context_set_stream(r->ctx, stream));
+  OK(r, dc_stream_call(stream, nap, NULL));
+  OK(r, register_part(r, &p, 0, LENGTH));
+  dc_tensor grad = flat(other.grad, &p.count, DC_FLOAT32);
+  OK(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, &grad, 0));
+  p.grad[0] = 7.0f;
+  OK(r, dc_stream_synchronize(stream, 0));
+  CHECK(r, p.grad[0] == 7.0f && other.grad[0] == 0.0f);
+  OK(r, dc_context_set_stream(r->ctx, NULL));
+  dc_stream_destroy(stream);
+}
+
+static void test_old_buffers_are_free(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 1}, old_buffer_is_free, NULL);
+}
+
 /* A graph is registered with each rank's part of a gradient; a buffer that comes later changes nothing of it. */
 static void thawed(rank *r) {
   sharded p;
@@ -200,11 +227,9 @@ static void test_of_no_float(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_buffers_are_removed),
-      cmocka_unit_test(test_buffers_are_replaced),
-      cmocka_unit_test(test_thawed),
-      cmocka_unit_test(test_wanted_by_one),
-      cmocka_unit_test(test_of_no_float),
+      cmocka_unit_test(test_buffers_are_removed),  cmocka_unit_test(test_buffers_are_replaced),
+      cmocka_unit_test(test_old_buffers_are_free), cmocka_unit_test(test_thawed),
+      cmocka_unit_test(test_wanted_by_one),        cmocka_unit_test(test_of_no_float),
       cmocka_unit_test(test_registered_meanwhile),
   };
   return cmocka_run_group_tests_name("grad_buffers", tests, NULL, NULL);

@@ -266,7 +266,7 @@ class Context(OwnedHandle):
         view, out = self._view("offload_tensor: tensor", tensor), output()
         self._check(lib.dc_offload_tensor(self._handle, view.c, graph_id, id, out))
         if self._stream is not None:
-            self._pending[graph_id, id] = view
+            self._pending.setdefault((graph_id, id), []).append(view)  # the id may be offloaded again meanwhile
         return result(out, self)
 
     def wait_offload(self, token: Any, graph_id: int, id: int) -> Tensor:
