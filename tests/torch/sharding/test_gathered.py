@@ -93,6 +93,67 @@ def test_what_one_rank_writes_into_gathered_weights_is_kept() -> None:
         libdc.run.threads(4, rank, stage, timeout=60)
 
 
+def test_parameters_that_ranks_write_in_gathered() -> None:
+    """Past their modules' attributes. At stage 0 they are whole, else parts."""
+    new = make()
+    for p in new.parameters():
+        p.data.mul_(2)
+    other = make()
+    other.load_state_dict({**new.state_dict(), "scale": torch.tensor(3.0)})
+
+    def rank(comm: Any, stage: int) -> None:
+        model = sharded(comm, stage, mesh=(2, 2) if stage == 3 else None)
+        with dct.gathered(model):
+            model.load_state_dict(new.state_dict())
+            assert torch.equal(model.norm.weight, new.norm.weight)
+            model(*data(0, 0))
+            model.scale.data.fill_(3)
+        assert bits(dct.full_state_dict(model)) == bits(other.state_dict())
+        if stage > 0:
+            with pytest.raises(RuntimeError, match="gathered: scale was written as the parameter, .*, but not on rank "
+                                                   "0, whose part .*: write into the module's attribute"):
+                with dct.gathered(model):
+                    model.norm.weight
+                    if comm.rank == 1:
+                        model.load_state_dict(make().state_dict())
+            model(*data(0, 0)).backward()
+            return
+        with dct.gathered(model):
+            if comm.rank == 1:
+                model.load_state_dict(new.state_dict())
+        assert bits(dct.full_state_dict(model)) == bits(new.state_dict())
+        assert model(*data(0, 0)).item() == new(*data(0, 0)).item()
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(4, rank, stage, timeout=60)
+
+
+def test_a_weight_is_written_whole_or_as_a_part() -> None:
+    def rank(comm: Any, stage: int, reads: bool) -> None:
+        model = sharded(comm, stage)
+        scale = model.scale
+
+        def write(rank: int) -> None:
+            with dct.gathered(model), torch.no_grad():
+                assert model.scale.shape == ()
+                if rank == 1:
+                    model.scale.fill_(2)
+                scale.add_(1)
+                if reads:
+                    assert model.scale.item() == 3
+
+        if stage == 0:
+            write(1)
+            assert scale.item() == 3
+            return
+        with pytest.raises(RuntimeError, match="gathered: scale was written both as a whole, by its module's attr"):
+            write(comm.rank)
+
+    for stage in (0, 1, 3):
+        for reads in (False, True):
+            libdc.run.threads(2, rank, stage, reads, timeout=60)
+
+
 def test_gathered_weights_to_read_alone() -> None:
     def rank(comm: Any, stage: int) -> None:
         model = sharded(comm, stage)

@@ -2,12 +2,15 @@
 
 Changes are kept: at the end of the block, and before a forward inside it, each rank copies its part into its shard.
 Either all ranks that have written into a weight wrote the same, or the parts would not fit together; checksums are
-compared. Ranks that have not written get the values of one that has."""
+compared. Ranks that have not written get the values of one that has.
+
+The parameters themselves may be written too. At stage 0 they are the whole weights. At stages 1 to 3 they are parts, so
+all ranks must write them, and none may write the same weight whole."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -28,7 +31,7 @@ class _FullWeights:
 
     def __init__(self, entry: ShardedParam, write: bool) -> None:
         self.entry = entry
-        self.version = entry.data._version, entry.optimizer_steps
+        self.version = _version_of(entry)
         whole = plain_tensor(entry.data) if entry.group.stage == 0 else gather_full(entry, entry.data)
         assert whole is not None
         self.weights: Tensor = whole
@@ -49,19 +52,30 @@ class _FullWeights:
         return checksum(self.weights)
 
 
+class _Writes(NamedTuple):
+    """A rank's writes into weights since the last agreement, by parameters' numbers."""
+
+    wholes: Dict[Any, int]  # the checksums of those that it has written; JSON makes the numbers strings
+    parts: List[int]  # at stages 1 to 3, parameters that it has written themselves
+    both: List[int]  # written as a whole that no longer goes with the part
+
+
 class GatheredWeights:
     """The whole weights that one gathered() block has handed out."""
 
     def __init__(self, root: Root, write: bool) -> None:
         self.root, self.write = root, write
         self.wholes: Dict[int, _FullWeights] = {}
+        self.versions = self._versions()
 
     @untraced
     def read(self, entry: ShardedParam, tracked: bool, track: Callable[..., Tensor]) -> Tensor:
         """The whole weights. track() makes them a leaf, whose gradient is reduced."""
         whole = self.wholes.get(entry.id)
-        version = entry.data._version, entry.optimizer_steps
-        if whole is None or (self.root.group.stage > 0 and whole.version != version):
+        if whole is not None and self._is_outdated(whole):
+            self.write_back()
+            whole = self.wholes.get(entry.id)
+        if whole is None:
             whole = self.wholes[entry.id] = _FullWeights(entry, self.write)
         weights = whole.views.get(tracked)
         if weights is None:
@@ -70,11 +84,24 @@ class GatheredWeights:
             whole.last_versions += 0 if weights.is_inference() else weights._version
         return weights
 
+    def _versions(self) -> List[Tuple[int, int]]:
+        return [_version_of(entry) for entry in self.root.group.entries]
+
+    def _is_outdated(self, whole: _FullWeights) -> bool:
+        """Whether the part was written since the whole was gathered."""
+        return self.root.group.stage > 0 and whole.version != _version_of(whole.entry)
+
     def write_back(self) -> None:
         """Writes each rank's part of the changed weights. Collective."""
-        if not self.write:
+        if self.write:
+            self._write_back()
+        else:
             self._refuse_writes()
-            return
+        for id in [id for id, whole in self.wholes.items() if self._is_outdated(whole)]:
+            del self.wholes[id]
+        self.versions = self._versions()
+
+    def _write_back(self) -> None:
         entries = []
         for id, (writer, sum_) in self._agree_on_writers().items():
             whole = self.wholes.get(id)
@@ -87,30 +114,59 @@ class GatheredWeights:
                     copy_shard(whole.entry, whole.weights, whole.entry.data)
                 entries.append(whole.entry)
             whole.last_checksum, whole.last_versions = sum_, whole.versions()
-            whole.version = whole.entry.data._version, whole.entry.optimizer_steps
+            whole.version = _version_of(whole.entry)
         if entries:
             self.root.group.params_updated(entries)
 
     def _agree_on_writers(self) -> Dict[int, Tuple[Optional[int], int]]:
         """For each weight that a rank has written, the checksum, and a rank that has the values if not all do."""
-        mine: Dict[int, int] = {}
+        mine = json.dumps(self._own_writes()).encode()
+        every = [_Writes(*json.loads(text)) for text in self.root.group.all_gather_bytes(mine, all_ranks=True)]
+        self._refuse_mixed_writes(every)
+        sums = [{int(id): sum_ for id, sum_ in writes.wholes.items()} for writes in every]
+        result: Dict[int, Tuple[Optional[int], int]] = {}
+        for id in sorted(set().union(*sums)):
+            writers = [rank for rank, written in enumerate(sums) if id in written]
+            for rank in writers[1:]:
+                if sums[rank][id] != sums[writers[0]][id]:
+                    raise RuntimeError(f"gathered: rank {rank} has written other values into {self._name(id)} than "
+                                       f"rank {writers[0]}, so there is nothing that all could keep: write the same on "
+                                       "every rank, or on one alone")
+            result[id] = None if len(writers) == len(sums) else writers[0], sums[writers[0]][id]
+        return result
+
+    def _own_writes(self) -> _Writes:
+        entries = self.root.group.entries
+        parts = [entry.id for entry, version in zip(entries, self.versions) if _version_of(entry) != version]
+        wholes: Dict[Any, int] = {}
         for id, whole in self.wholes.items():
             now = whole.sync_and_checksum()
             if now != whole.last_checksum or whole.versions() != whole.last_versions:
-                mine[id] = now
-        every = [{int(id): sum_ for id, sum_ in json.loads(text).items()}
-                 for text in self.root.group.all_gather_bytes(json.dumps(mine).encode(), all_ranks=True)]
-        result: Dict[int, Tuple[Optional[int], int]] = {}
-        for id in sorted(set().union(*every)):
-            writers = [rank for rank, written in enumerate(every) if id in written]
-            for rank in writers[1:]:
-                if every[rank][id] != every[writers[0]][id]:
-                    name = self.root.group.entries[id].names[0]
-                    raise RuntimeError(f"gathered: rank {rank} has written other values into {name} than rank "
-                                       f"{writers[0]}, so there is nothing that all could keep: write the same on "
-                                       "every rank, or on one alone")
-            result[id] = None if len(writers) == len(every) else writers[0], every[writers[0]][id]
-        return result
+                wholes[id] = now
+        if self.root.group.stage == 0:
+            wholes.update({id: checksum(entries[id].data) for id in parts})
+            parts = []
+        return _Writes(wholes, parts, [id for id in wholes if id in self.wholes and self._is_outdated(self.wholes[id])])
+
+    def _refuse_mixed_writes(self, every: List[_Writes]) -> None:
+        both = [id for writes in every for id in writes.both]
+        missing = [(id, rank) for id in sorted(set().union(*(writes.parts for writes in every)))
+                   for rank, writes in enumerate(every) if id not in writes.parts]
+        if both or missing:
+            self.root.group.params_updated()  # on all ranks, or one alone would gather anew
+        if both:
+            raise RuntimeError(f"gathered: {self._name(both[0])} was written both as a whole, by its module's "
+                               "attribute, and as the parameter, which is each rank's part, so one of the two would be "
+                               "lost: write it in one of these ways")
+        if missing:
+            id, rank = missing[0]
+            raise RuntimeError(f"gathered: {self._name(id)} was written as the parameter, which is each rank's part, "
+                               f"but not on rank {rank}, whose part would keep old values: write into the module's "
+                               "attribute (module.weight), or call load_state_dict(), copy_() and the like on every "
+                               "rank")
+
+    def _name(self, id: int) -> str:
+        return self.root.group.entries[id].names[0]
 
     def _refuse_writes(self) -> None:
         for whole in self.wholes.values():
@@ -118,6 +174,11 @@ class GatheredWeights:
             if moved or whole.versions() != whole.last_versions:
                 raise RuntimeError(f"gathered: {whole.entry.names[0]} was written in a block with write = False, so "
                                    "the change would be lost: leave write at True")
+
+
+def _version_of(entry: ShardedParam) -> Tuple[int, int]:
+    """Changes when the parameter's memory is written; fused optimizers leave no trace in the tensor's version."""
+    return entry.data._version, entry.optimizer_steps
 
 
 def checksum(tensor: Tensor) -> int:
