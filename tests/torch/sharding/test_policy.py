@@ -195,6 +195,27 @@ def test_norms_of_ignored_complex_parameters() -> None:
     on(2, rank)
 
 
+@pytest.mark.parametrize("clip", [dct.clip_grad_norm_, nn.utils.clip_grad_norm_])
+def test_one_norm_beside_ignored_parameters(clip: Any) -> None:
+    """Their gradients differ by rank, and one rank has none. All ranks clip by the same factor."""
+
+    def rank(comm: Any, stage: int, order: float) -> Any:
+        model = dct.shard(make(), stage, comm=comm, policy={"scale": dct.Policy(ignored=True)})
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        model.norm.bias.grad.fill_(3)
+        model.scale.grad = torch.tensor(4.0 * comm.rank) if comm.rank < 2 else None
+        norm = float(clip(model.parameters(), 1.0, order))
+        assert model.scale.grad is None or float(model.scale.grad) == pytest.approx(4 * comm.rank / norm, rel=1e-5)
+        return norm, float(model.norm.bias.grad.max())
+
+    for stage in (0, 1, 3):
+        for order, expected in (2.0, (13 * 9 + 16 / 3) ** 0.5), (1.0, 13 * 3 + 4 / 3), (math.inf, 4.0):
+            found = libdc.run.threads(3, rank, stage, order, timeout=60)
+            assert len(set(found)) == 1
+            assert found[0] == pytest.approx((expected, 3 / expected), rel=1e-5)
+
+
 def test_weights_that_stay_whole_are_gathered_once() -> None:
     def rank(comm: Any) -> None:
         stats = {}

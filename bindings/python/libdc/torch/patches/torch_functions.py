@@ -55,7 +55,8 @@ def _make_get_total_norm(inner: _Function) -> _Function:
         grads = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         if not any(sharded_clip.entry_of_grad(grad) is not None for grad in grads):
             return inner(grads, norm_type, error_if_nonfinite, foreach)
-        return _norm_like(sharded_clip.total_norm(grads, norm_type), grads[0], norm_type, error_if_nonfinite)
+        norm = sharded_clip.total_norm([(sharded_clip.entry_of_grad(grad), grad) for grad in grads], norm_type)
+        return _norm_like(norm, grads[0], norm_type, error_if_nonfinite)
 
     return get_total_norm
 
@@ -69,12 +70,10 @@ def _make_clip_grad_norm(inner: _Function) -> _Function:
             if isinstance(parameters, types.GeneratorType):
                 parameters = (param for param in params)
             return inner(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
-        params = [param for param in params if param.grad is not None]
-        if not params:
-            return torch.tensor(0.0)
-        norm = sharded_clip.total_norm([param.grad for param in params], norm_type, params)
-        result = _norm_like(norm, params[0].grad, norm_type, error_if_nonfinite)
-        sharded_clip.scale_to_norm([param.grad for param in params], max_norm, norm)
+        norm = sharded_clip.total_norm([(entry_of(param), param.grad) for param in params], norm_type)
+        grads = [param.grad for param in params if param.grad is not None]
+        result = _norm_like(norm, grads[0] if grads else torch.tensor(0.0), norm_type, error_if_nonfinite)
+        sharded_clip.scale_to_norm(grads, max_norm, norm)
         return result
 
     return clip_grad_norm_

@@ -8,6 +8,7 @@ from typing import Iterable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
+from .. import devices
 from .parameter import entry_of
 from .part import part_of, plain_tensor
 from .root import Root
@@ -20,7 +21,8 @@ def clip_grad_norm_(parameters: Union[nn.Module, Tensor, Iterable[Tensor]], max_
                     norm_type: float = 2.0) -> Tensor:
     """Scales all gradients so that their norm over all ranks is at most max_norm. Returns the norm before, in float64.
 
-    parameters    a model, or parameters; those that are not sharded count as they are, the same on every rank
+    parameters    a model, or parameters. Beside sharded ones, others (Policy(ignored=True)) count with the mean over
+                  the ranks of their sums of |x|^norm_type, or the maximum of an infinite norm: all ranks get one norm
     max_norm      math.inf: only the norm is wanted
 
     Every rank's part of every parameter is summed by itself in float64, and the sums are added in the order of ranks.
@@ -32,11 +34,9 @@ def clip_grad_norm_(parameters: Union[nn.Module, Tensor, Iterable[Tensor]], max_
         parameters = parameters.parameters()
     elif isinstance(parameters, Tensor):
         parameters = [parameters]
-    params = [param for param in parameters if param.grad is not None]
-    if not params:
-        return torch.zeros((), dtype=torch.float64)
-    norm = total_norm([param.grad for param in params], norm_type, params)
-    scale_to_norm([param.grad for param in params], max_norm, norm)
+    params = list(parameters)
+    norm = total_norm([(entry_of(param), param.grad) for param in params], norm_type)
+    scale_to_norm([param.grad for param in params if param.grad is not None], max_norm, norm)
     return norm
 
 
@@ -54,26 +54,45 @@ def entry_of_grad(grad: Tensor) -> Optional[ShardedParam]:
     return entry if entry is not None and entry.grad is grad else None
 
 
-def total_norm(grads: Sequence[Tensor], norm_type: float, params: Optional[Sequence[Tensor]] = None) -> Tensor:
-    """The norm of gradients over all ranks, in float64. params: the parameters of
-    the gradients; None: only libdc's own gradient tensors count as sharded."""
+def total_norm(grads: Sequence[Tuple[Optional[ShardedParam], Optional[Tensor]]], norm_type: float) -> Tensor:
+    """The norm of gradients over all ranks, in float64; each beside the entry of its parameter, or None if that is not
+    sharded. Parameters without a gradient belong in the list too, since other ranks may have one."""
     _check_norm_type(norm_type)
     norm_type = float(norm_type)
-    parts: List[Tuple[ShardedParam, Tensor]] = []
-    whole: List[Tensor] = []
-    for k, grad in enumerate(grads):
-        entry = entry_of_grad(grad) if params is None else entry_of(params[k])
-        if entry is None:
-            whole.append(_norm_power(grad.detach().reshape(-1), norm_type))
-        else:
-            parts.append((entry, plain_tensor(grad)))
+    parts = [(entry, plain_tensor(grad)) for entry, grad in grads if entry is not None and grad is not None]
     powers = _gather_norm_powers(parts, norm_type)
-    if whole:
-        powers.append(torch.stack([power.to(whole[0].device) for power in whole]))
+    if any(entry is None for entry, _ in grads):
+        own = [grad for entry, grad in grads if entry is None and grad is not None]
+        powers.append(_agree_on_own(own, [entry.root for entry, _ in grads if entry is not None], norm_type))
+    if not powers:
+        return torch.zeros((), dtype=torch.float64)
     power = torch.cat([part.to(powers[0].device) for part in powers])
     if math.isinf(norm_type):
         return power.max()
     return power.sum().pow(1.0 / norm_type)
+
+
+def _agree_on_own(grads: Sequence[Tensor], roots: Sequence[Root], norm_type: float) -> Tensor:
+    """Of gradients that no rank averages: the mean over the ranks of their sums, or the maximum of an infinite norm.
+    Clipping by another norm on each rank would let the ranks' shards and replicas drift apart."""
+    device = roots[0].group.device if roots else grads[0].device if grads else torch.device("cpu")
+    powers = torch.zeros(1 + len(grads), dtype=torch.float64, device=device)
+    for k, grad in enumerate(grads):
+        powers[k] = _norm_power(grad.detach().reshape(-1), norm_type)
+    if math.isinf(norm_type):
+        return _every_rank(powers.max(), roots).max().reshape(1)
+    return _every_rank(powers.sum(), roots).mean().reshape(1)
+
+
+def _every_rank(value: Tensor, roots: Sequence[Root]) -> Tensor:
+    """One number of each rank of the largest model."""
+    group = max((root.group for root in roots), key=lambda group: group.all_ranks.size, default=None)
+    if group is None or group.all_ranks.size == 1:
+        return value
+    every = value.new_empty(group.all_ranks.size, device=group.device)
+    group.comm_for(group.device, all_ranks=True).all_gather(
+        value.reshape(1).to(group.device), every, stream=devices.current_stream(group.device))
+    return every
 
 
 def scale_to_norm(grads: List[Tensor], max_norm: float, norm: Tensor) -> None:
