@@ -47,6 +47,21 @@ def test_backwards_for_some_inputs(backend: Optional[str]) -> None:
 
 
 @BACKENDS
+def test_autograd_grad_by_parameters(backend: Optional[str]) -> None:
+    """It would return None."""
+
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        loss = call(torch.ones(2, 4)).square().sum()
+        if hasattr(model, "_dc"):
+            with pytest.raises(RuntimeError, match="autograd.grad: 1.weight among inputs .* call loss.backward"):
+                torch.autograd.grad(loss, model[1].weight, allow_unused=True)
+        loss.backward()
+        return grads_of(model)
+
+    compare(work, backend)
+
+
+@BACKENDS
 def test_freezing_between_forward_and_backward(backend: Optional[str]) -> None:
     """As in PyTorch, a parameter that is frozen by then gets no gradient, and keeps the one that it has."""
 

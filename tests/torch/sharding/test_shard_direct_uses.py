@@ -10,6 +10,7 @@ import libdc.torch as dct
 import pytest
 import torch
 import torch.nn as nn
+from libdc.torch.sharding.part import plain_tensor
 from sharded import on, one_thread  # noqa: F401
 
 
@@ -125,3 +126,29 @@ def test_freezing_before_a_backward_keeps_gradients() -> None:
     model.b.requires_grad_(False)
     loss.backward()
     assert weight.grad is before and torch.equal(before, torch.ones(4, 4)) and model.a.weight.grad is not None
+
+
+def test_autograd_grad_by_parameters() -> None:
+    """It reaches direct uses alone: a forward's graph has whole weights in the parameters' place."""
+
+    def rank(comm: Any, stage: int) -> None:
+        model = dct.shard(Direct(), stage, comm=comm)
+        params = dict(model.named_parameters())
+        penalty = sum(p.square().sum() for name, p in params.items() if name != "c.bias")
+        found = torch.autograd.grad(penalty, list(params.values()), allow_unused=True)
+        for (name, p), grad in zip(params.items(), found):
+            assert grad is None if name == "c.bias" else torch.equal(plain_tensor(grad), plain_tensor(2 * p))
+        loss = model.a(torch.ones(2, 4)).sum()
+        for options in {}, {"allow_unused": True}, {"materialize_grads": True}:
+            for each in loss, loss + params["a.weight"].sum():
+                with pytest.raises(RuntimeError, match="autograd.grad: a.weight among inputs .* call loss.backward"):
+                    torch.autograd.grad(each, list(params.values()), **options)
+        assert torch.autograd.grad(loss, [params["b.weight"]], allow_unused=True) == (None,)
+        with dct.gathered(model):
+            (grad,) = torch.autograd.grad(model.b.weight.sum(), model.b.weight)
+            assert torch.equal(grad, torch.ones(4, 4))
+        loss.backward()
+        assert float(params["a.weight"].grad.sum()) == 32 and params["b.weight"].grad is None
+
+    for stage in (0, 1, 3):
+        on(2, lambda comm: rank(comm, stage))

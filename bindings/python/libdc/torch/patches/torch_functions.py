@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Set
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +99,7 @@ def _make_full_init(inner: _Function) -> _Function:
     return filled
 
 
-# torch.autograd: backward(inputs=[parameter])
+# torch.autograd: backward(inputs=[parameter]), and grad() by parameters
 
 
 def _leaves_in(outputs: Any, entries: Set[ShardedParam]) -> List[Tensor]:
@@ -119,19 +119,30 @@ def _leaves_in(outputs: Any, entries: Set[ShardedParam]) -> List[Tensor]:
     return leaves
 
 
+def _refuse_autograd_grad(leaf: Any, entries: Set[Any]) -> NoReturn:
+    used = getattr(leaf, "dc_use", (None, next(iter(entries))))[1]
+    raise RuntimeError(f"torch.autograd.grad: {used.names[0]} among inputs belongs to a sharded model, whose forward "
+                       "computes with whole weights in its place, so it would get None: call loss.backward(), and read "
+                       ".grad")
+
+
 def _make_run_backward(inner: _Function) -> _Function:
-    """A graph has the whole weights as leaves, and no parameter of which a rank has a part."""
+    """A graph has the whole weights as leaves. It has parameters themselves where they are used outside of modules'
+    attributes, as in penalties."""
 
     @functools.wraps(inner)
     def run_backward(outputs: Any, grads: Any, retain_graph: bool, create_graph: bool, inputs: Any, *args: Any,
                      **kwargs: Any) -> Any:
-        entries = {entry_of(tensor) for tensor in inputs if kwargs.get("accumulate_grad")} - {None}
-        if not entries:
+        entries: Set[Any] = {entry_of(tensor) for tensor in inputs} - {None}
+        leaves = _leaves_in(outputs, entries) if entries else []
+        if leaves and not kwargs.get("accumulate_grad"):
+            _refuse_autograd_grad(leaves[0], entries)
+        if not entries or not kwargs.get("accumulate_grad"):
             return inner(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
-        inputs = (*inputs, *_leaves_in(outputs, entries))  # type: ignore[arg-type]
+        inputs = (*inputs, *leaves)
         roots = [root for root in {entry.root_ref() for entry in entries} if root is not None]
         for root in roots:
-            root.inputs = entries  # type: ignore[assignment]
+            root.inputs = entries
         try:
             return inner(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
         finally:
