@@ -3,10 +3,12 @@ rank has at most."""
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any, Callable, Dict
 
+import libdc.run
 import libdc.torch as dct
 import pytest
 import torch
@@ -100,16 +102,19 @@ def test_a_model_gets_the_weights_that_its_modules_make() -> None:
     on(1, rank)
 
 
+class Scaled(nn.Module):
+    """A layer and a buffer that no state_dict() has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("table", torch.arange(3.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.table
+
+
 def test_values_that_are_missing_are_an_error(tmp_path: Path) -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 3)
-            self.register_buffer("table", torch.arange(3.0), persistent=False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) * self.table
-
     x, path = torch.ones(1, 3), tmp_path / "model.safetensors"
     plain = Scaled()
     save_file(plain.state_dict(), path)
@@ -135,6 +140,26 @@ def test_values_that_are_missing_are_an_error(tmp_path: Path) -> None:
 
     on(2, rank)
     assert not (tmp_path / "none").exists()
+
+
+def test_a_copy_has_no_values_either() -> None:
+    x, plain = torch.ones(1, 3), Scaled()
+
+    def rank(comm: Any, stage: int) -> None:
+        model = dct.shard(on_meta(Scaled), stage, comm=comm)
+        nn.init.zeros_(model.layer.weight)
+        other = copy.deepcopy(model)
+        for fill, missing in ((lambda net: net.load_state_dict(plain.state_dict()), "layer.bias has no values yet"),
+                              (lambda net: net.table.copy_(plain.table), "table is a buffer without values")):
+            with pytest.raises(RuntimeError, match=missing):
+                other(x)
+            fill(other)
+        assert torch.equal(other(x), plain(x)) and torch.equal(copy.deepcopy(other)(x), plain(x))
+        with pytest.raises(RuntimeError, match="layer.bias has no values yet"):
+            model(x)
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(2, rank, stage, timeout=60)
 
 
 def test_a_file_that_cannot_be_read_gives_no_values(tmp_path: Path) -> None:

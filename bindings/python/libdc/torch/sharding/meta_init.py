@@ -75,6 +75,14 @@ class Uninitialized:
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._ids
 
+    def copy_to(self, copy: Uninitialized, memo: Dict[int, Any]) -> None:
+        """Tells a copied model what has no values yet. memo: deepcopy()'s, before the copy's shards are there."""
+        copy._ids.update(id(memo[id(entry.param)]) for entry in self.versions if self.has(entry))
+        for buffer in filter(self._is_empty, self.buffers):
+            module, tensor = memo.get(id(buffer.module())), memo.get(id(buffer.tensor))
+            if module is not None and tensor is not None:  # else it is no longer the model's
+                copy.buffers.append(buffer._replace(module=weakref.ref(module), tensor=tensor, version=tensor._version))
+
     def watch(self, entries: Iterable[ShardedParam]) -> None:
         """Once the shards are there."""
         self.versions = {entry: entry.data._version for entry in entries if entry.param in self}
@@ -91,9 +99,13 @@ class Uninitialized:
                                    "called: load_checkpoint(), load_state_dict() or a module's reset_parameters() "
                                    "gives it some")
         for buffer in self.buffers:
-            module = buffer.module()
-            if module is not None and module._buffers.get(buffer.name) is buffer.tensor \
-                    and buffer.tensor._version == buffer.version:
+            if self._is_empty(buffer):
                 raise RuntimeError(f"{buffer.full_name} is a buffer without values, since it was on meta when shard() "
                                    "was called: compute it again (copy_()), load it, or keep buffers off meta, as "
                                    "Accelerate's init_empty_weights() does")
+
+    @staticmethod
+    def _is_empty(buffer: _Buffer) -> bool:
+        module = buffer.module()
+        return (module is not None and module._buffers.get(buffer.name) is buffer.tensor
+                and buffer.tensor._version == buffer.version)

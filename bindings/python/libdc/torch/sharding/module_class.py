@@ -244,7 +244,7 @@ def _copy_model(self: nn.Module, memo: Dict[int, Any]) -> nn.Module:
         model.__setstate__(copy.deepcopy(attributes, memo))
     finally:
         _copying.root = outer
-    return copy_of(model, root, shapes)
+    return copy_of(model, root, shapes, memo)
 
 
 def _reduce(self: nn.Module, protocol: Any) -> Any:

@@ -141,12 +141,15 @@ def _join(model: nn.Module, root: Root, params: Sequence[Tuple[str, nn.Parameter
     _convert(model, root, {**entries, **new}, list(new.values()))
 
 
-def copy_of(model: nn.Module, source: Root, shapes: Dict[nn.Parameter, torch.Size]) -> nn.Module:
-    """Manages a copy of a sharded model, whose parameters are parts of these shapes already; collective."""
+def copy_of(model: nn.Module, source: Root, shapes: Dict[nn.Parameter, torch.Size], memo: Dict[int, Any]) -> nn.Module:
+    """Manages a copy of a sharded model, whose parameters are parts of these shapes already; collective. memo:
+    deepcopy()'s."""
     group = source.group
     policies = Policies(model, source.policies.given, group.options.param_dtype, group.options.reduce_dtype)
     root = Root(group.all_ranks, group.options, group.device, model, policies)
     empty = meta_init.Uninitialized(model, group.device, whole=True)
+    if group.uninitialized is not None:
+        group.uninitialized.copy_to(empty, memo)
     _manage(model, root, managed_modules.parameters_of(model, policies), empty, shapes)
     return model
 
