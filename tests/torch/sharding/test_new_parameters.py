@@ -108,6 +108,25 @@ def test_new_parameters_that_ranks_do_not_share() -> None:
     on(2, rank)
 
 
+def test_a_new_parameter_where_an_ignored_one_was() -> None:
+    """In memory: a number by which the old one was known is its place."""
+
+    def rank(comm: Any, stage: int) -> None:
+        model = sharded(comm, stage, policy={"scale": dct.Policy(ignored=True)})
+        model.again = model.scale
+        model(*data(0, 0))
+        values = [torch.zeros(()) for _ in range(1000)]
+        place = id(model.scale)
+        del model.again, model.scale
+        made = [nn.Parameter(value) for value in values]
+        model.scale = next(p for p in made if id(p) == place)
+        with pytest.raises(RuntimeError, match="scale of Odd has come after shard"):
+            model(*data(0, 0))
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(1, rank, stage, timeout=60)
+
+
 def test_known_parameters_stay() -> None:
     def rank(comm: Any) -> None:
         model = sharded(comm)

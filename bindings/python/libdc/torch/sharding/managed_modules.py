@@ -189,7 +189,8 @@ def _note_new(root: Root, kind: str, name: str, param: nn.Parameter) -> None:
     if entry is not None:
         raise ValueError(f"{name} of {kind} would be another name or place of the sharded parameter {entry.names[0]}: "
                          "tie, move and parametrize weights before libdc.torch.shard()")
-    if id(param) not in root.ignored:
+    ignored = root.ignored.get(id(param))
+    if ignored is None or ignored() is not param:
         root.new_params[f"{name} of {kind}"] = weakref.ref(param)
 
 

@@ -79,7 +79,7 @@ class Root:
         # Those that have come after shard(), and parameters that it left out by policy.
         self.new_params: Dict[str, weakref.ref[nn.Parameter]] = {}
         self.new_modules: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
-        self.ignored: Set[int] = set()
+        self.ignored: Dict[int, weakref.ref[nn.Parameter]] = {}  # by id(), which another object may get later
         self.graph_task = -1  # autograd's number of the backward under way
         self.end_of_backward: Optional["weakref.ref[Callable[[], None]]"] = None  # its callback: gone if it raised
         self.depth = 0  # forwards of the model's modules under way

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
@@ -179,7 +180,7 @@ def _convert(model: nn.Module, root: Root, entries: Dict[nn.Parameter, ShardedPa
         if own or module is model or module in root.policies.casts or module_class.has_forward_hooks(module):
             module_class.convert(module, own, root, entries, module is model)
     managed_modules.watch(model, root)
-    root.ignored = {id(param) for param, rules in root.policies.params.items() if rules.ignored}
+    root.ignored = {id(param): weakref.ref(param) for param, rules in root.policies.params.items() if rules.ignored}
     root.policies.forget_model()
 
 
