@@ -50,3 +50,21 @@ import sys, libdc.optim, libdc.optim.arrays
 assert "torch" not in sys.modules
 assert issubclass(libdc.optim.AdamW, sys.modules["torch"].optim.Optimizer)
 """)
+
+
+def test_parts_are_not_broadcast() -> None:
+    """All ranks would get rank 0's."""
+    run("""
+import torch, torch.distributed as dist, libdc.torch as dct
+from torch.distributed.utils import _sync_module_states
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for stage in (0, 1, 3):
+    model = dct.shard(torch.nn.Linear(2, 2), stage)
+    try:
+        _sync_module_states(model, dist.group.WORLD, 1 << 20, 0, set())
+        refused = ""
+    except RuntimeError as error:
+        refused = str(error)
+    assert ("_broadcast_coalesced: this is part 0 of 1 of weight" in refused) == (stage > 0), (stage, refused)
+dist.destroy_process_group()
+""")

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..checkpoint.state_dict import is_like, is_owned, is_read, is_shard_like
 from ..compile import tracing
 from ..sharding import clip_grad as sharded_clip
-from ..sharding.local_shard import LocalShard, OwnedState
+from ..sharding.local_shard import LocalShard, OwnedState, dispatch
 from ..sharding.managed_modules import MODULE_STATE, managed_param
 from ..sharding.parameter import copy_shard, entry_of
 from ..sharding.part import part_of, plain_tensor
@@ -342,6 +342,21 @@ def _make_swap_tensor(inner: _Function) -> _Function:
     return swap_tensor
 
 
+# torch.distributed
+
+
+def _make_broadcast_coalesced(inner: _Function) -> _Function:
+    """Which _sync_module_states() calls. Public collectives ask the class of a tensor."""
+
+    @functools.wraps(inner)
+    def broadcast_coalesced(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(part_of(tensor) is not None for tensor in tensors):
+            return dispatch(inner, (group, tensors, *args), kwargs)  # an error
+        return inner(group, tensors, *args, **kwargs)
+
+    return broadcast_coalesced
+
+
 def patch_torch_functions() -> None:
     """On models and optimizers without sharded parameters nothing changes."""
     _patch(clip_grad, "clip_grad_norm_", _make_clip_grad_norm)
@@ -352,6 +367,8 @@ def patch_torch_functions() -> None:
         kind.step = _make_step(kind.step)  # type: ignore[method-assign]
     _patch(_named_member_accessor, "swap_tensor", _make_swap_tensor)
     _patch(torch.autograd, "_engine_run_backward", _make_run_backward)
+    if torch.distributed.is_available():
+        _patch(torch.distributed, "_broadcast_coalesced", _make_broadcast_coalesced)
     module: Any = nn.Module
     module.zero_grad = _make_zero_grad(module.zero_grad, module.parameters)
     optimizer: Any = torch.optim.Optimizer
