@@ -149,22 +149,39 @@ def _set_grad(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
     entry = part.entry_ref()
     if grad is None and entry is not None and entry.param_ref() is param:
         entry.drop_local_sum()
-    if isinstance(grad, Tensor) and part_of(grad) is None:
-        grad = part.of(grad) if grad.shape == part.shape else _operand(grad, part, param.shape, func)
-        grad = LocalShard.of(part, _padded(grad, param))
-    elif isinstance(grad, Tensor) and part.fits(grad._part):  # type: ignore[attr-defined]
-        if grad.numel() < param.numel():  # a result of operands without padding
-            grad = LocalShard.of(part, _padded(plain_tensor(grad), param))
-    func(param, grad)
+    func(param, _values_for(param, grad, "grad") if isinstance(grad, Tensor) else grad)
 
 
 def _delete_grad(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
     _set_grad(torch.Tensor.grad.__set__, (args[0], None), kwargs)  # type: ignore[attr-defined]
 
 
-def _padded(elements: Tensor, param: Tensor) -> Tensor:
-    missing = param.numel() - elements.numel()
-    return torch.cat([elements, elements.new_zeros(missing)]) if missing else elements
+def _values_for(tensor: Any, values: Tensor, call: str) -> Tensor:
+    """A part for the place of another's gradient or data. It may be given as a part, whole, or as this rank's
+    elements."""
+    part, other = tensor._part, part_of(values)
+    if other is not None and part.fits(other):
+        if values.numel() == tensor.numel():
+            return values
+        elements = plain_tensor(values)  # a result of operands without padding
+    elif other is None and values.shape == part.shape:
+        elements = part.of(values)
+    elif other is None and values.shape in (tensor.shape, (part.count,)):
+        elements = values
+    else:
+        raise RuntimeError(f"{call}: a {other or f'tensor of shape {tuple(values.shape)}'} cannot be that of {part}: "
+                           f"give a part of it, a tensor of shape {tuple(part.shape)}, or this rank's elements, of "
+                           f"shape {(part.count,)}")
+    missing = tensor.numel() - elements.numel()
+    return LocalShard.of(part, torch.cat([elements, elements.new_zeros(missing)]) if missing else elements)
+
+
+def _get_data(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
+    return LocalShard.of(args[0]._part, func(*args))
+
+
+def _set_data(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
+    func(args[0], _values_for(*args, "data"))
 
 
 # Functions that work element by element
@@ -341,7 +358,8 @@ _FUSED = {"_amp_foreach_non_finite_check_and_unscale_", "_fused_adagrad_", "_fus
           "_fused_sgd_"}
 _handlers: Dict[Any, _Handler] = {torch.Tensor.shape.__get__: _shape, torch.Tensor.ndim.__get__: _on_shape,
                                   torch.Tensor.grad.__get__: _get_grad, torch.Tensor.grad.__set__: _set_grad,
-                                  torch.Tensor.grad.__delete__: _delete_grad}
+                                  torch.Tensor.grad.__delete__: _delete_grad, torch.Tensor.data.__get__: _get_data,
+                                  torch.Tensor.data.__set__: _set_data}
 
 
 def _find_handler(func: Any) -> _Handler:

@@ -179,6 +179,8 @@ class ParamGroup:
             if entry.grad is not None and entry.part is not None and entry.part.count < len(entry.data):
                 self._paddings[entry.id] = plain_tensor(entry.grad)[entry.part.count :]
         if entry.grad is not None:
+            entry.grad_data = plain_tensor(entry.grad)
+            entry.registered_grad_ptr = entry.grad_data.data_ptr()
             entry.grad.dc_grad_of = weakref.ref(entry)  # type: ignore[attr-defined]
         self.casts = self.casts or entry.param_dtype is not None
         self.context.set_param_name(entry.id, entry.names[0])

@@ -281,18 +281,9 @@ class Root:
             return
         self.state = TrainingState.REDUCING
         self.group.context.start_backward(True)
-        accumulated = []
         with torch._C.DisableTorchFunctionSubclass():
-            for entry, param in zip(self.group.entries, self.group.params):
-                grad = param.grad
-                if grad is None:
-                    continue
-                if grad is not entry.grad:  # the user's own tensor
-                    if entry.grad is None:
-                        continue
-                    entry.grad.copy_(grad)
-                    param.grad = entry.grad
-                accumulated.append(entry.id)
+            accumulated = [entry.id for entry, param in zip(self.group.entries, self.group.params)
+                           if entry.take_up_grad(param)]
         if accumulated:
             self.group.context.accumulate_grads(accumulated)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..ops import eager_calls
 from .order.exec_order import Size
-from .part import Cut, Part
+from .part import Cut, Part, plain_tensor
 from .policy import ParamPolicy
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ class ShardedParam:
     it alive; it keeps neither the parameter nor the root."""
 
     __slots__ = ("root_ref", "param_ref", "id", "names", "shape", "numel", "shard_numel", "cut", "param_dtype",
-                 "reduce_dtype", "data", "grad", "registered_ptr", "version", "optimizer_steps", "unreduced", "direct",
-                 "hooks", "part", "trained", "copied", "policy", "keeps", "kept", "requires_grad", "placeholder",
-                 "transposed", "saved_transposed", "__weakref__")  # fmt: skip
+                 "reduce_dtype", "data", "grad", "grad_data", "registered_ptr", "registered_grad_ptr", "version",
+                 "optimizer_steps", "unreduced", "direct", "hooks", "part", "trained", "copied", "policy", "keeps",
+                 "kept", "requires_grad", "placeholder", "transposed", "saved_transposed", "__weakref__")  # fmt: skip
 
     def __init__(self, root: Root, index: int, name: str, param: nn.Parameter, policy: ParamPolicy,
                  shape: Optional[torch.Size] = None) -> None:
@@ -47,7 +47,8 @@ class ShardedParam:
         self.kept: Optional[Tensor] = None  # those, once they are used
         self.data: Tensor = param.detach()  # param's, for the library: autograd does not follow it
         self.grad: Optional[Tensor] = None  # what libdc reduces into, and what .grad is
-        self.registered_ptr = 0
+        self.grad_data: Any = None  # its memory, as the library has it
+        self.registered_ptr = self.registered_grad_ptr = 0
         self.version = 0  # of the shard, as the library knows it
         self.optimizer_steps = 0  # optimizer steps; fused optimizers leave no trace in the version
         self.unreduced: Optional[Tensor] = None  # whole local sum of no_sync(), see local_sums.py
@@ -169,6 +170,27 @@ class ShardedParam:
         root = self.root_ref()
         if root is not None and root.local_sums.entries:
             root.local_sums.drop([self])
+
+    def take_up_grad(self, param: Tensor) -> bool:
+        """Brings the values of `.grad` into the library's memory, for a backward to add to; says whether there are any.
+        The user may have set `.grad` to another tensor, or its `data` to other memory."""
+        grad, own = param.grad, self.grad
+        if own is None:
+            return False
+        if own.data_ptr() != self.registered_grad_ptr:
+            values = plain_tensor(own)
+            torch.Tensor.data.__set__(own, self.grad_data)  # type: ignore[attr-defined]
+            if grad is own:
+                if values.shape != own.shape:
+                    raise RuntimeError(f"{self.names[0]}: .grad.data has the shape {tuple(values.shape)}, must have "
+                                       f"{tuple(own.shape)}")
+                own.copy_(values)
+        if grad is None:
+            return False
+        if grad is not own:
+            own.copy_(grad)
+            param.grad = own
+        return True
 
     def take_direct_gradients(self) -> None:
         """The parameter can be used without a module's attribute, and autograd has a gradient then. Hooks tell of it:
