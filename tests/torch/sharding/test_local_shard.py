@@ -77,6 +77,9 @@ def test_functions_give_the_wholes_results(world: int, stage: int) -> None:
                 if case == "an operand that spreads" and name == "c":
                     continue
                 got, expected = function(p), function(whole[name])
+                if name == "c" and type(got) is torch.Tensor:  # one element beside a tensor that is no part
+                    torch.testing.assert_close(got, expected)
+                    continue
                 assert type(got) is LocalShard and got.shape == expected.shape and got.dtype == expected.dtype
                 torch.testing.assert_close(got.full_tensor(), expected.detach(), msg=f"{case} {name}", equal_nan=True)
             for case, function in REDUCTIONS.items():

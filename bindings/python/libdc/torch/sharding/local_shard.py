@@ -7,13 +7,14 @@ collective (reductions.py). All other functions would need the whole, and are er
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from . import reductions
 from .checkpointable import Checkpointable
+from .operands import find_operands, is_in_place, refuse_call
 from .part import Part, part_of, plain_tensor, tensors_in
 
 _Handler = Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]
@@ -93,21 +94,6 @@ def dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         handler = _handlers[func] = _find_handler(func)
     with torch._C.DisableTorchFunctionSubclass():
         return handler(func, args, kwargs)
-
-
-def _first_part(args: Any, kwargs: Dict[str, Any]) -> Part:
-    parts = (part_of(tensor) for tensor in tensors_in([*args, *kwargs.values()]))
-    return next(part for part in parts if part is not None)
-
-
-def _refuse_call(func: Any, args: Any, kwargs: Dict[str, Any]) -> NoReturn:
-    part = _first_part(args, kwargs)
-    name = getattr(func, "__name__", func)
-    compiled = name == "untyped_storage"  # which Dynamo asks for
-    raise RuntimeError(f"{name}: this is {part}, and the function needs the whole: read the weight in the model's "
-                       "forward or in `with libdc.torch.gathered(model):`, or take full_tensor(), which every rank "
-                       "must call; to_local() is this rank's elements as a plain tensor"
-                       + ("; under torch.compile, use parameters outside of the compiled function" if compiled else ""))
 
 
 # Functions that look at nothing, or at what parts and wholes have in common
@@ -197,73 +183,24 @@ def _elementwise(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
 
 def _single(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> Any:
     """Tuples are indices, as those of where(condition), or more than one tensor."""
-    return _refuse_call(func, args, kwargs) if isinstance(result, tuple) else result
+    return refuse_call(func, args, kwargs) if isinstance(result, tuple) else result
 
 
 def _with_operands(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     source = next(tensor for tensor in tensors_in([*args, *kwargs.values()]) if part_of(tensor) is not None)
-    part = source._part
-    written = kwargs.get("out", args[0] if func.__name__.endswith("_") and not func.__name__.endswith("__") else None)
-    if isinstance(written, Tensor) and part_of(written) is None and written.shape != source.shape:
-        _refuse_call(func, args, kwargs)
     values = *args, *kwargs.values()
-    operands, shape = _operands(values, source, func)
+    operands, shape = find_operands(values, source, func, kwargs.get("out", args[0] if is_in_place(func) else None))
     result = _single(func, args, kwargs, func(*operands[: len(args)], **dict(zip(kwargs, operands[len(args) :]))))
     for value, used in zip(values, operands):
         if result is used:
             return value
-    return _wrap(result, source, part, shape)
+    return _wrap(result, source, source._part, shape)
 
 
-def _operands(values: Sequence[Any], source: Tensor, func: Any) -> Tuple[List[Any], torch.Size]:
-    """A call's arguments as flat tensors of this rank's elements, and their shape."""
-    part: Part = source._part  # type: ignore[attr-defined]
-    operands = [_operand(value, part, source.shape, func) for value in values]
-    lengths = {value.numel() for value in operands if isinstance(value, Tensor) and value.dim() == 1}
-    if len(lengths) > 1:  # with padding and without
-        operands = [value[: part.count] if isinstance(value, Tensor) and value.dim() == 1 else value
-                    for value in operands]
-    return operands, torch.Size([min(lengths)])
-
-
-def _wrap(result: Any, source: Tensor, part: Part, shape: torch.Size) -> Any:
+def _wrap(result: Any, source: Tensor, part: Part, shape: Optional[torch.Size]) -> Any:
     if result is source or not isinstance(result, Tensor) or result.shape != shape:
         return result
     return LocalShard.of(part, result)
-
-
-def _operand(value: Any, part: Part, local: torch.Size, func: Any) -> Any:
-    """An argument, as a flat tensor of this rank's elements."""
-    if not isinstance(value, Tensor):
-        return value
-    if value.dim() == 0:
-        return reductions.spread(value, part)
-    other = part_of(value)
-    if other is not None:
-        if not part.fits(other):
-            raise RuntimeError(f"{func.__name__}: {part} and {other} do not have the same elements: take full_tensor() "
-                               "of both, which every rank must call")
-        return value
-    if value.numel() == 1:
-        return reductions.spread(value, part).reshape(1).expand(local)  # a number's type would not count
-    spread = _expand(value, part.shape)
-    if value.shape in (local, (part.count,)):
-        if spread is not None and value.numel() != part.numel:
-            raise RuntimeError(f"{func.__name__}: a tensor of shape {tuple(value.shape)} may be this rank's elements "
-                               f"of {part}, or values to spread over the whole: give a part, as zeros_like() and "
-                               f"clone() make them, or a tensor of shape {tuple(part.shape)}")
-        if spread is None or not value.requires_grad:
-            return value
-    if spread is None:
-        raise RuntimeError(f"{func.__name__}: a tensor of shape {tuple(value.shape)} does not go with {part}")
-    return part.of(_expand(reductions.spread(value, part), part.shape))  # type: ignore[arg-type]
-
-
-def _expand(value: Tensor, shape: torch.Size) -> Optional[Tensor]:
-    try:
-        return value.expand(shape)
-    except RuntimeError:
-        return None
 
 
 def _foreach(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
@@ -273,7 +210,8 @@ def _foreach(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     sources = []
     for row in zip(*lists):
         source = next((tensor for tensor in row if part_of(tensor) is not None), None)
-        operands, shape = (list(row), None) if source is None else _operands(row, source, func)
+        written = row[0] if is_in_place(func) else None
+        operands, shape = (list(row), None) if source is None else find_operands(row, source, func, written)
         sources.append((source, shape))
         columns.append(operands)
     given = iter([list(column) for column in zip(*columns)])
@@ -291,13 +229,13 @@ def _view(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     """A contiguous piece of the whole is a part again."""
     source = args[0]
     if part_of(source) is None:
-        _refuse_call(func, args, kwargs)
+        refuse_call(func, args, kwargs)
     meta = torch.empty(source._part.shape, dtype=source.dtype, device="meta")
     shown = func(meta, *_as_meta(tuple(args[1:])), **kwargs)
 
     def piece(view: Tensor) -> Tensor:
         if not (view is meta or view._is_view()) or not view.is_contiguous() or view.dtype != source.dtype:
-            _refuse_call(func, args, kwargs)
+            refuse_call(func, args, kwargs)
         part = source._part.piece(view.shape, view.storage_offset())
         if view.numel() == source._part.numel:
             return LocalShard.of(part, source.view(-1))
@@ -310,7 +248,7 @@ def _view(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
 def _set_item(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
     tensor, index, value = args
     if part_of(tensor) is None:
-        _refuse_call(func, args, kwargs)
+        refuse_call(func, args, kwargs)
     piece = _view(torch.Tensor.__getitem__, (tensor, index), {})
     dispatch(torch.Tensor.copy_ if isinstance(value, Tensor) else torch.Tensor.fill_, (piece, value), {})
 
@@ -323,7 +261,7 @@ def _draw(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
     kwargs = dict(kwargs)
     tensor, args = (kwargs.pop("tensor"), ()) if "tensor" in kwargs else (args[0], args[1:])
     if part_of(tensor) is None:
-        _refuse_call(func, args, kwargs)
+        refuse_call(func, args, kwargs)
     tensor._part.fill(tensor, lambda whole: func(whole, *args, **kwargs))
     return tensor
 
@@ -367,7 +305,7 @@ def _find_handler(func: Any) -> _Handler:
     if name in ("__get__", "__set__", "__delete__"):
         changes_shape = getattr(func, "__self__", None) in (torch.Tensor.T, torch.Tensor.mT, torch.Tensor.H,
                                                             torch.Tensor.mH, torch.Tensor.real, torch.Tensor.imag)
-        return _refuse_call if changes_shape else _on_local
+        return refuse_call if changes_shape else _on_local
     for names, handler in ((_LOCAL, _on_local), (_SHAPES, _on_shape), (_VIEWS, _view), (_DRAWS, _draw),
                            (_DRAWS_LIKE, _draw_like), (_FUSED, _foreach)):
         if name in names:
@@ -377,8 +315,8 @@ def _find_handler(func: Any) -> _Handler:
     if name in reductions.HANDLERS:
         return reductions.HANDLERS[name]
     if name.startswith("_foreach_"):
-        return _foreach if _is_elementwise(name[len("_foreach_") :]) else _refuse_call
-    return _elementwise if _is_elementwise(name) else _refuse_call
+        return _foreach if _is_elementwise(name[len("_foreach_") :]) else refuse_call
+    return _elementwise if _is_elementwise(name) else refuse_call
 
 
 def _is_elementwise(name: str) -> bool:

@@ -42,6 +42,27 @@ class _SpreadOverRanks(torch.autograd.Function):
         return ctx.part.sum_over_ranks(grad), None
 
 
+class _WholeNumber(torch.autograd.Function):
+    """A part's one element on every rank. Its gradient is the mean of the ranks', as of all parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, part: Part) -> Tensor:
+        ctx.part, ctx.local = part, value.shape
+        whole = part.gather(value)
+        assert whole is not None
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
+        return ctx.part.gather_value(grad, all_ranks=True).mean().to(grad.device).expand(ctx.local), None
+
+
+def gather_number(value: Tensor) -> Tensor:
+    """The element of a part of one element, as a plain tensor."""
+    return _WholeNumber.apply(value, part_of(value))  # type: ignore[no-any-return]
+
+
 def spread(value: Tensor, part: Part) -> Tensor:
     """An operand of a part, which all ranks have, with its gradient over all ranks' elements."""
     if part.cut.size == 1 or not value.requires_grad or not torch.is_grad_enabled():
