@@ -90,6 +90,31 @@ def test_functions_give_the_wholes_results(world: int, stage: int) -> None:
     on(world, rank)
 
 
+def test_truth_values_are_gathered() -> None:
+    def rank(comm: Any) -> None:
+        model, whole = build(3, comm), plain().d
+        assert torch.equal((model.d > 0).full_tensor(), whole > 0) and model.d.nbytes == whole.nbytes
+
+    on(2, rank)
+
+
+def test_lists_of_other_lengths_and_extremes_are_refused() -> None:
+    """The rest of a list was dropped. An extreme was that of this rank's elements, padding too."""
+
+    def rank(comm: Any) -> None:
+        model = build(3, comm)
+        parts = [p.detach() for p in model.parameters()]
+        with pytest.raises(RuntimeError, match=r"_foreach_add_: lists of \[4, 2\] tensors, must have as many each"):
+            torch._foreach_add_(parts, parts[:2])
+        with pytest.raises(RuntimeError, match="_foreach_max: this is part . of 2 of a"):
+            torch._foreach_max(parts)
+        with pytest.raises(RuntimeError, match="_foreach_add_: this is part . of 2 of a"):
+            torch._foreach_add_([torch.ones(5, 7)], parts[:1])
+        assert all(torch.equal(p.full_tensor(), q) for p, q in zip(parts, plain().parameters()))
+
+    on(2, rank)
+
+
 def test_pieces() -> None:
     whole = plain()
 

@@ -206,6 +206,9 @@ def _wrap(result: Any, source: Tensor, part: Part, shape: Optional[torch.Size]) 
 def _foreach(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     """Functions of lists: one after the other, each with the operands of its place."""
     lists = [value for value in args if isinstance(value, (list, tuple)) and any(isinstance(t, Tensor) for t in value)]
+    lengths = [len(each) for each in lists]
+    if len(set(lengths)) > 1:
+        raise RuntimeError(f"{func.__name__}: lists of {lengths} tensors, must have as many each")
     columns: List[List[Any]] = []
     sources = []
     for row in zip(*lists):
@@ -295,6 +298,7 @@ _OPERATORS = {"and": "bitwise_and", "floordiv": "floor_divide", "invert": "bitwi
 _FUSED = {"_amp_foreach_non_finite_check_and_unscale_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_",
           "_fused_sgd_"}
 _handlers: Dict[Any, _Handler] = {torch.Tensor.shape.__get__: _shape, torch.Tensor.ndim.__get__: _on_shape,
+                                  torch.Tensor.nbytes.__get__: _on_shape,
                                   torch.Tensor.grad.__get__: _get_grad, torch.Tensor.grad.__set__: _set_grad,
                                   torch.Tensor.grad.__delete__: _delete_grad, torch.Tensor.data.__get__: _get_data,
                                   torch.Tensor.data.__set__: _set_data}
@@ -315,7 +319,8 @@ def _find_handler(func: Any) -> _Handler:
     if name in reductions.HANDLERS:
         return reductions.HANDLERS[name]
     if name.startswith("_foreach_"):
-        return _foreach if _is_elementwise(name[len("_foreach_") :]) else refuse_call
+        single = name[len("_foreach_") :]
+        return _foreach if _is_elementwise(single) and single not in reductions.HANDLERS else refuse_call
     return _elementwise if _is_elementwise(name) else refuse_call
 
 

@@ -89,6 +89,7 @@ class ParamGroup:
 
     def all_gather(self, part: Tensor, whole: Tensor) -> None:
         """whole = the ranks' parts one after the other."""
+        part, whole = part.view(torch.int8), whole.view(torch.int8)  # any type: bytes travel
         self.comm_for(self.device).all_gather(part, whole, stream=devices.current_stream(self.device))
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
