@@ -188,17 +188,24 @@ def test_functional_call() -> None:
 
 
 def test_freezing_and_unfreezing() -> None:
-    def rank(comm: Any, stage: int) -> Any:
+    """Also by torch.Tensor's own method, which the parameter's class does not see."""
+
+    def rank(comm: Any, stage: int, method: Any = None) -> Any:
         model = make()
         dct.shard(model, stage, comm=comm)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         losses = []
+
+        def change(module: nn.Module, trained: bool) -> None:
+            for p in module.parameters():
+                method(p, trained) if method else p.requires_grad_(trained)
+
         for step in range(9):
             if step == 3:
-                model.blocks[0].up.requires_grad_(False)
+                change(model.blocks[0].up, False)
             if step == 5:
-                model.frozen.requires_grad_(True)
-                model.blocks[0].up.requires_grad_(True)
+                change(model.frozen, True)
+                change(model.blocks[0].up, True)
             loss = model(*data(step, comm.rank))
             loss.backward()
             optimizer.step()
@@ -207,8 +214,9 @@ def test_freezing_and_unfreezing() -> None:
         return losses, bits(dct.full_state_dict(model))
 
     expected = libdc.run.threads(2, rank, 0, timeout=60)
-    for stage in (1, 3):
-        assert libdc.run.threads(2, rank, stage, timeout=60) == expected
+    for stage in (0, 1, 3):
+        assert stage == 0 or libdc.run.threads(2, rank, stage, timeout=60) == expected
+        assert libdc.run.threads(2, rank, stage, torch.Tensor.requires_grad_, timeout=60) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.complex64, torch.float8_e4m3fn])

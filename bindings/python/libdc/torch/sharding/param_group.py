@@ -36,6 +36,7 @@ class Options(NamedTuple):
 
 _graph_ids = itertools.count(1 << 48)  # far from the numbers that users give their own graphs
 _lock = threading.Lock()
+_requires_grad = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]  # the property of our class is slower
 
 
 class ParamGroup:
@@ -271,7 +272,10 @@ class ParamGroup:
             for entry, param in zip(self.entries, self.params):
                 if entry.data._version != entry.version:
                     edited.append(entry)
-                if entry.grad is None and param.requires_grad:
+                trained = _requires_grad(param)
+                if trained is not entry.requires_grad:  # by Tensor.requires_grad_(param)
+                    param.requires_grad = trained
+                if entry.grad is None and trained:
                     unfrozen.append(entry)
                 if param.data_ptr() != entry.registered_ptr:
                     raise RuntimeError(f"{entry.names[0]}: its memory was replaced after shard(); write into it "
