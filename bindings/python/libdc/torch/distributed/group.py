@@ -109,7 +109,8 @@ class LibdcProcessGroup(dist.ProcessGroup):
     def _call(self, run: Callable[[], Any], result: Any, opts: Optional[Any]) -> Work:
         self._sequence += 1
         blocking = not getattr(opts, "asyncOp", True)
-        return self._lane.submit(Work(run, result), blocking)
+        work = self._lane.submit(Work(run, result), blocking)
+        return work if blocking else work.register()
 
     def _root(self, call: str, opts: Optional[Any]) -> int:
         root = 0 if opts is None else int(opts.rootRank)
@@ -228,15 +229,15 @@ class LibdcProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: _Tensors, to: int, tag: int = 0) -> Work:
         check("send", *tensors)
-        return self._pairs.send(tensors[0], to, tag)
+        return self._pairs.send(tensors[0], to, tag).register()
 
     def recv(self, tensors: _Tensors, source: int, tag: int = 0) -> Work:
         check("recv", *tensors)
-        return self._pairs.recv(tensors[0], source, tag)
+        return self._pairs.recv(tensors[0], source, tag).register()
 
     def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> Work:
         check("recv", *tensors)
-        return self._pairs.recv_anysource(tensors[0], tag)
+        return self._pairs.recv_anysource(tensors[0], tag).register()
 
     # ---- the end ----
 

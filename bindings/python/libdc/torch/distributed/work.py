@@ -12,7 +12,9 @@ from typing import Any, Callable, Deque, List, Optional
 import torch
 import torch.distributed as dist
 
+_c10d: Any = torch._C._distributed_c10d
 _FOREVER = datetime.timedelta(0)
+_unregistering = threading.local()
 
 
 class Work(dist.Work):
@@ -28,6 +30,7 @@ class Work(dist.Work):
         self._chained: Optional[torch.futures.Future[Any]] = None
         self._done = False
         self._lane: Optional[_State] = None  # whose turn it waits for
+        self._registered: List[torch.Tensor] = []
         self._pending = threading.Lock()  # held until it is done
         self._pending.acquire()
 
@@ -49,6 +52,9 @@ class Work(dist.Work):
     def wait(self, timeout: datetime.timedelta = _FOREVER) -> bool:
         """Blocks until done; raises what the call raised, and DistError after the timeout. The call itself goes on
         until the group's own timeout."""
+        if getattr(_unregistering, "is_on", False):
+            self._register_all(self._registered)
+            return True
         if not self._done:
             seconds = timeout.total_seconds()
             if self._lane is not None:
@@ -58,11 +64,39 @@ class Work(dist.Work):
             if not self._pending.acquire(timeout=seconds if seconds > 0 else -1):
                 raise dist.DistError(f"libdc: the work was not done within wait's {seconds:g} s; it is still under way")
             self._pending.release()
+        if self._registered:
+            self._unregister()
         if self._error is not None:
             raise self._error
         return True
 
     synchronize = wait
+
+    # PyTorch's wait_tensor() waits for the works that are registered with a tensor's memory. Its own ProcessGroup
+    # registers them, in methods that this backend's replace.
+
+    def register(self) -> "Work":
+        """For wait_tensor(), where the caller allows it."""
+        if _c10d._allow_inflight_collective_as_graph_input():
+            parts = (each if isinstance(each, list) else [each] for each in self._result)
+            self._register_all([tensor for each in parts for tensor in each])
+        return self
+
+    def _register_all(self, tensors: List[torch.Tensor]) -> None:
+        self._registered = tensors
+        for tensor in tensors:
+            _c10d._register_work(tensor, self)
+
+    def _unregister(self) -> None:
+        """By wait_tensor(), as there is no other way. It also takes out and waits for other works with that memory.
+        These register anew instead."""
+        tensors, self._registered = self._registered, []
+        _unregistering.is_on = True
+        try:
+            for tensor in tensors:
+                torch.ops._c10d_functional.wait_tensor(tensor)
+        finally:
+            _unregistering.is_on = False
 
     def is_completed(self) -> bool:
         return self._done
