@@ -4,11 +4,16 @@ torch.compile. Run by ranks."""
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Callable, List
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from process_group.failures import fails
 
 LARGE = 1_000_000
 registered = torch._C._distributed_c10d._get_work_registry_size
@@ -35,7 +40,60 @@ def in_flight(group: Any, rank: int, size: int) -> None:
     assert registered() == 0
 
 
-CASES = [in_flight]
+def functional_results(group: Any, rank: int, size: int) -> None:
+    """Results of functional collectives, which wait when they are used, as inputs and as outputs."""
+    def new(n: int = 4) -> torch.Tensor:
+        return funcol.all_reduce(torch.full((n,), rank + 1.0), "sum", group)
+
+    def parts() -> List[torch.Tensor]:
+        return [new() for _ in range(size)]
+
+    calls: List[Callable[[torch.Tensor, torch.Tensor, List[torch.Tensor]], Any]] = [
+        lambda out, x, _: dist.all_to_all_single(out, x, group=group),
+        lambda out, _, ins: dist.reduce_scatter(out, ins, group=group),
+        lambda out, _, ins: dist.scatter(out, ins if rank == 0 else None, group=group, group_src=0),
+        lambda _, x, outs: dist.all_gather(outs, x, group=group),
+        lambda _, x, outs: dist.gather(x, outs if rank == 0 else None, group=group, group_dst=0),
+        lambda out, _, __: dist.all_reduce(out, group=group),
+        lambda out, _, __: dist.broadcast(out, group=group, group_src=0),
+        lambda out, x, _: dist.send(x, group=group, group_dst=1) if rank == 0 else
+        dist.recv(out, group=group, group_src=0)]
+    sums = {1: 6.0, 5: 6.0}  # of the calls that add
+    for place, call in enumerate(calls):
+        out, x, several = new(), new(), parts()
+        assert type(x) is not torch.Tensor
+        call(out, x, several)
+        assert out.tolist() == [sums.get(place, 3.0)] * 4 and several[1].tolist() == [3.0] * 4, place
+
+
+def wrappers(group: Any, rank: int, size: int) -> None:
+    """Tensors without memory of their own are refused by name."""
+    whole = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (size,)), [Shard(0)])
+    with FakeTensorMode():
+        fake = torch.ones(4)
+    for tensor, name in ((whole, "DTensor"), (fake, "FakeTensor")):
+        for call in (lambda: dist.all_reduce(tensor, group=group),
+                     lambda: dist.all_to_all_single(torch.ones(4), tensor, group=group),
+                     lambda: dist.send(tensor, group=group, group_dst=1 - rank)):
+            fails(call, f"a tensor is a {name}, must have memory of its own", kind=ValueError)
+    dist.barrier(group)
+
+
+def traced(group: Any, rank: int, size: int) -> None:
+    """A graph would lack the call."""
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y, group=group)
+        return y
+
+    for options in ({}, {"tracing_mode": "fake"}, {"pre_dispatch": True}):
+        fails(lambda: make_fx(doubled, **options)(torch.ones(2)), "under ProxyTorchDispatchMode", "functional")
+    with FakeTensorMode():
+        fails(lambda: dist.send(torch.ones(2), group=group, group_dst=1 - rank), "under FakeTensorMode")
+    dist.barrier(group)
+
+
+CASES = [in_flight, functional_results, wrappers, traced]
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from .collectives import Collectives
 from .pairs import Pairs
 from .rendezvous import Rendezvous, poll
-from .tensors import check
+from .tensors import check, refuse_tracing, settled
 from .work import Lane, Work
 
 _Tensors = List[torch.Tensor]
@@ -107,6 +107,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     # ---- work. The caller's lists may change before a call has run, as tensors may not ----
 
     def _call(self, run: Callable[[], Any], result: Any, opts: Optional[Any]) -> Work:
+        refuse_tracing()
         self._sequence += 1
         blocking = not getattr(opts, "asyncOp", True)
         work = self._lane.submit(Work(run, result), blocking)
@@ -122,24 +123,24 @@ class LibdcProcessGroup(dist.ProcessGroup):
         return self.allreduce_coalesced(_one("allreduce", tensors), opts)
 
     def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> Work:
-        op, tensors = _op_of(opts), list(tensors)
+        op, tensors = _op_of(opts), settled(tensors)
         return self._call(lambda: self._calls.all_reduce(tensors, op), tensors, opts)
 
     def reduce(self, tensors: Any, opts: Any) -> Work:
-        op, root, tensors = opts.reduceOp, self._root("reduce", opts), _one("reduce", tensors)
+        op, root, tensors = opts.reduceOp, self._root("reduce", opts), settled(_one("reduce", tensors))
         return self._call(lambda: self._calls.reduce(tensors[0], op, root), tensors, opts)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Work:
-        root, tensors = self._root("broadcast", opts), _one("broadcast", tensors)
+        root, tensors = self._root("broadcast", opts), settled(_one("broadcast", tensors))
         return self._call(lambda: self._calls.broadcast(tensors[0], root), tensors, opts)
 
     def all_gather_single(self, out: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Work:
-        return self._call(lambda: self._calls.all_gather_flat(out, mine), [out], opts)
+        return self.all_gather_single_coalesced([out], [mine], opts)
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outs: _Tensors, ins: _Tensors, opts: Any = None) -> Work:
-        outs, ins = list(outs), list(ins)
+        outs, ins = settled(outs), settled(ins)
 
         def run() -> None:
             for out, mine in zip(outs, ins):
@@ -150,7 +151,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather(self, outs: Sequence[_Tensors], ins: _Tensors, opts: Any = None) -> Work:
-        outs, ins = [list(parts) for parts in outs], list(ins)
+        outs, ins = [settled(parts) for parts in outs], settled(ins)
 
         def run() -> None:
             for parts, mine in zip(outs, ins):
@@ -168,7 +169,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outs: _Tensors, ins: _Tensors, opts: Any = None) -> Work:
-        op, outs, ins = _op_of(opts), list(outs), list(ins)
+        op, outs, ins = _op_of(opts), settled(outs), settled(ins)
 
         def run() -> None:
             for out, whole in zip(outs, ins):
@@ -179,7 +180,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def reduce_scatter(self, outs: _Tensors, ins: Sequence[_Tensors], opts: Any = None) -> Work:
-        op, outs, ins = _op_of(opts), list(outs), [list(parts) for parts in ins]
+        op, outs, ins = _op_of(opts), settled(outs), [settled(parts) for parts in ins]
 
         def run() -> None:
             for out, parts in zip(outs, ins):
@@ -189,6 +190,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
 
     def all_to_all_single(self, out: torch.Tensor, mine: torch.Tensor, out_sizes: Sequence[int],
                           in_sizes: Sequence[int], opts: Any = None) -> Work:
+        out, mine = settled([out, mine])
         check("all_to_all_single", out, mine)
         outs, parts = (_split("all_to_all_single", *pair, self.size())
                        for pair in (("output", out, out_sizes), ("input", mine.contiguous(), in_sizes)))
@@ -197,17 +199,17 @@ class LibdcProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
     def alltoall(self, outs: _Tensors, ins: _Tensors, opts: Any = None) -> Work:
-        outs, ins = list(outs), list(ins)
+        outs, ins = settled(outs), settled(ins)
         return self._call(lambda: self._calls.all_to_all(outs, ins), outs, opts)
 
     def gather(self, outs: Sequence[_Tensors], ins: _Tensors, opts: Any) -> Work:
-        root, parts = self._root("gather", opts), list(outs[0]) if outs else []
-        mine = ins[0]
+        root, parts = self._root("gather", opts), settled(outs[0]) if outs else []
+        mine = settled(ins)[0]
         return self._call(lambda: self._calls.gather(parts, mine, root), parts, opts)
 
     def scatter(self, outs: _Tensors, ins: Sequence[_Tensors], opts: Any) -> Work:
-        root, parts = self._root("scatter", opts), list(ins[0]) if ins else []
-        outs = list(outs)
+        root, parts = self._root("scatter", opts), settled(ins[0]) if ins else []
+        outs = settled(outs)
         return self._call(lambda: self._calls.scatter(outs[0], parts, root), outs, opts)
 
     def barrier(self, opts: Any = None) -> Work:
@@ -227,17 +229,23 @@ class LibdcProcessGroup(dist.ProcessGroup):
             raise dist.DistError(f"monitored_barrier: rank {self.rank()}: rank{'s' * (len(missing) > 1)} "
                                  f"{', '.join(missing)} not there within {timeout.total_seconds():g} s")
 
+    def _message(self, call: str, tensors: _Tensors) -> torch.Tensor:
+        refuse_tracing()
+        tensors = settled(tensors)
+        check(call, *tensors)
+        return tensors[0]
+
     def send(self, tensors: _Tensors, to: int, tag: int = 0) -> Work:
-        check("send", *tensors)
-        return self._pairs.send(tensors[0], to, tag).register()
+        tensor = self._message("send", tensors)
+        return self._pairs.send(tensor, to, tag).register()
 
     def recv(self, tensors: _Tensors, source: int, tag: int = 0) -> Work:
-        check("recv", *tensors)
-        return self._pairs.recv(tensors[0], source, tag).register()
+        tensor = self._message("recv", tensors)
+        return self._pairs.recv(tensor, source, tag).register()
 
     def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> Work:
-        check("recv", *tensors)
-        return self._pairs.recv_anysource(tensors[0], tag).register()
+        tensor = self._message("recv", tensors)
+        return self._pairs.recv_anysource(tensor, tag).register()
 
     # ---- the end ----
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Any, Iterator, List, Optional, Sequence
 
 import libdc
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..dtypes import DTYPES
 
@@ -15,10 +18,42 @@ _NATIVE_DTYPES = {dtype: DTYPES[dtype] for dtype in (torch.float32, torch.float6
                                                      torch.int8, torch.int32, torch.int64)}
 _NATIVE_DTYPES[torch.uint8] = libdc.DType.INT8
 SUMMABLE = frozenset(_NATIVE_DTYPES)
+_MODES: Any = torch._C._TorchDispatchModeKey
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+
+
+def settled(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+    """A list of its own, in which the result of a functional collective is a plain tensor, after a wait."""
+    return [tensor if type(tensor) is torch.Tensor else _settled(tensor) for tensor in tensors]
+
+
+def _settled(tensor: torch.Tensor) -> torch.Tensor:
+    functional: Any = sys.modules.get("torch.distributed._functional_collectives")
+    if functional is not None and isinstance(tensor, functional.AsyncCollectiveTensor):
+        tensor = tensor.trigger_wait()
+    return tensor
+
+
+def refuse_tracing() -> None:
+    """A call whose tensors are recorded or have no values would move other data, and be missing in the graph."""
+    records_early = torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)
+    if not (records_early or torch._C._len_torch_dispatch_stack()):
+        return
+    modes = [torch._C._get_dispatch_mode(key) for key in (_MODES.PROXY, _MODES.FAKE, _MODES.FUNCTIONAL)]
+    if records_early:
+        modes.append(torch._ops._get_dispatch_mode_pre_dispatch(_MODES.PROXY))
+    for mode in modes:
+        if mode is not None:
+            raise RuntimeError(f"libdc: a process group's method was called under {type(mode).__name__}, which can't "
+                               "record it, only collectives of torch.distributed._functional_collectives")
 
 
 def check(name: str, *tensors: torch.Tensor) -> None:
     for tensor in tensors:
+        if type(tensor) is not torch.Tensor and (isinstance(tensor, FakeTensor)
+                                                 or is_traceable_wrapper_subclass(tensor)):
+            raise ValueError(f"{name}: a tensor is a {type(tensor).__name__}, must have memory of its own, as "
+                             "to_local() of a DTensor has")
         if tensor.device.type != "cpu":
             raise ValueError(f"{name}: a tensor is on {tensor.device}, must be on the CPU: the backend libdc has no "
                              "other device; make a group of the backend nccl for tensors of a card")
