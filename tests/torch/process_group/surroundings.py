@@ -93,7 +93,47 @@ def traced(group: Any, rank: int, size: int) -> None:
     dist.barrier(group)
 
 
-CASES = [in_flight, functional_results, wrappers, traced]
+def compiled(group: Any, rank: int, size: int) -> None:
+    """Calls after which Dynamo breaks its graph are the interpreter's, and others are recorded as functional ones."""
+    peer = 1 - rank
+
+    def broadcast(x: torch.Tensor, out: torch.Tensor) -> None:
+        dist.broadcast(x, group=group, group_src=1)
+
+    def scatter(x: torch.Tensor, out: torch.Tensor) -> None:
+        dist.scatter(out, [x, x + 1] if rank == 0 else None, group=group, group_src=0)
+
+    def waited(x: torch.Tensor, out: torch.Tensor) -> None:
+        dist.all_reduce(x, group=group, async_op=True).wait()
+        dist.all_reduce(x, group=group, async_op=True).get_future().wait()
+
+    def messages(x: torch.Tensor, out: torch.Tensor) -> None:
+        works = [dist.isend(x, group=group, group_dst=peer), dist.irecv(out, group=group, group_src=peer)]
+        for work in works:
+            work.wait()
+
+    def batch(x: torch.Tensor, out: torch.Tensor) -> None:
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, group=group, group_peer=peer),
+                                            dist.P2POp(dist.irecv, out, group=group, group_peer=peer)]):
+            work.wait()
+
+    def whole_graph(x: torch.Tensor, out: torch.Tensor) -> None:
+        dist.all_reduce(x, group=group)
+        dist.all_to_all_single(out, x, group=group)
+
+    for call in (broadcast, scatter, waited, messages, batch, whole_graph):
+        def step(x: torch.Tensor) -> torch.Tensor:
+            x, out = x * 2, torch.zeros(2)
+            call(x, out)
+            return x + 10 * out
+
+        torch._dynamo.reset()
+        x = torch.arange(2.0) + rank
+        want = step(x)
+        assert torch.equal(torch.compile(step, backend="eager", fullgraph=call is whole_graph)(x), want), call
+
+
+CASES = [in_flight, functional_results, wrappers, traced, compiled]
 
 
 def main() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import types
 from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
 
+from ..sharding.untraced import untraced
 from .collectives import Collectives
 from .pairs import Pairs
 from .rendezvous import Rendezvous, poll
@@ -285,3 +287,9 @@ def _split(call: str, what: str, tensor: torch.Tensor, sizes: Sequence[int], ran
         raise ValueError(f"{call}: the split sizes of {what} are {list(sizes)}, must be {ranks} that add up to "
                          f"{length}, its rows")
     return list(tensor.split(list(sizes)))
+
+
+# Where Dynamo leaves a call of torch.distributed to the interpreter, it would compile these, and can't.
+for _method in (*vars(LibdcProcessGroup).values(), *vars(Work).values()):
+    if isinstance(_method, types.FunctionType):
+        untraced(_method)
