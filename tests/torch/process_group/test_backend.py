@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent import futures
 from datetime import timedelta
 from pathlib import Path
@@ -118,6 +119,28 @@ def test_one_rank(alone: LibdcProcessGroup) -> None:
 def test_a_rank_that_never_comes() -> None:
     with pytest.raises(dist.DistStoreError, match="rank 0 waited 0.2 s for rank 1 of 2"):
         LibdcProcessGroup(dist.HashStore(), 0, 2, timedelta(seconds=0.2))
+
+
+@pytest.mark.parametrize("kind", ["hash", "file"])
+def test_groups_after_one_another_in_one_store(tmp_path: Path, kind: str) -> None:
+    shared = dist.HashStore()
+
+    def rank(r: int) -> None:
+        for k in range(3):
+            store = shared if kind == "hash" else dist.FileStore(f"{tmp_path}/store", 2)
+            group = LibdcProcessGroup(store, r, 2, timedelta(seconds=60))
+            if k % 2 == r:
+                time.sleep(0.1)  # the other one may be ahead
+            part = group.split_group([0, 1])
+            for each in (group, part):
+                each.monitored_barrier()
+                each.allreduce(tensor := torch.ones(2)).wait()
+                assert tensor.tolist() == [2, 2]
+            part.shutdown()
+            group.shutdown()
+
+    with futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(rank, range(2)))  # raises what a rank raised
 
 
 def test_blocks() -> None:

@@ -31,9 +31,10 @@ class LibdcProcessGroup(dist.ProcessGroup):
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
         super().__init__(rank, size)
-        self._store, self._timeout = store, timeout
+        self._timeout = timeout
         self._name = self._desc = "undefined"
         rendezvous = Rendezvous(store, rank, size, timeout)
+        self._store = rendezvous.store
         self.comm = rendezvous.comm()
         self._pairs = Pairs(rendezvous, self.comm.check)
         self._calls = Collectives(self.comm, self._pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -34,6 +35,7 @@ class Rendezvous:
         self._wait_for("plan", 0)
         plan = json.loads(store.get("plan"))
         self._name, self._places = plan["name"], [tuple(place.split()) for place in plan["places"]]
+        self._outer, self.store = store, dist.PrefixStore(self._name, store)
         self._secret: str = environment_secret() or plan["secret"]
 
     def _place_of(self, rank: int) -> str:
@@ -51,8 +53,19 @@ class Rendezvous:
                                       f"{rank} of {self.size} in the store: it has not come") from error
 
     def comm(self) -> libdc.Comm:
-        """A communicator of all ranks; blocks until they have come."""
-        return libdc.Comm.single() if self.size == 1 else self._meet("all", range(self.size), 0)
+        """A communicator of all ranks; blocks until they have come. Another group may then have the same store, so
+        no rank leaves before the plan has gone."""
+        if self.size == 1:
+            return libdc.Comm.single()
+        try:
+            comm = self._meet("all", range(self.size), 0)
+        finally:
+            with contextlib.suppress(RuntimeError):  # a store that deletes nothing serves one group
+                self._outer.delete_key(f"place/{self.rank}")
+                if self.rank == 0:
+                    self._outer.delete_key("plan")
+        comm.barrier()
+        return comm
 
     def pair(self, what: str, first: int, second: int) -> libdc.Comm:
         """A communicator of two ranks, this one among them. what: unlike any other pair's of these two."""
