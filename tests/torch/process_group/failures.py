@@ -55,6 +55,21 @@ def exchange_and_reduction(group: Any, rank: int) -> None:
     fails(calls[rank], "all_gather", "all_reduce", "DC_E_MISMATCH")
 
 
+def exchanges_differ(group: Any, rank: int) -> None:
+    """Calls that send the same bytes, or none."""
+    empty, out, parts = torch.empty(0), torch.empty(2), list(torch.ones(2, 2))
+    calls = (lambda: dist.gather(empty, [empty] * 2, group=group, group_dst=0),
+             lambda: dist.scatter(empty, [empty] * 2, group=group, group_src=1))
+    fails(calls[rank], "rank 1 called scatter (root 1) where rank 0 called gather (root 0)", "DC_E_MISMATCH")
+    fails(lambda: dist.scatter(out, parts, group=group, group_src=rank), "scatter (root 1)", "scatter (root 0)")
+    whole = list(torch.ones(3, dtype=torch.int16).split([1, 2][:: 1 - 2 * rank]))
+    fails(lambda: dist.reduce_scatter(whole[rank].clone(), whole, group=group),
+          "rank 1 called reduce_scatter (3 elements in parts [2, 1], int16, sum) where", "parts [1, 2]")
+    fails(lambda: dist.reduce(out, op=dist.ReduceOp.MAX, group=group, group_dst=rank),
+          "rank 1 called reduce (2 elements for rank 1, float32, max) where", "for rank 0")
+    dist.barrier(group)  # the group goes on
+
+
 def splits_differ(group: Any, rank: int) -> None:
     fails(lambda: dist.all_to_all_single(torch.empty(4), torch.ones(3), [2, 2], [1, 2], group=group),
           "all_to_all_single: rank 0 sends 4 bytes to rank 0, which expects 8")
@@ -220,9 +235,9 @@ def dies(group: Any, rank: int) -> None:
     fails(lambda: dist.all_reduce(torch.ones(4), group=group), "rank 1", "DC_E_PEER_DEAD")
 
 
-CASES = [sizes_differ, reductions_differ, calls_differ, exchange_and_reduction, splits_differ, types_differ,
-         message_sizes_differ, futures, ddp, aborted, waits, arguments, monitored, split, unanswered, aborted_message,
-         sent_again, late, dies]  # fmt: skip
+CASES = [sizes_differ, reductions_differ, calls_differ, exchange_and_reduction, exchanges_differ, splits_differ,
+         types_differ, message_sizes_differ, futures, ddp, aborted, waits, arguments, monitored, split, unanswered,
+         aborted_message, sent_again, late, dies]  # fmt: skip
 
 
 def main() -> None:

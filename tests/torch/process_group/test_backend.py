@@ -184,8 +184,8 @@ def test_tables() -> None:
         outs = [torch.empty_like(part) for part in parts]
         comms = libdc.Comm.threads(2)
         with futures.ThreadPoolExecutor(2) as pool:
-            table = list(pool.map(lambda comm: Table(comm, parts, outs), comms))[1]
-        table.check("call")
+            table = list(pool.map(lambda comm: Table(comm, parts, outs, "scatter", 0), comms))[1]
+        table.check("scatter")
         table.take(outs)
         assert table.travels_in_row(0) is fits
         assert torch.equal(outs[0], parts[1]) or not fits

@@ -34,7 +34,7 @@ class Collectives:
             with contiguous_output(tensor) as data:
                 self._all_reduce(data, Reduction.of("all_reduce", op, data.dtype))
 
-    def _all_reduce(self, data: torch.Tensor, reduction: Reduction) -> None:
+    def _all_reduce(self, data: torch.Tensor, reduction: Reduction, details: str = "") -> None:
         if not data.numel():
             self.comm.all_reduce(flat_view(data))
         elif reduction.native:
@@ -42,7 +42,7 @@ class Collectives:
                 data.mul_(reduction.factor)
             self.comm.all_reduce(flat_view(_real(data)), reduction.native_op)
         else:
-            reduction.compare(self._rows(reduction.signature(data.numel())))
+            reduction.compare(self._rows(reduction.signature(data.numel(), details)))
             flat = data.view(-1)
             for window in flat.split(max(1, _ROWS_BYTES // (self.size * flat.element_size()))):
                 window.copy_(reduction.combine(self._rows(window)))
@@ -77,12 +77,12 @@ class Collectives:
     def reduce(self, tensor: torch.Tensor, op: Any, root: int) -> None:
         """Other ranks keep their values."""
         check("reduce", tensor)
-        reduction = Reduction.of("reduce", op, tensor.dtype)
+        reduction, details = Reduction.of("reduce", op, tensor.dtype), f" for rank {root}"
         if self.rank == root:
             with contiguous_output(tensor) as data:
-                self._all_reduce(data, reduction)
+                self._all_reduce(data, reduction, details)
         else:
-            self._all_reduce(tensor.clone(memory_format=torch.contiguous_format), reduction)
+            self._all_reduce(tensor.clone(memory_format=torch.contiguous_format), reduction, details)
 
     def reduce_scatter_flat(self, out: torch.Tensor, whole: torch.Tensor, op: Any) -> None:
         check("reduce_scatter_tensor", out, whole)
@@ -101,7 +101,7 @@ class Collectives:
     def _reduce_scatter(self, out: torch.Tensor, whole: torch.Tensor, counts: Any, reduction: Reduction) -> None:
         if not reduction.native:
             whole = whole.clone()
-            self._all_reduce(whole, reduction)
+            self._all_reduce(whole, reduction, f" in parts {counts}" if counts else "")
             begin = sum(counts[: self.rank]) if counts else self.rank * out.numel()
             out.view(-1).copy_(whole.view(-1)[begin : begin + out.numel()])
             return
@@ -142,8 +142,9 @@ class Collectives:
         with contiguous_output(tensor) as data:
             self.comm.broadcast(flat_view(data), root)
 
-    def all_to_all(self, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], call: str = "all_to_all") -> None:
-        """parts: what each rank gets from this one; outs: what this one gets."""
+    def all_to_all(self, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], call: str = "all_to_all",
+                   root: int = -1) -> None:
+        """parts: what each rank gets from this one; outs: what this one gets. root: -1 where there is none."""
         check(call, *outs, *parts)
         _check_length(call, "output", outs, self.size)
         _check_length(call, "input", parts, self.size)
@@ -154,7 +155,7 @@ class Collectives:
         own = [part.contiguous() for part in parts]
         own = [part.clone() if any(is_in(part, begin, count) for begin, count in memory) else part
                for part in own]  # what comes must not overwrite what has not gone
-        table = _Table(self.comm, own, outs)
+        table = _Table(self.comm, own, outs, call, root)
         table.check(call)
         outs[self.rank].copy_(own[self.rank].view(outs[self.rank].shape))
         table.take(outs)
@@ -168,7 +169,7 @@ class Collectives:
             _check_length("gather", "output", outs, self.size)
         else:
             outs = [nothing] * self.size
-        self.all_to_all(outs, [mine if rank == root else nothing for rank in range(self.size)], "gather")
+        self.all_to_all(outs, [mine if rank == root else nothing for rank in range(self.size)], "gather", root)
 
     def scatter(self, out: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> None:
         nothing = out.new_empty(0)
@@ -176,7 +177,8 @@ class Collectives:
             _check_length("scatter", "input", parts, self.size)
         else:
             parts = [nothing] * self.size
-        self.all_to_all([out if rank == root else nothing for rank in range(self.size)], parts, "scatter")
+        self.all_to_all([out if rank == root else nothing for rank in range(self.size)], parts,
+                        "scatter", root)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

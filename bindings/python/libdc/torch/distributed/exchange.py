@@ -15,22 +15,25 @@ from .tensors import contiguous_output
 
 _ROW_BYTES = 4096  # of parts in a rank's row
 _TABLE_BYTES = 1 << 17  # of parts in all rows
+_CALLS = ("all_to_all", "all_to_all_single", "gather", "scatter")
 
 
 class Table:
-    """One row of each rank: the bytes for each rank, the bytes expected from each, a checksum of the type's name, and
-    the parts for other ranks if they fit. Operations of PyTorch would take longer than the collective."""
+    """One row of each rank. It has the bytes for each rank and those expected from each, the call, its root, and a
+    checksum of the type's name. The parts for other ranks follow if they fit. Operations of PyTorch would take longer
+    than the collective."""
 
-    def __init__(self, comm: libdc.Comm, parts: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, comm: libdc.Comm, parts: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], call: str,
+                 root: int) -> None:
         self.rank, self.size = comm.rank, comm.size
-        self._head = struct.Struct(f"={2 * self.size + 1}q")
+        self._head = struct.Struct(f"={2 * self.size + 3}q")
         self._capacity = min(_ROW_BYTES, _TABLE_BYTES // self.size) & ~7
         self._row_bytes = self._head.size + self._capacity
         self._rows = ctypes.create_string_buffer(self.size * self._row_bytes)
         self._address = ctypes.addressof(self._rows)
         sizes = [part.nbytes for part in parts] + [out.nbytes for out in outs]
         self._head.pack_into(self._rows, self.rank * self._row_bytes, *sizes,
-                             zlib.crc32(str(parts[0].dtype).encode()))
+                             _CALLS.index(call), root, zlib.crc32(str(parts[0].dtype).encode()))
         if self._fits(sizes, self.rank):
             for receiver, part in enumerate(parts):
                 if receiver != self.rank:
@@ -48,11 +51,19 @@ class Table:
         before = sum(sizes[:receiver]) - (sizes[sender] if sender < receiver else 0)
         return self._address + sender * self._row_bytes + self._head.size + before
 
+    def _call_of(self, rank: int) -> str:
+        call, root = self.sizes[rank][-3:-1]
+        return _CALLS[call] + (f" (root {root})" if root >= 0 else "")
+
     def check(self, call: str) -> None:
         for sender in range(self.size):
+            if self.sizes[sender][-3:-1] != self.sizes[0][-3:-1]:
+                raise libdc.Error(libdc.Status.E_MISMATCH, f"rank {sender} called {self._call_of(sender)} where rank 0 "
+                                                           f"called {self._call_of(0)}")
             if self.sizes[sender][-1] != self.sizes[0][-1]:
                 raise libdc.Error(libdc.Status.E_MISMATCH, f"{call}: rank {sender} has tensors of another type than "
                                                            "rank 0")
+        for sender in range(self.size):
             for receiver in range(self.size):
                 sent, expected = self.sizes[sender][receiver], self.sizes[receiver][self.size + sender]
                 if sent != expected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import libdc
@@ -30,7 +31,8 @@ _COMBINE: Dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 _BITWISE = (_Op.BAND, _Op.BOR, _Op.BXOR)
 _SCALED = (_Op.AVG, _Op.PREMUL_SUM)
-_SIGNATURE_BYTES = 96
+_SIGNATURE_BYTES = 128
+_DETAILS_BYTES = 48
 
 
 class Reduction:
@@ -60,9 +62,11 @@ class Reduction:
     def combine(self, rows: torch.Tensor) -> torch.Tensor:
         return _COMBINE[self.op](rows)
 
-    def signature(self, numel: int) -> torch.Tensor:
+    def signature(self, numel: int, details: str) -> torch.Tensor:
         """The call as text, for compare()."""
-        return _as_bytes(f"{self.name} ({numel} elements, {str(self.dtype)[6:]}, {_name(self.op).lower()})")
+        if len(details) > _DETAILS_BYTES:
+            details = f" of checksum {zlib.crc32(details.encode()):08x}"
+        return _as_bytes(f"{self.name} ({numel} elements{details}, {str(self.dtype)[6:]}, {_name(self.op).lower()})")
 
     @classmethod
     def of(cls, name: str, op: Any, dtype: torch.dtype) -> "Reduction":
