@@ -12,6 +12,7 @@ import torch.distributed._functional_collectives as funcol
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from process_group.failures import fails
 
@@ -133,7 +134,24 @@ def compiled(group: Any, rank: int, size: int) -> None:
         assert torch.equal(torch.compile(step, backend="eager", fullgraph=call is whole_graph)(x), want), call
 
 
-CASES = [in_flight, functional_results, wrappers, traced, compiled]
+def modes(group: Any, rank: int, size: int) -> None:
+    """The caller's autocast and dispatch modes do not change what a call computes."""
+    class Refusing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, *_: Any) -> Any:
+            raise AssertionError(func)
+
+    halves, half = [torch.full((2,), rank + 1.0, dtype=torch.float16) for _ in range(size)], torch.zeros(2).half()
+    with torch.autocast("cpu", torch.bfloat16):
+        dist.reduce_scatter(half, halves, group=group)
+    assert half.tolist() == [3, 3]
+    work = dist.reduce_scatter(half, halves, dist.ReduceOp.MAX, group=group, async_op=True)
+    with Refusing():
+        work.wait()
+        dist.all_reduce(halves[0], dist.ReduceOp.MAX, group=group)
+    assert half.tolist() == halves[0].tolist() == [2, 2]
+
+
+CASES = [in_flight, functional_results, wrappers, traced, modes, compiled]
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ def test_calls_that_are_easy_to_get_wrong(launch: Callable[..., str], head: str,
 
 def test_what_pytorch_has_around_calls(launch: Callable[..., str]) -> None:
     out = launch(RUN.format("surroundings"))
-    assert out.count("right") == 5 * 2, out
+    assert out.count("right") == 6 * 2, out
 
 
 def test_failures_are_errors_on_every_rank(launch: Callable[..., str]) -> None:

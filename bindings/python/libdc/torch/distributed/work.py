@@ -11,6 +11,7 @@ from typing import Any, Callable, Deque, List, Optional
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 _c10d: Any = torch._C._distributed_c10d
 _FOREVER = datetime.timedelta(0)
@@ -39,7 +40,11 @@ class Work(dist.Work):
         try:
             assert self._run is not None
             with torch.inference_mode():  # writes leaves, and tensors of a caller in that mode
-                self._run()
+                if torch._C._is_any_autocast_enabled() or torch._C._len_torch_dispatch_stack():
+                    with torch.autocast("cpu", enabled=False), _disable_current_modes():
+                        self._run()
+                else:
+                    self._run()
         except BaseException as error:
             self._error = error
         self._run = None
