@@ -3,6 +3,7 @@ order, a group ends with work under way, and a process forks. Run by ranks."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import threading
 from typing import Any, Callable, List
@@ -199,6 +200,26 @@ def messages(group: Any, rank: int, size: int) -> None:
         raise AssertionError("a message to itself is no error")
 
 
+def withdrawn(group: Any, rank: int, size: int) -> None:
+    """A message for any source, after a recv and a send whose time was over."""
+    short = dist.new_group(timeout=datetime.timedelta(seconds=5))
+    got = torch.zeros(1)
+    for place, call in ((0, lambda: dist.recv(got, group=short, group_src=1)),
+                        (2, lambda: dist.send(got, group=short, group_dst=0))):
+        if rank == place:
+            try:
+                call()
+            except dist.DistError as error:
+                assert "within 5 s" in str(error), error
+            else:
+                raise AssertionError("no error")
+    dist.barrier()
+    if rank == 1:
+        dist.send(torch.full((1,), 7.0), group=short, group_dst=0)
+    elif rank == 0:
+        assert dist.recv(got, group=short) == 1 and got.item() == 7
+
+
 def threads(group: Any, rank: int, size: int) -> None:
     """Three groups at once, each by a thread of its own, and their ranks in another order."""
     groups = [dist.new_group(list(range(size))[::-1]) for _ in range(3)]
@@ -270,8 +291,8 @@ def ends_with_work(group: Any, rank: int, size: int) -> None:
     assert tensor[0].item() == size ** 3 * (size - 1) / 2
 
 
-CASES = [in_place, overlapping, shapes, waits, callbacks, lists, default_device, results, sparse, messages, threads,
-         large_objects, coalesced, forked, ends_with_work]
+CASES = [in_place, overlapping, shapes, waits, callbacks, lists, default_device, results, sparse, messages, withdrawn,
+         threads, large_objects, coalesced, forked, ends_with_work]
 
 
 def main() -> None:

@@ -220,17 +220,20 @@ class LibdcProcessGroup(dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: Optional[datetime.timedelta] = None, wait_all_ranks: bool = False) -> None:
         """A barrier through the store, whose error names the ranks that have not come; the group goes on."""
-        self._monitored += 1
         store = dist.PrefixStore(f"monitored/{self._monitored}", self._store)
         timeout = timeout or self._timeout
-        store.set(str(self.rank()), b"")
         ranks = [str(rank) for rank in range(self.size())]
-        if poll(lambda: store.check(ranks), timeout) is None:
-            missing = [rank for rank in ranks if not store.check([rank])]
+        own = ranks[self.rank()]
+        store.set(own, b"")
+        poll(lambda: store.check(ranks), timeout)
+        missing = [rank for rank in ranks if not store.check([rank])]
+        if missing:
             if not wait_all_ranks:
                 missing = missing[:1]
-            raise dist.DistError(f"monitored_barrier: rank {self.rank()}: rank{'s' * (len(missing) > 1)} "
+            store.delete_key(own)  # so this call does not count for the next one
+            raise dist.DistError(f"monitored_barrier: rank {own}: rank{'s' * (len(missing) > 1)} "
                                  f"{', '.join(missing)} not there within {timeout.total_seconds():g} s")
+        self._monitored += 1
 
     def _message(self, call: str, tensors: _Tensors) -> torch.Tensor:
         refuse_tracing()

@@ -162,11 +162,23 @@ class Pairs:
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
         self._check_peer("send", "destination", to)
-        if self.size > 2 and self.rendezvous.store.has_extended_api():  # for recv_anysource
-            self.rendezvous.store.append(f"sent/{to}/{tag}", f"{self.rank},")
+        self._note_sent(to, tag, f"{self.rank},")
         channel = self._channel(f"message.{tag}", self.rank, to, f"send (tag {tag}) from")
         channel.announce()
-        return channel.lane.submit(Work(lambda: channel.send(tensor), [tensor]), False)
+
+        def run() -> None:
+            try:
+                channel.send(tensor)
+            except dist.DistError:  # withdrawn
+                self._note_sent(to, tag, f"-{self.rank},")
+                raise
+
+        return channel.lane.submit(Work(run, [tensor]), False)
+
+    def _note_sent(self, to: int, tag: int, entry: str) -> None:
+        """For recv_anysource: a message, or with a minus one that was withdrawn."""
+        if self.size > 2 and self.rendezvous.store.has_extended_api():
+            self.rendezvous.store.append(f"sent/{to}/{tag}", entry)
 
     def recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
         self._check_peer("recv", "source", source)
@@ -177,7 +189,16 @@ class Pairs:
     def _submit_recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
         channel = self._channel(f"message.{tag}", source, self.rank, f"recv (tag {tag}) from")
         channel.announce()
-        return channel.lane.submit(Work(lambda: channel.recv(tensor), [tensor], source), False)
+
+        def run() -> None:
+            try:
+                channel.recv(tensor)
+            except dist.DistError:  # without a message
+                with self._lock:
+                    self._taken[tag][source] -= 1
+                raise
+
+        return channel.lane.submit(Work(run, [tensor], source), False)
 
     def recv_anysource(self, tensor: torch.Tensor, tag: int) -> Work:
         if self.size == 2:
@@ -209,14 +230,15 @@ class Pairs:
         key, store = f"sent/{self.rank}/{tag}", self.rendezvous.store
         if not store.check([key]):
             return []
-        sent: "collections.Counter[int]" = collections.Counter()
+        entries = store.get(key).decode().rstrip(",").split(",")
         with self._lock:
-            taken = self._taken.setdefault(tag, collections.Counter())
-            for source in map(int, store.get(key).decode().rstrip(",").split(",")):
-                sent[source] += 1
-                if sent[source] > taken[source]:
-                    taken[source] += 1
+            gone = self._taken.setdefault(tag, collections.Counter()) + collections.Counter(
+                int(entry[1:]) for entry in entries if entry[0] == "-")
+            for source in (int(entry) for entry in entries if entry[0] != "-"):
+                if not gone[source]:
+                    self._taken[tag][source] += 1
                     return [source]
+                gone[source] -= 1
         return []
 
     def exchange(self, send: Callable[[int], torch.Tensor], recv: Callable[[int], torch.Tensor]) -> None:
