@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any, Callable
 
+import libdc.torch
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -150,6 +151,12 @@ def arguments(group: Any, rank: int) -> None:
     fails(lambda: dist.reduce_scatter(tensor, [torch.ones(4), torch.ones(5)][:: 1 if rank else -1], group=group),
           f"the part of rank {rank} has 5 elements", "must have 4", kind=ValueError)
     fails(lambda: group.broadcast([tensor, tensor]), "2 tensors, must be one", kind=ValueError)
+    for call, outs, ins in ((group.all_gather_single_coalesced, [torch.empty(8)], [tensor] * 2),
+                            (group.allgather_coalesced, [[tensor], [tensor] * 2], [tensor] * 2),
+                            (group.allgather, [[tensor] * 2], [tensor] * 2),
+                            (group.reduce_scatter_single_coalesced, [torch.empty(2)] * 2, [tensor]),
+                            (group.reduce_scatter, [tensor] * 2, [[tensor] * 2])):
+        fails(lambda: call(outs, ins), "outputs for", "inputs, must be as many", kind=ValueError)
     fails(lambda: group.send([tensor], rank, 0), "must be another rank", kind=ValueError)
     fails(lambda: group.set_timeout(SECONDS), "timeout", kind=NotImplementedError)
     fails(lambda: group._get_backend(torch.device("cuda")), "only cpu")
@@ -172,6 +179,7 @@ def split(group: Any, rank: int) -> None:
     total = torch.ones(3) * (rank + 1)
     pair.allreduce(total).wait()
     assert pair.rank() == rank and total.tolist() == [3.0] * 3
+    assert libdc.torch.comm_from_process_group(pair).size == 2
     assert group.split_group([1]) is None if rank == 0 else group.split_group([1]) is not None
 
 

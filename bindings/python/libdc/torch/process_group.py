@@ -18,12 +18,12 @@ from .dtypes import TORCH_DTYPES
 def comm_from_process_group(group: "dist.ProcessGroup") -> libdc.Comm:
     """A communicator whose collectives are the group's. Ranks of one machine communicate several times faster by
     libdc's own: libdc.init_comm()."""
+    own = getattr(group, "comm", None)
+    if isinstance(own, libdc.Comm):  # of the backend libdc, maybe from split_group(), of which PyTorch does not know
+        return own.dup()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise ValueError("dc.init: this process is not a member of process_group")
-    own = getattr(group, "comm", None)
-    if isinstance(own, libdc.Comm):  # of the backend libdc
-        return own.dup()
     try:
         group._get_backend(torch.device("cpu"))
     except RuntimeError as error:

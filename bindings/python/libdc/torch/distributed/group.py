@@ -144,6 +144,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
 
     def all_gather_single_coalesced(self, outs: _Tensors, ins: _Tensors, opts: Any = None) -> Work:
         outs, ins = settled(outs), settled(ins)
+        _same_length("all_gather_single_coalesced", outs, ins)
 
         def run() -> None:
             for out, mine in zip(outs, ins):
@@ -155,6 +156,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
 
     def allgather(self, outs: Sequence[_Tensors], ins: _Tensors, opts: Any = None) -> Work:
         outs, ins = [settled(parts) for parts in outs], settled(ins)
+        _same_length("allgather", outs, ins)
 
         def run() -> None:
             for parts, mine in zip(outs, ins):
@@ -164,6 +166,8 @@ class LibdcProcessGroup(dist.ProcessGroup):
 
     def allgather_coalesced(self, outs: Sequence[_Tensors], ins: _Tensors, opts: Any = None) -> Work:
         """outs[r][i]: tensor i of rank r."""
+        for parts in outs:
+            _same_length("allgather_coalesced", parts, ins)
         return self.allgather([list(parts) for parts in zip(*outs)], ins, opts)
 
     def reduce_scatter_single(self, out: torch.Tensor, whole: torch.Tensor, opts: Any = None) -> Work:
@@ -173,6 +177,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outs: _Tensors, ins: _Tensors, opts: Any = None) -> Work:
         op, outs, ins = _op_of(opts), settled(outs), settled(ins)
+        _same_length("reduce_scatter_single_coalesced", outs, ins)
 
         def run() -> None:
             for out, whole in zip(outs, ins):
@@ -184,6 +189,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
 
     def reduce_scatter(self, outs: _Tensors, ins: Sequence[_Tensors], opts: Any = None) -> Work:
         op, outs, ins = _op_of(opts), settled(outs), [settled(parts) for parts in ins]
+        _same_length("reduce_scatter", outs, ins)
 
         def run() -> None:
             for out, parts in zip(outs, ins):
@@ -274,6 +280,11 @@ def _one(call: str, tensors: Any) -> _Tensors:
     if len(tensors) != 1:
         raise ValueError(f"{call}: {len(tensors)} tensors, must be one; {call}_coalesced or several calls have more")
     return tensors
+
+
+def _same_length(call: str, outs: Sequence[Any], ins: Sequence[Any]) -> None:
+    if len(outs) != len(ins):
+        raise ValueError(f"{call}: {len(outs)} outputs for {len(ins)} inputs, must be as many")
 
 
 def _op_of(opts: Optional[Any]) -> Any:
