@@ -38,6 +38,8 @@ def in_flight(group: Any, rank: int, size: int) -> None:
         assert wait_tensor(got).tolist() == [[5.0] * 3, [6.0] * 3]
         for work in (second, *sent):
             work.wait()
+        wrong = dist.all_gather([torch.zeros(2)] * (size + 1), total[:2], group=group, async_op=True)
+        fails(wrong.wait, "3 output tensors, must be 2", kind=ValueError)
     assert registered() == 0
 
 

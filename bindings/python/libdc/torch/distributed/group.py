@@ -138,7 +138,8 @@ class LibdcProcessGroup(dist.ProcessGroup):
         return self._call(lambda: self._calls.broadcast(tensors[0], root), tensors, opts)
 
     def all_gather_single(self, out: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Work:
-        return self.all_gather_single_coalesced([out], [mine], opts)
+        out, mine = settled([out, mine])
+        return self._call(lambda: self._calls.all_gather_flat(out, mine), [out], opts)
 
     _allgather_base = all_gather_single
 

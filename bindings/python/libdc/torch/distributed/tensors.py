@@ -20,11 +20,16 @@ _NATIVE_DTYPES[torch.uint8] = libdc.DType.INT8
 SUMMABLE = frozenset(_NATIVE_DTYPES)
 _MODES: Any = torch._C._TorchDispatchModeKey
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+_Tensor, _is_included = torch.Tensor, torch._C._dispatch_tls_is_dispatch_key_included
+count_modes = torch._C._len_torch_dispatch_stack
 
 
 def settled(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
     """A list of its own, in which the result of a functional collective is a plain tensor, after a wait."""
-    return [tensor if type(tensor) is torch.Tensor else _settled(tensor) for tensor in tensors]
+    for tensor in tensors:
+        if type(tensor) is not _Tensor:
+            return [_settled(each) for each in tensors]
+    return list(tensors)
 
 
 def _settled(tensor: torch.Tensor) -> torch.Tensor:
@@ -36,8 +41,8 @@ def _settled(tensor: torch.Tensor) -> torch.Tensor:
 
 def refuse_tracing() -> None:
     """A call whose tensors are recorded or have no values would move other data, and be missing in the graph."""
-    records_early = torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH)
-    if not (records_early or torch._C._len_torch_dispatch_stack()):
+    records_early = _is_included(_PRE_DISPATCH)
+    if not (records_early or count_modes()):
         return
     modes = [torch._C._get_dispatch_mode(key) for key in (_MODES.PROXY, _MODES.FAKE, _MODES.FUNCTIONAL)]
     if records_early:
@@ -50,8 +55,8 @@ def refuse_tracing() -> None:
 
 def check(name: str, *tensors: torch.Tensor) -> None:
     for tensor in tensors:
-        if type(tensor) is not torch.Tensor and (isinstance(tensor, FakeTensor)
-                                                 or is_traceable_wrapper_subclass(tensor)):
+        if type(tensor) is not _Tensor and (isinstance(tensor, FakeTensor)
+                                           or is_traceable_wrapper_subclass(tensor)):
             raise ValueError(f"{name}: a tensor is a {type(tensor).__name__}, must have memory of its own, as "
                              "to_local() of a DTensor has")
         if tensor.device.type != "cpu":

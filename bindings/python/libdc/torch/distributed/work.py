@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .tensors import count_modes
+
 _c10d: Any = torch._C._distributed_c10d
 _FOREVER = datetime.timedelta(0)
 _unregistering = threading.local()
@@ -31,7 +33,7 @@ class Work(dist.Work):
         self._chained: Optional[torch.futures.Future[Any]] = None
         self._done = False
         self._lane: Optional[_State] = None  # whose turn it waits for
-        self._registered: List[torch.Tensor] = []
+        self._registered: Optional[List[torch.Tensor]] = None
         self._pending = threading.Lock()  # held until it is done
         self._pending.acquire()
 
@@ -40,7 +42,7 @@ class Work(dist.Work):
         try:
             assert self._run is not None
             with torch.inference_mode():  # writes leaves, and tensors of a caller in that mode
-                if torch._C._is_any_autocast_enabled() or torch._C._len_torch_dispatch_stack():
+                if torch._C._is_any_autocast_enabled() or count_modes():
                     with torch.autocast("cpu", enabled=False), _disable_current_modes():
                         self._run()
                 else:
@@ -57,7 +59,7 @@ class Work(dist.Work):
     def wait(self, timeout: datetime.timedelta = _FOREVER) -> bool:
         """Blocks until done; raises what the call raised, and DistError after the timeout. The call itself goes on
         until the group's own timeout."""
-        if getattr(_unregistering, "is_on", False):
+        if self._registered is not None and getattr(_unregistering, "is_on", False):
             self._register_all(self._registered)
             return True
         if not self._done:
@@ -69,7 +71,7 @@ class Work(dist.Work):
             if not self._pending.acquire(timeout=seconds if seconds > 0 else -1):
                 raise dist.DistError(f"libdc: the work was not done within wait's {seconds:g} s; it is still under way")
             self._pending.release()
-        if self._registered:
+        if self._registered is not None:
             self._unregister()
         if self._error is not None:
             raise self._error
@@ -95,13 +97,14 @@ class Work(dist.Work):
     def _unregister(self) -> None:
         """By wait_tensor(), as there is no other way. It also takes out and waits for other works with that memory.
         These register anew instead."""
-        tensors, self._registered = self._registered, []
+        tensors, self._registered = self._registered or [], []
         _unregistering.is_on = True
         try:
             for tensor in tensors:
                 torch.ops._c10d_functional.wait_tensor(tensor)
         finally:
             _unregistering.is_on = False
+            self._registered = None
 
     def is_completed(self) -> bool:
         return self._done
