@@ -326,11 +326,14 @@ DC_API dc_status dc_stream_synchronize(dc_stream *stream, int64_t timeout_ns);
 /** Work for dc_stream_call(): runs on the stream's thread, may block it, must not unwind. It may call libdc, but
  *  not wait for its own stream. */
 typedef void (*dc_stream_fn)(void *user);
-/** Queues fn(user). Does not block, unless the stream's queue (256 entries) is full.
+/** Queues fn(user). Does not block, unless the stream's queue (256 entries) is full. The stream's own work never blocks:
+ *  all that it queues runs behind it, in order, and takes memory beyond those entries. A call that finds none, and
+ *  cannot say so, fails the device: every later operator on it is that error.
  *  stream  NULL: fn runs here and now
  *  fn      called once, on the stream's thread; not NULL
  *  user    must live until fn ran
- *  Returns DC_OK; DC_E_INVALID; DC_E_STATE (the stream's own work, with the queue full). [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID; DC_E_NO_MEMORY; DC_E_STATE (the stream is captured into a CUDA graph). [any]
+ *  Since 0.1. */
 DC_API dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user);
 
 /** Makes an event; one that was never recorded counts as passed.
@@ -1528,7 +1531,7 @@ DC_API dc_status dc_layer_init_weights(const dc_layer *layer, dc_tensor *weights
  *  input    [in] x, [B, S, H] or [N, H], of the layer's dtype
  *  output   [out] as input, the caller's memory; overlaps nothing else of the call
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_BUFFER_TOO_SMALL (workspace or reserve; the text has the
- *  bytes), DC_E_STATE (the stream's own work, with the queue full). [any] Since 0.1. */
+ *  bytes), DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *weights, size_t tensor_size, int64_t count,
                                   const dc_tensor *input, dc_tensor *output);
 
@@ -1539,8 +1542,7 @@ DC_API dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, co
  *  tensor_size, count  as in dc_layer_init_weights
  *  input    [in] as in dc_layer_forward
  *  output   [out] as in dc_layer_forward
- *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_BUFFER_TOO_SMALL, DC_E_STATE (the stream's own work, with
- *  the queue full). [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_BUFFER_TOO_SMALL, DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, const dc_tensor *weights, size_t tensor_size, int64_t count,
                                     const dc_tensor *input, dc_tensor *output);
 

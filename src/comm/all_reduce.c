@@ -145,5 +145,8 @@ void dc__comm_all_reduce(dc_comm *comm, dc_stream *stream, void *data, int64_t c
                              .op = op,
                              .number = dc__comm_number(comm, count > 0 ? 2 : 0)};
   dc__comm_note_request(comm, count > 0 ? 2 : 0); /* the task queues or runs them */
-  dc__host_launch_func(comm, stream, run_all_reduce, &a, sizeof a);
+  if (dc__host_launch_func(comm, stream, run_all_reduce, &a, sizeof a) != DC_OK) {
+    comm->ops->abort(comm, dc_last_error()); /* peers must not wait for this rank */
+    dc__comm_release(comm);
+  }
 }

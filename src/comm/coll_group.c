@@ -39,8 +39,9 @@ static void free_block_task(void *args) {
   dc__free(ptr);
 }
 
+/* If it cannot be queued, the block is lost, since the queue may still read it. */
 void dc__comm_run_behind(dc_comm *comm, dc_stream *stream, dc__task_fn fn, void *block) {
-  dc__host_launch_func(comm, stream, fn, &block, sizeof block);
+  (void)dc__host_launch_func(comm, stream, fn, &block, sizeof block);
 }
 
 static void submit_items(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__coll_item *items, int64_t count) {

@@ -96,8 +96,10 @@ static void run_issued_task(void *native, void *args) {
 
 /* A single rank waits for no peer and needs no other thread. If the stream has no memory for the call, the abort keeps
  * peers from waiting for this rank. */
-static void issue_collective(dc_comm *comm, dc_stream *stream, const dc__coll *coll, size_t bytes) {
-  dc_status status = stream->device->ops->stream_issue(stream, run_issued_task, coll, bytes, comm->world > 1);
+static void launch_collective(dc_comm *comm, dc_stream *stream, const dc__coll *coll, size_t bytes) {
+  dc_status status = coll->stream != NULL
+                         ? stream->device->ops->stream_issue(stream, run_issued_task, coll, bytes, comm->world > 1)
+                         : dc__stream_try_call(stream, run_collective_task, coll, bytes);
   if (status != DC_OK) {
     comm->ops->abort(comm, dc_last_error());
     dc__op_timing_begin(coll->tag.span);
@@ -118,11 +120,7 @@ static void submit_collective(dc_comm *comm, dc_stream *stream, dc__coll *coll, 
   dc__op_timing_expect(coll->tag.span);
   size_t bytes = (size_t)coll->count * sizeof *items;
   memmove(coll->items, items, bytes);
-  if (coll->stream != NULL) {
-    issue_collective(comm, stream, coll, offsetof(dc__coll, items) + bytes);
-  } else {
-    dc__stream_call(stream, run_collective_task, coll, offsetof(dc__coll, items) + bytes);
-  }
+  launch_collective(comm, stream, coll, offsetof(dc__coll, items) + bytes);
 }
 
 typedef struct host_func {
@@ -136,14 +134,12 @@ static void run_host_func(void *native, void *args) {
   b->fn(b->args);
 }
 
-void dc__host_launch_func(dc_comm *comm, dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
+dc_status dc__host_launch_func(dc_comm *comm, dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
   host_func b = {.fn = fn};
   memcpy(b.args, args, bytes);
-  if (dc__host_is_stream_ordered(comm, stream)) {
-    (void)stream->device->ops->stream_issue(stream, run_host_func, &b, sizeof b, comm->world > 1);
-  } else {
-    dc__stream_call(stream, fn, args, bytes);
-  }
+  return dc__host_is_stream_ordered(comm, stream)
+             ? stream->device->ops->stream_issue(stream, run_host_func, &b, sizeof b, comm->world > 1)
+             : dc__stream_try_call(stream, fn, args, bytes);
 }
 
 void dc__host_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,

@@ -31,8 +31,8 @@ enum { DC__HOST_FUNC_BYTES = 64 };
 /* Whether run() issues collectives to the stream. */
 bool dc__host_is_stream_ordered(const dc_comm *comm, const dc_stream *stream);
 /* Calls fn(args) once run() of all collectives queued on the stream has returned. args has at most DC__HOST_FUNC_BYTES;
- * fn touches no device. */
-void dc__host_launch_func(dc_comm *comm, dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
+ * fn touches no device. On an error fn is not called. */
+dc_status dc__host_launch_func(dc_comm *comm, dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 
 /* Part of the signature that ranks compare. */
 uint64_t dc__coll_ranges_hash(const dc__coll_item *item, int32_t world);

@@ -89,10 +89,20 @@ void dc__device_pause(void) {
   }
 }
 
+/* Work that could not be queued on the stream must not be lost in silence. */
+static void stream_keep_failure(const dc_stream *stream, dc_status status) {
+  if (status != DC_OK && stream->device->ops->keep_failure != NULL) {
+    stream->device->ops->keep_failure(stream->device, status);
+  }
+}
+
 void dc__stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
+  stream_keep_failure(stream, dc__stream_try_call(stream, fn, args, bytes));
+}
+
+dc_status dc__stream_try_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
   if (stream != NULL) {
-    (void)stream->device->ops->stream_call(stream, fn, args, bytes);
-    return;
+    return stream->device->ops->stream_call(stream, fn, args, bytes);
   }
   /* Tasks own their arguments and may write to them, on every stream. */
   _Alignas(max_align_t) unsigned char copy[DC__TASK_BYTES];
@@ -100,6 +110,7 @@ void dc__stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t
     memcpy(copy, args, bytes);
   }
   fn(copy);
+  return DC_OK;
 }
 
 void dc__stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes) {
@@ -163,7 +174,7 @@ void dc__event_record(dc_event *event, dc_stream *stream) {
 
 void dc__event_wait(dc_event *event, dc_stream *stream) {
   if (stream != NULL) {
-    (void)event->device->ops->event_wait(event, stream);
+    stream_keep_failure(stream, event->device->ops->event_wait(event, stream));
   } else {
     (void)event->device->ops->event_sync(event, 0);
   }

@@ -15,7 +15,7 @@
 #include "base/base.h"
 
 enum {
-  DC__TASK_BYTES = 2304, /* inline arguments of one task, a sum of 256 ranks; a stream's queue never allocates */
+  DC__TASK_BYTES = 2304, /* inline arguments of one task, a sum of 256 ranks; a stream's queue has room for 256 tasks */
   DC__TASK_HEAD = 32     /* what a device that runs its host tasks on a CPU stream may put before them */
 };
 
@@ -127,8 +127,9 @@ typedef struct dc__device_ops {
   dc_status (*stream_create)(dc_device *device, dc_stream **stream);
   void (*stream_destroy)(dc_stream *stream); /* drains first */
   dc_status (*stream_sync)(dc_stream *stream, int64_t timeout_ns);
-  /* fn(args) in stream order on the host; args (<= DC__TASK_BYTES) are copied. Blocks while the queue is full; fails
-   * with DC_E_STATE only if the caller is a task of that very stream, which would wait for itself. */
+  /* fn(args) in stream order on the host; args (<= DC__TASK_BYTES) are copied. Blocks while the queue is full, unless
+   * the caller is a task of that very stream, which would wait for itself. Such a call takes memory instead, and fails
+   * with DC_E_NO_MEMORY if there is none. */
   dc_status (*stream_call)(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
   void (*stream_copy)(dc_stream *stream, void *dst, const void *src, size_t bytes);
   void (*stream_zero)(dc_stream *stream, void *dst, size_t bytes);
@@ -174,6 +175,9 @@ typedef struct dc__device_ops {
   /* Enables this device to read `ptr` of that memory space, whose device is open in this process. DC_E_UNSUPPORTED says
    * why it cannot. NULL: there is one memory space. */
   dc_status (*enable_peer_access)(dc_device *device, int32_t memory_space, const void *ptr);
+  /* Keeps this thread's last error as the device's failure, unless there is one: of work that could not be queued, and
+   * whose caller cannot be told. NULL: work can always be queued. */
+  void (*keep_failure)(dc_device *device, dc_status status);
   /* The first failure that no call could return. Waits still wait for queued work, since its memory must not be freed
    * earlier. NULL: there are none. */
   dc_status (*check)(dc_device *device);
@@ -300,10 +304,12 @@ uint64_t dc__thread_id(void);
  * that this thread runs. */
 bool dc__thread_is_blocked(uint64_t thread);
 
-/* Run now when stream is NULL, else queued. libdc's own tasks queue nothing on their stream, so these cannot fail. */
+/* Run now when stream is NULL, else queued. If that fails, the device keeps the failure (dc__device_check). */
 void dc__stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 void dc__stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
 void dc__stream_zero(dc_stream *stream, void *dst, size_t bytes);
+/* As dc__stream_call, for callers that handle a failure themselves. */
+dc_status dc__stream_try_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes);
 dc_status dc__stream_sync(dc_stream *stream, int64_t timeout_ns); /* NULL: nothing to wait for */
 bool dc__stream_captures(dc_stream *stream);                      /* NULL: no */
 /* Returns `stream`, or the device's internal stream if it is NULL; then wait with dc__device_sync_internal(). */
@@ -314,7 +320,8 @@ dc_status dc__device_require_host(const char *fn, const dc_device *device);
 /* DC_OK, or the device's first failure as this thread's last error. */
 dc_status dc__device_check(dc_device *device);
 void dc__event_record(dc_event *event, dc_stream *stream);
-/* NULL stream: blocks the caller until passed (every task that can block has its own deadline). */
+/* NULL stream: blocks the caller until passed (every task that can block has its own deadline). If the wait cannot be
+ * queued, the stream's device keeps the failure. */
 void dc__event_wait(dc_event *event, dc_stream *stream);
 bool dc__event_passed(dc_event *event);
 

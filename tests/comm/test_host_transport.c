@@ -1,4 +1,6 @@
 /* Collectives on streams, copies of a communicator, and the arguments that calls refuse. */
+#include <math.h>
+
 #include "comm_ranks.h"
 
 enum { DEEP = 40 };
@@ -187,6 +189,50 @@ static void test_aborted_ahead(void **state) {
   assert_int_equal(on_processes(2, 0, aborted_ahead, NULL), 0);
 }
 
+typedef struct own_work {
+  dc_comm *comm;
+  dc_stream *stream;
+  double x;
+  int refused;
+} own_work;
+
+enum { OWN_CALLS = 300 }; /* more than a stream's queue holds */
+
+static void reduce_often(void *user) {
+  own_work *w = user;
+  int64_t one = 1;
+  dc_tensor x = flat(&w->x, &one, DC_FLOAT64);
+  for (int i = 0; i < OWN_CALLS; i++) {
+    w->refused += dc_comm_all_reduce(w->comm, &x, DC_SUM, w->stream) != DC_OK;
+  }
+}
+
+/* A function on the stream queues more there than the stream's queue holds, and waits for nothing. */
+static int from_own_work(dc_comm *comm, void *arg) {
+  (void)arg;
+  dc_device *device = NULL;
+  own_work w = {.comm = comm, .x = 1};
+  CHECK_OK(dc_device_open("cpu", NULL, &device));
+  CHECK_OK(dc_stream_create(device, &w.stream));
+  CHECK_OK(dc_stream_call(w.stream, reduce_often, &w));
+  CHECK_OK(dc_stream_synchronize(w.stream, 0)); /* for the function */
+  CHECK_OK(dc_stream_synchronize(w.stream, 0)); /* for what it queued */
+  CHECK(w.refused == 0);
+  CHECK_OK(dc_comm_check(comm));
+  CHECK(w.x == ldexp(1, OWN_CALLS));
+  dc_stream_destroy(w.stream);
+  dc_device_destroy(device);
+  return 0;
+}
+
+static void test_from_own_work(void **state) {
+  (void)state;
+  const int64_t limit = INT64_C(60000000000);
+  assert_int_equal(on_threads(2, limit, from_own_work, NULL), 0);
+  assert_int_equal(on_processes(2, limit, from_own_work, NULL), 0);
+  assert_int_equal(on_tcp(2, limit, from_own_work, NULL), 0);
+}
+
 static void test_alone(void **state) {
   (void)state;
   dc_comm *comm = NULL;
@@ -266,8 +312,9 @@ static void test_bad_arguments(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_overlap),       cmocka_unit_test(test_many_copies), cmocka_unit_test(test_copies_ahead),
-      cmocka_unit_test(test_aborted_ahead), cmocka_unit_test(test_alone),       cmocka_unit_test(test_bad_arguments),
+      cmocka_unit_test(test_overlap),       cmocka_unit_test(test_many_copies),   cmocka_unit_test(test_copies_ahead),
+      cmocka_unit_test(test_from_own_work), cmocka_unit_test(test_aborted_ahead), cmocka_unit_test(test_alone),
+      cmocka_unit_test(test_bad_arguments),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Gathers for a caller whose work is on a stream of its own. */
+/* Gathers, and reductions, for a caller whose work is on a stream of its own. */
 #include "harness.h"
 
 #include <sched.h>
@@ -91,10 +91,66 @@ static void test_a_caller_runs_ahead(void **state) {
   run_ranks((setup){.world = 2}, runs_ahead, NULL);
 }
 
+/* ---- operators that a function on the caller's stream calls ---- */
+
+enum { PARAMS = 300 }; /* more than a stream's queue holds */
+
+typedef struct own_work {
+  rank *r;
+  float grads[PARAMS];
+  int refused;
+} own_work;
+
+static void reduce_all(void *user) {
+  own_work *w = user;
+  const int64_t one = 1;
+  for (int64_t i = 0; i < PARAMS; i++) {
+    const dc_tensor grad = flat(&w->grads[i], &one, DC_FLOAT32);
+    w->refused += dc_reduce_grad(w->r->ctx, &grad, GRAPH, i) != DC_OK;
+  }
+}
+
+static void from_own_work(rank *r) {
+  const int64_t one = 1;
+  int64_t ids[PARAMS];
+  float *buffers = calloc(PARAMS, sizeof *buffers), weight = 0;
+  own_work *w = calloc(1, sizeof *w);
+  dc_stream *stream;
+  w->r = r;
+  for (int64_t i = 0; i < PARAMS; i++) {
+    dc_tensor weights = flat(&weight, &one, DC_FLOAT32), buffer = flat(&buffers[i], &one, DC_FLOAT32);
+    ids[i] = i;
+    w->grads[i] = (float)(i + 1);
+    OK(r, dc_register_param(r->ctx, i, &one, 1, &weights, &buffer, 0));
+  }
+  OK(r, dc_register_graph_z0(r->ctx, GRAPH, ids, PARAMS));
+  OK(r, dc_stream_create(r->device, &stream));
+  OK(r, dc_context_set_stream(r->ctx, stream));
+  OK(r, dc_start_backward(r->ctx, 1));
+  OK(r, dc_stream_call(stream, reduce_all, w));
+  OK(r, dc_stream_synchronize(stream, 0)); /* for the function */
+  OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+  OK(r, dc_stream_synchronize(stream, 0));
+  CHECK(r, w->refused == 0);
+  for (int64_t i = 0; i < PARAMS; i++) {
+    CHECK(r, buffers[i] == (float)(i + 1));
+  }
+  OK(r, dc_context_set_stream(r->ctx, NULL));
+  dc_stream_destroy(stream);
+  free(buffers);
+  free(w);
+}
+
+static void test_from_own_work(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 2, .bucket = 100000}, from_own_work, NULL);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_on_a_stream),
       cmocka_unit_test(test_a_caller_runs_ahead),
+      cmocka_unit_test(test_from_own_work),
   };
   return cmocka_run_group_tests_name("gather_streams", tests, NULL, NULL);
 }

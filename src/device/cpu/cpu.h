@@ -7,12 +7,27 @@
 
 #include "device/device.h"
 
-enum { DC__CPU_QUEUE = 256 }; /* tasks a stream holds before its callers block */
+enum { DC__CPU_QUEUE = 256 }; /* tasks a stream holds before other threads block */
+
+typedef struct dc__cpu_device {
+  struct dc_device head;
+  pthread_mutex_t mutex; /* the failure */
+  dc__failure failure;
+  atomic_int failed; /* failure.status != DC_OK, for a check without the mutex */
+} dc__cpu_device;
 
 typedef struct dc__cpu_task {
   dc__task_fn fn;
   _Alignas(max_align_t) unsigned char args[DC__TASK_HEAD + DC__TASK_BYTES];
 } dc__cpu_task;
+
+/* A task that a stream's own task queued while the ring was full. */
+typedef struct dc__cpu_spill {
+  struct dc__cpu_spill *next;
+  dc__task_fn fn;
+  size_t bytes;
+  _Alignas(max_align_t) unsigned char args[];
+} dc__cpu_spill;
 
 /* A thread that sleeps, without a limit, until `count` tasks are done. */
 typedef struct dc__cpu_sleeper {
@@ -33,8 +48,13 @@ typedef struct dc__cpu_stream {
   atomic_ullong queued;
   atomic_ullong done;
   bool stop;
-  dc__cpu_task *ring; /* task n lies at n % DC__CPU_QUEUE */
+  dc__cpu_task *ring;        /* task n lies at n % DC__CPU_QUEUE */
+  dc__cpu_spill *spilled;    /* the tasks behind the ring's, in order */
+  dc__cpu_spill **spill_end; /* where the next one is linked */
 } dc__cpu_stream;
+
+/* device.c */
+void dc__cpu_keep_failure(dc_device *device, dc_status status); /* with this thread's last error */
 
 /* stream.c */
 dc_status dc__cpu_stream_create(dc_device *device, dc_stream **stream);

@@ -72,6 +72,34 @@ static void cpu_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
   }
 }
 
+/* ---- failures ---- */
+
+void dc__cpu_keep_failure(dc_device *device, dc_status status) {
+  dc__cpu_device *self = (dc__cpu_device *)device;
+  pthread_mutex_lock(&self->mutex);
+  dc__failure_keep(&self->failure, status);
+  atomic_store_explicit(&self->failed, 1, memory_order_release);
+  pthread_mutex_unlock(&self->mutex);
+}
+
+static dc_status cpu_check(dc_device *device) {
+  dc__cpu_device *self = (dc__cpu_device *)device;
+  if (atomic_load_explicit(&self->failed, memory_order_acquire) == 0) {
+    return DC_OK;
+  }
+  pthread_mutex_lock(&self->mutex);
+  dc_status status = dc__failure_raise(&self->failure);
+  pthread_mutex_unlock(&self->mutex);
+  return status;
+}
+
+/* ---- the device ---- */
+
+static void cpu_device_destroy(dc_device *device) {
+  pthread_mutex_destroy(&((dc__cpu_device *)device)->mutex);
+  dc__device_head_destroy(device);
+}
+
 static const dc__device_ops cpu_ops = {
     .alloc = cpu_alloc,
     .free = cpu_free,
@@ -89,15 +117,19 @@ static const dc__device_ops cpu_ops = {
     .event_sync = dc__cpu_event_sync,
     .event_set = dc__cpu_event_set,
     .memory_info = dc__cpu_memory_info,
-    .destroy = dc__device_head_destroy,
+    .keep_failure = dc__cpu_keep_failure,
+    .check = cpu_check,
+    .destroy = cpu_device_destroy,
 };
 
 dc_status dc__cpu_device_open(const dc_allocator *allocator, dc_device **device) {
-  dc_device *self = dc__calloc(1, sizeof(*self));
+  dc__cpu_device *self = dc__calloc(1, sizeof(*self));
   if (self == NULL) {
     return DC_E_NO_MEMORY;
   }
-  dc__device_head_init(self, &cpu_ops, "cpu", allocator);
-  *device = self;
+  dc__device_head_init(&self->head, &cpu_ops, "cpu", allocator);
+  pthread_mutex_init(&self->mutex, NULL);
+  atomic_init(&self->failed, 0);
+  *device = &self->head;
   return DC_OK;
 }

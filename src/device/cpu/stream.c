@@ -60,6 +60,44 @@ static dc__cpu_task *next_task(dc__cpu_stream *stream, uint64_t done) {
   return &stream->ring[done % DC__CPU_QUEUE];
 }
 
+static void cpu_task_set(dc__cpu_task *task, dc__task_fn fn, const void *args, size_t bytes) {
+  task->fn = fn;
+  if (bytes > 0) {
+    memcpy(task->args, args, bytes);
+  }
+}
+
+/* A task that waited for room in its own stream would wait for itself, so its calls go on behind the full ring. */
+static dc_status cpu_stream_spill(dc__cpu_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
+  dc__cpu_spill *last = dc__calloc(1, sizeof(*last) + bytes);
+  if (last == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  last->fn = fn;
+  last->bytes = bytes;
+  if (bytes > 0) {
+    memcpy(last->args, args, bytes);
+  }
+  *stream->spill_end = last;
+  stream->spill_end = &last->next;
+  return DC_OK;
+}
+
+/* Other threads wait until a slot is free, and the first spilled task takes it at once. So the spilled tasks are always
+ * those that follow the ring's. The mutex is held. */
+static void cpu_stream_refill(dc__cpu_stream *stream, dc__cpu_task *slot) {
+  dc__cpu_spill *first = stream->spilled;
+  if (first == NULL) {
+    return;
+  }
+  cpu_task_set(slot, first->fn, first->args, first->bytes);
+  stream->spilled = first->next;
+  if (first->next == NULL) {
+    stream->spill_end = &stream->spilled;
+  }
+  dc__free(first);
+}
+
 static void *cpu_stream_worker_main(void *arg) {
   dc__cpu_stream *stream = arg;
   own_stream = stream;
@@ -69,6 +107,7 @@ static void *cpu_stream_worker_main(void *arg) {
     pthread_mutex_unlock(&stream->mutex);
     task->fn(task->args);
     pthread_mutex_lock(&stream->mutex);
+    cpu_stream_refill(stream, task);
     done++;
     atomic_store_explicit(&stream->done, done, memory_order_release);
     if (done >= stream->wake_at) {
@@ -114,6 +153,7 @@ dc_status dc__cpu_stream_create(dc_device *device, dc_stream **stream) {
   }
   dc__stream_head_init(&self->head, dc__device_retain(device));
   self->wake_at = UINT64_MAX;
+  self->spill_end = &self->spilled;
   atomic_init(&self->refs, 2); /* the handle and the worker */
   atomic_init(&self->queued, 0);
   atomic_init(&self->done, 0);
@@ -227,29 +267,32 @@ dc_status dc__cpu_stream_sync(dc_stream *stream, int64_t timeout_ns) {
   return dc__cpu_stream_wait(self, atomic_load_explicit(&self->queued, memory_order_acquire), timeout_ns);
 }
 
+/* Whether the ring has a slot for the ticket's task. */
+static bool cpu_stream_has_room(dc__cpu_stream *stream, uint64_t ticket) {
+  return ticket < DC__CPU_QUEUE || dc__cpu_stream_reached(stream, ticket - DC__CPU_QUEUE + 1);
+}
+
 dc_status dc__cpu_stream_call(dc_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
   dc__cpu_stream *self = (dc__cpu_stream *)stream;
+  dc_status status = DC_OK;
   pthread_mutex_lock(&self->mutex);
   uint64_t ticket = atomic_load_explicit(&self->queued, memory_order_relaxed);
-  while (ticket >= DC__CPU_QUEUE && !dc__cpu_stream_reached(self, ticket - DC__CPU_QUEUE + 1)) {
-    if (own_stream == self) {
-      pthread_mutex_unlock(&self->mutex);
-      return dc__fail(DC_E_STATE, "a task must not wait for room in its own stream's queue (%d entries)",
-                      DC__CPU_QUEUE);
-    }
+  while (own_stream != self && !cpu_stream_has_room(self, ticket)) {
     (void)sleep_until(self, ticket - DC__CPU_QUEUE + 1, NULL);
     ticket = atomic_load_explicit(&self->queued, memory_order_relaxed); /* others queue meanwhile */
   }
-  dc__cpu_task *task = &self->ring[ticket % DC__CPU_QUEUE];
-  task->fn = fn;
-  if (bytes > 0) {
-    memcpy(task->args, args, bytes);
+  if (cpu_stream_has_room(self, ticket)) {
+    cpu_task_set(&self->ring[ticket % DC__CPU_QUEUE], fn, args, bytes);
+  } else {
+    status = cpu_stream_spill(self, fn, args, bytes);
   }
-  atomic_store_explicit(&self->queued, ticket + 1, memory_order_release);
-  /* Under the mutex: the task itself may destroy the stream. */
-  pthread_cond_signal(&self->work);
+  if (status == DC_OK) {
+    atomic_store_explicit(&self->queued, ticket + 1, memory_order_release);
+    /* Under the mutex: the task itself may destroy the stream. */
+    pthread_cond_signal(&self->work);
+  }
   pthread_mutex_unlock(&self->mutex);
-  return DC_OK;
+  return status;
 }
 
 typedef struct copy_task {
@@ -268,9 +311,12 @@ static void run_copy(void *args) {
 }
 
 void dc__cpu_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes) {
-  (void)dc__cpu_stream_call(stream, run_copy, &(copy_task){dst, src, bytes}, sizeof(copy_task));
+  dc_status status = dc__cpu_stream_call(stream, run_copy, &(copy_task){dst, src, bytes}, sizeof(copy_task));
+  if (status != DC_OK) {
+    dc__cpu_keep_failure(stream->device, status);
+  }
 }
 
 void dc__cpu_stream_zero(dc_stream *stream, void *dst, size_t bytes) {
-  (void)dc__cpu_stream_call(stream, run_copy, &(copy_task){dst, NULL, bytes}, sizeof(copy_task));
+  dc__cpu_stream_copy(stream, dst, NULL, bytes);
 }

@@ -124,7 +124,7 @@ void dc__cuda_join_capture(dc__cuda_stream *stream); /* it waits for a captured 
 dc_status dc__cuda_keep_error(dc__cuda_device *device, const char *call, dc__cu_result error);
 /* For a call whose caller gets the status: the device has failed only if it is lost. DC_OK if there is no error. */
 dc_status dc__cuda_return_error(dc__cuda_device *device, const char *call, dc__cu_result error);
-void dc__cuda_keep_status(dc__cuda_device *device, dc_status status); /* with this thread's last error */
+void dc__cuda_keep_failure(dc_device *device, dc_status status); /* with this thread's last error */
 /* Waits until the device has finished all its work. False if that cannot be known. */
 bool dc__cuda_synchronize(dc__cuda_device *device);
 dc_status dc__cuda_check(dc_device *device);
@@ -167,6 +167,8 @@ dc_status dc__cuda_stream_call(dc_stream *stream, dc__task_fn fn, const void *ar
  * thread, unless the stream is wrapped. */
 typedef void (*dc__cuda_issue_fn)(dc__cuda_stream *stream, void *args);
 dc_status dc__cuda_submit(dc__cuda_stream *stream, dc__cuda_issue_fn issue, const void *args, size_t bytes, bool later);
+/* The same, not later; the device keeps a failure. */
+void dc__cuda_submit_kept(dc__cuda_stream *stream, dc__cuda_issue_fn issue, const void *args, size_t bytes);
 /* Waits for all work of the stream, without a point. Fails as dc__cuda_submit does. */
 dc_status dc__cuda_stream_drain(dc__cuda_stream *stream);
 /* Whether this thread is the stream's worker, in a task: it must not wait for the stream's queue. */

@@ -5,11 +5,12 @@
 #include "device/cuda/cuda.h"
 #include "device/cuda/vendor_library.h"
 
-void dc__cuda_keep_status(dc__cuda_device *device, dc_status status) {
-  pthread_mutex_lock(&device->mutex);
-  dc__failure_keep(&device->failure, status);
-  atomic_store(&device->failed, 1);
-  pthread_mutex_unlock(&device->mutex);
+void dc__cuda_keep_failure(dc_device *device, dc_status status) {
+  dc__cuda_device *self = (dc__cuda_device *)device;
+  pthread_mutex_lock(&self->mutex);
+  dc__failure_keep(&self->failure, status);
+  atomic_store(&self->failed, 1);
+  pthread_mutex_unlock(&self->mutex);
 }
 
 static dc_status device_error(dc__cuda_device *device, const char *call, dc__cu_result error) {
@@ -23,7 +24,7 @@ dc_status dc__cuda_keep_error(dc__cuda_device *device, const char *call, dc__cu_
     return DC_OK;
   }
   dc_status status = device_error(device, call, error);
-  dc__cuda_keep_status(device, status);
+  dc__cuda_keep_failure(&device->head, status);
   return status;
 }
 
@@ -33,7 +34,7 @@ dc_status dc__cuda_return_error(dc__cuda_device *device, const char *call, dc__c
   }
   dc_status status = device_error(device, call, error);
   if (dc__cuda_is_lost(error)) {
-    dc__cuda_keep_status(device, status);
+    dc__cuda_keep_failure(&device->head, status);
   }
   return status;
 }
@@ -134,6 +135,7 @@ static const dc__device_ops ops = {
     .event_set = dc__cuda_event_set,
     .memory_info = dc__cuda_memory_info,
     .enable_peer_access = dc__cuda_enable_peer_access,
+    .keep_failure = dc__cuda_keep_failure,
     .check = dc__cuda_check,
     .can_free = dc__cuda_can_free,
     .destroy = device_destroy,

@@ -57,7 +57,7 @@ void dc__cuda_event_record(dc_event *event, dc_stream *stream) {
   dc__cuda_stream *on = (dc__cuda_stream *)stream;
   dc__cuda_pool_event *point = NULL;
   if (dc__cuda_pool_event_record(on, &point) != DC_OK && dc__cuda_stream_drain(on) != DC_OK) {
-    dc__cuda_keep_status(event_device(event), DC_E_NO_MEMORY);
+    dc__cuda_keep_failure(event->device, DC_E_NO_MEMORY);
   }
   cuda_event_set_point(event, point);
 }

@@ -322,7 +322,7 @@ static int cublaslt_matmul(struct dc__cuda_cublaslt *cublaslt, const matmul_plan
 }
 
 static void cublaslt_keep_error(dc__cuda_device *device, const char *call, int error) {
-  dc__cuda_keep_status(device, cublaslt_error(device->head.name, call, error));
+  dc__cuda_keep_failure(&device->head, cublaslt_error(device->head.name, call, error));
 }
 
 /* By the time the worker issues it, the plan may have been evicted: then it is made once more. */
@@ -357,7 +357,7 @@ bool dc__cuda_stream_matmul(dc_stream *stream, const dc__matmul *product) {
   if (error != 0) {
     cublaslt_keep_error(device, "cublasLtMatmulAlgoGetHeuristic", error);
   } else if (supported) {
-    (void)dc__cuda_submit((dc__cuda_stream *)stream, issue_matmul, product, sizeof *product, false);
+    dc__cuda_submit_kept((dc__cuda_stream *)stream, issue_matmul, product, sizeof *product);
   } else if (product->epilogue == DC__MATMUL_NONE) {
     cublaslt_keep_error(device, "cublasLtMatmulAlgoGetHeuristic", DC__LT_NOT_SUPPORTED);
   }

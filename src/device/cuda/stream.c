@@ -197,7 +197,7 @@ static dc_status worker_enqueue(dc__cuda_stream *stream, worker_task *task, cons
   atomic_fetch_add_explicit(&stream->num_queued, 1, memory_order_relaxed);
   dc_status status = stream->worker->device->ops->stream_call(stream->worker, worker_run_task, task,
                                                               offsetof(worker_task, args) + bytes);
-  if (status != DC_OK) { /* the queue is full, and this is one of its tasks */
+  if (status != DC_OK) { /* the queue is full, this is one of its tasks, and there is no memory */
     atomic_fetch_sub_explicit(&stream->num_queued, 1, memory_order_relaxed);
     atomic_fetch_sub_explicit(&stream->refs, 1, memory_order_relaxed);
   }
@@ -227,6 +227,13 @@ dc_status dc__cuda_submit(dc__cuda_stream *stream, dc__cuda_issue_fn issue, cons
   }
   pthread_mutex_unlock(&stream->mutex);
   return status;
+}
+
+void dc__cuda_submit_kept(dc__cuda_stream *stream, dc__cuda_issue_fn issue, const void *args, size_t bytes) {
+  dc_status status = dc__cuda_submit(stream, issue, args, bytes, false);
+  if (status != DC_OK) {
+    dc__cuda_keep_failure(stream->head.device, status);
+  }
 }
 
 /* The owner of a wrapped stream may queue work of its own, so its work cannot wait for a worker: its host functions run

@@ -29,7 +29,7 @@ void dc__cuda_stream_copy(dc_stream *stream, void *dst, const void *src, size_t 
   if (bytes == 0) {
     return;
   }
-  (void)dc__cuda_submit((dc__cuda_stream *)stream, issue_copy, &m, sizeof m, false);
+  dc__cuda_submit_kept((dc__cuda_stream *)stream, issue_copy, &m, sizeof m);
 }
 
 void dc__cuda_stream_zero(dc_stream *stream, void *dst, size_t bytes) {
@@ -61,7 +61,7 @@ void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *launch) {
   l.blocks[1] = launch->blocks_y != 0 ? launch->blocks_y : 1;
   l.blocks[2] = launch->blocks_z != 0 ? launch->blocks_z : 1;
   memcpy(l.args, launch->args, launch->bytes);
-  (void)dc__cuda_submit((dc__cuda_stream *)stream, issue_launch, &l, offsetof(launch_op, args) + launch->bytes, false);
+  dc__cuda_submit_kept((dc__cuda_stream *)stream, issue_launch, &l, offsetof(launch_op, args) + launch->bytes);
 }
 
 /* ---- other libraries ---- */
