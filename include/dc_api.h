@@ -344,14 +344,14 @@ DC_API dc_status dc_event_create(dc_device *device, dc_event **event);
  *  [any] Since 0.1. */
 DC_API void dc_event_destroy(dc_event *event);
 /** Marks the present end of a stream's queue; replaces an earlier mark.
- *  stream  NULL: the mark is passed at once
- *  Returns DC_OK; DC_E_INVALID. [any] Since 0.1. */
+ *  stream  of the event's device; NULL: the mark is passed at once
+ *  Returns DC_OK; DC_E_INVALID (also: a stream of another device). [any] Since 0.1. */
 DC_API dc_status dc_event_record(dc_event *event, dc_stream *stream);
 /** Lets all later work of a stream wait for the event's latest mark.
- *  stream      NULL: blocks the caller
+ *  stream      of the event's device; NULL: blocks the caller
  *  timeout_ns  with stream NULL the longest wait, 0 = no limit; otherwise not used
- *  Returns DC_OK; DC_E_TIMEOUT; DC_E_INVALID; DC_E_STATE (called by the work that the event waits for).
- *  [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_TIMEOUT; DC_E_INVALID (also: a stream of another device); DC_E_NO_MEMORY; DC_E_STATE (called by
+ *  the work that the event waits for). [any] Since 0.1. */
 DC_API dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns);
 /** Stores whether the event's latest mark has passed.
  *  passed  set to 1 or 0
@@ -862,9 +862,9 @@ DC_API dc_status dc_context_step_abort(dc_context *context);
  *  They must launch their graphs equally often and in the same places of the run: launches are not compared, and have
  *  no deadline. A rank that dies or aborts ends its peers' launches, and every later call returns the reason. Graphs
  *  must be destroyed before the context.
- *  stream  kept alive by the caller until replaced; NULL (the default): the calling thread
- *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (also: the stream set before is being captured), DC_E_UNSUPPORTED (the stream
- *  is being captured, and the context's ranks meet otherwise). [handle] Since 0.1. */
+ *  stream  of the context's device; kept alive by the caller until replaced; NULL (the default): the calling thread
+ *  Returns DC_OK; DC_E_INVALID (a stream of another device), DC_E_STATE (also: the stream set before is being captured),
+ *  DC_E_UNSUPPORTED (the stream is being captured, and the context's ranks meet otherwise). [handle] Since 0.1. */
 DC_API dc_status dc_context_set_stream(dc_context *context, dc_stream *stream);
 
 /** The first failure of the context's asynchronous work, which every later call returns too; its text is in
@@ -2703,8 +2703,9 @@ DC_API dc_status dc_count_get(dc_device *device, const char *name, int64_t *valu
  *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (another device's stream). [any] Since 0.1. */
 DC_API dc_status dc_count_work(dc_stream *stream, int64_t duration_ns);
 /** One rank of a group. Collectives are counted and done at once. Values that the host exchanges are this rank's for all
- *  ranks, so ranks must have alike parts. The communicator is for contexts on this device. config.replicas is counted;
- *  dc_comm_split is DC_E_UNSUPPORTED, since the colors of other ranks are not known.
+ *  ranks, so ranks must have alike parts. The communicator is for contexts on this device, and for its streams
+ *  (DC_E_INVALID). config.replicas is counted; dc_comm_split is DC_E_UNSUPPORTED, since the colors of other ranks are not
+ *  known.
  *  device      one opened as "count"
  *  rank        0 to world_size - 1
  *  world_size  1 to 1024

@@ -12,6 +12,7 @@ static dc_status check_comm(const char *fn, dc_comm *comm, dc_stream *stream) {
   if (stream != NULL) {
     DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
     DC__TRY(dc__comm_check_device(fn, comm, stream->device));
+    DC__TRY(comm->device == NULL ? DC_OK : dc__stream_check_device(fn, stream, "communicator", comm->device));
   }
   if (!comm->stream_ordered && dc__stream_captures(stream)) {
     return dc__fail(DC_E_UNSUPPORTED,

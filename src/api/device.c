@@ -165,6 +165,7 @@ dc_status dc_event_record(dc_event *event, dc_stream *stream) {
   DC__TRY(dc__handle_check(__func__, "event", event, DC__HANDLE_EVENT));
   DC__TRY(dc__handle_check_optional(__func__, "stream", stream, DC__HANDLE_STREAM));
   DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
+  DC__TRY(dc__stream_check_device(__func__, stream, "event", event->device));
   dc__event_record(event, stream);
   return DC_OK;
 }
@@ -174,6 +175,7 @@ dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns) 
   DC__TRY(dc__handle_check(__func__, "event", event, DC__HANDLE_EVENT));
   DC__TRY(dc__handle_check_optional(__func__, "stream", stream, DC__HANDLE_STREAM));
   DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
+  DC__TRY(dc__stream_check_device(__func__, stream, "event", event->device));
   if (stream != NULL) {
     return device_name_error(__func__, event->device->ops->event_wait(event, stream));
   }

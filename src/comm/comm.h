@@ -151,10 +151,11 @@ struct dc_comm {
   const dc__comm_ops *ops;
   int32_t rank;
   int32_t world;
-  bool single_rank;     /* one rank: collectives on a device's stream are plain work of that stream */
-  bool stream_ordered;  /* collectives on a device's stream are issued to it, and may be captured into a graph */
-  bool supports_device; /* tensors may lie in memory that the host cannot access */
-  int32_t memory_space; /* of the only device that its heap and supports_device refer to; 0: host heap, any device */
+  bool single_rank;        /* one rank: collectives on a device's stream are plain work of that stream */
+  bool stream_ordered;     /* collectives on a device's stream are issued to it, and may be captured into a graph */
+  bool supports_device;    /* tensors may lie in memory that the host cannot access */
+  int32_t memory_space;    /* of the only device that its heap and supports_device refer to; 0: host heap, any device */
+  const dc_device *device; /* the only one whose streams it takes; NULL: those that the two above allow */
   int64_t timeout_ns;
   dc__comm_usage *usage; /* NULL if the transport does not publish it */
   dc__owner owner;

@@ -89,6 +89,20 @@ void dc__device_pause(void) {
   }
 }
 
+bool dc__device_is_same(const dc_device *a, const dc_device *b) {
+  return a == b ||
+         (a->ops == b->ops && a->memory_space == b->memory_space && a->memory_space != DC__COUNT_MEMORY_SPACE);
+}
+
+dc_status dc__stream_check_device(const char *fn, const dc_stream *stream, const char *owner, const dc_device *device) {
+  if (stream == NULL || dc__device_is_same(stream->device, device)) {
+    return DC_OK;
+  }
+  return dc__fail(DC_E_INVALID, "%s: stream is of %s \"%s\", must be of the %s's, \"%s\"", fn,
+                  strcmp(stream->device->name, device->name) == 0 ? "another device" : "device", stream->device->name,
+                  owner, device->name);
+}
+
 /* Work that could not be queued on the stream must not be lost in silence. */
 static void stream_keep_failure(const dc_stream *stream, dc_status status) {
   if (status != DC_OK && stream->device->ops->keep_failure != NULL) {

@@ -289,6 +289,12 @@ void dc__count_work(dc_stream *stream, int64_t duration_ns);
 /* A collective; one follows the other, since they share the rank's links. NULL stream: the host waits. */
 void dc__count_work_on_link(dc_device *device, dc_stream *stream, int64_t duration_ns);
 
+/* Whether two handles are of one device, so that each takes the other's streams and events. Counting devices have
+ * clocks of their own. */
+bool dc__device_is_same(const dc_device *a, const dc_device *b);
+/* DC_E_INVALID if the stream is of another device than `device`, which belongs to the caller's `owner`. */
+dc_status dc__stream_check_device(const char *fn, const dc_stream *stream, const char *owner, const dc_device *device);
+
 dc_device *dc__device_retain(dc_device *device);
 void dc__device_release(dc_device *device);
 /* Begin and end of an operator on the device, by this thread. Of the caller's functions only the allocator runs in it,

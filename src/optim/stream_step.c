@@ -18,10 +18,7 @@ bool dc__optim_is_async(const dc_optimizer *o) {
 
 dc_status dc__optim_set_stream(dc_optimizer *o, const char *fn, dc_stream *stream) {
   dc_device *device = o->linalg->device;
-  if (stream != NULL && stream->device->memory_space != device->memory_space) {
-    return dc__fail(DC_E_INVALID, "%s: stream is of device \"%s\", must be of the optimizer's, \"%s\"", fn,
-                    stream->device->name, device->name);
-  }
+  DC__TRY(dc__stream_check_device(fn, stream, "optimizer", device));
   if (stream == o->stream) {
     return DC_OK;
   }

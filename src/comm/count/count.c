@@ -149,6 +149,7 @@ dc_status dc__comm_create_count(dc_device *device, int32_t rank, int32_t world, 
   self->head.stream_ordered = true;
   self->head.supports_device = true;
   self->head.memory_space = device->memory_space;
+  self->head.device = device;
   self->device = dc__device_retain(device);
   self->heap = heap;
   self->step = 1;

@@ -69,9 +69,7 @@ typedef struct dc__cuda_device {
   struct dc__cuda_cusolver *_Atomic cusolver; /* the same */
   atomic_llong pinned;                        /* bytes of host memory */
   int64_t max_pinned;                         /* dc_device_options.max_pinned_bytes */
-  atomic_ullong last_serial;
-  pthread_mutex_t mutex; /* all below */
-  pthread_cond_t issued; /* signalled when a point's record was issued */
+  pthread_mutex_t mutex;                      /* all below */
   dc__cuda_pool_event *free_events;
   dc__cuda_timestamp *free_timestamps;
   uint64_t epoch; /* the latest one's number, from 1 */
@@ -83,7 +81,7 @@ typedef struct dc__cuda_device {
 typedef struct dc__cuda_stream {
   struct dc_stream head;
   dc__cu_stream native;
-  uint64_t serial;       /* never reused, unlike an address */
+  uint64_t serial;       /* the process's; never reused, unlike an address */
   bool is_foreign;       /* the caller's stream: no worker, since its owner may queue work itself */
   bool joined_capture;   /* it has waited for a captured point */
   bool is_internal;      /* the device's own, which does not keep it alive */
@@ -199,6 +197,7 @@ dc_status dc__cuda_pool_event_wait(dc__cuda_pool_event *point, dc__cuda_stream *
 dc_status dc__cuda_pool_event_sync(dc__cuda_device *device, dc__cuda_pool_event *point, int64_t timeout_ns);
 bool dc__cuda_pool_event_query(dc__cuda_device *device, dc__cuda_pool_event *point);
 void dc__cuda_pool_event_release(dc__cuda_device *device, dc__cuda_pool_event *point); /* NULL does nothing */
+void dc__cuda_event_pool_init(void); /* before the process's first point */
 void dc__cuda_event_pool_destroy(dc__cuda_device *device);
 dc_status dc__cuda_stream_sync(dc_stream *stream, int64_t timeout_ns);
 

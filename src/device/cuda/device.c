@@ -94,7 +94,6 @@ static void device_destroy(dc_device *device) {
     (void)driver->cuDevicePrimaryCtxRelease_v2(self->number);
   }
   dc__device_release(self->cpu);
-  pthread_cond_destroy(&self->issued);
   pthread_mutex_destroy(&self->mutex);
   dc__device_head_destroy(device);
 }
@@ -185,11 +184,7 @@ static dc_status open_device(int32_t number, const char *name, const dc_device_o
   if (self == NULL) {
     return DC_E_NO_MEMORY;
   }
-  pthread_condattr_t attributes;
-  pthread_condattr_init(&attributes);
-  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-  pthread_cond_init(&self->issued, &attributes);
-  pthread_condattr_destroy(&attributes);
+  dc__cuda_event_pool_init();
   pthread_mutex_init(&self->mutex, NULL);
   dc__device_head_init(&self->head, &ops, name, NULL);
   self->head.memory_space = number + 1;

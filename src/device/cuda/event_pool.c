@@ -6,6 +6,26 @@
 
 #include "device/cuda/cuda.h"
 
+/* One for all devices: a card may be open several times, and a thread waits on one handle for a record that another
+ * handle's stream issues. */
+static struct {
+  pthread_once_t once;
+  pthread_mutex_t mutex; /* changes from DC__EVENT_QUEUED */
+  pthread_cond_t changed;
+} issued = {.once = PTHREAD_ONCE_INIT, .mutex = PTHREAD_MUTEX_INITIALIZER};
+
+static void issued_init(void) {
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(&issued.changed, &attributes);
+  pthread_condattr_destroy(&attributes);
+}
+
+void dc__cuda_event_pool_init(void) {
+  (void)pthread_once(&issued.once, issued_init);
+}
+
 static dc__cuda_device *pool_event_device(const dc__cuda_stream *stream) {
   return (dc__cuda_device *)stream->head.device;
 }
@@ -66,10 +86,10 @@ static void issue_record(dc__cuda_stream *stream, void *args) {
   dc__cuda_device *device = pool_event_device(stream);
   point->captured = dc__cuda_is_capturing(stream);
   bool recorded = point->native != NULL && DC__CUDA_KEEP(device, cuEventRecord, point->native, stream->native) == DC_OK;
-  pthread_mutex_lock(&device->mutex);
+  pthread_mutex_lock(&issued.mutex);
   atomic_store(&point->state, recorded ? DC__EVENT_ISSUED : DC__EVENT_LOST);
-  pthread_cond_broadcast(&device->issued);
-  pthread_mutex_unlock(&device->mutex);
+  pthread_cond_broadcast(&issued.changed);
+  pthread_mutex_unlock(&issued.mutex);
   dc__cuda_pool_event_release(device, point);
 }
 
@@ -91,19 +111,19 @@ dc_status dc__cuda_pool_event_record(dc__cuda_stream *stream, dc__cuda_pool_even
 }
 
 /* Waits until the point's record was issued. deadline 0: none. False if the deadline passed first. */
-static bool wait_until_issued(dc__cuda_device *device, dc__cuda_pool_event *point, int64_t deadline) {
+static bool wait_until_issued(dc__cuda_pool_event *point, int64_t deadline) {
   const struct timespec end = {.tv_sec = (time_t)(deadline / 1000000000), .tv_nsec = (long)(deadline % 1000000000)};
   bool is_late = false;
-  pthread_mutex_lock(&device->mutex);
+  pthread_mutex_lock(&issued.mutex);
   while (atomic_load(&point->state) == DC__EVENT_QUEUED && !is_late) {
     if (deadline == 0) {
-      pthread_cond_wait(&device->issued, &device->mutex);
+      pthread_cond_wait(&issued.changed, &issued.mutex);
     } else {
-      is_late = pthread_cond_timedwait(&device->issued, &device->mutex, &end) == ETIMEDOUT;
+      is_late = pthread_cond_timedwait(&issued.changed, &issued.mutex, &end) == ETIMEDOUT;
     }
   }
   is_late = is_late && atomic_load(&point->state) == DC__EVENT_QUEUED;
-  pthread_mutex_unlock(&device->mutex);
+  pthread_mutex_unlock(&issued.mutex);
   return !is_late;
 }
 
@@ -127,7 +147,7 @@ static void wait_until_passed(dc__cuda_device *device, dc__cuda_pool_event *poin
 static void issue_wait(dc__cuda_stream *stream, void *args) {
   dc__cuda_pool_event *point = *(dc__cuda_pool_event **)args;
   dc__cuda_device *device = pool_event_device(stream);
-  (void)wait_until_issued(device, point, 0);
+  (void)wait_until_issued(point, 0);
   int state = atomic_load(&point->state);
   bool by_host = state == DC__EVENT_LOST || (!point->captured && dc__cuda_is_capturing(stream));
   if (point->captured) {
@@ -215,7 +235,7 @@ dc_status dc__cuda_pool_event_sync(dc__cuda_device *device, dc__cuda_pool_event 
   }
   int64_t now = dc__now_ns();
   int64_t deadline = timeout_ns == 0 ? 0 : timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
-  if (!wait_until_issued(device, point, deadline)) {
+  if (!wait_until_issued(point, deadline)) {
     return timeout_error(timeout_ns);
   }
   if (atomic_load(&point->state) == DC__EVENT_ISSUED &&

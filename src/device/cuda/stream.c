@@ -13,6 +13,8 @@ typedef struct worker_task {
 
 _Static_assert(offsetof(worker_task, args) <= DC__TASK_HEAD, "the head must fit before a task's arguments");
 
+/* One count for all devices, since a card may be open several times, and its handles take each other's streams. */
+static atomic_ullong last_serial;
 /* The stream whose worker runs a task on this thread; 0 if none. */
 static _Thread_local uint64_t worker_serial;
 /* The stream to which this thread is issuing work: calls from within belong to that work. 0 if none. */
@@ -29,7 +31,7 @@ static dc__cuda_stream *stream_alloc(dc__cuda_device *device, dc__cu_stream nati
   if (self != NULL) {
     dc__stream_head_init(&self->head, &device->head);
     self->native = native;
-    self->serial = atomic_fetch_add(&device->last_serial, 1) + 1;
+    self->serial = atomic_fetch_add(&last_serial, 1) + 1;
     atomic_init(&self->refs, 1);
     atomic_init(&self->num_queued, 0);
     pthread_mutex_init(&self->mutex, NULL);

@@ -119,6 +119,64 @@ static void test_collectives_take_the_slower_link(void **state) {
   dc_device_destroy(device);
 }
 
+/* Work of one device knows nothing of another's streams: a mark would never pass, or at once. */
+static void test_streams_of_other_devices_are_refused(void **state) {
+  (void)state;
+  dc_device *device = open_count(), *other = open_count(), *cpu, *again;
+  dc_stream *stream = open_stream(device), *counts = open_stream(other), *computes;
+  dc_event *event, *cpu_event;
+  dc_context *context, *cpu_context;
+  dc_comm *comm;
+  float x = 0;
+  const int64_t one = 1;
+  dc_tensor tensor = {.struct_size = sizeof tensor, .data = &x, .shape = &one, .ndim = 1, .dtype = DC_FLOAT32};
+  assert_int_equal(dc_device_open("cpu", NULL, &cpu), DC_OK);
+  assert_int_equal(dc_device_open("cpu", NULL, &again), DC_OK);
+  assert_int_equal(dc_stream_create(again, &computes), DC_OK);
+  assert_int_equal(dc_event_create(device, &event), DC_OK);
+  assert_int_equal(dc_event_create(cpu, &cpu_event), DC_OK);
+  assert_int_equal(dc_context_create(device, NULL, &context), DC_OK);
+  assert_int_equal(dc_context_create(cpu, NULL, &cpu_context), DC_OK);
+  assert_int_equal(dc_init(context, NULL, NULL, 1024), DC_OK);
+  assert_int_equal(dc_init(cpu_context, NULL, NULL, 1024), DC_OK);
+  assert_int_equal(dc_comm_create_count(device, 0, 2, 1, &comm), DC_OK);
+  refused(dc_event_record(event, computes), DC_E_INVALID,
+          "dc_event_record: stream is of device \"cpu\", must be of the event's, \"count\"");
+  refused(dc_event_wait(event, computes, 0), DC_E_INVALID,
+          "dc_event_wait: stream is of device \"cpu\", must be of the event's, \"count\"");
+  refused(dc_event_record(cpu_event, stream), DC_E_INVALID,
+          "dc_event_record: stream is of device \"count\", must be of the event's, \"cpu\"");
+  refused(dc_event_wait(cpu_event, stream, 0), DC_E_INVALID,
+          "dc_event_wait: stream is of device \"count\", must be of the event's, \"cpu\"");
+  refused(dc_event_wait(event, counts, 0), DC_E_INVALID,
+          "stream is of another device \"count\", must be of the event's");
+  refused(dc_context_set_stream(cpu_context, stream), DC_E_INVALID,
+          "dc_context_set_stream: stream is of device \"count\", must be of the context's, \"cpu\"");
+  refused(dc_context_set_stream(context, computes), DC_E_INVALID,
+          "dc_context_set_stream: stream is of device \"cpu\", must be of the context's, \"count\"");
+  refused(dc_context_set_stream(context, counts), DC_E_INVALID, "another device \"count\"");
+  refused(dc_comm_all_reduce(comm, &tensor, DC_SUM, computes), DC_E_INVALID,
+          "dc_comm_all_reduce: stream is of device \"cpu\", must be of the communicator's, \"count\"");
+  refused(dc_comm_broadcast(comm, &tensor, 0, counts), DC_E_INVALID, "another device \"count\"");
+  /* Handles of one device are one device. */
+  assert_int_equal(dc_event_record(cpu_event, computes), DC_OK);
+  assert_int_equal(dc_event_wait(cpu_event, computes, 0), DC_OK);
+  assert_int_equal(dc_context_set_stream(cpu_context, computes), DC_OK);
+  assert_int_equal(dc_context_set_stream(context, stream), DC_OK);
+  dc_comm_destroy(comm);
+  dc_context_destroy(cpu_context);
+  dc_context_destroy(context);
+  dc_event_destroy(cpu_event);
+  dc_event_destroy(event);
+  dc_stream_destroy(computes);
+  dc_stream_destroy(counts);
+  dc_stream_destroy(stream);
+  dc_device_destroy(again);
+  dc_device_destroy(cpu);
+  dc_device_destroy(other);
+  dc_device_destroy(device);
+}
+
 static void test_bad_arguments_are_named(void **state) {
   (void)state;
   dc_device *device = open_count(), *cpu;
@@ -148,9 +206,9 @@ static void test_bad_arguments_are_named(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_streams_overlap_and_events_order_them),
-                                     cmocka_unit_test(test_memory_has_a_limit_and_no_bytes),
-                                     cmocka_unit_test(test_collectives_take_the_slower_link),
-                                     cmocka_unit_test(test_bad_arguments_are_named)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_streams_overlap_and_events_order_them),
+      cmocka_unit_test(test_memory_has_a_limit_and_no_bytes), cmocka_unit_test(test_collectives_take_the_slower_link),
+      cmocka_unit_test(test_streams_of_other_devices_are_refused), cmocka_unit_test(test_bad_arguments_are_named)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

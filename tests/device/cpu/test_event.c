@@ -123,6 +123,29 @@ static void test_self_wait_is_refused(void **state) {
   assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
 }
 
+/* A second handle of the same device. */
+static void test_streams_of_two_handles(void **state) {
+  fixture *f = *state;
+  dc_device *again;
+  dc_stream *stream;
+  gate g = {false, false};
+  log *seen = calloc(1, sizeof(*seen));
+  assert_int_equal(dc_device_open("cpu", NULL, &again), DC_OK);
+  assert_int_equal(dc_stream_create(again, &stream), DC_OK);
+  assert_int_equal(dc_stream_call(stream, pass_gate, &g), DC_OK);
+  assert_int_equal(dc_event_record(f->event, stream), DC_OK);
+  assert_int_equal(dc_event_wait(f->event, f->a, 0), DC_OK);
+  queue_append(f->a, seen, 1);
+  assert_int_equal(dc_stream_synchronize(f->a, 2 * MS), DC_E_TIMEOUT);
+  assert_int_equal(seen->count, 0);
+  atomic_store(&g.open, true);
+  assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
+  assert_int_equal(seen->count, 1);
+  dc_stream_destroy(stream);
+  dc_device_destroy(again);
+  free(seen);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_events),
@@ -131,6 +154,7 @@ int main(void) {
       TEST(test_one_event_from_many_threads),
       TEST(test_deadlines),
       TEST(test_self_wait_is_refused),
+      TEST(test_streams_of_two_handles),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
