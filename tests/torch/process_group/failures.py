@@ -169,7 +169,7 @@ def monitored(group: Any, rank: int) -> None:
         fails(lambda: group.monitored_barrier(SECONDS / 2), "rank 1 not there within 0.5 s", kind=dist.DistError)
     dist.barrier(group)
     for _ in range(2):  # a call that failed does not count
-        group.monitored_barrier()
+        group.monitored_barrier(60 * SECONDS)
 
 
 def split(group: Any, rank: int) -> None:

@@ -232,8 +232,8 @@ class LibdcProcessGroup(dist.ProcessGroup):
         ranks = [str(rank) for rank in range(self.size())]
         own = ranks[self.rank()]
         store.set(own, b"")
-        poll(lambda: store.check(ranks), timeout)
-        missing = [rank for rank in ranks if not store.check([rank])]
+        met = poll(lambda: store.check(ranks), timeout)  # the store may end with the last call
+        missing = [] if met else [rank for rank in ranks if not store.check([rank])]
         if missing:
             if not wait_all_ranks:
                 missing = missing[:1]
