@@ -16,6 +16,7 @@ from libdc.transformer import Layer, LayerConfig, plan
 NAN = math.nan
 FEW = np.zeros(4, np.float32)
 EYE = np.eye(4, dtype=np.float32)
+LINEAR = linalg.SampleLayer("linear")
 X = np.zeros((1, 2, 64), np.float32)
 FROZEN = np.eye(4, dtype=np.float32)
 FROZEN.flags.writeable = False
@@ -170,6 +171,9 @@ def test_of_optimizers(text, call):
     ("threads = '2', must be a number", lambda: linalg.Handle(threads="2")),
     ("device = 'cpu', must be a Device", lambda: linalg.Handle(device="cpu")),
     ("memory is read-only", lambda: linalg.Handle().set_workspace(FROZEN)),
+    ("accumulate = True, but there is no weight", lambda: linalg.clipped_grad_sum(LINEAR, EYE, EYE, accumulate=True)),
+    ("no bias to which it could add; want_bias=False",
+     lambda: linalg.clipped_grad_sum(LINEAR, EYE, EYE, weight=EYE.copy(), accumulate=True)),
 ])
 def test_of_matrices(text, call):
     refused(text, call)
@@ -189,6 +193,8 @@ def test_of_matrices(text, call):
     ("weights is a NoneType, must be a sequence of 12", lambda layer, w: layer.forward(None, X)),
     ("weights is a list of 3, must be", lambda layer, w: layer.forward(w[:3], X)),
     ("kept is a NoneType, must be what forward()", lambda layer, w: layer.backward(w, FEW, FEW, None)),
+    ("accumulate = True, but there are no grad_weights",
+     lambda layer, w: layer.backward(w, X, X, layer.forward(w, X)[1], accumulate=True)),
 ])
 def test_of_the_layer(text, call):
     layer = Layer(config())

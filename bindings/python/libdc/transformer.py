@@ -334,6 +334,8 @@ class Layer(OwnedHandle):
         stream, workspace: as in forward()."""
         if not isinstance(kept, SavedForward):
             raise TypeError(f"kept is {_type_summary(kept)}, must be what forward() returned beside the output")
+        if accumulate and grad_weights is None:
+            raise ValueError(f"accumulate = {accumulate!r}, but there are no grad_weights to which it could add")
         call, keep = self._call(kept.shape, kept.seq_length, kept.cu_seqlens, kept.mask, kept.offset)
         nbytes = self._cost(call).backward_workspace_bytes
         call.accumulate = int(accumulate)
