@@ -195,6 +195,8 @@ def test_of_matrices(text, call):
     ("kept is a NoneType, must be what forward()", lambda layer, w: layer.backward(w, FEW, FEW, None)),
     ("accumulate = True, but there are no grad_weights",
      lambda layer, w: layer.backward(w, X, X, layer.forward(w, X)[1], accumulate=True)),
+    ("wanted has 1 entry, must have 12",
+     lambda layer, w: layer.backward(w, X, X, layer.forward(w, X)[1], wanted=[True])),
 ])
 def test_of_the_layer(text, call):
     layer = Layer(config())

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ._handle import OwnedHandle
 from ._lib import ffi, gc_handle, lib, new_struct
-from .arguments import assign, choice, handle_arg
+from .arguments import assign, choice, counted, handle_arg
 from .device import Device, Stream, handle_of
 from .errors import check
 from .linalg.handle import make
@@ -169,13 +169,14 @@ def _type_summary(value: Any) -> str:
 
 
 class _Arrays:
-    """An array of dc_tensor; None is a tensor without a type."""
+    """An array of dc_tensor; None, and an array that is not wanted, is a tensor without a type."""
 
-    def __init__(self, arrays: Sequence[Any], name: str, place: Place, writable: bool) -> None:
+    def __init__(self, arrays: Sequence[Any], name: str, place: Place, writable: bool, wanted: Sequence[bool]) -> None:
         if isinstance(arrays, dict) or not hasattr(arrays, "__len__") or len(arrays) != len(WEIGHTS):
             raise TypeError(f"{name} is {_type_summary(arrays)}, must be a sequence of {len(WEIGHTS)} arrays: "
                             f"{', '.join(WEIGHTS)}")
-        self._views = [View(array, writable, f"{name}[{weight}]", (place,)) for array, weight in zip(arrays, WEIGHTS)]
+        self._views = [View(array if want else None, writable, f"{name}[{weight}]", (place,))
+                       for array, want, weight in zip(arrays, wanted, WEIGHTS)]
         self.c = ffi.new("dc_tensor[]", [(new_struct("dc_tensor") if view.c == ffi.NULL else view.c)[0]
                                          for view in self._views])
 
@@ -254,8 +255,9 @@ class Layer(OwnedHandle):
         view = self._view(x, "x")
         return view, tuple(view.c.shape[i] for i in range(view.c.ndim))
 
-    def _views(self, arrays: Sequence[Any], name: str, writable: bool = False) -> _Arrays:
-        return _Arrays(arrays, name, self.place, writable)
+    def _views(self, arrays: Sequence[Any], name: str, writable: bool = False,
+               wanted: Sequence[bool] = (True,) * len(WEIGHTS)) -> _Arrays:
+        return _Arrays(arrays, name, self.place, writable, wanted)
 
     def _empty(self, shape: Sequence[int], dtype: Any) -> Tensor:
         return empty(shape, dtype) if self.place == HOST else make(self._device, shape, DType.of(dtype))
@@ -329,9 +331,9 @@ class Layer(OwnedHandle):
                  grad_weights: Optional[Sequence[Any]] = None, accumulate: bool = False,
                  wanted: Optional[Sequence[bool]] = None, stream: Optional[Stream] = None,
                  workspace: Any = None) -> Tuple[Any, List[Any]]:
-        """(gradient of x, gradients of the twelve weights). They are written, or with accumulate added, into
-        grad_input and grad_weights where those are given. wanted: which weights' gradients are; the others are None.
-        stream, workspace: as in forward()."""
+        """(gradient of x, gradients of the twelve weights). They are written into grad_input and grad_weights where
+        those are given. accumulate: adds to grad_weights; grad_input is still written. wanted: which weights' gradients
+        are; the others are None, and their memory in grad_weights is left alone. stream, workspace: as in forward()."""
         if not isinstance(kept, SavedForward):
             raise TypeError(f"kept is {_type_summary(kept)}, must be what forward() returned beside the output")
         if accumulate and grad_weights is None:
@@ -342,15 +344,18 @@ class Layer(OwnedHandle):
         reserve = self._view(kept.reserve, "kept.reserve")
         call.reserve, call.reserve_bytes = reserve.c.data, reserve.c.shape[0]
         grad_input = self._empty(kept.shape, self.dtype) if grad_input is None else grad_input
+        wants = [True] * len(WEIGHTS) if wanted is None else list(wanted)
+        if len(wants) != len(WEIGHTS):
+            raise ValueError(f"wanted has {counted(len(wants), 'entry', 'entries')}, must have {len(WEIGHTS)}")
         if grad_weights is None:
-            shapes = self.weight_shapes.values()
             grad_weights = [self._empty(shape, self.grad_dtype) if want else None
-                            for shape, want in zip(shapes, wanted or [True] * len(WEIGHTS))]
+                            for shape, want in zip(self.weight_shapes.values(), wants)]
+        gradients = self._views(grad_weights, "grad_weights", True, wants)
         self._run(lib.dc_layer_backward, call, nbytes, (stream, workspace), [keep, reserve],
                   self._views(weights, "weights"), self._view(x, "x"), self._view(kept.output, "kept.output"),
                   self._view(grad_output, "grad_output"), self._view(grad_input, "grad_input", True),
-                  self._views(grad_weights, "grad_weights", True))
-        return grad_input, list(grad_weights)
+                  gradients)
+        return grad_input, [gradient if want else None for gradient, want in zip(grad_weights, wants)]
 
     def dropout_mask(self, site: str, batch: int, seq_length: int, offset: int = 0) -> Tuple[Tensor, float]:
         """The mask of a site ("attention", "projection", "output") for an offset, 1 where an element is kept, and the

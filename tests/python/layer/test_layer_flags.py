@@ -97,12 +97,27 @@ def test_20_two_layers_interleaved(pre: bool) -> None:
 def test_21_accumulation_and_wide_gradients(dtype: str) -> None:
     case = Case(64, 4, 96, 2, 40, dtype, grad_dtype="float32")
     output, kept = case.forward()
-    first = case.layer.backward(case.weights, case.x, case.dy, kept)[1]
+    dx, first = case.layer.backward(case.weights, case.x, case.dy, kept)
     expected = case.reference()[2]
     for name, found in zip(WEIGHTS, first):
         assert np.asarray(found).dtype == np.float32
         close(name, found, expected[name], dtype)
     sums = [np.asarray(g).copy() for g in first]
-    case.layer.backward(case.weights, case.x, case.dy, kept, grad_weights=sums, accumulate=True)
+    x_gradient = put(np.full(case.shape, 7), dtype)
+    case.layer.backward(case.weights, case.x, case.dy, kept, x_gradient, sums, accumulate=True)
+    assert bits(x_gradient) == bits(dx)
     for name, found, one in zip(WEIGHTS, sums, first):
         close(name, found, 2 * get(one), "float32")
+
+
+def test_gradients_that_are_not_wanted() -> None:
+    case = Case(64, 4, 96, 2, 19)
+    _, kept = case.forward()
+    _, all_gradients = case.layer.backward(case.weights, case.x, case.dy, kept)
+    wanted = np.arange(len(WEIGHTS)) % 3 == 0
+    memory = [np.full_like(np.asarray(gradient), 7) for gradient in all_gradients]
+    for given in (None, memory):
+        _, found = case.layer.backward(case.weights, case.x, case.dy, kept, grad_weights=given, wanted=wanted)
+        assert [bits(g) if w else g for g, w in zip(found, wanted)] == \
+            [bits(g) if w else None for g, w in zip(all_gradients, wanted)]
+    assert all((array == 7).all() for array, want in zip(memory, wanted) if not want)
