@@ -7,6 +7,7 @@ import collections
 from typing import Any, Callable, List
 
 import libdc
+import numpy as np
 import pytest
 import torch
 from libdc import linalg, optim
@@ -48,6 +49,32 @@ def test_groups_with_other_parameters_are_refused(change: Callable[[Any], Any], 
     with pytest.raises(RuntimeError, match=f"SGD: {text}"):
         step(optimizer, a, b, c)
     assert a[0] == 0 and b[0] == 0 and c[0] == 0
+
+
+def number_of(kind: type, value: float) -> Any:
+    return torch.tensor(value) if kind is torch.Tensor else np.array(value) if kind is np.ndarray else value
+
+
+@pytest.mark.parametrize("name, option", [
+    ("AdamW", "weight_decay"), ("SGD", "momentum"), ("Muon", "weight_decay"), ("Shampoo", "weight_decay"),
+    ("SOAP", "eps"), ("KFAC", "weight_decay")])  # fmt: skip
+def test_numbers_that_change_in_place_count(name: str, option: str) -> None:
+    moved = []
+    for kind in (float, torch.Tensor, np.ndarray):
+        param, number = filled(1.0, 2, 3), number_of(kind, 0.5)
+        model = torch.nn.ParameterList([param])
+        optimizer = getattr(optim, name)(model if name == "KFAC" else [param], lr=0.25, **{option: number})
+        step(optimizer, param)
+        if kind is float:
+            optimizer.param_groups[0][option] = 0.0625
+        else:
+            number[...] = 0.0625
+        step(optimizer, param)
+        moved.append(step(optimizer, param))
+    assert moved[0] == moved[1] == moved[2]
+    optimizer.param_groups[0][option] = torch.ones(2)
+    with pytest.raises(ValueError, match=rf"{name}: {option} = tensor\(\[1., 1.\]\), must be one number"):
+        optimizer.step()
 
 
 def no_state(optimizer: Any, param: torch.nn.Parameter) -> None:

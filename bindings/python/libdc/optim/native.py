@@ -97,8 +97,7 @@ class NativeOptimizer(NativeState):
         real one would keep in part."""
         if self._native is None:
             return
-        self._check_numbers(group)
-        trial = self._native_class(handle=self._handle(), **self._options(group))
+        trial = self._native_class(handle=self._handle(), **self._options(self._numbers(group)))
         for param in group["params"]:
             part = ParamShard(param)
             trial.add_param(part.shape, part.offset, part.count, DTYPES[param.dtype])
@@ -111,9 +110,8 @@ class NativeOptimizer(NativeState):
 
     def _sync_group(self, index: int, group: Optional[Dict[str, Any]] = None) -> None:
         """Sets a group's options and learning rate in the library, where they are new."""
-        group = self.param_groups[index] if group is None else group
-        self._check_numbers(group)
-        now = float(group["lr"]), self._options(group)
+        numbers = self._numbers(self.param_groups[index] if group is None else group)
+        now = float(numbers["lr"]), self._options(numbers)
         if index < len(self._synced) and self._synced[index] == now:
             return
         if self._native is None:
@@ -123,13 +121,21 @@ class NativeOptimizer(NativeState):
         self._native.set_lr(index, now[0])
         self._synced[index:index + 1] = [now]
 
-    def _check_numbers(self, group: Dict[str, Any]) -> None:
-        """Refuses arguments that PyTorch refuses, with its texts; the library checks the rest."""
+    def _numbers(self, group: Dict[str, Any]) -> Dict[str, Any]:
+        """A group's arguments, with plain numbers in place of tensors and NumPy's, which may change in place. Refuses
+        those that PyTorch refuses, with its texts; the library checks the rest."""
         if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
+        numbers = {name: group[name] for name in self.defaults if name in group}
+        for name, value in numbers.items():
+            try:
+                numbers[name] = value.item() if hasattr(value, "item") else value
+            except (RuntimeError, ValueError):
+                raise ValueError(f"{self._name()}: {name} = {value!r}, must be one number") from None
         for name, text in self._negative_errors.items():
-            if name in group and not group[name] >= 0:
-                raise ValueError(f"{text}: {group[name]}")
+            if name in numbers and not numbers[name] >= 0:
+                raise ValueError(f"{text}: {numbers[name]}")
+        return numbers
 
     def _check_param(self, param: Tensor, index: int) -> None:
         if param.dtype not in FLOAT_DTYPES:
