@@ -2151,11 +2151,11 @@ DC_API dc_status dc_tensor_create(dc_device *device, const int64_t *shape, int32
  * wait for work on weights and gradients that its own streams still do.
  *
  * On a CUDA device weights, gradients and state are memory of the device. Counts of the host are the exception: "step"
- * of all but AdamW, SGD and Muon without a communicator, "failures.B.D" and "counts". AdamW's and SGD's steps have the
- * bits of the CPU's. Those of the others are the CPU's within rounding, and the same bits for any number of ranks,
- * whose comm must be able to move the device's memory. There SOAP's first bases are the host's work, and without
- * cuSOLVER so are the later ones. DC_E_UNSUPPORTED: cuBLASLt is missing; in the first step of Shampoo or of K-FAC's
- * layers cuSOLVER is. A CPU's saved state can be loaded there, and the other way round.
+ * of all but AdamW, SGD and Muon without a communicator, "failures.B.D", "rooted.B" and "counts". AdamW's and SGD's
+ * steps have the bits of the CPU's. Those of the others are the CPU's within rounding, and the same bits for any number
+ * of ranks, whose comm must be able to move the device's memory. There SOAP's first bases are the host's work, and
+ * without cuSOLVER so are the later ones. DC_E_UNSUPPORTED: cuBLASLt is missing; in the first step of Shampoo or of
+ * K-FAC's layers cuSOLVER is. A CPU's saved state can be loaded there, and the other way round.
  *
  * Source: each kind names its own. */
 
@@ -2251,10 +2251,12 @@ enum dc_weight_decay {
  *  vector of one. A block has a factor L_d = beta2 L_d + (1 - beta2) G_d G_d^T (beta2 = 1: the sum) for each of its k
  *  dimensions, G_d the block's gradient unfolded along d. The direction is the filtered gradient times each
  *  (L_d / (1 - beta2^t) + epsilon I)^(-1 / (2 k)), scaled to the length of the graft's. Until
- *  start_preconditioning_step it is the graft's. With graft DC_GRAFT_NONE these are Shampoo's own length, and the
- *  filtered gradient. Then w = (1 - lr weight_decay) w - lr direction.
+ *  start_preconditioning_step it is the graft's, unless the block's roots were computed before. With graft
+ *  DC_GRAFT_NONE these are Shampoo's own length, and the filtered gradient. Then w = (1 - lr weight_decay) w -
+ *  lr direction.
  *  State, where a rank owns block B of a parameter: "exp_avg.B", "graft.B", "momentum.B" as far as the options need
- *  them. For dimension D "factor.B.D", "root.B.D", "failures.B.D", an int64, and with a tolerance "basis.B.D". */
+ *  them, and "rooted.B", an int64, 1 once a root was computed. For dimension D "factor.B.D", "root.B.D",
+ *  "failures.B.D", an int64, and with a tolerance "basis.B.D". */
 typedef struct dc_shampoo_options {
   size_t struct_size;         /**< sizeof(dc_shampoo_options) */
   double beta1;               /**< of the filtered gradient, bias-corrected; 0 < beta1 < 1; 0 = 0.9; -1 = none: g */
@@ -2272,7 +2274,7 @@ typedef struct dc_shampoo_options {
   int64_t merge_below;        /**< neighbouring dimensions are merged while their product is at most this and two are
                                    left, from the last one on; 0 = max_block; -1 = none */
   int64_t precondition_frequency;     /**< steps from one refresh of the roots to the next, >= 1; 0 = 1 */
-  int64_t start_preconditioning_step; /**< the first step that uses the roots, >= 1; 0 = precondition_frequency */
+  int64_t start_preconditioning_step; /**< roots are computed from this step on, >= 1; 0 = precondition_frequency */
   int32_t root;               /**< 1 to 64: instead of 2 k; 0 = default */
   int32_t graft;              /**< enum dc_graft */
   int32_t decay;              /**< enum dc_weight_decay */

@@ -130,6 +130,10 @@ void dc__block_group_sort(dc__blockwise *self) {
   }
 }
 
+static bool is_rooted(const dc__optim_block *b) {
+  return b->rooted != NULL && *b->rooted != 0;
+}
+
 /* Counts the blocks from `first` on that run together: adjacent in memory, with the same step and options. */
 static int32_t batch_count(const dc__blockwise *self, int64_t first) {
   const dc__optim_block *b = self->by_group[first];
@@ -138,7 +142,8 @@ static int32_t batch_count(const dc__blockwise *self, int64_t first) {
   int32_t count = 1;
   for (; count < max_batch && first + count < self->block_count; count++) {
     const dc__optim_block *next = self->by_group[first + count];
-    if (next->block_group != b->block_group || self->skip[next->param] || self->steps[next->param].t != s->t) {
+    if (next->block_group != b->block_group || self->skip[next->param] || self->steps[next->param].t != s->t ||
+        is_rooted(next) != is_rooted(b)) {
       break;
     }
   }

@@ -238,6 +238,9 @@ static dc_status finish_step(dc__blockwise *self) {
     if (self->steps[at->block->param].due && dc__optim_has_grad(&self->head, &self->head.params[at->block->param])) {
       bool good = at->side->info.status == DC_OK;
       *at->side->failures = good ? 0 : *at->side->failures + 1;
+      if (good && at->block->rooted != NULL) {
+        *at->block->rooted = 1;
+      }
       stats->refreshes++;
       stats->failed_refreshes += !good;
       stats->warm_refreshes += at->side->info.path == DC_PATH_WARM;

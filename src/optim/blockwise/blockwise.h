@@ -28,6 +28,7 @@ typedef struct dc__optim_block {
   float *exp_avg;  /* NULL without filtering */
   float *squares;  /* sum or mean of squares; NULL: none */
   float *momentum; /* NULL: none */
+  int64_t *rooted; /* Shampoo's: 1 once a root was computed; NULL: none */
   float *data;     /* gradient, then intermediates, then direction; in the redistribution's buffers */
 } dc__optim_block;
 

@@ -45,8 +45,9 @@ static bool shampoo_add_elements(dc_optimizer *o, dc__optim_param *p, dc__optim_
   if (options->momentum > 0) {
     b->momentum = dc__block_piece(o, p, "momentum", b, -1, DC_FLOAT32, shape, ndim);
   }
+  b->rooted = dc__block_piece(o, p, "rooted", b, -1, DC_INT64, NULL, 0);
   return (options->beta1 == 0 || b->exp_avg != NULL) && (!has_squares(options->graft) || b->squares != NULL) &&
-         (options->momentum == 0 || b->momentum != NULL);
+         (options->momentum == 0 || b->momentum != NULL) && b->rooted != NULL;
 }
 
 static bool shampoo_add_side(dc_optimizer *o, dc__optim_param *p, dc__optim_block *b, int32_t d) {
@@ -136,7 +137,7 @@ static void scale_root(const dc__optim_block *b, int32_t d, const dc__block_step
 static void shampoo_after_refresh(const dc__optim_block *b, const dc__block_step *s, dc__block_context *ctx) {
   const dc_shampoo_options *o = s->options;
   const dc__graft g = graft_of(b, s);
-  const bool uses_roots = s->t >= o->start_preconditioning_step;
+  const bool uses_roots = s->t >= o->start_preconditioning_step || *b->rooted != 0;
   const bool scaled = uses_roots && o->graft != DC_GRAFT_NONE;
   for (int32_t d = 0; d < b->order && s->due; d++) {
     scale_root(b, d, s, ctx);

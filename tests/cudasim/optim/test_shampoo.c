@@ -16,7 +16,10 @@ static void step_both(device_optimizer *pair, int number) {
 /* Pieces of an element each see the gradient alone, which is the same on both sides unless it takes the weights in. */
 static double gate_of(const char *name, bool exact) {
   const bool each = strncmp(name, "exp_avg", 7) == 0 || strncmp(name, "graft", 5) == 0;
-  return strcmp(name, "step") == 0 || strncmp(name, "failures", 8) == 0 || (each && exact) ? 0 : 2e-4;
+  return strcmp(name, "step") == 0 || strncmp(name, "failures", 8) == 0 || strncmp(name, "rooted", 6) == 0 ||
+                 (each && exact)
+             ? 0
+             : 2e-4;
 }
 
 static void compare(device_optimizer *pair, bool exact) {

@@ -268,6 +268,35 @@ static void point_48_a_saved_state_goes_on_bit_for_bit(void **state) {
   dc_optimizer_destroy(through.optimizer);
 }
 
+/* Rarer refreshes move the default start_preconditioning_step. Roots that are in use stay in use, also where an
+ * optimizer loads the state. */
+static void roots_outlast_rarer_refreshes(void **state) {
+  (void)state;
+  dc_shampoo_options o = rank_options();
+  model expected, through, resumed;
+  open_model(&through, shampoo(linalg, NULL, &o), 0, 1, false);
+  o.start_preconditioning_step = o.precondition_frequency;
+  open_model(&expected, shampoo(linalg, NULL, &o), 0, 1, false);
+  steps(&through, 1, 4);
+  steps(&expected, 1, 4);
+  o.precondition_frequency = 100;
+  OK(dc_shampoo_set_group(expected.optimizer, 0, &o));
+  o.start_preconditioning_step = 0;
+  OK(dc_shampoo_set_group(through.optimizer, 0, &o));
+  size_t bytes;
+  void *memory = saved(through.optimizer, &bytes);
+  open_model(&resumed, shampoo(linalg, NULL, &o), 0, 1, false);
+  memcpy(resumed.weights, through.weights, sizeof through.weights);
+  OK(dc_optimizer_load(resumed.optimizer, memory, (int64_t)bytes));
+  model *all[] = {&expected, &through, &resumed};
+  for (int i = 0; i < 3; i++) {
+    steps(all[i], 4, STEPS);
+    assert_memory_equal(all[i]->weights, expected.weights, sizeof expected.weights);
+    dc_optimizer_destroy(all[i]->optimizer);
+  }
+  free(memory);
+}
+
 static void parameters_may_come_later(void **state) {
   (void)state;
   dc_shampoo_options o = plain_options();
@@ -348,6 +377,7 @@ int main(void) {
       cmocka_unit_test(point_44_ranks_with_other_gradients_do_not_step),
       cmocka_unit_test(point_47_48_ranks_agree_with_one),
       cmocka_unit_test(point_48_a_saved_state_goes_on_bit_for_bit),
+      cmocka_unit_test(roots_outlast_rarer_refreshes),
       cmocka_unit_test(point_16_failed_roots),
       cmocka_unit_test(point_53_threads),
       cmocka_unit_test(parameters_may_come_later),

@@ -192,7 +192,7 @@ class Optimizer(OwnedHandle):
 
     def state(self, index: int, name: str) -> Tensor:
         """A piece of a parameter's state, to read and write between steps. It is memory of the handle's device, except
-        the host's counts ("step" and "failures" of all but AdamW, SGD and Muon without comm)."""
+        the host's counts ("step", "failures" and "rooted" of all but AdamW, SGD and Muon without comm)."""
         view = output()
         check(lib.dc_optimizer_get_state(self._handle, index, c_string("name", name), view))
         counts = view.dtype == DType.INT64 and self._counts_on_host
