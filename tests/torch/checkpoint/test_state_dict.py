@@ -3,6 +3,7 @@ Numbers are the points of the second-order conformance list."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 import libdc.run
@@ -104,3 +105,23 @@ def test_48_what_a_state_says_nothing_of_begins_anew(kind: str, piece: str) -> N
     assert torch.equal(torch.from_dlpack(native._native.state(0, piece)), torch.eye(5))
     learn(other, second, 3, 5)
     assert int(second.state[weight]["step"]) == 2
+
+
+@each_kind
+def test_a_state_of_more_parameters_is_refused(kind: str, tmp_path: Path) -> None:
+    net = dct.shard(model(), 3)
+    params = [net[0].weight, net[2].weight]
+    make: Callable[[Any], Any] = {"KFAC": lambda given: optim.KFAC(net, given)}.get(kind, getattr(optim, kind))
+    optimizer = make(params)
+    learn(net, optimizer, 0, 2)
+    dct.save_checkpoint(net, tmp_path / "whole.safetensors", optimizer)
+    with pytest.raises(ValueError, match="a parameter group has other parameters than the saved one"):
+        dct.load_checkpoint(net, tmp_path / "whole.safetensors", make(params[:1]))
+
+
+def test_a_state_of_more_groups_is_refused() -> None:
+    net = dct.shard(model(), 3)
+    groups = [{"params": [param]} for param in net.parameters()]
+    state = dct.full_optimizer_state_dict(net, optim.AdamW(groups))
+    with pytest.raises(ValueError, match="the optimizer has 1 parameter group, the saved one 5"):
+        dct.load_full_optimizer_state_dict(net, optim.AdamW(groups[0]["params"]), state)

@@ -79,10 +79,10 @@ class NativeState(torch.optim.Optimizer):
         return self._owned_state is not None and self._owned_state.match(name) is not None
 
     def pieces(self, param: Tensor) -> Set[str]:
-        """The names of a parameter's state on this rank."""
+        """The names of a parameter's state on this rank; none of a parameter that the optimizer does not have."""
         assert self._native is not None
-        index = next(i for i, part in enumerate(self._parts) if part.param is param)
-        return set(self._native.state_names(index))
+        return {name for index, part in enumerate(self._parts) if part.param is param
+                for name in self._native.state_names(index)}
 
     @on_elements
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]

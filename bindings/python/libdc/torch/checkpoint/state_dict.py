@@ -6,6 +6,7 @@ import json
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
+from libdc.arguments import counted
 from torch import Tensor, nn
 
 from ..sharding.buffers import check_buffer_rule, synced_buffers
@@ -130,6 +131,9 @@ def _check_kind(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any], grou
 def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer,
               saved: List[Dict[str, Any]]) -> Tuple[Dict[str, int], List[Dict[str, Any]]]:
     """The parameters' numbers by their names, and the saved groups with numbers."""
+    if len(optimizer.param_groups) != len(saved):
+        raise ValueError("load_full_optimizer_state_dict: the optimizer has "
+                         f"{counted(len(optimizer.param_groups), 'parameter group')}, the saved one {len(saved)}")
     numbers: Dict[str, int] = {}
     names = names_of(model)
     groups = []
