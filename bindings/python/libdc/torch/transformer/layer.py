@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from libdc import DType
 from libdc import Tensor as LibTensor
@@ -235,6 +236,15 @@ _forward.register_autograd(_backward_formula, setup_context=_setup_context)
 
 # ---- the module
 
+@torch.compiler.disable
+def _refuse_tangents(tensors: Sequence[Optional[Tensor]]) -> None:
+    """PyTorch calls an operator without a forward-mode derivative as if its inputs were constants."""
+    transforms = torch._C._functorch.get_interpreter_stack() or []
+    if any(transform.key() is torch._C._functorch.TransformType.Jvp for transform in transforms) or \
+            any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise RuntimeError("TransformerLayer has no forward-mode derivative, as torch.func.jvp, jacfwd and "
+                           "torch.autograd.forward_ad take it: use backward() or torch.autograd.grad()")
+
 
 class TransformerLayer(nn.Module):
     """One encoder layer of BERT. config: see libdc.transformer.LayerConfig; its dtype is that of the parameters, and
@@ -278,9 +288,11 @@ class TransformerLayer(nn.Module):
                 cu_seqlens: Optional[Tensor] = None, offset: Union[int, Tensor, None] = None) -> Tensor:
         """hidden_states: [batch, sequence, hidden]; or packed [tokens, hidden], with the samples' offsets in
         cu_seqlens, which on a card are waited for unless they are in host memory. attention_mask: added to the scores
-        of the keys, [batch, sequence] with any 1s between. offset: of the dropout, in host memory; by default
-        PyTorch's generator gives one."""
+        of the keys, [batch, sequence] with any 1s between; it gets no gradient. offset: of the dropout, in host
+        memory; by default PyTorch's generator gives one. Forward-mode derivatives are refused."""
         x, config = hidden_states, self.config
+        if forward_ad._current_level >= 0:
+            _refuse_tangents([x, attention_mask, *self.weights])
         if cu_seqlens is None and x.dim() != 3:
             raise ValueError(f"hidden_states have shape {tuple(x.shape)}, must be [batch, sequence, hidden]")
         if cu_seqlens is not None:
