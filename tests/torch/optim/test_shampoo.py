@@ -152,3 +152,38 @@ def test_44_a_gradient_that_is_not_finite_changes_nothing(kind: Any, options: An
         optimizer.step()
     assert all(torch.equal(p.detach(), q) for p, q in zip(net.parameters(), before))
     learn(net, optimizer, 2, 4)
+
+
+@pytest.mark.parametrize("kind", [optim.Muon, optim.Shampoo, optim.SOAP])
+@pytest.mark.parametrize("world", [1, 2])
+def test_any_group_may_be_of_a_sharded_model(kind: Any, world: int) -> None:
+    def rank(comm: libdc.Comm) -> List[float]:
+        net, other = (dct.shard(torch.nn.Linear(6, 6, bias=False), 3, comm=ranks) for ranks in (comm, comm.dup()))
+        own = torch.nn.Parameter(torch.ones(6, 6))
+
+        def moved(groups: Any, *added: Any) -> float:
+            with torch.no_grad():
+                own.fill_(1)
+            optimizer = kind([{"params": group} for group in groups], lr=0.5)
+            for params in added:
+                optimizer.add_param_group({"params": params})
+            for _ in range(2):
+                net(torch.ones(3, 6)).square().sum().backward()
+                own.grad = torch.eye(6)
+                optimizer.step()
+            assert next(net.parameters()) in optimizer.state
+            return own[0, 0].item()
+
+        params = list(net.parameters())
+        results = [moved([params, [own]]), moved([[own], params]), moved([[], params, [own]]),
+                   moved([[], params], [own])]
+        with pytest.raises(ValueError, match=f"{kind.__name__}: the parameters belong to models that were sharded"):
+            moved([[own], params, list(other.parameters())])
+        with pytest.raises(ValueError, match="parameter 1 is of a sharded model that the optimizer was not made for"):
+            moved([params], list(other.parameters()))
+        with pytest.raises(ValueError, match="parameter 1 is of a sharded model that the optimizer was not made for"):
+            moved([[own]], params)
+        return results
+
+    for results in libdc.run.threads(world, rank):
+        assert len(set(results)) == 1 and results[0] != 1

@@ -46,6 +46,7 @@ class NativeOptimizer(NativeState):
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler sets `grad_scale` and `found_inf`, and does not wait
     _native_class: Type[arrays.Optimizer]
+    _is_collecting = False  # PyTorch's constructor adds groups, and has not come to the last
     _devices: Tuple[str, ...] = ("cpu",)  # types of devices on which parameters may be
     _negative_errors = {"lr": "Invalid learning rate", "eps": "Invalid epsilon value",
                         "momentum": "Invalid momentum value",
@@ -53,7 +54,11 @@ class NativeOptimizer(NativeState):
 
     def __init__(self, params: Any, defaults: Dict[str, Any]) -> None:
         self._reset_native()
+        self._is_collecting = True
         super().__init__(params, defaults)
+        self._is_collecting = False
+        for index in range(len(self.param_groups)):
+            self._adopt_group(index)
 
     def _reset_native(self) -> None:
         self._native: Optional[arrays.Optimizer] = None  # made with the first group's options
@@ -80,17 +85,25 @@ class NativeOptimizer(NativeState):
     @on_elements
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        self._find_device()
+        if self._is_collecting:
+            return
         try:
-            for index, param in enumerate(self.param_groups[-1]["params"]):  # all, before any is added to the library
-                self._check_param(param, len(self._parts) + index)
-            self._try_group(self.param_groups[-1])
-            self._sync_group(len(self.param_groups) - 1)
-            for param in self.param_groups[-1]["params"]:
-                self._add_param(param, len(self.param_groups) - 1)
+            self._adopt_group(len(self.param_groups) - 1)
         except Exception:
             self.param_groups.pop()
             raise
+
+    @on_elements
+    def _adopt_group(self, group: int) -> None:
+        """Adds a group to the library. The first makes the library's optimizer, which depends on all that there are."""
+        self._find_device()
+        params = self.param_groups[group]["params"]
+        for index, param in enumerate(params):  # all, before any is added to the library
+            self._check_param(param, len(self._parts) + index)
+        self._try_group(self.param_groups[group])
+        self._sync_group(group)
+        for param in params:
+            self._add_param(param, group)
 
     def _try_group(self, group: Dict[str, Any]) -> None:
         """Adds a group's parameters to an optimizer of the library that is then dropped: what that one refuses, the
@@ -104,7 +117,7 @@ class NativeOptimizer(NativeState):
 
     def _find_device(self) -> None:
         """Sets the device, while the library does not know it yet."""
-        params = self.param_groups[0]["params"]
+        params = [param for group in self.param_groups for param in group["params"]]
         if self._native is None and params:
             self._device = params[0].device
 

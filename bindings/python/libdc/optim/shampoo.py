@@ -17,12 +17,19 @@ _GRAFTS = {"adam": 0, "none": 1, "sgd": 2, "adagrad": 3, "rmsprop": 4}
 _DECAYS = {"decoupled": 0, "l2": 1}
 
 
+def _comm_of(param: torch.Tensor) -> Optional[Comm]:
+    """The ranks over which the parameter's model is sharded."""
+    entry = entry_of(param)
+    return None if entry is None else entry.group.comm
+
+
 class Blockwise(NativeOptimizer):
     """On the CPU, or on one CUDA device. On a sharded model the blocks are shared out over the ranks, and a rank has
     the state of its own; every rank must make each step. A gradient that is not finite and below 2^50 raises
     libdc.Error on every rank, and changes nothing."""
 
     _native_class: Type[arrays.Blockwise]
+    _comm: Optional[Comm]
     _owned_state = re.compile(r"\w+\.\d")  # what.block, what.block.dimension
     _devices = ("cpu", "cuda")
 
@@ -31,13 +38,20 @@ class Blockwise(NativeOptimizer):
             piece.fill_diagonal_(1)
 
     def _create_native(self, options: Dict[str, Any]) -> arrays.Optimizer:
-        entries = [entry_of(param) for param in self.param_groups[0]["params"]]
-        comms = {id(entry.group.comm): entry.group.comm for entry in entries if entry is not None}
+        found = [_comm_of(param) for group in self.param_groups for param in group["params"]]
+        comms = {id(comm): comm for comm in found if comm is not None}
         if len(comms) > 1:
             raise ValueError(f"{self._name()}: the parameters belong to models that were sharded each on its own; "
                              "make an optimizer for each")
-        comm: Optional[Comm] = next(iter(comms.values()), None)
-        return self._native_class(comm=comm, handle=self._handle(), **options)
+        self._comm = next(iter(comms.values()), None)
+        return self._native_class(comm=self._comm, handle=self._handle(), **options)
+
+    def _check_param(self, param: torch.Tensor, index: int) -> None:
+        super()._check_param(param, index)
+        comm = _comm_of(param)
+        if self._native is not None and comm is not None and comm is not self._comm:
+            raise ValueError(f"{self._name()}: parameter {index} is of a sharded model that the optimizer was not made "
+                             "for: give the constructor one of its parameters, or make an optimizer for each model")
 
 
 class Shampoo(Blockwise):
