@@ -286,6 +286,11 @@ def test_a_budget_is_kept_or_refused(tmp_path: Any) -> None:
     out = np.memmap(tmp_path / "out", np.float32, "w+", shape=(120, 90))
     CUDAMemoryOps.memory_efficient_matmul(*files, budget_bytes=40_000, out=out)
     assert np.allclose(out, want, atol=1e-4)
+    tensors = [torch.from_numpy(np.array(file)) for file in files]
+    for given in (out, linalg.FileMatrix(tmp_path / "out", (120, 90)), torch.zeros(120, 90)):
+        out[:] = 0
+        assert CUDAMemoryOps.memory_efficient_matmul(*tensors, budget_bytes=40_000, out=given) is given
+        assert np.allclose(given if isinstance(given, torch.Tensor) else out, want, atol=1e-4)
     with pytest.raises(libdc.Error, match="must be >= 1"):
         CUDAMemoryOps.memory_efficient_matmul(*files, budget_bytes=0)
     with pytest.raises(libdc.Error, match="budget_bytes = 10, must be") as caught:

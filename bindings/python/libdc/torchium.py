@@ -69,11 +69,12 @@ class CUDAMemoryOps:
     @staticmethod
     def memory_efficient_matmul(A: Any, B: Any, budget_bytes: int = BUDGET, out: Any = None) -> Any:
         """A B with at most budget_bytes beside the operands. Each of A, B and out is a tensor, a NumPy memory map or a
-        libdc.linalg.FileMatrix."""
+        libdc.linalg.FileMatrix. Where out is given, it is the result."""
         if not isinstance(A, torch.Tensor) or not isinstance(B, torch.Tensor):
             return _linalg.matmul_bounded(A, B, budget_bytes, out=out)
         left, right = _on_host(A, B)
-        return _to_device_of(_linalg.matmul_bounded(left, right, budget_bytes, out=out), A)
+        result = _linalg.matmul_bounded(left, right, budget_bytes, out=out)
+        return _to_device_of(result, A) if out is None else result
 
 
 def is_cuda_available() -> bool:
