@@ -327,3 +327,24 @@ def test_50_devices() -> None:
     assert name == "cpu" and reason
     memory = linalg.device_memory()
     assert 0 < memory["free"] <= memory["total"] and 0 <= memory["reserved"] <= memory["peak"]
+
+
+def in_libdc(array: np.ndarray) -> Any:
+    tensor = linalg.zeros(array.shape, array.dtype.name)
+    np.asarray(tensor)[:] = array
+    return tensor
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("put", [np.asarray, in_libdc])
+def test_a_failed_matrix_of_a_batch_has_nan(dtype: Any, put: Any) -> None:
+    batch = np.stack([np.eye(64), np.full((64, 64), np.inf)]).astype(dtype)
+    for call in (linalg.eigh, lambda a, info: linalg.matrix_power(a, -0.5, info=info),
+                 lambda a, info: linalg.inverse_root(a, 2, info=info),
+                 lambda a, info: linalg.inverse_root_newton(a, 2, eps_abs=1e-3, info=info)):
+        info: List[Any] = []
+        results = call(put(batch), info=info)
+        for result in results if isinstance(results, tuple) else (results,):
+            for report, part in zip(info, np.asarray(result)):
+                assert np.isfinite(part).all() if report.ok else np.isnan(part).all()
+        assert [report.ok for report in info] == [True, False]

@@ -191,3 +191,14 @@ def test_negative_views_in_operators() -> None:
     torch.testing.assert_close(linalg.matmul(ones, lazy), ones @ lazy)
     with pytest.raises(TypeError, match="out is a lazy negative, must have its values in memory"):
         linalg.matmul(ones, ones, out=lazy)
+
+
+def test_autograd_notices_results_that_overwrite() -> None:
+    saved, weight = torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)
+    loss = (weight * saved).sum()
+    linalg.matmul(torch.eye(2), torch.ones(2, 2), out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():
+        out = torch.empty(2, 2)
+        assert torch.equal(linalg.matmul(torch.eye(2), torch.ones(2, 2), out=out), torch.ones(2, 2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import sys
 import threading
 from typing import Any, Optional, Sequence, Tuple
@@ -80,6 +82,8 @@ class Array:
             raise TypeError(f"{name} is None, must be an array")
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(array, torch.Tensor):
+            if writable and not array.is_inference():
+                torch.autograd.graph.increment_version(array)  # for graphs that have saved what is overwritten
             array = array.detach()  # DLPack refuses what autograd follows
             array = array if writable else array.resolve_neg()
             if array.is_cuda:  # calls work on a stream of the device's own
@@ -114,7 +118,19 @@ def make(device: Device, shape: Sequence[int], dtype: DType) -> Tensor:
 
 
 def output_array(out: Any, like: Any, shape: Sequence[int], dtype: DType, handle: Optional[Handle] = None,
-           name: str = "out") -> Array:
-    """Where a result goes: `out`, or a new array."""
+           name: str = "out", with_nan: bool = False) -> Array:
+    """Where a result goes: `out`, or a new array, filled with NaN if the call may leave some of it unwritten."""
     device = None if handle is None else handle.device
-    return Array(empty(like, shape, dtype, device) if out is None else out, name, handle, True)
+    if out is None:
+        out = empty(like, shape, dtype, device)
+        if with_nan and dtype in (DType.FLOAT32, DType.FLOAT64):  # the library refuses others
+            _fill_with_nan(out)
+    return Array(out, name, handle, True)
+
+
+def _fill_with_nan(array: Any) -> None:
+    """Not libdc's tensors of a CUDA device, which stay zeros."""
+    if not isinstance(array, Tensor):
+        array[...] = math.nan
+    elif array.place == HOST:
+        array._bytes()[:] = struct.pack("f" if array.dtype is DType.FLOAT32 else "d", math.nan) * _count(array.shape)

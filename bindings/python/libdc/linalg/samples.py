@@ -92,8 +92,8 @@ def clip_factors(squares: Any, max_norm: float, *, out: Any = None, handle: Opti
 def clipped_grad_sum(layer: SampleLayer, x: Any, delta: Any, factors: Any = None, *, weight: Any = None,
                      bias: Any = None, want_weight: bool = True, want_bias: Optional[bool] = None,
                      accumulate: bool = False, handle: Optional[Handle] = None) -> Tuple[Any, Any]:
-    """(weight, bias): the sum over samples of factor times gradient. accumulate: adds to weight and bias, of which those
-    that are wanted must be given."""
+    """(weight, bias): the sum over samples of factor times gradient. accumulate: adds to weight and bias, of which
+    those that are wanted must be given."""
     inputs, deltas = Array(x, "x", handle), Array(delta, "delta", handle)
     scales = None if factors is None else Array(factors, "factors", handle)
     wanted = (want_weight, layer.has_bias if want_bias is None else want_bias)

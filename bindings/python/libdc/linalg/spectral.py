@@ -92,11 +92,12 @@ def _options(*, symmetry: str, precision: Any, negative: str = "refuse", **numbe
 def eigh(a: Any, *, descending: bool = False, symmetry: str = "check", precision: Any = None, vectors: bool = True,
          info: Optional[List[SpectralInfo]] = None, handle: Optional[Handle] = None) -> Tuple[Any, Any]:
     """(values, vectors) of symmetric matrices [n, n] or [b, n, n]; column j of vectors belongs to value j. vectors is
-    None if they are not wanted. info: a list for the reports; then a matrix that fails is in it, and not raised."""
+    None if they are not wanted. info: a list for the reports; then a matrix that fails is in it, and not raised, and
+    its result is NaN. The functions below with an info and without out do likewise; zeros on libdc's CUDA devices."""
     given = Array(a, "a", handle)
     options = _options(symmetry=symmetry, precision=precision, descending=int(descending))
-    values = output_array(None, a, given.shape[:-1], given.dtype, handle)
-    q = output_array(None, a, given.shape, given.dtype, handle) if vectors else None
+    values = output_array(None, a, given.shape[:-1], given.dtype, handle, with_nan=info is not None)
+    q = output_array(None, a, given.shape, given.dtype, handle, with_nan=info is not None) if vectors else None
     infos = _InfoArray(given)
     status = lib.dc_eigh(handle_ptr(handle), given.c, options, values.c, q.c if q else ffi.NULL, infos.c, infos.size)
     infos.raise_for_status(status, info)
@@ -110,7 +111,8 @@ def matrix_power(a: Any, power: float, *, eps_abs: float = 0, eps_rel: float = 0
     given = Array(a, "a", handle)
     options = _options(symmetry=symmetry, precision=precision, negative=negative, eps_abs=eps_abs, eps_rel=eps_rel,
                        rank_rtol=rank_rtol)
-    result, infos = output_array(out, a, given.shape, given.dtype, handle), _InfoArray(given)
+    result = output_array(out, a, given.shape, given.dtype, handle, with_nan=info is not None)
+    infos = _InfoArray(given)
     status = lib.dc_matrix_power(handle_ptr(handle), given.c, power, options, result.c, infos.c, infos.size)
     infos.raise_for_status(status, info)
     return result.array
@@ -130,7 +132,8 @@ def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, r
     given, kept = Array(a, "a", handle), None if basis is None else Array(basis, "basis", handle, True)
     options = _options(symmetry=symmetry, precision=precision, negative=negative, eps_abs=eps_abs, eps_rel=eps_rel,
                        rank_rtol=rank_rtol, tolerance=tolerance)
-    result, infos = output_array(out, a, given.shape, given.dtype, handle), _InfoArray(given)
+    result = output_array(out, a, given.shape, given.dtype, handle, with_nan=info is not None)
+    infos = _InfoArray(given)
     status = lib.dc_matrix_inverse_root(handle_ptr(handle), given.c, _c_int("root", root), options,
                                         kept.c if kept else ffi.NULL, result.c, infos.c, infos.size)
     infos.raise_for_status(status, info)
@@ -147,7 +150,8 @@ def inverse_root_newton(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float
     for name, value in dict(eps_abs=eps_abs, eps_rel=eps_rel, residual=residual, iterations=iterations).items():
         assign(options, name, value, name)
     options.symmetry, options.precision = choice("symmetry", symmetry, _SYMMETRY), DType.of(precision)
-    result, infos = output_array(out, a, given.shape, given.dtype, handle), _InfoArray(given, IterationInfo)
+    result = output_array(out, a, given.shape, given.dtype, handle, with_nan=info is not None)
+    infos = _InfoArray(given, IterationInfo)
     status = lib.dc_matrix_inverse_root_newton(handle_ptr(handle), given.c, _c_int("root", root), options, result.c,
                                                infos.c, infos.size)
     infos.raise_for_status(status, info)
