@@ -94,7 +94,7 @@ DC__CONVERT dc__sgd_factors dc__sgd_factors_of(const dc__sgd_rule *rule, double 
 }
 
 DC__CONVERT float dc__sgd_direction(float w, float g, const dc__sgd_factors *f) {
-  return f->sign * g + f->weight_decay * w;
+  return f->weight_decay != 0.0f ? f->sign * g + f->weight_decay * w : f->sign * g;
 }
 DC__CONVERT float dc__sgd_momentum(float b, float d, const dc__sgd_factors *f) {
   return f->momentum * b + f->one_minus_dampening * d;

@@ -65,6 +65,21 @@ def test_43_as_torch_within_rounding(ours: Any, theirs: Any, options: Dict[str, 
     assert int(one.state[a[0]]["step"]) == 48 and int(one.state[a[1]]["step"]) == 50
 
 
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.5}, {"momentum": 0.5, "nesterov": True}])
+def test_an_infinite_weight_stays_infinite(options: Dict[str, Any]) -> None:
+    """Without weight decay it has no part in the direction, which would be 0 times infinity."""
+    values = [float("-inf"), float("inf"), 1.0] * 30
+    moved = []
+    for library in (torch.optim, optim):
+        param = torch.nn.Parameter(torch.tensor(values))
+        optimizer = library.SGD([param], lr=0.25, **options)
+        for _ in range(2):
+            param.grad = torch.ones_like(param)
+            optimizer.step()
+        moved.append(param.detach())
+    assert torch.equal(moved[0], moved[1]) and moved[1].isinf().sum() == 60
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_weights_take_the_float32_way(dtype: torch.dtype) -> None:
     a = parameters(dtype)
