@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import devices
 from ..dtypes import DTYPES, FLOAT_DTYPES
+from ..sharding.untraced import untraced
 from . import caching_allocator
 
 # Operators name layers by the id of their configuration, so that modules can be copied and pickled.
@@ -236,7 +237,8 @@ _forward.register_autograd(_backward_formula, setup_context=_setup_context)
 
 # ---- the module
 
-@torch.compiler.disable
+
+@untraced
 def _refuse_tangents(tensors: Sequence[Optional[Tensor]]) -> None:
     """PyTorch calls an operator without a forward-mode derivative as if its inputs were constants."""
     transforms = torch._C._functorch.get_interpreter_stack() or []
