@@ -942,6 +942,7 @@ DC_API dc_status dc_context_set_param_name(dc_context *context, int64_t id, cons
  *  Until there is one again, a dc_reduce_grad that would communicate is DC_E_STATE. Where some rank owns nothing of the
  *  gradient, and so cannot know, the reduction itself fails with it, on every rank, and with it the context. A local
  *  sum of stage 1 stays, and is added to the new buffer; what other stages have added to the old one stays there.
+ *  On return nothing of the context's writes the old buffer any more, which is the caller's again.
  *  grad_buffer  [in,out] as in dc_register_param
  *  offset       as in dc_register_param; 0 for stage 3
  *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a reduction into the old buffer is pending), DC_E_SHAPE (not the

@@ -177,8 +177,7 @@ class Collectives:
             _check_length("scatter", "input", parts, self.size)
         else:
             parts = [nothing] * self.size
-        self.all_to_all([out if rank == root else nothing for rank in range(self.size)], parts,
-                        "scatter", root)
+        self.all_to_all([out if rank == root else nothing for rank in range(self.size)], parts, "scatter", root)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
