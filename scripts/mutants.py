@@ -22,7 +22,7 @@ MUTANTS = ROOT / "tests" / "mutants"
 TESTS = [
     "programs/programs_sim", "sim/sim_gather", "sim/sim_reduce", "sim/sim_large_gradients", "sim/sim_offload",
     *(f"runtime/test_{stem}" for stem in ("gather", "gather_types", "reduce", "large_gradients", "large_param",
-                                         "grad_buffers", "offload")),
+                                         "grad_buffers", "offload", "replicas")),
     "api/test_bad_input", "base/test_map", "base/test_tensor",
     *(f"device/{stem}" for stem in ("cpu/test_stream", "cpu/test_event", "cpu/test_device", "test_arena",
                                     "test_block_tree", "test_buffer")),
@@ -31,7 +31,7 @@ TESTS = [
     *(f"comm/{stem}" for stem in ("test_comm", "test_coll_group", "test_host_transport", "shm/test_rendezvous",
                                   "test_signature", "test_comm_errors", "test_deadlock", "external/test_callbacks",
                                   "tcp/test_stragglers", "tcp/bootstrap/test_handshake", "tcp/test_mesh",
-                                  "tcp/test_relay", "tcp/tls/test_tls")),
+                                  "tcp/test_relay", "tcp/tls/test_tls", "levels/test_levels_errors")),
     "optim/blockwise/test_muon", "abi/test_results", "conformance/conformance_finite_sim"]
 
 

@@ -75,6 +75,20 @@ void dc__comm_release(dc_comm *comm) {
   }
 }
 
+void dc__comm_set_parent(dc_comm *comm, dc_comm *parent) {
+  comm->parent = parent;
+  if (comm->ops->set_parent != NULL) {
+    comm->ops->set_parent(comm, parent);
+  }
+}
+
+dc_status dc__comm_check_parents(const dc_comm *comm) {
+  for (dc_comm *parent = comm->parent; parent != NULL; parent = parent->parent) {
+    DC__TRY(dc__comm_check(parent));
+  }
+  return DC_OK;
+}
+
 dc_status dc__comm_acquire_exclusive(const char *fn, dc_comm *comm, dc_comm **exclusive_comm) {
   dc_status status = dc__comm_dup(comm, exclusive_comm);
   if (status != DC_E_UNSUPPORTED) {

@@ -112,6 +112,8 @@ typedef struct dc__comm_ops {
   /* Optional: brackets a wait for other ranks on another communicator. Meanwhile the data of this one's earlier
    * collectives go on, which a rank may need before it can come there. */
   void (*progress)(dc_comm *comm, bool waits);
+  /* Optional, for transports on top of another communicator: gives that one the parent too. */
+  void (*set_parent)(dc_comm *comm, dc_comm *parent);
   /* Optional: picks up a failure that another rank reported. */
   void (*poll)(dc_comm *comm);
   /* Optional: as poll, and checks for processes that ended, at one system call per rank. */
@@ -159,6 +161,7 @@ struct dc_comm {
   int64_t timeout_ns;
   dc__comm_usage *usage; /* NULL if the transport does not publish it */
   dc__owner owner;
+  dc_comm *parent; /* whose failure ends this one's waits; NULL: none */
   atomic_int refs;
   atomic_int exclusive;               /* 1 while dc__comm_acquire_exclusive() has lent it, since it has no copies */
   atomic_llong wire_bytes;            /* read from other ranks by all collectives */
@@ -197,6 +200,12 @@ dc_status dc__comm_acquire_exclusive(const char *fn, dc_comm *comm, dc_comm **ex
 void dc__comm_release_exclusive(dc_comm *exclusive_comm);
 /* DC_OK, or the sticky failure as this thread's last error. Cheap if there is none. */
 dc_status dc__comm_check(dc_comm *comm);
+/* For a part that one user uses together with its whole. A failure of `parent` ends collectives of comm that wait for
+ * other ranks over shared memory or TCP, and with them comm. The creation of copies and parts does not look at it. No
+ * collective of comm runs meanwhile. `parent` outlives comm, or is taken away again: NULL. */
+void dc__comm_set_parent(dc_comm *comm, dc_comm *parent);
+/* For transports, while they wait: the failure of the parent, or of one of its parents. */
+dc_status dc__comm_check_parents(const dc_comm *comm);
 
 /* Whether the ranks can exchange memory of the device. */
 dc_status dc__comm_check_device(const char *fn, const dc_comm *comm, const dc_device *device);

@@ -340,6 +340,7 @@ static void free_resources(dc_context *ctx) {
   ctx->items = NULL;
   ctx->scratch = NULL;
   ctx->item_capacity = ctx->scratch_capacity = 0;
+  dc__replicas_disconnect(ctx);
   dc__comm_release(ctx->replica_comm);
   dc__comm_release_exclusive(ctx->reduce_comm); /* the caller's own where it cannot be copied */
   dc__comm_release_exclusive(ctx->gather_comm);

@@ -93,7 +93,17 @@ dc_status dc__replicas_connect(dc_context *ctx, const char *fn) {
   }
   pthread_mutex_init(&ctx->replica_blocks->mutex, NULL);
   DC__TRY(dc__comm_split_even(all, all->rank / group * group, 1, group, &ctx->gather_comm));
-  return dc__comm_split_even(all, all->rank % group, group, replicas, &ctx->replica_comm);
+  DC__TRY(dc__comm_split_even(all, all->rank % group, group, replicas, &ctx->replica_comm));
+  dc__comm_set_parent(ctx->gather_comm, all); /* dc_comm_abort() reaches `all` alone */
+  dc__comm_set_parent(ctx->replica_comm, all);
+  return DC_OK;
+}
+
+void dc__replicas_disconnect(dc_context *ctx) {
+  if (ctx->replica_comm != NULL && ctx->gather_comm != NULL) {
+    dc__comm_set_parent(ctx->gather_comm, NULL);
+    dc__comm_set_parent(ctx->replica_comm, NULL);
+  }
 }
 
 /* The parts are groups of their own, which the caller's dc_comm_set_checksums() does not reach. */

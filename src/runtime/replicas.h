@@ -8,6 +8,8 @@
 void dc__replicas_free(dc_context *ctx);
 /* Splits reduce_comm into gather_comm and replica_comm. */
 dc_status dc__replicas_connect(dc_context *ctx, const char *fn);
+/* Once no collective runs, before the communicators are released. Does nothing without replicas. */
+void dc__replicas_disconnect(dc_context *ctx);
 /* Lets gather_comm and replica_comm verify what they move if reduce_comm does, before they move something. Does nothing
  * without replicas. */
 void dc__replicas_share_checksums(dc_context *ctx);

@@ -208,6 +208,50 @@ static void test_a_failure_reaches_all(void **state) {
   assert_int_equal(on_threads(4, 0, one_group_fails, NULL), 0);
 }
 
+static atomic_int begins, ends;
+
+/* Rank 0 gathers in its group, to which rank 1 does not come. Rank 3, of the other group, aborts meanwhile. */
+static int another_group_aborts(dc_comm *comm, void *arg) {
+  uint64_t hashes[4];
+  const setting s = {.stage = 3, .replicas = 2, .hashes = hashes};
+  trainer t = {.s = &s, .comm = comm};
+  const int32_t rank = dc_comm_rank(comm);
+  dc_tensor full = DC_TENSOR_INIT;
+  (void)arg;
+  CHECK(open_trainer(&t) == 0);
+  dc_status status = dc_comm_barrier(comm); /* which may end with rank 3's reason already, but not on rank 0 */
+  if (rank == 0) {
+    status = status != DC_OK ? status : dc_allgather_param(t.context, NULL, 1, 0, DC_DTYPE_NONE, &full);
+    atomic_store(&begins, 1);
+    status = status != DC_OK ? status : dc_wait_allgather(t.context, NULL, 1, 0);
+    atomic_store(&ends, 1);
+  }
+  while (rank == 3 && atomic_load(&begins) == 0) {
+    sleep_ms(1);
+  }
+  if (rank == 3) {
+    dc_comm_abort(comm, "rank 3 has enough");
+  }
+  CHECK(rank != 0 || status == DC_E_ABORTED);
+  while (atomic_load(&ends) == 0 || dc_comm_check(comm) == DC_OK) {
+    sleep_ms(1); /* a context's end would tell its group */
+  }
+  CHECK(dc_comm_check(comm) == DC_E_ABORTED);
+  CHECK_SAYS("rank 3 aborted the group: rank 3 has enough");
+  close_trainer(&t);
+  return 0;
+}
+
+static void test_an_abort_ends_another_groups_wait(void **state) {
+  static const group_fn transports[] = {on_threads, on_tcp};
+  (void)state;
+  for (size_t i = 0; i < DC__COUNT(transports); i++) {
+    atomic_store(&begins, 0);
+    atomic_store(&ends, 0);
+    assert_int_equal(transports[i](4, 60000 * MS, another_group_aborts, NULL), 0);
+  }
+}
+
 /* ---- what groups must have in common ---- */
 
 typedef struct registration {
@@ -307,6 +351,7 @@ int main(void) {
       cmocka_unit_test(test_checksums),
       cmocka_unit_test(test_errors),
       cmocka_unit_test(test_a_failure_reaches_all),
+      cmocka_unit_test(test_an_abort_ends_another_groups_wait),
       cmocka_unit_test(test_groups_that_differ),
       cmocka_unit_test(test_a_buffer_that_was_taken_away),
   };

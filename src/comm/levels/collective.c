@@ -21,6 +21,10 @@ static bool levels_check_part(dc__levels *self, const char *where, dc_comm *part
   if (failure.status == DC_OK) {
     return true;
   }
+  const dc_status parents = dc__comm_check_parents(self->whole); /* the reason, of which the whole does not learn */
+  if (parents != DC_OK) {
+    self->whole->ops->fail_group(self->whole, parents);
+  }
   for (int i = 0; i < PEER_CHECKS && dc__comm_check(self->whole) == DC_OK; i++) {
     const struct timespec pause = {0, CHECK_PAUSE_NS};
     self->whole->ops->check_peers(self->whole);

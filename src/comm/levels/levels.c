@@ -53,9 +53,13 @@ static void levels_check_peers(dc_comm *comm) {
 static void levels_abort_group(dc_comm *comm, const char *reason) {
   dc__levels *self = (dc__levels *)comm;
   self->whole->ops->abort(self->whole, reason);
-  self->block->ops->abort(self->block, reason);
+  self->block->ops->abort(self->block, reason); /* copies may be in creation, where no parent is looked at */
   self->column->ops->abort(self->column, reason);
   levels_poll_failure(comm);
+}
+
+static void levels_set_parent(dc_comm *comm, dc_comm *parent) {
+  dc__comm_set_parent(((dc__levels *)comm)->whole, parent);
 }
 
 static bool levels_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
@@ -108,6 +112,7 @@ static const dc__comm_ops ops = {.name = "two levels",
                                  .barrier = dc__host_barrier,
                                  .run = dc__levels_run,
                                  .agree = levels_agree,
+                                 .set_parent = levels_set_parent,
                                  .check_peers = levels_check_peers,
                                  .dup = levels_dup,
                                  .split = levels_split,
@@ -146,6 +151,8 @@ static dc_status create_on_parts(const dc__levels *parts, dc_comm **comm) {
     return status;
   }
   pthread_mutex_init(&self->collective_mutex, NULL);
+  dc__comm_set_parent(self->block, whole);
+  dc__comm_set_parent(self->column, whole);
   self->head.usage = whole->usage; /* each collective is one of the whole's */
   *comm = &self->head;
   return DC_OK;

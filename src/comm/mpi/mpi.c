@@ -81,6 +81,10 @@ static void mpi_fail_group(dc_comm *comm, dc_status status) {
   mpi_poll_failure(comm);
 }
 
+static void mpi_set_parent(dc_comm *comm, dc_comm *parent) {
+  dc__comm_set_parent(((dc__mpi *)comm)->control, parent);
+}
+
 static bool mpi_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
   dc_comm *control = ((dc__mpi *)comm)->control;
   dc__mpi_progress_begin();
@@ -110,6 +114,7 @@ static const dc__comm_ops ops = {.name = "mpi",
                                  .run = dc__mpi_run,
                                  .agree = mpi_agree,
                                  .progress = mpi_progress,
+                                 .set_parent = mpi_set_parent,
                                  .check_peers = mpi_check_peers,
                                  .dup = mpi_dup,
                                  .split = mpi_split,

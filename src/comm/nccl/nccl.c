@@ -73,6 +73,10 @@ static void nccl_abort_group(dc_comm *comm, const char *reason) {
   nccl_poll_failure(comm);
 }
 
+static void nccl_set_parent(dc_comm *comm, dc_comm *parent) {
+  dc__comm_set_parent(((dc__nccl *)comm)->bootstrap, parent);
+}
+
 static dc_status nccl_dup(dc_comm *comm, dc_comm **copy) {
   return dc__comm_create_nccl(comm, ((dc__nccl *)comm)->device, copy);
 }
@@ -87,6 +91,7 @@ static const dc__comm_ops ops = {.name = "nccl",
                                  .run = dc__nccl_run,
                                  .dup = nccl_dup,
                                  .split = nccl_split,
+                                 .set_parent = nccl_set_parent,
                                  .abort = nccl_abort_group,
                                  .poll = nccl_poll_failure,
                                  .heap_alloc = dc__nccl_heap_alloc,

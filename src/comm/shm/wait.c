@@ -1,5 +1,5 @@
 /* Waiting for other ranks. A wait spins briefly, then sleeps in slices. Between slices it checks for a failure of the
- * group, for a peer that left or died, and for the deadline. */
+ * group or a parent, for a peer that left or died, and for the deadline. */
 #include <errno.h>
 #include <inttypes.h>
 #include <linux/futex.h>
@@ -192,6 +192,7 @@ static dc_status shm_fail_timeout(const wait_state *w) {
 static dc_status check_wait(const wait_state *w, int32_t rank, bool idle) {
   const dc__shm_group *group = w->self->group;
   DC__TRY(dc__shm_group_check(group));
+  DC__TRY(dc__comm_check_parents(&w->self->head));
   bool left = atomic_load(&dc__shm_slot_of(group, w->self->channel, rank)->left) != 0 ||
               atomic_load(&group->control->released[rank]) != 0;
   bool died = !left && idle && dc__shm_has_exited(group, rank);

@@ -7,6 +7,8 @@
 #include "comm/escape.h"
 #include "comm/tcp/collective.h"
 
+enum { PARENT_CHECK_NS = 20000000 };
+
 void dc__tcp_add_iov(struct iovec *list, int32_t *count, const void *at, int64_t bytes) {
   if (bytes > 0) {
     list[(*count)++] = (struct iovec){(void *)(uintptr_t)at, (size_t)bytes};
@@ -164,6 +166,16 @@ void dc__tcp_note_progress(dc__tcp_plan *p) {
   p->queried = false;
 }
 
+/* With a parent in slices, between which it looks at the parent's failure. */
+static dc_status poll_until(const dc__tcp *self, nfds_t count, int64_t until, int *ready) {
+  do {
+    DC__TRY(dc__comm_check_parents(&self->head));
+    const int64_t slice = dc__now_ns() + PARENT_CHECK_NS;
+    *ready = poll(self->polls, count, dc__poll_timeout_ms(self->head.parent == NULL || until < slice ? until : slice));
+  } while (*ready == 0 && dc__now_ns() < until);
+  return DC_OK;
+}
+
 dc_status dc__tcp_wait_ready(dc__tcp_plan *p, int32_t count, const dc__rank_set *missing, bool all_headers) {
   dc__tcp *self = p->self;
   DC__TRY(dc__tcp_group_check(self->group));
@@ -174,7 +186,8 @@ dc_status dc__tcp_wait_ready(dc__tcp_plan *p, int32_t count, const dc__rank_set 
   p->deadline = p->deadline != 0 ? p->deadline : now + self->head.timeout_ns;
   p->deadlock_check_ns = p->deadlock_check_ns > now ? p->deadlock_check_ns : now + DC__COMM_DEADLOCK_NS;
   int64_t until = p->deadlock_check_ns < p->deadline ? p->deadlock_check_ns : p->deadline;
-  int ready = p->queried ? 0 : poll(self->polls, (nfds_t)count + 2, dc__poll_timeout_ms(until));
+  int ready = 0;
+  DC__TRY(p->queried ? DC_OK : poll_until(self, (nfds_t)count + 2, until, &ready));
   if (ready < 0 && errno != EINTR) {
     return dc__fail(DC_E_SYSTEM, "%s: poll: %s", p->op_text, strerror(errno));
   }

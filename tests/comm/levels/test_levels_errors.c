@@ -63,6 +63,93 @@ static void test_failures(void **state) {
   assert_int_equal(on_nodes(&two_by_two, learns_of_a_column, NULL), 0);
 }
 
+static atomic_int begins, ends;
+
+/* Rank 0 waits for its block or column, which do not come. Rank 3, which is in neither, aborts meanwhile. */
+static int waits_in_a_part(dc_comm *comm, void *arg) {
+  const bool *in_block = arg;
+  const dc__levels *self = (const dc__levels *)comm;
+  const int32_t rank = dc_comm_rank(comm);
+  dc_status status = dc_comm_barrier(comm); /* which may end with rank 3's reason already, but not on rank 0 */
+  if (rank == 0) {
+    atomic_store(&begins, 1);
+    status = status != DC_OK ? status : dc_comm_barrier(*in_block ? self->block : self->column);
+    atomic_store(&ends, 1);
+  }
+  while (rank == 3 && atomic_load(&begins) == 0) {
+    sleep_ms(1);
+  }
+  if (rank == 3) {
+    dc_comm_abort(comm, "the cable is out");
+  }
+  CHECK(rank != 0 || status == DC_E_ABORTED);
+  while (atomic_load(&ends) == 0 || dc_comm_check(comm) == DC_OK) {
+    sleep_ms(1);
+  }
+  CHECK(dc_comm_check(comm) == DC_E_ABORTED);
+  CHECK_SAYS("rank 3 aborted the group: the cable is out");
+  return 0;
+}
+
+static void test_an_abort_ends_a_parts_wait(void **state) {
+  static const layout two_by_two = {4, 2, 2};
+  (void)state;
+  for (int i = 0; i < 2; i++) {
+    bool in_block = i == 0;
+    atomic_store(&begins, 0);
+    atomic_store(&ends, 0);
+    assert_int_equal(on_nodes(&two_by_two, waits_in_a_part, &in_block), 0);
+  }
+}
+
+static dc_comm *parent_of_rank_0; /* of another group, which fails alone */
+
+/* Rank 1 has agreed with the others, but does not come to its block until rank 0 has ended. */
+static void comes_too_late(dc_comm *block, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
+                           int32_t count) {
+  (void)block, (void)stream, (void)tag, (void)items, (void)count;
+  dc_comm_abort(parent_of_rank_0, "the building is on fire");
+  while (atomic_load(&ends) == 0) {
+    sleep_ms(1);
+  }
+}
+
+/* The parent's reason is told as it is: its ranks are not the block's. */
+static int learns_of_a_parent(dc_comm *comm, void *arg) {
+  const int64_t count = 400000;
+  float *data = calloc((size_t)count, sizeof *data);
+  dc_tensor tensor = flat(data, &count, DC_FLOAT32);
+  dc_comm *block = ((const dc__levels *)comm)->block;
+  const dc__comm_ops *ops = block->ops;
+  dc__comm_ops late = *ops;
+  const int32_t rank = dc_comm_rank(comm);
+  (void)arg;
+  late.reduce_scatter = comes_too_late;
+  if (rank == 0) {
+    dc__comm_set_parent(comm, parent_of_rank_0);
+  } else if (rank == 1) {
+    block->ops = &late;
+  }
+  CHECK(dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) == DC_E_ABORTED);
+  CHECK_SAYS("rank 0 aborted the group: the building is on fire");
+  CHECK(strstr(dc_last_error(), "among ranks") == NULL);
+  if (rank == 0) {
+    atomic_store(&ends, 1);
+  }
+  block->ops = ops;
+  free(data);
+  return 0;
+}
+
+static void test_a_parents_reason(void **state) {
+  static const layout two_by_two = {4, 2, 2};
+  (void)state;
+  atomic_store(&ends, 0);
+  assert_int_equal(dc__comm_create_self(&parent_of_rank_0), DC_OK);
+  assert_int_equal(on_nodes(&two_by_two, learns_of_a_parent, NULL), 0);
+  dc_comm_destroy(parent_of_rank_0);
+}
+
 /* ---- errors of a part ---- */
 
 typedef struct part_error {
@@ -139,6 +226,32 @@ static void test_a_failed_split_leaves_nothing(void **state) {
   assert_int_equal(count_entries("/proc/self/task", ""), threads);
 }
 
+static dc_status fail_to_copy(dc_comm *comm, dc_comm **copy) {
+  (void)comm, (void)copy;
+  return dc__fail(DC_E_SYSTEM, "no more channels");
+}
+
+/* Rank 2 cannot copy its block; rank 0 waits for it in the copy of their column. */
+static int fails_to_copy(dc_comm *comm, void *arg) {
+  dc_comm *block = ((const dc__levels *)comm)->block, *copy = NULL;
+  const bool fails = dc_comm_rank(comm) == 2;
+  const dc__comm_ops *ops = block->ops;
+  dc__comm_ops failing = *ops;
+  (void)arg;
+  failing.dup = fail_to_copy;
+  block->ops = fails ? &failing : ops;
+  CHECK(dc_comm_dup(comm, &copy) == (fails ? DC_E_SYSTEM : DC_E_ABORTED) && copy == NULL);
+  CHECK_SAYS("no more channels");
+  block->ops = ops;
+  return 0;
+}
+
+static void test_a_failed_copy_is_all_ranks(void **state) {
+  static const layout two_by_two = {4, 2, 2};
+  (void)state;
+  assert_int_equal(on_nodes(&two_by_two, fails_to_copy, NULL), 0);
+}
+
 /* ---- checksums ---- */
 
 /* As MPI, whose data libdc does not see: no part is verified then. */
@@ -205,8 +318,11 @@ static void test_a_killed_rank(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_an_abort_ends_a_parts_wait),
+      cmocka_unit_test(test_a_parents_reason),
       cmocka_unit_test(test_a_parts_error_is_all_ranks),
       cmocka_unit_test_setup_teardown(test_a_failed_split_leaves_nothing, leftovers_note, leftovers_compare),
+      cmocka_unit_test(test_a_failed_copy_is_all_ranks),
       cmocka_unit_test(test_unverified_parts),
       cmocka_unit_test(test_a_killed_rank),
   };
