@@ -182,7 +182,8 @@ static dc_status make_heap_arena(dc_context *ctx, dc_comm *comm, bool stream_ord
 
 /* On the host peers read the heap alone. Cards exchange any device memory, and registered memory in place.
  * Registration is best where memory has the same offsets on all ranks, so gathers take it in the order of the calls,
- * independent of events. */
+ * independent of events. Buckets are sent from: registered, they would be copied before, as NCCL receives what it sums
+ * elsewhere. */
 dc_status dc__arenas_create(dc_context *ctx, dc__arenas *arenas) {
   bool on_card = ctx->device->memory_space != 0;
   bool has_heap =
@@ -190,12 +191,10 @@ dc_status dc__arenas_create(dc_context *ctx, dc__arenas *arenas) {
   ctx->stream_ordered = has_heap && on_card && ctx->config.symmetric_memory == 1;
   DC__TRY(ctx->stream_ordered ? make_heap_arena(ctx, ctx->gather_comm, true, &arenas->gathered)
                               : dc__arena_create(ctx->device, NULL, &arenas->gathered));
-  dc__arena **read_by_peers[] = {&arenas->shared, &arenas->buckets};
-  dc_comm *const peers[] = {ctx->gather_comm, ctx->reduce_comm};
-  for (size_t i = 0; i < DC__COUNT(read_by_peers); i++) {
-    DC__TRY(ctx->stream_ordered || (has_heap && !on_card) ? make_heap_arena(ctx, peers[i], false, read_by_peers[i])
-                                                          : dc__arena_create(ctx->device, NULL, read_by_peers[i]));
-  }
+  DC__TRY(ctx->stream_ordered || (has_heap && !on_card) ? make_heap_arena(ctx, ctx->gather_comm, false, &arenas->shared)
+                                                        : dc__arena_create(ctx->device, NULL, &arenas->shared));
+  DC__TRY(has_heap && !on_card ? make_heap_arena(ctx, ctx->reduce_comm, false, &arenas->buckets)
+                               : dc__arena_create(ctx->device, NULL, &arenas->buckets));
   DC__TRY(dc__arena_create(ctx->device, NULL, &arenas->working));
   arenas->staged = ctx->stream_ordered ? arenas->gathered : arenas->shared;
   arenas->reloaded =

@@ -12,6 +12,7 @@ typedef struct nccl_round {
   const dc__coll *coll;
   int64_t lo;
   int64_t size;
+  bool staged;     /* a reduction whose sends are copied out of registered memory first */
   bool asymmetric; /* a gather whose buffers lie at different offsets on different ranks */
 } nccl_round;
 
@@ -67,6 +68,11 @@ static dc_status nccl_broadcast(dc__nccl *self, void *native, const nccl_round *
                                                            r->coll->root, self->handle, native));
 }
 
+/* Behind the slices that are received. */
+static char *staged_slice(const dc__nccl *self, const nccl_round *r, int32_t peer, const dc__window_slice *out) {
+  return self->staging->ptr + (self->head.world + peer) * r->size + out->at;
+}
+
 /* Sends a peer its slices of the window, and receives the peer's slices of this rank's part. */
 static dc_status send_recv_peer(dc__nccl *self, void *native, const nccl_round *r, int32_t peer) {
   int64_t to = 0;
@@ -76,7 +82,8 @@ static dc_status send_recv_peer(dc__nccl *self, void *native, const nccl_round *
     dc__window_slice out = dc__window_intersect(item, peer, to, r->lo, r->size);
     dc__window_slice in = dc__window_intersect(item, self->head.rank, from, r->lo, r->size);
     if (out.count > 0) {
-      const void *data = dc__bytes_at(item->send, item->ranges[peer].begin + out.begin, item->dtype);
+      const void *data = r->staged ? staged_slice(self, r, peer, &out)
+                                   : dc__bytes_at(item->send, item->ranges[peer].begin + out.begin, item->dtype);
       DC__TRY(dc__nccl_check_result(
           self, "ncclSend",
           self->library.ncclSend(data, nccl_bytes(out.count, item->dtype), DC__NCCL_INT8, peer, self->handle, native)));
@@ -152,6 +159,22 @@ static dc_status reserve_staging(dc__nccl *self, size_t bytes) {
   return DC_OK;
 }
 
+/* NCCL requires registered memory on both sides of an exchange or on neither, and staging is not registered. */
+static void stage_sends(dc__nccl *self, const nccl_round *r) {
+  for (int32_t peer = 0; peer < self->head.world; peer++) {
+    int64_t pos = 0;
+    for (int32_t i = 0; i < r->coll->count; i++) {
+      const dc__coll_item *item = &r->coll->items[i];
+      dc__window_slice out = dc__window_intersect(item, peer, pos, r->lo, r->size);
+      pos += dc__item_stride(item, peer);
+      if (peer != self->head.rank && out.count > 0) {
+        const void *data = dc__bytes_at(item->send, item->ranges[peer].begin + out.begin, item->dtype);
+        dc__internal_copy(r->coll->stream, staged_slice(self, r, peer, &out), data, nccl_bytes(out.count, item->dtype));
+      }
+    }
+  }
+}
+
 /* Adds the received slices to this rank's own, in the order of dc__reduce(). */
 static void add_received(dc__nccl *self, const nccl_round *r) {
   int32_t rank = self->head.rank;
@@ -178,12 +201,17 @@ static dc_status reduce_rounds(dc__nccl *self, const dc__coll *coll, const char 
   int32_t world = self->head.world;
   int64_t largest = dc__max_part_bytes(coll, world);
   int64_t max_bytes = (STAGING_BYTES / world) & ~(int64_t)(DC__PART_ALIGN - 1);
-  nccl_round r = {.coll = coll, .size = largest < max_bytes ? largest : max_bytes};
+  nccl_round r = {.coll = coll,
+                  .size = largest < max_bytes ? largest : max_bytes, /* the same on all ranks */
+                  .staged = dc__nccl_sends_registered(self, coll)};
   if (world > 1) {
-    DC__TRY(reserve_staging(self, (size_t)(r.size * world)));
+    DC__TRY(reserve_staging(self, (size_t)(r.size * world) * (r.staged ? 2 : 1)));
   }
   for (; r.lo < largest; r.lo += r.size) {
     if (world > 1) {
+      if (r.staged) {
+        stage_sends(self, &r);
+      }
       DC__TRY(submit_group(self, &r, name));
     }
     add_received(self, &r);

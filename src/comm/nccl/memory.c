@@ -11,7 +11,8 @@
  * state. Blocks that are no windows yet are then registered, since every rank takes part. Otherwise the gather is made
  * of broadcasts, for which NCCL has no windows. Equality is as certain as a 64-bit hash.
  *
- * Reductions are sends and receives, for which NCCL has no windows either. */
+ * Reductions are sends and receives, for which NCCL has no windows either. A rank's NCCL decides by the rank's own
+ * buffer whether the peer's is accessed directly. So a pair of which only one side is registered waits for ever. */
 #include "comm/nccl/nccl.h"
 
 /* An abort ends all registrations. Memory that cannot be freed is leaked, since nothing can recover it. */
@@ -100,6 +101,24 @@ bool dc__nccl_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes) {
   return true;
 }
 
+static dc__nccl_block *block_of(dc__nccl *self, const char *ptr) {
+  pthread_mutex_lock(&self->pending_mutex);
+  dc__nccl_block *block = self->blocks;
+  while (block != NULL && !(ptr >= block->ptr && ptr < block->ptr + block->bytes)) {
+    block = block->next;
+  }
+  pthread_mutex_unlock(&self->pending_mutex);
+  return block;
+}
+
+bool dc__nccl_sends_registered(dc__nccl *self, const dc__coll *coll) {
+  bool registered = false;
+  for (int32_t i = 0; i < coll->count; i++) {
+    registered = registered || block_of(self, coll->items[i].send) != NULL;
+  }
+  return registered;
+}
+
 /* ---- windows ---- */
 
 enum { BUFFERS = 2 };
@@ -108,12 +127,7 @@ enum { BUFFERS = 2 };
  * used. It lives as long as the gather. */
 static dc__nccl_block *find_block(dc__nccl *self, const dc__coll_item *item, int buffer, size_t *offset) {
   const char *ptr = buffer == 0 ? item->send : item->recv;
-  pthread_mutex_lock(&self->pending_mutex);
-  dc__nccl_block *block = dc__nccl_is_even(item, self->head.world) ? self->blocks : NULL;
-  while (block != NULL && !(ptr >= block->ptr && ptr < block->ptr + block->bytes)) {
-    block = block->next;
-  }
-  pthread_mutex_unlock(&self->pending_mutex);
+  dc__nccl_block *block = dc__nccl_is_even(item, self->head.world) ? block_of(self, ptr) : NULL;
   *offset = block == NULL ? 0 : (size_t)(ptr - block->ptr);
   return block;
 }

@@ -129,6 +129,8 @@ void dc__nccl_heap_free(dc_comm *comm, void *ptr, size_t bytes);
 uint64_t dc__nccl_buffers_hash(dc__nccl *self, const dc__coll *coll, bool *unregistered);
 /* If all ranks have the same hash: registers the gather's blocks as windows. */
 dc_status dc__nccl_register_windows(dc__nccl *self, const dc__coll *coll, const char *name);
+/* Whether an item's send lies in the heap. */
+bool dc__nccl_sends_registered(dc__nccl *self, const dc__coll *coll);
 bool dc__nccl_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes);
 
 /* ---- collective.c ---- */

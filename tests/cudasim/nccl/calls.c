@@ -71,5 +71,8 @@ const char *ncclGetErrorString(int error) {
 }
 
 const char *ncclGetLastError(dc__nccl_handle comm) {
-  return comm == NULL ? "" : "simulated";
+  pthread_mutex_lock(&ncclsim_mutex);
+  const char *why = comm == NULL ? "" : comm->why != NULL ? comm->why : "simulated";
+  pthread_mutex_unlock(&ncclsim_mutex);
+  return why;
 }

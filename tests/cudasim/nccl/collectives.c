@@ -127,6 +127,12 @@ static int move_from(const world *w, const group *g, int index, int peer, size_t
   if (other == NULL) {
     return DC__NCCL_INVALID_USAGE;
   }
+  if (other != own && !ncclsim_both_registered(own, other)) {
+    pthread_mutex_lock(&ncclsim_mutex);
+    g->comm->why = "only one side's memory is registered";
+    pthread_mutex_unlock(&ncclsim_mutex);
+    return DC__NCCL_INVALID_USAGE;
+  }
   return copy(own->recv + offset, other->send, own->bytes) ? 0 : DC__NCCL_CUDA_ERROR;
 }
 

@@ -47,6 +47,13 @@ typedef struct window {
   int number; /* the same on every rank */
 } window;
 
+/* Memory that one rank registered. */
+typedef struct registration {
+  struct registration *next; /* of its communicator's */
+  char *ptr;
+  size_t bytes;
+} registration;
+
 /* A window on its way. */
 typedef struct opening {
   void **to; /* NULL: there is none */
@@ -60,6 +67,7 @@ typedef struct call {
   size_t bytes;
   int peer;      /* or root */
   spot from, to; /* an all-gather's */
+  bool registered_send, registered_recv;
 } call;
 
 typedef struct group {
@@ -81,9 +89,10 @@ struct ncclComm {
   int launching; /* groups that a thread of NCCL's has not put on their stream yet */
   int device;
   int error;       /* asynchronous */
+  const char *why; /* NULL: there is no text */
   group *groups;   /* on streams; of a lost device they never run */
   group *captured; /* in graphs, until the reset */
-  int registrations;
+  registration *registrations;
   opening opening;
   window *windows;
   bool ended; /* by its user; goes with the last group */
@@ -113,6 +122,8 @@ int ncclsim_end_memory(struct ncclComm *comm);
 void ncclsim_locate(const struct ncclComm *comm, call *c);
 /* Whether two ranks' calls have their memory in the same places. */
 bool ncclsim_alike(const call *a, const call *b);
+/* Whether two ranks' calls that belong together have registered memory on both sides or on neither. */
+bool ncclsim_both_registered(const call *own, const call *other);
 
 /* communicators.c; called with the mutex */
 void ncclsim_drop(struct ncclComm *comm);

@@ -146,6 +146,35 @@ static void test_every_type_and_split(void **state) {
   nothing_left();
 }
 
+/* Some ranks send from registered memory, and all receive in memory that is not. */
+static void from_registered_memory(card_rank *c) {
+  void *send = NULL, *recv = on_card(c, COUNT * 8);
+  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+  if (c->r.rank % 2 == 0) {
+    OK(&c->r, c->nccl->ops->heap_alloc(c->nccl, COUNT * 8, &send));
+  } else {
+    send = on_card(c, COUNT * 8);
+  }
+  for (int kind = 0; kind < 3 && c->r.failure[0] == '\0'; kind++) {
+    reduce_one(c, DC_FLOAT32, kind, send, recv);
+  }
+  if (c->r.rank % 2 == 0) {
+    c->nccl->ops->heap_free(c->nccl, send, COUNT * 8);
+  } else {
+    off_card(c, send, COUNT * 8);
+  }
+  off_card(c, recv, COUNT * 8);
+}
+
+static void test_registered_memory(void **state) {
+  (void)state;
+  for (int32_t world = 2; world <= 3; world++) {
+    on_cards(world, ON_PROCESSES, 100 * second, from_registered_memory);
+  }
+  assert_true(cudasim_calls("ncclCommRegister") > 0);
+  nothing_left();
+}
+
 /* Ranks as threads that read each other's memory in place. */
 static void without_nccl(card_rank *c) {
   OK(&c->r, dc_comm_dup(c->r.comm, &c->nccl));
@@ -256,7 +285,11 @@ static void test_a_group_is_one(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_every_type_and_split), TEST(test_in_place), TEST(test_hosts_and_copies), TEST(test_parts),
+      TEST(test_every_type_and_split),
+      TEST(test_registered_memory),
+      TEST(test_in_place),
+      TEST(test_hosts_and_copies),
+      TEST(test_parts),
       TEST(test_a_group_is_one),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

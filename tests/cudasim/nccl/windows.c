@@ -110,7 +110,9 @@ int ncclCommRegister(const dc__nccl_handle comm, void *data, size_t bytes, void 
   pthread_mutex_lock(&ncclsim_mutex);
   bool fine = comm != NULL && bytes > 0 && comm->opening.to == NULL;
   if (fine) {
-    comm->registrations++;
+    registration *fresh = malloc(sizeof *fresh);
+    *fresh = (registration){comm->registrations, data, bytes};
+    comm->registrations = fresh;
     count_live(1);
   }
   pthread_mutex_unlock(&ncclsim_mutex);
@@ -121,11 +123,19 @@ int ncclCommRegister(const dc__nccl_handle comm, void *data, size_t bytes, void 
 int ncclCommDeregister(const dc__nccl_handle comm, void *handle) {
   int error = ncclsim_enter(__func__, true);
   pthread_mutex_lock(&ncclsim_mutex);
-  must_be_unused(comm, handle, 1, "ncclCommDeregister");
-  comm->registrations--;
-  count_live(-1);
+  registration **link = &comm->registrations;
+  while (*link != NULL && (*link)->ptr != handle) {
+    link = &(*link)->next;
+  }
+  registration *found = *link;
+  if (found != NULL) {
+    must_be_unused(comm, found->ptr, found->bytes, "ncclCommDeregister");
+    *link = found->next;
+    free(found);
+    count_live(-1);
+  }
   pthread_mutex_unlock(&ncclsim_mutex);
-  return handle != NULL ? error : DC__NCCL_INVALID_ARGUMENT;
+  return found != NULL ? error : DC__NCCL_INVALID_ARGUMENT;
 }
 
 /* ---- of all ranks ---- */
@@ -201,8 +211,12 @@ int ncclCommWindowDeregister(dc__nccl_handle comm, dc__nccl_window handle) {
 }
 
 int ncclsim_end_memory(struct ncclComm *comm) {
-  int ended = comm->registrations;
-  comm->registrations = 0;
+  int ended = 0;
+  for (; comm->registrations != NULL; ended++) {
+    registration *next = comm->registrations->next;
+    free(comm->registrations);
+    comm->registrations = next;
+  }
   for (; comm->windows != NULL; ended++) {
     window *next = comm->windows->next;
     free(comm->windows);
@@ -221,12 +235,26 @@ static spot spot_of(const struct ncclComm *comm, const char *ptr) {
   return w == NULL ? (spot){0, 0} : (spot){w->number, (size_t)(ptr - w->ptr)};
 }
 
+static bool is_registered(const struct ncclComm *comm, const char *ptr) {
+  const registration *r = comm->registrations;
+  while (r != NULL && !(ptr >= r->ptr && ptr < r->ptr + r->bytes)) {
+    r = r->next;
+  }
+  return r != NULL || spot_of(comm, ptr).window != 0;
+}
+
 void ncclsim_locate(const struct ncclComm *comm, call *c) {
+  c->registered_send = c->send != NULL && is_registered(comm, c->send);
+  c->registered_recv = c->recv != NULL && is_registered(comm, c->recv);
   if (c->kind == ALL_GATHER) {
     c->from = spot_of(comm, c->send);
     c->to = spot_of(comm, c->recv);
     through += c->to.window != 0;
   }
+}
+
+bool ncclsim_both_registered(const call *own, const call *other) {
+  return own->kind != RECV || own->registered_recv == other->registered_send;
 }
 
 bool ncclsim_alike(const call *a, const call *b) {
