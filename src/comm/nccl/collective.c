@@ -31,16 +31,31 @@ bool dc__nccl_is_even(const dc__coll_item *item, int32_t world) {
   return true;
 }
 
+static bool is_gathered_by_broadcasts(const dc__nccl *self, const nccl_round *r, const dc__coll_item *item) {
+  return r->asymmetric || !dc__nccl_is_even(item, self->head.world);
+}
+
+/* A root broadcasts in place, as the others receive. NCCL requires that all of a broadcast's memory is registered or
+ * none, and a shard may lie elsewhere. */
+static void place_shards(dc__nccl *self, const nccl_round *r) {
+  for (int32_t i = 0; i < r->coll->count; i++) {
+    const dc__coll_item *item = &r->coll->items[i];
+    const dc__range own = item->ranges[self->head.rank];
+    char *dst = (char *)item->recv + nccl_bytes(own.begin, item->dtype);
+    if (is_gathered_by_broadcasts(self, r, item) && own.count > 0 && item->send != dst) {
+      dc__internal_copy(r->coll->stream, dst, item->send, nccl_bytes(own.count, item->dtype));
+    }
+  }
+}
+
 /* Uses broadcasts: NCCL has no windows for them, so the buffers may lie anywhere. */
 static dc_status gather_ragged(dc__nccl *self, void *native, const dc__coll_item *item) {
   for (int32_t r = 0; r < self->head.world; r++) {
     size_t bytes = nccl_bytes(item->ranges[r].count, item->dtype);
     char *dst = (char *)item->recv + nccl_bytes(item->ranges[r].begin, item->dtype);
     if (bytes > 0) {
-      const void *from = r == self->head.rank ? item->send : dst;
-      DC__TRY(
-          dc__nccl_check_result(self, "ncclBroadcast",
-                                self->library.ncclBroadcast(from, dst, bytes, DC__NCCL_INT8, r, self->handle, native)));
+      DC__TRY(dc__nccl_check_result(
+          self, "ncclBroadcast", self->library.ncclBroadcast(dst, dst, bytes, DC__NCCL_INT8, r, self->handle, native)));
     }
   }
   return DC_OK;
@@ -49,7 +64,7 @@ static dc_status gather_ragged(dc__nccl *self, void *native, const dc__coll_item
 static dc_status gather_all(dc__nccl *self, void *native, const nccl_round *r) {
   for (int32_t i = 0; i < r->coll->count; i++) {
     const dc__coll_item *item = &r->coll->items[i];
-    if (r->asymmetric || !dc__nccl_is_even(item, self->head.world)) {
+    if (is_gathered_by_broadcasts(self, r, item)) {
       DC__TRY(gather_ragged(self, native, item));
     } else {
       size_t bytes = nccl_bytes(item->ranges[0].count, item->dtype);
@@ -234,6 +249,9 @@ static dc_status nccl_enqueue(dc__nccl *self, const dc__coll *coll, const char *
     DC__TRY(reduce_rounds(self, coll, name));
   } else {
     nccl_round r = {.coll = coll, .asymmetric = !same};
+    if (coll->kind == DC__COLL_GATHER) {
+      place_shards(self, &r);
+    }
     DC__TRY(submit_group(self, &r, name));
   }
   atomic_fetch_add_explicit(&self->head.wire_bytes, dc__received_bytes(coll, self->head.rank, self->head.world),

@@ -150,19 +150,20 @@ uint64_t dc__nccl_buffers_hash(dc__nccl *self, const dc__coll *coll, bool *unreg
   const dc__nccl_block *blocks[BUFFERS * DC__COMM_GROUP];
   uint64_t hash = 0;
   *unregistered = false;
-  if (coll->kind != DC__COLL_GATHER || self->library.ncclCommWindowRegister == NULL) {
+  if (coll->kind != DC__COLL_GATHER) {
     return 0;
   }
+  const bool has_windows = self->library.ncclCommWindowRegister != NULL;
   for (int i = 0; i < BUFFERS * coll->count; i++) {
     size_t offset;
     const dc__nccl_block *block = find_block(self, &coll->items[i / BUFFERS], i % BUFFERS, &offset);
     blocks[i] = block;
     if (block != NULL) {
-      *unregistered = *unregistered || block->number == 0;
+      *unregistered = *unregistered || (has_windows && block->number == 0);
       const uint64_t words[] = {(uint64_t)i + 1, (uint64_t)first_in_block(blocks, i),
                                 block->number,   block->window != NULL,
                                 block->bytes,    offset};
-      for (size_t w = 0; w < DC__COUNT(words); w++) {
+      for (size_t w = 0; w < (has_windows ? DC__COUNT(words) : 1); w++) { /* else which are registered is enough */
         hash = add_word(hash, words[w]);
       }
     }

@@ -9,8 +9,8 @@
  *   windows      all ranks register them together, in the same order and of the same size, in memory of ncclMemAlloc.
  *                An all-gather in a window is in one on all ranks, at the same offset, and so is its send buffer
  *   registration a rank decides by its own memory whether to pass a peer's buffers. So the memory of calls that belong
- *                together, a send and its receive, is registered on both sides or on neither. NCCL would wait for
- *                ever otherwise
+ *                together is registered on both sides or on neither. Those are a send and its receive, a broadcast's
+ *                root and the others, each side of an all-gather on all ranks. NCCL would wait for ever otherwise
  *   memory       is neither freed nor deregistered while queued work uses it
  *   aborts       are the caller's own: the other ranks' groups wait until they are aborted too
  *

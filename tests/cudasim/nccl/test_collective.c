@@ -157,6 +157,9 @@ static void from_registered_memory(card_rank *c) {
   }
   for (int kind = 0; kind < 3 && c->r.failure[0] == '\0'; kind++) {
     reduce_one(c, DC_FLOAT32, kind, send, recv);
+    if (c->r.failure[0] == '\0') {
+      gather_one(c, DC_FLOAT32, kind, send, recv);
+    }
   }
   if (c->r.rank % 2 == 0) {
     c->nccl->ops->heap_free(c->nccl, send, COUNT * 8);

@@ -79,11 +79,13 @@ static void test_without_nccl_init_says_why(void **state) {
   nothing_left();
 }
 
+static int32_t shards = DC_MEMORY_SHARED;
+
 static void registered(card_rank *c) {
   const dc_config config = {.struct_size = sizeof config, .symmetric_memory = 1};
   OK(&c->r, dc_context_create(c->r.device, NULL, &c->r.ctx));
   OK(&c->r, dc_init(c->r.ctx, c->r.comm, &config, 1000));
-  one_step(c, DC_MEMORY_SHARED);
+  one_step(c, shards);
 }
 
 static void test_symmetric_memory_is_registered(void **state) {
@@ -93,6 +95,16 @@ static void test_symmetric_memory_is_registered(void **state) {
   on_cards(2, ON_PROCESSES, 100 * second, registered);
   assert_true(cudasim_calls("ncclCommRegister") >= 2 * 2); /* the shard's, and the gathered weights' */
   assert_int_equal(cudasim_calls("ncclCommRegister"), cudasim_calls("ncclMemFree"));
+  nothing_left();
+}
+
+/* The parts are ragged, so they go by broadcasts into registered memory. */
+static void test_shards_that_are_not_registered(void **state) {
+  (void)state;
+  shards = DC_MEMORY_DEVICE;
+  on_cards(2, ON_PROCESSES, 100 * second, registered);
+  shards = DC_MEMORY_SHARED;
+  assert_true(cudasim_calls("ncclBroadcast") > 0);
   nothing_left();
 }
 
@@ -153,6 +165,7 @@ int main(void) {
       TEST(test_processes_get_nccl),
       TEST(test_without_nccl_init_says_why),
       TEST(test_symmetric_memory_is_registered),
+      TEST(test_shards_that_are_not_registered),
       TEST(test_over_the_callers_collectives),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -155,11 +155,22 @@ static void test_hosts_ahead_of_their_cards(void **state) {
   all_went(2, 4 * PARAMS, 0, 4 * PARAMS);
 }
 
+static void one_shard_elsewhere(card_rank *c) {
+  model m;
+  OK(&c->r, make(c, c->r.rank == 0 ? DC_MEMORY_SHARED : DC_MEMORY_DEVICE, &m));
+  round_trip(&m, DC_FLOAT32);
+  end(&m);
+}
+
 static void test_without_windows(void **state) {
   ncclsim_set_version(22606);
   on_cards(2, ON_PROCESSES, 100 * second, rounds);
   all_went(2, 4 * PARAMS, 0, 0);
   assert_int_equal(cudasim_calls("ncclCommWindowRegister"), 0);
+  clean_state(state);
+  ncclsim_set_version(22606);
+  on_cards(2, ON_PROCESSES, 100 * second, one_shard_elsewhere);
+  all_went(2, 0, 2 * PARAMS, 0); /* no gather of which some ranks' shards are registered */
   clean_state(state);
   ncclsim_set_windows(false);
   on_cards(2, ON_PROCESSES, 100 * second, rounds);
@@ -194,13 +205,6 @@ static void test_ranks_out_of_step(void **state) {
   (void)state;
   on_cards(2, ON_PROCESSES, 100 * second, out_of_step);
   all_went(2, 2 * PARAMS + 1, 2 * PARAMS, 2 * PARAMS + 1);
-}
-
-static void one_shard_elsewhere(card_rank *c) {
-  model m;
-  OK(&c->r, make(c, c->r.rank == 0 ? DC_MEMORY_SHARED : DC_MEMORY_DEVICE, &m));
-  round_trip(&m, DC_FLOAT32);
-  end(&m);
 }
 
 static void test_one_rank_with_shards_on_the_host(void **state) {

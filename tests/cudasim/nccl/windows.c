@@ -254,7 +254,14 @@ void ncclsim_locate(const struct ncclComm *comm, call *c) {
 }
 
 bool ncclsim_both_registered(const call *own, const call *other) {
-  return own->kind != RECV || own->registered_recv == other->registered_send;
+  switch (own->kind) {
+    case ALL_GATHER:
+      return own->registered_send == other->registered_send && own->registered_recv == other->registered_recv;
+    case BROADCAST: /* the other one is the root */
+      return own->registered_recv == other->registered_recv && own->registered_recv == other->registered_send;
+    default:
+      return own->registered_recv == other->registered_send;
+  }
 }
 
 bool ncclsim_alike(const call *a, const call *b) {
