@@ -531,7 +531,8 @@ DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int
  *  LIBDC_CUDA_LIB_DIR, the process, the system, the wheel nvidia-nccl beside this library. The ranks meet and compare
  *  their calls over a copy of comm, which also carries the host's own data. Collective: blocks until all ranks have
  *  come, at most comm's timeout_ns, and so does its dc_comm_dup(). dc_init() makes one where the device needs it. Bits
- *  are those of every other transport, since NCCL moves the data and the device adds it.
+ *  are those of every other transport, since NCCL moves the data and the device adds it. The environment's
+ *  NCCL_COMM_BLOCKING must be 0 or not be set: with 1 NCCL would block without a deadline.
  *  Collectives are work of their stream, which no host waits for. On a stream of dc_stream_wrap() a call blocks until
  *  the ranks' hosts have met; on other streams it does not. Those of one communicator follow each other also on several
  *  streams. The deadline runs from the moment when the stream reaches a collective; dc_comm_check() returns a failure
@@ -541,9 +542,9 @@ DC_API dc_status dc_comm_create_external(const dc_comm_callbacks *callbacks, int
  *  device  "cuda" or "cuda:N", this rank's
  *  nccl    the new handle, the caller's to destroy
  *  Returns DC_OK; DC_E_UNSUPPORTED (a rank has no NCCL that can be used; the text says which and why, the device is
- *  no card, or comm has more than 256 ranks), DC_E_MISMATCH (versions of NCCL differ), DC_E_INVALID, and after an abort
- *  of the group what NCCL failed with: DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_DEVICE, DC_E_SYSTEM. [handle, collective]
- *  Since 0.1. */
+ *  no card, or comm has more than 256 ranks), DC_E_MISMATCH (versions of NCCL differ), DC_E_INVALID (also this rank's
+ *  NCCL_COMM_BLOCKING), and after an abort of the group what NCCL failed with: DC_E_TIMEOUT, DC_E_PEER_DEAD,
+ *  DC_E_DEVICE, DC_E_SYSTEM. [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **nccl);
 /** The version of the NCCL that dc_comm_create_nccl() would use here: major * 10000 + minor * 100 + patch.
  *  version  set to it

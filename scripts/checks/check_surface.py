@@ -16,7 +16,7 @@ from typing import List
 from check_header import ROOT, initialisers, read
 
 NEEDED = re.compile(r"(libc|libm|libpthread|libdl|ld-linux.*)\.so\.\d+")
-READ = {"LIBDC_CPU", "LIBDC_CUDA_LIB_DIR", "LIBDC_MPI_LIB"}  # the second by libdc_cuda.so
+READ = {"LIBDC_CPU", "LIBDC_CUDA_LIB_DIR", "LIBDC_MPI_LIB", "NCCL_COMM_BLOCKING"}  # the second by libdc_cuda.so
 MPI_LAUNCHERS = {"FLUX_TASK_RANK", "OMPI_COMM_WORLD_SIZE", "PALS_RANKID", "PMIX_RANK", "PMI_FD", "PMI_RANK",
                  "SLURM_PROCID"}
 LAUNCH = ROOT / "src" / "comm" / "launch" / "launch.c"  # of dc_launch_get(), whose purpose is the environment

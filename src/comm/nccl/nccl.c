@@ -1,8 +1,10 @@
 /* Creates and destroys communicators over NCCL; has their table. */
+#define _GNU_SOURCE /* secure_getenv */
 #include "comm/nccl/nccl.h"
 #include "comm/split.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -101,9 +103,21 @@ static const dc__comm_ops ops = {.name = "nccl",
 
 /* ---- creation ---- */
 
+/* NCCL prefers the environment to the config. A communicator that blocks has no deadline. */
+static dc_status check_environment(void) {
+  const char *value = secure_getenv("NCCL_COMM_BLOCKING");
+  return value == NULL || strtoll(value, NULL, 0) != 1
+             ? DC_OK
+             : dc__fail(DC_E_INVALID,
+                        "NCCL: the environment's NCCL_COMM_BLOCKING = \"%s\", must be 0 or not be set: "
+                        "NCCL would block without a deadline",
+                        value);
+}
+
 /* A rank without NCCL tells its peers, which would otherwise wait for it. */
 static dc_status compare_versions(dc__nccl *self) {
-  dc_status found = dc__nccl_open(&self->library);
+  dc_status found = check_environment();
+  found = found != DC_OK ? found : dc__nccl_open(&self->library);
   dc__failure failure = {DC_OK, ""};
   dc__failure_keep(&failure, found);
   int64_t own_version = found == DC_OK ? self->library.version : 0;

@@ -77,6 +77,27 @@ static void test_versions(void **state) {
   nothing_left();
 }
 
+static void must_not_block(card_rank *c) {
+  FAILS(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl), DC_E_INVALID,
+        "NCCL: the environment's NCCL_COMM_BLOCKING = \"1\", must be 0 or not be set");
+  OK(&c->r, dc_comm_barrier(c->r.comm));
+}
+
+static void may_be_created(card_rank *c) {
+  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+}
+
+static void test_environment(void **state) {
+  (void)state;
+  assert_int_equal(setenv("NCCL_COMM_BLOCKING", "1", 1), 0);
+  on_cards(2, ON_PROCESSES, 100 * second, must_not_block);
+  assert_int_equal(cudasim_calls("ncclCommInitRankConfig"), 0);
+  assert_int_equal(setenv("NCCL_COMM_BLOCKING", "0", 1), 0);
+  on_cards(2, ON_PROCESSES, 100 * second, may_be_created);
+  unsetenv("NCCL_COMM_BLOCKING");
+  nothing_left();
+}
+
 /* One of two ranks has none; which of them is not known. */
 static void one_has_none(card_rank *c) {
   CHECK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl) == DC_E_UNSUPPORTED);
@@ -322,6 +343,7 @@ static void test_every_call_fails(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_arguments),
+      TEST(test_environment),
       TEST(test_versions),
       TEST(test_one_rank_without),
       TEST(test_a_rank_never_starts),
