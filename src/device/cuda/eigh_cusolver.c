@@ -136,7 +136,8 @@ static int eigh_call(const struct dc__cuda_cusolver *s, const dc__eigh *e, int64
 }
 
 /* As many at once as the workspace has room for: the library does not say what a smaller batch needs. */
-static int eigh_next_batch(const struct dc__cuda_cusolver *s, const dc__eigh *e, int64_t *count) {
+static int eigh_next_batch(dc__cuda_stream *stream, const struct dc__cuda_cusolver *s, const dc__eigh *e,
+                           size_t *host_bytes, int64_t *count) {
   workspace_size bytes;
   int error;
   *count = s->has_batched ? e->count : 1;
@@ -146,6 +147,10 @@ static int eigh_next_batch(const struct dc__cuda_cusolver *s, const dc__eigh *e,
       break;
     }
   }
+  if (*host_bytes > 0) { /* the library may use the host's workspace until the stream has come so far */
+    (void)DC__CUDA_KEEP((dc__cuda_device *)stream->head.device, cuStreamSynchronize, stream->native);
+  }
+  *host_bytes = bytes.host;
   return error != 0 ? error : eigh_call(s, e, *count, &bytes);
 }
 
@@ -173,11 +178,12 @@ static void issue_eigh(dc__cuda_stream *stream, void *args) {
   const dc__cuda_device *device = (dc__cuda_device *)stream->head.device;
   struct dc__cuda_cusolver *s = device->cusolver;
   const int64_t size = e.dtype == DC_FLOAT64 ? 8 : 4;
+  size_t host_bytes = 0; /* of the call before */
   pthread_mutex_lock(&s->mutex);
   int error = s->api.cusolverDnSetStream(s->handle, stream->native);
   while (error == 0 && e.count > 0) {
     int64_t count = 0;
-    error = eigh_next_batch(s, &e, &count);
+    error = eigh_next_batch(stream, s, &e, &host_bytes, &count);
     e.a = (char *)e.a + count * e.n * e.n * size;
     e.values = (char *)e.values + count * e.n * size;
     e.info += count;

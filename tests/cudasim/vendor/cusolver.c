@@ -1,8 +1,9 @@
 /* cuSOLVER without a card: libcusolver.so.12 as the CUDA device of libdc uses it, on libdc's own eigensolver, a plain
  * QR and the simulated driver's streams. It refuses the arguments that the library refuses, and reads only the triangle
- * that the caller names. It can be made to fail as the driver's functions can. The name of a call for one matrix that
- * does not converge is "cusolver: convergence". */
+ * that the caller names. A call whose host workspace is still that of queued work is refused. It can be made to fail as
+ * the driver's functions can. The name of a call for one matrix that does not converge is "cusolver: convergence". */
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,6 +56,40 @@ int cusolverDnCreateParams(dc__cusolver_params *params) {
 
 int cusolverDnDestroyParams(dc__cusolver_params params) {
   return end_object(params, enter(__func__, false));
+}
+
+/* ---- the host's workspace: queued work's alone, until the stream has come there ---- */
+
+enum { IN_USE = 64 };
+
+static pthread_mutex_t in_use_mutex = PTHREAD_MUTEX_INITIALIZER;
+static const char *in_use[IN_USE];
+
+static bool replace_in_use(const char *from, const char *to) {
+  int i = 0;
+  while (i < IN_USE && in_use[i] != from) {
+    i++;
+  }
+  if (i < IN_USE) {
+    in_use[i] = to;
+  }
+  return i < IN_USE;
+}
+
+static bool take_host_workspace(const char *host) {
+  pthread_mutex_lock(&in_use_mutex);
+  const bool taken = replace_in_use(host, host);
+  if (!taken && !replace_in_use(NULL, host)) {
+    abort();
+  }
+  pthread_mutex_unlock(&in_use_mutex);
+  return !taken;
+}
+
+static void give_host_workspace(const char *host) {
+  pthread_mutex_lock(&in_use_mutex);
+  (void)replace_in_use(host, NULL);
+  pthread_mutex_unlock(&in_use_mutex);
 }
 
 /* ---- decompositions ---- */
@@ -135,13 +170,14 @@ static void run_work(void *args) {
   if (a == NULL || values == NULL || info == NULL || device == NULL || (uintptr_t)w->device % 256 != 0) {
     lose_device(ILLEGAL_ADDRESS);
   }
+  if (w->host_bytes > 0) { /* it must live until now */
+    fill_poison(w->host, w->host_bytes);
+    give_host_workspace(w->host);
+  }
   if (lost() != 0) {
     return;
   }
   fill_poison(device, w->device_bytes);
-  if (w->host_bytes > 0) { /* it must live until now */
-    fill_poison(w->host, w->host_bytes);
-  }
   for (int64_t i = 0; i < w->count; i++) {
     info[i] = solve(w, a + (size_t)i * square, values + (size_t)i * row);
   }
@@ -153,7 +189,7 @@ static int begin(dc__cusolver_handle handle, dc__cusolver_params params, const w
   workspace_bytes(w, &device_bytes, &host_bytes);
   if (!valid(handle, params, w, a_type, w_type, compute_type) || handle->stream == NULL || w->a == NULL ||
       w->values == NULL || w->info == NULL || w->device_bytes < device_bytes || w->host_bytes < host_bytes ||
-      (w->host_bytes > 0 && w->host == NULL)) {
+      (w->host_bytes > 0 && (w->host == NULL || !take_host_workspace(w->host)))) {
     return INVALID;
   }
   push(handle->stream, run_work, w, sizeof *w);
