@@ -629,7 +629,9 @@ DC_API void dc_launch_init(dc_launch *launch, size_t struct_size);
  *  LIBDC_LAUNCHER's launcher is missing; the text names the variable). [any] Since 0.1. */
 DC_API dc_status dc_launch_get(dc_launch *launch);
 
-/** Gives the handle back; contexts that use the communicator keep it alive. Not collective.
+/** Gives the handle back; contexts that use the communicator keep it alive. Not collective. Destroy CUDA graphs that
+ *  captured its collectives before: NCCL holds on to them. Otherwise its end waits up to the deadline and 10 s at most,
+ *  and NCCL's memory stays until they are gone.
  *  comm  NULL does nothing
  *  [any] Since 0.1. */
 DC_API void dc_comm_destroy(dc_comm *comm);
@@ -786,7 +788,8 @@ DC_API void dc_context_options_init(dc_context_options *options, size_t struct_s
 
 /** Makes a context on a device, which it keeps alive. Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_context_create(dc_device *device, const dc_context_options *options, dc_context **context);
-/** Cleans up (dc_cleanup) and frees. Buffers that the caller still holds stay readable until released.
+/** Cleans up (dc_cleanup) and frees. Buffers that the caller still holds stay readable until released. Graphs that
+ *  captured steps of several ranks are destroyed before, as for dc_comm_destroy().
  *  context  NULL does nothing
  *  [any] Since 0.1. */
 DC_API void dc_context_destroy(dc_context *context);

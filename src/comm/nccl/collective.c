@@ -141,12 +141,12 @@ static dc_status submit_group(dc__nccl *self, nccl_round *r, const char *name) {
 
 /* ---- reductions ---- */
 
-void dc__nccl_free_staging(dc__nccl *self) {
-  while (self->staging != NULL) {
-    dc__nccl_staging *older = self->staging->older;
-    self->device->ops->free(self->device, self->staging->ptr, self->staging->bytes, DC_MEMORY_DEVICE);
-    dc__free(self->staging);
-    self->staging = older;
+void dc__nccl_free_staging(dc_device *device, dc__nccl_staging *staging) {
+  while (staging != NULL) {
+    dc__nccl_staging *older = staging->older;
+    device->ops->free(device, staging->ptr, staging->bytes, DC_MEMORY_DEVICE);
+    dc__free(staging);
+    staging = older;
   }
 }
 

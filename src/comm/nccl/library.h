@@ -55,8 +55,8 @@ enum { /* the numbers are NCCL's */
  * error      One of a call is returned, or found by ncclCommGetAsyncError; another rank's is not told to this one.
  * lifetime   Buffers stay until the stream is past the group, and are neither freed nor deregistered before.
  *            ncclCommDestroy and ncclCommAbort end the handle whatever they return.
- * capture    A group on a captured stream runs with each launch; its communicator stays while the graph does, of which
- *            the stand-in knows nothing. Connections and registrations are made before. */
+ * capture    A group on a captured stream runs with each launch; its communicator stays while the graph does, so
+ *            that ncclCommAbort waits for it. Connections and registrations are made before. */
 #define DC__NCCL_FUNCTIONS(X)                                                                                       \
   X(ncclGetVersion, dc__nccl_result, (int *version))                                                                \
   X(ncclGetUniqueId, dc__nccl_result, (dc__nccl_id * id))                                                           \

@@ -20,9 +20,9 @@ static dc_status finalize_handle(dc__nccl *self, void *native, void *args) {
 
 /* The handle is gone whatever NCCL returns. */
 static dc_status destroy_handle(dc__nccl *self, void *native, void *args) {
-  const bool *flushed = args;
   (void)native;
-  (void)(*flushed ? self->library.ncclCommDestroy(self->handle) : self->library.ncclCommAbort(self->handle));
+  (void)args;
+  (void)self->library.ncclCommDestroy(self->handle);
   return DC_OK;
 }
 
@@ -36,17 +36,29 @@ static void nccl_free_comm(dc__nccl *self) {
   dc__free(self);
 }
 
+/* Nothing that was captured is flushed while a graph holds the communicator. */
+static int64_t flush_timeout_ns(const dc__nccl *self) {
+  return self->captured && self->head.timeout_ns < DC__NCCL_FLUSH_NS ? self->head.timeout_ns : DC__NCCL_FLUSH_NS;
+}
+
 /* Members that creation did not reach are NULL. A healthy communicator is flushed before it goes; a failed one is
  * aborted. */
 static void nccl_destroy(dc_comm *comm) {
   dc__nccl *self = (dc__nccl *)comm;
   dc__nccl_watchdog_stop(self);
   if (self->handle != NULL) {
-    bool flushed = dc__comm_check(comm) == DC_OK && dc__nccl_call(self, finalize_handle, NULL) == DC_OK &&
-                   dc__nccl_wait_ready(self, "ncclCommFinalize", "the communicator's end", DC__NCCL_FLUSH_NS) == DC_OK;
-    (void)dc__nccl_call(self, destroy_handle, &flushed);
+    bool flushed =
+        dc__comm_check(comm) == DC_OK && dc__nccl_call(self, finalize_handle, NULL) == DC_OK &&
+        dc__nccl_wait_ready(self, "ncclCommFinalize", "the communicator's end", flush_timeout_ns(self)) == DC_OK;
+    if (flushed) {
+      (void)dc__nccl_call(self, destroy_handle, NULL);
+    } else {
+      dc__nccl_abort_handle(self);
+    }
   }
-  dc__nccl_free_staging(self);
+  if (!dc__nccl_leave_abortion(self)) {
+    dc__nccl_free_staging(self->device, self->staging);
+  }
   if (self->stream != NULL) {
     self->device->ops->stream_destroy(self->stream);
   }

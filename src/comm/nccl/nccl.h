@@ -53,6 +53,9 @@ typedef struct dc__nccl_staging {
   size_t bytes;
 } dc__nccl_staging;
 
+/* An abort on a thread of its own. The communicator shares it until it has ended, or leaves it behind. */
+typedef struct dc__nccl_abortion dc__nccl_abortion;
+
 typedef struct dc__nccl {
   struct dc_comm head;
   dc_comm *bootstrap;
@@ -63,6 +66,7 @@ typedef struct dc__nccl {
   pthread_mutex_t pending_mutex;    /* held while an NCCL operation is in progress; guards blocks */
   pthread_mutex_t api_mutex;        /* one NCCL call with this handle at a time */
   dc__nccl_handle handle;           /* NULL before init and after an abort */
+  dc__nccl_abortion *abortion;      /* NULL, or that of a communicator that was captured */
   dc__nccl_block *blocks;
   dc__nccl_window window;      /* where NCCL writes a new one */
   uint64_t num_windows;        /* registered so far: the same on every rank */
@@ -103,6 +107,11 @@ dc_status dc__nccl_call_and_wait(dc__nccl *self, dc_stream *stream, dc__nccl_cal
                                  const char *what);
 /* Aborts NCCL's communicator; fails this one, with the last error, and the group. */
 void dc__nccl_abort(dc__nccl *self, dc_status status);
+/* Ends the handle by an abort. If graphs hold a captured communicator, it ends in the background once they are gone.
+ * Requires api_mutex, or that no other thread uses it. */
+void dc__nccl_abort_handle(dc__nccl *self);
+/* Before the communicator's memory goes: true if an abort goes on, which then frees the staging memory. */
+bool dc__nccl_leave_abortion(dc__nccl *self);
 
 /* ---- watchdog.c ---- */
 
@@ -138,6 +147,6 @@ bool dc__nccl_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes);
 void dc__nccl_run(dc_comm *comm, const dc__coll *coll);
 /* Equal ranges in rank order, as NCCL's all-gather requires. */
 bool dc__nccl_is_even(const dc__coll_item *item, int32_t world);
-void dc__nccl_free_staging(dc__nccl *self);
+void dc__nccl_free_staging(dc_device *device, dc__nccl_staging *staging);
 
 #endif

@@ -114,12 +114,121 @@ dc_status dc__nccl_call_and_wait(dc__nccl *self, dc_stream *stream, dc__nccl_cal
   return status;
 }
 
-static dc_status abort_handle(dc__nccl *self, void *native, void *args) {
+/* ---- aborts ---- */
+
+/* ncclCommAbort ends kernels at once, and then waits until all graphs that captured the communicator are destroyed. So
+ * a thread of its own calls it, which may outlive the communicator. */
+struct dc__nccl_abortion {
+  pthread_mutex_t mutex;
+  pthread_cond_t ended;
+  dc__nccl_result (*abort)(dc__nccl_handle handle);
+  dc__nccl_handle handle;
+  bool done;
+  bool left; /* behind, with all below */
+  dc_device *device;
+  dc__nccl_staging *staging;
+};
+
+/* Longer than an abort that no graph delays. */
+static const int64_t abort_wait_ns = INT64_C(300000000);
+
+static void abortion_free(dc__nccl_abortion *a) {
+  pthread_cond_destroy(&a->ended);
+  pthread_mutex_destroy(&a->mutex);
+  dc__free(a);
+}
+
+static void *abortion_main(void *arg) {
+  dc__nccl_abortion *a = arg;
+  (void)a->abort(a->handle);
+  pthread_mutex_lock(&a->mutex);
+  a->done = true;
+  bool left = a->left;
+  pthread_cond_signal(&a->ended);
+  pthread_mutex_unlock(&a->mutex);
+  if (left) {
+    dc__nccl_free_staging(a->device, a->staging);
+    dc__device_release(a->device);
+    abortion_free(a);
+  }
+  return NULL;
+}
+
+/* False: there is no thread for it. */
+static bool abortion_start(dc__nccl *self) {
+  dc__nccl_abortion *a = dc__calloc(1, sizeof *a);
+  pthread_t thread;
+  if (a == NULL) {
+    return false;
+  }
+  a->abort = self->library.ncclCommAbort;
+  a->handle = self->handle;
+  pthread_mutex_init(&a->mutex, NULL);
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(&a->ended, &attributes);
+  pthread_condattr_destroy(&attributes);
+  if (pthread_create(&thread, NULL, abortion_main, a) != 0) {
+    abortion_free(a);
+    return false;
+  }
+  pthread_detach(thread);
+  self->abortion = a;
+  return true;
+}
+
+/* With its mutex held. */
+static bool abortion_wait(dc__nccl_abortion *a) {
+  int64_t until = dc__now_ns() + abort_wait_ns;
+  const struct timespec end = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
+  while (!a->done && pthread_cond_timedwait(&a->ended, &a->mutex, &end) == 0) {
+  }
+  return a->done;
+}
+
+static dc_status call_abort(dc__nccl *self, void *native, void *args) {
   (void)native;
   (void)args;
   (void)self->library.ncclCommAbort(self->handle);
-  self->handle = NULL;
   return DC_OK;
+}
+
+static bool was_captured(dc__nccl *self) {
+  pthread_mutex_lock(&self->watch_mutex);
+  bool captured = self->captured;
+  pthread_mutex_unlock(&self->watch_mutex);
+  return captured;
+}
+
+void dc__nccl_abort_handle(dc__nccl *self) {
+  if (!was_captured(self)) {
+    (void)dc__nccl_call(self, call_abort, NULL);
+  } else if (abortion_start(self)) { /* else the handle is kept: an abort here might not return */
+    pthread_mutex_lock(&self->abortion->mutex);
+    (void)abortion_wait(self->abortion);
+    pthread_mutex_unlock(&self->abortion->mutex);
+  }
+  self->handle = NULL;
+}
+
+bool dc__nccl_leave_abortion(dc__nccl *self) {
+  dc__nccl_abortion *a = self->abortion;
+  if (a == NULL) {
+    return false;
+  }
+  pthread_mutex_lock(&a->mutex);
+  bool left = a->left = !abortion_wait(a);
+  if (left) {
+    (void)dc__device_retain(self->device);
+    a->device = self->device;
+    a->staging = self->staging;
+  }
+  pthread_mutex_unlock(&a->mutex);
+  if (!left) {
+    abortion_free(a);
+  }
+  return left;
 }
 
 /* NCCL is aborted last: its kernels end then, and threads that waited for them must find the failure set. */
@@ -133,7 +242,7 @@ void dc__nccl_abort(dc__nccl *self, dc_status status) {
   dc__nccl_mark_failed(self);
   pthread_mutex_lock(&self->api_mutex);
   if (self->handle != NULL) {
-    (void)dc__nccl_call(self, abort_handle, NULL);
+    dc__nccl_abort_handle(self);
   }
   pthread_mutex_unlock(&self->api_mutex);
   (void)dc__fail(status, "%s", text);

@@ -102,6 +102,10 @@ CUDASIM_API void cudasim_capture(void *stream);
  * reset. */
 CUDASIM_API int cudasim_capture_end(void *stream);
 CUDASIM_API void cudasim_launch(void *stream); /* the thread's graph */
+CUDASIM_API void cudasim_graph_end(void);      /* destroys it */
+/* The number of the graph that the stream is captured into, 0: none; and whether that graph is still there. */
+CUDASIM_API unsigned long cudasim_graph_of(void *stream);
+CUDASIM_API bool cudasim_graph_lives(unsigned long number);
 /* Reads and writes memory of the device, for tests; waits for nothing. */
 CUDASIM_API void *cudasim_host_ptr(const void *ptr);
 

@@ -41,6 +41,7 @@ int cuGraphLaunch(void *exec, dc__cu_stream stream) {
 
 int cuGraphExecDestroy(void *exec) {
   ENTER(true);
+  cudasim_graph_end();
   return exec == &latest ? 0 : INVALID_HANDLE;
 }
 

@@ -17,6 +17,7 @@ static dc__cu_stream streams;
 static waiter *waiters;
 static bool held; /* streams work only while the host waits for them */
 static captured *graphs;
+static unsigned long captured_so_far;
 static int capturing;
 bool queue_spoiled;
 _Thread_local int running_device = ANYBODY;
@@ -283,6 +284,7 @@ void cudasim_capture(void *stream) {
   captured *graph = calloc(1, sizeof *graph);
   graph->tail = &graph->first;
   graph->by = pthread_self();
+  graph->number = ++captured_so_far;
   graph->next = graphs;
   graphs = graph;
   ((dc__cu_stream)stream)->captures = graph;
@@ -292,11 +294,39 @@ void cudasim_capture(void *stream) {
 
 int cudasim_capture_end(void *stream) {
   pthread_mutex_lock(&queue_mutex);
+  ((dc__cu_stream)stream)->captures->ended = true;
   ((dc__cu_stream)stream)->captures = NULL;
   capturing--;
   int fine = !queue_spoiled;
   pthread_mutex_unlock(&queue_mutex);
   return fine;
+}
+
+void cudasim_graph_end(void) {
+  pthread_mutex_lock(&queue_mutex);
+  captured **graph = my_graph();
+  if (*graph != NULL && (*graph)->ended) { /* not the next one, which is being captured */
+    free_graph(graph);
+  }
+  pthread_mutex_unlock(&queue_mutex);
+}
+
+unsigned long cudasim_graph_of(void *stream) {
+  pthread_mutex_lock(&queue_mutex);
+  const captured *graph = ((dc__cu_stream)stream)->captures;
+  unsigned long number = graph == NULL ? 0 : graph->number;
+  pthread_mutex_unlock(&queue_mutex);
+  return number;
+}
+
+bool cudasim_graph_lives(unsigned long number) {
+  pthread_mutex_lock(&queue_mutex);
+  const captured *graph = graphs;
+  while (graph != NULL && graph->number != number) {
+    graph = graph->next;
+  }
+  pthread_mutex_unlock(&queue_mutex);
+  return graph != NULL;
 }
 
 void cudasim_launch(void *stream) {

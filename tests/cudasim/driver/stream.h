@@ -20,6 +20,8 @@ struct CUstream_st {
 typedef struct captured {
   struct captured *next;
   pthread_t by;
+  unsigned long number;
+  bool ended; /* the capture */
   operation *first, **tail;
 } captured;
 

@@ -235,6 +235,7 @@ static int launch(group *g) {
   int refused = cuStreamIsCapturing(g->stream, &captured);
   pthread_mutex_lock(&ncclsim_mutex);
   g->captured = captured != 0;
+  g->graph = captured != 0 ? cudasim_graph_of(g->stream) : 0;
   if (!g->captured) {
     take_orders(g);
   }

@@ -1,8 +1,11 @@
 /* Communicators of the simulated NCCL: how ranks find each other, and their states. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "ncclsim_internal.h"
+
+enum { GRAPH_POLL_NS = 1000000 };
 
 static world *worlds;
 struct ncclComm *ncclsim_comms;
@@ -108,12 +111,21 @@ int ncclsim_thread_polls(void) {
   return polls;
 }
 
+/* NCCL's communicator holds on until then. */
+static bool graph_lives(const struct ncclComm *comm) {
+  const group *g = comm->captured;
+  while (g != NULL && !cudasim_graph_lives(g->graph)) {
+    g = g->next;
+  }
+  return g != NULL;
+}
+
 int ncclCommGetAsyncError(dc__nccl_handle comm, int *error) {
   polls++;
   NCCLSIM_ENTER(false);
   pthread_mutex_lock(&ncclsim_mutex);
-  bool waits =
-      comm->world->joined < comm->world->ranks || ncclsim_opens(comm) || comm->looks > 0 || comm->launching > 0;
+  bool waits = comm->world->joined < comm->world->ranks || ncclsim_opens(comm) || comm->looks > 0 ||
+               comm->launching > 0 || (comm->finalizes && graph_lives(comm));
   comm->looks -= comm->looks > 0;
   *error = comm->error != 0 ? comm->error : waits ? DC__NCCL_IN_PROGRESS : 0;
   pthread_mutex_unlock(&ncclsim_mutex);
@@ -124,6 +136,7 @@ int ncclCommFinalize(dc__nccl_handle comm) {
   NCCLSIM_ENTER(true);
   pthread_mutex_lock(&ncclsim_mutex);
   comm->looks = LOOKS;
+  comm->finalizes = true;
   pthread_mutex_unlock(&ncclsim_mutex);
   return DC__NCCL_IN_PROGRESS;
 }
@@ -136,6 +149,11 @@ static void end(struct ncclComm *comm, bool abort) {
   }
   comm->world->aborted[comm->rank] = abort;
   pthread_cond_broadcast(&ncclsim_progress);
+  while (graph_lives(comm)) {
+    pthread_mutex_unlock(&ncclsim_mutex);
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){0, GRAPH_POLL_NS}, NULL); /* not a program's nanosleep() */
+    pthread_mutex_lock(&ncclsim_mutex);
+  }
   comm->ended = true;
   count_live(-1 - ncclsim_end_memory(comm));
   ncclsim_drop(comm);
@@ -149,7 +167,7 @@ int ncclCommDestroy(dc__nccl_handle comm) {
 }
 
 int ncclCommAbort(dc__nccl_handle comm) {
-  int error = ncclsim_enter(__func__, true);
+  int error = ncclsim_enter(__func__, false); /* it sets the device itself */
   end(comm, true);
   return error;
 }

@@ -13,6 +13,7 @@
  *                root and the others, each side of an all-gather on all ranks. NCCL would wait for ever otherwise
  *   memory       is neither freed nor deregistered while queued work uses it
  *   aborts       are the caller's own: the other ranks' groups wait until they are aborted too
+ *   graphs       a communicator that was captured ends when they are destroyed: its end waits for that
  *
  * Any function can be made to fail, as the driver's (cudasim_fail), and a rank's next group to break or to stay away.
  * Its objects are counted with the driver's (cudasim_live). */

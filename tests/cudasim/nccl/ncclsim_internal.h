@@ -79,6 +79,7 @@ typedef struct group {
   int breaks; /* the error */
   bool stalls;
   bool captured; /* into a graph: it runs with each launch */
+  unsigned long graph;
 } group;
 
 struct ncclComm {
@@ -95,6 +96,7 @@ struct ncclComm {
   registration *registrations;
   opening opening;
   window *windows;
+  bool finalizes;
   bool ended; /* by its user; goes with the last group */
 };
 

@@ -22,6 +22,8 @@ static const int64_t whole = COUNT;
 /* Memory of a device that failed stays where its card cannot be waited for, since something is captured. */
 static int stays;
 
+static bool graphs_stay; /* else they go before NCCL's communicators */
+
 static int nothing_left(void **state) {
   (void)state;
   assert_int_equal(cudasim_live(), stays);
@@ -71,6 +73,9 @@ static dc_status open_run(card_rank *c, int32_t stage, run *r) {
 
 static void close_run(run *r) {
   (void)dc_stream_synchronize(r->stream, 0);
+  if (!graphs_stay) {
+    cudasim_graph_end();
+  }
   dc_context_destroy(r->ctx);
   off_card(r->c, r->weights, PARAMS * COUNT * sizeof(float));
   off_card(r->c, r->grads, PARAMS * COUNT * sizeof(float));
@@ -281,6 +286,7 @@ static void launch_and(card_rank *c, void (*go_wrong)(card_rank *c, run *r), dc_
   dc_status status = dc_context_check(r.ctx);
   CHECK(&c->r, (status == expected || status == DC_E_ABORTED) && strstr(dc_last_error(), text) != NULL);
   close_run(&r);
+  cudasim_graph_end();
 }
 
 static void leave(card_rank *c, run *r) {
@@ -309,6 +315,27 @@ static void test_a_launch_that_waits_ends(void **state) {
 static void test_a_launch_that_breaks_ends(void **state) {
   (void)state;
   on_cards(3, ON_PROCESSES, 100 * second, is_broken);
+}
+
+/* A context ends although graphs hold its communicators, and so does one whose launch waits. */
+static void ends_before_its_graph(card_rank *c) {
+  run r;
+  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+  OK(&c->r, open_run(c, 3, &r));
+  OK(&c->r, capture(&r));
+  close_run(&r);
+  cudasim_graph_end();
+}
+
+static void test_graphs_that_stay(void **state) {
+  (void)state;
+  graphs_stay = true;
+  on_cards(2, ON_PROCESSES, second, ends_before_its_graph);
+  on_cards(2, ON_PROCESSES, 100 * second, is_left);
+  graphs_stay = false;
+  for (int i = 0; i < 10000 && cudasim_live() > 0; i++) {
+    usleep(1000); /* a thread of libdc's ends them */
+  }
 }
 
 /* ---- every call failing in turn, while a step is captured ---- */
@@ -366,7 +393,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_a_launch_is_a_step),        TEST(test_each_launch_looks_for_itself),
       TEST(test_all_ranks_capture_or_none), TEST(test_a_launch_that_waits_ends),
-      TEST(test_a_launch_that_breaks_ends), TEST(test_every_call_fails),
+      TEST(test_a_launch_that_breaks_ends), TEST(test_graphs_that_stay),
+      TEST(test_every_call_fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

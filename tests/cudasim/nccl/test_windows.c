@@ -270,6 +270,7 @@ static void captured(card_rank *c) {
   CHECK(&c->r, opened == cudasim_calls("ncclCommWindowRegister"));
   round_trip(&m, DC_FLOAT32);
   off_card(c, copies, PARAMS * NUMEL * sizeof(float));
+  cudasim_graph_end();
   end(&m);
   dc_stream_destroy(c->stream);
   c->stream = own;
