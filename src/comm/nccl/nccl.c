@@ -56,7 +56,7 @@ static void nccl_destroy(dc_comm *comm) {
       dc__nccl_abort_handle(self);
     }
   }
-  if (!dc__nccl_leave_abortion(self)) {
+  if (!dc__nccl_leave_abort(self)) {
     dc__nccl_free_staging(self->device, self->staging);
   }
   if (self->stream != NULL) {

@@ -54,7 +54,7 @@ typedef struct dc__nccl_staging {
 } dc__nccl_staging;
 
 /* An abort on a thread of its own. The communicator shares it until it has ended, or leaves it behind. */
-typedef struct dc__nccl_abortion dc__nccl_abortion;
+typedef struct dc__nccl_abort_thread dc__nccl_abort_thread;
 
 typedef struct dc__nccl {
   struct dc_comm head;
@@ -62,11 +62,11 @@ typedef struct dc__nccl {
   dc_device *device;
   dc_stream *stream; /* its own, for NCCL calls that need the device current, and for connect_ranks() */
   dc__nccl_library library;
-  pthread_mutex_t collective_mutex; /* one collective at a time; staging, windows */
-  pthread_mutex_t pending_mutex;    /* held while an NCCL operation is in progress; guards blocks */
-  pthread_mutex_t api_mutex;        /* one NCCL call with this handle at a time */
-  dc__nccl_handle handle;           /* NULL before init and after an abort */
-  dc__nccl_abortion *abortion;      /* NULL, or that of a communicator that was captured */
+  pthread_mutex_t collective_mutex;    /* one collective at a time; staging, windows */
+  pthread_mutex_t pending_mutex;       /* held while an NCCL operation is in progress; guards blocks */
+  pthread_mutex_t api_mutex;           /* one NCCL call with this handle at a time */
+  dc__nccl_handle handle;              /* NULL before init and after an abort */
+  dc__nccl_abort_thread *abort_thread; /* NULL, or that of a communicator that was captured */
   dc__nccl_block *blocks;
   dc__nccl_window window;      /* where NCCL writes a new one */
   uint64_t num_windows;        /* registered so far: the same on every rank */
@@ -111,7 +111,7 @@ void dc__nccl_abort(dc__nccl *self, dc_status status);
  * Requires api_mutex, or that no other thread uses it. */
 void dc__nccl_abort_handle(dc__nccl *self);
 /* Before the communicator's memory goes: true if an abort goes on, which then frees the staging memory. */
-bool dc__nccl_leave_abortion(dc__nccl *self);
+bool dc__nccl_leave_abort(dc__nccl *self);
 
 /* ---- watchdog.c ---- */
 

@@ -118,7 +118,7 @@ dc_status dc__nccl_call_and_wait(dc__nccl *self, dc_stream *stream, dc__nccl_cal
 
 /* ncclCommAbort ends kernels at once, and then waits until all graphs that captured the communicator are destroyed. So
  * a thread of its own calls it, which may outlive the communicator. */
-struct dc__nccl_abortion {
+struct dc__nccl_abort_thread {
   pthread_mutex_t mutex;
   pthread_cond_t ended;
   dc__nccl_result (*abort)(dc__nccl_handle handle);
@@ -130,16 +130,16 @@ struct dc__nccl_abortion {
 };
 
 /* Longer than an abort that no graph delays. */
-static const int64_t abort_wait_ns = INT64_C(300000000);
+static const int64_t abort_wait_ns = INT64_C(2000000000);
 
-static void abortion_free(dc__nccl_abortion *a) {
+static void abort_thread_free(dc__nccl_abort_thread *a) {
   pthread_cond_destroy(&a->ended);
   pthread_mutex_destroy(&a->mutex);
   dc__free(a);
 }
 
-static void *abortion_main(void *arg) {
-  dc__nccl_abortion *a = arg;
+static void *abort_thread_main(void *arg) {
+  dc__nccl_abort_thread *a = arg;
   (void)a->abort(a->handle);
   pthread_mutex_lock(&a->mutex);
   a->done = true;
@@ -149,14 +149,14 @@ static void *abortion_main(void *arg) {
   if (left) {
     dc__nccl_free_staging(a->device, a->staging);
     dc__device_release(a->device);
-    abortion_free(a);
+    abort_thread_free(a);
   }
   return NULL;
 }
 
 /* False: there is no thread for it. */
-static bool abortion_start(dc__nccl *self) {
-  dc__nccl_abortion *a = dc__calloc(1, sizeof *a);
+static bool abort_thread_start(dc__nccl *self) {
+  dc__nccl_abort_thread *a = dc__calloc(1, sizeof *a);
   pthread_t thread;
   if (a == NULL) {
     return false;
@@ -169,17 +169,17 @@ static bool abortion_start(dc__nccl *self) {
   pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
   pthread_cond_init(&a->ended, &attributes);
   pthread_condattr_destroy(&attributes);
-  if (pthread_create(&thread, NULL, abortion_main, a) != 0) {
-    abortion_free(a);
+  if (pthread_create(&thread, NULL, abort_thread_main, a) != 0) {
+    abort_thread_free(a);
     return false;
   }
   pthread_detach(thread);
-  self->abortion = a;
+  self->abort_thread = a;
   return true;
 }
 
 /* With its mutex held. */
-static bool abortion_wait(dc__nccl_abortion *a) {
+static bool abort_thread_wait(dc__nccl_abort_thread *a) {
   int64_t until = dc__now_ns() + abort_wait_ns;
   const struct timespec end = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
   while (!a->done && pthread_cond_timedwait(&a->ended, &a->mutex, &end) == 0) {
@@ -204,21 +204,21 @@ static bool was_captured(dc__nccl *self) {
 void dc__nccl_abort_handle(dc__nccl *self) {
   if (!was_captured(self)) {
     (void)dc__nccl_call(self, call_abort, NULL);
-  } else if (abortion_start(self)) { /* else the handle is kept: an abort here might not return */
-    pthread_mutex_lock(&self->abortion->mutex);
-    (void)abortion_wait(self->abortion);
-    pthread_mutex_unlock(&self->abortion->mutex);
+  } else if (abort_thread_start(self)) { /* else the handle is kept: an abort here might not return */
+    pthread_mutex_lock(&self->abort_thread->mutex);
+    (void)abort_thread_wait(self->abort_thread);
+    pthread_mutex_unlock(&self->abort_thread->mutex);
   }
   self->handle = NULL;
 }
 
-bool dc__nccl_leave_abortion(dc__nccl *self) {
-  dc__nccl_abortion *a = self->abortion;
+bool dc__nccl_leave_abort(dc__nccl *self) {
+  dc__nccl_abort_thread *a = self->abort_thread;
   if (a == NULL) {
     return false;
   }
   pthread_mutex_lock(&a->mutex);
-  bool left = a->left = !abortion_wait(a);
+  bool left = a->left = !abort_thread_wait(a);
   if (left) {
     (void)dc__device_retain(self->device);
     a->device = self->device;
@@ -226,7 +226,7 @@ bool dc__nccl_leave_abortion(dc__nccl *self) {
   }
   pthread_mutex_unlock(&a->mutex);
   if (!left) {
-    abortion_free(a);
+    abort_thread_free(a);
   }
   return left;
 }
