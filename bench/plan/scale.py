@@ -7,8 +7,7 @@ from typing import Any, Dict, List
 
 from libdc import plan as planner
 from libdc.plan.hugging_face import from_config
-from libdc.plan.simulate import Faults, breaks_first, simulate
-from libdc.plan.options import MAX_RANKS
+from libdc.plan.simulate import PLANNED_RANKS, Faults, breaks_first, simulate
 
 TOKENS, MACHINE = 8192, "h100"
 RANKS = tuple(2**i for i in range(3, 17))
@@ -49,7 +48,7 @@ def rows(size: str, machine: planner.Machine, faults: Faults) -> List[str]:
              "| efficiency | lost most to |", "|---|---|---|---|---|---|---|---|---|"]
     plans: Dict[int, planner.Plan] = {}
     for ranks in RANKS:
-        planned = min(ranks, MAX_RANKS)
+        planned = min(ranks, PLANNED_RANKS)
         if planned not in plans:
             plans[planned] = planner.run(model, machine, planner.Options(ranks=planned, recompute=True))
         plan = plans[planned]

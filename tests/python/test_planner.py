@@ -287,7 +287,8 @@ def test_other_bad_input_is_named(tmp_path: Path) -> None:
         model_of(tmp_path, {"model_type": "llama"})
     with pytest.raises(ValueError, match="machine = 'b9000', must be a file or one of a100"):
         planner.load("b9000")
-    for wrong, text in (({"ranks": 257}, "ranks = 257, must be 1 to 256"), ({"ranks": -1}, "ranks = -1, must be 1 to"),
+    for wrong, text in (({"ranks": 1025}, "ranks = 1025, must be 1 to 1024"),
+                        ({"ranks": -1}, "ranks = -1, must be 1 to"),
                         ({"accumulate": 1025}, "accumulate = 1025, must be 1 to 1024"),
                         ({"stage": 0, "offload": True}, "offload = True, must be False in stage 0")):
         with pytest.raises(ValueError, match=text):
@@ -332,7 +333,7 @@ def test_the_command(tmp_path: Path) -> None:
     (["--search", "--stage", "1"], "stage = 1 is of one plan: without --search"),
     (["--search", "--timeline"], "timeline = True is of one plan"),
     (["--tokens", "0"], "tokens = 0, must be 1 to"),
-    (["--ranks", "-8"], "ranks = -8, must be 1 to 256"),
+    (["--ranks", "-8"], "ranks = -8, must be 1 to 1024"),
 ])
 def test_bad_lines_are_named(tmp_path: Path, line: List[str], text: str) -> None:
     done = command(write(tmp_path, LLAMA), *line, code=2)

@@ -213,12 +213,62 @@ def test_types_are_the_models_or_the_given_one() -> None:
         assert own.peak.bytes[name] == 2 * half.peak.bytes[name], name
 
 
+def gradients_and_wire_bytes(comm: libdc.Comm, model: torch.nn.Module, stage: int, types: Any) -> List[int]:
+    model = libdc.torch.shard(copy.deepcopy(model), stage, comm=comm, **types)
+    model(torch.zeros(4, 64, dtype=types.get("param_dtype", model[0].weight.dtype))).sum().backward()
+    stats, grads = libdc.torch.stats(model), [parameter.grad for parameter in model.parameters()]
+    kept = sum((grad if stage == 0 else grad.to_local()).nbytes for grad in grads)
+    return [kept, stats.gather_wire_bytes, stats.reduce_wire_bytes]
+
+
+@pytest.mark.parametrize("own, types", [
+    (torch.bfloat16, {}),
+    (torch.float32, {"param_dtype": torch.bfloat16}),
+    (torch.float32, {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}),
+    (torch.bfloat16, {"reduce_dtype": torch.float32}),
+], ids=["own", "param", "both", "reduce"])
+def test_gradients_and_bytes_have_the_trainers_types(own: torch.dtype, types: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 61), torch.nn.Linear(61, 64)).to(own)
+    names = {name: str(dtype).rpartition(".")[2] for name, dtype in types.items()}
+    for stage in (0, 1, 3):
+        measured = libdc.run.threads(3, gradients_and_wire_bytes, model, stage, types)[0]
+        plan = libdc.torch.plan(model, torch.zeros(4, 64, dtype=own), ranks=3, stage=stage, **names)
+        assert [plan.points[0].bytes["gradients"], plan.gather_wire_bytes, plan.reduce_wire_bytes] == measured, stage
+    assert names == {} or all(f" {name}" in libdc.plan.as_text(plan) for name in names.values())
+
+
+def test_auto_plans_the_types_the_ranks_and_the_bucket_of_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, plan_of = [], libdc.torch.planning.run
+
+    def note(model: Any, machine: Any, options: Any) -> Any:
+        seen.append(options)
+        return plan_of(model, machine, options)
+
+    monkeypatch.setattr(libdc.torch.planning, "run", note)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8))
+    model[0].requires_grad_(False)
+    options: Any = dict(bucket=1 << 20, prefetch=1, param_dtype=torch.bfloat16, reduce_dtype=torch.float16)
+    for ranks, replicas in ((1024, 2), (768, 3)):  # 3 does not divide a smaller power of two
+        seen.clear()
+        libdc.torch.planning._stage_of(model, [torch.zeros(4, 64)], ranks, torch.device("cpu"),
+                                       {**options, "replicas": replicas})
+        assert [each.stage for each in seen] == [0, 1, 3] and {each.ranks for each in seen} == {ranks}
+        assert {(each.dtype, each.grad_dtype, each.param_dtype, each.reduce_dtype) for each in seen} == {
+            ("float32", "float32", "bfloat16", "float16")}
+        assert {each.bucket for each in seen} == {64 * 8 + 8}  # of what is trained
+    seen.clear()
+    libdc.run.threads(1, lambda comm: libdc.torch.shard(model, "auto", comm=comm, param_dtype=torch.bfloat16))
+    assert {each.param_dtype for each in seen} == {"bfloat16"}
+
+
 @pytest.mark.parametrize("arguments, kind, text", [
     (dict(tokens=-1), ValueError, "tokens = -1, must be 0 to"),
     (dict(tokens=2.5), ValueError, "tokens = 2.5, must be an integer"),
     (dict(machine=None), TypeError, "machine is a NoneType"),
     (dict(batch=None), TypeError, "batch is a NoneType, must be a tensor, a list"),
     (dict(recompute="no"), ValueError, "recompute = 'no', must be True or False"),
+    (dict(grad_dtype=None), ValueError, "grad_dtype = None, must be one of"),
+    (dict(param_dtype="float64"), ValueError, "param_dtype = 'float64', must be one of"),
     (dict(optimizer="sgd"), ValueError, "optimizer = 'sgd', must be True or False"),
 ])
 def test_bad_arguments_are_named(arguments: Any, kind: Any, text: str) -> None:

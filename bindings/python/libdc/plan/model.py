@@ -42,6 +42,11 @@ class Model(NamedTuple):
         return sum(layer.parameters for layer in self.layers)
 
     @property
+    def trained_parameters(self) -> int:
+        return sum(numel(shape) for layer in self.layers for i, shape in enumerate(layer.shapes)
+                   if i not in layer.frozen)
+
+    @property
     def flops(self) -> int:
         return sum(layer.flops for layer in self.layers)
 

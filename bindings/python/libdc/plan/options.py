@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Optional
 
 from .._lib import lib
 from ..arguments import choice
@@ -10,12 +11,14 @@ from ..types import DType
 from .checks import whole
 
 DTYPES = {"float32": DType.FLOAT32, "bfloat16": DType.BFLOAT16, "float16": DType.FLOAT16}
-MAX_RANKS = 256
+MAX_RANKS = 1024  # the library's own limit
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How the model is trained."""
+    """How the model is trained. dtype: of the weights that are kept. grad_dtype: of the gradients that are kept.
+    param_dtype: in which weights are gathered and used; None: their own. reduce_dtype: in which gradients are
+    averaged; None: the type in which weights are used. All as in libdc.torch.shard()"""
 
     ranks: int = 1
     stage: int = 3
@@ -29,9 +32,14 @@ class Options:
     replicas: int = 1
     offload: bool = False
     optimizer: bool = True
+    grad_dtype: str = "float32"
+    param_dtype: Optional[str] = None
+    reduce_dtype: Optional[str] = None
 
     def __post_init__(self) -> None:
-        choice("dtype", self.dtype, DTYPES)
+        for name in ("dtype", "grad_dtype", "param_dtype", "reduce_dtype"):
+            if getattr(self, name) is not None or name in ("dtype", "grad_dtype"):
+                choice(name, getattr(self, name), DTYPES)
         for name, least, most in (("ranks", 1, MAX_RANKS), ("stage", 0, 3), ("micro_batch", 1, 1 << 20),
                                   ("accumulate", 1, 1 << 10), ("bucket", 1, 1 << 40), ("prefetch", 0, 64),
                                   ("replicas", 1, MAX_RANKS)):
@@ -50,5 +58,15 @@ class Options:
         return self.ranks // self.replicas
 
     @property
+    def used_dtype(self) -> str:
+        """Of gathered weights, of work, and of gradients as autograd gives them."""
+        return self.param_dtype or self.dtype
+
+    @property
     def element(self) -> int:
-        return int(lib.dc_dtype_size(DTYPES[self.dtype]))
+        """Bytes of a kept weight's."""
+        return size_of(self.dtype)
+
+
+def size_of(dtype: str) -> int:
+    return int(lib.dc_dtype_size(DTYPES[dtype]))

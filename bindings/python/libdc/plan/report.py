@@ -45,6 +45,13 @@ def settings(plan: Plan) -> str:
     return text + (", recomputation" if options.recompute else "") + (", offload" if options.offload else "")
 
 
+def _types(plan: Plan) -> str:
+    """Of weights, and those in which they are used and gradients averaged, where these are others."""
+    options = plan.options
+    text = options.dtype + (f" used as {options.param_dtype}" if options.used_dtype != options.dtype else "")
+    return text + (f", gradients averaged in {options.reduce_dtype}" if options.reduce_dtype is not None else "")
+
+
 def as_text(plan: Plan, price_per_hour: float = 0.0) -> str:
     """A page of at most 120 columns."""
     step, machine = plan.step_ns, plan.machine
@@ -52,7 +59,7 @@ def as_text(plan: Plan, price_per_hour: float = 0.0) -> str:
     lines = [
         f"{plan.model.name}: {plan.model.parameters:,} parameters, {len(plan.model.layers)} layers, "
         f"{plan.model.tokens} tokens a sample",
-        f"{plan.options.ranks} x {machine.name}: {settings(plan)}, {plan.options.dtype}",
+        f"{plan.options.ranks} x {machine.name}: {settings(plan)}, {_types(plan)}",
         "",
         f"memory of rank 0: {plan.peak.total / _GIB:.2f} of {machine.memory_bytes / _GIB:.2f} GiB at the peak, "
         f"{plan.peak.moment}: {'fits' if plan.fits else 'does not fit'}",

@@ -18,9 +18,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from .checks import real, run_command
 from .machine import load
 from .model import read
-from .options import MAX_RANKS, Options
+from .options import Options
 from .step import Plan, run
 
+PLANNED_RANKS = 256  # at most; the scaling begins there
 _STEPS = 400  # that are drawn for a mean
 _NORMAL = statistics.NormalDist()
 
@@ -146,7 +147,7 @@ def _faults(arguments: argparse.Namespace) -> Faults:
 
 
 def _scales(arguments: argparse.Namespace) -> List[Tuple[Plan, Scale]]:
-    """Each number of ranks with the plan that it comes from: its own, or of the most ranks that a plan has."""
+    """Each number of ranks with the plan that it comes from: its own, or of the most ranks that are planned."""
     try:
         numbers = [int(text) for text in arguments.ranks.split(",")]
     except ValueError:
@@ -157,8 +158,8 @@ def _scales(arguments: argparse.Namespace) -> List[Tuple[Plan, Scale]]:
     options = Options(1, arguments.stage, arguments.micro_batch, arguments.accumulate, recompute=arguments.recompute)
     model, machine = read(arguments.model, arguments.tokens, options.element), load(arguments.machine)
     plans = {planned: run(model, machine, dataclasses.replace(options, ranks=planned))
-             for planned in {min(number, MAX_RANKS) for number in numbers}}
-    pairs = [(plans[min(number, MAX_RANKS)], number) for number in numbers]
+             for planned in {min(number, PLANNED_RANKS) for number in numbers}}
+    pairs = [(plans[min(number, PLANNED_RANKS)], number) for number in numbers]
     return [(plan, simulate(plan, number, faults, arguments.seed)) for plan, number in pairs]
 
 

@@ -13,7 +13,7 @@ from .checks import whole
 from .counting import AdamW, Rank
 from .machine import Machine
 from .model import Layer, Model, numel
-from .options import DTYPES, Options
+from .options import DTYPES, Options, size_of
 
 _GRAPH = 1
 HOLDERS = ("weights", "gradients", "optimizer", "gathered", "buckets", "other libdc", "layer gradients",
@@ -79,7 +79,7 @@ class Plan(NamedTuple):
     def flop_utilisation(self) -> float:
         """The model's operations, without those of recomputation, over the peak's."""
         samples = self.options.micro_batch * self.options.accumulate
-        peak = self.machine.peak(self.options.dtype) * self.step_ns / 1e9
+        peak = self.machine.peak(self.options.used_dtype) * self.step_ns / 1e9
         return samples * self.model.trained_flops / peak if peak > 0 else 0.0
 
 
@@ -92,8 +92,9 @@ class _Step:
             layer._replace(kept_bytes=0, input_bytes=0) if i < self.first else layer
             for i, layer in enumerate(model.layers)))
         self.machine, self.options = machine, options
-        self.dtype = DTYPES[options.dtype]
-        self.rank = Rank(machine, options.dtype, options.ranks, options.heap, options.bucket, options.replicas)
+        self.dtype, self.grad_dtype = DTYPES[options.dtype], DTYPES[options.grad_dtype]
+        self.used_dtype = DTYPES[options.used_dtype]
+        self.rank = Rank(machine, options.used_dtype, options.ranks, options.heap, options.bucket, options.replicas)
         self.points: List[Point] = []
         self.activations = self.compute_ns = 0
         self.ids: List[List[int]] = []
@@ -104,14 +105,16 @@ class _Step:
         for layer, ids in zip(model.layers, self.ids):
             ids.extend(self.own_ids[other][shape] for other, shape, _ in layer.uses)
         trained = [part for part, is_frozen in zip(parts, self.frozen) if not is_frozen]
-        self.optimizer = AdamW(self.rank, trained, self.dtype, DType.FLOAT32)
+        self.optimizer = AdamW(self.rank, trained, self.dtype, self.grad_dtype)
         self.own = sum(count for _, _, count in trained)
-        self.states = {"weights": sum(count for _, _, count in parts) * options.element, "gradients": 4 * self.own}
+        self.states = {"weights": sum(count for _, _, count in parts) * options.element,
+                       "gradients": self.own * size_of(options.grad_dtype)}
 
     def _register(self) -> List[Tuple[int, int, int]]:
         """Registers all parameters in one graph; the optimizer's parts."""
         rank, stage, ranks = self.rank, self.options.stage, self.options.shards
         parts: List[Tuple[int, int, int]] = []
+        reduced = DTYPES.get(self.options.reduce_dtype or "", DType.NONE)
         offset, count = ffi.new("int64_t *"), ffi.new("int64_t *")
         for layer in self.model.layers:
             self.ids.append([])
@@ -123,12 +126,12 @@ class _Step:
                 dims = ffi.new("int64_t[]", list(shape) or [1])
                 if stage > 0:
                     padded = [-(-total // ranks)]
-                    grad = ffi.NULL if self.frozen[-1] else rank.tensor(padded, DType.FLOAT32)
+                    grad = ffi.NULL if self.frozen[-1] else rank.tensor(padded, self.grad_dtype)
                     check(lib.dc_register_z3_param(rank.context, number, dims, len(shape),
                                                    rank.tensor(padded, self.dtype), grad, int(stage < 3),
-                                                   int(DType.NONE)))
+                                                   int(reduced)))
                 else:
-                    grad = ffi.NULL if self.frozen[-1] else rank.tensor([parts[-1][2]], DType.FLOAT32)
+                    grad = ffi.NULL if self.frozen[-1] else rank.tensor([parts[-1][2]], self.grad_dtype)
                     check(lib.dc_register_param(rank.context, number, dims, len(shape), rank.tensor(shape, self.dtype),
                                                 grad, 0))
                 self.ids[-1].append(number)
@@ -156,7 +159,8 @@ class _Step:
         slowness = sum(a * b * 100 / self.machine.percent_of_width(a) for a, b in sides) / sum(a * b for a, b in sides
                                                                                               ) if sides else 1.0
         slowness *= 100 / self.machine.percent_of_rows(self.options.micro_batch * self.model.tokens)
-        rate, flops = self.machine.rate(self.options.dtype), int(passes * layer.flops * slowness)
+        rate = self.machine.rate(self.options.used_dtype)
+        flops = int(passes * layer.flops * slowness)
         duration = self.options.micro_batch * flops * 10**9 // rate if rate > 0 else 0
         self.compute_ns += duration
         self.rank.work(duration)
@@ -168,13 +172,14 @@ class _Step:
         """Gathers a layer, and starts to gather those that follow. ids_of: the parameters that each one reads."""
         if self.options.stage == 0:
             return
-        out = self.rank.tensor([], self.dtype)
+        out = self.rank.tensor([], self.used_dtype)
+        dtype = int(DType.NONE if self.options.param_dtype is None else self.used_dtype)
         for i in ids_of[number]:
-            check(lib.dc_allgather_param(self.rank.context, ffi.NULL, _GRAPH, i, int(DType.NONE), out))
+            check(lib.dc_allgather_param(self.rank.context, ffi.NULL, _GRAPH, i, dtype, out))
         for other in following:
             ids = ids_of[other]
-            check(lib.dc_prefetch_params_fused(self.rank.context, _GRAPH, ffi.new("int64_t[]", ids or [0]), ffi.NULL,
-                                               len(ids)))
+            check(lib.dc_prefetch_params_fused(self.rank.context, _GRAPH, ffi.new("int64_t[]", ids or [0]),
+                                               ffi.new("int32_t[]", [dtype] * len(ids) or [0]), len(ids)))
         for i in ids_of[number]:
             check(lib.dc_wait_allgather(self.rank.context, ffi.NULL, _GRAPH, i))
 
@@ -231,6 +236,9 @@ class _Step:
         layers, ahead = self.model.layers, self.options.prefetch
         again = self.options.recompute
         read = self.ids if again else [self.read_by_backward(i) for i in range(len(layers))]
+        # libdc.torch.shard() casts at stage 0; at the others the buckets have the type.
+        casts = self.options.stage == 0 and self.options.reduce_dtype is not None
+        reduced = DTYPES[self.options.reduce_dtype or ""] if casts else self.used_dtype
         check(lib.dc_start_backward(self.rank.context, int(update)))
         for i in reversed(range(self.first, len(layers))):
             layer, following = layers[i], range(i - 1, max(self.first - 1, i - 1 - ahead), -1)
@@ -242,9 +250,10 @@ class _Step:
             lost = (layer.kept_bytes * self.options.micro_batch - self.kept(layer)) if again else 0
             every = [*layer.shapes, *(layers[other].shapes[shape] for other, shape, _ in layer.uses)]
             shapes = [(number, shape) for number, shape in zip(self.ids[i], every) if not self.frozen[number]]
-            gradients = sum(numel(shape) for _, shape in shapes) * self.options.element  # as autograd gives them: whole
+            # As autograd gives them: whole.
+            gradients = sum(numel(shape) for _, shape in shapes) * size_of(self.options.used_dtype)
             for number, shape in shapes:
-                check(lib.dc_reduce_grad(self.rank.context, self.rank.tensor(shape, self.dtype), _GRAPH, number))
+                check(lib.dc_reduce_grad(self.rank.context, self.rank.tensor(shape, reduced), _GRAPH, number))
             self.note(f"{where}backward of {layer.name}", gradients,
                       lost + layer.workspace_bytes * self.options.micro_batch)
             self.forget(i)
@@ -254,7 +263,7 @@ class _Step:
     def update(self) -> None:
         """The optimizer moves weights, gradients, a float32 copy of 16-bit weights, and two moments."""
         element = self.options.element
-        moved = self.own * (2 * element + 4 + 16 + (8 if element < 4 else 0))
+        moved = self.own * (2 * element + size_of(self.options.grad_dtype) + 16 + (8 if element < 4 else 0))
         rate = self.machine.memory_bytes_per_second
         duration = moved * 10**9 // rate if rate > 0 else 0
         if self.options.optimizer:
@@ -333,7 +342,7 @@ def _look_at_size(model: Model, machine: Machine, options: Options) -> None:
              machine.network_bytes_per_second)
     moved = 64 * options.accumulate * model.parameters + options.micro_batch * sum(
         layer.kept_bytes for layer in model.layers)
-    work = 4 * 100 * samples * model.flops / max(1, machine.rate(options.dtype))  # at 1 % for narrow products
+    work = 4 * 100 * samples * model.flops / max(1, machine.rate(options.used_dtype))  # at 1 % for narrow products
     seconds = work + moved / max(1, min([rate for rate in rates if rate > 0], default=1))
     if seconds > 1e9:
         raise ValueError(f"{model.name} on {machine.name}: a step takes up to {seconds:.1e} s, must be at most 1e9 s")

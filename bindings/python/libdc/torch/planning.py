@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
@@ -14,8 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..plan import Layer, Machine, Model, Options, Plan, load, run
 from ..plan.checks import whole
 from ..plan.model import MAX_TOKENS
-from ..plan.options import MAX_RANKS
-
 
 _fused_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -129,7 +128,11 @@ def _samples_of(arguments: Any) -> torch.Tensor:
 def _dtype_of(model: torch.nn.Module) -> str:
     """float32 if some weights are, else the first one's."""
     types = [p.dtype for p in model.parameters() if p.dtype.is_floating_point]
-    return "float32" if torch.float32 in types or not types else str(types[0]).rpartition(".")[2]
+    return "float32" if torch.float32 in types or not types else _name_of(types[0])
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).rpartition(".")[2]
 
 
 def _frozen(own: List[torch.nn.Parameter]) -> Tuple[int, ...]:
@@ -195,23 +198,25 @@ def _machine_here(device: torch.device, dtype: str, ranks: int) -> Machine:
 
 def _stage_of(model: torch.nn.Module, batch: Any, ranks: int, device: torch.device, options: Dict[str, Any]) -> int:
     """The fastest stage that fits, and of equally fast ones the one that takes less; says so."""
-    dtype = _dtype_of(model)
-    machine, planned = _machine_here(device, dtype, ranks), min(ranks, MAX_RANKS)
-    layers = _without_batch(model) if batch is None else model_of(model, batch)
-    options["bucket"] = max(1, min(options["bucket"], layers.parameters))  # as shard() limits it
+    dtype, used = _dtype_of(model), options["param_dtype"]
+    layers = _without_batch(model) if batch is None else model_of(model, batch, 0, used)
+    options["bucket"] = max(1, min(options["bucket"], layers.trained_parameters))  # as shard() limits it
+    for name in ("param_dtype", "reduce_dtype"):
+        options[name] = None if options[name] is None else _name_of(options[name])
     samples = 1 if batch is None else len(_samples_of(_as_arguments(batch)))
-    plans = {stage: run(layers, machine, Options(ranks=planned, stage=stage, micro_batch=samples, dtype=dtype,
-                                                 **options))
+    chosen = Options(ranks=ranks, micro_batch=samples, dtype=dtype, grad_dtype=dtype, **options)
+    machine = _machine_here(device, chosen.used_dtype, ranks)
+    plans = {stage: run(layers, machine, dataclasses.replace(chosen, stage=stage))
              for stage in (0, 1, 3)}  # stage 2 has stage 1's calls
     fitting = [stage for stage in plans if plans[stage].fits]
-    chosen = min(fitting or [3], key=lambda stage: (plans[stage].step_ns, plans[stage].peak.total))
+    taken = min(fitting or [3], key=lambda stage: (plans[stage].step_ns, plans[stage].peak.total))
     counted = "weights, gradients and AdamW's state" + (", without activations" if batch is None else "")
     lacking = "" if fitting else ", though it does not fit"
     told = ", ".join(f"stage {stage} {each.peak.total / 2**30:.2f}" for stage, each in plans.items())
-    print(f"libdc: shard(stage=\"auto\") takes stage {chosen} for {ranks} ranks with "
+    print(f"libdc: shard(stage=\"auto\") takes stage {taken} for {ranks} ranks with "
           f"{machine.memory_bytes / 2**30:.2f} GiB each{lacking}: GiB of {counted}: {told}",
           file=sys.stderr, flush=True)
-    return chosen
+    return taken
 
 
 def choose_stage(model: torch.nn.Module, batch: Any, comm: Any, device: torch.device, **options: Any) -> int:
@@ -238,10 +243,13 @@ def plan(model: torch.nn.Module, batch: Any, machine: Any = "h100", tokens: int 
         print(libdc.plan.as_text(plan))
 
     machine: a libdc.plan.Machine, the name of one, or a file; options: those of libdc.plan.Options. dtype, if
-    it is given, is the type of weights and activations; without it they have the model's own types"""
+    it is given, is the type of weights and activations; without it they have the model's own types. grad_dtype, without
+    it, is the weights' type. param_dtype and reduce_dtype are those of libdc.torch.shard()"""
     if not isinstance(machine, (Machine, str, os.PathLike)):
         raise TypeError(f"plan: machine is a {type(machine).__name__}, must be a libdc.plan.Machine, a name or a file")
     chosen = machine if isinstance(machine, Machine) else load(os.fspath(machine))
     planned = Options(**{"dtype": _dtype_of(model), **options})
-    dtype = getattr(torch, planned.dtype) if "dtype" in options else None
+    if "grad_dtype" not in options:  # as shard() gives gradients
+        planned = dataclasses.replace(planned, grad_dtype=planned.dtype)
+    dtype = getattr(torch, planned.used_dtype) if "dtype" in options or planned.param_dtype is not None else None
     return run(model_of(model, batch, tokens, dtype), chosen, planned)

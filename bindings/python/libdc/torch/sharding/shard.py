@@ -81,7 +81,8 @@ def shard(model: nn.Module, stage: Union[int, str] = 3, *, comm: Any = None, buc
     where, replicas = meta_init.target_device(params, device), _replicas_of(mesh, all_ranks.size)
     if stage == "auto":
         stage = known.group.options.stage if known is not None else choose_stage(
-            model, batch, all_ranks, where, bucket=bucket_size, prefetch=prefetch, replicas=replicas)
+            model, batch, all_ranks, where, bucket=bucket_size, prefetch=prefetch, replicas=replicas,
+            param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     options = Options(int(stage), bucket_size, prefetch, group_size, reduce_dtype, param_dtype, bool(check_finite),
                       replicas, unused)
     if known is not None:
