@@ -25,6 +25,7 @@ class Layer(NamedTuple):
     workspace_bytes: int  # beside that, while the layer runs
     uses: Tuple[Tuple[int, int, bool], ...] = ()  # tied weights: a layer's number, its shape's, if backward reads it
     frozen: Tuple[int, ...] = ()  # numbers of the shapes that are not trained
+    idle: Tuple[int, ...] = ()  # numbers of the shapes, and behind them of uses, that are gathered without a gradient
 
     @property
     def parameters(self) -> int:

@@ -249,7 +249,8 @@ class _Step:
             self.work(layer, int(again) + self.model.backward_passes(i, self.first), "backward")
             lost = (layer.kept_bytes * self.options.micro_batch - self.kept(layer)) if again else 0
             every = [*layer.shapes, *(layers[other].shapes[shape] for other, shape, _ in layer.uses)]
-            shapes = [(number, shape) for number, shape in zip(self.ids[i], every) if not self.frozen[number]]
+            shapes = [(number, shape) for place, (number, shape) in enumerate(zip(self.ids[i], every))
+                      if not self.frozen[number] and place not in layer.idle]
             # As autograd gives them: whole.
             gradients = sum(numel(shape) for _, shape in shapes) * size_of(self.options.used_dtype)
             for number, shape in shapes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -15,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..plan import Layer, Machine, Model, Options, Plan, load, run
 from ..plan.checks import whole
 from ..plan.model import MAX_TOKENS
+from .forward_trace import Trace, own_parameters, units_of
 
 _fused_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -49,61 +49,6 @@ def _to_meta(value: Any, dtype: Optional[torch.dtype]) -> Any:
     if isinstance(value, dict):
         return {key: _to_meta(item, dtype) for key, item in value.items()}
     return type(value)(_to_meta(item, dtype) for item in value) if isinstance(value, (list, tuple)) else value
-
-
-def _units(model: torch.nn.Module) -> Dict[str, torch.nn.Module]:
-    """Modules whose parameters are gathered together: the members of lists, and what else has parameters of its own."""
-    units: Dict[str, torch.nn.Module] = {}
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f"{unit}.") for unit in units)
-        parent = model.get_submodule(name.rpartition(".")[0]) if name else None
-        member = isinstance(parent, (torch.nn.ModuleList, torch.nn.Sequential))
-        if not inside and (member or any(True for _ in module.parameters(recurse=False))):
-            units[name] = module
-    return units
-
-
-class _Kept:
-    """Bytes that each unit's forward keeps for its backward. A storage counts once, parameters not at all: they are
-    noted, since they are gathered again."""
-
-    def __init__(self, units: Dict[str, torch.nn.Module], parameters: Set[int]) -> None:
-        self.saved: Set[Tuple[str, int]] = set()  # units, and parameters' storages
-        self.order: List[str] = []
-        self.inputs: Dict[str, int] = {}
-        self.bytes: Dict[str, int] = {}
-        self._units, self._parameters = units, parameters
-        self._seen: Set[int] = set()
-        self._storages: List[Any] = []  # a freed one's number could come again
-
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata in self._parameters:
-            self.saved.add((self.order[-1] if self.order else "", storage._cdata))
-        elif storage._cdata not in self._seen and self.order:
-            self._seen.add(storage._cdata)
-            self._storages.append(storage)
-            self.bytes[self.order[-1]] += storage.nbytes()
-        return tensor
-
-    def _enter(self, name: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
-            if name not in self.bytes:
-                self.order.append(name)
-                self.bytes[name] = 0
-                self.inputs[name] = sum(x.numel() * x.element_size() for x in inputs if isinstance(x, torch.Tensor))
-
-        return hook
-
-    @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
-        handles = [module.register_forward_pre_hook(self._enter(name)) for name, module in self._units.items()]
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def _as_arguments(batch: Any) -> Any:
@@ -151,33 +96,32 @@ def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0, dtype: Optiona
     arguments, names = ((), _to_meta(batch, dtype)) if isinstance(batch, dict) else (_to_meta(tuple(batch), dtype), {})
     state = {name: _to_meta(tensor, dtype).requires_grad_(tensor.requires_grad)
              for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
-    units = _units(model)
-    kept = _Kept(units, {tensor.untyped_storage()._cdata for tensor in state.values()})
+    units = units_of(model)
     counter = FlopCounterMode(display=False, custom_mapping={_fused_attention: _attention_flops})
-    with _WithoutValues(), counter, kept.watch():
-        torch.func.functional_call(model, state, arguments, names)
-    flops = {name.partition(".")[2]: sum(counts.values()) for name, counts in counter.get_flop_counts().items()}
-    storages = {id(p): state[name].untyped_storage()._cdata for name, p in model.named_parameters()}
+    trace = Trace(model, units, counter.get_total_flops)
+    with _WithoutValues(), counter, trace.watch():
+        trace.end(torch.func.functional_call(model, state, arguments, names))
+    used = {number for segment in trace.segments for number in segment.used}
     owners: Dict[int, Tuple[int, int]] = {}  # a parameter's layer, and place there
     layers: List[Layer] = []
-    for name in [*kept.order, *(name for name in units if name not in kept.bytes)]:
-        every = list(units[name].parameters())
-        own = [p for p in every if id(p) not in owners]
-        uses = tuple((*owners[id(p)], (name, storages[id(p)]) in kept.saved) for p in every if id(p) in owners)
+    for segment in trace.segments:
+        own = [p for p in segment.params if id(p) not in owners]
+        tied = [p for p in segment.params if id(p) in owners]
+        uses = tuple((*owners[id(p)], id(p) in segment.saved) for p in tied)
         owners.update((id(p), (len(layers), i)) for i, p in enumerate(own))
-        read = tuple(i for i, p in enumerate(own) if (name, storages[id(p)]) in kept.saved)
-        size = kept.bytes.get(name, 0) // samples
-        layers.append(Layer(name or type(model).__name__, tuple(tuple(p.shape) for p in own), read,
-                            flops.get(name, 0) // samples, size, min(size, kept.inputs.get(name, 0) // samples), 0,
-                            uses, _frozen(own)))
+        read = tuple(i for i, p in enumerate(own) if id(p) in segment.saved)
+        idle = tuple(i for i, p in enumerate([*own, *tied]) if id(p) in used - segment.used)
+        size = segment.kept_bytes // samples
+        layers.append(Layer(segment.name, tuple(tuple(p.shape) for p in own), read, segment.flops // samples, size,
+                            min(size, segment.input_bytes // samples), 0, uses, _frozen(own), idle))
     return Model(type(model).__name__, tuple(layers), tokens or (shape[1] if len(shape) > 1 else 1))
 
 
 def _without_batch(model: torch.nn.Module) -> Model:
     """Its parameters alone."""
     layers, owned = [], set()
-    for name, unit in _units(model).items():
-        own = [p for p in unit.parameters() if id(p) not in owned]
+    for name, unit in units_of(model).items():
+        own = [p for p in own_parameters(name, unit) if id(p) not in owned]
         owned.update(map(id, own))
         layers.append(Layer(name, tuple(tuple(p.shape) for p in own), tuple(range(len(own))), 0, 0, 0, 0, (),
                             _frozen(own)))
