@@ -26,6 +26,7 @@ class Layer(NamedTuple):
     uses: Tuple[Tuple[int, int, bool], ...] = ()  # tied weights: a layer's number, its shape's, if backward reads it
     frozen: Tuple[int, ...] = ()  # numbers of the shapes that are not trained
     idle: Tuple[int, ...] = ()  # numbers of the shapes, and behind them of uses, that are gathered without a gradient
+    recomputed: bool = False  # whether its forward is computed again in each training, input_bytes being all it keeps
 
     @property
     def parameters(self) -> int:

@@ -187,8 +187,11 @@ class _Step:
         for i in ids if self.options.stage > 0 else ():
             check(lib.dc_release_param(self.rank.context, ffi.NULL, _GRAPH, i, 1))
 
+    def recomputes(self, layer: Layer) -> bool:
+        return self.options.recompute or layer.recomputed
+
     def kept(self, layer: Layer) -> int:
-        kept = layer.input_bytes if self.options.recompute else layer.kept_bytes
+        kept = layer.input_bytes if self.recomputes(layer) else layer.kept_bytes
         return kept * self.options.micro_batch
 
     def offload(self, number: int) -> None:
@@ -234,14 +237,14 @@ class _Step:
 
     def backward(self, where: str, update: bool) -> None:
         layers, ahead = self.model.layers, self.options.prefetch
-        again = self.options.recompute
-        read = self.ids if again else [self.read_by_backward(i) for i in range(len(layers))]
+        read = [self.ids[i] if self.recomputes(layer) else self.read_by_backward(i) for i, layer in enumerate(layers)]
         # libdc.torch.shard() casts at stage 0; at the others the buckets have the type.
         casts = self.options.stage == 0 and self.options.reduce_dtype is not None
         reduced = DTYPES[self.options.reduce_dtype or ""] if casts else self.used_dtype
         check(lib.dc_start_backward(self.rank.context, int(update)))
         for i in reversed(range(self.first, len(layers))):
-            layer, following = layers[i], range(i - 1, max(self.first - 1, i - 1 - ahead), -1)
+            layer, again = layers[i], self.recomputes(layers[i])
+            following = range(i - 1, max(self.first - 1, i - 1 - ahead), -1)
             self.gather(i, following, read)
             self.reload([number for number in (i, *following) if number not in self.reloaded])
             if i in self.reloaded:

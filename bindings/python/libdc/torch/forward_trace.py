@@ -4,9 +4,13 @@ libdc.torch.shard gathers: in a module's own forward the first of each weight, a
 from __future__ import annotations
 
 import contextlib
+import inspect
+import threading
+import warnings
 from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -28,12 +32,48 @@ def own_parameters(name: str, unit: nn.Module) -> List[nn.Parameter]:
     return list(unit.parameters(recurse=bool(name)))
 
 
+@contextlib.contextmanager
+def _checkpoints_told(trace: "Trace") -> Iterator[None]:
+    """Lets torch.utils.checkpoint call functions as they are, and tell of it. Its own hooks would hide what they save.
+    Modules have its function by name, so what that calls is replaced. Other threads go on as before."""
+    module = torch.utils.checkpoint
+    with_hooks, reentrant = module._checkpoint_without_reentrant_generator, module.CheckpointFunction
+
+    def generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        if not trace.is_here():
+            return with_hooks(*args, **kwargs)
+        named = inspect.signature(with_hooks).bind(*args, **kwargs)
+        if named.arguments.get("context_fn", module.noop_context_fn) is not module.noop_context_fn:
+            warnings.warn("plan: selective checkpointing (context_fn) is planned as if all were computed again: "
+                          "what it keeps is not counted as memory", stacklevel=2)
+        return told((named.arguments.get("args", ()), named.arguments.get("kwargs", {})))
+
+    def told(arguments: Any) -> Iterator[None]:
+        with trace.checkpoint(arguments):
+            yield
+
+    class Direct:
+        @staticmethod
+        def apply(function: Any, preserve: Any, *args: Any) -> Any:
+            if not trace.is_here():
+                return reentrant.apply(function, preserve, *args)
+            with trace.checkpoint(args):
+                return function(*args)
+
+    module._checkpoint_without_reentrant_generator, module.CheckpointFunction = generator, Direct
+    try:
+        yield
+    finally:
+        module._checkpoint_without_reentrant_generator, module.CheckpointFunction = with_hooks, reentrant
+
+
 class Segment:
     """A part of the forward, with weights that are gathered together, each once."""
 
     def __init__(self, name: str, input_bytes: int, flops_before: int) -> None:
         self.name, self.input_bytes, self.flops_before = name, input_bytes, flops_before
         self.flops = self.kept_bytes = 0
+        self.recomputed = False  # by torch.utils.checkpoint: input_bytes are all that is kept of it
         self.params: List[nn.Parameter] = []
         self.saved: Set[int] = set()  # of those, by id, whose weights the backward reads
         self.used: Set[int] = set()  # and those that get a gradient; a read may ask for a shape or a type alone
@@ -51,6 +91,9 @@ class Trace:
         self._reads: Dict[int, Tuple[Segment, nn.Parameter]] = {}  # by the storage of what was read
         self._inside: Dict[nn.Module, List[Dict[str, torch.Tensor]]] = {}  # reads of forwards that run
         self._seen: Set[int] = set()
+        self._checkpoints = 0  # that the forward is in
+        self._fresh: Any = None  # a checkpoint's segment, for the first unit in it
+        self._thread = threading.get_ident()
         self._alive: List[Any] = []  # a freed storage's number could come again
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -60,18 +103,48 @@ class Trace:
             segment, param = self._reads[storage._cdata]
             segment.saved.add(id(param))
         elif storage._cdata not in self._seen:
-            self._seen.add(storage._cdata)
-            self._alive.append(storage)
-            self._now().kept_bytes += storage.nbytes()
+            self._keep(storage, stays=self._checkpoints == 0)
         return tensor
+
+    def _keep(self, storage: Any, stays: bool) -> None:
+        segment = self._now()
+        self._seen.add(storage._cdata)
+        self._alive.append(storage)
+        segment.kept_bytes += storage.nbytes()
+        if segment.recomputed and stays:
+            segment.input_bytes += storage.nbytes()
+
+    @contextlib.contextmanager
+    def checkpoint(self, arguments: Any) -> Iterator[None]:
+        """A call of a checkpointed function: its inputs are kept, and what it saves is computed again."""
+        if self._checkpoints == 0:
+            self._fresh = self._begin(self._base_name())
+            self._fresh.recomputed = True
+            tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+            for storage in (tensor.untyped_storage() for tensor in tensors):
+                if storage._cdata not in self._seen and storage._cdata not in self._reads:
+                    self._keep(storage, stays=True)
+        self._checkpoints += 1
+        try:
+            yield
+        finally:
+            self._checkpoints -= 1
+
+    def _base_name(self) -> str:
+        return self.segments[-1].name.rpartition(" again")[0] or self.segments[-1].name if self.segments else self._name
 
     def _begin(self, name: str, input_bytes: int = 0) -> Segment:
         flops = self._total_flops() if self.segments else 0
         if self.segments:
             self.segments[-1].flops = flops - self.segments[-1].flops_before
-        count = sum(name in (each.name, each.name.rpartition(" again")[0]) for each in self.segments)
-        self.segments.append(Segment(name if count == 0 else f"{name} again {count}", input_bytes, flops))
+        self.segments.append(Segment(self._title(name), input_bytes, flops))
+        if self._checkpoints > 0:
+            self.segments[-1].input_bytes, self.segments[-1].recomputed = 0, True
         return self.segments[-1]
+
+    def _title(self, name: str) -> str:
+        count = sum(name in (each.name, each.name.rpartition(" again")[0]) for each in self.segments)
+        return name if count == 0 else f"{name} again {count}"
 
     def _now(self) -> Segment:
         return self.segments[-1] if self.segments else self._begin(self._name)
@@ -79,7 +152,14 @@ class Trace:
     def _enter(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Tuple[Any, ...]) -> None:
             size = sum(x.numel() * x.element_size() for x in inputs if isinstance(x, torch.Tensor))
-            self._first.setdefault(name, self._begin(name or self._name, size))
+            segment, self._fresh = self._fresh, None
+            # The checkpoint's, if nothing has run in it yet.
+            if (segment is not None and segment is self.segments[-1] and self._checkpoints > 0 and not segment.params
+                    and self._total_flops() == segment.flops_before):
+                segment.name = self._title(name or self._name)
+            else:
+                segment = self._begin(name or self._name, size)
+            self._first.setdefault(name, segment)
 
         return hook
 
@@ -92,7 +172,7 @@ class Trace:
             return inside[-1][name]
         segment = self._now()
         if any(param is each for each in segment.params):
-            segment = self._begin(segment.name.rpartition(" again")[0] or segment.name)
+            segment = self._begin(self._base_name())
         segment.params.append(param)
         copy = torch.empty_like(value).requires_grad_(value.requires_grad)  # a storage of its own
         self._reads[copy.untyped_storage()._cdata] = segment, param
@@ -130,13 +210,17 @@ class Trace:
         try:
             for module, _ in classes:
                 module.__class__ = self._reading(module)
-            with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor):
+            with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor), _checkpoints_told(self):
                 yield
         finally:
             for module, kind in classes:
                 module.__class__ = kind
             for handle in handles:
                 handle.remove()
+
+    def is_here(self) -> bool:
+        """Whether the planned forward calls."""
+        return threading.get_ident() == self._thread
 
     def end(self, result: Any) -> None:
         """Takes the forward's result. Parameters that nothing has read are gathered with their unit's."""

@@ -113,7 +113,7 @@ def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0, dtype: Optiona
         idle = tuple(i for i, p in enumerate([*own, *tied]) if id(p) in used - segment.used)
         size = segment.kept_bytes // samples
         layers.append(Layer(segment.name, tuple(tuple(p.shape) for p in own), read, segment.flops // samples, size,
-                            min(size, segment.input_bytes // samples), 0, uses, _frozen(own), idle))
+                            min(size, segment.input_bytes // samples), 0, uses, _frozen(own), idle, segment.recomputed))
     return Model(type(model).__name__, tuple(layers), tokens or (shape[1] if len(shape) > 1 else 1))
 
 
