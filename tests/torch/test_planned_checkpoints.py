@@ -31,8 +31,8 @@ class Blocks(nn.Module):
         return self.head(x).tanh()
 
 
-def at_the_peak(model: nn.Module, **options: Any) -> Any:
-    return libdc.torch.plan(model, BATCH, dtype="float32", micro_batch=4, bucket=1 << 10, **options)
+def at_the_peak(model: nn.Module, batch: Tensor = BATCH, **options: Any) -> Any:
+    return libdc.torch.plan(model, batch, dtype="float32", micro_batch=4, bucket=1 << 10, **options)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -69,18 +69,19 @@ def bytes_of_a_step(comm: libdc.Comm, model: nn.Module, stage: int) -> List[int]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         libdc.torch.stats(model, reset=True)
-        model(BATCH).sum().backward()
+        model(BATCH.clone().requires_grad_()).sum().backward()  # a reentrant one needs an input with a gradient
         optimizer.step()
         optimizer.zero_grad()
     stats = libdc.torch.stats(model)
     return [stats.gather_wire_bytes, stats.reduce_wire_bytes]
 
 
-def test_wire_bytes_are_those_of_a_training() -> None:
-    model = Blocks(use_reentrant=False)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_wire_bytes_are_those_of_a_training(reentrant: bool) -> None:
+    model = Blocks(use_reentrant=reentrant)
     for stage in (0, 1, 3):
         measured = libdc.run.threads(2, bytes_of_a_step, model, stage)[0]
-        plan = at_the_peak(model, ranks=2, stage=stage)
+        plan = at_the_peak(model, BATCH.clone().requires_grad_(), ranks=2, stage=stage)
         assert [plan.gather_wire_bytes, plan.reduce_wire_bytes] == measured, stage
 
 

@@ -27,6 +27,7 @@ class Layer(NamedTuple):
     frozen: Tuple[int, ...] = ()  # numbers of the shapes that are not trained
     idle: Tuple[int, ...] = ()  # numbers of the shapes, and behind them of uses, that are gathered without a gradient
     recomputed: bool = False  # whether its forward is computed again in each training, input_bytes being all it keeps
+    reentrant: bool = False  # whether a backward of its own follows that, which gathers what it reads once more
 
     @property
     def parameters(self) -> int:

@@ -262,6 +262,10 @@ class _Step:
                       lost + layer.workspace_bytes * self.options.micro_batch)
             self.forget(i)
             self.release(read[i])
+            if layer.reentrant:
+                own = self.read_by_backward(i)
+                self.gather(0, (), [own])
+                self.release(own)
         check(lib.dc_end_backward(self.rank.context, _GRAPH, 0))
 
     def update(self) -> None:

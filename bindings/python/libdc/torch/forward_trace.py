@@ -49,7 +49,7 @@ def _checkpoints_told(trace: "Trace") -> Iterator[None]:
         return told((named.arguments.get("args", ()), named.arguments.get("kwargs", {})))
 
     def told(arguments: Any) -> Iterator[None]:
-        with trace.checkpoint(arguments):
+        with trace.checkpoint(arguments, False):
             yield
 
     class Direct:
@@ -57,7 +57,7 @@ def _checkpoints_told(trace: "Trace") -> Iterator[None]:
         def apply(function: Any, preserve: Any, *args: Any) -> Any:
             if not trace.is_here():
                 return reentrant.apply(function, preserve, *args)
-            with trace.checkpoint(args):
+            with trace.checkpoint(args, True):
                 return function(*args)
 
     module._checkpoint_without_reentrant_generator, module.CheckpointFunction = generator, Direct
@@ -73,6 +73,7 @@ class Segment:
     def __init__(self, name: str, input_bytes: int, flops_before: int) -> None:
         self.name, self.input_bytes, self.flops_before = name, input_bytes, flops_before
         self.flops = self.kept_bytes = 0
+        self.reentrant = False  # with use_reentrant=True
         self.recomputed = False  # by torch.utils.checkpoint: input_bytes are all that is kept of it
         self.params: List[nn.Parameter] = []
         self.saved: Set[int] = set()  # of those, by id, whose weights the backward reads
@@ -92,6 +93,7 @@ class Trace:
         self._inside: Dict[nn.Module, List[Dict[str, torch.Tensor]]] = {}  # reads of forwards that run
         self._seen: Set[int] = set()
         self._checkpoints = 0  # that the forward is in
+        self._reentrant = False  # the outermost of them
         self._fresh: Any = None  # a checkpoint's segment, for the first unit in it
         self._thread = threading.get_ident()
         self._alive: List[Any] = []  # a freed storage's number could come again
@@ -115,7 +117,7 @@ class Trace:
             segment.input_bytes += storage.nbytes()
 
     @contextlib.contextmanager
-    def checkpoint(self, arguments: Any) -> Iterator[None]:
+    def checkpoint(self, arguments: Any, reentrant: bool) -> Iterator[None]:
         """A call of a checkpointed function: its inputs are kept, and what it saves is computed again."""
         if self._checkpoints == 0:
             self._fresh = self._begin(self._base_name())
@@ -124,6 +126,8 @@ class Trace:
             for storage in (tensor.untyped_storage() for tensor in tensors):
                 if storage._cdata not in self._seen and storage._cdata not in self._reads:
                     self._keep(storage, stays=True)
+            self._reentrant = reentrant
+            self._fresh.reentrant = reentrant
         self._checkpoints += 1
         try:
             yield
@@ -140,6 +144,7 @@ class Trace:
         self.segments.append(Segment(self._title(name), input_bytes, flops))
         if self._checkpoints > 0:
             self.segments[-1].input_bytes, self.segments[-1].recomputed = 0, True
+            self.segments[-1].reentrant = self._reentrant
         return self.segments[-1]
 
     def _title(self, name: str) -> str:

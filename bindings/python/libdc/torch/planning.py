@@ -45,7 +45,8 @@ class _WithoutValues(TorchFunctionMode):
 
 def _to_meta(value: Any, dtype: Optional[torch.dtype]) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.detach().to("meta", dtype if value.dtype.is_floating_point else None)
+        meta = value.detach().to("meta", dtype if value.dtype.is_floating_point else None)
+        return meta.requires_grad_(value.requires_grad)
     if isinstance(value, dict):
         return {key: _to_meta(item, dtype) for key, item in value.items()}
     return type(value)(_to_meta(item, dtype) for item in value) if isinstance(value, (list, tuple)) else value
@@ -94,8 +95,7 @@ def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0, dtype: Optiona
     shape = _samples_of(batch).shape
     samples = shape[0]
     arguments, names = ((), _to_meta(batch, dtype)) if isinstance(batch, dict) else (_to_meta(tuple(batch), dtype), {})
-    state = {name: _to_meta(tensor, dtype).requires_grad_(tensor.requires_grad)
-             for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    state = {name: _to_meta(tensor, dtype) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     units = units_of(model)
     counter = FlopCounterMode(display=False, custom_mapping={_fused_attention: _attention_flops})
     trace = Trace(model, units, counter.get_total_flops)
@@ -113,7 +113,8 @@ def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0, dtype: Optiona
         idle = tuple(i for i, p in enumerate([*own, *tied]) if id(p) in used - segment.used)
         size = segment.kept_bytes // samples
         layers.append(Layer(segment.name, tuple(tuple(p.shape) for p in own), read, segment.flops // samples, size,
-                            min(size, segment.input_bytes // samples), 0, uses, _frozen(own), idle, segment.recomputed))
+                            min(size, segment.input_bytes // samples), 0, uses, _frozen(own), idle, segment.recomputed,
+                            segment.reentrant))
     return Model(type(model).__name__, tuple(layers), tokens or (shape[1] if len(shape) > 1 else 1))
 
 
