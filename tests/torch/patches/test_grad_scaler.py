@@ -209,16 +209,17 @@ def test_fused_optimizers_skip_what_overflows_on_all_ranks(kind: str) -> None:
             on(world, lambda comm: rank(comm, stage))
 
 
+class Scaled(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        return super().forward(x).sum() + (self.gain * factor).sum()
+
+
 def test_an_infinity_in_an_ignored_parameter_is_everybodys() -> None:
     """Its gradient is not averaged, so at stage 0 too one rank alone can have it."""
-
-    class Scaled(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(4, 1)
-            self.gain = nn.Parameter(torch.ones(1))
-
-        def forward(self, x: torch.Tensor, factor: float) -> torch.Tensor:
-            return super().forward(x).sum() + (self.gain * factor).sum()
 
     def rank(comm: Any, stage: int) -> Any:
         model = dct.shard(Scaled(), stage, comm=comm, policy={"gain": dct.Policy(ignored=True)})
@@ -233,6 +234,65 @@ def test_an_infinity_in_an_ignored_parameter_is_everybodys() -> None:
 
     for stage in range(4):
         assert on(2, lambda comm: rank(comm, stage)) == [4.0, 4.0], stage
+
+
+@pytest.mark.parametrize("own_update", [False, True])
+def test_an_infinity_in_an_optimizer_of_ignored_parameters_alone(own_update: bool) -> None:
+    """It has no parameter that names the ranks. own_update: at a time when the scaler has met no other optimizer."""
+    def rank(comm: Any, stage: int) -> Any:
+        model = dct.shard(Scaled(), stage, comm=comm, policy={"gain": dct.Policy(ignored=True)})
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(model(torch.ones(2, 4), math.inf if comm.rank else 1.0)).backward()
+        for optimizer in [torch.optim.SGD(params, lr=0.1) for params in ([model.gain], [model.weight, model.bias])]:
+            scaler.step(optimizer)
+            if own_update:
+                scaler.update()
+        if not own_update:
+            scaler.update()
+        assert float(model.gain.detach()) == 1.0
+        return scaler.get_scale()
+
+    for stage in range(4):
+        assert on(2, lambda comm: rank(comm, stage)) == [4.0, 4.0], stage
+
+
+def test_an_infinity_in_a_plain_module_lowers_the_scale_of_all() -> None:
+    """In the same step as the sharded model's, before it and after it, and in a later step without that."""
+    def rank(comm: Any, stage: int) -> List[float]:
+        plain, model = nn.Linear(4, 1), dct.shard(nn.Linear(4, 1), stage, comm=comm)
+        optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (plain, model)]
+        scaler, scales = torch.amp.GradScaler("cpu", init_scale=32.0), []
+        for order in ((0, 1), (1, 0), (0,), (1,)):
+            x = torch.full((2, 4), math.inf if comm.rank and 0 in order else 1.0)
+            scaler.scale(plain(x).sum() + model(torch.ones(2, 4)).sum()).backward()
+            for number in order:
+                scaler.step(optimizers[number])
+            scaler.update()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            scales.append(scaler.get_scale())
+        return scales
+
+    for stage in range(4):
+        assert on(2, lambda comm: rank(comm, stage)) == [[16.0, 8.0, 4.0, 4.0]] * 2, stage
+
+
+def test_an_infinity_in_a_model_of_some_ranks_lowers_the_scale_of_all() -> None:
+    """The first model is rank 2's and 3's alone, and the second all ranks'."""
+    def rank(comm: Any) -> float:
+        part = comm.split(comm.rank // 2)
+        models = [net(part, 3), net(comm, 3)]
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for model in models:
+            scaler.scale(loss_of(model, 0, comm.rank)).backward()
+        if comm.rank == 3:
+            plain_tensor(weights(models[0])[0].grad).view(-1)[0] = math.inf
+        for optimizer in [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]:
+            scaler.step(optimizer)
+        scaler.update()
+        return float(scaler.get_scale())
+
+    assert on(4, rank) == [4.0] * 4
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "torch"])

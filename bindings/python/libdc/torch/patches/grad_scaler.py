@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Iterable
+import weakref
+from typing import Any, Callable, Dict, Iterable, List
 
 import torch
 from torch import Tensor
@@ -11,24 +12,64 @@ from torch import Tensor
 from .. import devices
 from ..sharding.parameter import entry_of
 from ..sharding.part import plain_tensor
+from ..sharding.root import Root, root_that_ignores
 
 _Method = Callable[[Any, torch.optim.Optimizer], Any]
+_Roots = List["weakref.ref[Root]"]
 
 
-def sync_found_inf(optimizer: torch.optim.Optimizer, found: Iterable[Tensor]) -> None:
+class _Checks:
+    """The optimizers that a scaler has checked. Models end without their scalers, so these references are weak."""
+
+    def __init__(self) -> None:
+        self.since_update: Dict[int, _Roots] = {}  # of optimizers, by their id()
+        self.last: _Roots = []  # of the last step that had some
+
+
+_checks: "weakref.WeakKeyDictionary[Any, _Checks]" = weakref.WeakKeyDictionary()
+
+
+def _roots_of(params: Iterable[Any]) -> List[Root]:
+    """Those that more than one rank has; a parameter that shard() left out by policy counts as its model's."""
+    entries = ((param, entry_of(param)) for param in params)
+    roots = dict.fromkeys(root_that_ignores(param) if entry is None else entry.root for param, entry in entries)
+    return [root for root in roots if root is not None and root.group.all_ranks.size > 1]
+
+
+def _sync(root: Root, found: Tensor) -> None:
+    comm = root.group.comm_for(found.device, all_ranks=True)
+    comm.all_reduce(found, stream=devices.current_stream(found.device))
+    found.clamp_(max=1.0)  # a sum; PyTorch's fused optimizers compare with 1
+
+
+def sync_found_inf(optimizer: torch.optim.Optimizer, found: Iterable[Tensor]) -> _Roots:
     """Sets found_inf to 1 on all ranks where one rank's is, since each looks at its part of the gradients alone; in the
-    order of PyTorch's current stream.
+    order of PyTorch's current stream. Returns the models whose ranks agree.
 
     At stage 0 all ranks have the same averaged gradients, but those of parameters without an entry are their own. So
     are they in groups of ranks with all parameters each; therefore all ranks of the model take part."""
-    entries = [entry_of(param) for group in optimizer.param_groups for param in group["params"]]
-    differ = None in entries
-    roots = dict.fromkeys(entry.root for entry in entries if entry is not None and (entry.group.stage > 0 or differ))
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    roots, differ = _roots_of(params), any(entry_of(param) is None for param in params)
     for root in roots:
-        for tensor in found if root.group.all_ranks.size > 1 else ():
-            comm = root.group.comm_for(tensor.device, all_ranks=True)
-            comm.all_reduce(tensor, stream=devices.current_stream(tensor.device))
-            tensor.clamp_(max=1.0)  # a sum; PyTorch's fused optimizers compare with 1
+        for tensor in found if root.group.stage > 0 or differ else ():
+            _sync(root, tensor)
+    return [weakref.ref(root) for root in roots]
+
+
+def _sync_scale(scaler: torch.amp.GradScaler, checks: _Checks) -> None:
+    """One scale serves all optimizers, also those of parameters that no sharded model has. An overflow that one rank
+    found there, or in another model, must lower the scale on all ranks of each model."""
+    agreed = [set(roots) for roots in checks.since_update.values()]
+    checks.last = list(dict.fromkeys(root for roots in checks.since_update.values() for root in roots)) or checks.last
+    found = [tensor for state in scaler._per_optimizer_states.values()
+             for tensor in state["found_inf_per_device"].values()]
+    if not found or all(roots == set(checks.last) for roots in agreed):
+        return
+    total = torch.stack([tensor.to(found[0].device, non_blocking=True) for tensor in found]).amax(0)
+    for root in (reference() for reference in checks.last):
+        if root is not None:
+            _sync(root, total)
+    found[0].copy_(total)  # update() adds the others
 
 
 def clear_padding(optimizer: torch.optim.Optimizer) -> None:
@@ -49,13 +90,30 @@ def _with_synced_found_inf(inner: _Method) -> _Method:
             clear_padding(optimizer)
         result = inner(self, optimizer)
         if self.is_enabled():
-            sync_found_inf(optimizer, self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+            found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
+            _checks.setdefault(self, _Checks()).since_update[id(optimizer)] = sync_found_inf(optimizer, found)
         return result
 
     return method
+
+
+def _with_synced_scale(inner: Callable[..., None]) -> Callable[..., None]:
+    """GradScaler.update()."""
+
+    @functools.wraps(inner)
+    def update(self: Any, new_scale: Any = None) -> None:
+        checks = _checks.get(self)
+        if checks is not None:
+            if new_scale is None:
+                _sync_scale(self, checks)
+            checks.since_update = {}
+        inner(self, new_scale)
+
+    return update
 
 
 def patch_grad_scaler() -> None:
     """Of all scalers, those made before included; without sharded parameters nothing changes."""
     for name in ("unscale_", "_check_inf_per_device"):
         setattr(torch.amp.GradScaler, name, _with_synced_found_inf(getattr(torch.amp.GradScaler, name)))
+    torch.amp.GradScaler.update = _with_synced_scale(torch.amp.GradScaler.update)  # type: ignore[method-assign]

@@ -54,6 +54,15 @@ def root_by_graph(graph_id: int) -> "Root":
     return root
 
 
+def root_that_ignores(param: Tensor) -> Optional["Root"]:
+    """The root of the model whose parameter shard() left out by policy; of several the newest."""
+    for root in (reference() for reference in reversed(_roots.valuerefs())):
+        ignored = None if root is None else root.ignored.get(id(param))
+        if ignored is not None and ignored() is param:
+            return root
+    return None
+
+
 class TrainingState(enum.Enum):
     """The phase of a step."""
 
