@@ -99,6 +99,25 @@ def generate() -> Tuple[List[int], List[int]]:
     return found[0].tolist(), expected[0].tolist()
 
 
+def save_beside_plain(folder: str, safe: bool) -> List[bool]:
+    """Whether each of two sharded and two plain models has its own weights again, all of the same shapes."""
+    from torch.optim import SGD
+
+    accelerator = Accelerator(cpu=True)
+    models = [nn.Linear(3, 2) for _ in range(4)]
+    prepared = accelerator.prepare(*(dct.shard(model, 3) if number % 2 == 0 else model
+                                     for number, model in enumerate(models)))
+    accelerator.prepare(*(SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models))
+    for number, model in enumerate(models):
+        nn.init.constant_(model.weight, number)
+    accelerator.save_state(folder, safe_serialization=safe)
+    for model in models:
+        nn.init.constant_(model.weight, -1)
+    accelerator.load_state(folder)
+    return [bool((accelerator.get_state_dict(model).get("weight", torch.tensor(number)) == number).all())
+            for number, model in enumerate(prepared)]
+
+
 def forward_in_tiles(self: Any, input_ids: Tensor, labels: Tensor) -> Any:
     """The loss without all logits at once: reads the head's weight outside of the head, as TRL does."""
     hidden = self.model(input_ids=input_ids).last_hidden_state[:, :-1].reshape(-1, self.config.hidden_size)

@@ -74,3 +74,8 @@ def test_a_forward_that_was_put_in_place_of_the_models(runs: Dict[str, Any]) -> 
 
 def test_a_model_of_which_only_a_part_is_sharded(runs: Dict[str, Any]) -> None:
     assert "1.weight is not sharded, so that its gradient would not be averaged" in runs["shard"]["prepare_a_part"]
+
+
+def test_sharded_and_plain_models_in_one_state(runs: Dict[str, Any]) -> None:
+    """With safe_serialization and without."""
+    assert runs["shard"]["save_beside_plain"] == runs["other"]["save_beside_plain"] == [[True] * 4] * 2

@@ -134,7 +134,9 @@ def main() -> None:
     if WHAT == "shard":
         result.update(lora=adapters.lora(checkpoint("adapter", FOLDER)), generate=adapters.generate(),
                       replaced_forward=adapters.replaced_forward(), prepare_a_part=adapters.prepare_a_part(),
-                      load_on_meta=adapters.load_on_meta(checkpoint("pretrained", FOLDER)))
+                      load_on_meta=adapters.load_on_meta(checkpoint("pretrained", FOLDER)),
+                      save_beside_plain=[adapters.save_beside_plain(checkpoint(f"beside-{safe}", FOLDER), safe)
+                                         for safe in (True, False)])
     result.update({program.__name__: program(WHAT == "resume") for program in programs})
     if WHAT == "shard":  # and from the checkpoints of one process that knows nothing of libdc
         result.update(trainer_goes_on=train_by_trainer(True, SAVED_AT + 2)["loss"],

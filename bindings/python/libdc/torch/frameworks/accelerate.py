@@ -15,6 +15,8 @@ from ..checkpoint.state_dict import full_state_dict
 from ..sharding.model import no_sync, root_of
 from . import states
 
+_MODEL = "sharded_model"  # beginning of files' names: Accelerate writes and reads model.safetensors of other models
+
 
 class Accelerator(accelerate.Accelerator):
     """accelerate.Accelerator, whose prepare() takes models that shard() was given before as they are. Their states are
@@ -43,7 +45,7 @@ class Accelerator(accelerate.Accelerator):
     def save_state(self, output_dir: Optional[str] = None, safe_serialization: bool = True, **kwargs: Any) -> Any:
         with self._without_shards() as (models, optimizers):
             folder = super().save_state(output_dir, safe_serialization, **kwargs)
-        states.save(os.fspath(folder), models, optimizers)
+        states.save(os.fspath(folder), models, optimizers, _MODEL)
         return folder
 
     def load_state(self, input_dir: Optional[str] = None, load_kwargs: Optional[Dict[str, Any]] = None,
@@ -55,7 +57,7 @@ class Accelerator(accelerate.Accelerator):
                 super().load_state(input_dir, load_kwargs, **kwargs)
         finally:
             hook.remove()
-        states.load(folders[0], models, optimizers)
+        states.load(folders[0], models, optimizers, kind=_MODEL)
         if models and self.num_processes > 1:  # a rank that the saved run did not have found no step
             self.step = broadcast_object_list([self.step])[0]
 

@@ -61,18 +61,20 @@ def _model_of(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]) -> 
                      "sharded model, too")
 
 
-def save(folder: str, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
-    """Writes each sharded model, and each optimizer's state, into a file of its own; collective."""
+def save(folder: str, models: Sequence[nn.Module], optimizers: Sequence[Any], kind: str = MODEL) -> None:
+    """Writes each sharded model, and each optimizer's state, into a file of its own; collective. kind: the beginning of
+    the models' names, where the framework writes other models into the folder"""
     for number, model in enumerate(models):
-        save_checkpoint(model, file_name(folder, MODEL, number))
+        save_checkpoint(model, file_name(folder, kind, number))
     for number, optimizer in enumerate(map(inner_optimizer, optimizers)):
         save_optimizer(file_name(folder, OPTIMIZER, number), _model_of(optimizer, models), optimizer)
 
 
-def load(folder: str, models: Sequence[nn.Module], optimizers: Sequence[Any], strict: bool = True) -> None:
+def load(folder: str, models: Sequence[nn.Module], optimizers: Sequence[Any], strict: bool = True,
+         kind: str = MODEL) -> None:
     """Reads what save() wrote, on any number of ranks; collective."""
     for number, model in enumerate(models):
-        load_checkpoint(model, file_name(folder, MODEL, number), strict=strict)
+        load_checkpoint(model, file_name(folder, kind, number), strict=strict)
     for number, optimizer in enumerate(map(inner_optimizer, optimizers)):
         load_checkpoint(_model_of(optimizer, models), file_name(folder, OPTIMIZER, number), optimizer)
 
