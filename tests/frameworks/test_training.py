@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 import pytest
 from models import SAVED_AT, STEPS
@@ -79,3 +79,15 @@ def test_a_model_of_which_only_a_part_is_sharded(runs: Dict[str, Any]) -> None:
 def test_sharded_and_plain_models_in_one_state(runs: Dict[str, Any]) -> None:
     """With safe_serialization and without."""
     assert runs["shard"]["save_beside_plain"] == runs["other"]["save_beside_plain"] == [[True] * 4] * 2
+
+
+def test_frameworks_that_count_other_processes(launch: Callable[..., str]) -> None:
+    """All three, with the Trainer's by Accelerate. Models of a part that the program chose are as before."""
+    def lines(what: str) -> List[str]:
+        return sorted(line for line in launch(2, "ranks.py", what).splitlines() if line[:2] in ("0 ", "1 "))
+
+    text = "{0} {1} takes this process for number {2}, but it is rank {3} of the model's 2"
+    assert lines("srun") == [text.format(rank, name, "0 of 1", rank)
+                             for rank in range(2) for name in ("Accelerate", "Accelerate", "Lightning")]
+    assert lines("parts") == [line for rank in range(2) for line in (
+        text.format(rank, "Accelerate", f"{rank} of 2", 1 - rank), f"{rank} no error")]

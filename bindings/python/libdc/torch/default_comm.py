@@ -12,6 +12,7 @@ from .process_group import comm_from_process_group
 
 _lock = threading.Lock()
 _default: Optional[libdc.Comm] = None
+_of_environment: Optional[libdc.Comm] = None  # the default one, where no other was given
 
 
 def init(comm: Any = None) -> libdc.Comm:
@@ -19,13 +20,18 @@ def init(comm: Any = None) -> libdc.Comm:
     all_reduce(tensor) and more. comm: a libdc.Comm or a torch.distributed ProcessGroup to train with from now on. None:
     that of an earlier call, else the one of the environment that torchrun and `python -m libdc.run` set, else one rank.
     """
-    global _default
+    global _default, _of_environment
     with _lock:
         if comm is not None:
             _default = _wrap(comm)
         elif _default is None:
-            _default = libdc.init_comm()
+            _default = _of_environment = libdc.init_comm()
         return _default
+
+
+def is_of_environment(comm: libdc.Comm) -> bool:
+    """Whether it has all ranks that libdc found in the environment, and no part that the program chose."""
+    return comm is _of_environment
 
 
 def resolve_comm(comm: Any) -> libdc.Comm:

@@ -27,6 +27,7 @@ class Accelerator(accelerate.Accelerator):
         if not states.is_sharded(model):
             return super().prepare_model(model, device_placement, evaluation_mode)
         states.check_all_sharded(model)
+        states.check_ranks(model, "Accelerate", self.num_processes, self.process_index)
         _enter_forward_when_called(model)
         _let_ranks_generate_together(model)
         return super().prepare_model(model, device_placement=False, evaluation_mode=True)  # with no wrapper around it

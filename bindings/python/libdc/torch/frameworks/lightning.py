@@ -63,6 +63,7 @@ class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
                 model.to(self.root_device)
             shard(model, self._stage, comm=torch.distributed.group.WORLD, device=self.root_device, **self._options)
         states.check_all_sharded(model)
+        states.check_ranks(model, "Lightning", self.world_size, self.global_rank)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()

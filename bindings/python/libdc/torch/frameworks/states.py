@@ -10,6 +10,7 @@ from torch import nn
 
 from ..checkpoint.save_load import load_checkpoint, save_checkpoint
 from ..checkpoint.state_dict import load_full_optimizer_state_dict, names_of
+from ..default_comm import is_of_environment
 from ..sharding.model import roots_of
 from ..sharding.parameter import entry_of
 
@@ -30,6 +31,19 @@ def check_all_sharded(model: nn.Module) -> None:
         if param.requires_grad and entry_of(param) is None:
             raise ValueError(f"{name} is not sharded, so that its gradient would not be averaged over the ranks: give "
                              "shard() the whole model, or freeze the parameter")
+
+
+def check_ranks(model: nn.Module, framework: str, size: int, rank: int) -> None:
+    """Raises if the framework counts other processes than the model's ranks, as under srun where no RANK is set. It
+    would give ranks the same batches, and each would be the first one. A part of its processes is legal that the
+    program itself chose by comm=."""
+    for comm in (root.group.all_ranks for root in roots_of(model)):
+        is_part = comm.size < size and not is_of_environment(comm)
+        if (comm.size, comm.rank) != (size, rank) and not is_part:
+            raise RuntimeError(f"{framework} takes this process for number {rank} of {size}, but it is rank "
+                               f"{comm.rank} of the model's {comm.size}, so that batches would be shared out wrongly. "
+                               "Start the program with `python -m libdc.run` or torchrun, or set RANK, WORLD_SIZE, "
+                               "LOCAL_RANK, MASTER_ADDR and MASTER_PORT")
 
 
 def inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:
