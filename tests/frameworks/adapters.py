@@ -118,6 +118,43 @@ def save_beside_plain(folder: str, safe: bool) -> List[bool]:
             for number, model in enumerate(prepared)]
 
 
+def save_with_hooks(folder: str) -> List[str]:
+    """Errors of Lightning's checkpoints for which a hook has set weights, or an optimizer's state, on rank 1 alone. The
+    last one has another key, and is the value in the file."""
+    import pytorch_lightning
+
+    from libdc.torch.frameworks.lightning import LibdcStrategy
+
+    class Averaged(pytorch_lightning.LightningModule):
+        def __init__(self, key: str, value: Any) -> None:
+            super().__init__()
+            self.layer, self.key, self.value = nn.Linear(3, 1), key, value
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def on_save_checkpoint(self, checkpoint: Dict[str, Any]) -> None:
+            if self.global_rank == 1 or self.key == "averaged":
+                checkpoint[self.key] = self.value
+
+    found = []
+    weights = {"layer.weight": torch.ones(1, 3)}
+    for key, value in (("state_dict", weights), ("optimizer_states", [weights]), ("averaged", weights)):
+        trainer = pytorch_lightning.Trainer(
+            max_steps=1, accelerator="cpu", devices=dct.init().size, strategy=LibdcStrategy(3), logger=False,
+            enable_progress_bar=False, enable_checkpointing=False)
+        trainer.fit(Averaged(key, value), torch.utils.data.DataLoader(torch.ones(4, 3)))
+        try:
+            trainer.save_checkpoint(folder)
+            found.append(str(torch.load(f"{folder}/meta.pt", weights_only=False)[key]["layer.weight"].tolist()))
+        except (RuntimeError, KeyError) as error:
+            found.append(str(error))
+    return found
+
+
 def forward_in_tiles(self: Any, input_ids: Tensor, labels: Tensor) -> Any:
     """The loss without all logits at once: reads the head's weight outside of the head, as TRL does."""
     hidden = self.model(input_ids=input_ids).last_hidden_state[:, :-1].reshape(-1, self.config.hidden_size)

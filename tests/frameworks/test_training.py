@@ -81,6 +81,14 @@ def test_sharded_and_plain_models_in_one_state(runs: Dict[str, Any]) -> None:
     assert runs["shard"]["save_beside_plain"] == runs["other"]["save_beside_plain"] == [[True] * 4] * 2
 
 
+def test_states_that_a_hook_has_set(runs: Dict[str, Any]) -> None:
+    """They are in no file, so that is an error on all ranks; what has a key of its own is saved."""
+    for what in ("shard", "other"):
+        *errors, saved = runs[what]["save_with_hooks"]
+        assert len(errors) == 2 and all("must leave them empty" in error for error in errors)
+        assert saved == "[[1.0, 1.0, 1.0]]"
+
+
 def test_frameworks_that_count_other_processes(launch: Callable[..., str]) -> None:
     """All three, with the Trainer's by Accelerate. Models of a part that the program chose are as before."""
     def lines(what: str) -> List[str]:

@@ -140,7 +140,8 @@ def main() -> None:
     result.update({program.__name__: program(WHAT == "resume") for program in programs})
     if WHAT == "shard":  # and from the checkpoints of one process that knows nothing of libdc
         result.update(trainer_goes_on=train_by_trainer(True, SAVED_AT + 2)["loss"],
-                      lightning_goes_on=train_by_lightning(True, SAVED_AT + 2)["loss"])
+                      lightning_goes_on=train_by_lightning(True, SAVED_AT + 2)["loss"],
+                      save_with_hooks=adapters.save_with_hooks(checkpoint("hooks", FOLDER)))
     with open(os.path.join(FOLDER, f"{os.environ.get('RANK', '0')}.json"), "w", encoding="utf-8") as file:
         json.dump(result, file)
 

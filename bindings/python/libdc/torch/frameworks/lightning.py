@@ -102,6 +102,7 @@ class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
         if storage_options is not None:
             raise TypeError(f"LibdcStrategy: storage_options = {storage_options!r}, must be None: all ranks write the "
                             "files of a checkpoint themselves")
+        self._refuse_states_of_hooks(checkpoint)
         folder = self.broadcast(os.fspath(filepath))
         metadata = os.path.join(folder, _METADATA)
         if self.is_global_zero:
@@ -116,6 +117,15 @@ class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
             torch.save(rest, metadata + ".part")
             os.replace(metadata + ".part", metadata)
         self.barrier()
+
+    def _refuse_states_of_hooks(self, checkpoint: Dict[str, Any]) -> None:
+        """Both were empty before on_save_checkpoint() of the module and of callbacks. Averaged weights, for instance,
+        that one has put there would not be in the files. Collective, since a hook may do so on one rank."""
+        found = bool(checkpoint.get("state_dict")) or any(checkpoint.get("optimizer_states", ()))
+        if self.reduce_boolean_decision(found, all=False):
+            raise RuntimeError("LibdcStrategy: on_save_checkpoint() of the module or of a callback has put states into "
+                               "checkpoint['state_dict'] or ['optimizer_states'], must leave them empty: the model's "
+                               "own are written from its parameters. Put others under a key of their own")
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: Optional[bool] = None) -> Dict[str, Any]:
         path = self.broadcast(os.fspath(checkpoint_path))
