@@ -1397,7 +1397,7 @@ typedef struct dc_layer_config {
   double hidden_dropout_ratio;  /**< of sites 2 and 3; the same range */
   int64_t num_hidden_layers;    /**< layers of the model, for adjust_init_range; 0 = 1 */
   double initializer_range;     /**< standard deviation of the initial weights; 0 = 0.02 */
-  double layer_norm_eps;        /**< added to the variance; 0 = 1e-12 */
+  double layer_norm_eps;        /**< added to the variance; at least 1.2e-38; 0 = 1e-12 */
   int64_t seed;                 /**< of dropout and of the initial weights; any value */
   int64_t layer_id;             /**< this layer's place in the model, so that layers differ; 0 to 2^32 - 1 */
   int32_t local_rank;           /**< >= -1; no effect: the device of dc_layer_create() says where a layer lives. In the
@@ -1570,7 +1570,8 @@ DC_API dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, c
                                    dc_tensor *grad_input, dc_tensor *grad_weights);
 
 /** The dropout mask that a forward with this call's offset applies, for tests: 1 kept, 0 dropped. Kept values are
- *  multiplied by *scale = 65536 / (65536 - round(65536 p)), so the mean stays exactly.
+ *  multiplied by *scale = 65536 / (65536 - round(65536 p)), so the mean stays exactly. With config.training = -1 all
+ *  are kept, and *scale is 1.
  *  layer  the layer
  *  call   batch, seq_length and offset count
  *  site   enum dc_dropout_site

@@ -143,7 +143,7 @@ static void attention_backward_head(void *arg, int64_t index, void *scratch) {
   to.dv = to.dk + (size_t)hidden * size;
   to.delta = a->delta + head.statistics;
   dc__attention_scratch at = dc__attention_scratch_layout(scratch, head.d);
-  row_sum_delta(&head, &to, a->c, at.s, at.dp);
+  row_sum_delta(&head, &to, a->c, at.out[0], at.out[1]); /* a tile may have fewer than d elements */
   int64_t block_queries = dc__attention_queries(head.d);
   int64_t block_keys = dc__attention_keys(head.d);
   float *wide = a->dq != NULL ? a->dq + head.out : NULL;

@@ -46,7 +46,7 @@ void dc__layer_export_mask(const dc_layer *layer, const dc__layer_size *size, in
                            uint8_t *mask) {
   export_task e = {.layer = layer,
                    .size = size,
-                   .dropout = dc__layer_dropout(layer, offset, site, true),
+                   .dropout = dc__layer_dropout(layer, offset, site, layer->config.training),
                    .site = site,
                    .mask = mask};
   int64_t planes = site == DC_DROPOUT_ATTENTION ? layer->config.heads : 1;

@@ -31,6 +31,7 @@ static void test_27_configurations(void **state) {
   BAD_CONFIG(num_hidden_layers, -1, DC_E_INVALID);
   BAD_CONFIG(initializer_range, -0.02, DC_E_INVALID);
   BAD_CONFIG(layer_norm_eps, -1e-12, DC_E_INVALID);
+  BAD_CONFIG(layer_norm_eps, 1e-50, DC_E_INVALID);
   BAD_CONFIG(layer_norm_eps, (double)INFINITY, DC_E_INVALID);
   BAD_CONFIG(layer_norm_eps, (double)NAN, DC_E_INVALID);
   BAD_CONFIG(initializer_range, (double)NAN, DC_E_INVALID);

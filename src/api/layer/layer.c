@@ -355,7 +355,7 @@ dc_status dc_layer_get_dropout_mask(const dc_layer *layer, const dc_layer_call *
     DC__TRY(dc__layer_host_buffer_flush(layer, (size_t)numel, t.data, host));
   }
   if (scale != NULL) {
-    *scale = (double)dc__layer_dropout(layer, c.offset, site, true).scale;
+    *scale = (double)dc__layer_dropout(layer, c.offset, site, layer->config.training).scale;
   }
   return DC_OK;
 }

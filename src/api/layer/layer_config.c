@@ -1,4 +1,6 @@
 /* The configuration of a transformer layer: its checks and its defaults. */
+#include <float.h>
+
 #include "api/api_internal.h"
 #include "transformer/transformer.h"
 
@@ -87,6 +89,10 @@ dc_status dc__read_layer_config(const char *fn, const dc_layer_config *config, d
   DC__TRY(check_ratio(fn, "hidden_dropout_ratio", c->hidden_dropout_ratio, 0, 1));
   DC__TRY(check_ratio(fn, "initializer_range", c->initializer_range, 0, 1e30));
   DC__TRY(check_ratio(fn, "layer_norm_eps", c->layer_norm_eps, 0, 1e30));
+  if (c->layer_norm_eps > 0 && c->layer_norm_eps < (double)FLT_MIN) { /* the layer adds it in float32 */
+    return dc__fail(DC_E_INVALID, "%s: config.layer_norm_eps = %g, must be 0 or at least %g", fn, c->layer_norm_eps,
+                    (double)FLT_MIN);
+  }
   DC__TRY(check_switches(fn, c));
   DC__TRY(check_dtypes(fn, c));
   fill_defaults(c);

@@ -63,6 +63,11 @@ def test_03_widths(size: tuple) -> None:
         check(Case(*size, 2, 33, dtype, ratio=0.1, pre_layer_norm=pre))
 
 
+@dtypes
+def test_03_heads_wider_than_a_tile(dtype: str) -> None:
+    check(Case(2112, 1, 64, 1, 4, dtype, weight_scale=0.02))
+
+
 def test_04_the_reference_itself() -> None:
     rng = np.random.default_rng(0)
     for pre, form in itertools.product((True, False), ("tanh", "erf")):

@@ -39,6 +39,13 @@ def test_12_keep_rate(ratio: float) -> None:
         assert abs(kept.mean() - (1 - p)) <= 4 * np.sqrt(p * (1 - p) / kept.size)
 
 
+def test_12_a_layer_for_inference_drops_nothing() -> None:
+    layer = Layer(LayerConfig(64, 4, attn_dropout_ratio=0.5, hidden_dropout_ratio=0.5, training=False))
+    for site in ("attention", "projection", "output"):
+        mask, scale = layer.dropout_mask(site, 2, 8)
+        assert np.asarray(mask).all() and scale == 1
+
+
 @pytest.mark.parametrize("ratio", [0.1, 0.5])
 @dtypes
 def test_12_values_are_zero_or_scaled(dtype: str, ratio: float) -> None:
