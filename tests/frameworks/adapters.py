@@ -99,6 +99,30 @@ def generate() -> Tuple[List[int], List[int]]:
     return found[0].tolist(), expected[0].tolist()
 
 
+def compile_prepared() -> Dict[str, Any]:
+    """Losses of a prepared model in eager mode and compiled, of three steps and one in eval mode, and graph breaks."""
+    from torch._dynamo.utils import counters
+
+    def losses(compiled: bool) -> List[float]:
+        torch.manual_seed(0)
+        model = dct.shard(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.9), nn.Linear(3, 1)), 3)
+        model = Accelerator(cpu=True).prepare(model)
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+        call = torch.compile(model, backend="aot_eager") if compiled else model
+        for step in range(4):
+            model.train(step < 3)
+            loss = call(torch.ones(2, 3)).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(float(loss.detach()))
+        return found
+
+    counters.clear()
+    return {"eager": losses(False), "compiled": losses(True), "breaks": sum(counters["graph_break"].values()),
+            "graphs": counters["stats"]["unique_graphs"]}
+
+
 def save_beside_plain(folder: str, safe: bool) -> List[bool]:
     """Whether each of two sharded and two plain models has its own weights again, all of the same shapes."""
     from torch.optim import SGD

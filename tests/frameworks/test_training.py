@@ -89,6 +89,13 @@ def test_states_that_a_hook_has_set(runs: Dict[str, Any]) -> None:
         assert saved == "[[1.0, 1.0, 1.0]]"
 
 
+def test_a_prepared_model_is_compiled(runs: Dict[str, Any]) -> None:
+    """Once for training and once for eval mode."""
+    found = runs["shard"]["compile_prepared"]
+    assert (found["graphs"], found["breaks"]) == (2, 0)
+    assert found["compiled"] == pytest.approx(found["eager"], abs=ROUNDING)
+
+
 def test_frameworks_that_count_other_processes(launch: Callable[..., str]) -> None:
     """All three, with the Trainer's by Accelerate. Models of a part that the program chose are as before."""
     def lines(what: str) -> List[str]:

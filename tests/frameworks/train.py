@@ -135,6 +135,7 @@ def main() -> None:
         result.update(lora=adapters.lora(checkpoint("adapter", FOLDER)), generate=adapters.generate(),
                       replaced_forward=adapters.replaced_forward(), prepare_a_part=adapters.prepare_a_part(),
                       load_on_meta=adapters.load_on_meta(checkpoint("pretrained", FOLDER)),
+                      compile_prepared=adapters.compile_prepared(),
                       save_beside_plain=[adapters.save_beside_plain(checkpoint(f"beside-{safe}", FOLDER), safe)
                                          for safe in (True, False)])
     result.update({program.__name__: program(WHAT == "resume") for program in programs})

@@ -90,6 +90,7 @@ def _let_ranks_generate_together(model: nn.Module) -> None:
     if group.stage == 3 and group.comm.size > 1:
         for module in model.modules():
             module._is_fsdp_managed_module = True  # type: ignore[assignment]
+            module._fsdp_use_orig_params = True  # type: ignore[assignment]  # else Dynamo compiles none of them
 
 
 def adopt(accelerator: accelerate.Accelerator) -> None:
