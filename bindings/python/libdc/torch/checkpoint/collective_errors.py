@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional, TypeVar
+from typing import Callable, List, Optional, TypeVar
 
+from torch import nn
+
+from ..sharding.model import roots_of
 from ..sharding.root import Root
 
 T = TypeVar("T")
@@ -24,6 +27,22 @@ def run_on_all_ranks(root: Root, work: Callable[[], T]) -> T:
     if failure is not None:
         raise failure
     return result
+
+
+def roots_on_same_ranks(call: str, model: nn.Module) -> List[Root]:
+    """The roots of all sharded models in a module, of which the first one's ranks speak for all; collective where there
+    are several."""
+    roots = roots_of(model)
+
+    def check() -> None:
+        groups = (root.group for root in roots)
+        if len({(each.comm.rank, each.comm.size, each.replica, each.options.replicas) for each in groups}) > 1:
+            raise ValueError(f"{call}: {type(model).__name__} has sharded models that are spread over other ranks than "
+                             "one another: call it for each of them")
+
+    if len(roots) > 1:
+        run_on_all_ranks(roots[0], check)
+    return roots
 
 
 def on_first_replica(root: Root, save: Callable[[], None]) -> None:

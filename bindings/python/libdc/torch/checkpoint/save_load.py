@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ..sharding.buffers import check_buffer_rule, synced_buffers
-from ..sharding.model import root_of
 from ..sharding.parameter import entry_of
 from ..sharding.part import plain_tensor
 from ..sharding.root import Root
 from ..sharding.sharded_param import ShardedParam
 from . import model_weights, safetensors_file, state_dict, writer
-from .collective_errors import on_first_replica, run_on_all_ranks
+from .collective_errors import on_first_replica, roots_on_same_ranks, run_on_all_ranks
 from .items import Target, WriteItem
 from .json_keys import with_pairs, without_pairs
 from .safetensors_file import TensorInfo, Layout
@@ -47,13 +46,15 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     The weights have their names from before shard(), so that anything that reads safetensors reads them; a tied weight
     has its first name, and the metadata has the others. The optimizer's tensors are `optimizer/NAME/KEY`, those of
     `extra` are `extra/NAME`."""
-    root = root_of(model)
+    roots = roots_on_same_ranks("save_checkpoint", model)
+    root = roots[0]
     path = os.fspath(path)
     run_on_all_ranks(root, lambda: _check_arguments(extra or {}, buffers))
     own: Optional[Dict[str, Any]] = None
     if weights:
-        run_on_all_ranks(root, root.group.check_initialized)
-        root.write_back()
+        for each in roots:
+            run_on_all_ranks(root, each.group.check_initialized)
+            each.write_back()
         own = model.state_dict(keep_vars=True)
         own = {**own, **synced_buffers(root, own, buffers, everywhere=False)}
     on_first_replica(root, lambda: _save(model, root, path, optimizer, extra or {}, own))
@@ -80,7 +81,7 @@ def _save(model: nn.Module, root: Root, path: str, optimizer: Optional[torch.opt
         if name not in values:
             pieces += run_on_all_ranks(root, lambda: _full_items(root, _EXTRA + name, value))
     if optimizer is not None:
-        more, metadata["optimizer"] = run_on_all_ranks(root, lambda: _optimizer_items(model, optimizer))
+        more, metadata["optimizer"] = run_on_all_ranks(root, lambda: _optimizer_items(model, root, optimizer))
         pieces += more
     listed = [[piece.name, piece.of, piece.begin, piece.end] for piece in pieces]
     mine = run_on_all_ranks(root, lambda: json.dumps({"metadata": with_pairs(metadata), "pieces": listed}))
@@ -105,7 +106,7 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
 
     Modules take their weights by load_state_dict(), as parts, with their hooks and their extra state. A model that was
     on meta has nothing to lose: there each rank reads into its part itself."""
-    root = root_of(model)
+    root = roots_on_same_ranks("load_checkpoint", model)[0]
     files = run_on_all_ranks(root, lambda: _open(os.fspath(path)))
     parts: Dict[str, safetensors_file.ReadRange] = {}
 
@@ -194,9 +195,10 @@ def _full_items(root: Root, name: str, value: Tensor, owned: bool = False) -> Li
     return [WriteItem(name, of, 0, value.detach().reshape(-1))]
 
 
-def _optimizer_items(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tuple[List[WriteItem], Dict[str, Any]]:
+def _optimizer_items(model: nn.Module, root: Root,
+                     optimizer: torch.optim.Optimizer) -> Tuple[List[WriteItem], Dict[str, Any]]:
     """The optimizer's tensors, and the rest of its state with their names in place of them."""
-    root, names = root_of(model), state_dict.names_of(model)
+    names = state_dict.names_of(model)
     pieces: List[WriteItem] = []
     groups = []
     values: Dict[str, Dict[str, Any]] = {}

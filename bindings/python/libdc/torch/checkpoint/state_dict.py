@@ -10,11 +10,11 @@ from libdc.arguments import counted
 from torch import Tensor, nn
 
 from ..sharding.buffers import check_buffer_rule, synced_buffers
-from ..sharding.model import root_of
 from ..sharding.parameter import copy_shard, entry_of, gather_full
 from ..sharding.part import part_of
 from ..sharding.root import Root
 from ..sharding.sharded_param import ShardedParam
+from .collective_errors import roots_on_same_ranks
 
 
 # State without which a step of PyTorch's optimizers is a KeyError. They load any other without a word.
@@ -33,13 +33,15 @@ def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "
     rank0_only   the other ranks get an empty one
     buffers      "rank0", whose values all get, or "mean": the ranks' mean of floating-point ones (BatchNorm's)
     cpu_offload  values are in the host's memory; each goes there before the next weight is gathered"""
-    root = root_of(model)
+    roots = roots_on_same_ranks("full_state_dict", model)
+    root = roots[0]
     keep = not rank0_only or root.group.comm.rank == 0
-    whole: Dict[int, Optional[Tensor]] = {}
+    whole: Dict[ShardedParam, Optional[Tensor]] = {}
     result: Dict[str, Tensor] = {}
     check_buffer_rule("full_state_dict", buffers)
-    root.group.check_initialized()
-    root.write_back()
+    for each in roots:
+        each.group.check_initialized()
+        each.write_back()
     current = model.state_dict(keep_vars=True)
     agreed = synced_buffers(root, current, buffers, everywhere=not rank0_only)
 
@@ -52,10 +54,10 @@ def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "
             if keep:
                 result[name] = on_host(agreed[name]) if isinstance(value, Tensor) else value
             continue
-        if entry.id not in whole:
-            whole[entry.id] = on_host(gather_full(entry, value, keep))
+        if entry not in whole:
+            whole[entry] = on_host(gather_full(entry, value, keep))
         if keep:
-            result[name] = whole[entry.id]
+            result[name] = whole[entry]
     return result
 
 
@@ -75,7 +77,7 @@ def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
     """The optimizer's state_dict() with whole tensors, and parameters by name instead of by number. Every rank must
     call it. A state tensor as long as the shard, with its padding or without, is a part of a whole. Others are the same
     on every rank, but for those of blocks and layers that libdc.optim's optimizers share out: all ranks' are here."""
-    root = root_of(model)
+    root = roots_on_same_ranks("full_optimizer_state_dict", model)[0]
     keep = not rank0_only or root.group.comm.rank == 0
     packed = optimizer.state_dict()
     names = names_of(model)

@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list
 from torch import nn
 
 from ..checkpoint.state_dict import full_state_dict
-from ..sharding.model import no_sync, root_of
+from ..sharding.model import no_sync, roots_of
 from . import states
 
 _MODEL = "sharded_model"  # beginning of files' names: Accelerate writes and reads model.safetensors of other models
@@ -86,8 +86,7 @@ def _enter_forward_when_called(model: nn.Module) -> None:
 def _let_ranks_generate_together(model: nn.Module) -> None:
     """Tells Transformers that each forward is for all ranks to call: then generate() goes on until the last rank's
     text ends, and layers are dropped by value."""
-    group = root_of(model).group
-    if group.stage == 3 and group.comm.size > 1:
+    if any(root.group.stage == 3 and root.group.comm.size > 1 for root in roots_of(model)):
         for module in model.modules():
             module._is_fsdp_managed_module = True  # type: ignore[assignment]
             module._fsdp_use_orig_params = True  # type: ignore[assignment]  # else Dynamo compiles none of them

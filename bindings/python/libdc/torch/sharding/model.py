@@ -16,20 +16,20 @@ from .root import Root
 from .sharded_param import ShardedParam
 
 
-def root_of(model: nn.Module) -> Root:
+def root_of(call: str, model: nn.Module) -> Root:
     """The root of a sharded model, or of the one that a module or parameter is part of."""
     if isinstance(model, nn.Parameter) and entry_of(model) is not None:
         return entry_of(model).root  # type: ignore[union-attr]
-    return roots_of(model)[0]
+    roots = roots_of(model)
+    if len(roots) > 1:
+        raise ValueError(f"{call}: {type(model).__name__} has modules of several sharded models: name one of them")
+    return roots[0]
 
 
 def roots_of(model: nn.Module) -> List[Root]:
     """Those of all sharded models in a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, must be a torch.nn.Module")
-    own = model.__dict__.get(MODULE_STATE)
-    if own is not None:
-        return [own.root]
     owners = (module.__dict__.get(MODULE_STATE) for module in model.modules())
     roots = list(dict.fromkeys(owner.root for owner in owners if owner is not None))
     if not roots:
@@ -119,11 +119,9 @@ def prefetch(module: nn.Module) -> None:
 
 def _entries_in(call: str, module: nn.Module) -> Tuple[Root, List[ShardedParam]]:
     """A module's parameters, in the order of their numbers."""
-    root = root_of(module)
+    root = root_of(call, module)
     entries = {entry.id: entry for inner in module.modules() if MODULE_STATE in inner.__dict__
                for entry in inner.__dict__[MODULE_STATE].entries.values()}
-    if any(entry.root is not root for entry in entries.values()):
-        raise ValueError(f"{call}: {type(module).__name__} has modules of several sharded models: name one of them")
     return root, [entries[id] for id in sorted(entries)]
 
 
@@ -145,7 +143,7 @@ def grads_finite(model: nn.Module) -> bool:
 def stats(model: nn.Module, reset: bool = False) -> libdc.MemoryStats:
     """Memory that the library holds and has moved for a model on this rank, in bytes, and counts since the last
     reset."""
-    root = root_of(model)
+    root = root_of("stats", model)
     result = root.group.context.get_memory_stats()
     if reset:
         root.group.context.reset_stats()
@@ -154,10 +152,11 @@ def stats(model: nn.Module, reset: bool = False) -> libdc.MemoryStats:
 
 def trace_start(model: nn.Module, capacity: int = 65536) -> None:
     """Records the last `capacity` pieces of the library's work from now on; 0 stops and forgets."""
-    root_of(model).group.context.trace_start(capacity)
+    root_of("trace_start", model).group.context.trace_start(capacity)
 
 
 def trace_read(model: nn.Module, limit: int = 65536) -> List[libdc.TraceEvent]:
     """The pieces of work that were recorded and not read yet, oldest first. op is the operator's name, id the
     parameter's number in order of model.parameters()."""
-    return [event._replace(op=event.op.name.lower()) for event in root_of(model).group.context.trace_read(limit)]
+    events = root_of("trace_read", model).group.context.trace_read(limit)
+    return [event._replace(op=event.op.name.lower()) for event in events]
