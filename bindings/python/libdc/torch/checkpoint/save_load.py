@@ -337,7 +337,8 @@ def _state_targets(model: nn.Module, optimizer: torch.optim.Optimizer, states: D
                 del values[key]
             elif isinstance(value, Tensor):
                 target = Target(*state_dict.new_shard(optimizer, params[name], key, value))
-                targets[f"{_OPTIMIZER}{name}/{key}"], values[key] = target, target.memory
+                targets[f"{_OPTIMIZER}{name}/{key}"] = target
+                values[key] = state_dict.as_shard(optimizer, params[name], key, value, target.memory)
     return targets
 
 

@@ -10,6 +10,7 @@ from libdc.arguments import counted
 from torch import Tensor, nn
 
 from ..sharding.buffers import check_buffer_rule, synced_buffers
+from ..sharding.local_shard import LocalShard
 from ..sharding.parameter import copy_shard, entry_of, gather_full
 from ..sharding.part import part_of
 from ..sharding.root import Root
@@ -156,12 +157,21 @@ def _shard_of(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str, v
         return _copy(value)
     part = torch.zeros_like(entry.data, dtype=value.dtype)
     copy_shard(entry, value, part)
-    return part
+    return part if entry.part is None else LocalShard.of(entry.part, part)
 
 
 def is_read(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str) -> bool:
     """Whether this rank loads a piece of a parameter's state."""
     return not is_owned(optimizer, key) or key in optimizer.pieces(param)  # type: ignore[attr-defined]
+
+
+def as_shard(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str, value: Tensor, memory: Tensor) -> Tensor:
+    """new_shard()'s memory as a part that knows the whole, so that norms and sums in a user's own optimizer are the
+    whole's. For optimizers that work on plain tensors libdc's hook takes it off again."""
+    entry = entry_of(param)
+    if entry is None or entry.part is None or not _is_shared(optimizer, entry, key, value):
+        return memory
+    return LocalShard.of(entry.part, memory)
 
 
 def new_shard(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str,

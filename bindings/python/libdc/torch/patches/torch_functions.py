@@ -188,7 +188,7 @@ def _check_state(optimizer: torch.optim.Optimizer, group: Dict[str, Any]) -> Non
 
 
 def _has_parts(optimizer: torch.optim.Optimizer) -> bool:
-    return any(part_of(param) is not None for group in optimizer.param_groups for param in group["params"])
+    return any(part_of(param) is not None for param in _params_of(optimizer))
 
 
 def _make_step(inner: _Function) -> _Function:
@@ -252,6 +252,17 @@ def _make_add_param_group(inner: _Function) -> _Function:
     return add_param_group
 
 
+def _make_state_method(inner: _Function) -> _Function:
+    """state_dict() or load_state_dict(). An optimizer that was made before shard() learns of its shards there."""
+
+    @functools.wraps(inner)
+    def method(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        _add_state_hooks(self)
+        return inner(self, *args, **kwargs)
+
+    return method
+
+
 def _inspect_param_groups(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Looks at an optimizer's groups once they have sharded parameters; before each step too, since shard() may have
     come later than the optimizer."""
@@ -259,16 +270,22 @@ def _inspect_param_groups(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if inspected == len(optimizer.param_groups):
         return
     groups = optimizer.param_groups
-    if not any(entry_of(param) is not None for group in groups for param in group["params"]):
+    if not any(map(entry_of, _params_of(optimizer))):
         return
     for group in groups:
         _check_optimizer(optimizer, group)
         _check_state(optimizer, group)
-    if inspected is None:
+    _add_state_hooks(optimizer)
+    optimizer.__dict__["_dc_inspected_groups"] = len(groups)
+
+
+def _add_state_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Once it has sharded parameters."""
+    if "_dc_has_state_hooks" not in optimizer.__dict__ and any(map(entry_of, _params_of(optimizer))):
+        optimizer.__dict__["_dc_has_state_hooks"] = True
         optimizer.register_state_dict_post_hook(_state_as_parts)
         optimizer.register_load_state_dict_pre_hook(_state_as_tensors)
         prepare_owned_states(optimizer)
-    optimizer.__dict__["_dc_inspected_groups"] = len(groups)
 
 
 def _params_by_number(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) -> Dict[Any, Any]:
@@ -307,7 +324,8 @@ def _state_as_parts(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) ->
 
 def _state_as_tensors(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) -> Dict[str, Any]:
     """The reverse, also for whole states: each rank takes its part of a tensor, and the blocks and layers it owns."""
-    plain = isinstance(optimizer, _ELEMENTWISE) or type(optimizer).__module__.startswith("libdc.")
+    # A step of a user's own, also in a class derived from PyTorch's or libdc's, may have norms of its state.
+    plain = type(optimizer).step.__module__.startswith(("torch.optim.", "libdc."))
 
     def convert(entry: ShardedParam, key: str, value: Tensor) -> Tensor:
         if part_of(value) is None and not is_owned(optimizer, key) and is_like(entry.shape, key, value):
@@ -373,5 +391,7 @@ def patch_torch_functions() -> None:
     module.zero_grad = _make_zero_grad(module.zero_grad, module.parameters)
     optimizer: Any = torch.optim.Optimizer
     optimizer.zero_grad = _make_zero_grad(optimizer.zero_grad, _params_of)
+    optimizer.state_dict = _make_state_method(optimizer.state_dict)
+    optimizer.load_state_dict = _make_state_method(optimizer.load_state_dict)
     optimizer.add_param_group = _make_add_param_group(optimizer.add_param_group)
     register_optimizer_step_pre_hook(_inspect_param_groups)
