@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+import libdc.optim
 import libdc.run
 import libdc.torch as dct
 import pytest
@@ -52,6 +53,21 @@ def test_checkpoint(tmp_path: pathlib.Path) -> None:
     saved = on(4, save)[0]
     for loaded in (*on(4, lambda comm: load(comm, mesh=(2, 2))), *on(3, load)):
         assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_one_rank_of_all_has_the_whole(stage: int) -> None:
+    """The optimizers' blocks included."""
+
+    def rank(comm: Any) -> Any:
+        model = sharded(comm, stage, mesh=(2, 2))
+        optimizer = libdc.optim.Shampoo(model.parameters(), 0.01)
+        model(*data(0, comm.rank)).backward()
+        optimizer.step()
+        return (bool(dct.full_state_dict(model, rank0_only=True)),
+                bool(dct.full_optimizer_state_dict(model, optimizer, rank0_only=True)))
+
+    assert on(4, rank) == [(True, True)] + [(False, False)] * 3
 
 
 @pytest.mark.parametrize("mesh, says", [((2, 3), "is for 6 ranks, but there are 2"), ((2,), "two integers > 0"),

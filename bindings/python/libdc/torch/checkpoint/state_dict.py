@@ -31,12 +31,12 @@ def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "
     """The model's state_dict() with whole weights, as before shard(). Every rank must call it. model.state_dict()
     itself has the flat shards and the rank's own buffers, and loads again on as many ranks.
 
-    rank0_only   the other ranks get an empty one
+    rank0_only   all ranks but rank 0 get an empty one, with `mesh` too
     buffers      "rank0", whose values all get, or "mean": the ranks' mean of floating-point ones (BatchNorm's)
     cpu_offload  values are in the host's memory; each goes there before the next weight is gathered"""
     roots = roots_on_same_ranks("full_state_dict", model)
     root = roots[0]
-    keep = not rank0_only or root.group.comm.rank == 0
+    keep = not rank0_only or root.group.all_ranks.rank == 0
     whole: Dict[ShardedParam, Optional[Tensor]] = {}
     result: Dict[str, Tensor] = {}
     check_buffer_rule("full_state_dict", buffers)
@@ -79,7 +79,7 @@ def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
     call it. A state tensor as long as the shard, with its padding or without, is a part of a whole. Others are the same
     on every rank, but for those of blocks and layers that libdc.optim's optimizers share out: all ranks' are here."""
     root = roots_on_same_ranks("full_optimizer_state_dict", model)[0]
-    keep = not rank0_only or root.group.comm.rank == 0
+    keep = not rank0_only or root.group.all_ranks.rank == 0
     packed = optimizer.state_dict()
     names = names_of(model)
     state: Dict[str, Any] = {}
