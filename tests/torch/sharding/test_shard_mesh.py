@@ -70,6 +70,44 @@ def test_one_rank_of_all_has_the_whole(stage: int) -> None:
     assert on(4, rank) == [(True, True)] + [(False, False)] * 3
 
 
+def test_one_replica_that_fails_makes_all_fail(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "model.safetensors")
+    dct.save_checkpoint(dct.shard(make(), 0), path)
+
+    def rank(comm: Any) -> Any:
+        model = sharded(comm, 3, mesh=(2, 2))
+        with torch.no_grad():
+            model.scale.fill_(5)
+        late = comm.rank >= 2
+        with pytest.raises((OSError, RuntimeError), match="missing"):
+            dct.load_checkpoint(model, path + ".missing" if late else path)
+        with pytest.raises((ValueError, RuntimeError), match="buffers = 'none'"):
+            dct.save_checkpoint(model, path, buffers="none" if late else "rank0")
+        return float(dct.full_state_dict(model)["scale"])
+
+    assert on(4, rank) == [5] * 4
+
+
+@pytest.mark.parametrize("stage, mesh", [(3, (2, 2)), (0, None), (3, None)])
+def test_ranks_with_other_files_than_one_another(stage: int, mesh: Any, tmp_path: pathlib.Path) -> None:
+    """As an old copy on a machine's own disk. Its tensors have the same names, types and shapes."""
+    model = dct.shard(make(), 0)
+    for name in ("new", "old"):
+        dct.save_checkpoint(model, tmp_path / name)
+        with torch.no_grad():
+            model.scale.fill_(9)
+
+    def rank(comm: Any) -> Any:
+        other = sharded(comm, stage, mesh=mesh)
+        with torch.no_grad():
+            other.scale.fill_(5)
+        with pytest.raises(ValueError, match="on ranks 2, 3 is not the file that rank 0 has"):
+            dct.load_checkpoint(other, tmp_path / ("old" if comm.rank >= 2 else "new"))
+        return float(dct.full_state_dict(other)["scale"])
+
+    assert on(4, rank) == [5] * 4
+
+
 @pytest.mark.parametrize("mesh, says", [((2, 3), "is for 6 ranks, but there are 2"), ((2,), "two integers > 0"),
                                         (2, "two integers > 0"), ((0, 2), "two integers > 0")])
 def test_a_mesh_that_does_not_fit(mesh: Any, says: str) -> None:

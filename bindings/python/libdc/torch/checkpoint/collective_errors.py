@@ -12,16 +12,18 @@ from ..sharding.root import Root
 T = TypeVar("T")
 
 
-def run_on_all_ranks(root: Root, work: Callable[[], T]) -> T:
+def run_on_all_ranks(root: Root, work: Callable[[], T], in_replica: bool = False) -> T:
     """The result of work(), if no rank raised; else every rank raises: its own error, or the first failed rank's text.
-    """
+
+    in_replica  only the ranks of one replica call it"""
     failure: Optional[BaseException] = None
     try:
         result = work()
     except Exception as error:
         failure = error
     text = "" if failure is None else f"{type(failure).__name__}: {failure}"
-    for rank, message in enumerate(root.group.all_gather_bytes(text.encode("ascii", "backslashreplace"))):
+    messages = root.group.all_gather_bytes(text.encode("ascii", "backslashreplace"), all_ranks=not in_replica)
+    for rank, message in enumerate(messages):
         if message and failure is None:
             raise RuntimeError(f"rank {rank}: {message.decode()}")
     if failure is not None:

@@ -6,6 +6,7 @@ saved pieces; the rows in which the range lies are such a box."""
 from __future__ import annotations
 
 import enum
+import io
 import math
 import os
 import pickle
@@ -17,6 +18,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from . import crc32c
 from .safetensors_file import ReadRange
 
 
@@ -67,12 +69,13 @@ class _Unpickler(pickle.Unpickler):
 def _read_metadata(path: str) -> Any:
     try:
         with open(os.path.join(path, ".metadata"), "rb") as file:
-            metadata = _Unpickler(file).load()
+            text = file.read()
+        metadata = _Unpickler(io.BytesIO(text)).load()
         for info in metadata.storage_data.values():
             name = info.relative_path
             if os.path.isabs(name) or ".." in name.split("/"):
                 raise ValueError(f"it names the file {name!r}, must be one in the folder")
-        return metadata
+        return metadata, (len(text), crc32c.checksum(text))
     except Exception as error:
         raise ValueError(f"{path} is no folder of torch.distributed.checkpoint: its .metadata cannot be read "
                          f"({type(error).__name__}: {error})") from None
@@ -86,7 +89,7 @@ class Folder:
     def __init__(self, path: str) -> None:
         self.path = path
         self._reader = checkpoint.FileSystemReader(path)
-        metadata = _read_metadata(path)
+        metadata, self.identity = _read_metadata(path)
         self._reader.set_up_storage_reader(metadata, is_coordinator=False)
         self._tensors: Dict[str, TensorStorageMetadata] = {
             name: of for name, of in metadata.state_dict_metadata.items() if isinstance(of, TensorStorageMetadata)}

@@ -6,6 +6,7 @@ compare while they read (safetensors_file.py)."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -70,23 +71,24 @@ def _check_arguments(extra: Mapping[str, Any], buffers: str) -> None:
 def _save(model: nn.Module, root: Root, path: str, optimizer: Optional[torch.optim.Optimizer],
           extra: Mapping[str, Any], weights: Optional[Mapping[str, Any]]) -> None:
     """weights: the model's state, with the buffers' values for all ranks; None: it is not written."""
+    on_replica = functools.partial(run_on_all_ranks, in_replica=True)
     pieces: List[WriteItem] = []
     aliases: Dict[str, str] = {}
     if weights is not None:
         own = weights
-        pieces, aliases = run_on_all_ranks(root, lambda: _weight_items(root, own))
+        pieces, aliases = on_replica(root, lambda: _weight_items(root, own))
     values = {name: value for name, value in extra.items() if not isinstance(value, Tensor)}
     metadata: Dict[str, Any] = {"format": _FORMAT, "extra": values, "weights": weights is not None}
     for name, value in extra.items():
         if name not in values:
-            pieces += run_on_all_ranks(root, lambda: _full_items(root, _EXTRA + name, value))
+            pieces += on_replica(root, lambda: _full_items(root, _EXTRA + name, value))
     if optimizer is not None:
-        more, metadata["optimizer"] = run_on_all_ranks(root, lambda: _optimizer_items(model, root, optimizer))
+        more, metadata["optimizer"] = on_replica(root, lambda: _optimizer_items(model, root, optimizer))
         pieces += more
     listed = [[piece.name, piece.of, piece.begin, piece.end] for piece in pieces]
-    mine = run_on_all_ranks(root, lambda: json.dumps({"metadata": with_pairs(metadata), "pieces": listed}))
+    mine = on_replica(root, lambda: json.dumps({"metadata": with_pairs(metadata), "pieces": listed}))
     lists = [json.loads(text) for text in root.group.all_gather_bytes(mine.encode())]
-    tensors, writers = run_on_all_ranks(root, lambda: _merge([list_["pieces"] for list_ in lists]))
+    tensors, writers = on_replica(root, lambda: _merge([list_["pieces"] for list_ in lists]))
     layout = Layout(tensors, {**aliases, _KEY: json.dumps(lists[0]["metadata"])})
     rank = root.group.comm.rank
     writer.write(root, path, layout, [p for p in pieces if writers[p.name, p.begin, p.end] == rank])
@@ -100,7 +102,7 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
 
     path    a safetensors file, also one of others' with weights alone; the index of several
             (`model.safetensors.index.json`); a folder of Hugging Face's that has them; a folder of
-            torch.distributed.checkpoint's. Types are converted
+            torch.distributed.checkpoint's. Types are converted. Ranks may read copies, which must not differ
     strict  False: weights that the file lacks stay as they are, and those that the model lacks are not read
     prefix  before the weights' names in the file, such as "model."; other names are not read
 
@@ -131,6 +133,7 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
                                  **{name[len(_EXTRA):]: target.memory for name, target in extra.items()}}
 
     try:
+        _check_same(root, os.fspath(path), files)
         weights, states, extra = run_on_all_ranks(root, read)
         lists = [json.loads(text) for text in root.group.all_gather_bytes(json.dumps(parts).encode())]
         run_on_all_ranks(root, lambda: _check_sums(root, files, parts, lists))
@@ -141,6 +144,17 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
         run_on_all_ranks(root, lambda: state_dict.load_optimizer_shards(model, optimizer, states))
     run_on_all_ranks(root, lambda: model_weights.load(model, weights))
     return extra
+
+
+def _check_same(root: Root, path: str, files: List[Any]) -> None:
+    """Raises on all ranks where they have other files than one another, as old copies on their own disks."""
+    mine = json.dumps([file.identity for file in files]).encode()
+    found = root.group.all_gather_bytes(mine, all_ranks=True)
+    others = [rank for rank, identities in enumerate(found) if identities != found[0]]
+    if others:
+        ranks = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+        raise ValueError(f"load_checkpoint: {path} on {ranks} is not the file that rank 0 has: sizes or headers "
+                         "differ. Give all ranks the same checkpoint")
 
 
 def _check_sums(root: Root, files: List[Any], parts: Mapping[str, safetensors_file.ReadRange],

@@ -63,10 +63,10 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
             os.close(fd)
 
     try:
-        run_on_all_ranks(root, begin if first else lambda: None)
-        mine = run_on_all_ranks(root, fill)
+        run_on_all_ranks(root, begin if first else lambda: None, in_replica=True)
+        mine = run_on_all_ranks(root, fill, in_replica=True)
         every = [json.loads(text) for text in root.group.all_gather_bytes(json.dumps(mine).encode())]
-        run_on_all_ranks(root, lambda: end(_sums(layout, every)) if first else None)
+        run_on_all_ranks(root, lambda: end(_sums(layout, every)) if first else None, in_replica=True)
     except BaseException:
         if first and lock >= 0 and _is_at(lock, part):
             os.unlink(part)
