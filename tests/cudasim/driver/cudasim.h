@@ -14,6 +14,7 @@
 #ifndef TESTS_CUDASIM_H
 #define TESTS_CUDASIM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

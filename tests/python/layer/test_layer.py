@@ -64,7 +64,7 @@ def test_03_widths(size: tuple) -> None:
 
 
 @dtypes
-def test_03_heads_wider_than_a_tile(dtype: str) -> None:
+def test_heads_wider_than_a_tile(dtype: str) -> None:
     check(Case(2112, 1, 64, 1, 4, dtype, weight_scale=0.02))
 
 

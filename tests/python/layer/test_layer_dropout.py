@@ -39,7 +39,7 @@ def test_12_keep_rate(ratio: float) -> None:
         assert abs(kept.mean() - (1 - p)) <= 4 * np.sqrt(p * (1 - p) / kept.size)
 
 
-def test_12_a_layer_for_inference_drops_nothing() -> None:
+def test_a_layer_for_inference_drops_nothing() -> None:
     layer = Layer(LayerConfig(64, 4, attn_dropout_ratio=0.5, hidden_dropout_ratio=0.5, training=False))
     for site in ("attention", "projection", "output"):
         mask, scale = layer.dropout_mask(site, 2, 8)
