@@ -10,7 +10,7 @@ import pytest
 import torch
 from libdc.torch import devices
 from libdc.torch.sharding import clip_grad
-from libdc.torch.sharding.model import root_of
+from libdc.torch.sharding.model import roots_of
 from models import data, make, trainable
 from sharded import on, one_thread  # noqa: F401
 
@@ -20,7 +20,7 @@ def test_weights_that_launches_changed_are_seen(stage: int) -> None:
     """Launches leave no trace on the host, so after a captured step each forward gathers anew."""
     def rank(comm: Any) -> None:
         model = dct.shard(make(), stage, comm=comm)
-        captured = root_of(model)
+        captured = roots_of(model)[0]
         with torch.no_grad():
             before = model(*data(0, 0)).item()
             captured.group.captured = True
@@ -43,7 +43,7 @@ def test_a_step_in_a_capture_is_remembered(monkeypatch: pytest.MonkeyPatch) -> N
             monkeypatch.setattr(devices, "captures", lambda where: captured)
             model(*data(0, 0)).backward()
             optimizer.step()
-            assert root_of(model).group.captured is captured
+            assert roots_of(model)[0].group.captured is captured
 
     on(1, rank)
 

@@ -16,7 +16,7 @@ import libdc.torch as dct
 import pytest
 import torch
 import torch.nn as nn
-from libdc.torch.sharding.model import root_of
+from libdc.torch.sharding.model import roots_of
 from sharded import on, one_thread  # noqa: F401
 from torch._C._dynamo import eval_frame
 from torch.utils.checkpoint import checkpoint
@@ -113,7 +113,7 @@ def test_a_dropped_model_is_gone(use: Callable[[nn.Module], Any], stage: int) ->
     def rank(comm: Any) -> Any:
         model = dct.shard(make(), stage, comm=comm)
         left = use(model)  # what optimizers and states refer to is not the model
-        gone = weakref.ref(root_of(model)), weakref.ref(root_of(model).group._context), weakref.ref(model)
+        gone = weakref.ref(roots_of(model)[0]), weakref.ref(roots_of(model)[0].group._context), weakref.ref(model)
         del model
         return [reference() is None for reference in gone], left
 
@@ -132,7 +132,7 @@ def test_a_loss_keeps_what_its_backward_needs(stage: int, backend: str) -> None:
         model = make()
         model[0].requires_grad_(False)
         dct.shard(model, stage, comm=comm)
-        gone, params = weakref.ref(root_of(model)), list(model.parameters())
+        gone, params = weakref.ref(roots_of(model)[0]), list(model.parameters())
         loss = (torch.compile(model, backend=backend) if backend else model)(X).square().sum()
         del model
         gc.collect()  # what Dynamo leaves of its tracing
