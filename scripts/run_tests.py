@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Builds and runs every suite, two at a time: run_tests.py [SUITE…]. Ends with one line, `N passed, N failed`.
+"""Builds and runs every suite, three at a time: run_tests.py [SUITE…]. Ends with one line, `N passed, N failed`.
 
-Many suites keep one core busy and wait for the rest of their time, so two together end sooner. Each suite's output is
+Many suites keep one core busy and wait for the rest of their time, so three together end sooner. Each suite's output is
 in build/logs; a failed one's end is shown. A missing tool is a failure, not a skip."""
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ SANITIZERS = {
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1:ignore_noninstrumented_modules=1",
 }
+SANITIZED = ["-Dbuildtype=debugoptimized", "-Doptimization=1", "-Db_lundef=false"]  # with -O2 they take longer to build
+AT_ONCE = 3
 
 
 def c_tests(suite: Suite, setup: List[str], compiler: str, wrapper: Optional[str] = None) -> Count:
@@ -245,14 +247,14 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "abi": abi,
     "valgrind": valgrind,
     "asan": lambda suite: c_tests(
-        suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=address,undefined", "-Db_lundef=false",
+        suite, [*SANITIZED, "-Db_sanitize=address,undefined",
                 "-Dc_args=-fno-sanitize-recover=all -fno-omit-frame-pointer",
                 "-Dcpp_args=-fno-sanitize-recover=all -fno-omit-frame-pointer"], "clang-14", ASLR_OFF),
     "python": lambda suite: pytest(suite, "tests/python"),
     "spin": spin,
     "fuzz": fuzz,
     "tsan": lambda suite: c_tests(
-        suite, ["-Dbuildtype=debugoptimized", "-Db_sanitize=thread", "-Db_lundef=false"], "clang-14", ASLR_OFF),
+        suite, [*SANITIZED, "-Db_sanitize=thread"], "clang-14", ASLR_OFF),
     "transformers": lambda suite: pytest(suite, "tests/transformers"),
     "frameworks": lambda suite: pytest(suite, "tests/frameworks"),
     "deepspeed": lambda suite: pytest(suite, "tests/deepspeed"),
@@ -311,11 +313,11 @@ def run_suite(name: str, body: Callable[[Suite], Count]) -> Count:
 def run_all(chosen: List[str], suites: Dict[str, Callable[[Suite], Count]]) -> Count:
     waiting, total = list(chosen), Count()
     active: Dict[Future[Count], str] = {}
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             while waiting or active:
                 for name in list(waiting):
-                    if len(active) < 2 and may_begin(name, waiting, set(active.values())):
+                    if len(active) < AT_ONCE and may_begin(name, waiting, set(active.values())):
                         waiting.remove(name)
                         active[pool.submit(run_suite, name, suites[name])] = name
                 for done in wait(active, return_when=FIRST_COMPLETED).done:

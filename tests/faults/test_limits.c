@@ -13,7 +13,7 @@
 #include "leftovers.h"
 #include "sanitized.h"
 
-static const size_t MIB = (size_t)1 << 20;
+enum { MIB = 1 << 20 };
 
 static int make_group(int64_t heap_bytes, dc_comm **comm) {
   static int groups;

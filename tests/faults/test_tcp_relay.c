@@ -164,7 +164,7 @@ typedef struct member {
 } member;
 
 static dc_status sum(member *m, dc_comm *comm) {
-  float data[ELEMENTS];
+  float data[ELEMENTS] = {0};
   const int64_t count = ELEMENTS;
   dc_tensor tensor = flat(data, &count, DC_FLOAT32);
   dc_status status = dc_comm_set_checksums(comm, !m->tls);

@@ -23,13 +23,19 @@ PROGRAMS = ("programs_sim", "programs_threads")
 BATCH = 200  # random programs a process
 # Each target with the bytes of its longest input.
 TARGETS = {"options": 512, "tensor": 512, "rendezvous": 512, "tcp": 512, "calls": 512, "dumps": 2048, "state": 1024}
-FLAGS = "-fsanitize=fuzzer-no-link -fno-sanitize-recover=all -fno-omit-frame-pointer"
+# Checks of pointers that take half of a build in the kernels of x86, which have them in suite asan.
+UNCHECKED = "[alignment|null|pointer-overflow]\nsrc:*/kernels/x86/*\n"
+FLAGS = (f"-fsanitize=fuzzer-no-link -fno-sanitize-recover=all -fno-omit-frame-pointer "
+         f"-fsanitize-ignorelist={BUILD}/unchecked.txt")
 
 
 def build() -> None:
     if not (BUILD / "build.ninja").exists():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        (BUILD / "unchecked.txt").write_text(UNCHECKED, encoding="utf-8")
         subprocess.run(["meson", "setup", str(BUILD), "-Dtests=false", "-Dfuzz=true", "-Dwerror=true",
-                        "-Dbuildtype=debugoptimized", "-Db_lundef=false", "-Db_sanitize=address,undefined",
+                        "-Dbuildtype=debugoptimized", "-Doptimization=1", "-Db_lundef=false",
+                        "-Db_sanitize=address,undefined",
                         f"-Dc_args={FLAGS}", "-Dc_link_args=-fsanitize=fuzzer-no-link"],
                        cwd=ROOT, check=True, env={**os.environ, "CC": "clang-14"}, stdout=subprocess.DEVNULL)
     built = subprocess.run(["meson", "compile", "-C", str(BUILD)], cwd=ROOT, text=True, stdout=subprocess.PIPE)

@@ -175,21 +175,41 @@ def test_ranks_start_the_launcher_and_ci_shortens(tmp_path: Path) -> None:
     assert len(losses(tmp_path / "r")) == 3
 
 
-@pytest.mark.parametrize("args, text", [
-    (["--stage", "4"], "argument --stage: invalid choice: 4"),
-    (["--model", "huge"], "argument --model: invalid choice: 'huge'"),
-    (["--steps", "0"], "--steps = 0, must be >= 1"),
-    (["--batch", "6", "--ranks", "4"], "--batch = 6, must be a multiple of ranks * accumulate = 4 * 1"),
-    (["--ranks", "0"], "--ranks = 0, must be 1 to 64"),
-    (["--eager", "--compile"], "not allowed with argument --eager"),
-    (["--compare", "--out", "x"], "--compare writes no folder"),
-    (["--resume", "missing"], "--resume missing: not a run's folder"),
-    (["--resume"], "--resume: there is no run in"),
-])
-def test_wrong_arguments(tmp_path: Path, args: List[str], text: str) -> None:
-    out = finish(start([sys.executable, str(TRAIN), *args], tmp_path), 2)
-    assert text in out and "Traceback" not in out
-    assert not list(tmp_path.iterdir())
+WRONG_ARGUMENTS = {
+    "--stage 4": "argument --stage: invalid choice: 4",
+    "--model huge": "argument --model: invalid choice: 'huge'",
+    "--steps 0": "--steps = 0, must be >= 1",
+    "--batch 6 --ranks 4": "--batch = 6, must be a multiple of ranks * accumulate = 4 * 1",
+    "--ranks 0": "--ranks = 0, must be 1 to 64",
+    "--eager --compile": "not allowed with argument --eager",
+    "--compare --out x": "--compare writes no folder",
+    "--resume missing": "--resume missing: not a run's folder",
+    "--resume": "--resume: there is no run in",
+}
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    """In one process, whose start takes most of the time."""
+    script = tmp_path / "wrong.py"
+    script.write_text(f"""
+import sys
+sys.path.insert(0, {str(TRAIN.parent)!r})
+import train
+for line in {list(WRONG_ARGUMENTS)!r}:
+    sys.argv = ["train.py", *line.split()]
+    try:
+        status = train.main()
+    except SystemExit as end:
+        status = end.code
+    print("status", status, "end of", line, file=sys.stderr)
+""")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    out = finish(start([sys.executable, str(script)], folder))
+    for line, text in WRONG_ARGUMENTS.items():
+        said, out = out.split(f"end of {line}\n", 1)
+        assert text in said and said.endswith("status 2 ") and "Traceback" not in said, said
+    assert not list(folder.iterdir())
 
 
 def test_wrong_arguments_under_the_launcher_are_said_once(run: Path) -> None:

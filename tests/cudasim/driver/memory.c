@@ -1,6 +1,6 @@
 /* Memory of the simulated device: addresses that the host cannot touch, each for memory that only the driver knows; and
  * pinned memory, which both can. */
-#define _GNU_SOURCE /* MAP_ANONYMOUS, madvise */
+#define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -21,7 +21,7 @@ static block blocks[BLOCKS];                              /* the device's by add
 static int device_count, pinned_count;
 static size_t most;  /* of a card's memory */
 static char *space;  /* the device's addresses */
-static char *behind; /* what they stand for */
+static char *behind; /* what they stand for; stays with the process, since pages cost more than their contents */
 
 void memory_reset(void) {
   pthread_mutex_lock(&memory_mutex);
@@ -87,7 +87,6 @@ int memory_free(const void *ptr, bool pinned) {
       if (pinned) {
         free(blocks[i].ptr);
       } else {
-        madvise(behind + (blocks[i].ptr - space), blocks[i].bytes, MADV_DONTNEED);
         pool_drop(blocks[i].pool);
       }
       remove_block(i);

@@ -12,7 +12,7 @@
 #ifdef SANITIZED
 enum { COLUMN = 8, TRAININGS = 1, ALIKE = 1, ELEMENTS = 20011 };
 #else
-enum { COLUMN = DC__TCP_MAX_MESH + 1, TRAININGS = 3, ALIKE = 2, ELEMENTS = 100003 };
+enum { COLUMN = DC__TCP_MAX_MESH + 1, TRAININGS = 3, ALIKE = 2, ELEMENTS = 40009 };
 #endif
 enum { RANKS = DC__TCP_MAX_MESH + 2, PART = DC__TCP_MAX_MESH + 1, MOST_RANKS = 2 * PART, KINDS = DC__COUNT(dtypes) };
 enum { UNEVEN = 3 }; /* kind of data: all on one rank */

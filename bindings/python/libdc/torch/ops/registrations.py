@@ -59,7 +59,6 @@ def keep_side_effects(op: Any) -> None:
     _overloads.append(op)
     torch.fx.node.has_side_effect(op)
     _functionalize(op)
-    _forbid_merging(op)
 
 
 # Fakes, besides the Meta kernels of the operators whose results stay on their argument's device
@@ -142,6 +141,7 @@ def _functionalize(op: Any) -> None:
                            "torch.compile needs for the dc operators; torch 2.11 or later is needed")
 
     def rule(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        _forbid_merging()
         if "torch._inductor.lowering" in sys.modules:
             prepare_inductor()
         for callback in trace_callbacks:
@@ -154,17 +154,17 @@ def _functionalize(op: Any) -> None:
     op.py_functionalize_impl(rule)
 
 
-def _forbid_merging(op: Any) -> None:
+def _forbid_merging() -> None:
     """Two equal calls are two calls: a parameter gathered again after its release is not the first one's result. The
-    elimination of common subexpressions knows only random operators as such."""
+    elimination of common subexpressions knows only random operators as such. Its module takes long to import, so this
+    is done when an operator is traced, which is before any elimination."""
     from torch._functorch import compile_utils
 
     unmergeable = getattr(compile_utils, "rand_ops", None)
     if not isinstance(unmergeable, list):
         raise RuntimeError(f"libdc: torch {torch.__version__} has no torch._functorch.compile_utils.rand_ops, without "
                            "which torch.compile would merge dc operators")
-    if op.overloadpacket not in unmergeable:
-        unmergeable.append(op.overloadpacket)
+    unmergeable += [op.overloadpacket for op in _overloads if op.overloadpacket not in unmergeable]
 
 
 _inductor_ready = False
@@ -176,6 +176,7 @@ def prepare_inductor() -> None:
     global _inductor_ready
     if _inductor_ready:
         return
+    _forbid_merging()
     try:
         from torch._inductor.ir import FallbackKernel, IRNode, MutationOutput, NoneLayout, TensorBox
         from torch._inductor.lowering import add_needs_realized_inputs, fallbacks, register_lowering
