@@ -119,6 +119,28 @@ static void test_specials(void **state) {
   }
 }
 
+/* Squares beyond float32 are no variance; the row must not look like one whose values are equal. */
+static void test_variance_without_a_number(void **state) {
+  (void)state;
+  for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
+    dc__kernels_limit(level);
+    float mean, rstd;
+    for (int64_t i = 0; i < MOST; i++) {
+      x[i] = 1e30f + 1e27f * (float)i;
+    }
+    dc__row_moments(x, MOST, 1e-5f, &mean, &rstd);
+    assert_true(isnan(rstd) && fabsf(mean / x[MOST / 2] - 1) < 1e-3f);
+    x[MOST / 2] = NAN;
+    dc__row_moments(x, MOST, 1e-5f, &mean, &rstd);
+    assert_true(isnan(rstd) && isnan(mean));
+    for (int64_t i = 0; i < MOST; i++) {
+      x[i] = 3.7f;
+    }
+    dc__row_moments(x, MOST, 1e-5f, &mean, &rstd);
+    assert_true(mean == 3.7f && rstd == 1.0f / sqrtf(1e-5f));
+  }
+}
+
 /* kat_vectors of Random123, philox4x32 10; then places far beyond 2^32 elements. layer: 13, 16 */
 static void test_philox(void **state) {
   (void)state;
@@ -148,9 +170,8 @@ static void test_philox(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_levels),
-      cmocka_unit_test(test_accuracy),
-      cmocka_unit_test(test_specials),
+      cmocka_unit_test(test_levels),   cmocka_unit_test(test_accuracy),
+      cmocka_unit_test(test_specials), cmocka_unit_test(test_variance_without_a_number),
       cmocka_unit_test(test_philox),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -60,7 +60,8 @@ DC__INLINE float row_tree_sum(float *lane) {
     (result) = row_tree_sum(lane);               \
   } while (0)
 
-/* The second pass removes the first mean's rounding: a row of one value has that mean, and variance 0. */
+/* The second pass removes the first mean's rounding: a row of one value has that mean, and variance 0. Squares that
+ * float32 does not have make it NaN, which stays. */
 static void row_moments(const float *x, int64_t count, float eps, float *mean, float *rstd) {
   float sum;
   float squares;
@@ -71,7 +72,7 @@ static void row_moments(const float *x, int64_t count, float eps, float *mean, f
   const float off = sum / (float)count;
   const float variance = squares / (float)count - off * off;
   *mean = m + off;
-  *rstd = 1.0f / __builtin_sqrtf((variance > 0.0f ? variance : 0.0f) + eps);
+  *rstd = 1.0f / __builtin_sqrtf((variance < 0.0f ? 0.0f : variance) + eps);
 }
 
 static void row_normalize(float *y, const float *x, const float *gamma, const float *beta, int64_t count, float mean,

@@ -96,7 +96,7 @@ DC_DEVICE void moments(const vec8 &first, const void *x, int64_t row, int64_t co
   deviation = block_sums(deviation, parts[1]);
   const float shift = deviation.x / count, variance = deviation.y / count - shift * shift;
   mean = m + shift;
-  rstd = 1.0f / sqrtf((variance > 0.0f ? variance : 0.0f) + eps);
+  rstd = 1.0f / sqrtf((variance < 0.0f ? 0.0f : variance) + eps);
 }
 
 /* The arrays of a normalisation. */
