@@ -39,7 +39,7 @@ RATES, STAGES = (10, 20), (0, 1, 3)
 SHAPES = (3, 1), (4, 1), (8, 1), (2, 2), (4, 2), (2, 4)  # machines, and the ranks of each
 MACHINES = max(machines for machines, _ in SHAPES)
 HELD_S = 0.15  # sockets hold what a link sends in that time
-PART = 1 << 20  # bytes that measure a link's rate
+PART = 4 << 20  # bytes that measure a link's rate: about what a step sends, since fewer end before TCP is at its best
 
 
 class Row(NamedTuple):
