@@ -21,6 +21,7 @@ want python3-venv have_python -c 'import ensurepip, venv'
 want python3-dev have_python -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'
 if [ "${1:-build}" = test ]; then
   want g++ command -v g++
+  want ccache command -v ccache # meson finds it: packages build the same library again and again
   want git command -v git
   want libcmocka-dev pkg-config --exists cmocka
   want clang-14 command -v clang-14

@@ -312,7 +312,7 @@ def test_deepspeed_configuration(tmp_path: Path) -> None:
 def curve(model: nn.ModuleList, dtype: torch.dtype, x: Tensor, target: Tensor, *more: Tensor) -> Tensor:
     """The losses of 100 steps: float32 weights, 16-bit work, and a factor on the loss as float16 needs one."""
     working, factor = copy.deepcopy(model).to(dtype), 256.0
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), []
     masters, parts = list(model.parameters()), list(working.parameters())
     for _ in range(100):
         with torch.no_grad():
