@@ -26,6 +26,7 @@ if [ "${1:-build}" = test ]; then
   want libcmocka-dev pkg-config --exists cmocka
   want clang-14 command -v clang-14
   want libclang-rt-14-dev sh -c 'test -e "$(clang-14 -print-file-name=libclang_rt.asan-x86_64.a)"'
+  want lld-14 command -v ld.lld-14
   want clang-format-14 command -v clang-format-14
   want clang-tidy-14 command -v run-clang-tidy-14
   want llvm-14 command -v llvm-cov-14
