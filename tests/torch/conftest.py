@@ -24,6 +24,7 @@ def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., str]
         env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
         folders = str(request.path.parent), str(HERE), str(HERE.parent), env.get("PYTHONPATH", "")
         env.update(PYTHONPATH=os.pathsep.join(folders), OMP_NUM_THREADS="1",
+                   TORCHINDUCTOR_COMPILE_THREADS="1",  # its workers would be processes that import PyTorch
                    TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"), **environment)
         env.pop("TORCHINDUCTOR_FORCE_DISABLE_CACHES", None)  # the folder is new: ranks may share what they compile
         command = [sys.executable, "-m", *(launcher or ["libdc.run", "-n", str(n)]), str(script)]

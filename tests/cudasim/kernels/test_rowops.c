@@ -217,7 +217,7 @@ static void check_gelu(int32_t form, int64_t shift) {
 
 /* The thread sanitizer makes kernels slow, and so does their PTX: some cases have to do for all. */
 #ifdef CUDASIM_TSAN
-enum { EVERY = 4 };
+enum { EVERY = 7 };
 #else
 enum { EVERY = 1 };
 #endif
