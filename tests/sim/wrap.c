@@ -21,7 +21,10 @@ void __wrap_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_
 void __wrap_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
   note_access(SIM_READ, src, count, src_dtype, "cast");
   note_access(SIM_WRITE, dst, count, dst_dtype, "cast");
+  const bool was = inside; /* some linkers redirect its own calls of itself, too */
+  inside = true;
   __real_dc__cast(dst, dst_dtype, src, src_dtype, count);
+  inside = was;
 }
 
 void __real_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
