@@ -182,11 +182,22 @@ dc_status dc__comm_all_gather_int64(dc_comm *comm, const dc__tag *tag, const int
   for (int32_t r = 0; r < comm->world; r++) {
     ranges[r] = (dc__range){r * count, count};
   }
+  const size_t bytes = (size_t)comm->world * (size_t)count * sizeof *table;
+  int64_t *to = comm->keeps_memory ? dc__calloc(1, bytes) : table;
+  if (to == NULL) {
+    comm->ops->abort(comm, "a rank has no memory for an exchange");
+    return DC_E_NO_MEMORY;
+  }
   const dc__coll_item item = {
-      .send = values, .recv = table, .ranges = ranges, .total = comm->world * count, .id = tag->id, .dtype = DC_INT64};
+      .send = values, .recv = to, .ranges = ranges, .total = comm->world * count, .id = tag->id, .dtype = DC_INT64};
   dc__device_pause();
   dc__comm_all_gather(comm, NULL, tag, &item, 1);
-  return dc__comm_check(comm);
+  const dc_status status = dc__comm_check(comm);
+  if (to != table && status == DC_OK) { /* else it is lost */
+    memcpy(table, to, bytes);
+    dc__free(to);
+  }
+  return status;
 }
 
 dc_status dc__comm_create_self(dc_comm **comm) {

@@ -76,7 +76,7 @@ typedef struct dc__coll_item {
   const void *send;        /* gather: this rank's range of the tensor; reduce: the whole tensor */
   void *recv;              /* gather: the whole tensor; reduce: this rank's range of it */
   const dc__range *ranges; /* one for each rank; lives until the collective is done */
-  int64_t total;           /* elements of the whole tensor */
+  int64_t total;           /* elements of the ranges; all of the tensor, but for a part of two levels */
   int64_t id;              /* parameter; -1: none */
   int32_t dtype;           /* of send, and of recv in a gather */
   int32_t recv_dtype;      /* reduce: of recv; results are converted after the division */
@@ -155,6 +155,7 @@ struct dc_comm {
   int32_t world;
   bool single_rank;        /* one rank: collectives on a device's stream are plain work of that stream */
   bool stream_ordered;     /* collectives on a device's stream are issued to it, and may be captured into a graph */
+  bool keeps_memory;       /* after a failure a collective's memory may still be written to: a request of MPI goes on */
   bool supports_device;    /* tensors may lie in memory that the host cannot access */
   int32_t memory_space;    /* of the only device that its heap and supports_device refer to; 0: host heap, any device */
   const dc_device *device; /* the only one whose streams it takes; NULL: those that the two above allow */

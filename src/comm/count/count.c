@@ -3,13 +3,14 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "comm/host_transport.h"
+#include "comm/levels/levels.h"
 
 typedef struct count_comm {
   dc_comm head;
   dc_device *device;
   bool heap;           /* peers read shards in place from a heap, as in shared memory and through NCCL */
   int32_t first, step; /* rank i is rank first + i * step of the machine; parts of a group need not be neighbours */
+  int32_t length;      /* of a block of ranks of one node, where collectives go in two levels; 1: they do not */
 } count_comm;
 
 /* Bytes that this rank receives, from ranks of its node and from others. */
@@ -21,6 +22,24 @@ static bool count_same_node(const count_comm *self, int32_t a, int32_t b) {
   const int64_t ranks = dc__count_get(self->device, DC__COUNT_NODE_RANKS);
   const int64_t from = self->first + (int64_t)a * self->step, to = self->first + (int64_t)b * self->step;
   return ranks == 0 || from / ranks == to / ranks;
+}
+
+/* As dc__comm_create_levels() cuts ranks into blocks. A heap is shared memory's, or NCCL's, which has no levels. */
+static int32_t count_block_length(const count_comm *self) {
+  const int32_t world = self->head.world;
+  if (self->heap || count_same_node(self, 0, world - 1)) {
+    return 1;
+  }
+  for (int32_t length = DC__COMM_MAX_LOCAL; length > 1; length /= 2) {
+    bool fits = world % length == 0;
+    for (int32_t first = 0; first < world && fits; first += length) {
+      fits = count_same_node(self, first, first + length - 1);
+    }
+    if (fits) {
+      return length;
+    }
+  }
+  return 1;
 }
 
 static void receive_from(const count_comm *self, received *bytes, int32_t from, int64_t count, int32_t dtype) {
@@ -46,8 +65,36 @@ static received count_received(const count_comm *self, const dc__coll *coll) {
   return bytes;
 }
 
-/* Both kinds of links work at the same time. A rank alone waits for none. */
-static int64_t count_time(const count_comm *self, const received *bytes) {
+/* In two levels a rank's column is over the network and its block in the node: once for each block's part of an item. A
+ * reduction's column adds the blocks' partial sums. */
+static received count_received_in_levels(const count_comm *self, const dc__coll *coll) {
+  const int32_t rank = self->head.rank, length = self->length, place = rank % length;
+  received bytes = {0, 0};
+  for (int32_t i = 0; i < coll->count; i++) {
+    const dc__coll_item *item = &coll->items[i];
+    const int64_t size = (int64_t)dc_dtype_size(item->dtype);
+    if (coll->kind == DC__COLL_BROADCAST) {
+      const bool in_column = place == coll->root % length && rank != coll->root;
+      bytes.network += in_column ? item->total * size : 0;
+      bytes.node += place != coll->root % length ? item->total * size : 0;
+    }
+    for (int32_t from = 0; from < self->head.world && item->ranges != NULL; from++) {
+      const bool in_column = from % length == place;
+      if (coll->kind == DC__COLL_REDUCE) {
+        bytes.node += in_column ? (length - 1) * item->ranges[from].count * size : 0;
+        bytes.network += in_column && from != rank
+                             ? item->ranges[rank].count * (int64_t)dc_dtype_size(dc__levels_sum_dtype(item))
+                             : 0;
+      } else if (from != rank) {
+        *(in_column ? &bytes.network : &bytes.node) += item->ranges[from].count * size;
+      }
+    }
+  }
+  return bytes;
+}
+
+/* Both kinds of links work at the same time, but for two levels. A rank alone waits for none. */
+static int64_t count_time(const count_comm *self, const received *bytes, bool in_levels) {
   if (self->head.world == 1) {
     return 0;
   }
@@ -56,7 +103,7 @@ static int64_t count_time(const count_comm *self, const received *bytes) {
   int64_t network = dc__count_get(self->device, DC__COUNT_NETWORK_NS) +
                     dc__count_duration(self->device, DC__COUNT_NETWORK_RATE, bytes->network);
   network = count_same_node(self, 0, self->head.world - 1) ? 0 : network;
-  return node > network ? node : network;
+  return in_levels ? node + network : node > network ? node : network;
 }
 
 static void fill_host_item(const count_comm *self, const dc__coll_item *item) {
@@ -73,17 +120,19 @@ static void fill_host_item(const count_comm *self, const dc__coll_item *item) {
 
 static void count_run(dc_comm *comm, const dc__coll *coll) {
   count_comm *self = (count_comm *)comm;
-  received bytes = count_received(self, coll);
+  const bool in_levels = self->length > 1 && dc__levels_pay(coll, self->length);
+  const received bytes = in_levels ? count_received_in_levels(self, coll) : count_received(self, coll);
   for (int32_t i = 0; coll->kind == DC__COLL_GATHER && coll->device == NULL && i < coll->count; i++) {
     fill_host_item(self, &coll->items[i]);
   }
   dc__op_timing_begin_on(coll->tag.span, coll->stream);
-  dc__count_work_on_link(self->device, coll->stream, count_time(self, &bytes));
+  dc__count_work_on_link(self->device, coll->stream, count_time(self, &bytes, in_levels));
   dc__op_timing_end_on(coll->tag.span, coll->stream);
   dc__count_add(self->device, DC__COUNT_NODE_BYTES, bytes.node);
   dc__count_add(self->device, DC__COUNT_NETWORK_BYTES, bytes.network);
   dc__count_add(self->device, DC__COUNT_COLLECTIVES, 1);
-  atomic_fetch_add_explicit(&comm->wire_bytes, bytes.node + bytes.network, memory_order_relaxed);
+  atomic_fetch_add_explicit(&comm->wire_bytes, in_levels ? bytes.network : bytes.node + bytes.network,
+                            memory_order_relaxed);
 }
 
 static void count_abort(dc_comm *comm, const char *reason) {
@@ -108,11 +157,15 @@ static bool count_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes) 
   return true;
 }
 
+static void count_choose_ops(count_comm *self);
+
 static dc_status count_split_even(dc_comm *comm, int32_t first, int32_t step, int32_t world, dc_comm **part) {
   const count_comm *self = (const count_comm *)comm;
   DC__TRY(dc__comm_create_count(self->device, (comm->rank - first) / step, world, self->heap, part));
-  ((count_comm *)*part)->first = self->first + first * self->step;
-  ((count_comm *)*part)->step = step * self->step;
+  count_comm *own = (count_comm *)*part;
+  own->first = self->first + first * self->step;
+  own->step = step * self->step;
+  count_choose_ops(own);
   return DC_OK;
 }
 
@@ -135,13 +188,20 @@ static void count_comm_destroy(dc_comm *comm) {
 static const dc__comm_ops with_heap = {COUNT_OPS, .heap_alloc = count_heap_alloc, .heap_free = count_heap_free,
                                        .peer_accessible = count_peer_accessible};
 static const dc__comm_ops without_heap = {COUNT_OPS};
+static const dc__comm_ops in_levels = {COUNT_OPS, .heap_alloc = count_heap_alloc, .heap_free = count_heap_free};
+
+/* Two levels have the heap of the block, which other blocks cannot read. */
+static void count_choose_ops(count_comm *self) {
+  self->length = count_block_length(self);
+  self->head.ops = self->heap ? &with_heap : self->length > 1 ? &in_levels : &without_heap;
+}
 
 dc_status dc__comm_create_count(dc_device *device, int32_t rank, int32_t world, bool heap, dc_comm **comm) {
   count_comm *self = dc__calloc(1, sizeof(*self));
   if (self == NULL) {
     return DC_E_NO_MEMORY;
   }
-  dc_status status = dc__comm_head_init(&self->head, heap ? &with_heap : &without_heap, rank, world, INT64_MAX / 4);
+  dc_status status = dc__comm_head_init(&self->head, &without_heap, rank, world, INT64_MAX / 4);
   if (status != DC_OK) {
     dc__free(self);
     return status;
@@ -153,6 +213,7 @@ dc_status dc__comm_create_count(dc_device *device, int32_t rank, int32_t world, 
   self->device = dc__device_retain(device);
   self->heap = heap;
   self->step = 1;
+  count_choose_ops(self);
   *comm = &self->head;
   return DC_OK;
 }

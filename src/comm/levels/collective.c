@@ -120,8 +120,7 @@ static bool levels_broadcast(dc__levels *self, const dc__coll *coll) {
 
 /* ---- reduce ---- */
 
-/* The type of partial sums. */
-static int32_t levels_sum_dtype(const dc__coll_item *item) {
+int32_t dc__levels_sum_dtype(const dc__coll_item *item) {
   return item->dtype == DC_FLOAT16 || item->dtype == DC_BFLOAT16 ? DC_FLOAT32 : item->dtype;
 }
 
@@ -142,7 +141,7 @@ static void plan_sums(dc__levels *self, const dc__coll *coll, int64_t *bytes) {
       elements += align_elements(ranges[b].count);
     }
     *bytes += (elements + align_elements(ranges[self->head.rank / self->length].count)) *
-              (int64_t)dc_dtype_size(levels_sum_dtype(&coll->items[i]));
+              (int64_t)dc_dtype_size(dc__levels_sum_dtype(&coll->items[i]));
   }
 }
 
@@ -161,7 +160,7 @@ static char *sums_of(const dc__levels *self, const dc__coll *coll, int32_t i, ch
   const dc__range last = ranges[self->blocks - 1];
   char *sums = *at;
   *at += (last.begin + align_elements(last.count) + align_elements(ranges[self->head.rank / self->length].count)) *
-         (int64_t)dc_dtype_size(levels_sum_dtype(&coll->items[i]));
+         (int64_t)dc_dtype_size(dc__levels_sum_dtype(&coll->items[i]));
   return sums;
 }
 
@@ -178,7 +177,7 @@ static bool sum_in_blocks(dc__levels *self, const dc__coll *coll) {
       dc__coll_item *part = &self->items[count++];
       *part = *item;
       part->ranges = &item->ranges[b * self->length];
-      part->recv_dtype = levels_sum_dtype(item);
+      part->recv_dtype = dc__levels_sum_dtype(item);
       part->recv = sums + begin * (int64_t)dc_dtype_size(part->recv_dtype);
       part->accumulate = 0;
       part->reduce_op = DC_SUM;
@@ -197,7 +196,7 @@ static bool sum_in_columns(dc__levels *self, const dc__coll *coll) {
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__range *ranges = &self->ranges[(size_t)i * (size_t)self->blocks];
     const dc__range last = ranges[self->blocks - 1];
-    const int32_t dtype = levels_sum_dtype(&coll->items[i]);
+    const int32_t dtype = dc__levels_sum_dtype(&coll->items[i]);
     char *sums = sums_of(self, coll, i, &at);
     const int64_t elements = last.begin + align_elements(last.count);
     self->items[i] = (dc__coll_item){.send = sums,
@@ -241,16 +240,15 @@ static bool levels_reduce(dc__levels *self, const dc__coll *coll) {
 
 /* ---- the whole ---- */
 
-/* Whether two levels bring fewer bytes to a machine, and so many fewer that it pays. */
-static bool is_worth_it(const dc__levels *self, const dc__coll *coll) {
+bool dc__levels_pay(const dc__coll *coll, int32_t length) {
   int64_t direct = 0, partial = 0;
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     direct += item->total * (int64_t)dc_dtype_size(item->dtype);
-    partial += item->total * (int64_t)dc_dtype_size(levels_sum_dtype(item));
+    partial += item->total * (int64_t)dc_dtype_size(dc__levels_sum_dtype(item));
   }
   return coll->kind != DC__COLL_BARRIER && direct > DC__LEVELS_DIRECT_BYTES &&
-         (coll->kind != DC__COLL_REDUCE || partial < direct * self->length);
+         (coll->kind != DC__COLL_REDUCE || partial < direct * length);
 }
 
 static void run_in_levels(dc__levels *self, const dc__coll *coll) {
@@ -275,7 +273,7 @@ void dc__levels_run(dc_comm *comm, const dc__coll *coll) {
   dc__levels *self = (dc__levels *)comm;
   dc_comm *whole = self->whole;
   pthread_mutex_lock(&self->collective_mutex);
-  if (!is_worth_it(self, coll)) {
+  if (!dc__levels_pay(coll, self->length)) {
     const long long before = atomic_load(&whole->wire_bytes);
     whole->ops->run(whole, coll);
     atomic_fetch_add(&comm->wire_bytes, atomic_load(&whole->wire_bytes) - before);

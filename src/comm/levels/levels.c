@@ -28,10 +28,13 @@ static void release_parts(dc__levels *parts) {
 
 static void levels_destroy(dc_comm *comm) {
   dc__levels *self = (dc__levels *)comm;
+  const bool is_used = self->head.keeps_memory && dc__comm_check(self->column) != DC_OK;
   release_parts(self);
   dc__free(self->ranges);
   dc__free(self->items);
-  dc__free(self->scratch);
+  if (!is_used) { /* else it is lost */
+    dc__free(self->scratch);
+  }
   pthread_mutex_destroy(&self->collective_mutex);
   dc__comm_head_destroy(comm);
   dc__free(self);
@@ -153,6 +156,7 @@ static dc_status create_on_parts(const dc__levels *parts, dc_comm **comm) {
   pthread_mutex_init(&self->collective_mutex, NULL);
   dc__comm_set_parent(self->block, whole);
   dc__comm_set_parent(self->column, whole);
+  self->head.keeps_memory = whole->keeps_memory;
   self->head.usage = whole->usage; /* each collective is one of the whole's */
   *comm = &self->head;
   return DC_OK;

@@ -34,4 +34,10 @@ void dc__levels_progress(const dc__levels *self, bool waits);
 /* collective.c */
 void dc__levels_run(dc_comm *comm, const dc__coll *coll);
 
+/* Whether two levels with blocks of this length bring fewer bytes to a machine, and so many fewer that it pays. */
+bool dc__levels_pay(const dc__coll *coll, int32_t length);
+
+/* The type of partial sums. */
+int32_t dc__levels_sum_dtype(const dc__coll_item *item);
+
 #endif

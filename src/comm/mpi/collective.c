@@ -49,12 +49,22 @@ static int64_t total_bytes(const dc__coll_item *item) {
   return item->total * (int64_t)dc_dtype_size(item->dtype);
 }
 
+/* Bytes up to the end of the last range: a column of two levels has ranges in a tensor larger than their total. */
+static int64_t reach_of(const dc__coll_item *item, int32_t world) {
+  int64_t reach = item->total;
+  for (int32_t r = 0; r < world; r++) {
+    const int64_t end = item->ranges[r].begin + item->ranges[r].count;
+    reach = end > reach ? end : reach;
+  }
+  return reach * (int64_t)dc_dtype_size(item->dtype);
+}
+
 static bool is_packed(const dc__mpi *self, const dc__coll *coll) {
   int64_t sum = 0, largest = 0;
   for (int32_t i = 0; i < coll->count; i++) {
-    int64_t bytes = total_bytes(&coll->items[i]);
-    sum += bytes;
-    largest = bytes > largest ? bytes : largest;
+    const int64_t reach = reach_of(&coll->items[i], self->head.world);
+    sum += total_bytes(&coll->items[i]);
+    largest = reach > largest ? reach : largest;
   }
   return largest > self->max_bytes || (coll->count > 1 && sum <= PACKED_BYTES);
 }

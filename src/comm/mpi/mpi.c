@@ -162,6 +162,7 @@ static dc_status create_member(dc__mpi_group *group, dc_comm *control, int64_t t
   self->mpi = dc__mpi_runtime_state.library;
   self->group = group;
   self->control = control;
+  self->head.keeps_memory = true;
   self->head.usage = control->usage; /* each collective is one of the control communicator's */
   *out = self;
   return DC_OK;

@@ -30,6 +30,7 @@ static inline setup setup_of(const schedule *s, int32_t world, int32_t choice) {
 static inline void count_rank(schedule_job *job, setup s, int32_t number, int32_t heap) {
   rank r = {.rank = number, .world = s.world, .user = job};
   assert_int_equal(dc_device_open("count", NULL, &r.device), DC_OK);
+  assert_int_equal(dc_count_set(r.device, "ranks_per_node", test_node_ranks()), DC_OK);
   assert_int_equal(dc_comm_create_count(r.device, number, s.world, heap, &r.comm), DC_OK);
   assert_int_equal(dc_context_create(r.device, NULL, &r.ctx), DC_OK);
   assert_int_equal(dc_init(r.ctx, r.comm, &s.config, s.bucket), DC_OK);

@@ -185,16 +185,51 @@ static int fail_on_one_rank(dc_comm *comm) {
   return split_often(comm);
 }
 
+/* Memory that MPI was last given to write to. */
+static void *_Atomic written;
+static atomic_int freed;
+
+void __real_dc__free(void *ptr);
+void __wrap_dc__free(void *ptr);
+void __wrap_dc__free(void *ptr) {
+  if (ptr != NULL && ptr == atomic_load(&written)) {
+    atomic_fetch_add(&freed, 1);
+  }
+  __real_dc__free(ptr);
+}
+
+static int late_gather(const dc__mpi_library *mpi, void *recv, const int *counts, const int *at, dc__mpi_handle comm,
+                       dc__mpi_handle *request) {
+  atomic_store(&written, recv);
+  if (dc__mpi_runtime_state.rank == 1) {
+    sleep_ms(3000); /* it has passed the handshake */
+  }
+  return real_calls->iallgatherv(mpi, recv, counts, at, comm, request);
+}
+
+/* A request that is given up goes on once the late rank comes to MPI. Nothing else has its memory then. */
+static int come_late(dc_comm *comm) {
+  dc_comm *part = NULL;
+  replace_calls();
+  calls.iallgatherv = late_gather;
+  comm->timeout_ns = 500 * MS;
+  CHECK(dc_comm_split(comm, 0, 0, &part) != DC_OK && part == NULL);
+  CHECK(dc_comm_rank(comm) == 1 || dc_comm_check(comm) == DC_E_TIMEOUT);
+  CHECK(atomic_load(&written) != NULL && atomic_load(&freed) == 0);
+  printf("rank %d kept it\n", (int)dc_comm_rank(comm));
+  fflush(stdout);
+  sleep_ms(4000); /* the others' texts, before a launcher ends them */
+  _exit(0);
+}
+
 typedef struct rank_role {
   const char *name;
   int (*run)(dc_comm *comm);
 } rank_role;
 
-static const rank_role roles[] = {{"fork", fork_a_child},
-                                  {"threads", split_in_two_threads},
-                                  {"mismatch", fail_before_mpi},
-                                  {"texts", fail_in_mpi},
-                                  {"one", fail_on_one_rank}};
+static const rank_role roles[] = {{"fork", fork_a_child},        {"threads", split_in_two_threads},
+                                  {"mismatch", fail_before_mpi}, {"texts", fail_in_mpi},
+                                  {"one", fail_on_one_rank},     {"late", come_late}};
 
 static int run_rank(const char *name) {
   int result = 1;
@@ -246,6 +281,24 @@ static void test_a_split_that_fails_on_one_rank_ends_on_all(void **state) {
   assert_ranks_succeed("one");
 }
 
+static void test_memory_of_a_request_that_goes_on_is_kept(void **state) {
+  char output[OUTPUT];
+  (void)state;
+  skip_without_launchers();
+  for (size_t i = 0; i < DC__COUNT(launchers); i++) {
+    if (is_there(&launchers[i])) {
+      (void)launch_ranks(&launchers[i], RANKS, "late", false, output); /* which speaks of ranks that end without MPI */
+      for (int r = 0; r < RANKS; r++) {
+        char expected[32];
+        snprintf(expected, sizeof expected, "rank %d kept it", r);
+        if (strstr(output, expected) == NULL) {
+          fail_msg("%s: said: %s", launchers[i].program, output);
+        }
+      }
+    }
+  }
+}
+
 int main(int argc, char **argv) {
   if (argc > 1) {
     return run_rank(argv[1]);
@@ -255,6 +308,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(test_threads_split_in_any_order),
                                      cmocka_unit_test(test_a_mismatch_keeps_no_communicator_of_mpi),
                                      cmocka_unit_test(test_errors_name_the_call_and_the_reason),
-                                     cmocka_unit_test(test_a_split_that_fails_on_one_rank_ends_on_all)};
+                                     cmocka_unit_test(test_a_split_that_fails_on_one_rank_ends_on_all),
+                                     cmocka_unit_test(test_memory_of_a_request_that_goes_on_is_kept)};
   return cmocka_run_group_tests_name("mpi errors", tests, NULL, NULL);
 }

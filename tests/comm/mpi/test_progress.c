@@ -1,9 +1,12 @@
 /* MPI works on while a rank waits for others elsewhere. This program is both the test and, started by mpirun with the
  * name of a role and a file, a rank. Rank 0 makes the file in a call that lets MPI work on, and another rank does not
  * come before it is there. So all would wait for each other if rank 0 made no such call. */
+#include "comm/levels/levels.h"
 #include "comm_checks.h"
 #include "mpi_calls.h"
 #include "mpi_launchers.h"
+
+#include "comm/mpi/mpi.h"
 
 #include <fcntl.h>
 
@@ -53,6 +56,42 @@ static int gather_in_columns(const dc__mpi_library *mpi, void *recv, const int *
   return real_calls->iallgatherv(mpi, recv, counts, at, comm, request);
 }
 
+/* The farthest byte that MPI was given. */
+static int64_t farthest;
+
+static int reaching_gather(const dc__mpi_library *mpi, void *recv, const int *counts, const int *at,
+                           dc__mpi_handle comm, dc__mpi_handle *request) {
+  int size = 0;
+  real_calls->comm_size(mpi, comm, &size);
+  for (int r = 0; r < size; r++) {
+    const int64_t end = (int64_t)at[r] + counts[r];
+    farthest = end > farthest ? end : farthest;
+  }
+  return real_calls->iallgatherv(mpi, recv, counts, at, comm, request);
+}
+
+/* A column's parts are fewer bytes than MPI takes at once, and lie farther apart in the tensor. */
+static int gather_beyond_what_mpi_reaches(dc_comm *comm) {
+  enum { MOST = 200000 }; /* stands for INT_MAX */
+  const int64_t per = 20000, total = per * RANKS;
+  float *part = calloc((size_t)per, sizeof *part), *whole = calloc((size_t)total, sizeof *whole);
+  const dc_tensor from = flat(part, &per, DC_FLOAT32);
+  dc_tensor to = flat(whole, &total, DC_FLOAT32);
+  for (int64_t i = 0; i < per; i++) {
+    part[i] = (float)(dc_comm_rank(comm) + 1);
+  }
+  ((dc__mpi *)((dc__levels *)comm)->column)->max_bytes = MOST;
+  calls.iallgatherv = reaching_gather;
+  CHECK_OK(dc_comm_all_gather(comm, &from, &to, NULL, NULL));
+  for (int64_t i = 0; i < total; i++) {
+    CHECK(whole[i] == (float)(i / per + 1));
+  }
+  CHECK(farthest > 0 && farthest <= MOST);
+  free(part);
+  free(whole);
+  return 0;
+}
+
 static int gather_in_two_levels(dc_comm *comm) {
   const int64_t per = 20000, total = per * RANKS;
   float *part = calloc((size_t)per, sizeof *part), *whole = calloc((size_t)total, sizeof *whole);
@@ -64,7 +103,7 @@ static int gather_in_two_levels(dc_comm *comm) {
   CHECK(dc_comm_rank(comm) != 1 || atomic_load(&saw_file) != 0);
   free(part);
   free(whole);
-  return 0;
+  return gather_beyond_what_mpi_reaches(comm);
 }
 
 static int run_rank(char **argv) {
