@@ -25,6 +25,7 @@ def test_the_machine_is_measured(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     machine = planner.load(str(path))
     assert machine.cores == len(os.sched_getaffinity(0)) and "GFLOP/s a core" in done.stdout
+    assert machine.host_bytes_per_second == machine.memory_bytes_per_second // 2  # a copy reads and writes
     assert min(machine[5:11]) > 0 and machine.peak("float32") > 10**8
     assert {width for width, _ in machine.product_percent_by_width} == {64, 256, 1024}
     assert {rows for rows, _ in machine.product_percent_by_rows} == {16, 64, 256, 512}

@@ -68,6 +68,37 @@ def test_bytes_are_those_of_the_closed_form(tmp_path: Path, stage: int) -> None:
     assert plan.node_bytes + plan.network_bytes == plan.gather_wire_bytes + plan.reduce_wire_bytes
 
 
+def test_two_levels_bring_each_byte_to_a_node_once() -> None:
+    """8 ranks on two nodes without a heap, as over TCP and MPI: a gather's column is over the network and its block in
+    the node. A reduction of 16 bits sends float32 sums."""
+    model, machine = planner.from_layers({"layers": [{"shapes": [[1024, 1024]]}]}, "wide"), planner.load("h100")
+    options = planner.Options(ranks=8, stage=1, dtype="float32", grad_dtype="float32", heap=False)
+    plan = planner.run(model, machine._replace(ranks_per_node=4), options)
+    part = 4 * 2**20 // 8
+    assert plan.network_bytes == 2 * part and plan.node_bytes == 2 * 6 * part
+    assert plan.gather_wire_bytes == plan.reduce_wire_bytes == 7 * part  # of the context: all that is not its own
+    narrow = planner.run(model, machine._replace(ranks_per_node=4), planner.Options(ranks=8, stage=1, heap=False))
+    assert narrow.network_bytes == part // 2 + part and narrow.node_bytes == 6 * part
+    pairs = planner.run(model, machine._replace(ranks_per_node=2), options)
+    assert pairs.network_bytes == 2 * 3 * part and pairs.node_bytes == 2 * 4 * part
+    small = planner.from_layers({"layers": [{"shapes": [[64, 64]]}]}, "small")  # directly
+    plan = planner.run(small, machine._replace(ranks_per_node=4), options)
+    assert plan.network_bytes * 3 == plan.node_bytes * 4
+
+
+def test_layers_that_keep_their_inputs_are_not_computed_again(tmp_path: Path) -> None:
+    """Embeddings and the head: their work and gathers are those without recomputation."""
+    model, machine = model_of(tmp_path, {**GPT2, "tie_word_embeddings": False}), planner.load("h100")
+    plain, again = (planner.run(model, machine, planner.Options(ranks=8, recompute=recompute, optimizer=False))
+                    for recompute in (False, True))
+    again_flops = sum(layer.flops for layer in model.layers if layer.input_bytes < layer.kept_bytes)
+    assert 0 < again_flops < model.flops
+    assert (again.compute_ns - plain.compute_ns) / plain.compute_ns == pytest.approx(again_flops / model.flops / 3,
+                                                                                     rel=0.01)
+    gathered = sum((1 + (i > 0)) * layer.parameters for i, layer in enumerate(model.layers))  # embeddings once
+    assert model.layers[0].backward == () and again.gather_wire_bytes == 2 * gathered // 8 * 7
+
+
 def test_no_core_waits_for_the_network(tmp_path: Path) -> None:
     """8 ranks, at a slow link. On two nodes of 2 cores a step takes as long as with a core for each rank; on one node
     the cores move what the ranks exchange, each for four."""

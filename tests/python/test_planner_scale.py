@@ -7,10 +7,11 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from libdc import plan as planner
-from libdc.plan import simulate
+from libdc.plan import page, simulate
 
 MODEL = {"tokens": 512, "layers": [{"shapes": [[4096, 1024]], "flops": 1 << 36, "kept_bytes": 1 << 20, "repeat": 4}]}
 
@@ -51,6 +52,16 @@ def test_communication_is_the_plans_where_it_was_planned(tmp_path: Path) -> None
     assert simulate.communication_ns(free, 8) == pytest.approx((small.node_bytes + small.network_bytes) / link * 1e9)
     assert simulate.communication_ns(free, 64) == pytest.approx(
         large.network_bytes / small.machine.network_bytes_per_second * 1e9)
+
+
+@pytest.mark.parametrize("options, reason", [
+    (dict(replicas=8), "replicas = 8"), (dict(offload=True), "offload"), (dict(heap=False), "heap = False")])
+def test_plans_that_do_not_say_how_they_scale_are_refused(tmp_path: Path, options: Any, reason: str) -> None:
+    plan = plan_of(tmp_path, 64)
+    other = planner.run(plan.model, plan.machine, planner.Options(ranks=64, **options))
+    with pytest.raises(ValueError, match=reason):
+        simulate.simulate(other, 64, simulate.Faults())
+    assert page.figures(other)["scale"] == [] and page.figures(plan)["scale"]
 
 
 def test_the_command(tmp_path: Path) -> None:

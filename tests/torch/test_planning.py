@@ -176,6 +176,39 @@ def test_auto_fails_on_every_rank(gpt: torch.nn.Module) -> None:
         libdc.torch.shard(gpt, "best")
 
 
+@pytest.mark.parametrize("bucket", [None, 100, 1 << 26])
+def test_buckets_are_those_of_shard(bucket: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.Linear(2048, 512))
+
+    def rank(comm: libdc.Comm) -> int:
+        own = libdc.torch.shard(copy.deepcopy(model), 3, comm=comm, **({} if bucket is None else
+                                                                       {"bucket_size": bucket}))
+        for _ in range(2):
+            own(torch.zeros(4, 512)).sum().backward()
+        return int(libdc.torch.stats(own).bucket_bytes)
+
+    options = {} if bucket is None else {"bucket": bucket}
+    plan = libdc.torch.plan(model, [torch.zeros(4, 512)], ranks=2, stage=3, dtype="float32", **options)
+    assert plan.peak.bytes["buckets"] == libdc.run.threads(2, rank)[0]
+
+
+def test_attention_of_key_groups_keeps_no_pairs() -> None:
+    class Attention(torch.nn.Module):
+        def __init__(self, groups: bool) -> None:
+            super().__init__()
+            self.q, self.groups = torch.nn.Linear(64, 64), groups
+            self.k, self.v = (torch.nn.Linear(64, 16 if groups else 64) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (each(x).unflatten(2, (-1, 16)).transpose(1, 2) for each in (self.q, self.k, self.v))
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.groups)
+
+    kept = [sum(layer.kept_bytes for layer in libdc.torch.planning.model_of(
+        Attention(groups), [torch.zeros(1, tokens, 64)]).layers) for groups in (True, False) for tokens in (256, 512)]
+    assert kept[1] == 2 * kept[0] and kept[3] == 2 * kept[2]  # of tokens, not of pairs
+    assert kept[3] - kept[1] == 2 * 48 * 512 * 4  # keys and values of three heads fewer
+
+
 def test_frozen_parameters_have_no_gradients(gpt: torch.nn.Module) -> None:
     """Wire bytes are the trainer's, and memory and work are less."""
     for parameter in [*gpt.tokens.parameters(), *gpt.blocks.parameters()]:

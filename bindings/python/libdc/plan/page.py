@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 from .report import as_text
-from .simulate import Faults, simulate
+from .simulate import Faults, simulate, unscalable
 from .step import HOLDERS, Plan
 
 _RANKS = tuple(2**i for i in range(17))
@@ -19,7 +19,7 @@ UPLOT = Path(__file__).with_name("uplot")
 
 def _efficiency(plan: Plan) -> List[Dict[str, Any]]:
     """The scaling curve, where the plan says how its communication grows."""
-    if plan.options.ranks == 1:
+    if plan.options.ranks == 1 or unscalable(plan):
         return []
     return [{"ranks": ranks, "efficiency": simulate(plan, ranks, Faults()).efficiency} for ranks in _RANKS]
 

@@ -46,6 +46,18 @@ class Scale(NamedTuple):
     efficiency: float  # tokens a second and rank, over those of a rank that waits for nothing
 
 
+def unscalable(plan: Plan) -> str:
+    """Why other numbers of ranks can't be told from this plan; empty where they can."""
+    options, machine = plan.options, plan.machine
+    if options.replicas > 1:
+        return f"replicas = {options.replicas}: ranks gather from their group alone"
+    if options.offload:
+        return "offload: a step waits for the host's link too"
+    if not options.heap and 1 < machine.ranks_per_node < options.ranks:
+        return "heap = False: collectives go in two levels"
+    return ""
+
+
 def communication_ns(plan: Plan, ranks: int) -> float:
     """Of a step: the planned whole tensors on another number of ranks, both levels of links at the same time. A
     collective over several nodes takes its latency for each doubling of them."""
@@ -103,6 +115,9 @@ def straggling(deviation: float, ranks: int, draw: random.Random) -> float:
 
 
 def simulate(plan: Plan, ranks: int, faults: Faults, seed: int = 1) -> Scale:
+    reason = unscalable(plan)
+    if reason:
+        raise ValueError(f"simulate: the plan has {reason}, so how it scales is not known")
     draw = random.Random(seed)
     step = step_ns(plan, ranks)
     slow = straggling(faults.deviation, ranks, draw)

@@ -188,7 +188,8 @@ class _Step:
             check(lib.dc_release_param(self.rank.context, ffi.NULL, _GRAPH, i, 1))
 
     def recomputes(self, layer: Layer) -> bool:
-        return self.options.recompute or layer.recomputed
+        """A layer that keeps its inputs alone, as embeddings do, has nothing to compute again."""
+        return layer.recomputed or (self.options.recompute and layer.input_bytes < layer.kept_bytes)
 
     def kept(self, layer: Layer) -> int:
         kept = layer.input_bytes if self.recomputes(layer) else layer.kept_bytes

@@ -16,6 +16,7 @@ from ..plan.checks import whole
 from ..plan.model import MAX_TOKENS
 from .forward_trace import Trace, own_parameters, units_of
 
+BUCKET_SIZE = 1 << 20  # elements, of shard()
 _fused_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -31,7 +32,7 @@ class _WithoutValues(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is torch.nn.functional.scaled_dot_product_attention and not kwargs.get("enable_gqa"):
+        if function is torch.nn.functional.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
         if function is torch.Tensor.__bool__ and args[0].device.type == "meta":
             return True
@@ -141,11 +142,16 @@ def _machine_here(device: torch.device, dtype: str, ranks: int) -> Machine:
                             flops={dtype: machine.flops.get(dtype, machine.peak("bfloat16"))})
 
 
+def _limited(bucket: int, layers: Model) -> int:
+    """As shard() limits it."""
+    return max(1, min(bucket, layers.trained_parameters))
+
+
 def _stage_of(model: torch.nn.Module, batch: Any, ranks: int, device: torch.device, options: Dict[str, Any]) -> int:
     """The fastest stage that fits, and of equally fast ones the one that takes less; says so."""
     dtype, used = _dtype_of(model), options["param_dtype"]
     layers = _without_batch(model) if batch is None else model_of(model, batch, 0, used)
-    options["bucket"] = max(1, min(options["bucket"], layers.trained_parameters))  # as shard() limits it
+    options["bucket"] = _limited(options["bucket"], layers)
     for name in ("param_dtype", "reduce_dtype"):
         options[name] = None if options[name] is None else _name_of(options[name])
     samples = 1 if batch is None else len(_samples_of(_as_arguments(batch)))
@@ -189,12 +195,14 @@ def plan(model: torch.nn.Module, batch: Any, machine: Any = "h100", tokens: int 
 
     machine: a libdc.plan.Machine, the name of one, or a file; options: those of libdc.plan.Options. dtype, if
     it is given, is the type of weights and activations; without it they have the model's own types. grad_dtype, without
-    it, is the weights' type. param_dtype and reduce_dtype are those of libdc.torch.shard()"""
+    it, is the weights' type. param_dtype and reduce_dtype are those of libdc.torch.shard(), and so is bucket, which it
+    limits to the trained elements."""
     if not isinstance(machine, (Machine, str, os.PathLike)):
         raise TypeError(f"plan: machine is a {type(machine).__name__}, must be a libdc.plan.Machine, a name or a file")
     chosen = machine if isinstance(machine, Machine) else load(os.fspath(machine))
-    planned = Options(**{"dtype": _dtype_of(model), **options})
+    planned = Options(**{"dtype": _dtype_of(model), "bucket": BUCKET_SIZE, **options})
     if "grad_dtype" not in options:  # as shard() gives gradients
         planned = dataclasses.replace(planned, grad_dtype=planned.dtype)
     dtype = getattr(torch, planned.used_dtype) if "dtype" in options or planned.param_dtype is not None else None
-    return run(model_of(model, batch, tokens, dtype), chosen, planned)
+    layers = model_of(model, batch, tokens, dtype)
+    return run(layers, chosen, dataclasses.replace(planned, bucket=_limited(planned.bucket, layers)))

@@ -11,7 +11,7 @@ from torch import nn
 from .. import patches
 from ..compile import register_backend
 from ..default_comm import resolve_comm
-from ..planning import choose_stage
+from ..planning import BUCKET_SIZE, choose_stage
 from . import agreement, managed_modules, meta_init, module_class
 from .eager import make_saved_tensor_hooks
 from .param_group import Options
@@ -21,7 +21,7 @@ from .root import Root
 from .sharded_param import ShardedParam
 
 
-def shard(model: nn.Module, stage: Union[int, str] = 3, *, comm: Any = None, bucket_size: int = 1 << 20,
+def shard(model: nn.Module, stage: Union[int, str] = 3, *, comm: Any = None, bucket_size: int = BUCKET_SIZE,
           prefetch: int = 1, group_size: int = 1 << 18, reduce_dtype: Optional[torch.dtype] = None,
           param_dtype: Optional[torch.dtype] = None, broadcast: bool = True, check_finite: bool = False,
           device: Any = None, mesh: Any = None, batch: Any = None, unused: Optional[str] = None,
