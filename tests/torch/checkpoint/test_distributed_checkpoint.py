@@ -7,12 +7,16 @@ import random
 from pathlib import Path
 from typing import Any
 
+import libdc.torch as dct
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from libdc.torch.sharding.checkpointable import boxes_of
 from models import data, make, trainable
 from sharded import on, one_thread, sharded  # noqa: F401
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 PROGRAM = """
 import sys
@@ -137,6 +141,49 @@ def test_without_a_process_group(tmp_path: Path) -> None:
         net = sharded(comm)
         with pytest.raises(dcp.api.CheckpointException, match="needs the other ranks, but torch.distributed is"):
             dcp.save({"model": net.state_dict()}, checkpoint_id=tmp_path / f"at{comm.rank}", no_dist=True)
+
+    on(2, rank)
+
+
+def test_weights_without_values_are_not_saved() -> None:
+    """A model that was on meta, of which a file gave some weights."""
+
+    def rank(comm: Any) -> None:
+        with torch.device("meta"):
+            net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(1, 1, bias=False))  # a part may be empty
+        dct.shard(net, 3, comm=comm, device="cpu")
+        with torch.no_grad():
+            net[0].weight.fill_(1)
+        for save in (lambda: get_model_state_dict(net, options=StateDictOptions(full_state_dict=True)),
+                     lambda: net[1].weight.detach().__create_write_items__("1.weight", None)):
+            with pytest.raises(RuntimeError, match="1.weight has no values yet"):
+                save()
+        with torch.no_grad():
+            net[1].weight.fill_(1)
+        whole = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))
+        assert all(bool((value == 1).all()) for value in whole.values()) and len(whole) == 2
+
+    dist.init_process_group("libdc", store=dist.HashStore(), rank=0, world_size=1)  # saving asks for one
+    try:
+        on(2, rank)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_full_states_have_what_an_open_block_has_written(stage: int) -> None:
+    models = [nn.Linear(4, 4, bias=False) for _ in range(2)]
+
+    def rank(comm: Any) -> None:
+        net = dct.shard(models[comm.rank], stage, comm=comm)
+        with dct.gathered(net):
+            weight = net.weight  # whole: collective
+            with torch.no_grad():
+                weight.fill_(7) if comm.rank == 1 else None
+            if stage > 0:
+                whole = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))["weight"]
+                assert bool((whole == 7).all())
+        assert bool((dct.full_state_dict(net)["weight"] == 7).all())
 
     on(2, rank)
 

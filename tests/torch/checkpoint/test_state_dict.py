@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from libdc import optim
+from libdc.torch.sharding.local_shard import LocalShard
 from torch import nn
 
 KINDS: Dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
@@ -125,3 +126,33 @@ def test_a_state_of_more_groups_is_refused() -> None:
     state = dct.full_optimizer_state_dict(net, optim.AdamW(groups))
     with pytest.raises(ValueError, match="the optimizer has 1 parameter group, the saved one 5"):
         dct.load_full_optimizer_state_dict(net, optim.AdamW(groups[0]["params"]), state)
+
+
+class Counting(torch.optim.Optimizer):
+    """Of a user's own, with a state of one number for each parameter."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for param in self.param_groups[0]["params"]:
+            count = self.state[param].setdefault("count", torch.zeros(1)).add_(1)
+            param.sub_(param.grad, alpha=0.1 / float(count))
+
+
+def test_a_state_of_one_number_is_no_part_on_any_rank() -> None:
+    """Where the last rank has one element of a parameter, and others more."""
+    models = [nn.Linear(6, 10) for _ in range(4)]
+
+    def rank(comm: Any) -> List[List[int]]:
+        net = dct.shard(models[comm.rank], 1, comm=comm)
+        optimizer = Counting(net.parameters())
+        net(torch.ones(2, 6)).sum().backward()
+        optimizer.step()
+        assert not any(isinstance(value, LocalShard) for state in optimizer.state_dict()["state"].values()
+                       for value in state.values())
+        whole = dct.full_optimizer_state_dict(net, optimizer)["state"]
+        return [list(state["count"].shape) for state in whole.values()]
+
+    assert libdc.run.threads(4, rank, timeout=60) == [[[1], [1]]] * 4

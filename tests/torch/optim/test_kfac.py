@@ -8,7 +8,8 @@ import math
 import weakref
 from typing import Any, Callable, Dict, List, Tuple
 
-import libdc
+import libdc.run
+import libdc.torch
 import pytest
 import torch
 import torch.nn as nn
@@ -293,3 +294,16 @@ def test_a_kept_loss_keeps_no_inputs() -> None:
     late.backward()
     with pytest.raises(RuntimeError, match="KFAC: a backward comes again to a forward of"):
         kept[0].backward()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_model_with_replicas_is_refused(given: bool) -> None:
+    """Each replica would have curvatures of its own batches, and so weights of its own."""
+    models = [nn.Linear(3, 3) for _ in range(4)]
+
+    def rank(comm: libdc.Comm) -> None:
+        model = libdc.torch.shard(models[comm.rank], 3, comm=comm, mesh=(2, 2))
+        with pytest.raises(ValueError, match=r"KFAC: the model is sharded with mesh = \(2, 2\)"):
+            KFAC(model, comm=comm if given else None)
+
+    libdc.run.threads(4, rank, timeout=60)

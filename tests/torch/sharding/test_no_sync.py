@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn as nn
 from sharded import one_thread, same  # noqa: F401
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 
 class Raising(torch.autograd.Function):
@@ -49,6 +50,15 @@ def after_no_sync(stage: int, size: int, between: Callable[[Any], Any]) -> Dict[
         return {name: grad.full_tensor() if stage else grad.clone() for name, grad in found.items()}
 
     return libdc.run.threads(size, rank, timeout=60)[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_get_optimizer_state_dict_keeps_the_sums(stage: int) -> None:
+    def look(model: Any) -> None:
+        get_optimizer_state_dict(model, torch.optim.SGD(model.parameters(), lr=0.1))  # which has no state
+
+    for size in (1, 2):
+        assert same(after_no_sync(stage, size, look), times_one_batch(2))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -297,13 +297,14 @@ class _Forward:
 
 
 def _ranks(model: nn.Module, comm: Any) -> Optional[libdc.Comm]:
+    entry = next((entry for entry in map(entry_of, model.parameters()) if entry is not None), None)
+    if entry is not None and entry.group.options.replicas > 1:
+        raise ValueError(f"KFAC: the model is sharded with mesh = ({entry.group.options.replicas}, "
+                         f"{entry.group.comm.size}), so each replica would have curvatures of its own batches, and "
+                         "weights of its own in the end: shard it without mesh, or use libdc.optim.Shampoo or SOAP")
     if comm is not None:
         return resolve_comm(comm)
-    for param in model.parameters():
-        entry = entry_of(param)
-        if entry is not None:
-            return entry.group.comm
-    return None
+    return None if entry is None else entry.group.comm
 
 
 def _skipped(name: str, module: nn.Module, skip: Iterable["re.Pattern[str]"]) -> bool:

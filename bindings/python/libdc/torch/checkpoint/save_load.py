@@ -228,7 +228,7 @@ def _optimizer_items(model: nn.Module, root: Root,
                     continue
                 tensor = f"{_OPTIMIZER}{name}/{key}"
                 owned = state_dict.is_owned(optimizer, key)
-                if entry is not None and not owned and state_dict.is_shard_like(entry, key, value):
+                if entry is not None and not owned and state_dict.is_shard_like(optimizer, entry, key, value):
                     pieces += _shard_items(entry, tensor, value)
                 else:
                     pieces += _full_items(root, tensor, value, owned)

@@ -90,7 +90,7 @@ def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
         for param in group["params"]:
             if param in optimizer.state:
                 shared = {key: value for key, value in optimizer.state[param].items() if not is_owned(optimizer, key)}
-                values = _map_shards(shared, param, lambda entry, part: gather_full(entry, part, keep))
+                values = _map_shards(optimizer, shared, param, lambda entry, part: gather_full(entry, part, keep))
                 state[names[id(param)]] = {**values, **owned.get(id(param), {})}
     return {"state": state, "param_groups": groups} if keep else {}
 
@@ -222,25 +222,25 @@ def is_like(shape: torch.Size, key: str, value: Any) -> bool:
     return isinstance(value, Tensor) and value.shape == shape and (value.dim() > 0 or key != "step")
 
 
-def is_shard_like(entry: ShardedParam, key: str, value: Any) -> bool:
-    """Whether a value of an optimizer's state has this rank's elements of the parameter, with the padding or
-    without."""
-    if part_of(value) is not None:
+def is_shard_like(optimizer: torch.optim.Optimizer, entry: ShardedParam, key: str, value: Any) -> bool:
+    """Whether a value of an optimizer's state has this rank's elements of the parameter: the same on all ranks. Those
+    of libdc.optim alone may have no padding, so that their shape differs between ranks."""
+    if part_of(value) is not None or is_like(entry.data.shape, key, value):
         return True
     begin, end = entry.shard_range
-    return is_like(entry.data.shape, key, value) or is_like(torch.Size([end - begin]), key, value)
+    return hasattr(optimizer, "is_owned") and is_like(torch.Size([end - begin]), key, value)
 
 
 def names_of(model: nn.Module) -> Dict[int, str]:
     return {id(param): name for name, param in model.named_parameters()}
 
 
-def _map_shards(values: Mapping[str, Any], param: nn.Parameter,
-          gather: Callable[[ShardedParam, Tensor], Any]) -> Dict[str, Any]:
+def _map_shards(optimizer: torch.optim.Optimizer, values: Mapping[str, Any], param: nn.Parameter,
+                gather: Callable[[ShardedParam, Tensor], Any]) -> Dict[str, Any]:
     entry = entry_of(param)
     result = {}
     for key, value in values.items():
-        if entry is not None and is_shard_like(entry, key, value):
+        if entry is not None and is_shard_like(optimizer, entry, key, value):
             result[key] = gather(entry, value)
         else:
             result[key] = _copy(value)

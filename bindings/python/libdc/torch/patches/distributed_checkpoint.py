@@ -6,10 +6,11 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Iterator, Optional
 
 import torch
 
+from ..sharding.checkpointable import check_has_values
 from ..sharding.local_shard import LocalShard, OwnedState
 from ..sharding.parameter import entry_of
 from ..sharding.part import part_of, plain_tensor
@@ -17,6 +18,20 @@ from ..sharding.root import Root
 
 _MODULE = "torch.distributed.checkpoint.state_dict"
 _STAGER = "torch.distributed.checkpoint._state_dict_stager"
+
+
+def _roots_in(values: Any) -> Iterator[Root]:
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _roots_in(value)
+        return
+    part = part_of(values)
+    entry = None if part is None else part.entry_ref()
+    root = None if entry is None else entry.root_ref()
+    if root is not None:
+        yield root
 
 
 def gather_parts(values: Any, keep: bool) -> Any:
@@ -28,6 +43,7 @@ def gather_parts(values: Any, keep: bool) -> Any:
     part = part_of(values)
     if part is None:
         return values
+    check_has_values(values)
     whole = part.gather(values, keep)
     return torch.empty(0) if whole is None else whole
 
@@ -36,6 +52,8 @@ def _make_full_or_cpu(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def full_or_cpu_state_dict(state_dict: Any, info: Any) -> Any:
         if info.full_state_dict:
+            for root in dict.fromkeys(_roots_in(state_dict)):
+                root.write_back()  # what an open gathered() has written
             state_dict = gather_parts(state_dict, _is_wanted(info))
         return inner(state_dict, info)
 
@@ -59,6 +77,19 @@ def _make_get_optim(inner: Callable[..., Any]) -> Callable[..., Any]:
 
     get_optim_state_dict.knows_parts = True  # type: ignore[attr-defined]
     return get_optim_state_dict
+
+
+def _make_init_optim(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def init_optim_state(optimizer: torch.optim.Optimizer) -> None:
+        """PyTorch makes a state by a step, and drops the gradients then, unless there are some. Sums of no_sync() are
+        some."""
+        entries = (entry_of(param) for group in optimizer.param_groups for param in group["params"])
+        if not any(entry is not None and entry.unreduced is not None for entry in entries):
+            inner(optimizer)
+
+    init_optim_state.knows_parts = True  # type: ignore[attr-defined]
+    return init_optim_state
 
 
 def _owning_root(optimizer: torch.optim.Optimizer) -> Optional[Root]:
@@ -119,6 +150,8 @@ def _make_offload_tensor(inner: Callable[..., Any]) -> Callable[..., Any]:
         part = x._near if owned else part_of(x)
         if part is None:
             return inner(self, x, memo, non_blocking)
+        if not owned:
+            check_has_values(x)
         copied = inner(self, plain_tensor(x), memo, non_blocking)
         memo[id(x)] = result = OwnedState.of(part, copied) if owned else LocalShard.of(part, copied)
         return result
@@ -141,6 +174,7 @@ def patch_if_imported() -> None:
     module, stager = sys.modules.get(_MODULE), getattr(sys.modules.get(_STAGER), "StateDictStager", None)
     for holder, name, make in ((module, "_maybe_full_or_cpu_state_dict", _make_full_or_cpu),
                                (module, "_get_optim_state_dict", _make_get_optim),
+                               (module, "_init_optim_state", _make_init_optim),
                                (module, "_load_optim_state_dict", _make_load_optim),
                                (stager, "_offload_tensor", _make_offload_tensor)):
         function = getattr(holder, name, None)

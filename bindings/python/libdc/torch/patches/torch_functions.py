@@ -181,7 +181,9 @@ def _check_state(optimizer: torch.optim.Optimizer, group: Dict[str, Any]) -> Non
     for param in group["params"] if isinstance(optimizer, _ELEMENTWISE) else ():
         entry = entry_of(param)
         for key, value in optimizer.state.get(param, {}).items():
-            if entry is not None and is_like(entry.shape, key, value) and not is_shard_like(entry, key, value):
+            if entry is None or not is_like(entry.shape, key, value):
+                continue
+            if not is_shard_like(optimizer, entry, key, value):
                 raise ValueError(f"{type(optimizer).__name__}: {key} of {entry.names[0]} is from before "
                                  "libdc.torch.shard(), and whole: make the optimizer after it, and give it the earlier "
                                  "one's state_dict() by load_state_dict()")
@@ -317,7 +319,7 @@ def _state_as_parts(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) ->
     def convert(entry: ShardedParam, key: str, value: Tensor) -> Tensor:
         if is_owned(optimizer, key):
             return OwnedState.of(entry.part, value)
-        return LocalShard.of(entry.part, value) if is_shard_like(entry, key, value) else value
+        return LocalShard.of(entry.part, value) if is_shard_like(optimizer, entry, key, value) else value
 
     return _map_state(optimizer, packed, convert)
 

@@ -41,6 +41,17 @@ def boxes_of(shape: Tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
         yield from (Box((last, *box.offsets), (1, *box.sizes)) for box in boxes_of(rest, 0, end - last * row))
 
 
+def check_has_values(tensor: Any) -> None:
+    """Refuses a weight that was on meta when shard() was called, and that nothing has been written into yet; on all
+    ranks."""
+    part = tensor._part
+    entry = part.entry_ref()
+    if entry is None or entry.group.uninitialized is None or not entry.group.uninitialized.has(entry):
+        return
+    if plain_tensor(tensor).untyped_storage()._cdata == entry.data.untyped_storage()._cdata:
+        entry.group.uninitialized.check()
+
+
 class Checkpointable:
     """Methods of a part, by which torch.distributed.checkpoint writes and reads it."""
 
@@ -57,6 +68,7 @@ class Checkpointable:
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
         self._check_group("save")
+        check_has_values(self)
         properties = TensorProperties.create_from_tensor(plain_tensor(self))  # type: ignore[arg-type]
         return [WriteItem(index=MetadataIndex(fqn, chunk.offsets), type=WriteItemType.SHARD,
                           tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self._part.shape))

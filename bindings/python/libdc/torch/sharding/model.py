@@ -9,6 +9,7 @@ import libdc
 import torch
 from torch import nn
 
+from ..patches.distributed_checkpoint import patch_if_imported
 from .gathered_weights import GatheredWeights
 from .managed_modules import MODULE_STATE
 from .parameter import entry_of
@@ -61,6 +62,7 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     finally:
         for root, before in zip(roots, outer):
             root.reduce_grads = before
+        patch_if_imported()  # get_optimizer_state_dict() looks for gradients, before it asks for a state
 
 
 @contextlib.contextmanager
