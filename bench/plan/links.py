@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, List, NamedTuple
+from typing import Any, List, NamedTuple, Tuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -43,7 +43,7 @@ PART = 4 << 20  # bytes that measure a link's rate: about what a step sends, sin
 
 
 class Row(NamedTuple):
-    """A case of a round. Seconds, the link's measured Mbit/s, and the machine's load."""
+    """A case of a round. Seconds, the link's measured Mbit/s, the share of segments sent again, the machine's load."""
 
     rate: int
     stage: int
@@ -52,22 +52,32 @@ class Row(NamedTuple):
     planned: float
     real: float
     link: float
+    again: float
     load: float
 
 
-def train(comm: Any, stage: int) -> float:
-    """Seconds of a step, the mean of the ranks."""
+def segments() -> Any:
+    """TCP's of this machine: sent first, and again."""
+    names, values = [line.split()[1:] for line in Path("/proc/net/snmp").read_text().splitlines() if line[:4] == "Tcp:"]
+    counts = dict(zip(names, map(int, values)))
+    return np.array([counts["OutSegs"], counts["RetransSegs"]])
+
+
+def train(comm: Any, stage: int) -> Tuple[float, float]:
+    """Seconds of a step, the mean of the ranks; and the share of segments that were sent again in it."""
     training = Training(comm, Case(stage, TOKENS, "tcp", comm.size), WIDTH)
     training.step()
     comm.barrier()
-    begin = time.perf_counter()
+    begin, before = time.perf_counter(), segments()
     for _ in range(STEPS):
         training.step()
-    used = np.array([(time.perf_counter() - begin) / STEPS])
-    every = np.zeros(comm.size)
-    comm.all_gather(used, every)
+    seconds = (time.perf_counter() - begin) / STEPS
+    own = np.array([seconds, *(segments() - before)])
+    every = np.zeros(3 * comm.size)
+    comm.all_gather(own, every)
     training.context.cleanup()
-    return float(every.mean())
+    mean, first, again = every.reshape(comm.size, 3).mean(0)
+    return mean, again / first
 
 
 def rank(out: str, what: str, number: int, machines: int, each: int) -> None:
@@ -140,26 +150,28 @@ def one_round(folder: str) -> List[Row]:
         machine = machine_of(rate, folder)
         link = machine.network_bytes_per_second * 8 / 1e6
         for machines, each in SHAPES:
-            for stage, real in zip(STAGES, run_ranks("train", rate, machines, each, folder)):
+            for stage, (real, again) in zip(STAGES, run_ranks("train", rate, machines, each, folder)):
                 case = Case(stage, TOKENS, "tcp" if each == 1 else "two levels", machines * each)
-                planned = forecast(case, machine._replace(ranks_per_node=each), WIDTH)
-                rows.append(Row(rate, stage, machines, each, planned, real, link, os.getloadavg()[0]))
+                share = machine._replace(ranks_per_node=each,
+                                         network_bytes_per_second=machine.network_bytes_per_second // each)
+                planned = forecast(case, share, WIDTH)
+                rows.append(Row(rate, stage, machines, each, planned, real, link, again, os.getloadavg()[0]))
     return rows
 
 
 def table(rows: List[Row]) -> List[str]:
     """Lines of Markdown, each case's medians."""
     lines = ["| limit Mbit/s | measured Mbit/s | stage | machines | ranks of each | forecast ms | measured ms "
-             "| forecast / measured |", "|---|---|---|---|---|---|---|---|"]
+             "| forecast / measured | sent again |", "|---|---|---|---|---|---|---|---|---|"]
     within, cases = 0, sorted({row[:4] for row in rows}, key=lambda case: (case[0], case[3], *case[1:3]))
     for case in cases:
         seen = [row for row in rows if row[:4] == case]
-        planned, real, link = (statistics.median(column) for column in list(zip(*seen))[4:7])
+        planned, real, link, again = (statistics.median(column) for column in list(zip(*seen))[4:8])
         ratio = statistics.median(row.planned / row.real for row in seen)
         within += abs(ratio - 1) <= 0.15
         rate, stage, machines, each = case
         lines.append(f"| {rate} | {link:.2f} | {stage} | {machines} | {each} | {planned * 1e3:.0f} | {real * 1e3:.0f} "
-                     f"| {ratio:.2f} |")
+                     f"| {ratio:.2f} | {again:.1%} |")
     loads = [row.load for row in rows]
     return [*lines, f"\n{within} of {len(cases)} rows are within 15 %, of {len(rows) // len(cases)} rounds. The load "
             f"was {min(loads):.0f} to {max(loads):.0f} on {os.cpu_count()} cores."]
