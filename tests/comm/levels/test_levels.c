@@ -54,6 +54,64 @@ static void test_bytes(void **state) {
   assert_int_equal(on_nodes(&two_by_four, count_bytes, NULL), 0);
 }
 
+static long long received_since(dc_comm *comm, long long *before) {
+  const long long now = atomic_load(&comm->wire_bytes), bytes = now - *before;
+  *before = now;
+  return bytes;
+}
+
+/* The wire bytes of a large gather, of reductions in both kinds of sums, of a broadcast and of a small gather. */
+static int move_all(dc_comm *comm, long long wire_bytes[5]) {
+  const int64_t per = 20000, total = per * dc_comm_size(comm), few = 10, all = few * dc_comm_size(comm);
+  float *whole = calloc((size_t)total, sizeof *whole), *part = calloc((size_t)per, sizeof *part);
+  const dc_tensor small = flat(part, &few, DC_FLOAT32);
+  dc_tensor to = flat(whole, &total, DC_FLOAT32), small_to = flat(whole, &all, DC_FLOAT32);
+  dc_tensor own = flat(part, &per, DC_FLOAT32), narrow = flat(whole, &total, DC_BFLOAT16);
+  dc_tensor narrow_own = flat(part, &per, DC_BFLOAT16);
+  long long before = atomic_load(&comm->wire_bytes);
+  CHECK_OK(dc_comm_all_gather(comm, &own, &to, NULL, NULL));
+  wire_bytes[0] = received_since(comm, &before);
+  CHECK_OK(dc_comm_reduce_scatter(comm, &to, &own, NULL, DC_SUM, NULL));
+  wire_bytes[1] = received_since(comm, &before);
+  CHECK_OK(dc_comm_reduce_scatter(comm, &narrow, &narrow_own, NULL, DC_MEAN, NULL));
+  wire_bytes[2] = received_since(comm, &before);
+  CHECK_OK(dc_comm_broadcast(comm, &to, 1, NULL));
+  wire_bytes[3] = received_since(comm, &before);
+  CHECK_OK(dc_comm_all_gather(comm, &small, &small_to, NULL, NULL));
+  wire_bytes[4] = received_since(comm, &before);
+  free(whole);
+  free(part);
+  return 0;
+}
+
+static int counts_alike(dc_comm *comm, void *arg) {
+  const layout *l = arg;
+  long long moved[5], counted[5];
+  dc_device *device;
+  dc_comm *count;
+  CHECK(length_of(comm) == l->length && move_all(comm, moved) == 0);
+  CHECK_OK(dc_device_open("count", NULL, &device));
+  CHECK_OK(dc_count_set(device, "ranks_per_node", l->per_node));
+  CHECK_OK(dc_comm_create_count(device, dc_comm_rank(comm), l->world, 0, &count));
+  CHECK(move_all(count, counted) == 0);
+  dc_comm_destroy(count);
+  dc_device_destroy(device);
+  for (int i = 0; i < 5; i++) {
+    CHECK(moved[i] == counted[i]);
+  }
+  return 0;
+}
+
+/* A counting communicator has the bytes of two levels, and of ranks that no blocks fit. */
+static void test_counted_bytes(void **state) {
+  static const layout layouts[] = {{4, 2, 2}, {8, 4, 4}, {6, 3, 1}, {12, 6, 2}, {10, 8, 2}, {4, 0, 1}};
+  (void)state;
+  for (size_t i = 0; i < DC__COUNT(layouts); i++) {
+    layout l = layouts[i];
+    assert_int_equal(on_nodes(&l, counts_alike, &l), 0);
+  }
+}
+
 /* Of one type so many elements that they take several rounds. */
 static int reduces_alike(dc_comm *comm, int32_t dtype, int kind, int32_t op) {
   int64_t counts[DC__COMM_MAX_WORLD];
@@ -203,11 +261,8 @@ static void test_copies_and_parts(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_blocks),
-      cmocka_unit_test(test_bits),
-      cmocka_unit_test(test_bytes),
-      cmocka_unit_test(test_losses),
-      cmocka_unit_test(test_copies_and_parts),
+      cmocka_unit_test(test_blocks),        cmocka_unit_test(test_bits),   cmocka_unit_test(test_bytes),
+      cmocka_unit_test(test_counted_bytes), cmocka_unit_test(test_losses), cmocka_unit_test(test_copies_and_parts),
       cmocka_unit_test(test_accumulation),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
