@@ -2680,7 +2680,7 @@ DC_API dc_status dc_optimizer_get_stats(dc_optimizer *optimizer, dc_optimizer_st
  *   memory_bytes_per_second   a copy in the device takes two bytes for each of its own
  *   host_bytes_per_second     of copies between device and host
  *   launch_ns                 of a kernel
- *   ranks_per_node            0: all
+ *   ranks_per_node            0: all. A communicator takes it when it is made
  *   node_bytes_per_second     what a rank receives within its node; and node_latency_ns of a collective
  *   network_bytes_per_second  what it receives from other nodes; and network_latency_ns of a collective
  *
@@ -2718,8 +2718,8 @@ DC_API dc_status dc_count_work(dc_stream *stream, int64_t duration_ns);
  *  rank        0 to world_size - 1
  *  world_size  1 to 1024
  *  heap        1: ranks read each other's memory, as in shared memory and through NCCL, and a shard is staged for them;
- *              0: as over TCP and MPI, which have two levels on several nodes: each byte comes to a node once, and a
- *              collective takes the time of both levels
+ *              0: as over TCP and MPI, which have two levels on nodes of several ranks: each byte comes to a node once,
+ *              and a collective takes the time of both levels
  *  Returns DC_OK; DC_E_INVALID, DC_E_UNSUPPORTED (another device), DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_comm_create_count(dc_device *device, int32_t rank, int32_t world_size, int32_t heap,
                                       dc_comm **comm);

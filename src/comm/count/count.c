@@ -188,12 +188,12 @@ static void count_comm_destroy(dc_comm *comm) {
 static const dc__comm_ops with_heap = {COUNT_OPS, .heap_alloc = count_heap_alloc, .heap_free = count_heap_free,
                                        .peer_accessible = count_peer_accessible};
 static const dc__comm_ops without_heap = {COUNT_OPS};
-static const dc__comm_ops in_levels = {COUNT_OPS, .heap_alloc = count_heap_alloc, .heap_free = count_heap_free};
+static const dc__comm_ops with_block_heap = {COUNT_OPS, .heap_alloc = count_heap_alloc, .heap_free = count_heap_free};
 
 /* Two levels have the heap of the block, which other blocks cannot read. */
 static void count_choose_ops(count_comm *self) {
   self->length = count_block_length(self);
-  self->head.ops = self->heap ? &with_heap : self->length > 1 ? &in_levels : &without_heap;
+  self->head.ops = self->heap ? &with_heap : self->length > 1 ? &with_block_heap : &without_heap;
 }
 
 dc_status dc__comm_create_count(dc_device *device, int32_t rank, int32_t world, bool heap, dc_comm **comm) {

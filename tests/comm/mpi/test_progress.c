@@ -6,8 +6,6 @@
 #include "mpi_calls.h"
 #include "mpi_launchers.h"
 
-#include "comm/mpi/mpi.h"
-
 #include <fcntl.h>
 
 enum { RANKS = 4, TRIES = 2000, TRY_MS = 10 };
