@@ -82,6 +82,7 @@ typedef struct dc__coll_item {
   int32_t recv_dtype;      /* reduce: of recv; results are converted after the division */
   int32_t accumulate;      /* reduce: 1 = recv += result, 0 = recv = result */
   int32_t reduce_op;       /* reduce: DC_SUM or DC_MEAN */
+  int32_t lacks_recv;      /* reduce: 1 = this rank has no memory for what a gather behind it brings: all ranks fail */
 } dc__coll_item;
 
 typedef struct dc__coll dc__coll;   /* host_transport.h */

@@ -6,7 +6,8 @@
 
 int32_t dc__coll_missing_recv(const dc__coll *coll, int32_t rank) {
   for (int32_t i = 0; coll->kind == DC__COLL_REDUCE && i < coll->count; i++) {
-    if (coll->items[i].recv == NULL && coll->items[i].ranges[rank].count > 0) {
+    const dc__coll_item *item = &coll->items[i];
+    if (item->lacks_recv || (item->recv == NULL && item->ranges[rank].count > 0)) {
       return i;
     }
   }

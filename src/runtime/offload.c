@@ -122,6 +122,9 @@ dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, 
   int64_t numel;
   DC__TRY(dc__tensor_read(fn, "tensor", tensor, false, &t, &numel));
   DC__TRY(dc__tensor_check_output(fn, "out", out));
+  /* A tensor of the calling thread may be freed when the call returns, so that thread copies it. */
+  dc_stream *stream = NULL;
+  DC__TRY(ctx->lanes[DC__LANE_CALLER] != NULL ? dc__lane(ctx, DC__LANE_OFFLOAD, &stream) : DC_OK);
   dc__offloaded *value = dc__map_get(&graph->values, id);
   if (value == NULL) {
     DC__TRY(value_make(ctx, graph, id, &t, numel, &value));
@@ -133,10 +136,7 @@ dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, 
                     fn, dc_dtype_name(t.dtype), numel, DC__PLURAL_S(numel), t.ndim, DC__PLURAL_S(t.ndim), id,
                     dc_dtype_name(value->dtype), value->ndim, DC__PLURAL_S(value->ndim));
   }
-  /* A tensor of the calling thread may be freed when the call returns, so that thread copies it. */
-  dc_stream *stream = NULL;
-  if (ctx->lanes[DC__LANE_CALLER] != NULL) {
-    DC__TRY(dc__lane(ctx, DC__LANE_OFFLOAD, &stream));
+  if (stream != NULL) {
     dc__wait_for_caller(ctx, stream);
   }
   dc__event_wait(value->reloaded, stream);  /* the host copy may still be read by the last step's reload */

@@ -180,6 +180,7 @@ static int64_t plan_items(const dc_context *ctx, dc__buckets *buckets, dc__range
     const dc__param *whole = item->ranges == param->chunks && !param->sharded ? param : NULL;
     const replica_ranges r = ranges_of(ctx, block, i);
     fill_ranges(ctx, item, r);
+    item->lacks_recv = item->recv == NULL && item->ranges[ctx->rank].count > 0; /* its own piece may be empty */
     gathers[whole != NULL ? among_all++ : --last] = replicas_gather_item(ctx, item, whole, r);
     item->recv = own_piece(ctx, item, r);
     item->ranges = r.pieces;
