@@ -41,6 +41,9 @@ static dc_status read_options(const char *fn, int32_t world, int32_t most, const
   } else if (out->timeout_ns > INT64_MAX / 4) {
     out->timeout_ns = INT64_MAX / 4; /* a century; deadlines must not overflow */
   }
+  if (out->heartbeat_ns > INT64_MAX / 16) {
+    out->heartbeat_ns = INT64_MAX / 16; /* four of them must not overflow either */
+  }
   return DC_OK;
 }
 

@@ -274,9 +274,32 @@ static void test_a_machine_that_answers_for_data(void **state) {
   }
 }
 
+static int sleeps(dc_comm *comm, void *arg) {
+  struct timespec begun, ended;
+  (void)arg;
+  CHECK_OK(dc_comm_barrier(comm));
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begun);
+  sleep_ms(500);
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ended);
+  const int64_t used_ns = (ended.tv_sec - begun.tv_sec) * INT64_C(1000000000) + ended.tv_nsec - begun.tv_nsec;
+  CHECK(used_ns < INT64_C(400000000)); /* watchers that spin use all processors that are free */
+  return 0;
+}
+
+/* Rust's Duration::MAX. */
+static void test_heartbeats_that_never_come(void **state) {
+  dc_comm_options options = DC_COMM_OPTIONS_INIT;
+  (void)state;
+  options.heartbeat_ns = INT64_MAX;
+  assert_int_equal(on_tcp_with(2, &options, sleeps, NULL), 0);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_held_sockets), cmocka_unit_test(test_stopped), cmocka_unit_test(test_link_goes_down),
-      cmocka_unit_test(test_a_machine_that_was_asked_nothing), cmocka_unit_test(test_a_machine_that_answers_for_data)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_held_sockets),
+                                     cmocka_unit_test(test_stopped),
+                                     cmocka_unit_test(test_link_goes_down),
+                                     cmocka_unit_test(test_a_machine_that_was_asked_nothing),
+                                     cmocka_unit_test(test_a_machine_that_answers_for_data),
+                                     cmocka_unit_test(test_heartbeats_that_never_come)};
   return cmocka_run_group_tests_name("tcp liveness", tests, leftovers_note, leftovers_compare);
 }

@@ -9,9 +9,10 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { MAX_PEERS = DC__COMM_MAX_LOCAL + 16 };
+enum { MAX_PEERS = DC__COMM_MAX_LOCAL + 16, RESEND_NS = 1000000, WELCOME_NS = 1000000000 };
 
 typedef struct shm_peer {
   int fd;
@@ -29,7 +30,11 @@ typedef struct shm_root {
   int64_t deadline;
 } shm_root;
 
+/* Without root's rights a user's processes may have only so many descriptors on their way (ulimit -n). Beyond that,
+ * sending fails with ETOOMANYREFS until ranks have received some. */
 static void shm_send_welcome(const shm_root *root, int fd, const dc__shm_welcome *message) {
+  static const struct timespec pause = {0, RESEND_NS};
+  const int64_t end = root->deadline + WELCOME_NS;
   int fds[DC__SHM_MAX_FDS];
   int32_t count = 0;
   if (message->status == DC_OK) {
@@ -41,7 +46,10 @@ static void shm_send_welcome(const shm_root *root, int fd, const dc__shm_welcome
       }
     }
   }
-  (void)dc__shm_send_fds(fd, message, sizeof *message, fds, count); /* a rank that died meanwhile shows in its pidfd */
+  while (dc__shm_send_fds(fd, message, sizeof *message, fds, count) < 0 && errno == ETOOMANYREFS &&
+         dc__now_ns() < end) { /* a rank that died meanwhile shows in its pidfd */
+    nanosleep(&pause, NULL);
+  }
 }
 
 static void send_failure(const shm_root *root, int fd, dc_status status) {

@@ -25,7 +25,8 @@ static bool is_connected(dc__tcp_group *group, int32_t r) {
 
 void dc__tcp_start_heartbeats(dc__tcp_group *group) {
   /* The system's own limit, for a watcher that cannot run: one heartbeat more than the watcher's. */
-  const unsigned int timeout_ms = (unsigned int)((MISSED + 1) * group->heartbeat_ns / 1000000);
+  const int64_t limit_ms = (MISSED + 1) * group->heartbeat_ns / 1000000;
+  const unsigned int timeout_ms = limit_ms < INT32_MAX ? (unsigned int)limit_ms : INT32_MAX;
   for (int32_t r = 0; r < group->world; r++) {
     atomic_store(&group->heard_ns[r], dc__now_ns());
     if (group->control[r] >= 0) {

@@ -39,7 +39,7 @@ static enum dc__tcp_call_result mesh_call_open(dc__tcp_group *group, int32_t r, 
   socklen_t length = sockaddr_of(&group->endpoints[r], &to);
   const bool may_drop = !(group->overlay && group->watcher_running); /* then pending connections are the watcher's */
   do {
-    call->fd = dc__tcp_connect(&to.any, length, deadline);
+    call->fd = dc__tcp_connect(&to.any, length, group->failure_event, deadline);
   } while (call->fd < 0 && dc__tcp_is_resource_error(errno) && may_drop && dc__tcp_drop_pending(group));
   call->error = errno;
   call->challenged = call->accepted = false;

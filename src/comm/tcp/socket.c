@@ -134,11 +134,15 @@ dc_status dc__tcp_listen(const unsigned char *at, int32_t *port, int *fd) {
   return DC_OK;
 }
 
-/* Polls for events. False with errno, which is ETIMEDOUT after the deadline. */
-static bool wait_socket(int fd, short events, int64_t deadline) {
-  struct pollfd wait = {.fd = fd, .events = events};
+/* Polls for events. False with errno: ETIMEDOUT after the deadline, ECANCELED once `ends` is readable (-1: none). */
+static bool wait_socket(int fd, short events, int ends, int64_t deadline) {
+  struct pollfd waits[] = {{.fd = fd, .events = events}, {.fd = ends, .events = POLLIN}};
   for (;;) {
-    int ready = poll(&wait, 1, dc__poll_timeout_ms(deadline));
+    int ready = poll(waits, 2, dc__poll_timeout_ms(deadline));
+    if (ready > 0 && waits[1].revents != 0) {
+      errno = ECANCELED;
+      return false;
+    }
     if (ready > 0) {
       return true;
     }
@@ -162,7 +166,7 @@ static bool is_self_connected(int fd) {
          memcmp(&own, &peer, own_length) == 0;
 }
 
-int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t deadline) {
+int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int ends, int64_t deadline) {
   int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) {
     return -1;
@@ -172,8 +176,8 @@ int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t de
   int error = connect(fd, address, length) == 0 ? 0 : errno;
   if (error == EINPROGRESS || error == EINTR) {
     socklen_t size = sizeof error;
-    error =
-        !wait_socket(fd, POLLOUT, deadline) || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 ? errno : error;
+    const bool waited = wait_socket(fd, POLLOUT, ends, deadline);
+    error = !waited || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 ? errno : error;
   }
   if (error == 0 && is_self_connected(fd)) {
     error = ECONNREFUSED;
@@ -233,7 +237,7 @@ bool dc__tcp_send_all(int fd, const void *data, size_t bytes, int64_t deadline) 
     if (sent > 0) {
       at += sent;
       bytes -= (size_t)sent;
-    } else if (errno != EINTR && (errno != EAGAIN || !wait_socket(fd, POLLOUT, deadline))) {
+    } else if (errno != EINTR && (errno != EAGAIN || !wait_socket(fd, POLLOUT, -1, deadline))) {
       return false;
     }
   }
@@ -250,7 +254,7 @@ bool dc__tcp_receive_all(int fd, void *data, size_t bytes, int64_t deadline, siz
     }
     if (part > 0) {
       *got += (size_t)part;
-    } else if (errno != EINTR && (errno != EAGAIN || !wait_socket(fd, POLLIN, deadline))) {
+    } else if (errno != EINTR && (errno != EAGAIN || !wait_socket(fd, POLLIN, -1, deadline))) {
       return false;
     }
   }

@@ -17,8 +17,9 @@ dc_status dc__tcp_parse_address(const char *fn, const char *address, dc__tcp_add
 
 /* Listens on all of the machine's addresses. If *port is 0, picks a free one and stores it. */
 dc_status dc__tcp_listen(const unsigned char *at, int32_t *port, int *fd);
-/* Tries once, at most until the deadline; -1 with errno. */
-int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int64_t deadline);
+/* Tries once, at most until the deadline; -1 with errno. ends: a descriptor that ends the wait with ECANCELED when it
+ * becomes readable; -1: none. */
+int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int ends, int64_t deadline);
 /* The next connection, ready to use; -1 with errno. */
 int dc__tcp_accept(int listener);
 /* Keep-alive probes, for connections that are complete. Of many at once a busy machine loses some. A handshake has a

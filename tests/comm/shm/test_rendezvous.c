@@ -25,9 +25,16 @@ int __wrap_listen(int fd, int backlog) {
   return result;
 }
 
+static int refusals; /* of the welcomes that the next child sends */
+
 ssize_t __real_dc__shm_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count);
 ssize_t __wrap_dc__shm_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count);
 ssize_t __wrap_dc__shm_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count) {
+  if (count > 2 && refusals > 0) { /* a welcome */
+    refusals--;
+    errno = ETOOMANYREFS;
+    return -1;
+  }
   ssize_t result = __real_dc__shm_send_fds(fd, data, bytes, fds, count);
   atomic_fetch_add(steps, 1);
   return result;
@@ -72,6 +79,22 @@ static pid_t meet(const char *name, const meeting *m) {
     _exit(right ? 0 : 1);
   }
   return child;
+}
+
+/* The kernel takes no more descriptors until ranks have received those sent before. */
+static void test_too_many_descriptors_on_the_way(void **state) {
+  (void)state;
+  char name[64];
+  const meeting zero = {0, 3, DC_OK, NULL, patient};
+  const meeting one = {1, 3, DC_OK, NULL, patient};
+  const meeting two = {2, 3, DC_OK, NULL, patient};
+  refusals = 5;
+  pid_t a = meet(fresh_name(name), &zero);
+  refusals = 0;
+  pid_t b = meet(name, &one);
+  assert_int_equal(end_rank(meet(name, &two)), 0);
+  assert_int_equal(end_rank(b), 0);
+  assert_int_equal(end_rank(a), 0);
 }
 
 static void test_name_taken(void **state) {
@@ -264,10 +287,15 @@ static void test_a_death_is_seen_without_a_collective(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_name_taken),         TEST(test_rank_taken),
-      TEST(test_a_rank_joins_twice), TEST(test_worlds_differ),
-      TEST(test_no_peer_connects),   TEST(test_descriptors_run_out),
-      TEST(test_host_dies),          TEST(test_a_death_is_seen_without_a_collective),
+      TEST(test_name_taken),
+      TEST(test_rank_taken),
+      TEST(test_a_rank_joins_twice),
+      TEST(test_worlds_differ),
+      TEST(test_no_peer_connects),
+      TEST(test_descriptors_run_out),
+      TEST(test_host_dies),
+      TEST(test_a_death_is_seen_without_a_collective),
+      TEST(test_too_many_descriptors_on_the_way),
   };
   steps = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   return steps == MAP_FAILED ? 1 : cmocka_run_group_tests(tests, NULL, NULL);

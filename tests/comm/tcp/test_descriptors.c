@@ -54,7 +54,7 @@ static void test_rank_0_lacks_descriptors(void **state) {
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   int fd = -1;
   do { /* until it listens; it may have ended when this side looks */
-    fd = dc__tcp_connect((const struct sockaddr *)&to, sizeof to, dc__now_ns() + limit);
+    fd = dc__tcp_connect((const struct sockaddr *)&to, sizeof to, -1, dc__now_ns() + limit);
   } while (fd < 0 && errno == ECONNREFUSED);
   assert_int_equal(end_rank(child), 0);
   dc__tcp_close(&fd);

@@ -2,6 +2,9 @@
  * listeners close, and no connection takes a rank's place. */
 #include "comm/tcp/handshake_test.h"
 
+#include <errno.h>
+#include <sys/eventfd.h>
+
 #include "leftovers.h"
 
 /* ---- a meeting that this test leads by hand ---- */
@@ -212,9 +215,55 @@ static void test_a_place_is_taken(void **state) {
   assert_string_equal(s.text[0], s.text[1]);
 }
 
+/* ---- a machine that answers nothing ---- */
+
+typedef struct caller {
+  struct sockaddr_in to;
+  int failure_event, error;
+} caller;
+
+static void *call_nobody(void *arg) {
+  caller *c = arg;
+  int fd = dc__tcp_connect((const struct sockaddr *)&c->to, sizeof c->to, c->failure_event, dc__now_ns() + limit);
+  c->error = fd < 0 ? errno : 0;
+  dc__tcp_close(&fd);
+  return NULL;
+}
+
+/* A listener whose queue is full drops what else comes, as a machine does that vanished. */
+static void test_a_failure_ends_a_connect(void **state) {
+  (void)state;
+  caller c = {.failure_event = eventfd(0, EFD_CLOEXEC)};
+  socklen_t length = sizeof c.to;
+  pthread_t thread;
+  int listener = socket(AF_INET, SOCK_STREAM, 0), fillers[3];
+  c.to = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  assert_int_equal(bind(listener, (struct sockaddr *)&c.to, sizeof c.to), 0);
+  assert_int_equal(listen(listener, 0), 0);
+  assert_int_equal(getsockname(listener, (struct sockaddr *)&c.to, &length), 0);
+  for (int i = 0; i < 3; i++) {
+    fillers[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    (void)connect(fillers[i], (const struct sockaddr *)&c.to, sizeof c.to);
+  }
+  sleep_ms(100);
+  const int64_t begun = dc__now_ns();
+  pthread_create(&thread, NULL, call_nobody, &c);
+  sleep_ms(100);
+  assert_int_equal(eventfd_write(c.failure_event, 1), 0);
+  pthread_join(thread, NULL);
+  assert_int_equal(c.error, ECANCELED);
+  assert_true(dc__now_ns() - begun < limit / 4);
+  for (int i = 0; i < 3; i++) {
+    close(fillers[i]);
+  }
+  close(listener);
+  close(c.failure_event);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_late_rank),
                                      cmocka_unit_test(test_a_failure_behind_a_heartbeat),
-                                     cmocka_unit_test(test_listeners_close), cmocka_unit_test(test_a_place_is_taken)};
+                                     cmocka_unit_test(test_listeners_close), cmocka_unit_test(test_a_place_is_taken),
+                                     cmocka_unit_test(test_a_failure_ends_a_connect)};
   return cmocka_run_group_tests_name("tcp mesh", tests, leftovers_note, leftovers_compare);
 }

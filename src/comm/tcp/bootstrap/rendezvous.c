@@ -14,6 +14,7 @@
 
 enum {
   RETRY_NS = 20000000,
+  MAX_CONNECT_MS = 5000, /* of one attempt: another address, or a later attempt, may be answered */
   GRACE_NS = 1000000000, /* rank 0 knows which ranks are missing: its answer has this much longer to arrive */
   MAX_QUOTED = 48        /* bytes quoted from another service */
 };
@@ -210,7 +211,8 @@ typedef struct tcp_peer {
 
 static int connect_any(const struct addrinfo *found, int64_t deadline, struct sockaddr_storage *reached) {
   for (const struct addrinfo *a = found; a != NULL; a = a->ai_next) {
-    int fd = dc__tcp_connect(a->ai_addr, a->ai_addrlen, deadline);
+    const int64_t end = dc__now_ns() + MAX_CONNECT_MS * INT64_C(1000000);
+    int fd = dc__tcp_connect(a->ai_addr, a->ai_addrlen, -1, end < deadline ? end : deadline);
     if (fd >= 0) {
       memset(reached, 0, sizeof *reached);
       memcpy(reached, a->ai_addr, a->ai_addrlen);

@@ -196,7 +196,7 @@ static void test_a_rank_does_not_connect_to_itself(void **state) {
     struct sockaddr_in own;
     length = sizeof own;
     to.sin_port = htons((uint16_t)(port ^ (i & 1))); /* the system gives even ones, or odd ones, first */
-    fd = dc__tcp_connect((struct sockaddr *)&to, sizeof to, dc__now_ns() + limit);
+    fd = dc__tcp_connect((struct sockaddr *)&to, sizeof to, -1, dc__now_ns() + limit);
     if (fd >= 0) { /* another process listens there now */
       assert_int_equal(getsockname(fd, (struct sockaddr *)&own, &length), 0);
       assert_int_not_equal(own.sin_port, to.sin_port);
