@@ -111,7 +111,7 @@ impl Builder {
         };
         let mut raw = ptr::null_mut();
         check(unsafe { sys::dc_context_create(device.as_ptr(), &options, &mut raw) })?;
-        let context = Context::from_raw(NonNull::new(raw).expect("a context"), log, comm);
+        let context = Context::from_raw(NonNull::new(raw).expect("a context"), log, comm, self.config.0.replicas);
         let comm = comm.map_or(ptr::null_mut(), Comm::as_ptr);
         check(unsafe { sys::dc_init(raw, comm, &self.config.0, self.bucket.unwrap_or(1 << 24)) })?;
         Ok(context)

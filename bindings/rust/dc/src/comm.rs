@@ -7,7 +7,6 @@ use crate::tensor::{view_of, Element};
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
 use std::fmt;
-use std::marker::PhantomData;
 use std::mem::size_of;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::ptr::{self, NonNull};
@@ -91,7 +90,8 @@ impl Drop for Handle {
 #[derive(Debug)]
 pub struct Comm {
     handle: Arc<Handle>,
-    not_sync: PhantomData<Cell<()>>,
+    /// Whether a group is open. Being a Cell it also keeps the communicator to one thread at a time.
+    grouped: Cell<bool>,
 }
 
 /// Makes the collectives of a communicator fail on every rank; may be used from any thread.
@@ -115,7 +115,7 @@ impl Abort {
 impl Comm {
     pub(crate) unsafe fn from_raw(comm: *mut sys::dc_comm) -> Comm {
         let handle = Arc::new(Handle(NonNull::new(comm).expect("a communicator")));
-        Comm { handle, not_sync: PhantomData }
+        Comm { handle, grouped: Cell::new(false) }
     }
 
     /// Ranks as threads of this process: one communicator for each.
@@ -252,8 +252,18 @@ impl Comm {
         check(sys::dc_comm_reduce_scatter(self.as_ptr(), &view_of(send, &sent), &mut out, counts, op, ptr::null_mut()))
     }
 
+    /// In a group the library keeps slices until the group ends, longer than a call of the communicator borrows them.
+    fn ensure_ungrouped(&self, call: &str) -> Result<()> {
+        if self.grouped.get() {
+            let text = format!("{call}: a group is open, which has {call} of its own");
+            return Err(Error::new(Status::STATE, text));
+        }
+        Ok(())
+    }
+
     /// `recv` = the ranks' `send` one after the other. `counts`: each rank's number of elements, if they differ.
     pub fn all_gather<T: Element>(&self, send: &[T], recv: &mut [T], counts: Option<&[i64]>) -> Result<()> {
+        self.ensure_ungrouped("all_gather")?;
         unsafe { self.queue_all_gather(send, recv, counts) }
     }
 
@@ -265,6 +275,7 @@ impl Comm {
         counts: Option<&[i64]>,
         op: ReduceOp,
     ) -> Result<()> {
+        self.ensure_ungrouped("reduce_scatter")?;
         unsafe { self.queue_reduce_scatter(send, recv, counts, op) }
     }
 
@@ -302,7 +313,9 @@ impl Comm {
     {
         check(unsafe { sys::dc_comm_group_begin(self.as_ptr()) })?;
         let mut group = Group { comm: self };
+        self.grouped.set(true);
         let filled = catch_unwind(AssertUnwindSafe(|| fill(&mut group)));
+        self.grouped.set(false);
         if !matches!(filled, Ok(Ok(()))) {
             self.abort_handle().abort("a rank left a group of collectives half filled");
         }

@@ -54,7 +54,7 @@ pub struct Context {
     pub(crate) params: ManuallyDrop<HashMap<i64, Registered>>,
     log: ManuallyDrop<Option<Box<Log>>>,
     abort: Option<Abort>,
-    /// This rank and their number.
+    /// This rank and their number, among those that share parameters.
     ranks: (i32, i32),
     pub(crate) reducing: Cell<bool>,
     pub(crate) gathering: RefCell<BTreeSet<i64>>,
@@ -77,13 +77,20 @@ impl Drop for Context {
 }
 
 impl Context {
-    pub(crate) fn from_raw(raw: NonNull<sys::dc_context>, log: Option<Box<Log>>, comm: Option<&Comm>) -> Context {
+    /// `replicas`: of `dc_config`, groups of consecutive ranks that have all parameters each; 0 is 1.
+    pub(crate) fn from_raw(
+        raw: NonNull<sys::dc_context>,
+        log: Option<Box<Log>>,
+        comm: Option<&Comm>,
+        replicas: i32,
+    ) -> Context {
+        let group = comm.map_or(1, |comm| (comm.size() / replicas.max(1)).max(1)); // dc_init refuses other numbers
         Context {
             raw,
             params: ManuallyDrop::new(HashMap::new()),
             log: ManuallyDrop::new(log),
             abort: comm.map(Comm::abort_handle),
-            ranks: comm.map_or((0, 1), |comm| (comm.rank(), comm.size())),
+            ranks: comm.map_or((0, 1), |comm| (comm.rank() % group, group)),
             reducing: Cell::new(false),
             gathering: RefCell::new(BTreeSet::new()),
         }

@@ -34,9 +34,10 @@ impl Context {
     /// is in the registered memory after [`Context::end_backward`].
     pub fn reduce_grad<T: Element>(&self, graph: i64, id: i64, grad: &[T]) -> Result<()> {
         let length = [grad.len() as i64];
-        check(unsafe { sys::dc_reduce_grad(self.as_ptr(), &view_of(grad, &length), graph, id) })?;
-        self.reducing.set(true);
-        Ok(())
+        let status = unsafe { sys::dc_reduce_grad(self.as_ptr(), &view_of(grad, &length), graph, id) };
+        // Pieces of a large gradient may be on their way when the group fails.
+        self.reducing.set(self.reducing.get() || status == sys::DC_OK || status <= sys::DC_E_MISMATCH);
+        check(status)
     }
 
     /// Waits until all gradients have arrived. `release_buckets` gives the buckets' memory back too.

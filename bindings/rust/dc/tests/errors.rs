@@ -3,7 +3,7 @@
 mod common;
 
 use common::{context, limits, ranks, register};
-use dc::{Buffer, Comm, Config, Context, Device, Event, Stage, Status, Stream, Z3Options};
+use dc::{Buffer, Comm, Config, Context, Device, Event, ReduceOp, Stage, Status, Stream, Z3Options};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 #[test]
@@ -89,6 +89,26 @@ fn a_panic_in_a_group_aborts_it() {
     });
     let results: Vec<_> = results.into_iter().map(Result::unwrap).collect();
     assert_eq!(results, [(0, Some(Status::ABORTED)), (1, None)]);
+}
+
+/// It would keep slices until the group ends, which these are lent to it for a call alone.
+#[test]
+fn an_open_group_refuses_calls_of_the_communicator() {
+    let results = ranks(2, |comm| {
+        let mut errors = Vec::new();
+        let ended = comm.group(|_| {
+            let (send, mut recv) = (vec![1f32; 1000], vec![0f32; 2000]);
+            errors.extend(comm.all_gather(&send, &mut recv, None).err());
+            errors.extend(comm.reduce_scatter(&recv, &mut vec![0f32; 1000], None, ReduceOp::Sum).err());
+            Ok(()) // without the refusals the group runs on memory that is freed here
+        });
+        let statuses: Vec<_> = errors.iter().map(|error| error.status()).collect();
+        assert_eq!((statuses, ended), (vec![Status::STATE; 2], Ok(())));
+        let mut recv = [0f32; 2];
+        comm.all_gather(&[1f32 + comm.rank() as f32], &mut recv, None).unwrap();
+        recv
+    });
+    assert!(results.into_iter().all(|recv| recv.unwrap() == [1.0, 2.0]));
 }
 
 #[test]

@@ -4,7 +4,8 @@ mod common;
 
 use common::{floats, linalg, noise, ranks};
 use dc::{
-    AdamW, AdamWOptions, Comm, Context, Device, Muon, MuonOptions, Part, Sgd, SgdOptions, Stage, Status, Z3Options,
+    AdamW, AdamWOptions, Comm, Config, Context, Device, Muon, MuonOptions, Part, Sgd, SgdOptions, Stage, Status,
+    Z3Options,
 };
 
 const GRAPH: i64 = 1;
@@ -71,6 +72,30 @@ fn muon_steps_on_the_parameters_of_every_stage() {
         let middle = (whole.len() + 1) / 2; // what is not a rank's part it has not changed
         assert_eq!(halves[0][param], [&whole[..middle], &vec![1.0; whole.len() - middle]].concat());
         assert_eq!(halves[1][param], [&vec![1.0; middle], &whole[middle..]].concat());
+    }
+}
+
+/// Two groups of two ranks: a shard is half of the 7 elements, rounded up, and all of it is the optimizer's.
+#[test]
+fn replicas_have_the_parts_of_their_group() {
+    let results = ranks(4, |comm| {
+        let builder = Context::builder().bucket(64).config(Config::default().replicas(2));
+        let mut context = builder.build(&Device::open("cpu").unwrap(), Some(&comm)).unwrap();
+        context.register_z3_param(1, &[7], vec![1f32; 4], vec![0f32; 4], Z3Options::default()).unwrap();
+        context.register_graph(GRAPH, Stage::Z3, &[1]).unwrap();
+        let mut sgd = Sgd::new(&linalg(), &SgdOptions::default()).unwrap();
+        sgd.set_lr(0, 1.0).unwrap();
+        sgd.add_param(&context.param(1).unwrap()).unwrap();
+        context.start_backward(true).unwrap();
+        context.reduce_grad(GRAPH, 1, &[0.5f32; 7]).unwrap();
+        context.end_backward(GRAPH, false).unwrap();
+        sgd.step(&mut context.parts(&[1]).unwrap(), 1.0).unwrap();
+        context.params_updated(&[1]).unwrap();
+        let whole = context.gather::<f32>(GRAPH, 1).unwrap().to_vec();
+        whole
+    });
+    for whole in results {
+        assert_eq!(whole.unwrap(), [0.5; 7]);
     }
 }
 
