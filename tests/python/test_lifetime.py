@@ -6,6 +6,7 @@ import ctypes
 import gc
 import itertools
 import mmap
+import os
 import subprocess
 import sys
 import threading
@@ -175,6 +176,41 @@ def test_tensors_live_until_both_copies_of_an_id_are_made():
         assert (copy.numpy() == 2).all()
 
 
+def test_what_threads_pin_at_once_stays(monkeypatch):
+    """A query of the first pin lets another thread run, which pins to the same stream meanwhile."""
+    class Thing:
+        pass
+
+    with libdc.Device() as device, libdc.Stream(device) as stream:
+        first, second, passed = threading.Event(), threading.Event(), libdc.Event(device)
+        stream.call(lambda: first.wait(600))
+        stream.pin("done")
+        stream.pin("done too")
+        passed.record(stream)
+        stream.call(lambda: second.wait(600))
+        things = [Thing() for _ in range(3)]
+        alive = [weakref.ref(thing) for thing in things]
+        stream.pin(things[0])
+        first.set()
+        passed.wait()
+        query, others = libdc.Event.query, [things[1]]
+
+        def slow_query(event: libdc.Event) -> bool:
+            if others:
+                other = threading.Thread(target=stream.pin, args=(others.pop(),))
+                other.start()
+                other.join()
+            return query(event)
+
+        monkeypatch.setattr(libdc.Event, "query", slow_query)
+        stream.pin(things[2])
+        del things
+        gc.collect()
+        kept = [reference() is not None for reference in alive]
+        second.set()
+        assert kept == [True, True, True]
+
+
 class Pages(libdc.Allocator):
     """Memory from anonymous maps, which are page-aligned."""
 
@@ -215,6 +251,29 @@ def test_a_devices_memory_may_be_the_callers() -> None:
     with pytest.raises(libdc.Error, match='must be "cpu"'):
         libdc.Device("none", allocator=pages)
     assert pages.closed == 1
+
+
+def test_what_a_forked_child_makes_ends_in_it() -> None:
+    """Its handles are destroyed, and a stream's end waits for what is queued. The inherited context is the parent's."""
+    inherited = libdc.Context()
+    inherited.init()
+    child = os.fork()
+    if not child:
+        try:
+            del inherited
+            pages = Pages()
+            context = libdc.Context(libdc.Device("cpu", allocator=pages))
+            context.init()
+            buffer = context.memory_alloc(100000)
+            del context, buffer
+            stream, done = libdc.Stream(libdc.Device()), []
+            stream.call(lambda: (time.sleep(0.3), done.append(None)))
+            stream.close()
+            os._exit(0 if pages.closed == 1 and done else 3)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    inherited.get_memory_stats()
 
 
 def test_the_end_waits_for_running_callbacks() -> None:

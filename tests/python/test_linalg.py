@@ -5,6 +5,7 @@ reach."""
 from __future__ import annotations
 
 import array
+import os
 import subprocess
 import sys
 from typing import Any, Callable, Dict, List
@@ -195,6 +196,21 @@ def test_28_memory_maps_that_are_not_their_file(tmp_path: Any) -> None:
         with pytest.raises((BufferError, TypeError, ValueError), match="(?i)read-?only|writ"):
             linalg.matmul_bounded(values + 1, one, 1 << 20, out=out)
     assert path.read_bytes() == values.tobytes()
+
+
+def test_memory_maps_whose_file_was_replaced(tmp_path: Any) -> None:
+    """os.replace() is how files are written atomically; a map stays the one that it was."""
+    one, path = np.eye(3, dtype=np.float32), tmp_path / "a"
+    old, new = np.arange(6, dtype=np.float32).reshape(2, 3), np.full((2, 3), 7, np.float32)
+    path.write_bytes(old.tobytes())
+    mapped = np.memmap(path, np.float32, "r+", shape=(2, 3))
+    (tmp_path / "b").write_bytes(new.tobytes())
+    os.replace(tmp_path / "b", path)
+    assert np.array_equal(np.asarray(linalg.matmul_bounded(mapped, one, 1 << 20)), old)
+    linalg.matmul_bounded(old + 1, one, 1 << 20, out=mapped)
+    assert np.array_equal(mapped, old + 1) and path.read_bytes() == new.tobytes()
+    os.remove(path)
+    assert np.array_equal(np.asarray(linalg.matmul_bounded(mapped, one, 1 << 20)), old + 1)
 
 
 def test_28_bytes_in_another_order_are_refused(tmp_path: Any) -> None:

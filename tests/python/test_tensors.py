@@ -163,6 +163,21 @@ def test_bfloat16_results(context):
         tensor.numpy()
 
 
+def test_a_copy_that_was_asked_for_is_none_of_the_memory(context):
+    """NumPy and PyTorch leave the copy to the exporter, which says that it makes none."""
+    import torch
+
+    tensor = context.memory_alloc(16).tensor((4,), "float32")
+    with pytest.raises(BufferError, match="exported in place"):
+        tensor.__dlpack__(copy=True)
+    with pytest.raises(BufferError, match="exported in place"):
+        tensor.__dlpack__(dl_device=(2, 0))
+    for read in (np.from_dlpack, torch.from_dlpack):
+        with pytest.raises(BufferError, match="exported in place"):
+            read(tensor, copy=True)
+        assert read(tensor, copy=False).sum() == 0
+
+
 def test_dlpack_capsules_free_their_owner(context):
     from libdc import dlpack
 

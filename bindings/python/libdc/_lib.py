@@ -74,7 +74,7 @@ def callback(kind: Any, **options: Any) -> Callable[[Function], Function]:
     return decorate
 
 
-_pid = os.getpid()
+_forks = 0  # between the process that loaded this module and this one
 _callback_state = threading.local()
 _EXIT_GRACE_SECONDS = 2.0
 _callback_threads: Set[int] = set()  # threads that are in a callback
@@ -82,9 +82,9 @@ _destroy_threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()  # thr
 
 
 def _reset_after_fork() -> None:
-    # A child made by fork() must not call the library, not even to free what it inherited.
-    global _pid
-    _pid = -1
+    # A child of fork() must not free what it has inherited. Its own handles it destroys.
+    global _forks
+    _forks += 1
     _callback_threads.clear()
     _destroy_threads.clear()
 
@@ -125,10 +125,10 @@ def _join_at_exit() -> None:
 atexit.register(_join_at_exit)
 
 
-def _destroy(function: Callable[[Any], None], keep: Any, pointer: Any,
+def _destroy(function: Callable[[Any], None], keep: Any, forks: int, pointer: Any,
              _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
     # The end of the process frees everything; then nothing has to be waited for, and this module's globals may be gone.
-    if _is_finalizing() or _pid == -1:
+    if _is_finalizing() or forks != _forks:
         return
     if getattr(_callback_state, "depth", 0):
         thread = threading.Thread(target=lambda *_: function(pointer), args=(keep,), daemon=True)
@@ -140,7 +140,7 @@ def _destroy(function: Callable[[Any], None], keep: Any, pointer: Any,
 
 def gc_handle(pointer: Any, destroy: Callable[[Any], None], keep: Any = None) -> Any:
     """A handle that is destroyed with its last reference; running calls hold one. `keep` lives until after that."""
-    return ffi.gc(pointer, functools.partial(_destroy, destroy, keep))
+    return ffi.gc(pointer, functools.partial(_destroy, destroy, keep, _forks))
 
 
 def new_struct(name: str, count: Optional[int] = None) -> Any:

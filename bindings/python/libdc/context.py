@@ -248,8 +248,11 @@ class Context(OwnedHandle):
 
     def reduce_grad(self, grad: Any, graph_id: int, id: int) -> None:
         view = self._view("reduce_grad: grad", grad)
-        self._check(lib.dc_reduce_grad(self._handle, view.c, graph_id, id))
-        self._pin_until_read(view)
+        status = lib.dc_reduce_grad(self._handle, view.c, graph_id, id)
+        try:
+            self._check(status)
+        finally:
+            self._pin_until_read(view)  # a large gradient may be queued in part when it fails
 
     def free_tensors(self, tensors: Sequence[Any]) -> List[bool]:
         """Says of each tensor whether the caller may free it."""

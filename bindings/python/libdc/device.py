@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ._handle import OwnedHandle
 from ._lib import InCallback, Registry, callback, ffi, gc_handle, lib, new_struct, text
@@ -144,7 +145,8 @@ class Stream(OwnedHandle):
             check(lib.dc_stream_wrap(handle, ffi.cast("void *", native), out))
         self._device = device
         self._failures: List[BaseException] = []
-        self._pins: List[Tuple[Event, Any]] = []
+        self._pins: Dict[int, Tuple[Event, Any]] = {}
+        self._pin_numbers = itertools.count()
         self._owned = gc_handle(out[0], lib.dc_stream_destroy, self._pins)
 
     @property
@@ -172,10 +174,14 @@ class Stream(OwnedHandle):
         self._unpin()
         event = Event(self._device)
         event.record(self)
-        self._pins.append((event, objects))
+        self._pins[next(self._pin_numbers)] = event, objects
 
     def _unpin(self) -> None:
-        self._pins[:] = [pin for pin in self._pins if not pin[0].query()]
+        # A query lets other threads run, which pin and unpin too: each takes away what it has found to be done alone.
+        for number in list(self._pins):
+            pin = self._pins.get(number)
+            if pin is not None and pin[0].query():
+                self._pins.pop(number, None)
 
     def close(self) -> None:
         """Waits for queued work and gives the stream back."""

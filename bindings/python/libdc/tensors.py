@@ -143,7 +143,11 @@ class Tensor:
             raise TypeError(f"bits() of {self.dtype.name.lower()}: must be a type of 16 bits")
         return Tensor(self.data, self.shape, DType.INT16, self.buffer, self.place)
 
-    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+    def __dlpack__(self, *, stream: Any = None, copy: Optional[bool] = None, dl_device: Optional[Place] = None,
+                   **_: Any) -> Any:
+        """In place, always: a consumer that asks for a copy, or for another device, must not take this for one."""
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError("a libdc.Tensor is exported in place: copy what from_dlpack() makes of it")
         from . import dlpack  # here and below, since `import libdc` shall be quick
 
         return dlpack.write(self.data, self.shape, self.dtype, self.buffer, self.__dlpack_device__())

@@ -81,9 +81,21 @@ class FileMatrix(NamedTuple):
     offset: int = 0
 
 
+def _is_map_of(address: int, path: str) -> bool:
+    """Whether memory is a map of the file that has this path now: another may have taken its place."""
+    with open("/proc/self/maps", "rb") as maps:
+        for line in maps:
+            bounds, _, _, _, inode = line.split(maxsplit=5)[:5]
+            begin, end = (int(bound, 16) for bound in bounds.split(b"-"))
+            if begin <= address < end:
+                return os.path.exists(path) and os.stat(path).st_ino == int(inode)
+    return False
+
+
 def _from_memmap(array: Any, writable: bool) -> Any:
     """A NumPy memory map of a whole file region becomes that region: reading it leaves no pages behind. Maps whose
-    values are not the file's, and those that must not be written, stay the arrays that they are."""
+    values are not the file's, whose file was replaced, and those that must not be written, stay the arrays that they
+    are."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(array, numpy.memmap) or not array.flags.c_contiguous or array.ndim != 2:
         return array
@@ -92,7 +104,10 @@ def _from_memmap(array: Any, writable: bool) -> Any:
         base = base.base
     if base.filename is None or array.mode == "c" or (writable and not array.flags.writeable):
         return array
-    skip = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    address = array.__array_interface__["data"][0]
+    if not _is_map_of(address, os.fspath(base.filename)):
+        return array
+    skip = address - base.__array_interface__["data"][0]
     return FileMatrix(os.fspath(base.filename), array.shape, array.dtype, base.offset + skip)
 
 

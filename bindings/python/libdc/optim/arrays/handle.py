@@ -141,7 +141,7 @@ class Optimizer(OwnedHandle):
         check(lib.dc_optimizer_step(self._handle, c_weights, c_grads, ffi.sizeof("dc_tensor"), len(weights),
                                     grad_scale))
         if self._stream is not None:
-            self._stream.pin(keep)
+            self._stream.pin(keep, self._scaling)  # others may be named before the step reads these
 
     def set_stream(self, stream: Optional[Stream]) -> None:
         """Steps are in the order of the stream from now on; None: of the calling thread. AdamW's and SGD's, and on a
@@ -152,8 +152,9 @@ class Optimizer(OwnedHandle):
 
     def set_loss_scale(self, loss_scale: Any = None, found_inf: Any = None) -> None:
         """Names arrays of one float32 each on the handle's device, which each later step reads when it takes place.
-        They are kept until others are named. Gradients are divided by loss_scale (None: they are not). A step that
-        finds another number than 0 in found_inf changes nothing and is counted (`stats().skipped_steps`)."""
+        They are kept until others are named and the steps before that are done. Gradients are divided by loss_scale
+        (None: they are not). A step that finds another number than 0 in found_inf changes nothing and is counted
+        (`stats().skipped_steps`)."""
         views = [View(array, False, f"set_loss_scale: {name}", (self.place,))
                  for name, array in (("loss_scale", loss_scale), ("found_inf", found_inf))]
         check(lib.dc_optimizer_set_loss_scale(self._handle, views[0].c, views[1].c))
