@@ -297,13 +297,70 @@ def test_a_kept_loss_keeps_no_inputs() -> None:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_a_model_with_replicas_is_refused(given: bool) -> None:
-    """Each replica would have curvatures of its own batches, and so weights of its own."""
-    models = [nn.Linear(3, 3) for _ in range(4)]
+@pytest.mark.parametrize("first", ["alone", "without"])
+def test_a_model_with_replicas_is_refused(first: str, given: bool) -> None:
+    """Each replica would have curvatures of its own batches, and so weights of its own. first: a part of the model
+    that is sharded without a mesh comes before."""
+    models = [nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)) for _ in range(4)]
 
     def rank(comm: libdc.Comm) -> None:
-        model = libdc.torch.shard(models[comm.rank], 3, comm=comm, mesh=(2, 2))
+        model = models[comm.rank]
+        if first == "without":
+            libdc.torch.shard(model[0], 3, comm=comm.dup())
+        libdc.torch.shard(model[1] if first == "without" else model, 3, comm=comm, mesh=(2, 2))
         with pytest.raises(ValueError, match=r"KFAC: the model is sharded with mesh = \(2, 2\)"):
             KFAC(model, comm=comm if given else None)
 
     libdc.run.threads(4, rank, timeout=60)
+
+
+@pytest.mark.parametrize("fisher", ["empirical", "sampled"])
+@pytest.mark.parametrize("change", ["relu", "residual"])
+def test_views_that_are_changed_in_place(fisher: str, change: str) -> None:
+    """A Linear's output for inputs of three dimensions is a view of a product of two. A change of it in place takes the
+    view's node, and the hook on it, out of the graph."""
+    found = []
+    for in_place in (False, True):
+        torch.manual_seed(8)
+        first, second, x = nn.Linear(4, 4), nn.Linear(4, 3), torch.randn(5, 7, 4)
+        model = nn.ModuleList([first, second])
+        optimizer = KFAC(model, fisher=fisher, **BARE)
+        hidden = first(x)
+        assert hidden._is_view()
+        if change == "relu":
+            hidden = hidden.relu_() if in_place else hidden.relu()
+        elif in_place:
+            hidden += x
+        else:
+            hidden = hidden + x
+        loss = second(hidden).square().mean(0).sum()
+        if fisher == "sampled":
+            optimizer.accumulate(loss, retain_graph=True)
+        loss.backward()
+        optimizer.step()
+        found.append([factor for layer in (first, second) for factor in factors(optimizer, layer)])
+    assert all(factor.any() for factor in found[1])
+    for ours, theirs in zip(*found):
+        close(ours, theirs)
+
+
+def test_other_hooks_that_return_another_output() -> None:
+    """They may have been there before: the factors are the layer's own all the same."""
+    found: List[Any] = []
+    torch.manual_seed(9)
+    layer, x = nn.Linear(4, 3), torch.randn(5, 4)
+    for before in (False, True):
+        model = copy.deepcopy(layer)
+
+        def triple(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            return 3 * output
+
+        if before:
+            model.register_forward_hook(triple)
+        optimizer = KFAC(model, **BARE)
+        if not before:
+            model.register_forward_hook(triple)
+        model(x).square().mean(0).sum().backward()
+        optimizer.step()
+        found.append(factors(optimizer, model)[1])
+    close(found[0], found[1])

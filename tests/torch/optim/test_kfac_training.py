@@ -4,6 +4,7 @@ compiler, and on two ranks. Point 46 of the second-order conformance list."""
 from __future__ import annotations
 
 import copy
+import math
 from typing import List
 
 import libdc
@@ -240,3 +241,61 @@ def test_two_ranks(stage: int) -> None:
         assert torch.equal(ours, theirs)
     for ours, theirs in zip(two_ranks(stage, True), wanted):
         close(ours, theirs, 1e-4)
+
+
+def test_factors_of_layers_of_which_the_bias_alone_is_trained_are_saved() -> None:
+    """They are the weight's state, which is frozen and has no gradient."""
+    models = [mlp(), mlp()]
+    for model in models:
+        for i in (0, 2):
+            model[i].weight.requires_grad_(False)
+    one, two = models
+    options = dict(lr=0.01, factor_frequency=2, refresh_frequency=3)
+    a, b = KFAC(one, **options), KFAC(two, **options)
+    train(one, a, 3)
+    assert a.state[one[0].weight]["factor_a"].any()
+    two.load_state_dict(one.state_dict())
+    b.load_state_dict(copy.deepcopy(a.state_dict()))
+    train(one, a, 4)
+    train(two, b, 4)
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters()))
+
+
+def test_a_state_that_is_loaded_into_its_own_optimizer_keeps_frozen_weights_factors() -> None:
+    """docs/kfac.md names load_state_dict(state_dict()) as the way to drop batches, and nothing else."""
+    results = []
+    for loads in (False, True):
+        model = mlp()
+        model[0].weight.requires_grad_(False)
+        optimizer = KFAC(model, lr=0.01, factor_frequency=3, refresh_frequency=3)
+        train(model, optimizer, 1)
+        if loads:
+            optimizer.load_state_dict(optimizer.state_dict())
+        train(model, optimizer, 2)  # steps 2 and 3, which update no factors
+        results.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(p, q) for p, q in zip(*results))
+
+
+def test_a_loaded_state_has_no_batch_of_a_step_that_a_scaler_left_out() -> None:
+    results = []
+    for overflow in (False, True):
+        model = mlp()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        optimizer = KFAC(model, lr=0.01, refresh_frequency=1, grad_scaler=scaler)
+        x, y = data()
+        for step in range(3):
+            if step == 2:
+                state = copy.deepcopy(optimizer.state_dict())
+                if overflow:
+                    scaler.scale(F.cross_entropy(model(100 * x), y)).backward()
+                    model[0].weight.grad[0, 0] = math.inf
+                    scaler.step(optimizer)  # left out; the library keeps the batch
+                    scaler.update(1024.0)
+                    optimizer.zero_grad()
+                optimizer.load_state_dict(state)
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        results.append([p.detach() for p in model.parameters()])
+    assert all(torch.equal(p, q) for p, q in zip(*results))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+import libdc
 import libdc.torch as dct
 import pytest
 import torch
@@ -319,3 +320,25 @@ def test_a_nan_does_not_stay(kind: str) -> None:
     for stage in range(4):
         for scales in on(2, lambda comm: rank(comm, stage)):
             assert scales == [SCALE, *[SCALE / 2] * 4], stage
+
+
+def test_a_step_that_raises_leaves_no_scale_behind() -> None:
+    """GradScaler.step() takes `grad_scale` off an optimizer only after a step that ends well, and multiplies the next
+    scale by what it finds there."""
+    moved = []
+    for refused in (False, True):
+        param = torch.nn.Parameter(torch.ones(4, 4))
+        optimizer = optim.Shampoo([param], lr=0.1, graft="sgd")
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        if refused:
+            scaler.scale(torch.ones(()))
+            param.grad = torch.full((4, 4), 1e25)  # finite, but not below 2^50
+            with pytest.raises(libdc.Error, match="2\\^50"):
+                scaler.step(optimizer)
+            assert not hasattr(optimizer, "grad_scale") and not hasattr(optimizer, "found_inf")
+        param.grad = None
+        scaler.scale((param * torch.linspace(-1, 1, 16).view(4, 4)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        moved.append(param.detach().clone())
+    assert torch.equal(moved[0], moved[1])

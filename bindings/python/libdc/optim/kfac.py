@@ -44,10 +44,10 @@ def sampled_mse_loss(output: Tensor, generator: Optional[torch.Generator] = None
 class _Use:
     """One forward of a layer, which lives as long as its graph."""
 
-    __slots__ = ("layer", "x", "version", "reached", "__weakref__")
+    __slots__ = ("layer", "x", "version", "shape", "reached", "__weakref__")
 
-    def __init__(self, layer: "_Layer", x: Tensor) -> None:
-        self.layer, self.version = layer, x._version
+    def __init__(self, layer: "_Layer", x: Tensor, shape: torch.Size) -> None:
+        self.layer, self.version, self.shape = layer, x._version, shape  # shape: of the output
         self.x: Optional[Tensor] = x.detach()  # None: a backward came to it, and then a step
         self.reached = False
 
@@ -60,7 +60,7 @@ class _Layer:
         self.weight: Tensor = module._parameters["weight"]  # type: ignore[assignment]
         self.bias = module._parameters.get("bias")
         self.spatial = len(module.kernel_size) if isinstance(module, _CONVOLUTIONS) else 0
-        self.group = 0
+        self.group = self.part = 0  # part: of the optimizer's, the weight
         self.uses: "weakref.WeakSet[_Use]" = weakref.WeakSet()  # to which a backward may come
         self.tasks: Dict[bool, int] = {}  # the last backward that came to a use; True: to one in a reentrant checkpoint
 
@@ -172,10 +172,11 @@ class KFAC(NativeOptimizer):
             if layer is None:
                 index = self._add_layer(module, indices[id(weight)], None if bias is None else indices[id(bias)])
                 layer = layers[id(weight), id(bias)] = _Layer(index, name, module)
-                layer.group = groups[id(weight)]
+                layer.group, layer.part = groups[id(weight)], indices[id(weight)]
                 self.layers.append(name)
                 self._hooked.append(layer)
-            module.register_forward_hook(_Forward(self, layer), with_kwargs=True)
+            # Before others, which may return something else than the layer did.
+            module.register_forward_hook(_Forward(self, layer), prepend=True, with_kwargs=True)
 
     def _add_layer(self, module: nn.Module, weight: int, bias: Optional[int]) -> int:
         assert isinstance(self._native, arrays.KFAC)
@@ -193,7 +194,7 @@ class KFAC(NativeOptimizer):
         """A forward is over."""
         if not (torch.is_grad_enabled() and module.training and output.requires_grad and self._needs_factors(layer)):
             return
-        use = _Use(layer, _input(module, x))
+        use, output = _Use(layer, _input(module, x), output.shape), _in_graph(output)
         if self._choices.fisher == "sampled":
             self._recorded.append((use, get_gradient_edge(output)))
         elif (task := _graph_task()) != -1:  # checkpointing runs it again, and PyTorch begins another backward for it
@@ -252,7 +253,7 @@ class KFAC(NativeOptimizer):
         use.reached = True
         if use.x._version != use.version:
             raise RuntimeError(f"KFAC: the input of {use.layer.name} was changed in place after its forward")
-        x, delta = _batches(use.layer, use.x, delta.detach(), self._choices.loss_terms)
+        x, delta = _batches(use.layer, use.x, delta.detach().reshape(use.shape), self._choices.loss_terms)
         scale = self.loss_scale * (1.0 if self._scaler is None else float(self._scaler.get_scale()))
         terms = x.shape[0] if self._choices.reduction == "mean" else 1
         assert isinstance(self._native, arrays.KFAC)
@@ -273,7 +274,11 @@ class KFAC(NativeOptimizer):
                     use.x = None  # a loss that the caller keeps shall not keep it
                     layer.uses.discard(use)
         super()._step_native(grads)
-        self._has_batches = False
+        if getattr(self, "found_inf", None) is None:  # else it may have been left out, and has kept its batches
+            self._has_batches = False
+        for layer in self._hooked:  # a frozen weight has its layer's factors, if the bias is trained
+            if self._parts[layer.part].pieces is None and layer.bias is not None and layer.bias in self.state:
+                self._show_state(layer.part, self._views(layer.part))
 
 
 class _Forward:
@@ -297,14 +302,15 @@ class _Forward:
 
 
 def _ranks(model: nn.Module, comm: Any) -> Optional[libdc.Comm]:
-    entry = next((entry for entry in map(entry_of, model.parameters()) if entry is not None), None)
-    if entry is not None and entry.group.options.replicas > 1:
-        raise ValueError(f"KFAC: the model is sharded with mesh = ({entry.group.options.replicas}, "
-                         f"{entry.group.comm.size}), so each replica would have curvatures of its own batches, and "
+    groups = [entry.group for entry in map(entry_of, model.parameters()) if entry is not None]
+    replicated = next((group for group in groups if group.options.replicas > 1), None)
+    if replicated is not None:
+        raise ValueError(f"KFAC: the model is sharded with mesh = ({replicated.options.replicas}, "
+                         f"{replicated.comm.size}), so each replica would have curvatures of its own batches, and "
                          "weights of its own in the end: shard it without mesh, or use libdc.optim.Shampoo or SOAP")
     if comm is not None:
         return resolve_comm(comm)
-    return None if entry is None else entry.group.comm
+    return groups[0].comm if groups else None
 
 
 def _skipped(name: str, module: nn.Module, skip: Iterable["re.Pattern[str]"]) -> bool:
@@ -331,6 +337,15 @@ def _input(module: nn.Module, x: Tensor) -> Tensor:
     if isinstance(module, _CONVOLUTIONS) and module.padding_mode != "zeros":
         return F.pad(x.detach(), module._reversed_padding_repeated_twice, module.padding_mode)
     return x
+
+
+def _in_graph(output: Tensor) -> Tensor:
+    """The output, or what it is a view of. A change of the view in place takes the view's own node out of the graph:
+    of a Linear's output for inputs of three dimensions, say, whose products are of two."""
+    base = output._base
+    whole = (base is not None and base.grad_fn is not None and base.numel() == output.numel()
+             and base.is_contiguous() and output.is_contiguous())
+    return base if whole else output  # type: ignore[return-value]
 
 
 def _batches(layer: _Layer, x: Tensor, delta: Tensor, loss_terms: str) -> Tuple[Tensor, Tensor]:

@@ -185,11 +185,16 @@ class NativeOptimizer(NativeState):
 
     @on_elements
     def _step_all(self) -> None:
-        self.sync_groups()
-        self._sync_state()
-        grads = [self._grad_of(index, part) for index, part in enumerate(self._parts)]
-        with self._scaled():
-            self._step_native(grads)
+        try:
+            self.sync_groups()
+            self._sync_state()
+            grads = [self._grad_of(index, part) for index, part in enumerate(self._parts)]
+            with self._scaled():
+                self._step_native(grads)
+        except BaseException:
+            for name in ("grad_scale", "found_inf"):  # GradScaler's next step multiplies by what it finds there
+                self.__dict__.pop(name, None)
+            raise
 
     @contextlib.contextmanager
     def _scaled(self) -> Iterator[None]:
