@@ -173,3 +173,23 @@ print("gone")
 dist.destroy_process_group()
 """
     assert launch(text).count("gone") == 2
+
+
+def test_copies_have_the_groups_timeout(launch: Any) -> None:
+    out = launch("""
+import datetime, torch.distributed as dist
+import libdc.torch
+from libdc.torch import process_group
+seconds = []
+made = process_group._GlooCollectives.__init__
+def init(self, *args):
+    made(self, *args)
+    seconds.append(self.gloo.options._timeout.total_seconds())
+process_group._GlooCollectives.__init__ = init
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=datetime.timedelta(seconds=77))
+copy = process_group.comm_from_process_group(dist.group.WORLD).dup()
+again = copy.dup()
+print(seconds)
+dist.destroy_process_group()
+""", n=1)
+    assert out == "[77.0, 77.0]\n"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import os
 import threading
+import time
 from typing import Any, Callable, List
 
 import torch
@@ -291,8 +292,68 @@ def ends_with_work(group: Any, rank: int, size: int) -> None:
     assert tensor[0].item() == size ** 3 * (size - 1) / 2
 
 
+SIXTY = datetime.timedelta(seconds=60)
+
+
+def ends_with_any_source(group: Any, rank: int, size: int) -> None:
+    """The end of a group waits for a message for any source that was sent before it."""
+    last, got, work = dist.new_group(timeout=SIXTY), torch.zeros(1), None
+    if rank == 1:
+        dist.send(torch.ones(1), group=last, group_dst=0)
+    elif rank == 0:
+        dist.recv(got, group=last)
+        work = dist.irecv(got, group=last)
+        time.sleep(0.1)  # its thread asks the store every 10 ms now
+    dist.barrier(last)
+    if rank == 1:
+        work = dist.isend(torch.full((1,), 7.0), group=last, group_dst=0)
+    dist.barrier(last)
+    dist.destroy_process_group(last)
+    assert work is None or work.wait()
+    assert rank != 0 or got.item() == 7
+
+
+def aborted_by_another(group: Any, rank: int, size: int) -> None:
+    """abort() ends messages between two other ranks that had messages before."""
+    if size < 3:
+        return
+    last, got = dist.new_group(timeout=SIXTY), torch.zeros(1)
+    if rank == 1:
+        dist.send(torch.ones(1), group=last, group_dst=0)
+    elif rank == 0:
+        dist.recv(got, group=last, group_src=1)
+    dist.barrier(group)
+    if rank == 2:
+        last.abort()
+    elif rank == 0:
+        try:
+            dist.recv(got, group=last, group_src=1)
+            raise AssertionError("no error")
+        except RuntimeError as error:
+            assert "abort() of the process group" in str(error), error
+    dist.barrier(group)
+
+
+def forked_message(group: Any, rank: int, size: int) -> None:
+    """A child's refused isend leaves no mark for the parent's peers."""
+    mine, got = dist.new_group(timeout=SIXTY), torch.zeros(1)
+    nxt, prev = (rank + 1) % size, (rank - 1) % size
+    child = os.fork()
+    if child == 0:
+        os._exit(not _fails(lambda: dist.isend(torch.ones(1), group=mine, group_dst=nxt)))
+    assert os.waitpid(child, 0)[1] == 0
+    dist.barrier(group)
+    works = [dist.irecv(got, group=mine, group_src=prev)]
+    time.sleep(0.5)  # it meets the child's word
+    works += [dist.isend(torch.full((1,), float(rank)), group=mine, group_dst=nxt)]
+    for work in works:
+        work.wait()
+    assert got.item() == prev
+
+
 CASES = [in_place, overlapping, shapes, waits, callbacks, lists, default_device, results, sparse, messages, withdrawn,
-         threads, large_objects, coalesced, forked, ends_with_work]
+         threads, large_objects, coalesced, forked, forked_message, aborted_by_another,
+         ends_with_any_source, ends_with_work]
 
 
 def main() -> None:

@@ -228,7 +228,21 @@ def sent_again(group: Any, rank: int) -> None:
     assert rank == 0 or got.tolist() == [2.0, 2.0]
 
 
-SHORT = {"late": SECONDS, "sent_again": 5 * SECONDS}  # timeouts of groups
+def unanswered_again(group: Any, rank: int) -> None:
+    """As unanswered(), where messages came before. Each rank has sent one, and waits for a second of the other."""
+    peer, got = 1 - rank, torch.zeros(1)
+    for work in (dist.isend(torch.ones(1), group=group, group_dst=peer), dist.irecv(got, group=group, group_src=peer)):
+        work.wait()
+    late = dist.irecv(got, group=group, group_src=peer)
+    dist.barrier(group)
+    began = time.monotonic()
+    dist.destroy_process_group(group)
+    assert time.monotonic() - began < 30
+    fails(late.wait, f"recv (tag 0) from rank {peer} to rank {rank}", "destroyed its communicator")
+
+
+SHORT = {"late": SECONDS, "sent_again": 5 * SECONDS, "unanswered_again": 60 * SECONDS,
+         "dies": 60 * SECONDS}  # timeouts of groups
 
 
 def late(group: Any, rank: int) -> None:
@@ -242,12 +256,13 @@ def dies(group: Any, rank: int) -> None:
     """The last case."""
     if rank == 1:
         os._exit(0)
+    fails(lambda: dist.recv(torch.ones(1), group=group, group_src=1), "rank 1", "DC_E_PEER_DEAD")
     fails(lambda: dist.all_reduce(torch.ones(4), group=group), "rank 1", "DC_E_PEER_DEAD")
 
 
 CASES = [sizes_differ, reductions_differ, calls_differ, exchange_and_reduction, exchanges_differ, splits_differ,
          types_differ, message_sizes_differ, futures, ddp, aborted, waits, arguments, monitored, split, unanswered,
-         aborted_message, sent_again, late, dies]  # fmt: skip
+         unanswered_again, aborted_message, sent_again, late, dies]  # fmt: skip
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import itertools
 import time
 from typing import Any, Dict, Iterator, Sequence, Tuple
@@ -121,7 +122,13 @@ class _Collectives(libdc.Collectives):
         if not ranks:
             return self
         # Parts that are made at once have different first ranks.
-        return _GlooCollectives(store, f"libdc/{name}/{made}/{ranks[0]}", ranks.index(self._rank()), len(ranks))
+        return _GlooCollectives(store, f"libdc/{name}/{made}/{ranks[0]}", ranks.index(self._rank()), len(ranks),
+                                self._timeout())
+
+    def _timeout(self) -> datetime.timedelta:
+        """The group's, which ends its copies' waits, too."""
+        options = getattr(self.group._get_backend(torch.device("cpu")), "options", None)
+        return getattr(options, "_timeout", dist.default_pg_timeout)
 
 
 _made: Dict[str, "itertools.count[int]"] = {}  # of the groups with these names: how often they were copied or split
@@ -132,9 +139,12 @@ class _GlooCollectives(_Collectives):
     members take part, it names a group by its ranks and by how many groups there are. So a second one may have the name
     of one that has gone, under which the store still has that one's addresses. These names are used once."""
 
-    def __init__(self, store: "dist.Store", name: str, rank: int, size: int) -> None:
-        self.name, self.rank, self.size, self.store = name, rank, size, store
-        self.gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size)
+    def __init__(self, store: "dist.Store", name: str, rank: int, size: int, timeout: datetime.timedelta) -> None:
+        self.name, self.rank, self.size, self.store, self.timeout = name, rank, size, store, timeout
+        self.gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, timeout)
+
+    def _timeout(self) -> datetime.timedelta:
+        return self.timeout
 
     def _store(self) -> Tuple["dist.Store", str]:
         return self.store, self.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import types
 from typing import Any, Callable, List, Optional, Sequence
@@ -240,6 +241,9 @@ class LibdcProcessGroup(dist.ProcessGroup):
             store.delete_key(own)  # so this call does not count for the next one
             raise dist.DistError(f"monitored_barrier: rank {own}: rank{'s' * (len(missing) > 1)} "
                                  f"{', '.join(missing)} not there within {timeout.total_seconds():g} s")
+        if self._monitored:  # all ranks are here, so none looks at the last call's keys any more
+            with contextlib.suppress(RuntimeError):  # a store that deletes nothing
+                self._store.delete_key(f"monitored/{self._monitored - 1}/{own}")
         self._monitored += 1
 
     def _message(self, call: str, tensors: _Tensors) -> torch.Tensor:

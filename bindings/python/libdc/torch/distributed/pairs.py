@@ -4,7 +4,10 @@ messages of one kind keep their order, and those of different kinds never wait f
 from __future__ import annotations
 
 import collections
+import os
 import threading
+import time
+import weakref
 from typing import Any, Callable, Dict, List, Tuple
 
 import libdc
@@ -13,7 +16,9 @@ import torch.distributed as dist
 
 from .rendezvous import Rendezvous, poll
 from .tensors import contiguous_output, flat_view
-from .work import Lane, Work
+from .work import Lane, Work, check_process
+
+_WATCH_SECONDS = 0.2
 
 
 class _Channel:
@@ -83,10 +88,15 @@ class _Channel:
             except libdc.Error as error:
                 raise libdc.Error(error.status, f"{self.messages} rank {self.first} to rank {self.second}: "
                                                 f"{error.text}") from None
-            return ask()
+            found = ask()
+            if not found and self.rendezvous.has_ended(peer):
+                raise libdc.Error(libdc.Status.E_PEER_DEAD, f"{self.messages} rank {self.first} to rank {self.second}: "
+                                                            f"rank {peer} died (its process ended)")
+            return found
 
         self.announce()
         timeout, rank = self.rendezvous.timeout, self.rendezvous.rank
+        peer = self.second if rank == self.first else self.first
         found = poll(answer, timeout)
         if found == b"met":
             return
@@ -134,11 +144,14 @@ class _Channel:
         if self._comm is not None:
             self._comm.abort(reason)
 
-    def close(self) -> None:
+    def end(self) -> bool:
+        """Takes no more messages. True once all is done, and the other rank knows that nothing comes."""
         self.closing = True
-        self.lane.close()
+        if not self.lane.end():
+            return False
         if self._comm is not None:
             self._comm.close()
+        return True
 
 
 class Pairs:
@@ -148,40 +161,49 @@ class Pairs:
         self.rendezvous, self.check = rendezvous, check
         self.rank, self.size = rendezvous.rank, rendezvous.size
         self._channels: Dict[Tuple[str, int, int], _Channel] = {}
+        self._closing = self._watched = False
+        self._process = os.getpid()
         self._lock = threading.Lock()
         # Of each tag: the ranks whose messages this one took, for recv_anysource.
         self._taken: Dict[int, "collections.Counter[int]"] = {}
 
     def _channel(self, what: str, first: int, second: int, messages: str) -> _Channel:
+        check_process(self._process)
         with self._lock:
             channel = self._channels.get((what, first, second))
             if channel is None:
                 channel = _Channel(self.rendezvous, self.check, what, first, second, messages)
+                channel.closing = self._closing
                 self._channels[what, first, second] = channel
+            if not self._watched:
+                self._watched = True
+                threading.Thread(target=_watch, args=(weakref.ref(self),), name="libdc abort", daemon=True).start()
             return channel
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
         self._check_peer("send", "destination", to)
-        self._note_sent(to, tag, f"{self.rank},")
         channel = self._channel(f"message.{tag}", self.rank, to, f"send (tag {tag}) from")
+        self._note_sent(to, tag, 1)
         channel.announce()
 
         def run() -> None:
             try:
                 channel.send(tensor)
             except dist.DistError:  # withdrawn
-                self._note_sent(to, tag, f"-{self.rank},")
+                self._note_sent(to, tag, -1)
                 raise
 
         return channel.lane.submit(Work(run, [tensor]), False)
 
-    def _note_sent(self, to: int, tag: int, entry: str) -> None:
-        """For recv_anysource: a message, or with a minus one that was withdrawn."""
-        if self.size > 2 and self.rendezvous.store.has_extended_api():
-            self.rendezvous.store.append(f"sent/{to}/{tag}", entry)
+    def _note_sent(self, to: int, tag: int, count: int) -> None:
+        """For recv_anysource: a message, or with -1 one that was withdrawn. A number, so that the store does not grow
+        with the messages."""
+        if self.size > 2:
+            self.rendezvous.store.add(f"sent/{to}/{tag}/{self.rank}", count)
 
     def recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
         self._check_peer("recv", "source", source)
+        check_process(self._process)
         with self._lock:
             self._taken.setdefault(tag, collections.Counter())[source] += 1
         return self._submit_recv(tensor, source, tag)
@@ -203,10 +225,6 @@ class Pairs:
     def recv_anysource(self, tensor: torch.Tensor, tag: int) -> Work:
         if self.size == 2:
             return self.recv(tensor, 1 - self.rank, tag)
-        if not self.rendezvous.store.has_extended_api():
-            raise NotImplementedError("libdc: recv from any source needs a store with append (TCPStore or HashStore); "
-                                      "name the source")
-
         channel = self._channel(f"any.{tag}", self.rank, self.rank, "")
 
         def claim() -> List[int]:
@@ -226,20 +244,16 @@ class Pairs:
         return channel.lane.submit(work, False)
 
     def _claim(self, tag: int) -> List[int]:
-        """The first rank whose message no recv has taken, as a list of one; none: an empty one."""
-        key, store = f"sent/{self.rank}/{tag}", self.rendezvous.store
-        if not store.check([key]):
-            return []
-        entries = store.get(key).decode().rstrip(",").split(",")
+        """A rank with a message that no recv has taken, as a list of one; none: an empty one."""
+        sources, store = [rank for rank in range(self.size) if rank != self.rank], self.rendezvous.store
+        keys = {source: f"sent/{self.rank}/{tag}/{source}" for source in sources}
+        sent = {source: int(store.get(key)) if store.check([key]) else 0 for source, key in keys.items()}
         with self._lock:
-            gone = self._taken.setdefault(tag, collections.Counter()) + collections.Counter(
-                int(entry[1:]) for entry in entries if entry[0] == "-")
-            for source in (int(entry) for entry in entries if entry[0] != "-"):
-                if not gone[source]:
-                    self._taken[tag][source] += 1
-                    return [source]
-                gone[source] -= 1
-        return []
+            taken = self._taken.setdefault(tag, collections.Counter())
+            ready = [source for source in sources if sent[source] > taken[source]]
+            ready = [min(ready, key=taken.__getitem__)] if ready else []  # so that none waits for ever
+            taken.update(ready)
+            return ready
 
     def exchange(self, send: Callable[[int], torch.Tensor], recv: Callable[[int], torch.Tensor]) -> None:
         """Each rank's part for each other one, in place. In round k the ranks whose numbers add up to k meet, so a
@@ -264,12 +278,47 @@ class Pairs:
             raise ValueError(f"{call}: {what} rank = {peer}, must be another rank of 0..{self.size - 1} (this is rank "
                              f"{self.rank})")
 
+    def pass_on_abort(self) -> bool:
+        """Ends messages under way, if a rank has aborted the group: their communicators do not know of it. Whether
+        there can be more."""
+        try:
+            self.check()
+        except libdc.Error as error:
+            if error.status == libdc.Status.E_ABORTED:
+                self.abort(error.text)
+        return not self._closing or bool(self._channels)
+
     def abort(self, reason: str) -> None:
         for channel in list(self._channels.values()):
             channel.abort(reason)
 
     def close(self) -> None:
-        while self._channels:  # a recv from any source may still open one
+        with self._lock:
+            self._closing = True
+            for channel in self._channels.values():
+                channel.closing = True
+        self._close("any.")  # before the channels that they use, of which they may still open one
+        self._close("")
+
+    def _close(self, what: str) -> None:
+        """All at once: a receive without an answer ends when the other rank ends its side, and that one may wait for
+        this rank's side of another channel."""
+        while True:
             with self._lock:
-                channel = self._channels.popitem()[1]
-            channel.close()
+                channels = [item for item in self._channels.items() if item[0][0].startswith(what)]
+            ended = [key for key, channel in channels if channel.end()]
+            for key in ended:
+                del self._channels[key]
+            if len(ended) == len(channels):
+                return
+            time.sleep(0.001)
+
+
+def _watch(pairs: "weakref.ref[Pairs]") -> None:
+    """A thread of its own, as those with the messages are blocked."""
+    goes_on = True
+    while goes_on:
+        time.sleep(_WATCH_SECONDS)
+        these = pairs()
+        goes_on = these is not None and these.pass_on_abort()
+        del these

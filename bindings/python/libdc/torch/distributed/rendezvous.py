@@ -27,7 +27,7 @@ class Rendezvous:
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
         if size == 1:
             return
-        store.set(f"place/{rank}", f"{_machine()} {_address()}")
+        store.set(f"place/{rank}", f"{_machine()} {_address()} {os.getpid()}")
         if rank == 0:
             plan = {"name": secrets.token_hex(16), "secret": secrets.token_hex(32),
                     "places": [self._place_of(r) for r in range(size)]}
@@ -66,6 +66,11 @@ class Rendezvous:
                     self._outer.delete_key("plan")
         comm.barrier()
         return comm
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether a rank of this machine has ended; of those on other machines the store does not know."""
+        machine, _, process = self._places[rank]
+        return bool(machine == self._places[self.rank][0]) and not _is_running(process)
 
     def pair(self, what: str, first: int, second: int) -> libdc.Comm:
         """A communicator of two ranks, this one among them. what: unlike any other pair's of these two."""
@@ -106,6 +111,15 @@ def _machine() -> str:
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     return ":".join([boot, *(str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "pid"))])
+
+
+def _is_running(process: str) -> bool:
+    """False for a zombie, too."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="latin-1") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
 
 
 def _address() -> str:

@@ -138,6 +138,13 @@ class Work(dist.Work):
         return self._chained
 
 
+def check_process(process: int) -> None:
+    """A child of fork() has no thread of its parent's, so it would wait for ever."""
+    if process != os.getpid():
+        raise dist.DistError(f"libdc: this process group belongs to process {process}, which forked this one "
+                             f"({os.getpid()}): a child makes groups of its own")
+
+
 class Lane:
     """Does work in the order of its calls. Other work than a blocking call's is for the lane's thread, which starts
     with the first of it and ends with the lane. While it is in a future's callbacks another one serves. A caller that
@@ -167,6 +174,11 @@ class Lane:
             work.wait()
         return work
 
+    def end(self) -> bool:
+        """As close(), but does not wait. Whether all was done."""
+        self._state.close()
+        return not any(each.is_alive() for each in self._state.threads if each is not threading.current_thread())
+
     def close(self) -> None:
         """Does what was submitted and refuses more."""
         self._state.close()
@@ -186,17 +198,15 @@ class _State:
         self.process = os.getpid()
 
     def check_process(self) -> None:
-        """A child of fork() has no thread of its parent's, so it would wait for ever."""
-        if self.process != os.getpid():
-            raise dist.DistError(f"libdc: this process group belongs to process {self.process}, which forked this one "
-                                 f"({os.getpid()}): a child makes groups of its own")
+        check_process(self.process)
 
     def ensure_server(self) -> None:
         """With the lock held: a thread for what is queued. All others may be in callbacks, which may wait for it."""
         if self.queue and self.servers == 0:
+            thread = threading.Thread(target=self.serve, name="libdc process group", daemon=True)
+            thread.start()  # fails where a process has too many
             self.servers += 1
-            self.threads.append(threading.Thread(target=self.serve, name="libdc process group", daemon=True))
-            self.threads[-1].start()
+            self.threads.append(thread)
 
     def run(self, work: Work, is_server: bool = False) -> None:
         """Does one, whose turn has come."""
@@ -227,6 +237,8 @@ class _State:
                 self.busy = True
                 first = self.queue.popleft()
             self.run(first)
+            if first is not work and not isinstance(first._error, (Exception, type(None))):
+                raise first._error  # KeyboardInterrupt and the like are for this thread, which may never wait for first
 
     def serve(self) -> None:
         while True:
