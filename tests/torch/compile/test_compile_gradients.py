@@ -181,3 +181,38 @@ def test_a_fused_step_between_forward_and_backward(backend: Optional[str]) -> No
         return []
 
     compare(work, backend)
+
+
+@BACKENDS
+@pytest.mark.parametrize("hook", [False, True])
+def test_autograd_grad_inside_of_a_backward(backend: Optional[str], hook: bool) -> None:
+    """As implicit layers do it: a tensor's hook solves for the gradient by torch.autograd.grad(). It let the library
+    drop all gradients of compiled graphs that came later in the backward around it."""
+
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        cell = model[0] if call is model else torch.compile(model[0], backend=backend)
+        z = torch.tanh(cell(torch.ones(2, 4)))
+        start = z.detach().requires_grad_()
+        again = torch.tanh(cell(start))
+        if hook:
+            z.register_hook(lambda grad: grad + torch.autograd.grad(again, start, grad, retain_graph=True)[0])
+        model[1](z).square().sum().backward()  # model[1]'s gradients come first, so the root is in its backward
+        return grads_of(model)
+
+    compare(work, backend)
+
+
+@BACKENDS
+def test_a_backward_with_inputs_inside_of_another(backend: Optional[str]) -> None:
+    """The inner one's end made compiled graphs of the outer one add gradients of all parameters."""
+
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        cell = model[0] if call is model else torch.compile(model[0], backend=backend)
+        biases = [p for p in model.parameters() if p.dim() == 1]
+        inner = model[1](torch.ones(2, 4)).sum()
+        hidden = cell(torch.ones(2, 4))
+        hidden.register_hook(lambda grad: inner.backward(inputs=biases[1:]))
+        hidden.square().sum().backward(inputs=biases[:1])
+        return grads_of(model)
+
+    compare(work, backend)

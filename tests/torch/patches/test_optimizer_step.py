@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any, Callable, List
 
 import libdc.run
@@ -91,3 +93,30 @@ def test_a_step_that_raised_is_over() -> None:
     loss = model(torch.ones(1, 4)).sum()
     optimizer.step()  # changes nothing, since there is no gradient
     loss.backward()
+
+
+HOOKS_OF_STEPS = """
+import torch, libdc.torch as dct, libdc.run
+
+def rank(comm):
+    model = dct.shard(torch.nn.Linear(4, 3, bias=False), 3, comm=comm)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
+    seen = []
+    optimizer.register_step_pre_hook(lambda self, *_: seen.append(float(model.weight.norm())))
+    optimizer.register_step_post_hook(lambda self, *_: seen.append(tuple(model.weight.shape)))
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert abs(seen[0] - 12 ** 0.5) < 1e-6 and seen[1] == (3, 4), seen  # were 6 ** 0.5 and (6,)
+
+if EARLY:
+    torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])  # PyTorch makes AdamW.step() call hooks from now on
+libdc.run.threads(2, rank, timeout=60)
+"""
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_hooks_of_steps_see_parts(early: bool) -> None:
+    program = HOOKS_OF_STEPS.replace("EARLY", str(early))
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)

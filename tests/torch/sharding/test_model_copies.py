@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, List
 
 import libdc.run
 import libdc.torch as dct
 import pytest
 import torch
+from libdc.torch.sharding.model import root_of
 from models import bits, data, make, trainable
-from sharded import one_thread, sharded  # noqa: F401
+from sharded import on, one_thread, sharded  # noqa: F401
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
@@ -59,3 +60,40 @@ def test_a_copy_is_a_model_of_its_own() -> None:
 
     for stage in (0, 1, 3):
         libdc.run.threads(2, rank, stage, timeout=60)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_copy_in_gathered_has_what_was_written(stage: int) -> None:
+    """At stages 1 to 3 it had the old values, and at stage 0 each rank its own."""
+
+    def rank(comm: Any) -> None:
+        net = sharded(comm, stage)
+        with dct.gathered(net):
+            weight = net.norm.weight  # to read it at stages 1 to 3 is collective
+            if comm.rank == 0:
+                with torch.no_grad():
+                    weight.mul_(2)
+            other = copy.deepcopy(net)
+        assert bits(dct.full_state_dict(other)) == bits(dct.full_state_dict(net))
+        assert len(set(comm_bits(comm, other))) == 1
+
+    def comm_bits(comm: Any, model: torch.nn.Module) -> List[str]:
+        mine = bits(dict(model.named_parameters())) if stage == 0 else bits(dct.full_state_dict(model))
+        return [text.decode() for text in root_of("test", model).group.all_gather_bytes(mine.encode())]
+
+    on(2, rank)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_parameters_that_are_copied_before_their_model(stage: int) -> None:
+    """The copied optimizer stepped parameters of no model, and the copied model stayed as it was."""
+
+    def rank(comm: Any) -> None:
+        net = sharded(comm, stage)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with pytest.raises(RuntimeError, match="was copied before its sharded model"):
+            copy.deepcopy((optimizer, net))
+        other, stepping = copy.deepcopy((net, optimizer))
+        assert [id(p) for p in stepping.param_groups[0]["params"]] == [id(p) for p in other.parameters()]
+
+    on(2, rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, List
+from typing import Any, Callable, List
 
 import libdc.run
 import libdc.torch as dct
@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn as nn
 from models import Plain, bits, make
-from sharded import grads, one_thread  # noqa: F401
+from sharded import grads, on, one_thread  # noqa: F401
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 
@@ -172,3 +172,40 @@ def test_selective_checkpointing(op: Any) -> None:
         for found in libdc.run.threads(2, lambda comm: losses(dct.shard(copy.deepcopy(plain), stage, comm=comm)),
                                        timeout=60):
             assert found == pytest.approx(wanted), stage
+
+
+def _write_a_frozen_one(model: nn.Module, x: torch.Tensor) -> None:
+    model[1].requires_grad_(False)
+    loss = model(x).square().sum()
+    with torch.no_grad():
+        model[1].weight.mul_(2)
+    model(x.detach())  # gathers again, at stages 1 and 2 over the weights that the graph has
+    loss.backward()
+
+
+def _step_and_go_on_before_a_penalty(model: nn.Module, x: torch.Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = model(x).square().sum()
+    model(x.detach()).sum().backward()
+    optimizer.step()
+    model(x.detach())
+    torch.autograd.grad(loss, x)
+
+
+@pytest.mark.parametrize("change", [_write_a_frozen_one, _step_and_go_on_before_a_penalty])
+def test_weights_that_another_forward_has_overwritten(change: Callable[[nn.Module, torch.Tensor], None]) -> None:
+    """At stages 1 and 2 gradients were those of the new weights, in silence; others and PyTorch have an error."""
+    torch.manual_seed(0)
+    plain, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.ones(2, 4, requires_grad=True)
+
+    def rank(comm: Any) -> None:
+        for stage in (None, 0, 1, 2, 3):
+            model = copy.deepcopy(plain)
+            if stage is not None:
+                dct.shard(model, stage, comm=comm)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                change(model, x.detach().requires_grad_())
+            model.requires_grad_(True).zero_grad()
+            model(x.detach()).sum().backward()  # the error leaves nothing behind
+
+    on(2, rank)

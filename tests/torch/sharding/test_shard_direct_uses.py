@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from typing import Any
+from typing import Any, Dict
 
 import libdc.torch as dct
 import pytest
@@ -152,3 +152,44 @@ def test_autograd_grad_by_parameters() -> None:
 
     for stage in (0, 1, 3):
         on(2, lambda comm: rank(comm, stage))
+
+
+def test_gradients_of_autograd_grad_know_the_whole() -> None:
+    """They were plain tensors, whose norms were this rank's alone."""
+
+    def rank(comm: Any, stage: int) -> None:
+        model = dct.shard(nn.Linear(4, 3, bias=False), stage, comm=comm)
+        weight = model._parameters["weight"]
+        grad, = torch.autograd.grad((3 * weight).sum(), weight)
+        assert grad.shape == (3, 4) and float(grad.norm()) == pytest.approx(3 * 12 ** 0.5)
+
+    for stage in (0, 1, 3):
+        on(2, lambda comm: rank(comm, stage))
+
+
+def test_weights_that_are_read_under_no_grad() -> None:
+    """A parameter is the same leaf wherever it is read: what was read under no_grad() and used outside of it got no
+    gradient, without a word."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                weight, scale = self.weight, self.weight.abs().amax()
+            rounded = weight + ((weight / scale).round() * scale - weight).detach()  # straight-through, as in QAT
+            return x @ rounded.t() + self.bias
+
+    def rank(comm: Any, stage: int) -> Dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(Scaled(4, 4), Scaled(4, 4))
+        if stage >= 0:
+            dct.shard(model, stage, comm=comm)
+        model(torch.ones(2, 4)).square().sum().backward()
+        return {name: getattr(p.grad, "full_tensor", lambda p=p: p.grad)().clone()
+                for name, p in model.named_parameters() if p.grad is not None}
+
+    expected = on(1, lambda comm: rank(comm, -1))[0]
+    for stage in (0, 1, 3):
+        for found in on(2, lambda comm: rank(comm, stage)):
+            assert found.keys() == expected.keys()
+            for name in expected:
+                torch.testing.assert_close(found[name], expected[name])

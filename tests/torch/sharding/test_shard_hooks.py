@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from typing import Any, Callable, Dict, List
 
 import libdc.run
@@ -182,3 +184,41 @@ def test_hooks_of_gathered_weights_are_refused(name: str) -> None:
 
     for stage in (0, 1, 3):
         libdc.run.threads(2, rank, stage, timeout=60)
+
+
+class Uncertain(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.log_var = nn.Parameter(torch.tensor(0.3))
+
+
+def test_hooks_of_gradients_that_autograd_makes_itself() -> None:
+    """At stages 1 to 3 they were not called where the forward had not used the parameter: an optimizer in the hook
+    never stepped it."""
+
+    made = Uncertain()
+
+    def rank(comm: Any, stage: int) -> float:
+        model = dct.shard(copy.deepcopy(made), stage, comm=comm)
+        called: List[str] = []
+        for name, p in model.named_parameters():
+            optimizer = torch.optim.SGD([p], lr=0.1)
+
+            def step(p: Any, name: str = name, optimizer: Any = optimizer) -> None:
+                called.append(name)
+                optimizer.step()
+                optimizer.zero_grad()
+
+            p.register_post_accumulate_grad_hook(step)
+        for k in range(3):
+            with dct.no_sync(model) if k == 0 else contextlib.nullcontext():
+                loss = model(torch.ones(2, 4)).square().mean()
+                (torch.exp(-model.log_var) * loss + model.log_var).backward()
+        (3 * model.log_var + 0 * torch.ones(())).backward()  # without a forward
+        assert sorted(called) == ["bias", "bias"] + ["log_var"] * 3 + ["weight", "weight"]
+        assert model.log_var.grad is None
+        return float(model.log_var.full_tensor())
+
+    expected = on(2, lambda comm: rank(comm, 0))
+    for stage in (1, 2, 3):
+        assert on(2, lambda comm: rank(comm, stage)) == pytest.approx(expected)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn as nn
 from models import Plain, bits, make
-from sharded import grads, one_thread  # noqa: F401
+from sharded import grads, on, one_thread  # noqa: F401
 from torch.utils.checkpoint import checkpoint
 
 
@@ -70,3 +70,59 @@ def test_the_same_bits_as_one_by_one(way: str) -> None:
 
     expected = libdc.run.threads(2, rank, 0, timeout=60)
     assert libdc.run.threads(2, rank, 1, timeout=60) == expected
+
+
+class MomentumEncoder(nn.Module):
+    """As MoCo, BYOL and DINO: the forward moves the target's weights towards the trained ones, and uses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.target = make(Plain), make(Plain)
+        self.target.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.online(x)
+        with torch.no_grad():
+            for p, q in zip(self.target.parameters(), self.online.parameters()):
+                p.lerp_(q, 0.5)
+            goal = self.target(x)
+        return found * goal
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_a_forward_sees_what_it_has_written_into_parameters(prefetch: int) -> None:
+    """At stages 1 to 3 groups that were under way by then had the values from before: all, where one group has all."""
+
+    def rank(comm: Any, stage: int) -> List[float]:
+        model = dct.shard(MomentumEncoder(), stage, comm=comm, prefetch=prefetch, group_size=512)
+        optimizer = torch.optim.SGD(model.online.parameters(), lr=0.5)
+        losses = []
+        for step in range(4):
+            loss = model(torch.full((2, 16), 1.0 + comm.rank + step))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    expected = on(2, lambda comm: rank(comm, 0))
+    for stage in (1, 2, 3):
+        assert on(2, lambda comm: rank(comm, stage)) == expected
+
+
+def test_a_forward_pre_hook_that_clips_weights() -> None:
+    """At stages 1 and 2 weights that were whole already counted unclipped in this forward."""
+
+    def clip(module: nn.Module, _: Any) -> None:
+        with torch.no_grad():
+            for p in module.parameters():
+                p.clamp_(-0.01, 0.01)
+
+    def rank(comm: Any, stage: int) -> float:
+        model = dct.shard(make(Plain), stage, comm=comm)
+        model(torch.ones(2, 16))
+        model.register_forward_pre_hook(clip)
+        return model(torch.ones(2, 16)).item()
+
+    for stage in (1, 2, 3):
+        assert on(2, lambda comm: rank(comm, stage)) == on(2, lambda comm: rank(comm, 0))

@@ -10,7 +10,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from ..ops import registrations
-from .passes import compiling, gather_options, joint_pass, schedule_gathers
+from .passes import gather_options, joint_pass, schedule_gathers
 
 
 def _compile_graph(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -32,12 +32,8 @@ def backend(gm: fx.GraphModule, inputs: Sequence[Any], **_options: Any) -> Calla
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
-    compiling.by_libdc = True
-    try:
-        return aot_autograd(fw_compiler=_compile_graph, bw_compiler=_compile_graph, inference_compiler=_compile_graph,
-                            partition_fn=min_cut_rematerialization_partition)(gm, inputs)
-    finally:
-        compiling.by_libdc = False
+    return aot_autograd(fw_compiler=_compile_graph, bw_compiler=_compile_graph, inference_compiler=_compile_graph,
+                        partition_fn=min_cut_rematerialization_partition)(gm, inputs)
 
 
 def _has_dc_ops(graph: fx.Graph) -> bool:

@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from typing import Any, Dict, List, Tuple
 
 import torch
@@ -35,8 +33,6 @@ def joint_pass(gm: fx.GraphModule, _inputs: Any = None) -> fx.GraphModule:
     from torch.utils.checkpoint import CheckpointPolicy
 
     graph = gm.graph
-    if _backend_schedules():
-        _split_takes(graph)
     reduced: Dict[int, List[fx.Node]] = {}
     for node in graph.nodes:
         if _is_model_op(node, _dc.allgather_param.default, _dc.wait_allgather.default, _rt.take.default):
@@ -55,23 +51,11 @@ def joint_pass(gm: fx.GraphModule, _inputs: Any = None) -> fx.GraphModule:
     return gm
 
 
-compiling = threading.local()  # .by_libdc: libdc's backend compiles on this thread
-
-
-def _backend_schedules() -> bool:
-    """Whether the backend that compiles now runs schedule_gathers() on each part: libdc's, or Inductor with
-    the pass that dynamo_backend.py installs."""
-    if getattr(compiling, "by_libdc", False):
-        return True
-    virtualized = sys.modules.get("torch._inductor.virtualized")
-    if virtualized is None:
-        return False
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return isinstance(virtualized.V.get_fake_mode(), FakeTensorMode)
-
-
 # A forward, backward or inference graph
+
+# Operators whose results view their argument, though their schemas do not say so.
+_UNMARKED_VIEWS = (torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default,
+                   torch.ops.aten.unsafe_split.Tensor, torch.ops.aten.unsafe_split_with_sizes.default)
 
 
 def _may_alias(wait: fx.Node) -> List[fx.Node]:
@@ -86,7 +70,7 @@ def _may_alias(wait: fx.Node) -> List[fx.Node]:
             schema = getattr(user.target, "_schema", None)
             if user.op == "call_function" and (
                     schema is None or any(result.alias_info is not None for result in schema.returns)
-                    or user.target is torch.ops.aten.reshape.default):
+                    or user.target in _UNMARKED_VIEWS):
                 todo.append(user)
     return list(found)
 
@@ -103,7 +87,8 @@ def _take_ownership(graph: fx.Graph, wait: fx.Node) -> None:
 
 
 def _split_takes(graph: fx.Graph) -> None:
-    """Lets gathers begin before they are waited for: their memory is given back by release_param."""
+    """Lets gathers begin before they are waited for: their memory is given back by release_param. Nothing but
+    schedule_gathers() does so, which adds the releases: a compiler need not run it on each part."""
     for node in list(graph.nodes):
         if not _is_model_op(node, _rt.take.default):
             continue

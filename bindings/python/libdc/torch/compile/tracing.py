@@ -63,6 +63,7 @@ def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Ten
     _refuse_compiled_autograd()
     root.pre_backward()
     if accumulates(_anchor_of(root)):
+        root.stop_dropping()  # which an autograd.grad() inside of this backward has begun
         root.begin_reductions()
         for id in ids:
             root.begin_reduction(root.group.entries[id])

@@ -140,14 +140,14 @@ def _make_run_backward(inner: _Function) -> _Function:
         if not entries or not kwargs.get("accumulate_grad"):
             return inner(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
         inputs = (*inputs, *leaves)
-        roots = [root for root in {entry.root_ref() for entry in entries} if root is not None]
-        for root in roots:
+        outer = {root: root.inputs for root in (entry.root_ref() for entry in entries) if root is not None}
+        for root in outer:
             root.inputs = entries
         try:
             return inner(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
         finally:
-            for root in roots:
-                root.inputs = None
+            for root, before in outer.items():
+                root.inputs = before
 
     return run_backward
 
@@ -383,8 +383,9 @@ def patch_torch_functions() -> None:
     _patch(clip_grad, "_get_total_norm", _make_get_total_norm)
     for name in ("eye_", "dirac_", "orthogonal_", "sparse_", "_no_grad_trunc_normal_"):
         _patch(nn.init, name, _make_full_init)
-    for kind in _ELEMENTWISE:
-        kind.step = _make_step(kind.step)  # type: ignore[method-assign]
+    for kind in _ELEMENTWISE:  # below what calls the hooks of steps: these are the user's, and see parts
+        if "step" in kind.__dict__:  # AdamW may have Adam's
+            _patch(kind, "step", _make_step)
     _patch(_named_member_accessor, "swap_tensor", _make_swap_tensor)
     _patch(torch.autograd, "_engine_run_backward", _make_run_backward)
     if torch.distributed.is_available():

@@ -183,10 +183,19 @@ def _return_weights(root: Root, lent: List[Tuple[int, Any, ShardedParam]]) -> Li
 
 @untraced
 def _refuse_write(entry: ShardedParam, weights: Tensor) -> None:
-    if (weights.requires_grad or not weights.is_inference()) and weights._version:
+    if (weights.requires_grad or not weights.is_inference()) and weights._version and _is_written(entry, weights):
+        if entry.kept is not None:
+            entry.group.params_updated([entry])  # the next forward gathers it anew
         raise RuntimeError(f"{entry.names[0]}: a forward has written into the weight, but a sharded model gathers it "
                            "for that forward alone, so the change would be lost: write into it in `with "
                            "libdc.torch.gathered(model):`")
+
+
+@untraced
+def _is_written(entry: ShardedParam, weights: Tensor) -> bool:
+    """An optimizer's step in the forward raises the version, too, once, at stages 1 and 2."""
+    raised = entry.kept is None and 0 < entry.group.stage < 3
+    return weights._version > int(raised)
 
 
 @untraced
@@ -276,6 +285,8 @@ class ModuleState:
                 return root.block.read(entry, tracked, track)
             elif _frame_callback() is None:
                 return param
+        elif entry.requires_grad and not tracked:  # what is read under no_grad() may be used outside of it
+            tracked = not (torch.is_inference_mode_enabled() or _functorch())
         gathered = self.gathered
         if gathered is not None:
             weights = gathered.get(name)
@@ -286,7 +297,7 @@ class ModuleState:
         weights = entry.unshard(root)
         if tracked:
             track(weights, entry, root)
-        if root.depth > 0 and grads and root.group.stage == 3:
+        if root.depth > 0 and (grads or tracked) and root.group.stage == 3:
             storage = weights.untyped_storage()._cdata
             root.read_by_storage[storage] = entry, entry.data._version, entry.optimizer_steps
             root.lent.append((storage, weights, entry))

@@ -170,6 +170,20 @@ def _set_data(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
     func(args[0], _values_for(*args, "data"))
 
 
+def _autograd_grad(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    """torch.autograd.grad(): gradients of parts are parts."""
+    inputs = args[1] if len(args) > 1 else kwargs["inputs"]
+    grads = func(*args, **kwargs)
+    if isinstance(inputs, Tensor):
+        inputs = (inputs,)
+
+    def wrap(grad: Any, source: Any) -> Any:
+        part = part_of(source)
+        return grad if grad is None or part is None or grad.shape != source.shape else LocalShard.of(part, grad)
+
+    return tuple(map(wrap, grads, inputs))
+
+
 # Functions that work element by element
 
 
@@ -284,7 +298,7 @@ _SHAPES = {"__len__", "dim", "ndimension", "nelement", "numel", "size", "stride"
 _VIEWS = {"__getitem__", "chunk", "flatten", "narrow", "ravel", "reshape", "reshape_as", "select", "split", "squeeze",
           "tensor_split", "unbind", "unflatten", "unsqueeze", "view", "view_as"}
 _LOCAL = {"__format__", "__hash__", "_has_compatible_shallow_copy_type", "_is_view", "backward", "constant_",
-          "element_size", "get_device", "grad", "has_names", "is_complex", "is_conj", "is_contiguous",
+          "element_size", "get_device", "has_names", "is_complex", "is_conj", "is_contiguous",
           "is_floating_point", "is_inference", "is_neg",
           "is_pinned", "is_signed", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "requires_grad_",
           "retain_grad", "storage_offset"}
@@ -298,6 +312,7 @@ _OPERATORS = {"and": "bitwise_and", "floordiv": "floor_divide", "invert": "bitwi
 _FUSED = {"_amp_foreach_non_finite_check_and_unscale_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_",
           "_fused_sgd_"}
 _handlers: Dict[Any, _Handler] = {torch.Tensor.shape.__get__: _shape, torch.Tensor.ndim.__get__: _on_shape,
+                                  torch.autograd.grad: _autograd_grad,
                                   torch.Tensor.nbytes.__get__: _on_shape,
                                   torch.Tensor.grad.__get__: _get_grad, torch.Tensor.grad.__set__: _set_grad,
                                   torch.Tensor.grad.__delete__: _delete_grad, torch.Tensor.data.__get__: _get_data,

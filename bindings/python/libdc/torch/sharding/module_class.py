@@ -232,7 +232,12 @@ def _copy_model(self: nn.Module, memo: Dict[int, Any]) -> nn.Module:
     from .shard import copy_of
 
     root = self.__dict__[MODULE_STATE].root
+    root.write_back()  # what an open gathered() has written
     shapes: Dict[nn.Parameter, torch.Size] = {}
+    early = next((entry for entry in root.group.entries if id(entry.param) in memo), None)
+    if early is not None:
+        raise RuntimeError(f"copy.deepcopy: {early.names[0]} was copied before its sharded model, as an optimizer's in "
+                           "front of it, so that copy would belong to no model: put the model first")
     for entry in root.group.entries:
         param = memo[id(entry.param)] = nn.Parameter(entry.data.clone(), entry.param.requires_grad)
         if entry.part is not None:

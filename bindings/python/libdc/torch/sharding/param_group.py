@@ -186,7 +186,7 @@ class ParamGroup:
             entry.grad.dc_grad_of = weakref.ref(entry)  # type: ignore[attr-defined]
         self.casts = self.casts or entry.param_dtype is not None
         self.context.set_param_name(entry.id, entry.names[0])
-        entry.registered_ptr, entry.version = entry.data.data_ptr(), entry.data._version
+        entry.registered_ptr, entry.version, entry.kept = entry.data.data_ptr(), entry.data._version, None
         if self.stage == 3:
             one = torch.empty((), dtype=entry.param_dtype or entry.data.dtype, device=self.device)
             entry.placeholder = one.expand(entry.shape)
@@ -250,7 +250,10 @@ class ParamGroup:
             return
         self.captured = self.captured or devices.captures(self.device)
         self.taken.clear()
-        for entry in self.entries if entries is None else entries:
+        written = self.entries if entries is None else entries
+        if self.stage < 3:  # for graphs that have saved them
+            torch.autograd.graph.increment_version([entry.kept for entry in written if entry.kept is not None])
+        for entry in written:
             entry.version, entry.kept = entry.data._version, None
         self.context.params_updated(None if entries is None else [entry.id for entry in entries])
         self.stale = True

@@ -100,6 +100,7 @@ class Root:
         self._orders: Dict[Any, Any] = {}
         self.with_grad: Dict[int, ShardedParam] = {}  # got a gradient in this backward
         self.direct: Dict[int, Tensor] = {}  # autograd's own parts of gradients, which libdc adds up meanwhile
+        self.hooked: Dict[int, ShardedParam] = {}  # got one of these, and have hooks to call at the end
         self.local_sums = LocalSums()
         self.kept_grads: Dict[int, Optional[Tensor]] = {}  # `.grad` before a compiled graph reduces what is not wanted
         self.inputs: Optional[Set[ShardedParam]] = None  # the parameters in backward(inputs=...)
@@ -313,7 +314,7 @@ class Root:
         self.drops_compiled = True
         self.group.context.enable_profiling(True)  # in which reductions do nothing, and gathers are real
 
-    def _stop_dropping(self) -> None:
+    def stop_dropping(self) -> None:
         if self.drops_compiled:
             self.drops_compiled = False
             self.group.context.enable_profiling(False)
@@ -357,16 +358,15 @@ class Root:
         self.flush_reductions()
         self._end_order()
         reducing = self.state is TrainingState.REDUCING
-        self.state, self.graph_task = TrainingState.IDLE, -1
-        self._stop_dropping()
+        self.state, self.graph_task, hooked, self.hooked = TrainingState.IDLE, -1, self.hooked, {}
+        self.stop_dropping()
         if not reducing:
-            return
+            return self._call_hooks(hooked.values())
         (entries, self.with_grad), (kept, self.kept_grads) = (self.with_grad, {}), (self.kept_grads, {})
         own, self.direct = self.direct, {}
         self.group.end_backward()
         self.local_sums.end()
         self._restore_grads(kept)
-        hooked = False
         with torch._C.DisableTorchFunctionSubclass():
             for entry in entries.values():
                 param = entry.param_ref()
@@ -375,11 +375,11 @@ class Root:
                     param.grad = entry.grad
                     if direct is not None:  # autograd's own, of a use of the parameter outside of the model
                         entry.grad.add_(direct)
-                hooked = hooked or bool(entry.hooks)
+                if entry.hooks:
+                    hooked[entry.id] = entry
             for id, grad in own.items():
                 self.group.entries[id].grad.add_(grad)  # type: ignore[union-attr]
-        if hooked:
-            self._call_hooks(entries.values())
+        self._call_hooks(hooked.values())
 
     def _call_hooks(self, entries: Iterable[ShardedParam]) -> None:
         with torch.no_grad():
@@ -391,9 +391,9 @@ class Root:
         """A backward raised, or never reached the parameters (autograd.grad): what it began is undone."""
         self._abort_order()
         self.state, self.graph_task = TrainingState.IDLE, -1
-        self.with_grad, self.direct, self.queued, self.queued_elements = {}, {}, ([], []), 0
+        self.with_grad, self.direct, self.hooked, self.queued, self.queued_elements = {}, {}, {}, ([], []), 0
         kept, self.kept_grads = self.kept_grads, {}
-        self._stop_dropping()
+        self.stop_dropping()
         self.group.context.step_abort()
         self.local_sums.put_back()
         self._restore_grads(kept)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from .. import devices
 from ..ops import eager_calls
 from .order.exec_order import Size
 from .part import Cut, Part, plain_tensor
@@ -107,10 +108,13 @@ class ShardedParam:
 
     def unshard(self, root: Root, transposed: bool = False) -> Tensor:
         """The whole weights, or their transpose for a backward, as memory that goes back when the tensor dies."""
-        if self.kept is not None:
+        order, group = root.order, root.group
+        if self.data._version != self.version and group.stage > 0:
+            group.params_updated([self])  # the forward under way has written it, as momentum encoders do
+        stays = self._stays_whole(group)
+        if stays and self.kept is not None and (order is None or group.stage == 3):
             weights = self.kept.detach()
             return weights.t() if transposed else weights
-        order, group = root.order, root.group
         taken = None
         if order is not None:
             order.advance(self.id)
@@ -119,12 +123,20 @@ class ShardedParam:
                 taken = group.taken.pop(~self.id)
                 # Without detach() it would be a view, which keeps the tensor that it is a view of.
                 return taken if transposed else taken.t().detach()
-        if self.keeps:
-            self.kept = self._take_normal(group) if taken is None else taken
+        if stays:
+            if self.kept is None:
+                self.kept = self._take_normal(group) if taken is None else taken
             weights = self.kept.detach()
         else:
             weights = self._take(group) if taken is None else taken
         return weights.t() if transposed else weights
+
+    def _stays_whole(self, group: ParamGroup) -> bool:
+        """Whether weights are `kept`. At stages 1 and 2 the library overwrites them with the next gather, so those that
+        a graph has saved must share a version that params_updated() raises."""
+        if self.keeps or not 0 < group.stage < 3:
+            return self.keeps
+        return not (torch.is_inference_mode_enabled() or devices.captures(group.device))
 
     def _take_normal(self, group: ParamGroup) -> Tensor:
         """For forwards with gradients too, which cannot use a tensor that was made in inference mode."""
@@ -209,6 +221,8 @@ class ShardedParam:
             entry = reference()
             if entry is not None and entry.direct is not None:
                 entry._take_direct(entry.direct[0])
+            if entry is not None and entry.hooks and entry.alive and entry.group.stage > 0:
+                entry._call_hooks_at_end()
 
         with torch._C.DisableTorchFunctionSubclass():
             torch.Tensor.register_hook(self.param, before)
@@ -225,6 +239,12 @@ class ShardedParam:
                     root.pre_backward()
                 self.direct = (param.grad,)
                 _set_grad(param, None)
+
+    def _call_hooks_at_end(self) -> None:
+        """Of the running backward, in which autograd has made a gradient of the parameter itself."""
+        if self.root.reduce_grads:
+            self.root.pre_backward()
+            self.root.hooked[self.id] = self
 
     def _take_direct(self, aside: Optional[Tensor]) -> None:
         """Autograd's own gradient is there, and what was put aside comes back."""
