@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import libdc.torch as dct
 import pytest
@@ -12,6 +12,7 @@ import torch
 import torch.nn as nn
 from libdc.torch.sharding.part import plain_tensor
 from sharded import on, one_thread  # noqa: F401
+from torch.utils.checkpoint import checkpoint
 
 
 class Direct(nn.Module):
@@ -167,23 +168,28 @@ def test_gradients_of_autograd_grad_know_the_whole() -> None:
         on(2, lambda comm: rank(comm, stage))
 
 
-def test_weights_that_are_read_under_no_grad() -> None:
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_weights_that_are_read_under_no_grad(reentrant: Optional[bool]) -> None:
     """A parameter is the same leaf wherever it is read: what was read under no_grad() and used outside of it got no
     gradient, without a word."""
 
     class Scaled(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scaled(x) if reentrant is None else checkpoint(self.scaled, x, use_reentrant=reentrant)
+
+        def scaled(self, x: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
                 weight, scale = self.weight, self.weight.abs().amax()
             rounded = weight + ((weight / scale).round() * scale - weight).detach()  # straight-through, as in QAT
             return x @ rounded.t() + self.bias
 
+    made = nn.Sequential(Scaled(4, 4), Scaled(4, 4))
+
     def rank(comm: Any, stage: int) -> Dict[str, torch.Tensor]:
-        torch.manual_seed(0)
-        model = nn.Sequential(Scaled(4, 4), Scaled(4, 4))
+        model = copy.deepcopy(made)
         if stage >= 0:
             dct.shard(model, stage, comm=comm)
-        model(torch.ones(2, 4)).square().sum().backward()
+        model(torch.ones(2, 4, requires_grad=True)).square().sum().backward()
         return {name: getattr(p.grad, "full_tensor", lambda p=p: p.grad)().clone()
                 for name, p in model.named_parameters() if p.grad is not None}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, List
 
 import libdc.run
@@ -83,10 +84,11 @@ class MomentumEncoder(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found = self.online(x)
         with torch.no_grad():
+            before = self.target.layers[0].weight.mean()
             for p, q in zip(self.target.parameters(), self.online.parameters()):
                 p.lerp_(q, 0.5)
             goal = self.target(x)
-        return found * goal
+        return found * goal + before
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
@@ -126,3 +128,35 @@ def test_a_forward_pre_hook_that_clips_weights() -> None:
 
     for stage in (1, 2, 3):
         assert on(2, lambda comm: rank(comm, stage)) == on(2, lambda comm: rank(comm, 0))
+
+
+class Experts(nn.Module):
+    """Ranks take different ones, whose frozen copies follow them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.target = (nn.ModuleList(nn.Linear(4, 4) for _ in range(2)) for _ in range(2))
+        self.target.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor, chosen: int) -> torch.Tensor:
+        with torch.no_grad():
+            for p, q in zip(self.target.parameters(), self.online.parameters()):
+                p.lerp_(q, 0.5)
+        return (self.online[chosen](x) * self.target[chosen](x)).sum()
+
+
+def test_ranks_with_different_paths_stay_together_when_a_forward_writes() -> None:
+    """A rank that gathered anew what another one passes over would wait for it."""
+    made = Experts()
+
+    def rank(comm: Any, stage: int) -> str:
+        model = dct.shard(copy.deepcopy(made), stage, comm=comm, unused="zero")
+        optimizer = torch.optim.SGD(model.online.parameters(), lr=0.1)
+        for step in range(4):
+            model(torch.ones(2, 4), (comm.rank + step // 2) % 2).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return bits(dct.full_state_dict(model))
+
+    for stage in (1, 2, 3):
+        assert len(set(on(2, lambda comm: rank(comm, stage)))) == 1

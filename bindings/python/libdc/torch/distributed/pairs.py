@@ -4,11 +4,12 @@ messages of one kind keep their order, and those of different kinds never wait f
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 import libdc
 import torch
@@ -142,7 +143,8 @@ class _Channel:
 
     def abort(self, reason: str) -> None:
         if self._comm is not None:
-            self._comm.abort(reason)
+            with contextlib.suppress(libdc.Error):  # end() has closed it meanwhile
+                self._comm.abort(reason)
 
     def end(self) -> bool:
         """Takes no more messages. True once all is done, and the other rank knows that nothing comes."""
@@ -166,6 +168,7 @@ class Pairs:
         self._lock = threading.Lock()
         # Of each tag: the ranks whose messages this one took, for recv_anysource.
         self._taken: Dict[int, "collections.Counter[int]"] = {}
+        self._noted: Set[str] = set()  # keys of the store that are there
 
     def _channel(self, what: str, first: int, second: int, messages: str) -> _Channel:
         check_process(self._process)
@@ -176,15 +179,15 @@ class Pairs:
                 channel.closing = self._closing
                 self._channels[what, first, second] = channel
             if not self._watched:
-                self._watched = True
                 threading.Thread(target=_watch, args=(weakref.ref(self),), name="libdc abort", daemon=True).start()
+                self._watched = True
             return channel
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
         self._check_peer("send", "destination", to)
         channel = self._channel(f"message.{tag}", self.rank, to, f"send (tag {tag}) from")
-        self._note_sent(to, tag, 1)
         channel.announce()
+        self._note_sent(to, tag, 1)
 
         def run() -> None:
             try:
@@ -247,7 +250,8 @@ class Pairs:
         """A rank with a message that no recv has taken, as a list of one; none: an empty one."""
         sources, store = [rank for rank in range(self.size) if rank != self.rank], self.rendezvous.store
         keys = {source: f"sent/{self.rank}/{tag}/{source}" for source in sources}
-        sent = {source: int(store.get(key)) if store.check([key]) else 0 for source, key in keys.items()}
+        self._noted.update(key for key in keys.values() if key not in self._noted and store.check([key]))
+        sent = {source: int(store.get(key)) if key in self._noted else 0 for source, key in keys.items()}
         with self._lock:
             taken = self._taken.setdefault(tag, collections.Counter())
             ready = [source for source in sources if sent[source] > taken[source]]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from .. import devices
 from .part import part_of
 from .root import Root
 from .sharded_param import ShardedParam
@@ -193,9 +194,11 @@ def _refuse_write(entry: ShardedParam, weights: Tensor) -> None:
 
 @untraced
 def _is_written(entry: ShardedParam, weights: Tensor) -> bool:
-    """An optimizer's step in the forward raises the version, too, once, at stages 1 and 2."""
-    raised = entry.kept is None and 0 < entry.group.stage < 3
-    return weights._version > int(raised)
+    """At stages 1 and 2 params_updated() raises the version, too, once, of weights that it lets go."""
+    group, kept = entry.group, entry.kept
+    if not 0 < group.stage < 3 or devices.captures(group.device):
+        return weights._version > 0
+    return weights._version > int(kept is None or kept._version != weights._version)
 
 
 @untraced
@@ -285,8 +288,8 @@ class ModuleState:
                 return root.block.read(entry, tracked, track)
             elif _frame_callback() is None:
                 return param
-        elif entry.requires_grad and not tracked:  # what is read under no_grad() may be used outside of it
-            tracked = not (torch.is_inference_mode_enabled() or _functorch())
+        if entry.requires_grad and not grads and (root.depth > 0 or _graph_task() != -1):
+            tracked = not (torch.is_inference_mode_enabled() or _functorch())  # it may be used outside of no_grad()
         gathered = self.gathered
         if gathered is not None:
             weights = gathered.get(name)

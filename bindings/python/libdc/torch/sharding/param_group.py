@@ -251,7 +251,7 @@ class ParamGroup:
         self.captured = self.captured or devices.captures(self.device)
         self.taken.clear()
         written = self.entries if entries is None else entries
-        if self.stage < 3:  # for graphs that have saved them
+        if self.stage < 3 and not self.captured:  # for graphs that have saved them
             torch.autograd.graph.increment_version([entry.kept for entry in written if entry.kept is not None])
         for entry in written:
             entry.version, entry.kept = entry.data._version, None

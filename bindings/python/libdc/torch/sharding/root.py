@@ -375,11 +375,9 @@ class Root:
                     param.grad = entry.grad
                     if direct is not None:  # autograd's own, of a use of the parameter outside of the model
                         entry.grad.add_(direct)
-                if entry.hooks:
-                    hooked[entry.id] = entry
             for id, grad in own.items():
                 self.group.entries[id].grad.add_(grad)  # type: ignore[union-attr]
-        self._call_hooks(hooked.values())
+        self._call_hooks({**{id: entry for id, entry in entries.items() if entry.hooks}, **hooked}.values())
 
     def _call_hooks(self, entries: Iterable[ShardedParam]) -> None:
         with torch.no_grad():

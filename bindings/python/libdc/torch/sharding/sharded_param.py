@@ -109,8 +109,10 @@ class ShardedParam:
     def unshard(self, root: Root, transposed: bool = False) -> Tensor:
         """The whole weights, or their transpose for a backward, as memory that goes back when the tensor dies."""
         order, group = root.order, root.group
-        if self.data._version != self.version and group.stage > 0:
-            group.params_updated([self])  # the forward under way has written it, as momentum encoders do
+        if self.data._version != self.version and group.stage > 0 and not group.fills_unused:
+            # The forward under way has written it, as momentum encoders do. With unused="zero" ranks that pass this
+            # read over would take no part in a new gather.
+            group.params_updated([entry for entry in group.entries if entry.data._version != entry.version])
         stays = self._stays_whole(group)
         if stays and self.kept is not None and (order is None or group.stage == 3):
             weights = self.kept.detach()
@@ -136,7 +138,8 @@ class ShardedParam:
         a graph has saved must share a version that params_updated() raises."""
         if self.keeps or not 0 < group.stage < 3:
             return self.keeps
-        return not (torch.is_inference_mode_enabled() or devices.captures(group.device))
+        return not (torch.is_inference_mode_enabled() or devices.captures(group.device)
+                    or torch._C._are_functorch_transforms_active())
 
     def _take_normal(self, group: ParamGroup) -> Tensor:
         """For forwards with gradients too, which cannot use a tensor that was made in inference mode."""
