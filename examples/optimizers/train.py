@@ -50,11 +50,12 @@ class Task(NamedTuple):
 
 def digits_task(a: argparse.Namespace, group: Any) -> Task:
     data = pictures()
+    size = -(-BATCH // group.size) * group.size  # equal parts: the mean over ranks is the batch's
 
     def batches() -> Iterator[torch.Tensor]:
         rng = torch.Generator().manual_seed(a.seed)
         while True:
-            yield data[torch.randint(len(data), (BATCH,), generator=rng).chunk(group.size)[group.rank]]
+            yield data[torch.randint(len(data), (size,), generator=rng).chunk(group.size)[group.rank]]
 
     return Task("digits", "digits autoencoder", "mean squared error", a.digits_steps, DIGITS,
                 lambda: Autoencoder(a.seed), digits_step, batches)
