@@ -100,6 +100,10 @@ dc_status dc__file_check(const char *fn, const char *arg, const dc__matrix_sourc
   if (s->fd < 0 || fstat(s->fd, &status) != 0) {
     return dc__fail(DC_E_INVALID, "%s: %s.fd = %" PRId32 " is no open file", fn, arg, s->fd);
   }
+  if (!input && (fcntl(s->fd, F_GETFL) & O_APPEND) != 0) { /* Linux's pwrite() then ignores its offset */
+    return dc__fail(DC_E_INVALID, "%s: %s.fd = %" PRId32 " is open for appending, must be open for writing", fn, arg,
+                    s->fd);
+  }
   if (s->offset < 0 || __builtin_mul_overflow(s->mat.rows * s->mat.cols, (int64_t)dc_dtype_size(s->mat.dtype), &end) ||
       __builtin_add_overflow(end, s->offset, &end)) {
     return dc__fail(DC_E_INVALID, "%s: %s.offset = %" PRId64 ", must be >= 0 and the matrix behind it below 2^63 bytes",

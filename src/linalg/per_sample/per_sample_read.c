@@ -84,16 +84,15 @@ static dc_status check_eps(const dc__per_sample *s) {
 static dc_status read_norm(dc__per_sample *s, const dc_tensor *x, const dc_tensor *delta) {
   DC__TRY(check_ndim(s, x, delta, 2, 0));
   int64_t wanted = s->layer.features != 0 ? s->layer.features : x->shape[x->ndim - 1];
-  int32_t end = x->ndim;
-  s->in = 1;
-  while (end > 1 && s->in < wanted && x->shape[end - 1] > 0) {
+  int32_t end = x->ndim - 1; /* the last length counts even where the product is 1 */
+  s->in = x->shape[end];
+  while (end > 1 && s->in > 0 && s->in < wanted) {
     s->in *= x->shape[--end];
   }
-  if (wanted < 0 || (s->in != wanted && wanted != 0)) {
+  if (wanted < 0 || s->in != wanted) {
     return invalid_field(s, "features", s->layer.features, "the product of x's last lengths");
   }
-  end = wanted == 0 ? x->ndim - 1 : end == x->ndim ? x->ndim - 1 : end; /* features = 1 is the last length of 1 */
-  s->in = s->out = wanted;
+  s->out = s->in;
   for (int32_t i = end; i < x->ndim; i++) {
     DC__TRY(check_positions_length(s, delta, i, x->shape[i]));
   }

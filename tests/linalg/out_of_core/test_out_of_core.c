@@ -233,16 +233,43 @@ static void test_28_threads(void **state) {
   FAILS(dc_matmul_bounded(linalg, &sb, &sa, &so, 100000, NULL), DC_E_SYSTEM, "a's file, byte ");
   FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_SYSTEM, ": the file ends");
   FAILS(dc_matmul_bounded(linalg, &sa, &sa, &sb, 100000, NULL), DC_E_SYSTEM, "Bad file descriptor");
+  char name[32];
+  snprintf(name, sizeof name, "/proc/self/fd/%d", fo);
+  const int32_t appends = open(name, O_RDWR | O_APPEND);
+  dc_matrix_source sp = source_of(&m, appends, 0);
+  FAILS(dc_matmul_bounded(linalg, &sa, &sa, &sp, 100000, NULL), DC_E_INVALID, "is open for appending");
+  close(appends);
   close(fa);
   close(fo);
   close(bad);
   free(x);
 }
 
+/* A is in a file, B and out are in memory: however wide out is, A's strips stay in the threads' scratch memory. */
+static void test_a_wide_product(void **state) {
+  (void)state;
+  enum { N = 1 << 20 };
+  const float three = 3;
+  float *b = malloc(N * sizeof *b), *got = malloc(N * sizeof *got);
+  for (int i = 0; i < N; i++) {
+    b[i] = (float)(i % 1000);
+  }
+  const int32_t fa = file_of(&three, sizeof three, 0);
+  dc_tensor ma = matrix(NULL, DC_FLOAT32, 1, 1), mb = matrix(b, DC_FLOAT32, 1, N), mo = matrix(got, DC_FLOAT32, 1, N);
+  dc_matrix_source sa = source_of(&ma, fa, 0), sb = source_of(&mb, -1, 0), so = source_of(&mo, -1, 0);
+  OK(dc_matmul_bounded(linalg, &sa, &sb, &so, 8 << 20, NULL));
+  for (int i = 0; i < N; i++) {
+    assert_true(got[i] == 3 * b[i]);
+  }
+  close(fa);
+  free(b);
+  free(got);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_27_batches), cmocka_unit_test(test_28_bounded), cmocka_unit_test(test_28_random),
-      cmocka_unit_test(test_28_threads), cmocka_unit_test(test_29_types),
+      cmocka_unit_test(test_27_batches), cmocka_unit_test(test_28_bounded),     cmocka_unit_test(test_28_random),
+      cmocka_unit_test(test_28_threads), cmocka_unit_test(test_a_wide_product), cmocka_unit_test(test_29_types),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

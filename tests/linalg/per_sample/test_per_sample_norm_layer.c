@@ -48,7 +48,23 @@ static void test_35_group_norms(void **state) {
   group_norm(2, 3, 0, 3, 1e-5);
 }
 
+static void test_features_of_one(void **state) {
+  (void)state;
+  double x[] = {1, 2, 3, 4, 5, 6}, d[] = {1, 1, 1, 1, 1, 1}, norms[3];
+  dc_sample_layer layer = DC_SAMPLE_LAYER_INIT;
+  layer.kind = DC_SAMPLE_RMS_NORM;
+  layer.features = 1;
+  dc_tensor tx = matrix(x, DC_FLOAT64, 3, 2), td = matrix(d, DC_FLOAT64, 3, 2), tn = vector(norms, DC_FLOAT64, 3);
+  /* x is not [3, 1] */
+  FAILS(dc_per_sample_norms(linalg, &layer, &tx, &td, 1, 0, &tn), DC_E_INVALID, "features = 1");
+  dc_tensor no_x = matrix(NULL, DC_FLOAT64, 3, 0), no_d = no_x;
+  FAILS(dc_per_sample_norms(linalg, &layer, &no_x, &no_d, 1, 0, &tn), DC_E_INVALID, "features = 1");
+  dc_tensor one = batch(x, DC_FLOAT64, 3, 2, 1), one_d = batch(d, DC_FLOAT64, 3, 2, 1);
+  OK(dc_per_sample_norms(linalg, &layer, &one, &one_d, 1, 0, &tn));
+  assert_true(norms[0] == 4 && norms[1] == 4 && norms[2] == 4); /* x-hat is 1: two positions, squared */
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_35_group_norms)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_35_group_norms), cmocka_unit_test(test_features_of_one)};
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }
