@@ -1964,7 +1964,8 @@ typedef struct dc_matrix_source {
   dc_tensor *tensor;       /**< [in,out] [rows, cols], read or, of an out, written. With in_file data is NULL, and the
                                 file has the matrix, row-major without gaps */
   int64_t offset;          /**< in_file: of its first element, in bytes. Else 0 */
-  int32_t fd;              /**< in_file: an open file, read by pread() and written by pwrite(); not closed. Else 0 */
+  int32_t fd;              /**< in_file: an open file, read by pread() and written by pwrite(), not for appending;
+                                it stays open. Else 0 */
   int32_t in_file;         /**< 1: the matrix is in the file fd, from offset on; 0: in memory */
 } dc_matrix_source;
 
