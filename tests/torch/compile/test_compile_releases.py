@@ -74,7 +74,7 @@ class Nothing(CustomGraphPass):
         return "nothing"
 
 how = %r
-model = make(Plain, width=32, layers=8)
+model = make(Plain, width=32, layers=2)
 dct.shard(model, 3, comm=comm, group_size=1)
 options = {"options": {"post_grad_custom_post_pass": Nothing()}} if how == "options" else {}
 call = torch.compile(model, **options)
