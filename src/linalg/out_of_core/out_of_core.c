@@ -96,8 +96,7 @@ static void multiply_row_strips(void *arg, int64_t index, void *scratch) {
   const bool whole = x->depth == w->k;
   const bool last = x->p + x->depth == w->k;
   char *own = (char *)scratch + DC__GEMM_PACKED_SCRATCH;
-  /* Only a strip of an out in a file takes scratch memory: strip_of() counts no other. */
-  char *read = own + (whole && dc__in_file(w->out) ? (size_t)(x->longest * x->cols) * w->out_size : 0);
+  char *read = own + x->longest * dc__strip_row_bytes(w, x->depth, x->cols);
   for (int64_t row, rows; next_part(x, &row, &rows);) {
     const int64_t i = x->i + row;
     char *sums = whole ? own : x->tile + (size_t)(row * x->cols) * w->out_size;

@@ -46,6 +46,12 @@ static inline bool dc__in_file(const dc__matrix_source *s) {
   return s->in_file;
 }
 
+/* Bytes of a thread's scratch memory that a row of C's strip takes: none, unless out is in a file and all of k is
+ * summed at once. */
+static inline int64_t dc__strip_row_bytes(const dc__out_of_core *w, int64_t depth, int64_t cols) {
+  return dc__in_file(w->out) && depth == w->k ? cols * (int64_t)w->out_size : 0;
+}
+
 /* The first failure of several threads' I/O; later ones are ignored. */
 typedef struct dc__file_failure {
   atomic_bool failed;

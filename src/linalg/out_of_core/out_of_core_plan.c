@@ -34,7 +34,7 @@ static size_t packed_bytes(const dc__out_of_core *w, const plan *p) {
 /* Rows of a strip that fit a thread's scratch memory, at most STRIP; 0 if none, or no slice of B, fits. */
 static int64_t strip_of(const dc__out_of_core *w, const plan *p) {
   const double a = dc__in_file(w->a) ? (double)p->kb * (double)w->in_size : 0;
-  const double c = dc__in_file(w->out) && p->kb == w->k ? (double)p->nb * (double)w->out_size : 0;
+  const double c = (double)dc__strip_row_bytes(w, p->kb, p->nb);
   const double slice = (double)dc__min_int64(w->shape.slice, p->kb) * (double)p->nb * (double)w->in_size;
   const double rows = STRIP_BYTES / (a + c > 1 ? a + c : 1);
   const int64_t strip = rows < MAX_STRIP_ROWS ? (int64_t)rows : MAX_STRIP_ROWS;

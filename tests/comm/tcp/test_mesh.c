@@ -222,7 +222,7 @@ typedef struct caller {
   int failure_event, error;
 } caller;
 
-static void *call_nobody(void *arg) {
+static void *connect_unanswered(void *arg) {
   caller *c = arg;
   int fd = dc__tcp_connect((const struct sockaddr *)&c->to, sizeof c->to, c->failure_event, dc__now_ns() + limit);
   c->error = fd < 0 ? errno : 0;
@@ -247,7 +247,7 @@ static void test_a_failure_ends_a_connect(void **state) {
   }
   sleep_ms(100);
   const int64_t begun = dc__now_ns();
-  pthread_create(&thread, NULL, call_nobody, &c);
+  pthread_create(&thread, NULL, connect_unanswered, &c);
   sleep_ms(100);
   assert_int_equal(eventfd_write(c.failure_event, 1), 0);
   pthread_join(thread, NULL);

@@ -1,4 +1,4 @@
-"""A plain model beside the same one sharded, in eager mode and compiled."""
+"""A plain model beside the same one sharded, in eager mode and compiled; and the graphs that ran."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any, Callable, List, Optional, Sequence
 
 import libdc.run
 import libdc.torch as dct
+import pytest
 import torch
 import torch.nn as nn
+from libdc.torch.compile import dynamo_backend
 
 Grads = List[Optional[torch.Tensor]]
 
@@ -43,3 +45,17 @@ def compare(work: Callable[[nn.Module, Callable[..., Any]], List[Any]], backend:
     for stage in stages:
         libdc.run.threads(2 if backend is None else 1, rank, stage, timeout=120)  # Dynamo is for one thread at a time
         torch._dynamo.reset()
+
+
+def record_graphs(monkeypatch: pytest.MonkeyPatch) -> List[Any]:
+    """The graphs that backend="libdc" runs from now on, as lists of (operator, arguments)."""
+    found: List[Any] = []
+    finish = dynamo_backend._compile_graph
+
+    def record(gm: Any, inputs: Any) -> Any:
+        result = finish(gm, inputs)
+        found.append([(node.target, node.args) for node in gm.graph.nodes if node.op == "call_function"])
+        return result
+
+    monkeypatch.setattr(dynamo_backend, "_compile_graph", record)
+    return found

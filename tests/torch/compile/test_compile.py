@@ -9,7 +9,7 @@ import libdc.torch as dct
 import pytest
 import torch
 import torch.nn as nn
-from libdc.torch.compile import dynamo_backend
+from compared import record_graphs
 from models import Plain, adamw, bits, data, make, train
 from torch._dynamo.utils import counters
 
@@ -37,16 +37,7 @@ def breaks() -> int:
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> List[Any]:
     """The graphs that backend="libdc" runs, as lists of (operator, arguments)."""
-    found: List[Any] = []
-    finish = dynamo_backend._compile_graph
-
-    def record(gm: Any, inputs: Any) -> Any:
-        result = finish(gm, inputs)
-        found.append([(node.target, node.args) for node in gm.graph.nodes if node.op == "call_function"])
-        return result
-
-    monkeypatch.setattr(dynamo_backend, "_compile_graph", record)
-    return found
+    return record_graphs(monkeypatch)
 
 
 @pytest.mark.parametrize("backend", ["libdc", "aot_eager", "eager"])

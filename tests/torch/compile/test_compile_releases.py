@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any
 
 import libdc.run
 import libdc.torch as dct
 import pytest
 import torch
 import torch.nn as nn
-from libdc.torch.compile import dynamo_backend
+from compared import record_graphs
 from sharded import one_thread  # noqa: F401
 
 dc = torch.ops.dc
@@ -28,15 +28,7 @@ def test_views_whose_schemas_do_not_say_so(monkeypatch: pytest.MonkeyPatch) -> N
             first, second = torch.unsafe_chunk(self.weight, 2)
             return (x @ first.t()).sum() * self.other(x) + (x @ second.t()).sum()
 
-    graphs: List[List[Any]] = []
-    finish = dynamo_backend._compile_graph
-
-    def record(gm: Any, inputs: Any) -> Any:
-        result = finish(gm, inputs)
-        graphs.append([(node.target, node.args) for node in gm.graph.nodes if node.op == "call_function"])
-        return result
-
-    monkeypatch.setattr(dynamo_backend, "_compile_graph", record)
+    graphs = record_graphs(monkeypatch)
 
     def rank(comm: Any) -> None:
         torch.manual_seed(0)

@@ -196,9 +196,9 @@ def _refuse_write(entry: ShardedParam, weights: Tensor) -> None:
 def _is_written(entry: ShardedParam, weights: Tensor) -> bool:
     """At stages 1 and 2 params_updated() raises the version, too, once, of weights that it lets go."""
     group, kept = entry.group, entry.kept
-    if not 0 < group.stage < 3 or devices.captures(group.device):
-        return weights._version > 0
-    return weights._version > int(kept is None or kept._version != weights._version)
+    raised = (0 < group.stage < 3 and not devices.captures(group.device)
+              and (kept is None or kept._version != weights._version))
+    return weights._version > int(raised)
 
 
 @untraced
