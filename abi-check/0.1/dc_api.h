@@ -567,11 +567,10 @@ DC_API dc_status dc_nccl_get_version(int32_t *version);
  *  libdc initialises MPI with MPI_THREAD_MULTIPLE, unless the caller has. Only then libdc finalizes it, at exit(), once
  *  all ranks have come there. It does not after a collective was given up or while a rank is dead, and mpirun reports
  *  an irregular exit. Most launchers end all processes as soon as one dies, and MPICH over UCX may end a survivor itself.
- *  dc_comm_split() calls MPI_Comm_split once all ranks have met. It has no deadline: if a rank dies in that moment, MPI
- *  or its launcher must end the others.
- *  A collective that fails while MPI moves its data cannot be taken back. MPI may write to its memory for as long as the
- *  process lives. So after DC_E_TIMEOUT or DC_E_PEER_DEAD the process should end; further communicators over MPI are
- *  DC_E_STATE in it.
+ *  dc_comm_split() calls MPI_Comm_split once all ranks have met, on a thread of its own.
+ *  A collective that fails while MPI moves its data cannot be taken back, and neither can a split. MPI may write to its
+ *  memory for as long as the process lives. So after DC_E_TIMEOUT or DC_E_PEER_DEAD the process should end; further
+ *  communicators over MPI are DC_E_STATE in it.
  *  MPI belongs to the process that initialised it. In a child made by fork() this call is DC_E_STATE, and leaves the
  *  parent's MPI alone. Where the caller initialised MPI, libdc knows its process from the first call there.
  *  options  timeout_ns; network, first_port and last_port for the TCP connections, and heartbeat_ns; NULL = defaults.

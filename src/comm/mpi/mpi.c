@@ -3,7 +3,6 @@
 
 #include <limits.h>
 
-#include "comm/split.h"
 #include "comm/tcp/tcp.h"
 
 /* ---- destruction ---- */
@@ -253,21 +252,6 @@ static dc_status create_mpi_group(dc_comm *control, int64_t timeout_ns, const dc
   return finish_member(self, "dc_comm_create_mpi", comm);
 }
 
-/* A rank in no part is alone in a communicator of MPI. */
-static dc_status split_mpi_comm(const dc__mpi *self, const dc__split *split, dc__mpi_handle *part) {
-  const dc__mpi_library *mpi = self->mpi;
-  const dc__mpi_wait wait = {.mpi = mpi, .control = self->control, .rank = self->head.rank, .what = "dc_comm_split"};
-  const int color = split->world > 0 ? split->leader : self->head.world + self->head.rank;
-  DC__TRY(
-      dc__mpi_check_result(&wait, "MPI_Comm_split", mpi->calls->comm_split(mpi, self->comm, color, split->rank, part)));
-  const dc_status status =
-      dc__mpi_check_result(&wait, "MPI_Comm_set_errhandler", mpi->calls->comm_return_errors(mpi, *part));
-  if (status != DC_OK) {
-    (void)mpi->calls->comm_free(mpi, part);
-  }
-  return status;
-}
-
 static dc_status agree_on_mpi_split(const dc__mpi *self, dc_status status) {
   dc__mpi_progress_begin();
   status = dc__split_agree("dc_comm_split", self->control, status);
@@ -275,16 +259,16 @@ static dc_status agree_on_mpi_split(const dc__mpi *self, dc_status status) {
   return status;
 }
 
-/* The part's control communicator, and its communicator of MPI. All ranks meet just before MPI is asked, which blocks
- * without a deadline. They meet behind it, too, since a rank would wait in its part for one that has failed. Requires
+/* The part's control communicator, and its communicator of MPI. All ranks meet just before MPI is asked, whose call
+ * cannot be taken back. They meet behind it, too, since a rank would wait in its part for one that has failed. Requires
  * the collective mutex. The group's one would not do: other threads split and copy other communicators meanwhile, in
  * another order on each rank. */
-static dc_status split_mpi_comms(const dc__mpi *self, const dc__split *split, dc_comm **control, dc__mpi_handle *part) {
+static dc_status split_mpi_comms(dc__mpi *self, const dc__split *split, dc_comm **control, dc__mpi_handle *part) {
   dc__mpi_progress_begin();
   dc_status status = self->control->ops->split(self->control, split, control);
   dc__mpi_progress_end();
   DC__TRY(agree_on_mpi_split(self, status));
-  const dc_status own = split_mpi_comm(self, split, part);
+  const dc_status own = dc__mpi_split_comm(self, split, part);
   status = agree_on_mpi_split(self, own);
   if (own == DC_OK && status != DC_OK && can_free_mpi_comms(self)) {
     (void)self->mpi->calls->comm_free(self->mpi, part);

@@ -8,6 +8,7 @@
 
 #include "comm/host_transport.h"
 #include "comm/mpi/library.h"
+#include "comm/split.h"
 
 /* MPI in this process; runtime.c. */
 typedef struct dc__mpi_runtime {
@@ -88,6 +89,7 @@ typedef struct dc__mpi_wait {
   const char *what; /* for error texts */
   int32_t count;
   dc__mpi_handle requests[DC__MPI_REQUESTS];
+  const atomic_bool *call; /* instead of a request: whether a call that another thread makes is done; NULL: none */
 } dc__mpi_wait;
 
 /* Turns MPI's error into a status: DC_OK for 0. A dead rank is the reason if the control communicator says so. */
@@ -96,6 +98,11 @@ dc_status dc__mpi_check_result(const dc__mpi_wait *wait, const char *call, int e
 dc_status dc__mpi_wait_all(dc__mpi_wait *wait);
 /* Gives up the requests, which MPI may still work at: it can neither be finalized nor used again. */
 void dc__mpi_abandon(const dc__mpi_wait *wait);
+
+/* ---- split.c ---- */
+
+/* Collective: this rank's part of the communicator of MPI, which returns errors. Requires the collective mutex. */
+dc_status dc__mpi_split_comm(dc__mpi *self, const dc__split *split, dc__mpi_handle *part);
 
 /* ---- collective.c ---- */
 

@@ -59,6 +59,10 @@ dc_status dc__mpi_check_result(const dc__mpi_wait *wait, const char *call, int e
 
 /* *left: requests that are not done. */
 static dc_status test_all(dc__mpi_wait *wait, int32_t *left) {
+  if (wait->call != NULL) {
+    *left = wait->count = atomic_load(wait->call) ? 0 : 1;
+    return DC_OK;
+  }
   for (int32_t i = 0; i < wait->count;) {
     int done = 0;
     DC__TRY(dc__mpi_check_result(wait, "MPI_Test", wait->mpi->calls->test(wait->mpi, &wait->requests[i], &done)));

@@ -222,6 +222,29 @@ static int come_late(dc_comm *comm) {
   _exit(0);
 }
 
+static int late_split(const dc__mpi_library *mpi, dc__mpi_handle comm, int color, int key, dc__mpi_handle *part) {
+  if (dc__mpi_runtime_state.rank == 1) {
+    sleep_ms(4000); /* it has passed the handshake */
+  }
+  return real_calls->comm_split(mpi, comm, color, key, part);
+}
+
+/* The call goes on until the late rank comes, when its caller has left long ago. */
+static int split_late(dc_comm *comm) {
+  dc_comm *part = NULL;
+  replace_calls();
+  calls.comm_split = late_split;
+  comm->timeout_ns = 1000 * MS;
+  CHECK(dc_comm_split(comm, 0, 0, &part) == DC_E_TIMEOUT && part == NULL);
+  CHECK_SAYS("at dc_comm_split for MPI");
+  CHECK(dc_comm_create_mpi(NULL, &part) == DC_E_STATE && part == NULL);
+  CHECK_SAYS("was given up after an error");
+  printf("rank %d left it\n", (int)dc_comm_rank(comm));
+  fflush(stdout);
+  sleep_ms(4000); /* the others' texts, before a launcher ends them */
+  _exit(0);
+}
+
 typedef struct rank_role {
   const char *name;
   int (*run)(dc_comm *comm);
@@ -229,7 +252,8 @@ typedef struct rank_role {
 
 static const rank_role roles[] = {{"fork", fork_a_child},        {"threads", split_in_two_threads},
                                   {"mismatch", fail_before_mpi}, {"texts", fail_in_mpi},
-                                  {"one", fail_on_one_rank},     {"late", come_late}};
+                                  {"one", fail_on_one_rank},     {"late", come_late},
+                                  {"left", split_late}};
 
 static int run_rank(const char *name) {
   int result = 1;
@@ -281,22 +305,32 @@ static void test_a_split_that_fails_on_one_rank_ends_on_all(void **state) {
   assert_ranks_succeed("one");
 }
 
-static void test_memory_of_a_request_that_goes_on_is_kept(void **state) {
+/* A launcher may speak of ranks that end without MPI. */
+static void assert_ranks_say(const char *name, const char *what) {
   char output[OUTPUT];
-  (void)state;
   skip_without_launchers();
   for (size_t i = 0; i < DC__COUNT(launchers); i++) {
     if (is_there(&launchers[i])) {
-      (void)launch_ranks(&launchers[i], RANKS, "late", false, output); /* which speaks of ranks that end without MPI */
+      (void)launch_ranks(&launchers[i], RANKS, name, false, output);
       for (int r = 0; r < RANKS; r++) {
         char expected[32];
-        snprintf(expected, sizeof expected, "rank %d kept it", r);
+        snprintf(expected, sizeof expected, "rank %d %s", r, what);
         if (strstr(output, expected) == NULL) {
           fail_msg("%s: said: %s", launchers[i].program, output);
         }
       }
     }
   }
+}
+
+static void test_memory_of_a_request_that_goes_on_is_kept(void **state) {
+  (void)state;
+  assert_ranks_say("late", "kept it");
+}
+
+static void test_a_split_ends_at_the_deadline(void **state) {
+  (void)state;
+  assert_ranks_say("left", "left it");
 }
 
 int main(int argc, char **argv) {
@@ -309,6 +343,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(test_a_mismatch_keeps_no_communicator_of_mpi),
                                      cmocka_unit_test(test_errors_name_the_call_and_the_reason),
                                      cmocka_unit_test(test_a_split_that_fails_on_one_rank_ends_on_all),
-                                     cmocka_unit_test(test_memory_of_a_request_that_goes_on_is_kept)};
+                                     cmocka_unit_test(test_memory_of_a_request_that_goes_on_is_kept),
+                                     cmocka_unit_test(test_a_split_ends_at_the_deadline)};
   return cmocka_run_group_tests_name("mpi errors", tests, NULL, NULL);
 }
