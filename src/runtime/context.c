@@ -252,6 +252,7 @@ static dc_status agree_on_config(dc_context *ctx, const char *fn) {
   dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_INIT};
   int64_t *table = dc__calloc((size_t)ctx->world * FIELDS, sizeof *table);
   if (table == NULL) {
+    ctx->gather_comm->ops->abort(ctx->gather_comm, "a rank has no memory for a context");
     return DC_E_NO_MEMORY;
   }
   dc_status status = dc__context_exchange(ctx, DC__GROUP_GATHER, &tag, own, FIELDS, table);

@@ -89,6 +89,7 @@ dc_status dc__replicas_connect(dc_context *ctx, const char *fn) {
   const int32_t group = all->world / replicas;
   ctx->replica_blocks = dc__calloc(1, sizeof *ctx->replica_blocks);
   if (ctx->replica_blocks == NULL) {
+    all->ops->abort(all, "a rank has no memory for its replicas");
     return DC_E_NO_MEMORY;
   }
   pthread_mutex_init(&ctx->replica_blocks->mutex, NULL);

@@ -32,11 +32,15 @@ static void test_the_bits_of_plain_zero(void **state) {
 /* ---- memory ---- */
 
 static atomic_int allocations;
+static _Thread_local int32_t allocations_left; /* of this thread, until one fails; 0: all succeed */
 
 void *__real_dc__calloc(size_t count, size_t bytes);
 void *__wrap_dc__calloc(size_t count, size_t bytes);
 void *__wrap_dc__calloc(size_t count, size_t bytes) {
   atomic_fetch_add(&allocations, 1);
+  if (allocations_left > 0 && --allocations_left == 0) {
+    return NULL;
+  }
   return __real_dc__calloc(count, bytes);
 }
 
@@ -123,6 +127,39 @@ static int refuse(dc_comm *comm, void *arg) {
   }
   dc_device_destroy(device);
   return 0;
+}
+
+static int32_t failing_allocation;
+static atomic_bool has_failed;
+
+/* On rank 1 an allocation fails. Others may have come through by then, but none waits for it. */
+static int begin_without_memory(dc_comm *comm, void *arg) {
+  dc_device *device = NULL;
+  dc_context *context = NULL;
+  dc_config config = DC_CONFIG_INIT;
+  (void)arg;
+  config.replicas = 2;
+  CHECK_OK(dc_device_open("cpu", NULL, &device));
+  CHECK_OK(dc_context_create(device, NULL, &context));
+  allocations_left = dc_comm_rank(comm) == 1 ? failing_allocation : 0;
+  const dc_status status = dc_init(context, comm, &config, BUCKET);
+  if (dc_comm_rank(comm) == 1) {
+    atomic_store(&has_failed, allocations_left == 0);
+  }
+  allocations_left = 0;
+  CHECK(status != DC_E_TIMEOUT);
+  dc_context_destroy(context);
+  dc_device_destroy(device);
+  return 0;
+}
+
+static void test_a_rank_without_memory(void **state) {
+  (void)state;
+  do {
+    failing_allocation++;
+    assert_int_equal(on_threads(4, 60000 * MS, begin_without_memory, NULL), 0);
+  } while (atomic_load(&has_failed));
+  assert_true(failing_allocation > 5);
 }
 
 /* Ranks that write a default out and those that do not mean the same. */
@@ -356,6 +393,7 @@ int main(void) {
       cmocka_unit_test(test_defaults),
       cmocka_unit_test(test_checksums),
       cmocka_unit_test(test_errors),
+      cmocka_unit_test(test_a_rank_without_memory),
       cmocka_unit_test(test_a_failure_reaches_all),
       cmocka_unit_test(test_an_abort_ends_another_groups_wait),
       cmocka_unit_test(test_groups_that_differ),
