@@ -64,7 +64,35 @@ static void test_features_of_one(void **state) {
   assert_true(norms[0] == 4 && norms[1] == 4 && norms[2] == 4); /* x-hat is 1: two positions, squared */
 }
 
+/* A workspace of just the bytes that a query gave, for each number of rows in which cache lines may be cut. */
+static void test_the_queried_workspace_is_enough(void **state) {
+  (void)state;
+  enum { MOST = 17, WIDTH = 2, GUARD = 64 };
+  double *x = doubles(MOST * WIDTH, 37), weight[WIDTH];
+  dc_sample_layer layer = DC_SAMPLE_LAYER_INIT;
+  layer.kind = DC_SAMPLE_LAYER_NORM;
+  layer.eps = 1e-5;
+  for (int64_t rows = 1; rows <= MOST; rows++) {
+    int64_t bytes;
+    dc_tensor tx = batch(x, DC_FLOAT64, 1, rows, WIDTH), tw = matrix(weight, DC_FLOAT64, 1, WIDTH);
+    OK(dc_linalg_begin_query(linalg));
+    OK(dc_per_sample_grads(linalg, &layer, &tx, &tx, &tw, NULL));
+    OK(dc_linalg_end_query(linalg, &bytes));
+    unsigned char *memory = aligned_alloc(64, (size_t)bytes + GUARD);
+    memset(memory, 0x77, (size_t)bytes + GUARD);
+    OK(dc_linalg_set_workspace(linalg, memory, bytes));
+    OK(dc_per_sample_grads(linalg, &layer, &tx, &tx, &tw, NULL));
+    OK(dc_linalg_set_workspace(linalg, NULL, 0));
+    for (int64_t i = 0; i < GUARD; i++) {
+      assert_int_equal(memory[bytes + i], 0x77);
+    }
+    free(memory);
+  }
+  free(x);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_35_group_norms), cmocka_unit_test(test_features_of_one)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_35_group_norms), cmocka_unit_test(test_features_of_one),
+                                     cmocka_unit_test(test_the_queried_workspace_is_enough)};
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }
