@@ -15,6 +15,7 @@ typedef struct handles {
   dc_stream *stream;
   dc_event *event;
   dc_buffer *buffer;
+  dc_layer *layer;
   sharded p;
 } handles;
 
@@ -41,8 +42,17 @@ static dc_status step(handles *h) {
   return status != DC_OK ? status : dc_end_backward(ctx, GRAPH, 0);
 }
 
+static dc_layer_config small_layer(void) {
+  dc_layer_config config = DC_LAYER_CONFIG_INIT;
+  config.hidden_size = 8;
+  config.heads = 2;
+  config.threads = 2;
+  return config;
+}
+
 static dc_status set_up(handles *h, dc_comm *comm) {
   static const int64_t id = ID;
+  const dc_layer_config config = small_layer();
   rank *r = &h->r;
   r->comm = comm;
   r->world = dc_comm_size(comm);
@@ -52,6 +62,7 @@ static dc_status set_up(handles *h, dc_comm *comm) {
   status = status != DC_OK ? status : dc_init(r->ctx, comm, NULL, 1000);
   status = status != DC_OK ? status : dc_stream_create(r->device, &h->stream);
   status = status != DC_OK ? status : dc_event_create(r->device, &h->event);
+  status = status != DC_OK ? status : dc_layer_create(r->device, &config, &h->layer);
   status = status != DC_OK ? status : dc_context_alloc(r->ctx, 100, DC_MEMORY_SHARED, &h->buffer);
   status = status != DC_OK ? status : register_sharded(r, &h->p, ID, COUNT, 0);
   return status != DC_OK ? status : dc_register_graph_z3(r->ctx, GRAPH, &id, 1);
@@ -59,6 +70,7 @@ static dc_status set_up(handles *h, dc_comm *comm) {
 
 static void tear_down(handles *h) {
   dc_buffer_release(h->buffer);
+  dc_layer_destroy(h->layer);
   dc_event_destroy(h->event);
   dc_stream_destroy(h->stream);
   dc_context_destroy(h->r.ctx);
@@ -78,6 +90,22 @@ static void nothing(void *user) {
       return 1;                                                                             \
     }                                                                                       \
   } while (0)
+
+static int use_inherited_layer(handles *h) {
+  const dc_layer_config config = small_layer();
+  dc_layer *layer = NULL;
+  int64_t shape[2];
+  int32_t ndim;
+  REFUSED(dc_layer_create(h->r.device, &config, &layer));
+  REFUSED(dc_layer_get_cost(h->layer, NULL, NULL));
+  REFUSED(dc_layer_init_weights(h->layer, NULL, 0, 0));
+  REFUSED(dc_layer_forward(h->layer, NULL, NULL, 0, 0, NULL, NULL));
+  REFUSED(dc_layer_inference(h->layer, NULL, NULL, 0, 0, NULL, NULL));
+  REFUSED(dc_layer_backward(h->layer, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL));
+  dc_layer_destroy(h->layer);
+  REFUSED(dc_layer_get_weight_shape(h->layer, 0, shape, &ndim)); /* it is still there */
+  return 0;
+}
 
 /* Everything that takes a handle; 0 when all of it was refused. */
 static int use_inherited(handles *h) {
@@ -131,6 +159,8 @@ static int use_new(handles *old) {
   }
   dc_context *ctx = NULL;
   REFUSED(dc_context_set_stream(h.r.ctx, old->stream));
+  REFUSED(dc_event_record(h.event, old->stream));
+  REFUSED(dc_event_wait(h.event, old->stream, 0));
   if (dc_context_create(h.r.device, NULL, &ctx) != DC_OK) {
     return 1;
   }
@@ -142,7 +172,7 @@ static int use_new(handles *old) {
 
 static int in_child(handles *h) {
   alarm(600); /* instead of a hang */
-  if (use_inherited(h) != 0 || use_new(h) != 0) {
+  if (use_inherited(h) != 0 || use_inherited_layer(h) != 0 || use_new(h) != 0) {
     return 1;
   }
   /* Peers must not see these. */

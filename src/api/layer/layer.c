@@ -13,7 +13,8 @@ static const char *const WEIGHTS[DC_LAYER_WEIGHTS] = {"attn_qkvw", "attn_qkvb", 
 /* ---- a call ---- */
 
 static dc_status layer_check_handle(const char *fn, const dc_layer *layer) {
-  return dc__handle_check(fn, "layer", layer, DC__HANDLE_LAYER);
+  DC__TRY(dc__handle_check(fn, "layer", layer, DC__HANDLE_LAYER));
+  return dc__owner_check(fn, "layer", &layer->device->owner);
 }
 
 static dc_status check_offsets(const char *fn, const dc_layer_call *call) {

@@ -21,6 +21,7 @@ dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_l
   }
   *layer = NULL;
   DC__TRY(dc__handle_check(__func__, "device", device, DC__HANDLE_DEVICE));
+  DC__TRY(dc__owner_check(__func__, "device", &device->owner));
   if (config == NULL) {
     return dc__fail(DC_E_INVALID, "%s: config is NULL", __func__);
   }
@@ -34,7 +35,7 @@ dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_l
 
 void dc_layer_destroy(dc_layer *layer) {
   DC__WITHOUT_TRAPS;
-  if (dc__handle_is(layer, DC__HANDLE_LAYER)) {
+  if (dc__handle_is(layer, DC__HANDLE_LAYER) && !dc__owner_is_forked(&layer->device->owner)) {
     dc__handle_clear(&layer->handle);
     dc__layer_release(layer);
   }
@@ -43,6 +44,7 @@ void dc_layer_destroy(dc_layer *layer) {
 dc_status dc_layer_get_weight_shape(const dc_layer *layer, int32_t index, int64_t *shape, int32_t *ndim) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__handle_check(__func__, "layer", layer, DC__HANDLE_LAYER));
+  DC__TRY(dc__owner_check(__func__, "layer", &layer->device->owner));
   DC__TRY(dc__check_range(__func__, "index", index, 0, DC_LAYER_WEIGHTS - 1));
   if (shape == NULL || ndim == NULL) {
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", __func__, shape == NULL ? "shape" : "ndim");
