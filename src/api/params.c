@@ -143,7 +143,7 @@ dc_status dc_clear_all_gathered_params(dc_context *context) {
   return dc__context_leave(context, params_clear_all(context));
 }
 
-/* Applies fn_each to listed parameters, all being found first; to every one when the list is empty and NULL. */
+/* Applies fn_each to listed parameters, all being found first. */
 static dc_status params_for_each(dc_context *ctx, const char *fn, const int64_t *ids, int64_t count,
                                  void (*each)(dc__param *param)) {
   DC__TRY(dc__check_ids(fn, ids, count));
@@ -154,11 +154,6 @@ static dc_status params_for_each(dc_context *ctx, const char *fn, const int64_t 
   for (int64_t i = 0; i < count; i++) {
     each(dc__map_get(&ctx->params, ids[i]));
   }
-  if (ids == NULL) {
-    DC__MAP_EACH (&ctx->params, i) {
-      each(ctx->params.values[i]);
-    }
-  }
   return DC_OK;
 }
 
@@ -166,10 +161,20 @@ static void raise_version(dc__param *param) {
   param->version++;
 }
 
+static dc_status params_updated(dc_context *ctx, const char *fn, const int64_t *ids, int64_t count) {
+  DC__TRY(params_for_each(ctx, fn, ids, count, raise_version));
+  if (ids == NULL) {
+    DC__MAP_EACH (&ctx->params, i) {
+      raise_version(ctx->params.values[i]);
+    }
+  }
+  return DC_OK;
+}
+
 dc_status dc_context_params_updated(dc_context *context, const int64_t *ids, int64_t count) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__context_enter(context, __func__));
-  return dc__context_leave(context, params_for_each(context, __func__, ids, count, raise_version));
+  return dc__context_leave(context, params_updated(context, __func__, ids, count));
 }
 
 static void keep_grad(dc__param *param) {
