@@ -142,7 +142,7 @@ static dc_status dry_end_backward(dc_context *ctx, const char *fn, int64_t graph
 static dc_status dry_value(dc_context *ctx, const char *fn, int32_t op, int64_t graph_id, int64_t id,
                            dc_op_info *info) {
   dc__graph *graph;
-  DC__TRY(dc__graph_find(ctx, fn, graph_id, &graph));
+  DC__TRY(dc__graph_find_stage3(ctx, fn, graph_id, &graph));
   info->host = op == DC_OP_OFFLOAD_TENSOR || op == DC_OP_WAIT_OFFLOAD;
   const dc__offloaded *value = dc__map_get(&graph->values, id);
   if (value != NULL) {

@@ -62,6 +62,9 @@ static void every_dry_run(rank *r) {
   FAILS(r, dc_context_dry_run(r->ctx, DC_OP_RELEASE_PARAM, GRAPH, OTHER, 0, &info), DC_E_NOT_FOUND, "not in graph");
   FAILS(r, dc_context_dry_run(r->ctx, DC_OP_END_BACKWARD, 99, 0, 0, &info), DC_E_NOT_FOUND, "graph_id = 99");
   FAILS(r, dc_context_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, 99, 1, 0, &info), DC_E_NOT_FOUND, "graph_id = 99");
+  for (int32_t op = DC_OP_OFFLOAD_TENSOR; op <= DC_OP_WAIT_RELOAD; op++) { /* as the operator itself */
+    FAILS(r, dc_context_dry_run(r->ctx, op, WHOLE, 1, 0, &info), DC_E_STAGE, "must be of stage 3");
+  }
   OK(r, dc_context_dry_run(r->ctx, DC_OP_FREE_TENSORS, 0, 0, 0, &info));
   CHECK(r, info.wire_bytes == 0 && info.ndim == -1);
   /* Stage 1 sends at the boundary alone, and a gradient of no type cannot be counted. */
