@@ -200,6 +200,10 @@ dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream) {
   static const char fn[] = "dc_comm_group_end";
   DC__TRY(dc__handle_check(fn, "comm", comm, DC__HANDLE_COMM));
   DC__TRY(dc__owner_check(fn, "communicator", &comm->owner));
-  DC__TRY(dc__handle_check_optional(fn, "stream", stream, DC__HANDLE_STREAM));
+  const dc_status status = dc__handle_check_optional(fn, "stream", stream, DC__HANDLE_STREAM);
+  if (status != DC_OK) {
+    dc__comm_group_drop(comm); /* an error closes it, whichever it is */
+    return status;
+  }
   return dc__comm_group_end(fn, comm, stream);
 }

@@ -147,11 +147,24 @@ static dc_status submit_coll_group(const char *fn, dc_comm *comm, dc_stream *str
   return group->count == 0 ? DC_OK : submit_members(comm, stream, group->members, group->count);
 }
 
-dc_status dc__comm_group_end(const char *fn, dc_comm *comm, dc_stream *stream) {
+/* The caller frees it; NULL: none was open. */
+static struct dc__comm_group_state *take_group(dc_comm *comm) {
   pthread_mutex_lock(&comm->mutex);
   struct dc__comm_group_state *group = comm->group;
   comm->group = NULL;
   pthread_mutex_unlock(&comm->mutex);
+  return group;
+}
+
+void dc__comm_group_drop(dc_comm *comm) {
+  struct dc__comm_group_state *group = take_group(comm);
+  if (group != NULL) {
+    free_group(group);
+  }
+}
+
+dc_status dc__comm_group_end(const char *fn, dc_comm *comm, dc_stream *stream) {
+  struct dc__comm_group_state *group = take_group(comm);
   if (group == NULL) {
     return dc__fail(DC_E_STATE, "%s: no group is open", fn);
   }

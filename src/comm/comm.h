@@ -231,6 +231,8 @@ dc_status dc__comm_submit(dc_comm *comm, dc_stream *stream, int32_t kind, const 
 bool dc__comm_group_is_open(dc_comm *comm);
 dc_status dc__comm_group_begin(const char *fn, dc_comm *comm);
 dc_status dc__comm_group_end(const char *fn, dc_comm *comm, dc_stream *stream);
+/* Closes the open group, if there is one, without starting it. */
+void dc__comm_group_drop(dc_comm *comm);
 
 /* For comm.c: what the head keeps for coll_group.c and all_reduce.c. */
 void dc__comm_free_group(dc_comm *comm);
