@@ -89,13 +89,16 @@ static size_t count_alloc_size(size_t bytes) {
   return (bytes == 0 ? 1 : bytes + DC__ALIGNMENT - 1) / DC__ALIGNMENT * DC__ALIGNMENT;
 }
 
-/* Addresses never come back, so a late use of freed memory is not taken for another block's. */
+/* Addresses never come back, so a late use of freed memory is not taken for another block's. NULL: none are left of
+ * the kind; beyond them lies memory of another kind, or the program's own. */
 static void *take_addresses(dc__count_device *self, size_t size, int32_t kind) {
+  const uintptr_t end = kind == DC_MEMORY_HOST ? END_HOST : FIRST_HOST;
   uintptr_t *next = kind == DC_MEMORY_HOST ? &self->next_host : &self->next_device;
   pthread_mutex_lock(&self->mutex);
-  void *ptr = (void *)*next;
-  *next += size;
-  if (kind == DC_MEMORY_HOST) {
+  const bool fits = size <= end - *next;
+  void *ptr = fits ? (void *)*next : NULL;
+  *next += fits ? size : 0;
+  if (fits && kind == DC_MEMORY_HOST) {
     int64_t now = self->values[DC__COUNT_HOST_BYTES] += (int64_t)size;
     int64_t *peak = &self->values[DC__COUNT_HOST_PEAK_BYTES];
     *peak = now > *peak ? now : *peak;
@@ -117,9 +120,15 @@ static dc_status count_alloc(dc_device *device, size_t bytes, int32_t kind, void
       return dc__fail(DC_E_NO_MEMORY, "device \"%s\": %zu bytes do not fit beside %lld of %lld", device->name, size,
                       (long long)used, (long long)total);
     }
+  }
+  void *taken = take_addresses((dc__count_device *)device, size, kind);
+  if (taken == NULL) {
+    return dc__fail(DC_E_NO_MEMORY, "device \"%s\": no addresses are left for %zu bytes", device->name, size);
+  }
+  if (kind != DC_MEMORY_HOST) {
     dc__device_count_bytes(device, (int64_t)size);
   }
-  *ptr = take_addresses((dc__count_device *)device, size, kind);
+  *ptr = taken;
   return DC_OK;
 }
 

@@ -80,6 +80,27 @@ static void test_memory_has_a_limit_and_no_bytes(void **state) {
   dc_device_destroy(device);
 }
 
+/* Without a limit the addresses end: behind them is memory of the host, and then of the program. */
+static void test_memory_without_a_limit_ends(void **state) {
+  (void)state;
+  enum { MOST = 8 };
+  dc_device *device = open_count();
+  dc_tensor tensors[MOST];
+  const int64_t numel = INT64_C(1) << 56;
+  int made = 0;
+  dc_status status = DC_OK;
+  while (made < MOST && status == DC_OK) {
+    tensors[made] = (dc_tensor)DC_TENSOR_INIT;
+    status = dc_tensor_create(device, &numel, 1, DC_FLOAT64, &tensors[made]);
+    made += status == DC_OK;
+  }
+  refused(status, DC_E_NO_MEMORY, "no addresses are left");
+  while (made > 0) {
+    dc_buffer_release(tensors[--made].buffer);
+  }
+  dc_device_destroy(device);
+}
+
 /* 8 ranks, 4 a node: an all-reduce brings (N - 1) / N of the data twice, 3 parts of 7 from ranks of the node. */
 static void test_collectives_take_the_slower_link(void **state) {
   (void)state;
@@ -206,9 +227,11 @@ static void test_bad_arguments_are_named(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_streams_overlap_and_events_order_them),
-      cmocka_unit_test(test_memory_has_a_limit_and_no_bytes), cmocka_unit_test(test_collectives_take_the_slower_link),
-      cmocka_unit_test(test_streams_of_other_devices_are_refused), cmocka_unit_test(test_bad_arguments_are_named)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_streams_overlap_and_events_order_them),
+                                     cmocka_unit_test(test_memory_has_a_limit_and_no_bytes),
+                                     cmocka_unit_test(test_memory_without_a_limit_ends),
+                                     cmocka_unit_test(test_collectives_take_the_slower_link),
+                                     cmocka_unit_test(test_streams_of_other_devices_are_refused),
+                                     cmocka_unit_test(test_bad_arguments_are_named)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
