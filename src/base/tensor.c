@@ -55,18 +55,20 @@ dc_status dc__numel(const char *function, const char *argument, const int64_t *s
     return dc__fail(DC_E_INVALID, "%s: %s has %" PRId32 " dimension%s, but its shape is NULL", function, argument, ndim,
                     DC__PLURAL_S(ndim));
   }
-  int64_t product = 1;
+  int64_t product = 1; /* of the lengths but 0, since those of an empty tensor are multiplied with each other too */
+  bool empty = false;
   for (int32_t i = 0; i < ndim; i++) {
     if (shape[i] < 0) {
       return dc__fail(DC_E_SHAPE, "%s: %s has length %" PRId64 " in dimension %" PRId32 ", must be >= 0", function,
                       argument, shape[i], i);
     }
     /* 2^56 elements leave room for element sizes and padding in all later arithmetic. */
-    if (__builtin_mul_overflow(product, shape[i], &product) || product > INT64_C(1) << 56) {
+    empty = empty || shape[i] == 0;
+    if (shape[i] > 0 && (__builtin_mul_overflow(product, shape[i], &product) || product > INT64_C(1) << 56)) {
       return dc__fail(DC_E_SHAPE, "%s: %s has more than 2^56 elements", function, argument);
     }
   }
-  *numel = product;
+  *numel = empty ? 0 : product;
   return DC_OK;
 }
 

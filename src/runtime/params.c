@@ -116,10 +116,11 @@ static dc_status read_grad(const dc_context *ctx, const char *fn, const dc__para
     }
     *part = (dc__range){own.begin, *count < own.count ? *count : own.count};
   } else if (offset < 0 || offset > param->numel || *count > param->numel - offset) {
+    const int64_t end = offset > INT64_MAX - *count ? INT64_MAX : offset + *count;
     return dc__fail(DC_E_SHAPE,
                     "%s: grad_buffer of parameter %" PRId64 " covers elements %" PRId64 " to %" PRId64
                     ", but the parameter has %" PRId64,
-                    fn, param->id, offset, offset + *count, param->numel);
+                    fn, param->id, offset, end, param->numel);
   }
   return DC_OK;
 }

@@ -33,12 +33,14 @@ static void test_tensors(void **state) {
   t = (dc_tensor){.struct_size = sizeof t, .data = data, .dtype = DC_FLOAT32};
   assert_int_equal(read_tensor(&t, &numel), DC_OK);
   assert_int_equal(numel, 1); /* a scalar */
-  const int64_t empty[2] = {0, 5}, huge[3] = {1 << 30, 1 << 30, 1 << 30};
+  const int64_t empty[2] = {0, 5}, huge[3] = {1 << 30, 1 << 30, 1 << 30}, empty_huge[3] = {0, 1 << 30, 1 << 30};
   t = (dc_tensor){.struct_size = sizeof t, .shape = empty, .ndim = 2, .dtype = DC_FLOAT32};
   assert_int_equal(read_tensor(&t, &numel), DC_OK);
   assert_int_equal(numel, 0);
   t.shape = huge;
   t.ndim = 3;
+  assert_int_equal(read_tensor(&t, &numel), DC_E_SHAPE);
+  t.shape = empty_huge;
   assert_int_equal(read_tensor(&t, &numel), DC_E_SHAPE);
   for (int32_t dtype = -1; dtype <= 11; dtype++) {
     bool known = dtype >= DC_FLOAT32 && dtype <= DC_BOOL;
