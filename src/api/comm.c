@@ -185,7 +185,6 @@ dc_status dc_nccl_get_version(int32_t *version) {
   if (version == NULL) {
     return dc__fail(DC_E_INVALID, "dc_nccl_get_version: version is NULL");
   }
-  *version = 0;
   return dc__nccl_version(version);
 }
 

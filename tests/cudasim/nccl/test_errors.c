@@ -69,6 +69,7 @@ static void test_versions(void **state) {
   ncclsim_set_version(2804);
   assert_int_equal(dc_nccl_get_version(&version), DC_E_UNSUPPORTED);
   assert_true(says("is version 2.8.4, 2.19 or later is needed"));
+  assert_int_equal(version, 22907); /* an error leaves it */
   ncclsim_reset();
   assert_int_equal(setenv("LIBDC_CUDA_LIB_DIR", "/nowhere", 1), 0);
   assert_int_equal(dc_nccl_get_version(&version), DC_E_UNSUPPORTED);
