@@ -354,7 +354,7 @@ DC_API dc_status dc_event_record(dc_event *event, dc_stream *stream);
  *  the work that the event waits for). [any] Since 0.1. */
 DC_API dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns);
 /** Stores whether the event's latest mark has passed.
- *  passed  set to 1 or 0
+ *  passed  set to 1 or 0; to 0 with DC_E_DEVICE too
  *  Returns DC_OK; DC_E_INVALID; DC_E_DEVICE (the device failed before the mark passed, which it may still do). [any]
  *  Since 0.1. */
 DC_API dc_status dc_event_query(dc_event *event, int32_t *passed);
@@ -829,8 +829,8 @@ DC_API void dc_config_init(dc_config *config, size_t struct_size);
  *  over ranks. Once in a context's life.
  *  comm     NULL = a world of one rank; kept alive by the context, which uses private copies (dc_comm_dup), or comm
  *           itself where there can be none
- *  initial_reduce_bucket_size  elements a gradient bucket holds, >= 1. A larger gradient that is split as a shard is
- *           goes through it in pieces of at least 65536 elements. Any other makes its bucket grow.
+ *  initial_reduce_bucket_size  elements a gradient bucket holds, 1 to 2^48. A larger gradient that is split as a shard
+ *           is goes through it in pieces of at least 65536 elements. Any other makes its bucket grow.
  *  Returns DC_OK; DC_E_STATE (second time, or after dc_cleanup), DC_E_INVALID, DC_E_BUSY (comm cannot be copied, and
  *  another context uses it), DC_E_MISMATCH, the other communication errors, and with config.replicas those of
  *  dc_comm_split. [handle, collective] Since 0.1. */
@@ -981,7 +981,7 @@ DC_API dc_status dc_clear_all_gathered_params(dc_context *context);
 DC_API dc_status dc_context_params_updated(dc_context *context, const int64_t *ids, int64_t count);
 
 /** Says that the gradient buffers of these parameters hold gradients to keep: their next reduction adds to them
- *  instead of replacing them. Returns DC_OK; DC_E_NOT_FOUND. [handle] Since 0.1. */
+ *  instead of replacing them. An empty list has no effect. Returns DC_OK; DC_E_NOT_FOUND. [handle] Since 0.1. */
 DC_API dc_status dc_context_accumulate_grads(dc_context *context, const int64_t *ids, int64_t count);
 
 /* ==== 8. Graphs ================================================================================================
@@ -1082,12 +1082,13 @@ DC_API dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id
 DC_API dc_status dc_reduce_grad(dc_context *context, const dc_tensor *grad, int64_t graph_id, int64_t id);
 
 /** Says which tensors the caller may free early: those with more elements than free_activation_threshold.
- *  tensors  [none] count views of any shapes; reloaded tensors (buffer set) are given back here
+ *  tensors  [none] count views of any shapes, contiguous; reloaded tensors (buffer set) are given back here
  *  tensor_size  bytes from one view to the next: sizeof(dc_tensor)
  *  count    of tensors and flags, >= 0
  *  freed    count flags, set to 1 for each that is, or is to be, freed. 0 for gathered parameters, which
  *           dc_release_param gives back, and host copies of offloaded tensors; all 0 while profiling
- *  Also DC_E_INVALID (a tensor that cannot be read: then none is freed). [handle] Since 0.1. */
+ *  Also DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE (a tensor that cannot be read: then none is freed). [handle]
+ *  Since 0.1. */
 DC_API dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t tensor_size, int64_t count,
                                  int32_t *freed);
 
@@ -1462,7 +1463,7 @@ typedef struct dc_layer_call {
 DC_API void dc_layer_call_init(dc_layer_call *call, size_t struct_size);
 
 /** The needs and work of a call. With e = bytes of dtype, inv and gelu = 1 where the flag is set, N tokens:
- *    reserve_bytes = e (N H (7 - 2 inv) + N I (2 - gelu)) + 4 N A + 16 N, each of its parts rounded up to 64 bytes
+ *    reserve_bytes = e (N H (7 - 2 inv) + N I (2 - gelu)) + 8 N A + 16 N, each of its parts rounded up to 64 bytes
  *    kept_bytes    = reserve_bytes + e N H: the input must stay too (Post-LN with inv: also the output, which is
  *                    the next layer's input)
  *    flops         = 8 N H^2 + 4 N H I + 4 H (the sum over samples of S^2) forward, twice that backward; what the
@@ -1791,7 +1792,8 @@ typedef struct dc_spectral_info {
  *  Returns DC_OK, or the status of the first matrix that failed; the others of the batch are computed all the same.
  *  A matrix fails with DC_E_NOT_FINITE (NaN or infinity in either triangle), DC_E_NOT_SYMMETRIC, DC_E_NOT_CONVERGED.
  *  For the call: DC_E_SHAPE (not square, or shapes disagree), DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY,
- *  DC_E_BUFFER_TOO_SMALL. n = 0 and b = 0 are fine. A float32 decomposition that fails is retried in float64. A
+ *  DC_E_BUFFER_TOO_SMALL, DC_E_UNSUPPORTED (more than 32766 rows on the CPU, with a LAPACK: its integers have 32
+ *  bits). n = 0 and b = 0 are fine. A float32 decomposition that fails is retried in float64. A
  *  is brought to tridiagonal form in float64; the solver of that is LAPACK's stedc. Golub and Van Loan, Matrix
  *  Computations, chapter 8. CPU and CUDA, where cuSOLVER does all of it in options.precision. [handle] Since 0.1. */
 DC_API dc_status dc_eigh(dc_linalg *linalg, const dc_tensor *a, const dc_spectral_options *options, dc_tensor *values,
