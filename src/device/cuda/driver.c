@@ -40,7 +40,8 @@ dc_status dc__cuda_driver_open(dc__cuda_driver *driver) {
 
 /* A kernel, a copy or the device itself failed. */
 bool dc__cuda_is_lost(dc__cu_result error) {
-  static const dc__cu_result sticky[] = {46, 214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 999};
+  static const dc__cu_result sticky[] = {46,  214, 220, 226, 700, 702, 710, 714, 715,
+                                         716, 717, 718, 719, 721, 810, 911, 999};
   for (size_t i = 0; i < DC__COUNT(sticky); i++) {
     if (sticky[i] == error) {
       return true;
@@ -58,7 +59,9 @@ dc_status dc__cuda_error(const dc__cuda_driver *driver, const char *name, const 
   if (driver->cuGetErrorString(error, &text) != 0 || text == NULL) {
     text = "no text";
   }
+  const char *advice = error == DC__CU_DEVICE_UNAVAILABLE ? "; its compute mode may keep it for another process"
+                       : dc__cuda_is_lost(error) ? "; the device is lost to this process, which must be started again"
+                                                 : "";
   return dc__fail(error == DC__CU_OUT_OF_MEMORY ? DC_E_NO_MEMORY : DC_E_DEVICE, "%s: %s: %s (%s, %d)%s", name, call,
-                  text, id, error,
-                  dc__cuda_is_lost(error) ? "; the device is lost to this process, which must be started again" : "");
+                  text, id, error, advice);
 }

@@ -41,6 +41,7 @@ typedef struct dc__cu_access {
 
 enum { /* the numbers are the driver's */
        DC__CU_OUT_OF_MEMORY = 2,
+       DC__CU_DEVICE_UNAVAILABLE = 46,
        DC__CU_INVALID_IMAGE = 200,
        DC__CU_NO_BINARY = 209,
        DC__CU_NOT_READY = 600,

@@ -48,6 +48,9 @@ static void test_devices_that_cannot_be_opened(void **state) {
   refused("cuda", DC_E_DEVICE, "cuModuleLoadData");
   cudasim_fail("cuDevicePrimaryCtxRetain", 0, 2);
   refused("cuda", DC_E_NO_MEMORY, "cuDevicePrimaryCtxRetain: out of memory");
+  cudasim_reset();
+  cudasim_fail("cuDevicePrimaryCtxRetain", 0, 46); /* the card is in use, which no new process changes */
+  refused("cuda", DC_E_DEVICE, "busy or unavailable (CUDA_ERROR_DEVICE_UNAVAILABLE, 46); its compute mode may keep it");
 }
 
 /* Machine code of the card's capability, if the driver takes it; else PTX, of which the later card's driver is asked at
@@ -96,6 +99,31 @@ static void test_an_illegal_address_is_named(void **state) {
   dc_stream_destroy(stream);
   dc_device_destroy(device);
   assert_int_equal(cudasim_live(), 0);
+}
+
+/* All errors that cuda.h says this of: a wait ends with them, not at its deadline. */
+static void test_errors_that_want_a_new_process(void **state) {
+  (void)state;
+  static const int errors[] = {226, 700, 702, 714, 715, 716, 717, 718, 719, 721, 810, 911};
+  for (size_t i = 0; i < DC__COUNT(errors); i++) {
+    dc_device *device;
+    dc_stream *stream;
+    void *ptr;
+    cudasim_reset();
+    assert_int_equal(dc_device_open("cuda", NULL, &device), DC_OK);
+    assert_int_equal(dc_stream_create(device, &stream), DC_OK);
+    assert_int_equal(device->ops->alloc(device, COUNT, DC_MEMORY_DEVICE, &ptr), DC_OK);
+    dc__stream_zero(stream, ptr, COUNT);
+    cudasim_fail("cuEventQuery", 0, errors[i]);
+    if (dc_stream_synchronize(stream, INT64_C(1000000000)) != DC_E_DEVICE ||
+        strstr(dc_last_error(), "must be started again") == NULL) {
+      fail_msg("%d: %s", errors[i], dc_last_error());
+    }
+    device->ops->free(device, ptr, COUNT, DC_MEMORY_DEVICE);
+    dc_stream_destroy(stream);
+    dc_device_destroy(device);
+    assert_int_equal(cudasim_live(), 0);
+  }
 }
 
 /* One rank's kernel goes wrong; every rank's next calls say so, and end. */
@@ -233,6 +261,7 @@ int main(void) {
       TEST(test_devices_that_cannot_be_opened),
       TEST(test_the_code_fits_card_and_driver),
       TEST(test_an_illegal_address_is_named),
+      TEST(test_errors_that_want_a_new_process),
       TEST(test_ranks_learn_of_a_lost_device),
       TEST(test_every_call_fails),
       TEST(test_the_budget_of_pinned_memory_is_an_option),

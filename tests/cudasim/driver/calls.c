@@ -155,7 +155,8 @@ int lost(void) {
 }
 
 static bool loses_device(int error) {
-  return error == 46 || error == 214 || (error >= 700 && error < 800) || error == 999;
+  return error == 46 || error == 214 || error == 220 || error == 226 || (error >= 700 && error < 800) || error == 810 ||
+         error == 911 || error == 999;
 }
 
 int enter(const char *function, bool needs_context) {
