@@ -10,14 +10,31 @@
 
 enum { FLAGS = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE };
 
-static void *open_in(const char *folder, const char *name) {
+/* Why none was found. A library that is there and does not load, as without one that it needs, tells more than those
+ * that are not there. */
+typedef struct search_reason {
+  char text[256];
+  bool tells;
+} search_reason;
+
+static void *open_path(const char *path, search_reason *reason) {
+  void *found = dlopen(path, FLAGS);
+  const char *why = found == NULL ? dlerror() : NULL;
+  if (why != NULL && !reason->tells) {
+    snprintf(reason->text, sizeof reason->text, "%s", why);
+    reason->tells = strncmp(why, path, strlen(path)) != 0 || strstr(why, "No such file") == NULL;
+  }
+  return found;
+}
+
+static void *open_in(const char *folder, const char *name, search_reason *reason) {
   char path[PATH_MAX];
   int length = snprintf(path, sizeof path, "%s/%s", folder, name);
-  return length > 0 && length < PATH_MAX ? dlopen(path, FLAGS) : NULL;
+  return length > 0 && length < PATH_MAX ? open_path(path, reason) : NULL;
 }
 
 /* Relative to the folder of this plug-in. */
-static void *open_wheel(const dc__vendor_library *library) {
+static void *open_wheel(const dc__vendor_library *library, search_reason *reason) {
   Dl_info self;
   char folder[PATH_MAX];
   if (dladdr((void *)(uintptr_t)&dc__vendor_library_open, &self) == 0 || self.dli_fname == NULL) {
@@ -26,12 +43,12 @@ static void *open_wheel(const dc__vendor_library *library) {
   const char *slash = strrchr(self.dli_fname, '/');
   int length = snprintf(folder, sizeof folder, "%.*s/../%s", slash == NULL ? 1 : (int)(slash - self.dli_fname),
                         slash == NULL ? "." : self.dli_fname, library->folder);
-  return length > 0 && length < PATH_MAX ? open_in(folder, library->name) : NULL;
+  return length > 0 && length < PATH_MAX ? open_in(folder, library->name, reason) : NULL;
 }
 
 void *dc__vendor_library_open(const dc__vendor_library *libraries, size_t count, int driver) {
   const char *chosen = secure_getenv("LIBDC_CUDA_LIB_DIR");
-  char reason[256] = "the driver is older than all of them";
+  search_reason reason = {.text = "the driver is older than all of them"};
   for (size_t i = 0; i < count; i++) {
     const dc__vendor_library *library = &libraries[i];
     if (driver < library->driver) {
@@ -39,18 +56,16 @@ void *dc__vendor_library_open(const dc__vendor_library *libraries, size_t count,
     }
     void *found = NULL;
     if (chosen != NULL && chosen[0] != '\0') {
-      found = open_in(chosen, library->name);
+      found = open_in(chosen, library->name, &reason);
     } else { /* without a path: the process's own copy, or the system's */
-      found = dlopen(library->name, FLAGS);
-      found = found != NULL ? found : open_wheel(library);
+      found = open_path(library->name, &reason);
+      found = found != NULL ? found : open_wheel(library, &reason);
     }
     if (found != NULL) {
       return found;
     }
-    const char *why = dlerror();
-    snprintf(reason, sizeof reason, "%s", why != NULL ? why : library->name);
   }
-  (void)dc__fail(DC_E_UNSUPPORTED, "%s", reason);
+  (void)dc__fail(DC_E_UNSUPPORTED, "%s", reason.text);
   return NULL;
 }
 

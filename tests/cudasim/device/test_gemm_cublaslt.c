@@ -254,6 +254,25 @@ static void test_refusals(void **state) {
   assert_int_equal(cudasim_live(), 0);
 }
 
+/* Of the newest version, beside which there is no older one. */
+static void test_a_library_that_does_not_load_is_named(void **state) {
+  (void)state;
+  char folder[] = "/tmp/libdc-cublas-XXXXXX", path[64];
+  assert_non_null(mkdtemp(folder));
+  snprintf(path, sizeof path, "%s/libcublasLt.so.13", folder);
+  FILE *file = fopen(path, "w");
+  assert_non_null(file);
+  assert_int_equal(fclose(file), 0);
+  assert_int_equal(dc_device_open("cuda", NULL, &device), DC_OK);
+  setenv("LIBDC_CUDA_LIB_DIR", folder, 1);
+  assert_int_equal(device->ops->matmul_init(device), DC_E_UNSUPPORTED);
+  assert_non_null(strstr(dc_last_error(), "libcublasLt.so.13: "));
+  unsetenv("LIBDC_CUDA_LIB_DIR");
+  dc_device_destroy(device);
+  (void)remove(path);
+  (void)remove(folder);
+}
+
 /* Nothing stays behind, and the device has failed, or the product was made. */
 static void use_all(const char *failing, int before, int error) {
   open_all();
@@ -360,6 +379,7 @@ int main(void) {
       TEST(test_batches_of_other_sizes),
       TEST(test_workspace_alignment),
       TEST(test_refusals),
+      TEST(test_a_library_that_does_not_load_is_named),
       TEST(test_every_call_fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
