@@ -35,11 +35,21 @@ static void scale_output(dc_stream *stream, const dc__gemm *g, void *product) {
   }
 }
 
+/* The library has no batches of 2^16 matrices and more. A power of two keeps the parts' alignment, and so the
+ * algorithm. */
 static void gemm_cuda(dc_linalg *l, const dc__gemm *g, void *workspace) {
-  if (g->k == 0) {
-    scale_output(l->stream, g, workspace);
-  } else {
-    dc__cuda_gemm(l->stream, g, workspace, DC__CUDA_GEMM_WORKSPACE_BYTES);
+  enum { MAX_BATCH = 1 << 15 };
+  for (int64_t i = 0; i < g->batch; i += MAX_BATCH) {
+    dc__gemm part = *g;
+    part.batch = g->batch - i < MAX_BATCH ? g->batch - i : MAX_BATCH;
+    part.a = dc__element_ptr(g->a, g->dtype, i * g->stride_a);
+    part.b = dc__element_ptr(g->b, g->dtype, i * g->stride_b);
+    part.c = dc__element_ptr(g->c, g->out_dtype, i * g->stride_c);
+    if (part.k == 0) {
+      scale_output(l->stream, &part, workspace);
+    } else {
+      dc__cuda_gemm(l->stream, &part, workspace, DC__CUDA_GEMM_WORKSPACE_BYTES);
+    }
   }
 }
 

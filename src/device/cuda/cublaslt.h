@@ -59,7 +59,8 @@ enum { /* the numbers are the library's */
  * alignment  The workspace is a multiple of 256 bytes. A, B, C and D have the alignments that the search was told, and
  *            DGELU wants rows of aux in multiples of 8 elements.
  * size       The workspace is not smaller than the algorithm's, of which its two ends are overwritten. Layouts have a
- *            leading dimension of at least their rows; D's matrices of a batch do not share elements.
+ *            leading dimension of at least their rows; D's matrices of a batch do not share elements. A batch has at
+ *            most 65,535 matrices.
  * fit        Layouts fit the product at the search, at the check and at the call. An algorithm that was found for
  *            another batch is passed only after cublasLtMatmulAlgoCheck. Epilogues have no batch.
  * pointers   alpha and beta are the host's; they, and an epilogue's bias and aux, are not NULL.

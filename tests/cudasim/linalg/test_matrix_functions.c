@@ -42,6 +42,21 @@ static void test_batch_matmul(void **state) {
   free(values);
 }
 
+/* More matrices than cuBLASLt has in a batch; and products of nothing, which only scale out. */
+static void test_a_large_batch(void **state) {
+  (void)state;
+  enum { COUNT = 70000 };
+  double *values = doubles(4 * COUNT, 5);
+  for (int64_t depth = 0; depth < 3; depth += 2) {
+    tensor_pair a = matrix_pair(values, DC_FLOAT32, COUNT, 1, depth), b = matrix_pair(values, DC_FLOAT32, -1, depth, 3),
+                out = matrix_pair(values, DC_FLOAT32, COUNT, 1, 3);
+    BOTH(dc_batch_matmul(linalg_of(k), &a.t[k], &b.t[k], 1, 0.5, &out.t[k]));
+    assert_true(relative_gap(&out) <= 1e-6);
+    free_pair(&a), free_pair(&b), free_pair(&out);
+  }
+  free(values);
+}
+
 static void test_kronecker_products(void **state) {
   (void)state;
   enum { M = 3, N = 5, P = 4, Q = 2, COUNT = 3 };
@@ -362,13 +377,10 @@ static void test_every_call_fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_batch_matmul),
-      TEST(test_kronecker_products),
-      TEST(test_nearest_kronecker_product),
-      TEST(test_orthogonalize),
-      TEST(test_newton),
-      TEST(test_newton_failures),
-      TEST(test_scratch_and_refusals),
+      TEST(test_batch_matmul),       TEST(test_a_large_batch),
+      TEST(test_kronecker_products), TEST(test_nearest_kronecker_product),
+      TEST(test_orthogonalize),      TEST(test_newton),
+      TEST(test_newton_failures),    TEST(test_scratch_and_refusals),
 #ifndef ON_CARD
       TEST(test_every_call_fails),
 #endif

@@ -12,7 +12,7 @@
 DC__LT_FUNCTIONS(X)
 #undef X
 
-enum { INVALID = DC__LT_INVALID_VALUE, WORKSPACE_ALIGNMENT = 256 };
+enum { INVALID = DC__LT_INVALID_VALUE, WORKSPACE_ALIGNMENT = 256, MAX_BATCH = 65535 };
 
 struct cublasLtContext {
   int device; /* that was current when it was made */
@@ -177,7 +177,7 @@ int cublasLtMatmulAlgoGetHeuristic(dc__lt_handle handle, dc__lt_desc desc, dc__l
       !shapes_fit(desc, a, b, d)) {
     return INVALID;
   }
-  if (!has_epilogue(desc, b, d, preference->alignment[3])) {
+  if (!has_epilogue(desc, b, d, preference->alignment[3]) || d->batch > MAX_BATCH) {
     return desc->aux_ld % 8 != 0 ? INVALID : DC__LT_NOT_SUPPORTED;
   }
   *found = (dc__lt_found){.algo.data = {preference->alignment[0], preference->workspace}};
