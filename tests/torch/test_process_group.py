@@ -193,3 +193,20 @@ print(seconds)
 dist.destroy_process_group()
 """, n=1)
     assert out == "[77.0, 77.0]\n"
+
+
+def test_the_deadline_is_that_of_the_group(launch: Any) -> None:
+    """Waits for NCCL, which stands on the group's collectives on a card, end by libdc's deadline alone."""
+    out = launch("""
+import datetime, torch.distributed as dist, libdc
+from libdc.torch import process_group
+external = libdc.Comm.external
+def noted(*args, timeout):
+    print(timeout)
+    return external(*args, timeout=timeout)
+libdc.Comm.external = noted
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=datetime.timedelta(seconds=77))
+process_group.comm_from_process_group(dist.group.WORLD).barrier()
+dist.destroy_process_group()
+""", n=1)
+    assert 77 < float(out) < 300

@@ -30,10 +30,15 @@ def comm_from_process_group(group: "dist.ProcessGroup") -> libdc.Comm:
     except RuntimeError as error:
         raise ValueError(f"dc.init: process_group has no backend for CPU tensors ({error}); use 'gloo', or "
                          "'cpu:gloo,cuda:nccl'") from None
-    return libdc.Comm.external(_Collectives(group), rank, size, timeout=_NO_TIMEOUT)
+    collectives = _Collectives(group)
+    seconds = min(collectives._timeout().total_seconds(), _MAX_SECONDS)
+    return libdc.Comm.external(collectives, rank, size, timeout=seconds + _GRACE_SECONDS)
 
 
-_NO_TIMEOUT = 7 * 24 * 3600.0  # the group's own timeout ends a wait
+# The group's own timeout ends a wait in its functions. A wait for NCCL, which stands on them, has libdc's deadline
+# alone.
+_GRACE_SECONDS = 60.0
+_MAX_SECONDS = 1e9
 
 
 @contextlib.contextmanager
@@ -126,8 +131,11 @@ class _Collectives(libdc.Collectives):
                                 self._timeout())
 
     def _timeout(self) -> datetime.timedelta:
-        """The group's, which ends its copies' waits, too."""
-        options = getattr(self.group._get_backend(torch.device("cpu")), "options", None)
+        """The group's, which ends its copies' waits, too. PyTorch's default where the backend does not tell."""
+        try:
+            options = getattr(self.group._get_backend(torch.device("cpu")), "options", None)
+        except RuntimeError:  # of a backend without options
+            options = None
         return getattr(options, "_timeout", dist.default_pg_timeout)
 
 
