@@ -286,7 +286,7 @@ static void run_on_stream(dc__nccl *self, const dc__coll *coll, const char *name
 /* NCCL connects ranks at their first exchange, which must precede a capture. So this runs an even gather, a ragged one
  * and an exchange, of a byte or two each. */
 static dc_status connect_ranks(dc__nccl *self, const dc__tag *tag) {
-  enum { BUFFER_BYTES = 2 * DC__NCCL_MAX_WORLD };
+  enum { BUFFER_BYTES = 2 * DC__NCCL_MAX_WORLD, EXCHANGES = 3 };
   int32_t world = self->head.world;
   dc__range even[DC__NCCL_MAX_WORLD], ragged[DC__NCCL_MAX_WORLD];
   for (int32_t r = 0; r < world; r++) {
@@ -296,6 +296,9 @@ static dc_status connect_ranks(dc__nccl *self, const dc__tag *tag) {
   void *send;
   DC__TRY(self->device->ops->alloc(self->device, 2 * BUFFER_BYTES, DC_MEMORY_DEVICE, &send));
   dc__stream_zero(self->stream, send, 2 * BUFFER_BYTES);
+  if (self->head.usage != NULL) { /* so that later requests have the numbers of their handshakes */
+    atomic_fetch_add_explicit(&self->head.usage->requested, EXCHANGES, memory_order_release);
+  }
   dc__coll coll = {.comm = &self->head,
                    .device = self->device,
                    .stream = self->stream,

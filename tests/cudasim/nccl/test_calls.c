@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 
 #include "comm/nccl/nccl.h"
+#include "comm/shm/shm.h"
 #include "runtime/runtime.h"
 
 enum { COUNT = 300, GRAPH = 7, ID = 1, TIMES = 100, OPERATORS = 3 };
@@ -195,6 +196,34 @@ static void test_parameters_gathered_together(void **state) {
   assert_int_equal(atomic_load(&early_naps), 0);
 }
 
+/* ---- handshakes ---- */
+
+/* A capture's begin has handshakes of its own. The search for ranks that wait for each other compares the numbers of
+ * handshakes with those of requests (src/comm/shm/deadlock.c). */
+static void rank_captures(card_rank *c) {
+  void *native = cudasim_stream();
+  dc_stream *stream = NULL;
+  void *data = on_card(c, COUNT * sizeof(float));
+  dc_tensor tensor = flat(data, &whole, DC_FLOAT32);
+  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+  OK(&c->r, dc_stream_wrap(c->r.device, native, &stream));
+  cudasim_capture(native);
+  OK(&c->r, dc_comm_broadcast(c->nccl, &tensor, 0, stream));
+  CHECK(&c->r, cudasim_capture_end(native));
+  OK(&c->r, dc_comm_barrier(c->nccl));
+  const dc__nccl *nccl = (const dc__nccl *)c->nccl;
+  CHECK(&c->r, ((const dc__shm *)nccl->bootstrap)->calls == atomic_load(&nccl->head.usage->requested));
+  cudasim_graph_end();
+  off_card(c, data, COUNT * sizeof(float));
+  dc_stream_destroy(stream);
+  cudasim_stream_end(native);
+}
+
+static void test_requests_have_the_numbers_of_handshakes(void **state) {
+  (void)state;
+  on_cards(2, ON_PROCESSES, 100 * second, rank_captures);
+}
+
 /* ---- all ---- */
 
 static void test_one_rank(void **state) {
@@ -225,6 +254,7 @@ int main(void) {
       TEST(test_one_rank_on_nccl),
       TEST(test_two_ranks_on_nccl),
       TEST(test_parameters_gathered_together),
+      TEST(test_requests_have_the_numbers_of_handshakes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
