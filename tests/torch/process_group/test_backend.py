@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent import futures
@@ -14,7 +15,7 @@ import pytest
 import libdc.torch
 import torch
 import torch.distributed as dist
-from libdc.torch.distributed import LibdcProcessGroup
+from libdc.torch.distributed import LibdcProcessGroup, rendezvous
 from libdc.torch.distributed.exchange import Table
 from libdc.torch.distributed.tensors import flat_alias, flat_output, flattened
 from libdc.torch.distributed.work import Lane, Work
@@ -116,9 +117,25 @@ def test_one_rank(alone: LibdcProcessGroup) -> None:
         dist.all_reduce(tensor)
 
 
+def test_sparse_tensors_of_another_device(alone: LibdcProcessGroup) -> None:
+    place = torch.zeros(1, 2, dtype=torch.int64, device="meta")
+    with pytest.raises(ValueError, match="all_reduce: a tensor is on meta, must be on the CPU"):
+        dist.all_reduce(torch.sparse_coo_tensor(place, torch.zeros(2, device="meta"), (4,)))
+
+
 def test_a_rank_that_never_comes() -> None:
     with pytest.raises(dist.DistStoreError, match="rank 0 waited 0.2 s for rank 1 of 2"):
         LibdcProcessGroup(dist.HashStore(), 0, 2, timedelta(seconds=0.2))
+
+
+def test_a_rank_that_never_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines, store = itertools.count(), dist.HashStore()
+    monkeypatch.setattr(rendezvous, "_machine", lambda: f"machine{next(machines)}")
+    store.set_timeout(timedelta(seconds=20))  # longer than the group's
+    with futures.ThreadPoolExecutor(2) as pool:
+        ranks = list(pool.map(lambda r: rendezvous.Rendezvous(store, r, 2, timedelta(seconds=3)), range(2)))
+    with pytest.raises(dist.DistStoreError, match="rank 1 waited 3 s for rank 0 of 2 to tell in the store where"):
+        ranks[1].pair("message.0", 0, 1)
 
 
 @pytest.mark.parametrize("kind", ["hash", "file"])
@@ -163,6 +180,30 @@ def test_a_waiter_does_what_the_thread_has_not_begun() -> None:
     with pytest.raises(dist.DistError, match="not done within wait's 0.01 s"):  # with a timeout it only waits
         works[2].wait(timedelta(seconds=0.01))
     assert works[2].wait() and len(done) == 3
+
+
+def test_a_process_with_too_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call without a thread is not made; a future's callbacks run although no other thread can serve."""
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    lane, done, go = Lane(), [], threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            lane.submit(Work(lambda: done.append("refused"), None), False)
+    lane.submit(Work(lambda: done.append("made"), None), False).wait()
+    assert done == ["made"]
+    first = lane.submit(Work(go.wait, None), False)
+    future = first.get_future()
+    second = lane.submit(Work(lambda: done.append("behind"), None), False)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        go.set()
+        future.wait()
+        second.wait()
+    assert done == ["made", "behind"]
+    lane.close()
 
 
 def test_a_lane_that_is_closed_while_a_caller_works() -> None:

@@ -11,7 +11,7 @@ from .exchange import Table as _Table
 from .pairs import Pairs
 from .reductions import Reduction, sparse_signature, sum_sparse
 from .tensors import (
-    check, check_parts, contiguous_output, flat_count, flat_output, flat_view, flattened, is_in, overlap)
+    check, check_device, check_parts, contiguous_output, flat_count, flat_output, flat_view, flattened, is_in, overlap)
 
 _ROWS_BYTES = 1 << 22  # of one gather for a reduction that is not libdc's
 
@@ -28,6 +28,7 @@ class Collectives:
     def all_reduce(self, tensors: Sequence[torch.Tensor], op: Any) -> None:
         for tensor in tensors:
             if tensor.layout is torch.sparse_coo:
+                check_device("all_reduce", tensor)
                 self._all_reduce_sparse(tensor, op)
                 continue
             check("all_reduce", tensor)

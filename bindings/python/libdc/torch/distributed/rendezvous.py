@@ -82,10 +82,13 @@ class Rendezvous:
         if size <= _MAX_LOCAL and len({self._places[r][0] for r in ranks}) == 1:
             return libdc.Comm.processes(name, rank, size, seconds, heap_bytes)
         host = self._places[ranks[0]][1]
+        key = f"port/{what}"
         if rank == 0:
-            self.store.set(f"port/{what}", str(_free_port(host)))
-        poll(lambda: self.store.check([f"port/{what}"]), self.timeout)
-        port = int(self.store.get(f"port/{what}"))
+            self.store.set(key, str(_free_port(host)))
+        if not poll(lambda: self.store.check([key]), self.timeout):  # get() would wait for the store's own timeout
+            raise dist.DistStoreError(f"libdc: rank {self.rank} waited {seconds:g} s for rank {ranks[0]} of "
+                                      f"{self.size} to tell in the store where it listens")
+        port = int(self.store.get(key))
         return libdc.Comm.tcp(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", name, rank, size, seconds,
                               self._secret, os.environ.get("LIBDC_INTERFACE") or None, environment_ports(),
                               tls=environment_tls())

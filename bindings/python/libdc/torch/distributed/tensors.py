@@ -59,14 +59,18 @@ def check(name: str, *tensors: torch.Tensor) -> None:
                                            or is_traceable_wrapper_subclass(tensor)):
             raise ValueError(f"{name}: a tensor is a {type(tensor).__name__}, must have memory of its own, as "
                              "to_local() of a DTensor has")
-        if tensor.device.type != "cpu":
-            raise ValueError(f"{name}: a tensor is on {tensor.device}, must be on the CPU: the backend libdc has no "
-                             "other device; make a group of the backend nccl for tensors of a card")
+        check_device(name, tensor)
         if tensor.layout is not torch.strided:
             raise ValueError(f"{name}: a tensor's layout is {tensor.layout}, must be torch.strided")
         if tensor.is_conj() or tensor.is_neg():
             raise ValueError(f"{name}: a tensor is a lazy conjugate or negative, must have its values in memory: "
                              "resolve_conj() or resolve_neg() gives them")
+
+
+def check_device(name: str, tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name}: a tensor is on {tensor.device}, must be on the CPU: the backend libdc has no other "
+                         "device; make a group of the backend nccl for tensors of a card")
 
 
 def check_parts(name: str, parts: Sequence[torch.Tensor], rank: int, mine: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import os
 import threading
@@ -166,8 +167,12 @@ class Lane:
             else:
                 work._lane = state
                 state.queue.append(work)
+                try:
+                    state.ensure_server()
+                except RuntimeError:  # the caller learns that the call was not made, so it must not be made later
+                    state.queue.remove(work)
+                    raise
                 state.changed.notify_all()
-                state.ensure_server()
         if inline:
             state.run(work)
         if blocking:
@@ -218,7 +223,8 @@ class _State:
             if future is None:
                 return
             self.servers -= is_server
-            self.ensure_server()
+            with contextlib.suppress(RuntimeError):  # this thread goes on with what is queued, or a waiter does
+                self.ensure_server()
         future.set_result(None)
         with self.changed:
             self.servers += is_server
