@@ -259,8 +259,8 @@ typedef struct dc__polar {
 enum { DC__POLAR_TEMPS = 4 }; /* size of temp, in multiples of the matrices' elements */
 /* One matrix on the pool; or with pool NULL on this thread, with scratch as for dc__gemm_on(). */
 void dc__polar_cpu(dc__threadpool *pool, void *scratch, const dc__polar *p, float *temp);
-/* Queued on the handle's device. The bits do not depend on count, at most DC__CUDA_BATCH_SLICE. sums: [count, rows];
- * reports: [count]. */
+/* Queued on the handle's device. The bits do not depend on count, at most DC__CUDA_BATCH_SLICE. temp: at a multiple of
+ * 16 bytes, for matrices of their elements rounded up to 64; sums: [count, rows]; reports: [count]. */
 void dc__polar_cuda(dc_linalg *l, const dc__polar *p, float *temp, void *gemm_workspace, double *sums,
                     dc__cuda_matrix_stats *reports);
 

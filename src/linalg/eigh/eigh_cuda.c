@@ -114,6 +114,7 @@ static void store_power(const dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtyp
   dc__cuda_scale(f->stream, &scale);
   square.trans_a = true;
   square.batch = f->count;
+  square.batch_invariant = r->grouped != NULL;
   square.stride_a = square.stride_b = square.stride_c = n * n;
   dc__linalg_gemm(f->l, &square, f->gemm_workspace);
   dc__symmetric_store_slice(f, &w->job, dtype, w->result, mask, tasks);

@@ -97,6 +97,15 @@ dc_status dc__orthogonalize_cuda(dc_linalg *l, const char *fn, const dc__mat *a,
 
 /* ---- as part of other work ---- */
 
+/* The next part of temporary memory. A product's algorithm depends on the alignment of its operands, so parts begin at
+ * 16 bytes whatever the number of matrices. */
+static void *polar_part(char **end, int64_t elements, int32_t dtype) {
+  enum { ALIGNMENT = 16 };
+  void *part = *end;
+  *end += ((size_t)elements * dc_dtype_size(dtype) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  return part;
+}
+
 void dc__polar_cuda(dc_linalg *l, const dc__polar *p, float *temp, void *gemm_workspace, double *sums,
                     dc__cuda_matrix_stats *reports) {
   const dc__mat x = {.data = p->x,
@@ -114,9 +123,15 @@ void dc__polar_cuda(dc_linalg *l, const dc__polar *p, float *temp, void *gemm_wo
   f.count = f.max_count = p->count;
   dc__newton_schulz o = {
       .work = &newton_schulz_work_cuda, .context = &f, .rows = lying.rows, .cols = lying.cols, .count = p->count};
+  const int64_t squares = p->count * o.rows * o.rows;
+  char *end = (char *)temp;
   o.dtype = p->dtype;
   o.batch_invariant = true;
-  dc__newton_schulz_layout(&o, narrow ? temp + count : temp, p->count);
+  (void)polar_part(&end, narrow ? count : 0, DC_FLOAT32); /* at temp: the matrices in float32 */
+  o.x = polar_part(&end, count, p->dtype);
+  o.next = polar_part(&end, count, p->dtype);
+  o.gram = polar_part(&end, squares, p->dtype);
+  o.poly = polar_part(&end, squares, p->dtype);
   const dc__cuda_matrices strided = dc__batch_slice_view(&f, &lying), whole = dc__batch_slice_view(&f, &x);
   const dc__cuda_load_args over_length = {
       .from = strided,

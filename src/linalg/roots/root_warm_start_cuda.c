@@ -28,6 +28,7 @@ static void warm_start_gemm(const dc__eigh_cuda *w, dc__batch_slice *f, const wa
   g.ldb = p->trans_b ? n : p->cols;
   g.beta = p->beta;
   g.batch = f->count;
+  g.batch_invariant = w->job.r->grouped != NULL;
   g.stride_a = n * n;
   g.stride_b = g.stride_c = n * p->cols;
   dc__linalg_gemm(f->l, &g, f->gemm_workspace);

@@ -76,6 +76,9 @@ CUDASIM_API void cudasim_fail(const char *function, int before, int error);
 CUDASIM_API int cudasim_calls(const char *function);
 /* Calls of all functions, NCCL's too, by this thread since it began. */
 CUDASIM_API int cudasim_thread_calls(void);
+/* Algorithms that cuBLASLt has found for products of `batch` matrices, at most 32, that lie at multiples of `alignment`
+ * bytes, at most 16, since the process began. */
+CUDASIM_API int cudasim_searches(int batch, int alignment);
 /* Streams, events, modules and blocks of memory that exist: 0 when all were freed. */
 CUDASIM_API int cudasim_live(void);
 /* The error by which the device was lost, an access outside of allocated memory, say; 0: it is not lost. */

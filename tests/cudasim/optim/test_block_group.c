@@ -7,7 +7,7 @@
 #include "cudasim.h"
 #include "kernels/kernels.h"
 
-enum { LAYERS = 6, ROWS = 6, COLS = 4, EACH = ROWS * COLS, SAMPLES = 5 };
+enum { LAYERS = 6, ROWS = 7, COLS = 5, EACH = ROWS * COLS, SAMPLES = 5 };
 
 typedef struct count {
   int launches, products, copies, waits, decompositions;
@@ -176,6 +176,41 @@ static void test_muon(void **state) {
   }
 }
 
+static dc_status create(const model *m, int kind, dc_optimizer **optimizer) {
+  const dc_muon_options muon = {.struct_size = sizeof muon, .precision = kind == 1 ? DC_BFLOAT16 : DC_FLOAT32};
+  dc_shampoo_options shampoo = DC_SHAMPOO_OPTIONS_INIT;
+  dc_soap_options soap = DC_SOAP_OPTIONS_INIT;
+  shampoo.precondition_frequency = soap.precondition_frequency = 1;
+  shampoo.tolerance = kind == 3 ? 0.1 : 0; /* roots from earlier bases */
+  return kind < 2   ? dc_muon_create(m->linalg, NULL, &muon, optimizer)
+         : kind < 4 ? dc_shampoo_create(m->linalg, NULL, &shampoo, optimizer)
+                    : dc_soap_create(m->linalg, NULL, &soap, optimizer);
+}
+
+/* Ranks have different numbers of blocks, and the same bits. So an algorithm is searched for a full slice, and for
+ * operands of one alignment, however many go together. */
+static void test_algorithms_do_not_depend_on_the_number(void **state) {
+  (void)state;
+  for (int kind = 0; kind < 5; kind++) {
+    for (int params = 1; params <= LAYERS; params++) {
+      const int all = cudasim_calls("cublasLtMatmulAlgoGetHeuristic"), full = cudasim_searches(32, 16);
+      model m;
+      open_model(&m, "cuda", params);
+      assert_int_equal(create(&m, kind, &m.optimizer), DC_OK);
+      add_params(&m);
+      for (int i = 0; i < 3; i++) {
+        (void)step(&m, -1);
+      }
+      close_model(&m);
+      const int searched = cudasim_calls("cublasLtMatmulAlgoGetHeuristic") - all;
+      if (searched == 0 || cudasim_searches(32, 16) - full != searched) {
+        fail_msg("kind %d, %d parameters: %d searches, %d of them for 32 matrices at 16 bytes", kind, params, searched,
+                 cudasim_searches(32, 16) - full);
+      }
+    }
+  }
+}
+
 /* Two sizes of bases, each a few launches, and no wait more than in a step that has none due. */
 static void test_soap(void **state) {
   (void)state;
@@ -246,6 +281,7 @@ int main(void) {
       cmocka_unit_test(test_one_that_is_left_out),
       cmocka_unit_test(test_shampoo),
       cmocka_unit_test(test_muon),
+      cmocka_unit_test(test_algorithms_do_not_depend_on_the_number),
       cmocka_unit_test(test_soap),
       cmocka_unit_test(test_kfac),
   };

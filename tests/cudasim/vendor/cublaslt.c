@@ -1,6 +1,7 @@
 /* cuBLASLt without a card: libcublasLt.so.13 as the CUDA device of libdc uses it, on the CPU's matrix products and the
  * simulated driver's streams. It refuses what the library refuses, and can be made to fail as the driver's functions
  * can. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +14,9 @@ DC__LT_FUNCTIONS(X)
 #undef X
 
 enum { INVALID = DC__LT_INVALID_VALUE, WORKSPACE_ALIGNMENT = 256, MAX_BATCH = 65535 };
+enum { BATCHES = 33, ALIGNMENTS = 17 }; /* that searches are counted of */
+
+static atomic_int searches[BATCHES][ALIGNMENTS];
 
 struct cublasLtContext {
   int device; /* that was current when it was made */
@@ -138,6 +142,10 @@ int cublasLtMatmulPreferenceSetAttribute(dc__lt_preference preference, int attri
 
 /* ---- products ---- */
 
+int cudasim_searches(int batch, int alignment) {
+  return atomic_load(&searches[batch][alignment]);
+}
+
 static size_t bytes_of(const struct dc__lt_layout_st *layout) {
   const int64_t before = (layout->batch - 1) * layout->stride + (layout->columns - 1) * layout->ld;
   return (size_t)(before + layout->rows) * dc_dtype_size(dtype_of(layout->type));
@@ -182,6 +190,9 @@ int cublasLtMatmulAlgoGetHeuristic(dc__lt_handle handle, dc__lt_desc desc, dc__l
   }
   *found = (dc__lt_found){.algo.data = {preference->alignment[0], preference->workspace}};
   *count = 1;
+  if (d->batch < BATCHES && preference->alignment[0] < ALIGNMENTS) {
+    atomic_fetch_add(&searches[d->batch][preference->alignment[0]], 1);
+  }
   return 0;
 }
 
