@@ -19,7 +19,8 @@ typedef struct nearest_cuda {
 /* Chunks of rows that a vector of `count` elements is computed in, each by that many threads. */
 static int32_t nearest_chunks(int64_t count, int64_t threads, int64_t rows) {
   const int64_t wanted = THREADS / (count < THREADS ? count * threads : THREADS) + 1;
-  return (int32_t)(wanted < rows ? wanted : rows);
+  const int64_t most = dc__min_int64(rows, DC__CUDA_NEAREST_CHUNKS);
+  return (int32_t)(wanted < most ? wanted : most);
 }
 
 /* Lays out the matrices of the slice; without memory it counts their bytes. Returns false on overflow. */
