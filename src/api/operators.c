@@ -109,12 +109,14 @@ dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32
 
 /* ---- gradients ---- */
 
-static dc_status check_grad(const char *fn, const dc_tensor *tensor, const dc__param *param, dc_tensor *grad) {
+static dc_status check_grad(const dc_context *ctx, const char *fn, const dc_tensor *tensor, const dc__param *param,
+                            dc_tensor *grad) {
   int64_t count;
   DC__TRY(dc__tensor_read(fn, "grad", tensor, false, grad, &count));
   if (!dc__dtype_is_float(grad->dtype)) {
     return dc__fail(DC_E_DTYPE, "%s: grad is %s, must be a floating-point type", fn, dc_dtype_name(grad->dtype));
   }
+  DC__TRY(dc__device_check_alignment(fn, "grad", ctx->device, grad->data, dc_dtype_size(grad->dtype)));
   return count == param->numel
              ? DC_OK
              : dc__fail(DC_E_SHAPE, "%s: grad has %" PRId64 " element%s, but parameter %" PRId64 " has %" PRId64, fn,
@@ -127,7 +129,7 @@ static dc_status op_reduce_grad(dc_context *ctx, const char *fn, const dc_tensor
   dc__param *param;
   dc_tensor grad;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, false, &graph, &param));
-  DC__TRY(check_grad(fn, tensor, param, &grad));
+  DC__TRY(check_grad(ctx, fn, tensor, param, &grad));
   if (ctx->config.sync_before_reduce == 1) {
     DC__TRY(dc__context_synchronize(ctx));
   }

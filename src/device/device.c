@@ -94,6 +94,14 @@ bool dc__device_is_same(const dc_device *a, const dc_device *b) {
          (a->ops == b->ops && a->memory_space == b->memory_space && a->memory_space != DC__COUNT_MEMORY_SPACE);
 }
 
+dc_status dc__device_check_alignment(const char *fn, const char *arg, const dc_device *device, const void *data,
+                                     size_t size) {
+  return device->memory_space == 0 || (uintptr_t)data % size == 0
+             ? DC_OK
+             : dc__fail(DC_E_INVALID, "%s: %s.data = %p, must be a multiple of %zu on device \"%s\"", fn, arg, data,
+                        size, device->name);
+}
+
 dc_status dc__stream_check_device(const char *fn, const dc_stream *stream, const char *owner, const dc_device *device) {
   if (stream == NULL || dc__device_is_same(stream->device, device)) {
     return DC_OK;

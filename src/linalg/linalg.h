@@ -48,7 +48,6 @@ enum { DC__DEVICE_ALIGNMENT = DC__MATMUL_ALIGNMENT }; /* workspace alignment of 
 /* Memory and products of a kind of device. */
 typedef struct dc__linalg_work {
   int32_t memory_kind;
-  bool needs_alignment;         /* elements must be aligned to their size */
   int64_t gemm_workspace_bytes; /* 0 for none */
   dc_status (*check_gemm)(dc_linalg *l, const char *fn);
   void (*gemm)(dc_linalg *l, const dc__gemm *g, void *workspace); /* of at least one element of C */

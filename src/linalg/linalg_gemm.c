@@ -61,11 +61,7 @@ void dc__linalg_gemm(dc_linalg *l, const dc__gemm *gemm, void *workspace) {
 
 dc_status dc__linalg_check_alignment(const dc_linalg *l, const char *fn, const char *arg, const void *data,
                                      int32_t dtype) {
-  const size_t size = dc_dtype_size(dtype);
-  return !dc__linalg_work_of(l)->needs_alignment || (uintptr_t)data % size == 0
-             ? DC_OK
-             : dc__fail(DC_E_INVALID, "%s: %s.data = %p, must be a multiple of %zu on device \"%s\"", fn, arg, data,
-                        size, l->device->name);
+  return dc__device_check_alignment(fn, arg, l->device, data, dc_dtype_size(dtype));
 }
 
 dc_status dc__batch_matmul(dc_linalg *l, const char *fn, const dc__mat *a, const dc__mat *b, double alpha, double beta,

@@ -55,7 +55,6 @@ static void gemm_cuda(dc_linalg *l, const dc__gemm *g, void *workspace) {
 
 const dc__linalg_work dc__linalg_work_cuda = {
     .memory_kind = DC_MEMORY_DEVICE,
-    .needs_alignment = true,
     .gemm_workspace_bytes = DC__CUDA_GEMM_WORKSPACE_BYTES,
     .check_gemm = check_cuda,
     .gemm = gemm_cuda,

@@ -126,6 +126,40 @@ static void test_errors_that_want_a_new_process(void **state) {
   }
 }
 
+/* Kernels would lose the device at addresses that are no multiples of an element's size. */
+static void refuse_misaligned_tensors(rank *r) {
+  dc_buffer *buffer;
+  dc_stream *stream;
+  const int64_t count = COUNT, shape = COUNT * r->world, ids[] = {3};
+  OK(r, dc_context_alloc(r->ctx, (2 * shape + 1) * (int64_t)sizeof(float), DC_MEMORY_DEVICE, &buffer));
+  OK(r, dc_stream_create(r->device, &stream));
+  char *data = dc_buffer_data(buffer), *more = data + shape * (int64_t)sizeof(float);
+  dc_tensor good = flat(data, &count, DC_FLOAT32), grad = flat(more, &count, DC_FLOAT32);
+  dc_tensor misaligned = flat(more + 2, &count, DC_FLOAT32), whole = flat(more + 2, &shape, DC_FLOAT32);
+  FAILS(r, dc_register_z3_param(r->ctx, 3, &shape, 1, &misaligned, NULL, 0, DC_DTYPE_NONE), DC_E_INVALID,
+        "shard.data = ");
+  FAILS(r, dc_register_z3_param(r->ctx, 3, &shape, 1, &good, &misaligned, 0, DC_DTYPE_NONE), DC_E_INVALID,
+        "grad_buffer.data = ");
+  OK(r, dc_register_z3_param(r->ctx, 3, &shape, 1, &good, &grad, 0, DC_DTYPE_NONE));
+  OK(r, dc_register_graph_z3(r->ctx, 1, ids, 1));
+  FAILS(r, dc_reduce_grad(r->ctx, &whole, 1, 3), DC_E_INVALID, "grad.data = ");
+  FAILS(r, dc_comm_all_reduce(r->comm, &misaligned, DC_SUM, stream), DC_E_INVALID, "data.data = ");
+  FAILS(r, dc_comm_reduce_scatter(r->comm, &whole, &good, NULL, DC_SUM, stream), DC_E_INVALID, "send.data = ");
+  whole.data = more;
+  misaligned.data = data + 2;
+  FAILS(r, dc_comm_reduce_scatter(r->comm, &whole, &misaligned, NULL, DC_SUM, stream), DC_E_INVALID,
+        "must be a multiple of 4 on device \"cuda\"");
+  OK(r, dc_context_check(r->ctx));
+  dc_stream_destroy(stream);
+  dc_buffer_release(buffer);
+}
+
+static void test_misaligned_tensors_are_refused(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 2}, refuse_misaligned_tensors, NULL);
+  assert_int_equal(cudasim_live(), 0);
+}
+
 /* One rank's kernel goes wrong; every rank's next calls say so, and end. */
 static void lose_it(rank *r) {
   float *data;
@@ -262,6 +296,7 @@ int main(void) {
       TEST(test_the_code_fits_card_and_driver),
       TEST(test_an_illegal_address_is_named),
       TEST(test_errors_that_want_a_new_process),
+      TEST(test_misaligned_tensors_are_refused),
       TEST(test_ranks_learn_of_a_lost_device),
       TEST(test_every_call_fails),
       TEST(test_the_budget_of_pinned_memory_is_an_option),

@@ -10,10 +10,7 @@
  * is on the left and v [p, q] on the right; all are float64 but x. A vector is computed in chunks of the blocks' rows,
  * each in `parts` [chunks, elements]. It is then summed into `next`, with its squares by blocks of threads, and
  * normalised. */
-enum {
-  DC__CUDA_NEAREST_BLOCKS = 256,
-  DC__CUDA_NEAREST_CHUNKS = 65535 /* at most: the blocks on a grid's second axis */
-};
+enum { DC__CUDA_NEAREST_BLOCKS = 256 };
 typedef struct dc__cuda_nearest_result {
   dc__nearest_state state;
   uint64_t change; /* the bits of the largest change of v */
