@@ -94,6 +94,28 @@ def test_doctor_of_a_run_that_went_well(dc: Run, groups: Groups) -> None:
                     text)
 
 
+def on_another_machine(folder: Path, rank: int, hours: int) -> None:
+    """The rank's dump as a machine writes it whose clock began so many hours earlier."""
+    path, ns = folder / f"rank-{rank}.json", hours * 3600 * 10**9
+    dump = json.loads(path.read_text())
+    dump.update(host="another", time_ns=dump["time_ns"] + ns)
+    for row in dump["entries"]:
+        row.update({key: row[key] + ns for key in ("queued_ns", "begin_ns", "end_ns") if row[key] > 0})
+    path.write_text(json.dumps(dump))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_machines_have_clocks_of_their_own(dc: Run, groups: Groups, tmp_path: Path, rank: int) -> None:
+    shutil.copytree(groups("late", 2), tmp_path / "d")
+    on_another_machine(tmp_path / "d", rank, 1000)
+    diagnosis = json.loads(dc("doctor", "--dump", tmp_path / "d", "--json", code=1).stdout)
+    assert (diagnosis["diagnosis"], diagnosis["ranks"]) == ("late", [1]), diagnosis
+    assert re.search(r"end_backward, (9|\d\d)\.\d s before they gave up$", diagnosis["text"]), diagnosis
+    events = json.loads(dc("trace", tmp_path / "d").stdout)["traceEvents"]
+    work = [event for event in events if event["ph"] == "X"]
+    assert 0 <= min(event["ts"] for event in work) and max(event["ts"] for event in work) < 600e6
+
+
 def test_doctor_without_a_rank(dc: Run, groups: Groups, tmp_path: Path) -> None:
     shutil.copytree(groups("well", 3), tmp_path / "d")
     (tmp_path / "d" / "rank-2.json").unlink()
@@ -102,10 +124,32 @@ def test_doctor_without_a_rank(dc: Run, groups: Groups, tmp_path: Path) -> None:
     assert diagnosis["text"].endswith("; the others have no error")
 
 
+def test_names_do_not_reach_the_terminal_as_commands(dc: Run, groups: Groups, tmp_path: Path) -> None:
+    shutil.copytree(groups("parameter", 3), tmp_path / "d")
+    for path in (tmp_path / "d").iterdir():
+        path.write_text(path.read_text().replace('"head"', '"he\\u001b[2Jad\\n"'))
+    assert "parameter 8 (he?[2Jad?) " in dc("doctor", "--dump", tmp_path / "d", code=1).stdout
+    text = json.loads(dc("doctor", "--dump", tmp_path / "d", "--json", code=1).stdout)["text"]
+    assert "parameter 8 (he\x1b[2Jad\n) " in text
+
+
 def test_a_difference_says_more_than_a_missing_file(dc: Run, groups: Groups, tmp_path: Path) -> None:
     shutil.copytree(groups("parameter", 3), tmp_path / "d")
     (tmp_path / "d" / "rank-2.json").unlink()
     assert json.loads(dc("doctor", "--dump", tmp_path / "d", "--json", code=1).stdout)["diagnosis"] == "operation"
+
+
+def test_a_file_of_an_earlier_run_is_told(dc: Run, groups: Groups, tmp_path: Path) -> None:
+    """The rank that was killed has left none, and so that of the run before is there."""
+    note = "; but rank 1 failed before all that rank 0 has in its dump: the run may be an earlier one"
+    shutil.copytree(groups("parameter", 2), tmp_path / "d")
+    assert note not in dc("doctor", "--dump", tmp_path / "d", code=1).stdout
+    shutil.copy(groups("dead", 2) / "rank-0.json", tmp_path / "d")
+    earlier, later = (json.loads((tmp_path / "d" / f"rank-{rank}.json").read_text()) for rank in (1, 0))
+    began = later["entries"][0]["queued_ns"]
+    if earlier["time_ns"] >= began:  # the groups ran in another order
+        (tmp_path / "d" / "rank-1.json").write_text(json.dumps({**earlier, "time_ns": began - 1}))
+    assert dc("doctor", "--dump", tmp_path / "d", code=1).stdout.endswith(note + "\n")
 
 
 # ---- folders that are not right

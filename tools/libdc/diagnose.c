@@ -318,7 +318,7 @@ static void report_agreement(const dumps *d, diagnosis *v) {
   }
 }
 
-void diagnose(const dumps *d, diagnosis *v) {
+static void find_cause(const dumps *d, diagnosis *v) {
   *v = (diagnosis){.kind = "same"};
   for (size_t g = 0; g < COUNT(groups); g++) { /* a difference says more than a file that is not there */
     diagnosis found = {.kind = "same"};
@@ -336,4 +336,31 @@ void diagnose(const dumps *d, diagnosis *v) {
     }
   }
   report_agreement(d, v);
+}
+
+/* A rank that is killed leaves no file, and one of an earlier run may be in its place. That rank had failed before all
+ * that the latest file has. A rank that gave up before another one began is no different. */
+static void note_earlier_runs(const dumps *d, diagnosis *v) {
+  const dump *latest = &d->ranks[0];
+  bool earlier[MAX_RANKS] = {false};
+  bool any = false;
+  for (int i = 1; i < d->count; i++) {
+    latest = d->ranks[i].time > latest->time ? &d->ranks[i] : latest;
+  }
+  for (int i = 0; i < d->count && latest->count > 0; i++) {
+    const dump *one = &d->ranks[i];
+    earlier[one->rank] = strcmp(one->status, "DC_OK") != 0 && one->time < latest->entries[0].queued;
+    any = any || earlier[one->rank];
+  }
+  if (any) {
+    sentence_append(v->sentence, "; but ");
+    sentence_append_ranks(v->sentence, earlier);
+    sentence_append(v->sentence, " failed before all that rank %d has in its dump: the run may be an earlier one",
+                    latest->rank);
+  }
+}
+
+void diagnose(const dumps *d, diagnosis *v) {
+  find_cause(d, v);
+  note_earlier_runs(d, v);
 }

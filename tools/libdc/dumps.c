@@ -207,6 +207,31 @@ static bool dumps_check(const args *a, const char *argument, const char *folder,
   return true;
 }
 
+/* A time on another clock; 0 stays, which is none. */
+static void move_time(int64_t *ns, int64_t offset) {
+  *ns = *ns == 0 ? 0 : *ns + offset > 0 ? *ns + offset : 1;
+}
+
+/* Each machine's clock counts from its own start. The times of all ranks are put on the first one's, by the wall clock,
+ * which machines have in common. Ranks of one machine have one clock already, and the wall clock is less exact. */
+static void dumps_align_clocks(dumps *d) {
+  const dump *first = &d->ranks[0];
+  for (int i = 1; i < d->count; i++) {
+    dump *one = &d->ranks[i];
+    if (strcmp(one->host, first->host) == 0) {
+      continue;
+    }
+    int64_t offset = (one->wall - one->time) - (first->wall - first->time);
+    move_time(&one->time, offset);
+    for (int64_t k = 0; k < one->count; k++) {
+      entry *e = &one->entries[k];
+      move_time(&e->queued, offset);
+      move_time(&e->begin, offset);
+      move_time(&e->end, offset);
+    }
+  }
+}
+
 /* "rank-" and a number as dc_context_trace_dump() writes it. */
 static bool is_dump(const char *name) {
   int number;
@@ -245,7 +270,9 @@ bool dumps_read(const args *a, const char *argument, const char *folder, dumps *
   }
   bool well = read_folder(a, argument, folder, dir, d) && dumps_check(a, argument, folder, d);
   closedir(dir);
-  if (!well) {
+  if (well) {
+    dumps_align_clocks(d);
+  } else {
     dumps_free(d);
   }
   return well;
