@@ -66,6 +66,23 @@ def test_it_counts_what_passed_and_keeps_what_failed(script: Any) -> None:
     assert said(script, "", 124, 60, 0.5)["status"] is None  # it would have had more time
 
 
+@pytest.mark.parametrize("name, text, status", [
+    ("card_step", "", 1), ("card_step", "[  PASSED  ] 0 test(s).", 1), ("card_step", "[  PASSED  ] 1 test(s).", 0),
+    ("torch", "3 skipped, 2 deselected in 1.0s", 1), ("moves", "a card", 1), ("moves", "{\"kib\": 1}", 0),
+    ("memcheck card_step", "[  PASSED  ] 7 test(s).", 1), ("racecheck card_step", "RACECHECK SUMMARY: 0 hazards", 1),
+    ("memcheck card_step", "[  PASSED  ] 7 test(s).\n========= ERROR SUMMARY: 0 errors", 0), ("package", "libdc", 0)])
+def test_a_row_that_shows_no_work_has_failed(script: Any, name: str, text: str, status: int) -> None:
+    result = script.run(script.Row(name, ["echo", text], 60), 60)
+    assert result["status"] == status and ("error: it ended well" in result["text"]) == (status == 1)
+
+
+def test_a_row_gets_no_settings_of_another(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DEVICE", "RANKS", "COMM"):
+        monkeypatch.setenv(f"LIBDC_TEST_{name}", "1")
+    own = {name: value for name, value in script.environment().items() if name.startswith("LIBDC_TEST_")}
+    assert own == {"LIBDC_TEST_DEVICE": "cuda"}
+
+
 def test_what_was_carried_comes_first(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = tmp_path / "cmocka" / "usr" / "lib" / "libcmocka.so.0"
     library.parent.mkdir(parents=True)
@@ -118,8 +135,26 @@ def test_a_run_goes_on_where_the_last_one_ended(script: Any, tmp_path: Path, mon
     assert call(script, monkeypatch, "--seconds", 0, tmp_path / "new.json") == 1 and ran == []
     monkeypatch.setattr(script, "run", lambda row, left: {"status": 0, "seconds": 0.0, "passed": 1})
     assert [call(script, monkeypatch, tmp_path / "fine.json") for _ in range(3)] == [1, 1, 0]  # a part each
+    monkeypatch.setattr(script, "run", lambda row, left: {"status": None})
+    assert call(script, monkeypatch, tmp_path / "fine.json", "torch") == 1  # what it was before counts no more
+    assert "; left: torch; " in capsys.readouterr().out
+
+
+def test_a_report_is_of_one_machine(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are not said to be another card's. Where there was no card, one may have come."""
+    monkeypatch.setattr(script, "run", lambda row, left: {"status": 0, "seconds": 0.0, "passed": 1})
     monkeypatch.setattr(script, "card", lambda: "no card")
-    assert call(script, monkeypatch, tmp_path / "fine.json") == 1
+    assert [call(script, monkeypatch, tmp_path / "report.json") for _ in range(3)] == [1, 1, 1]
+    monkeypatch.setattr(script, "card", lambda: "a card")
+    assert call(script, monkeypatch, tmp_path / "report.json") == 0
+    whole = (tmp_path / "report.json").read_text()
+    for other in ("another card", "no card"):
+        report = tmp_path / f"{other}.json"
+        report.write_text(whole)
+        monkeypatch.setattr(script, "card", lambda: other)
+        with pytest.raises(SystemExit, match=f"has results of 'a card', and here is '{other}'; name another file"):
+            call(script, monkeypatch, report)
+        assert report.read_text() == whole
 
 
 def test_nothing_is_run_that_was_not_built(script: Any, tmp_path: Path, capsys: Any,
@@ -145,7 +180,7 @@ def test_a_row_that_fails_or_hangs_tells_why_and_the_rest_runs(script: Any, tmp_
             script.Row("b hangs", ["sh", "-c", "echo on; sleep 600"], 5),
             script.Row("c is fine", ["sh", "-c", "echo '[  PASSED  ] 2 test(s).'"], 60),
             script.Row("d is absent", ["./no-such-program"], 60),
-            script.Row("e needs a", ["true"], 60, True, {}, "a fails")]
+            script.Row("e needs a", ["echo", "1 passed"], 60, True, {}, "a fails")]
     monkeypatch.setattr(script, "build", lambda: [script.Row("build", ["true"], 60)])
     monkeypatch.setattr(script, "rows", lambda: rows)
     assert call(script, monkeypatch, tmp_path / "report.json") == 1
