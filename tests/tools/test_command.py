@@ -14,6 +14,7 @@ from typing import Any, Dict, List
 
 import libdc
 import pytest
+from libdc.run.options import MAX_RANKS
 
 from conftest import TOOL, Run
 
@@ -115,6 +116,7 @@ def test_a_bad_value_names_its_option(dc: Run, command: str, option: str) -> Non
 def test_manual_page_has_what_help_has(dc: Run) -> None:
     page = dc("man").stdout
     plain = page.replace("\\-", "-")
+    assert "\\fBlibdc --version\\fR | \\fB--help\\fR" in plain
     for command in COMMANDS:
         help = dc(command, "--help").stdout
         assert f".SS libdc {command}" in plain
@@ -180,10 +182,28 @@ def test_info(dc: Run) -> None:
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[3-4]"}
     launcher = json.loads(dc("info", "--json", environment=step).stdout)["launcher"]
     assert (launcher["rank"], launcher["ranks"], launcher["address"]) == (1, 2, "n3:61447"), launcher
+    assert info["limits"]["ranks over TCP"] == MAX_RANKS
     text = dc("info").stdout
     for section, rows in info.items():
         assert re.search(rf"^{section}$", text, re.M)
         assert all(f"  {name} " in text for name in rows)
+
+
+@pytest.mark.parametrize("environment, meeting", [
+    ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": "1"},
+     "over shared memory"),
+    ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[3-4]"},
+     "over TCP"),
+    ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "over MPI, which is not here"),
+    ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}, "the launcher does not say as what: set LIBDC_GROUP, "
+     "or MASTER_ADDR and MASTER_PORT"),
+    ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "1"}, "the launcher does not say where: set MASTER_ADDR and "
+     "MASTER_PORT")])
+def test_info_says_how_ranks_meet_without_mpi(dc: Run, environment: Dict[str, str], meeting: str) -> None:
+    """As init_comm() does it. Slurm's steps speak PMI here."""
+    environment = {**environment, "PMI_RANK": "1", "LIBDC_MPI_LIB": "/no/such/library"}
+    launcher = json.loads(dc("info", "--json", environment=environment).stdout)["launcher"]
+    assert launcher["ranks meet"] == meeting, launcher
 
 
 SIMD = {"plain C": "generic", "avx2": "avx2", "avx512": "avx512", "avx512bf16": "avx512bf16",
@@ -247,6 +267,17 @@ def test_doctor_finds_a_broken_package(dc: Run, tmp_path: Path) -> None:
     assert done.stdout.endswith("10 ok, 2 broken, 0 absent\n")
 
 
+def test_doctor_finds_a_package_that_crashes(dc: Run, tmp_path: Path) -> None:
+    """An interpreter that dies has been run, so nothing is absent."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    python.chmod(0o755)
+    done = dc("doctor", code=1, environment={"LIBDC_PYTHON": str(python)})
+    assert re.search(rf"^BROKEN +Python package +import libdc: {python} was killed by signal 11 \(.*\)$", done.stdout,
+                     re.M)
+    assert done.stdout.endswith("10 ok, 2 broken, 0 absent\n")
+
+
 def test_progress_is_for_terminals(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     done = subprocess.run([str(TOOL), "doctor"], stdout=subprocess.DEVNULL, stderr=slave, timeout=600,
@@ -274,6 +305,22 @@ def test_bench(dc: Run, transport: str) -> None:
     assert [row["name"] for row in result["rows"] if "bytes" not in row] == ["gathered already"]
     text = dc(*line, "--ranks", 1).stdout
     assert text.startswith(f"1 rank as {transport}\n") and len(text.splitlines()) == 2 + 13
+
+
+def test_ranks_end_with_the_command() -> None:
+    """They have its standard error, which ends when they do. Their work would take minutes."""
+    process = subprocess.Popen([str(TOOL), "bench", "--turns", "10001"], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while len(ranks := children.read_text().split()) < 2:
+        assert process.poll() is None
+    try:
+        process.kill()
+        assert process.communicate(timeout=60)[1] == b""
+    except subprocess.TimeoutExpired:
+        for rank in ranks:
+            os.kill(int(rank), signal.SIGKILL)
+        raise
 
 
 # ---- what cannot be written

@@ -44,9 +44,10 @@ static void zero3_processes(finding *f, int ranks) {
 
 /* ---- Python ---- */
 
-enum { NOT_RUN = -1, TOO_LONG = -2 };
+enum { NOT_RUN = -1, TOO_LONG = -2, KILLED = -3 };
 
-/* Runs a program and keeps `bytes` of its standard output. Returns the exit status, NOT_RUN or TOO_LONG. */
+/* Runs a program and keeps `bytes` of its standard output. Returns the exit status, NOT_RUN, TOO_LONG, or KILLED less
+ * the signal's number. */
 static int capture_output(const char *const *argv, int64_t job_timeout_ns, char *text, size_t bytes) {
   int fds[2];
   pid_t pid;
@@ -83,7 +84,7 @@ static int capture_output(const char *const *argv, int64_t job_timeout_ns, char 
     return NOT_RUN;
   }
   waitpid(pid, &status, 0);
-  return late ? TOO_LONG : WIFEXITED(status) ? WEXITSTATUS(status) : NOT_RUN;
+  return late ? TOO_LONG : WIFEXITED(status) ? WEXITSTATUS(status) : KILLED - WTERMSIG(status);
 }
 
 /* The program's output is the finding; exit status 2 means that the package is not installed. */
@@ -100,8 +101,11 @@ static void check_python(finding *f, const char *what, const char *program) {
     report_finding(f, CHECK_ABSENT, "%s", text);
   } else if (status == TOO_LONG) {
     report_finding(f, CHECK_FAILED, "%s: %s does not end in %d s", what, argv[0], LIMIT_S);
-  } else if (status == 127 || (status == NOT_RUN && text[0] == '\0')) {
+  } else if (status == 127 || status == NOT_RUN) {
     report_finding(f, CHECK_ABSENT, "%s can't be run", argv[0]);
+  } else if (status < KILLED) {
+    report_finding(f, CHECK_FAILED, "%s: %s was killed by signal %d (%s)", what, argv[0], KILLED - status,
+                   strsignal(KILLED - status));
   } else {
     report_finding(f, CHECK_FAILED, "%s: %.900s", what, text[0] == '\0' ? "no word" : text);
   }
@@ -128,6 +132,8 @@ static void torch_adapter(finding *f, int ranks) {
                "  import libdc, torch\n"
                "except ModuleNotFoundError as e:\n"
                "  print(f'{sys.executable} has no package {e.name}'); sys.exit(2)\n"
+               "except BaseException as e:\n"
+               "  print(f'{type(e).__name__}: {e}'); sys.exit(1)\n"
                "try:\n"
                "  import libdc.torch\n"
                "except BaseException as e:\n"
@@ -206,6 +212,15 @@ static int self_test(const args *a) {
 
 /* ---- the diagnosis ---- */
 
+/* Names and errors out of files, which must not move a terminal's cursor or add lines. */
+static void print_sentence(const char *sentence) {
+  for (; *sentence != '\0'; sentence++) {
+    unsigned char c = (unsigned char)*sentence;
+    putchar(c < 0x20 || c == 0x7f ? '?' : c);
+  }
+  putchar('\n');
+}
+
 static int print_diagnosis(const args *a, const char *folder) {
   dumps d;
   diagnosis v;
@@ -229,7 +244,7 @@ static int print_diagnosis(const args *a, const char *folder) {
     json_int(&j, "dumps", d.count);
     json_close(&j, '}');
   } else {
-    printf("%s\n", v.sentence);
+    print_sentence(v.sentence);
   }
   dumps_free(&d);
   return strcmp(v.kind, "same") == 0 ? EXIT_OK : EXIT_FAILED;

@@ -120,7 +120,7 @@ int run_man(const args *a) {
   printf(".TH LIBDC 1 \"\" \"libdc %s\" \"User Commands\"\n.SH NAME\nlibdc \\- ", dc_version_string());
   print_roff(summary);
   fputs(
-      "\n.SH SYNOPSIS\n\\fBlibdc\\fR \\fICOMMAND\\fR [\\fIOPTION\\fR...]\n.br\n\\fBdc \\-\\-version\\fR | "
+      "\n.SH SYNOPSIS\n\\fBlibdc\\fR \\fICOMMAND\\fR [\\fIOPTION\\fR...]\n.br\n\\fBlibdc \\-\\-version\\fR | "
       "\\fB\\-\\-help\\fR\n",
       stdout);
   fputs(".SH COMMANDS\n", stdout);

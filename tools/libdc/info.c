@@ -177,13 +177,19 @@ static void print_backends(report *r) {
 
 /* ---- the launcher ---- */
 
-/* How init_comm of the Python package lets the ranks meet. */
+/* How init_comm of the Python package lets the ranks meet. Ranks of Slurm and Flux need no MPI. */
 static const char *meeting_of(const dc_launch *l) {
-  return l->world_size == 1               ? "one rank alone"
-         : l->uses_mpi == 1               ? "over MPI"
-         : l->local_size == l->world_size ? "over shared memory"
-         : l->address != NULL             ? "over TCP"
-                                          : "the launcher does not say where: set MASTER_ADDR and MASTER_PORT";
+  const char *version;
+  bool one_machine = l->local_size == l->world_size;
+  bool mpi_loads = l->uses_mpi == 1 && dc_mpi_get_version(&version) == DC_OK;
+  bool needs_mpi = l->uses_mpi == 1 && strcmp(l->launcher, "slurm") != 0 && strcmp(l->launcher, "flux") != 0;
+  return l->world_size == 1                   ? "one rank alone"
+         : mpi_loads                          ? "over MPI"
+         : needs_mpi                          ? "over MPI, which is not here"
+         : l->address == NULL && !one_machine ? "the launcher does not say where: set MASTER_ADDR and MASTER_PORT"
+         : l->group == NULL ? "the launcher does not say as what: set LIBDC_GROUP, or MASTER_ADDR and MASTER_PORT"
+         : one_machine      ? "over shared memory"
+                            : "over TCP";
 }
 
 static void print_launcher(report *r) {
@@ -251,8 +257,7 @@ static void print_machine(report *r) {
   print_number(r, "locked memory", resource_limit(RLIMIT_MEMLOCK), "bytes");
   print_number(r, "address space", resource_limit(RLIMIT_AS), "bytes");
   print_number(r, "ranks of a machine", 64, "");
-  print_number(r, "ranks over TCP", 256, "");
-  print_number(r, "copies of a group", 32, "");
+  print_number(r, "ranks over TCP", 1024, "");
   end_section(r);
 }
 

@@ -7,6 +7,7 @@
 #include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -14,7 +15,7 @@
 #include "tool.h"
 
 static const int64_t rank_timeout_ns = INT64_C(20000000000); /* a rank that does not join is a fault */
-static const int64_t job_timeout_ns = INT64_C(100000000000); /* all of a job */
+static const int64_t job_timeout_ns = INT64_C(100000000000); /* all of a job that does not last as long as it is told */
 
 int64_t now_ns(void) {
   struct timespec t;
@@ -38,7 +39,8 @@ static dc_comm_options timeout_options(void) {
 }
 
 const job *find_job(const char *name) {
-  static const job jobs[] = {{"collectives", check_collectives}, {"zero3", check_zero3}, {"bench", bench_rank}};
+  static const job jobs[] = {
+      {"collectives", check_collectives, false}, {"zero3", check_zero3, false}, {"bench", bench_rank, true}};
   for (size_t i = 0; i < COUNT(jobs); i++) {
     if (strcmp(jobs[i].name, name) == 0) {
       return &jobs[i];
@@ -116,10 +118,20 @@ typedef struct rank_process {
   int status;
 } rank_process;
 
+/* A rank ends with the process that started it, which the group's name has the number of. */
+static void rank_end_with_starter(const char *group) {
+  long starter;
+  (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (sscanf(group, "dc.%ld.", &starter) == 1 && starter != (long)getppid()) { /* it ended before that counted */
+    _exit(EXIT_FAILED);
+  }
+}
+
 int run_as_rank(int argc, char **argv) {
   if (argc != 5) {
     return EXIT_USAGE;
   }
+  rank_end_with_starter(argv[1]);
   rank r = {.rank = atoi(argv[2]), .world = atoi(argv[3]), .argument = argv[4]};
   const job *j = find_job(argv[0]);
   dc_comm_options options = timeout_options();
@@ -162,9 +174,10 @@ static int start_process(rank_process *p, const job *j, const char *group, int n
   return 0;
 }
 
-/* Reads the output of the processes until all have ended, or the deadline has passed. */
-static bool read_outputs(rank_process *all, int world) {
-  int64_t end = now_ns() + job_timeout_ns;
+/* Reads the output of the processes until all have ended, or the deadline has passed. That of a job which lasts as long
+ * as it is told begins when the first one ends: before, the ranks' collectives find one that hangs. */
+static bool read_outputs(rank_process *all, int world, bool lasts) {
+  int64_t end = lasts ? INT64_MAX : now_ns() + job_timeout_ns;
   for (;;) {
     struct pollfd polls[64];
     int count = 0;
@@ -179,6 +192,7 @@ static bool read_outputs(rank_process *all, int world) {
     if (count == 0 || left <= 0) {
       return count == 0;
     }
+    left = left > job_timeout_ns ? job_timeout_ns : left;
     if (poll(polls, (nfds_t)count, (int)(left / 1000000) + 1) < 0 && errno != EINTR) {
       return false;
     }
@@ -190,6 +204,7 @@ static bool read_outputs(rank_process *all, int world) {
       } else if (n <= 0) {
         close(p->out);
         p->out = -1;
+        end = end == INT64_MAX ? now_ns() + job_timeout_ns : end;
       }
     }
   }
@@ -209,7 +224,7 @@ bool run_processes(const job *j, int world, const char *argument, char *text, si
     all[i].out = -1;
     error = error != 0 ? error : start_process(&all[i], j, group, i, world, argument);
   }
-  bool in_time = error == 0 && read_outputs(all, world);
+  bool in_time = error == 0 && read_outputs(all, world, j->lasts);
   bool ok = in_time;
   snprintf(text, bytes, "%s", error != 0 ? strerror(error) : in_time ? all[0].text : "the ranks' processes do not end");
   for (int i = 0; i < world; i++) {

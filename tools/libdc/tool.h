@@ -154,7 +154,8 @@ typedef struct dumps {
   int world;
 } dumps;
 
-/* All of folder/rank-*.json; false: the reason has been printed, with the name of the folder's argument. */
+/* All of folder/rank-*.json, with times of one clock; false: the reason has been printed, with the name of the folder's
+ * argument. */
 bool dumps_read(const args *a, const char *argument, const char *folder, dumps *d);
 void dumps_free(dumps *d);
 
@@ -185,6 +186,7 @@ typedef bool (*rank_fn)(rank *r);
 typedef struct job {
   const char *name;
   rank_fn run;
+  bool lasts; /* as long as its argument says: with no deadline of its own */
 } job;
 
 const job *find_job(const char *name); /* NULL: none */
