@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import libdc
@@ -95,6 +96,21 @@ def test_the_first_exception_ends_all_ranks():
     with pytest.raises(KeyError, match="the cause"):
         libdc.run.threads(3, rank)
     assert statuses == [Status.E_ABORTED] * 2
+
+
+def test_ranks_end_where_a_thread_cannot_be_had(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def start_the_first(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_the_first)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        libdc.run.threads(2, Comm.barrier, timeout=60)
+    assert not started[0].is_alive()
 
 
 class Broken(libdc.Collectives):

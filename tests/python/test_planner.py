@@ -236,6 +236,8 @@ def test_host_memory_has_a_limit() -> None:
     ({"tokens": 0}, "tokens = 0, must be 1 to 4294967296"),
     ({"tokns": 4}, "model has 'tokns', must have layers, name, tokens alone"),
     ({"name": 3}, "name = '3', must be a string of at most 200"),
+    ({"name": "\x1b[2J"}, r"name = '.x1b\[2J', must be a string of at most 200 characters, all printable"),
+    ({"name": "\ud800"}, "must be a string of at most 200 characters, all printable"),
 ])
 def test_bad_models_are_named(tmp_path: Path, change: Dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
@@ -247,6 +249,7 @@ def test_bad_models_are_named(tmp_path: Path, change: Dict[str, Any], text: str)
     ({"shapes": [[-1]]}, "a length of shapes = -1, must be 1 to"),
     ({"shapes": [[True]]}, "a length of shapes = True, must be an integer"),
     ({"shapes": [[1] * 65]}, "the number of a shape's lengths = 65, must be 0 to 64"),
+    ({"name": "a\nb"}, "name = 'a.nb', must be a string of at most 200 characters, all printable"),
     ({"flops": 1.5}, "flops = 1.5, must be an integer"),
     ({"flops": float("nan")}, "flops = nan, must be an integer"),
     ({"kept_bytes": None}, "kept_bytes = None, must be an integer"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -103,8 +104,25 @@ def test_the_command(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json", "plan.html"]
 
 
+def test_the_compiled_tool_plans_a_layer_wherever_the_word_is() -> None:
+    """Its help shows the options first."""
+    lines = [command("layer", "--model", "bert-base"), command("--model", "bert-base", "layer")]
+    assert [done.returncode for done in lines] == [0, 0] and lines[0].stdout == lines[1].stdout, lines[1].stderr
+    assert "unrecognized arguments: --layers" in command("model.json", "--layers", "3").stderr
+
+
 def test_a_rank_alone_has_no_scaling() -> None:
     plan = planner.run(model(), planner.load("h100"), planner.Options(), traced=True)
     assert page.figures(plan)["scale"] == []
     with pytest.raises(ValueError, match="cannot be written"):
         page.write(plan, "/proc/none/plan.html")
+
+
+@pytest.mark.parametrize("letter", [b"\xff", b"\x1b"])
+def test_a_model_s_file_may_have_any_name(tmp_path: Path, letter: bytes) -> None:
+    path, out = os.fsdecode(os.fsencode(tmp_path) + b"/" + letter + b".json"), tmp_path / "page.html"
+    with open(path, "w") as file:
+        json.dump({"layers": [{"shapes": [[64, 64]], "kept_bytes": 64}]}, file)
+    done = command(path, "--html", str(out))
+    assert done.returncode == 0 and done.stdout.startswith("?: 4,096 parameters"), done.stderr
+    assert "<title>libdc plan: ?</title>" in out.read_text(encoding="utf-8")

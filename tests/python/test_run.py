@@ -74,6 +74,10 @@ def test_secret_file(tmp_path):
     assert make_secret(str(path)) and not make_secret(str(path))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and len(read_secret(str(path))) == 64
     assert [entry.name for entry in tmp_path.iterdir()] == ["secret"]
+    path.unlink()
+    part = tmp_path / f"secret.{os.getpid()}.part"  # of a process with the same number, on another machine
+    part.touch()
+    assert make_secret(str(path)) and part.exists()
 
 
 def test_a_secret_of_another_user(tmp_path, monkeypatch):

@@ -6,10 +6,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import List
+
+
+def is_of_layer(words: List[str]) -> bool:
+    """Whether it is the compiled tool's `libdc plan`, whose operand, layer, may come behind its options."""
+    return not words or words[0] in ("layer", "--help") or (words[-1] == "layer" and words[-2] not in ("--html",
+                                                                                                     "--machine"))
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["plan"] and len(sys.argv) > 2 and sys.argv[2] not in ("layer", "--help"):
+    if sys.argv[1:2] == ["plan"] and not is_of_layer(sys.argv[2:]):
         from .plan.__main__ import main as plan
 
         sys.exit(plan(sys.argv[2:]))

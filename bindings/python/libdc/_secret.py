@@ -31,7 +31,7 @@ def read_secret(path: str) -> str:
 
 def make_secret(path: str) -> bool:
     """Makes the file with a new random secret, whole or not at all; False if there is one."""
-    part = f"{path}.{os.getpid()}.part"
+    part = f"{path}.{secrets.token_hex(8)}.part"  # launchers of several machines may have one number of a process
     file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.write(file, secrets.token_hex(32).encode() + b"\n")

@@ -32,9 +32,16 @@ def real(name: str, value: float, least: float, most: float) -> float:
 
 
 def title(name: str, value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MAX_NAME:
-        raise ValueError(f"{name} = {str(value)[:MAX_NAME]!r}, must be a string of at most {MAX_NAME} characters")
+    """A name as it is shown: one that moves a terminal's cursor could hide what stands beside it."""
+    if not isinstance(value, str) or len(value) > MAX_NAME or not value.isprintable():
+        raise ValueError(f"{name} = {str(value)[:MAX_NAME]!r}, must be a string of at most {MAX_NAME} characters, all "
+                         "printable")
     return value
+
+
+def stem(path: str) -> str:
+    """A file's name, which may have any bytes, to be shown."""
+    return "".join(letter if letter.isprintable() else "?" for letter in Path(path).stem)
 
 
 def known(name: str, table: Dict[str, Any], keys: Collection[str]) -> None:

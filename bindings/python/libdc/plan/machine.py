@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Tuple
 
-from .checks import known, read_json, title, whole
+from .checks import known, read_json, stem, title, whole
 
 FOLDER = Path(__file__).parent / "machines"
 _LEAST = {"product_percent": 1, "memory_bytes": 1, **dict.fromkeys(
@@ -96,4 +96,4 @@ def load(name: str) -> Machine:
     flops = {dtype: _figure(where, f"flops.{dtype}", value) for dtype, value in table["flops"].items()}
     for field in ("product_percent_by_width", "product_percent_by_rows"):
         numbers[field] = _percents(f"{where}: {field}", table.get(field, {}))
-    return Machine(name=title(f"{where}: name", table.get("name", Path(name).stem)), flops=flops, **numbers)
+    return Machine(name=title(f"{where}: name", table.get("name", stem(name))), flops=flops, **numbers)

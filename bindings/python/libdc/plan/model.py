@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from .checks import known, read_json, title, whole
+from .checks import known, read_json, stem, title, whole
 
 MAX_LAYERS, MAX_TOKENS = 1 << 16, 1 << 32
 _MAX_LENGTH, _MAX_DIMENSIONS, _MAX_FLOPS, _MAX_BYTES = 1 << 40, 64, 1 << 60, 1 << 50
@@ -153,7 +152,7 @@ def read(path: str, tokens: Optional[int], element: int) -> Model:
 
     if tokens is not None:
         whole("tokens", tokens, 1, MAX_TOKENS)
-    table, name = read_json(path), Path(path).stem
+    table, name = read_json(path), stem(path)
     if "layers" not in table:
         return from_config(table, name, tokens, element)
     if tokens is not None:

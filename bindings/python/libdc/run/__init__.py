@@ -39,15 +39,16 @@ def threads(n: int, fn: Callable[..., Any], *args: Any, timeout: Optional[float]
             comms[rank].abort(f"rank {rank} raised {type(error).__name__}: {error}")
 
     ranks = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(n)]
-    for thread in ranks:
-        thread.start()
     try:
         for thread in ranks:
-            thread.join()
-    except BaseException:  # an interrupt: the ranks end before it goes on
-        comms[0].abort("the caller of threads() was interrupted")
+            thread.start()
         for thread in ranks:
             thread.join()
+    except BaseException:  # an interrupt, or no more threads can be had: the ranks end before it goes on
+        comms[0].abort("the caller of threads() was interrupted")
+        for thread in ranks:
+            if thread.ident is not None:  # it was started
+                thread.join()
         raise
     if failures:
         raise failures[0]
