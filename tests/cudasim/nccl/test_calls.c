@@ -1,11 +1,11 @@
 /* How often an operator calls the driver, and NCCL, and naps: its cost on the host beside libdc's own work. The numbers
  * are bounds, so that a higher cost is seen. Polls of NCCL are not counted: their number depends on the machine. */
+#include "comm/shm/shm.h"
 #include "nccl_ranks.h"
 
 #include <stdatomic.h>
 
 #include "comm/nccl/nccl.h"
-#include "comm/shm/shm.h"
 #include "runtime/runtime.h"
 
 enum { COUNT = 300, GRAPH = 7, ID = 1, TIMES = 100, OPERATORS = 3 };
