@@ -1076,8 +1076,8 @@ DC_API dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id
  *  stage 1 has the gradients' type, to which every addition rounds; of gradients that differ in type it has float32,
  *  or float64 if one of them has. Every rank calls this for the same parameters in the same order and types, in the
  *  micro-batches of stage 1 too. Reductions start when a bucket is full, or when a parameter's gradient waits in a
- *  bucket of another type than its next one. While profiling, and for frozen parameters, nothing happens. May block
- *  while both buckets are being reduced.
+ *  bucket of another type than its next one. So they do where one of the two is of a stage-0 graph and the other is
+ *  not. While profiling, and for frozen parameters, nothing happens. May block while both buckets are being reduced.
  *  Also DC_E_SHAPE, DC_E_DTYPE (not a floating-point type), DC_E_NO_MEMORY. [handle, collective] Since 0.1. */
 DC_API dc_status dc_reduce_grad(dc_context *context, const dc_tensor *grad, int64_t graph_id, int64_t id);
 

@@ -293,6 +293,7 @@ static void add_item(dc__buckets *buckets, const grad_contribution *c, const dc_
   buckets->params[buckets->item_count] = c->param;
   buckets->items[buckets->item_count++] = *item;
   c->param->waits_in = buckets;
+  c->param->waits_whole = c->graph->stage == 0;
 }
 
 static dc_status add_whole(dc_context *ctx, dc__buckets *buckets, const grad_contribution *c) {
@@ -341,8 +342,8 @@ static dc_status add_to_bucket(dc_context *ctx, const char *fn, const dc__graph 
                                const dc_tensor *grad, int32_t dtype) {
   DC__TRY(dc__param_check_buffer(ctx, fn, param));
   dc__buckets *buckets = find_buckets(ctx, dtype);
-  if (param->waits_in != NULL && param->waits_in != buckets) { /* of another type, but earlier: it must arrive first */
-    DC__TRY(bucket_flush(ctx, param->waits_in));
+  if (param->waits_in != NULL && (param->waits_in != buckets || param->waits_whole != (graph->stage == 0))) {
+    DC__TRY(bucket_flush(ctx, param->waits_in)); /* of another type or split, but earlier: it must arrive first */
   }
   DC__TRY(prepare_drop(ctx, param));
   const grad_contribution c = {.graph = graph, .param = param, .grad = grad, .dtype = dtype};

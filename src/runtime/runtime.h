@@ -84,6 +84,7 @@ typedef struct dc__param {
   void *local_sum;             /* stage 1: the micro-batches' sum, whole; NULL: none */
   int32_t local_sum_dtype;
   dc__buckets *waits_in; /* where a gradient of it waits for a flush; NULL: nowhere */
+  bool waits_whole;      /* that one is of stage 0: replicas sum other pieces of it, and its gather would undo theirs */
   int64_t pending;       /* reductions queued and not yet known to be done */
 } dc__param;
 
