@@ -133,15 +133,32 @@ static void adopt_split(const dc_context *ctx, dc__param *param, const int64_t *
   param->owned = even ? dc__chunks_even_split(ctx, param->numel) : param->own_split;
 }
 
+/* Stage 0 reduces into whole gradients, which the split of another graph may not have. */
+static dc_status check_whole(const dc_context *ctx, const char *fn, const dc__param *param) {
+  for (int32_t rank = 0; rank < ctx->world && !param->frozen; rank++) {
+    const dc__range *owned = &param->owned[rank];
+    if (owned->count != param->numel) {
+      return dc__fail(DC_E_MISMATCH,
+                      "%s: stage 0 needs all %" PRId64 " elements of the gradient of parameter %" PRId64
+                      ", but another graph was registered with %" PRId64 " to %" PRId64 " on rank %" PRId32,
+                      fn, param->numel, param->id, owned->begin, owned->begin + owned->count, rank);
+    }
+  }
+  return DC_OK;
+}
+
 /* A parameter of another graph has a split already, which that graph keeps. The buffer may be away on all ranks; it is
- * not frozen then. */
-static dc_status compare_split(const dc_context *ctx, const char *fn, const dc__param *param, const int64_t *rows,
-                               int64_t step) {
+ * not frozen then, and its split counts all the same. */
+static dc_status compare_split(const dc_context *ctx, const char *fn, const dc__graph *graph, const dc__param *param,
+                               const int64_t *rows, int64_t step) {
   bool all_missing = true;
   for (int32_t rank = 0; rank < ctx->world; rank++) {
     all_missing = all_missing && rows[rank * step + ROW_COUNT] == 0;
   }
-  for (int32_t rank = 0; rank < ctx->world && !all_missing; rank++) {
+  if (all_missing) {
+    return graph->stage == 0 ? check_whole(ctx, fn, param) : DC_OK;
+  }
+  for (int32_t rank = 0; rank < ctx->world; rank++) {
     const int64_t *row = rows + rank * step;
     const dc__range *owned = &param->owned[rank];
     if (row[ROW_COUNT] != owned->count || (owned->count > 0 && row[ROW_BEGIN] != owned->begin)) {
@@ -204,7 +221,7 @@ static dc_status adopt_splits(const dc_context *ctx, const char *fn, const dc_co
     const dc__param *param = graph->params.values[i];
     DC__TRY(compare_ranks(ctx, fn, all, param, table + i * ROW, step));
     if (is_in_another_graph(old, param)) {
-      DC__TRY(compare_split(ctx, fn, param, group + i * ROW, step));
+      DC__TRY(compare_split(ctx, fn, graph, param, group + i * ROW, step));
     }
   }
   for (int64_t i = 0; i < count; i++) {
@@ -346,6 +363,6 @@ void dc__graphs_free(dc_context *ctx) {
 dc_status dc__graphs_reset(dc_context *ctx, const char *fn) {
   DC__TRY(dc__graph_check_idle(ctx, fn, NULL));
   dc__graphs_free(ctx);
-  dc__grad_finite_reset(ctx);
+  ctx->finite_known = false; /* but what was found counts in this step, as the gradients in the buffers do */
   return DC_OK;
 }

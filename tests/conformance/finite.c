@@ -204,6 +204,27 @@ static void test_grads_finite_needs_a_finished_step(void **state) {
   on_ranks(checked, when_it_can_be_asked, NULL);
 }
 
+/* Graphs may be dropped between micro-batches. The buffers keep the sum so far, and its infinity is not forgotten. */
+static void reset_between_micro_batches(rank *r) {
+  param p = {.id = 1, .shape = {LENGTH}, .stage = 2};
+  int64_t id;
+  OK(r, register_one(r, &p));
+  for (int64_t step = 0; step < 2; step++) {
+    OK(r, dc_start_backward(r->ctx, 0));
+    OK(r, reduce_with(r, &p, 2 * step, DC_FLOAT32, step == 0 && r->rank == 1 ? 5 : -1, INFINITY));
+    OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+    OK(r, dc_reset(r->ctx));
+    OK(r, register_graph(r, GRAPH, 2, &p.id, 1));
+    OK(r, backward(r, &p, 1, 2 * step + 1));
+    CHECK(r, asked(r, &id) == step && id == (step == 0 ? 1 : -7));
+  }
+}
+
+static void test_reset_forgets_nothing(void **state) {
+  (void)state;
+  on_ranks(checked, reset_between_micro_batches, NULL);
+}
+
 static void without_check_finite(rank *r) {
   param p = {.id = 1, .shape = {LENGTH}, .stage = 2};
   int32_t finite = -1;
@@ -241,6 +262,7 @@ int main(void) {
       cmocka_unit_test(test_a_local_sum_overflows),
       cmocka_unit_test(test_streams),
       cmocka_unit_test(test_grads_finite_needs_a_finished_step),
+      cmocka_unit_test(test_reset_forgets_nothing),
       cmocka_unit_test(test_no_check_without_the_option),
       cmocka_unit_test(test_the_option_is_the_same_on_all_ranks),
   };

@@ -198,6 +198,38 @@ static void test_registered_meanwhile(void **state) {
   run_ranks((setup){.world = 2}, registered_meanwhile, &(split){2, 5});
 }
 
+/* A stage-0 graph writes whole gradients. It takes no parameter whose buffers are parts of them, also while these are
+ * away; the graph that has it goes on. */
+static void whole_meanwhile(rank *r) {
+  static const char text[] =
+      "stage 0 needs all 10 elements of the gradient of parameter 1, but another graph was "
+      "registered with 0 to 5 on rank 0";
+  const split *s = r->user;
+  const int64_t id = PARAM;
+  const bool parts = s->cut < LENGTH;
+  part p;
+  OK(r, register_part(r, &p, parts && r->rank > 0 ? s->cut : 0, parts && r->rank > 0 ? LENGTH : s->cut));
+  OK(r, register_graph(r, s->stage));
+  OK(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, NULL, 0));
+  const dc_status status = dc_register_graph_z0(r->ctx, OTHER_GRAPH, &id, 1);
+  CHECK(r, status == (parts ? DC_E_MISMATCH : DC_OK));
+  CHECK(r, !parts || strstr(dc_last_error(), text) != NULL);
+  dc_tensor grad = flat(p.grad, &p.count, DC_FLOAT32);
+  OK(r, dc_context_update_param_grad_buffer(r->ctx, PARAM, &grad, p.begin));
+  OK(r, dc_start_backward(r->ctx, 1));
+  OK(r, reduce_ones(r));
+  OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+  CHECK(r, p.grad[0] == 1.0f && p.grad[p.count - 1] == 1.0f);
+}
+
+static void test_whole_meanwhile(void **state) {
+  (void)state;
+  for (int32_t stage = 1; stage <= 2; stage++) {
+    run_ranks((setup){.world = 2}, whole_meanwhile, &(split){stage, 5});
+    run_ranks((setup){.world = 2}, whole_meanwhile, &(split){stage, LENGTH});
+  }
+}
+
 /* At stage 0 every rank gets the whole gradient. */
 static void wanted_by_one(rank *r) {
   const int64_t id = PARAM;
@@ -230,7 +262,7 @@ int main(void) {
       cmocka_unit_test(test_buffers_are_removed),  cmocka_unit_test(test_buffers_are_replaced),
       cmocka_unit_test(test_old_buffers_are_free), cmocka_unit_test(test_thawed),
       cmocka_unit_test(test_wanted_by_one),        cmocka_unit_test(test_of_no_float),
-      cmocka_unit_test(test_registered_meanwhile),
+      cmocka_unit_test(test_registered_meanwhile), cmocka_unit_test(test_whole_meanwhile),
   };
   return cmocka_run_group_tests_name("grad_buffers", tests, NULL, NULL);
 }
