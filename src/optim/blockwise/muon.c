@@ -39,12 +39,13 @@ static void muon_partition(const void *options, const dc__optim_param *p, dc__pa
   dc__partition_rows(p->shape, p->ndim, o->num_splits, to);
 }
 
-/* Flops: half of two squares, and a product. */
+/* Flops of a step of the polynomial: half of two squares, and a product. Owners must not depend on an option that may
+ * change, such as the number of these steps: a saved state belongs to its owner. */
 static double muon_cost(const void *options, const dc__box *box) {
-  const dc_muon_options *o = options;
+  (void)options;
   const double rows = (double)box->size[0], cols = (double)box->size[1];
   const double min_dim = fmin(rows, cols), max_dim = fmax(rows, cols);
-  return o->steps * min_dim * min_dim * (3 * max_dim + min_dim);
+  return min_dim * min_dim * (3 * max_dim + min_dim);
 }
 
 static bool muon_add_elements(dc_optimizer *o, dc__optim_param *p, dc__optim_block *b, const int64_t *shape,

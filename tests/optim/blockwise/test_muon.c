@@ -271,6 +271,46 @@ static void point_47_48_ranks_agree_with_one(void **state) {
   ranks_agree_with_one(make_short);
 }
 
+/* Two ranks, whose second group has so many steps of the polynomial. Costs alone choose the third matrix's owner. */
+static dc_optimizer *with_steps(dc_comm *comm, int32_t steps_of_second) {
+  static const int64_t shapes_of[3][2] = {{8, 8}, {7, 7}, {4, 4}};
+  const dc_muon_options first = DC_MUON_OPTIONS_INIT, second = {.struct_size = sizeof second, .steps = steps_of_second};
+  dc_optimizer *optimizer = muon(linalg, comm, &first);
+  OK(dc_muon_set_group(optimizer, 1, &second));
+  for (int32_t i = 0; i < 3; i++) {
+    const int64_t numel = shapes_of[i][0] * shapes_of[i][1];
+    OK(dc_optimizer_add_param(optimizer, i == 1, shapes_of[i], 2, 0, numel, DC_FLOAT32, NULL));
+  }
+  return optimizer;
+}
+
+static void *load_with_other_steps(void *arg) {
+  size_t bytes;
+  dc_optimizer *optimizer = with_steps(arg, 5);
+  void *memory = saved(optimizer, &bytes);
+  dc_optimizer_destroy(optimizer);
+  optimizer = with_steps(arg, 10);
+  OK(dc_optimizer_load(optimizer, memory, (int64_t)bytes));
+  dc_optimizer_destroy(optimizer);
+  free(memory);
+  dc_comm_destroy(arg);
+  return NULL;
+}
+
+/* The number of steps may change, so a state that was saved with another one is loaded. */
+static void a_state_of_other_steps_is_loaded(void **state) {
+  (void)state;
+  dc_comm *comms[2];
+  pthread_t threads[2];
+  OK(dc_comm_create_threads(2, NULL, comms));
+  for (int r = 0; r < 2; r++) {
+    assert_int_equal(pthread_create(&threads[r], NULL, load_with_other_steps, comms[r]), 0);
+  }
+  for (int r = 0; r < 2; r++) {
+    pthread_join(threads[r], NULL);
+  }
+}
+
 static void point_53_threads(void **state) {
   (void)state;
   threads_do_not_change_bits(make);
@@ -314,6 +354,7 @@ int main(void) {
       cmocka_unit_test(products_are_bfloat16_unless_told),
       cmocka_unit_test(point_42_lengths_and_zeros),
       cmocka_unit_test(point_47_48_ranks_agree_with_one),
+      cmocka_unit_test(a_state_of_other_steps_is_loaded),
       cmocka_unit_test(point_53_threads),
       cmocka_unit_test(point_44_54_a_bad_gradient_and_steady_memory),
   };
