@@ -155,22 +155,6 @@ static void test_nearest_kronecker_product(void **state) {
   free(values);
 }
 
-#ifndef CUDASIM_TSAN
-/* A left factor of more rows than a grid's second axis has blocks, beside a right one of one element. */
-static void test_nearest_of_many_rows(void **state) {
-  (void)state;
-  enum { ROWS = 66000 };
-  double *values = doubles(ROWS, 5), residual[2] = {7, 7};
-  tensor_pair x = matrix_pair(values, DC_FLOAT64, -1, ROWS, 1), a = matrix_pair(NULL, DC_FLOAT64, -1, ROWS, 1),
-              b = matrix_pair(NULL, DC_FLOAT64, -1, 1, 1);
-  BOTH(dc_kron_nearest(linalg_of(k), &x.t[k], &a.t[k], &b.t[k], &residual[k]));
-  assert_int_equal(cpu_text[0], 0);
-  assert_true(relative_gap(&a) <= 1e-9 && relative_gap(&b) <= 1e-9 && fabs(residual[0] - residual[1]) <= 1e-9);
-  free_pair(&x), free_pair(&a), free_pair(&b);
-  free(values);
-}
-#endif
-
 /* ---- polar factors ---- */
 
 static void test_orthogonalize(void **state) {
@@ -393,13 +377,10 @@ static void test_every_call_fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_batch_matmul),         TEST(test_a_large_batch),
-      TEST(test_kronecker_products),   TEST(test_nearest_kronecker_product),
-#ifndef CUDASIM_TSAN
-      TEST(test_nearest_of_many_rows),
-#endif
-      TEST(test_orthogonalize),        TEST(test_newton),
-      TEST(test_newton_failures),      TEST(test_scratch_and_refusals),
+      TEST(test_batch_matmul),       TEST(test_a_large_batch),
+      TEST(test_kronecker_products), TEST(test_nearest_kronecker_product),
+      TEST(test_orthogonalize),      TEST(test_newton),
+      TEST(test_newton_failures),    TEST(test_scratch_and_refusals),
 #ifndef ON_CARD
       TEST(test_every_call_fails),
 #endif
