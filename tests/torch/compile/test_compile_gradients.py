@@ -115,6 +115,23 @@ def test_in_no_sync(backend: Optional[str]) -> None:
 
 
 @pytest.mark.parametrize("backend", [None, "libdc"])
+def test_a_forward_outside_of_no_sync(backend: Optional[str]) -> None:
+    """Its graph averages gradients, which no backward in the block may do."""
+
+    def work(model: nn.Module, call: Callable[..., Any]) -> List[Any]:
+        x = torch.ones(2, 4)
+        if hasattr(model, "_dc"):
+            loss = call(x).square().sum()
+            with dct.no_sync(model), pytest.raises(RuntimeError, match="no_sync: the graph .* averages its gradients"):
+                loss.backward()
+            assert all(p.grad is None for p in model.parameters())
+        call(x).square().sum().backward()
+        return grads_of(model)
+
+    compare(work, backend)
+
+
+@pytest.mark.parametrize("backend", [None, "libdc"])
 def test_sums_of_no_sync_and_a_backward_of_other_inputs(backend: Optional[str]) -> None:
     """Its graph reduces gradients that nothing wants into the memory where the sums are averaged."""
     def work(model: nn.Module, call: Callable[..., Any], first: bool) -> List[Any]:

@@ -108,6 +108,29 @@ def test_new_parameters_that_ranks_do_not_share() -> None:
     on(2, rank)
 
 
+def test_new_parameters_of_which_no_hook_tells() -> None:
+    """insert() of a list, and to_empty(), which puts others in the place of those on meta."""
+
+    def rank(comm: Any, stage: int) -> None:
+        model, text = sharded(comm, stage), "has come after shard.., so no rank averages its gradient yet"
+        model.blocks.insert(1, nn.Linear(13, 13))
+        with pytest.raises(RuntimeError, match="1.weight of ModuleList " + text):
+            model(*data(0, comm.rank))
+        dct.shard(model, stage, comm=comm, group_size=300)
+        model(*data(0, comm.rank)).backward()
+        model.extra = nn.Linear(2, 2, device="meta")
+        model.extra.to_empty(device="cpu")
+        with pytest.raises(RuntimeError, match="extra.weight " + text):
+            model(*data(0, comm.rank))
+        layers = dct.shard(nn.Sequential(nn.Linear(2, 2)), stage, comm=comm)
+        layers.insert(0, nn.Linear(2, 2))
+        with pytest.raises(RuntimeError, match="0.weight of Sequential " + text):
+            layers(torch.ones(1, 2))
+
+    for stage in (0, 3):
+        libdc.run.threads(2, rank, stage, timeout=60)
+
+
 def test_a_new_parameter_where_an_ignored_one_was() -> None:
     """In memory: a number by which the old one was known is its place."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
 import libdc.run
 import libdc.torch as dct
@@ -50,6 +50,21 @@ def after_no_sync(stage: int, size: int, between: Callable[[Any], Any]) -> Dict[
         return {name: grad.full_tensor() if stage else grad.clone() for name, grad in found.items()}
 
     return libdc.run.threads(size, rank, timeout=60)[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_autograd_grad_keeps_the_sums(stage: int) -> None:
+    """As for a penalty, or for an attack on inputs, between micro-batches."""
+
+    def between(model: Any) -> None:
+        called: List[Any] = []
+        x = torch.ones(1, 2, requires_grad=True)
+        model[0].weight.register_post_accumulate_grad_hook(called.append)
+        assert torch.autograd.grad(model(x).sum(), x)[0].shape == (1, 2)
+        assert not called and all(p.grad is None for p in model.parameters())
+
+    for size in (1, 2):
+        assert same(after_no_sync(stage, size, between), times_one_batch(2))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

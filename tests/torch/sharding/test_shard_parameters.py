@@ -142,6 +142,27 @@ def test_forward_keeps_its_signature() -> None:
     assert signatures(plain) == expected and "mask" in expected[1].parameters
 
 
+def test_a_class_may_get_another_forward() -> None:
+    """As programs do that put faster kernels into a library's classes, also between two models."""
+
+    class Layer(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    def sharded_layer(policy: Any = None) -> nn.Module:
+        model = nn.Sequential(Layer(2, 2))
+        nn.init.ones_(model[0].weight)  # type: ignore[arg-type]
+        nn.init.zeros_(model[0].bias)  # type: ignore[arg-type]
+        return dct.shard(model, 3, policy=policy)
+
+    models = [sharded_layer(), sharded_layer({"0": dct.Policy(output_dtype=torch.float64)})]
+    for model in models:
+        assert model(torch.ones(1, 2)).tolist() == [[2, 2]]
+    Layer.forward = lambda self, x: 3 * nn.Linear.forward(self, x)  # type: ignore[method-assign]
+    for model in (*models, sharded_layer()):
+        assert model(torch.ones(1, 2)).tolist() == [[6, 6]]
+
+
 def test_parts_know_the_whole() -> None:
     def rank(comm: Any, stage: int) -> None:
         model, whole = sharded(comm, stage), make()
@@ -250,6 +271,12 @@ def test_what_cannot_be_sharded_says_so() -> None:
             dct.shard(make(), 3, comm="gloo")
         with pytest.raises(ValueError, match="device = meta, must be the cpu or a cuda device"):
             dct.shard(nn.Linear(2, 2, device="meta"), 3, comm=comm, device="meta")
+        with torch.inference_mode():
+            inference = nn.Linear(2, 2)
+            with pytest.raises(RuntimeError, match="shard: called in torch.inference_mode"):
+                dct.shard(nn.Linear(2, 2), 3, comm=comm)
+        with pytest.raises(ValueError, match="shard: weight was made in torch.inference_mode"):
+            dct.shard(inference, 3, comm=comm)
         with pytest.raises(ValueError, match="is not initialised yet"):
             dct.shard(nn.LazyLinear(2), 3, comm=comm)
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -261,6 +288,11 @@ def test_what_cannot_be_sharded_says_so() -> None:
             dct.shard(model, 3, comm=comm)
         with pytest.raises(ValueError, match="shard: the model is sharded already: shard.. takes a whole model"):
             dct.shard(model.head, 3, comm=comm)
+        other = nn.Sequential(nn.Linear(13, 37, bias=False))
+        other[0].weight = model.emb.weight
+        for stage in (0, 3):
+            with pytest.raises(ValueError, match="0.weight is emb.weight of a model that is sharded already"):
+                dct.shard(other, stage, comm=comm)
         with pytest.raises(ValueError, match="not a sharded model"):
             dct.stats(nn.Linear(2, 2))
         for copier, value in ((pickle.dumps, model), (copy.deepcopy, model.norm)):
@@ -271,6 +303,15 @@ def test_what_cannot_be_sharded_says_so() -> None:
         assert model.to("cpu").float() is model
 
     on(1, rank)
+
+
+def test_another_module_of_a_sharded_ones_kind() -> None:
+    model = dct.shard(nn.Sequential(nn.Linear(2, 3), nn.LSTM(3, 2)), 3)
+    linear, lstm = type(model[0])(2, 3), type(model[1])(3, 2)
+    whole = type(model)(linear, lstm)
+    assert [type(each) for each in (whole, linear, lstm)] == [nn.Sequential, nn.Linear, nn.LSTM]
+    whole(torch.ones(4, 2))[0].sum().backward()
+    assert linear.weight.grad.shape == (3, 2) and copy.deepcopy(whole)(torch.ones(4, 2))[0].shape == (4, 2)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

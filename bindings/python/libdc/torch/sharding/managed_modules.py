@@ -6,9 +6,10 @@ take a known one's place."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -71,8 +72,10 @@ def check_modules(model: nn.Module, root: Optional[Root] = None) -> None:
                 raise ValueError(f"shard: {where} has sparse = True, but gradients are averaged dense: make it False")
 
 
-def parameters_of(model: nn.Module, policies: Policies) -> List[Tuple[str, nn.Parameter]]:
-    """Every (name, parameter) that is not ignored, tied ones under each name. Raises for what cannot be sharded."""
+def parameters_of(model: nn.Module, policies: Policies,
+                  root: Optional[Root] = None) -> List[Tuple[str, nn.Parameter]]:
+    """Every (name, parameter) that is not ignored, tied ones under each name. Raises for what cannot be sharded.
+    root: the model is sharded already"""
     found: List[Tuple[str, nn.Parameter]] = []
     memory: Dict[int, Tuple[str, nn.Parameter]] = {}
     for prefix, module in model.named_modules():
@@ -82,6 +85,10 @@ def parameters_of(model: nn.Module, policies: Policies) -> List[Tuple[str, nn.Pa
             name = f"{prefix}.{name}" if prefix else name
             entry = entry_of(param)
             if entry is not None:
+                if root is None or entry.root_ref() is not root:
+                    raise ValueError(f"shard: {name} is {entry.names[0]} of a model that is sharded already, and each "
+                                     "would average its gradient: give models that share parameters to one shard(), "
+                                     "in a module around them")
                 found.append((name, param))
                 continue
             if policies.of(param).ignored:
@@ -110,6 +117,9 @@ def _check_parameter(name: str, param: nn.Parameter) -> None:
     if is_traceable_wrapper_subclass(param):
         raise ValueError(f"shard: {name} is a {type(param).__name__}, must be a plain torch.nn.Parameter: libdc does "
                          "not combine with tensor parallelism, FSDP2 or quantized parameters")
+    if param.is_inference():
+        raise ValueError(f"shard: {name} was made in torch.inference_mode(), whose tensors count no writes: make the "
+                         "model outside of that; forwards may be inside")
     if param.dtype not in PARAM_DTYPES:
         raise ValueError(f"shard: {name} has type {param.dtype}, must be one of "
                          f"{', '.join(map(str, PARAM_DTYPES))}, or ignored by policy=")
@@ -137,6 +147,8 @@ def watch(model: nn.Module, root: Root) -> None:
             _hooks_registered = True
             register_module_parameter_registration_hook(_on_parameter)
             register_module_module_registration_hook(_on_module)
+            for kind in (nn.ModuleList, nn.Sequential):
+                kind.insert = _make_insert(kind.insert)  # type: ignore[method-assign]
     reference = weakref.ref(root)
     for module in model.modules():
         _managed_roots[module] = reference
@@ -157,9 +169,25 @@ def _on_parameter(module: nn.Module, name: str, param: Optional[nn.Parameter]) -
     _note_new(root, type(module).__name__, name, param)
 
 
+def _make_insert(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """A list's insert(), which calls no hook. Modules behind the new one keep their parameters, under other names."""
+
+    @functools.wraps(inner)
+    def insert(self: nn.Module, index: int, module: nn.Module) -> Any:
+        if isinstance(module, nn.Module):
+            _note_module(self, str(index), module, None)
+        return inner(self, index, module)
+
+    return insert
+
+
 def _on_module(module: nn.Module, name: str, added: Optional[nn.Module]) -> None:
-    if added is None:
-        return
+    if added is not None:
+        _note_module(module, name, added, module._modules.get(name))
+
+
+def _note_module(module: nn.Module, name: str, added: nn.Module, old: Optional[nn.Module]) -> None:
+    """old: the one whose place it takes."""
     root = _managing_root(module)
     if root is None:
         wrapper = _wrapper_name(module)
@@ -170,7 +198,6 @@ def _on_module(module: nn.Module, name: str, added: Optional[nn.Module]) -> None
                              "Transformers' Trainer, Accelerate and Lightning")
         return
     inside = set(added.modules())
-    old = module._modules.get(name)
     replaces = old is not None and any(lost.__dict__[MODULE_STATE].entries for lost in old.modules()
                                        if lost not in inside and MODULE_STATE in lost.__dict__)
     for prefix, inner in added.named_modules():

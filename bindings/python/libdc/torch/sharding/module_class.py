@@ -54,10 +54,9 @@ def _get_class(key: _ClassKey) -> Type[nn.Module]:
     if key not in _classes:
         base = key.base
         body: Dict[str, Any] = {name: property(_param_property(name)) for name in key.names}
-        forward = base.forward if key.casts == Casts() else functools.wraps(base.forward)(key.casts.wrap(base.forward))
-        body["forward"] = _with_full_params(forward, key.is_root)
+        body["forward"] = _with_full_params(base, "forward", key.is_root, key.casts)
         if key.hooked:
-            body["_call_impl"] = _with_full_params(base._call_impl, key.is_root)
+            body["_call_impl"] = _with_full_params(base, "_call_impl", key.is_root)
         else:
             for name in ("register_forward_hook", "register_forward_pre_hook"):
                 body[name] = _with_class_for_hooks(getattr(base, name), key)
@@ -65,7 +64,7 @@ def _get_class(key: _ClassKey) -> Type[nn.Module]:
         body["_apply"] = _make_apply(base)
         body["_load_from_state_dict"] = _make_load_from_state_dict(base)
         body["__module__"], body["__qualname__"], body["__doc__"] = base.__module__, base.__qualname__, base.__doc__
-        body["__reduce_ex__"] = _reduce
+        body["__reduce_ex__"], body["__new__"] = _reduce, _make_new(base)
         if key.is_root:
             body["__deepcopy__"], body["to_empty"] = _copy_model, _to_empty
         if isinstance(getattr(base, "_flat_weights", None), property) or issubclass(base, nn.RNNBase):
@@ -75,6 +74,14 @@ def _get_class(key: _ClassKey) -> Type[nn.Module]:
             body["state_dict"] = _make_state_dict(base)
         _classes[key] = type(base.__name__, (base,), body)
     return _classes[key]
+
+
+def _make_new(base: Type[nn.Module]) -> Callable[..., nn.Module]:
+    def new(cls: Type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
+        """type(module)(...): another module of the kind that it had before shard(), which is not sharded."""
+        return base(*args, **kwargs)
+
+    return new
 
 
 def _param_property(name: str) -> Callable[[nn.Module], Any]:
@@ -103,11 +110,18 @@ def _make_setattr(base: Type[nn.Module], names: Tuple[str, ...]) -> Callable[...
     return set_attribute
 
 
-def _with_full_params(inner: Callable[..., Any], is_root: bool) -> Callable[..., Any]:
-    """A method of a module in which its parameters are whole. Its signature stays: programs look into forward's."""
+def _with_full_params(base: Type[nn.Module], name: str, is_root: bool, casts: Casts = Casts()) -> Callable[..., Any]:
+    """A class's method in which a module's parameters are whole. Its signature stays: programs look into forward's.
+    The class is asked at each call, since a program may give it another forward later."""
 
-    @functools.wraps(inner)
+    def own(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return getattr(base, name)(self, *args, **kwargs)
+
+    cast = None if casts == Casts() else casts.wrap(own)
+
+    @functools.wraps(getattr(base, name))
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        inner = getattr(base, name) if cast is None else cast
         if torch.compiler.is_compiling():
             if is_root:
                 tracing.begin_forward(self)

@@ -158,14 +158,15 @@ class Root:
         self._orders.clear()
 
     def _refuse_new_params(self) -> None:
-        """Raises if a parameter that came after shard() is in the model."""
-        model = self.model()
-        present = set() if model is None else {id(param) for param in model.parameters()}
-        for name, reference in self.new_params.items():
-            param = reference()
-            if param is not None and id(param) in present:
-                raise RuntimeError(f"{name} has come after shard(), so no rank averages its gradient yet: call shard() "
-                                   "of the model again on every rank, with the same arguments")
+        """Raises if a parameter that came after shard() is in the model. to_empty() makes others, and calls no hook."""
+        model, ignored = self.model(), [reference() for reference in self.ignored.values()]
+        known = {id(param) for param in (*self.group.params, *ignored)}
+        unknown = {id(param): name for name, param in ([] if model is None else model.named_parameters())
+                   if id(param) not in known and isinstance(param, nn.Parameter)}
+        noted = {id(reference()): name for name, reference in self.new_params.items()}
+        for number in filter(unknown.__contains__, (*noted, *unknown)):
+            raise RuntimeError(f"{noted.get(number, unknown[number])} has come after shard(), so no rank averages its "
+                               "gradient yet: call shard() of the model again on every rank, with the same arguments")
         self.new_params.clear()
 
     def refuse_compiled(self) -> None:
@@ -347,7 +348,8 @@ class Root:
                 self.group.context.enable_profiling(True)
 
     def _post_backward(self) -> None:
-        sums, kept = self.local_sums.waiting() if self.reduce_grads else [], self.kept_grads
+        adds = self.reduce_grads and (self.state is _REDUCING or self.hooked)  # else maybe autograd.grad(), by inputs
+        sums, kept = self.local_sums.waiting() if adds else [], self.kept_grads
         self._finish_backward([entry for entry in sums if entry.id not in kept])
         self._finish_backward([entry for entry in sums if entry.id in kept])  # their buffers had gradients of no use
 

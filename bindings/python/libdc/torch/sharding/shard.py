@@ -58,6 +58,9 @@ def shard(model: nn.Module, stage: Union[int, str] = 3, *, comm: Any = None, buc
     in; before that a forward is an error."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"shard: model is a {type(model).__name__}, must be a torch.nn.Module")
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("shard: called in torch.inference_mode(), whose tensors count no writes: call it outside of "
+                           "that; forwards may be inside")
     if stage not in (0, 1, 2, 3, "auto"):
         raise ValueError(f"shard: stage = {stage!r}, must be 0, 1, 2, 3 or 'auto'")
     if batch is not None and stage != "auto":
@@ -76,7 +79,7 @@ def shard(model: nn.Module, stage: Union[int, str] = 3, *, comm: Any = None, buc
     known = _root_of_whole(model)
     managed_modules.check_modules(model, known)
     policies = Policies(model, policy, param_dtype, reduce_dtype)
-    params = managed_modules.parameters_of(model, policies)
+    params = managed_modules.parameters_of(model, policies, known)
     all_ranks = resolve_comm(_world_of(mesh) if comm is None else comm)
     where, replicas = meta_init.target_device(params, device), _replicas_of(mesh, all_ranks.size)
     if stage == "auto":
