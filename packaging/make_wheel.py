@@ -24,9 +24,15 @@ BEFORE = (2, 28)  # PyTorch's own wheels ask for as much
 # Where a function was, and where it is.
 LIBRARIES = {"libpthread.so.0": ("libc.so.6", r"(pthread|sem)_\w+|__libc_start_main"),
              "libdl.so.2": ("libc.so.6", r"dl\w+"), "libm.so.6": ("libm.so.6", r"\w+")}
-STAT = "".join(f"""int __{x}xstat{wide}(int, {kind}, void *);
+# glibc's number of struct stat: for another one __xstat() is EINVAL.
+STAT = """#ifdef __x86_64__
+enum { VERSION = 1 };
+#else
+enum { VERSION = 0 };
+#endif
+""" + "".join(f"""int __{x}xstat{wide}(int, {kind}, void *);
 __attribute__((visibility("hidden")))
-int {x}stat{wide}({kind} what, void *to) {{ return __{x}xstat{wide}(1, what, to); }}
+int {x}stat{wide}({kind} what, void *to) {{ return __{x}xstat{wide}(VERSION, what, to); }}
 """ for x, kind in (("", "const char *"), ("l", "const char *"), ("f", "int")) for wide in ("", "64"))
 
 

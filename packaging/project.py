@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import re
 import sys
-import tomllib
 from pathlib import Path
 from typing import Dict, Optional
 
 from pyproject_metadata import StandardMetadata
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # before Python 3.11, where meson-python brings the same as tomli
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = {

@@ -11,12 +11,14 @@ want() { # want PACKAGE test…: PACKAGE is missing unless the test succeeds
   "$@" >/dev/null 2>&1 || missing+=("$package")
 }
 have_python() { [ -n "$python" ] && "$python" "$@"; }
+new_enough() { have_python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; }
+refuse_python() { echo "setup: Python 3.11 or later is needed, not ${python:-none}; PYTHON=path names one" >&2; }
 
 want gcc command -v gcc
 want make command -v make
 want libc6-dev test -e /usr/include/pthread.h
 want pkg-config command -v pkg-config
-want python3 have_python -c 'import sys; assert sys.version_info >= (3, 11)'
+want python3 new_enough
 want python3-venv have_python -c 'import ensurepip, venv'
 want python3-dev have_python -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'
 if [ "${1:-build}" = test ]; then
@@ -68,12 +70,15 @@ if [ ${#missing[@]} -gt 0 ]; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "setup: installing ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
-    apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
     python=${PYTHON:-$(command -v python3.11 || command -v python3)}
   else
     echo "setup: please install: sudo apt-get install ${missing[*]}" >&2
+    new_enough || refuse_python
     exit 1
   fi
+  new_enough || { refuse_python; exit 1; } # the distribution's own may be older
 fi
 
 if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then

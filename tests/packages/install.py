@@ -33,6 +33,14 @@ def by_cmake(prefix: Path, folder: Path, target: str) -> None:
     trains(folder / "client")
 
 
+def through_a_link(prefix: Path, root: Path) -> None:
+    """A root whose lib is a link to usr/lib, as distributions have it."""
+    root.mkdir()
+    run("cp", "-a", prefix, root / "usr")
+    (root / "lib").symlink_to("usr/lib")
+    by_cmake(root, root / "client", "libdc::libdc")
+
+
 def refuses(prefix: Path, version: str, folder: Path) -> None:
     (folder / "CMakeLists.txt").write_text(
         f"cmake_minimum_required(VERSION 3.18)\nproject(c C)\nfind_package(libdc {version} REQUIRED)\n",
@@ -50,15 +58,18 @@ def main() -> int:
     build, prefix = ROOT / "build" / "static", ROOT / "build" / "static-prefix"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if not (build / "build.ninja").exists():
-            test("meson setup -Dstatic=true", lambda: run("meson", "setup", build, "-Dtests=false", "-Dstatic=true",
-                                                          f"--prefix={prefix}", "--libdir=lib"))
+        again = ["--reconfigure"] if (build / "build.ninja").exists() else []
+        test("meson setup -Dstatic=true", lambda: run("meson", "setup", *again, build, "-Dtests=false", "-Dstatic=true",
+                                                      f"--prefix={prefix}", "--libdir=lib", "--bindir=tools/bin"))
         test("meson install", lambda: run("meson", "install", "-C", build))
+        test("the command finds its library, two folders up", lambda: run(prefix / "tools" / "bin" / "libdc", "info",
+                                                                          LD_LIBRARY_PATH=""))
         moved = folder / "moved"
         test("the folder may be moved", lambda: run("cp", "-a", prefix, moved))
         test("pkg-config", lambda: by_pkg_config(prefix, folder / "shared", False))
         for target in ("libdc::libdc", "libdc::static"):
             test(f"CMake, {target}", lambda target=target: by_cmake(moved, folder / target[7:], target))
+        test("CMake, by a link to its folder", lambda: through_a_link(moved, folder / "root"))
         for version in ("0.2", "1.0", "0.1.7"):
             (folder / version).mkdir()
             test(f"CMake does not take it for {version}", lambda version=version: refuses(moved, version,

@@ -66,7 +66,10 @@ endfunction()
 
 function(vcpkg_install_copyright)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "" "FILE_LIST")
-  file(INSTALL ${arg_FILE_LIST} DESTINATION "${CURRENT_PACKAGES_DIR}/share/${PORT}" RENAME copyright)
+  foreach(name IN LISTS arg_FILE_LIST)
+    file(READ "${name}" text)
+    file(APPEND "${CURRENT_PACKAGES_DIR}/share/${PORT}/copyright" "${text}")
+  endforeach()
 endfunction()
 
 include("${PORT_DIR}/portfile.cmake")

@@ -26,6 +26,8 @@ def installed(packages: Path) -> None:
     missing = [name for name in INSTALLED if not (packages / name).exists()]
     require(not missing, f"it has no {missing}")
     require(not list((packages / "bin").glob("*")), "programs are left in bin")
+    notices = (packages / "share" / "libdc" / "copyright").read_text(encoding="utf-8")
+    require("Apache License" in notices and "Colin Percival" in notices, "copyright lacks a notice")
     require("0 broken" in run(packages / "tools" / "libdc" / "libdc", "doctor", LD_LIBRARY_PATH=str(packages / "lib")),
             "libdc doctor finds a fault")
 

@@ -49,12 +49,22 @@ ASK = """import sys, sysconfig, venv
 print(sys.implementation.name, sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"""
 
 
+def run_in(tree: Path) -> Path:
+    """The sources, with what Python leaves beside them when it runs there."""
+    for folder in {path.parent for path in (tree / "bindings" / "python" / "libdc").rglob("*.py")}:
+        (folder / "__pycache__").mkdir()
+        (folder / "__pycache__" / "old.cpython-311.pyc").touch()
+    return tree
+
+
 def contents(wheel: Path, libraries: set, folder: Path) -> None:
     """Files, sizes, and what the shared libraries need."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         for name in INSIDE:
             require(any(there == name or there.endswith(f".data/data/{name}") for there in names), f"no {name} in it")
+        caches = [name for name in names if "__pycache__" in name]
+        require(not caches, f"it has {caches}")
         archive.extractall(folder)
         sizes = {info.filename: info.file_size for info in archive.infolist()}
     size, package = sizes["libdc/libdc.so.0.1"], folder / "libdc"
@@ -65,6 +75,18 @@ def contents(wheel: Path, libraries: set, folder: Path) -> None:
         print(f"    {library.name:<20}{library.stat().st_size:>9} bytes, needs {', '.join(sorted(asked))}")
     print(f"    installed           {sum(sizes.values()):>9} bytes in {len(sizes)} files; the wheel has "
           f"{wheel.stat().st_size}")
+
+
+def number_of_stat(folder: Path) -> None:
+    """A wheel's stat() gives an old glibc 1 on x86-64, and 0 on 64-bit ARM, as the preprocessor sees it."""
+    sys.path.insert(0, str(ROOT / "packaging"))
+    from make_wheel import STAT
+
+    source = folder / "stat.c"
+    source.write_text(STAT, encoding="utf-8")
+    for number, macro in ((1, "-D__x86_64__=1"), (0, "-U__x86_64__")):
+        text = run("gcc", "-E", "-P", "-U__x86_64__", macro, source)
+        require(f"enum {{ VERSION = {number} }};" in text and text.count("(VERSION, what, to)") == 6, text)
 
 
 def wrong_names(checker: str, *options: str) -> None:
@@ -135,6 +157,12 @@ def installed(python: Path, wheel: Path, folder: Path) -> None:
     run(program)
 
 
+def packed(python: Path, folder: Path) -> None:
+    """The sdist, as `python -m build` makes it before the wheel: with no more than meson-python asks for."""
+    own = environment(python, folder, "pyproject-metadata>=0.9", "tomli; python_version < '3.11'")
+    run(own, "packaging/make_sdist.py", folder / "sdist")
+
+
 def main() -> int:
     test = Tests()
     OUT.mkdir(parents=True, exist_ok=True)
@@ -144,11 +172,12 @@ def main() -> int:
         folder = Path(name)
         test("pip wheel . of what git has",
              lambda: print(run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, ".",
-                               folder=sources(folder / "clone")).strip()))
+                               folder=run_in(sources(folder / "clone"))).strip()))
         plain = next(iter(folder.glob("libdc-*.whl")), folder / "none.whl")
         test(f"{plain.name}: its tag says CPython 3.9 and later",
              lambda: require("-cp39-abi3-linux_" in plain.name, "it does not"))
         test("  its contents; it needs libc and libm alone", lambda: contents(plain, LIBC, folder / "plain"))
+        test("the number of struct stat is the processor's", lambda: number_of_stat(folder))
         test("the wheel to be given away", lambda: run(sys.executable, "packaging/make_wheel.py", OUT))
         given = next(iter(OUT.glob("libdc-*.whl")), OUT / "none.whl")
         test(f"{given.name}: its tag is a manylinux that PyTorch's wheels can be beside", lambda: require(
@@ -164,6 +193,8 @@ def main() -> int:
         test("and so does pyright", lambda: wrong_names("pyright", "--pythonpath", sys.executable))
         found = dict(pythons())
         print(f"    CPythons here: {', '.join(found)}")
+        oldest = next(iter(found))
+        test(f"{oldest}: it makes the sdist", lambda: packed(found[oldest], folder / "packed"))
         for version, python in found.items():
             test(f"{version}: README's example, a step, doctor, both ways of loading, ctypes, C by two sorts of flags",
                  lambda python=python, version=version: installed(python, given, folder / version))

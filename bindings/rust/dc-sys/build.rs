@@ -25,7 +25,9 @@ fn from_pkg_config() -> Option<PathBuf> {
     let tool = env::var_os("PKG_CONFIG").unwrap_or_else(|| "pkg-config".into());
     let ask = |words: &[&str]| Command::new(&tool).args(words).output().ok().filter(|output| output.status.success());
     ask(&["--exists", AT_LEAST, BELOW])?;
-    let folder = PathBuf::from(String::from_utf8(ask(&["--variable=libdir", "dc"])?.stdout).ok()?.trim());
+    // pkgconf writes blanks as a shell wants them.
+    let place = String::from_utf8(ask(&["--variable=libdir", "dc"])?.stdout).ok()?.replace("\\ ", " ");
+    let folder = PathBuf::from(place.trim());
     has_library(&folder).then_some(folder)
 }
 
@@ -64,6 +66,10 @@ fn run(tool: &str, words: &[&OsStr]) {
 /// The library built here, into cargo's own folder.
 fn vendored() -> PathBuf {
     let root = sources().expect("the feature `vendored` needs the sources in this crate's folder vendor, or around it");
+    // Without these lines cargo would run this program for a changed variable alone, and link an old library.
+    for name in ["include", "meson.build", "meson_options.txt", "src"] {
+        println!("cargo:rerun-if-changed={}", root.join(name).display());
+    }
     let folder = PathBuf::from(env::var_os("OUT_DIR").unwrap()).join("libdc");
     if !folder.join("build.ninja").exists() {
         let options = ["--buildtype=release", "-Dtests=false"].map(OsStr::new);
