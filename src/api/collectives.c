@@ -87,9 +87,11 @@ static dc_status check_reduce_op(const char *fn, int32_t op, int32_t dtype) {
 }
 
 /* Sums on a device are kernels. */
-static dc_status check_summable(const char *fn, const char *argument, const dc_tensor *t, const dc_stream *stream) {
-  return stream == NULL ? DC_OK
-                        : dc__device_check_alignment(fn, argument, stream->device, t->data, dc_dtype_size(t->dtype));
+static dc_status check_summable(const char *fn, const char *argument, const dc_tensor *t, int64_t count,
+                                const dc_stream *stream) {
+  return stream == NULL || count == 0
+             ? DC_OK
+             : dc__device_check_alignment(fn, argument, stream->device, t->data, dc_dtype_size(t->dtype));
 }
 
 static bool tensors_overlap(const void *a, int64_t a_count, const void *b, int64_t b_count, int32_t dtype) {
@@ -134,8 +136,8 @@ dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor
   int64_t total;
   DC__TRY(read_send_recv(fn, send, recv, &p));
   DC__TRY(check_reduce_op(fn, op, p.send.dtype));
-  DC__TRY(check_summable(fn, "send", &p.send, stream));
-  DC__TRY(check_summable(fn, "recv", &p.recv, stream));
+  DC__TRY(check_summable(fn, "send", &p.send, p.send_count, stream));
+  DC__TRY(check_summable(fn, "recv", &p.recv, p.recv_count, stream));
   DC__TRY(ranges_of_counts(fn, comm, counts, p.recv_count, ranges, &total));
   DC__TRY(check_numel(fn, "recv", p.recv_count, "counts[rank]", ranges[comm->rank].count));
   DC__TRY(check_numel(fn, "send", p.send_count, "the sum of counts", total));
@@ -163,7 +165,7 @@ dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stre
   int64_t count;
   DC__TRY(read_coll_tensor(fn, "data", data, &tensor, &count));
   DC__TRY(check_reduce_op(fn, op, tensor.dtype));
-  DC__TRY(check_summable(fn, "data", &tensor, stream));
+  DC__TRY(check_summable(fn, "data", &tensor, count, stream));
   DC__TRY(check_no_group(fn, comm));
   dc__comm_all_reduce(comm, stream, tensor.data, count, tensor.dtype, op);
   return stream == NULL ? dc__comm_check(comm) : DC_OK;

@@ -55,10 +55,12 @@ static dc_status start_split_call(const dc__mpi *self, const dc__split *split, s
 static dc_status call_split(dc__mpi *self, const dc__split *split, dc__mpi_wait *wait, dc__mpi_handle *part) {
   split_call *call = NULL;
   dc_status status = start_split_call(self, split, &call);
+  wait->count = 1;
   if (status == DC_OK) {
     wait->call = &call->done;
-    wait->count = 1;
     status = dc__mpi_wait_all(wait);
+  } else {
+    dc__mpi_abandon(wait); /* the others' calls, which wait for this rank's */
   }
   if (status != DC_OK) {
     dc__mpi_fail(self, status);

@@ -30,7 +30,13 @@ static void *open_path(const char *path, search_reason *reason) {
 static void *open_in(const char *folder, const char *name, search_reason *reason) {
   char path[PATH_MAX];
   int length = snprintf(path, sizeof path, "%s/%s", folder, name);
-  return length > 0 && length < PATH_MAX ? open_path(path, reason) : NULL;
+  if (length > 0 && length < PATH_MAX) {
+    return open_path(path, reason);
+  }
+  if (!reason->tells) {
+    snprintf(reason->text, sizeof reason->text, "%s: the folder's name is too long", name);
+  }
+  return NULL;
 }
 
 /* Relative to the folder of this plug-in. */
