@@ -59,7 +59,11 @@ static dc_status norm_prepare(norm_job *job, bool *query) {
   job->width = channels ? s->in / s->layer.groups * s->positions : s->in;
   size_t bytes = 0;
   void *memory;
-  if (!dc__linalg_add_bytes(&bytes, rows, sizeof(double)) || !dc__linalg_add_bytes(&bytes, rows, sizeof(double))) {
+  bool fits = true;
+  for (int i = 0; i < 2; i++) { /* mean and rstd, each from the beginning of a cache line */
+    fits = fits && dc__linalg_add_bytes(&bytes, rows, sizeof(double));
+  }
+  if (!fits) {
     return dc__fail(DC_E_NO_MEMORY, "%s: no memory can hold the statistics", s->fn);
   }
   DC__TRY(dc__linalg_scratch(job->l, s->fn, bytes, &memory));

@@ -167,6 +167,33 @@ def test_a_forward_that_raises_on_all_ranks_is_over() -> None:
     assert on(2, rank) == [True, True]
 
 
+class Experts(nn.ModuleList):
+    """Behind a frozen layer, whose input wants a gradient."""
+
+    def forward(self, path: Sequence[int]) -> torch.Tensor:
+        h = self[0](torch.ones(1, 4, requires_grad=True))
+        for k in path:
+            h = self[k](h)
+        return h.square().sum()
+
+
+def test_sums_of_no_sync_behind_frozen_layers() -> None:
+    """In the last micro-batch a rank's backward comes to none of its trained parameters, but through a frozen one."""
+    models = [Experts([nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4), nn.Linear(4, 4)]) for _ in range(3)]
+    for each in models[1:]:
+        each.load_state_dict(models[0].state_dict())
+    models[2]([2]).backward()  # which rank 1 alone uses
+
+    def rank(comm: Any) -> None:
+        model = dct.shard(models[comm.rank], 3, comm=comm, unused="zero")
+        with dct.no_sync(model):
+            model([1 + comm.rank]).backward()
+        model([] if comm.rank else [1]).backward()
+        assert torch.allclose(model[2].weight.grad.full_tensor(), models[2][2].weight.grad / 2)
+
+    libdc.run.threads(2, rank, timeout=60)
+
+
 def test_without_it_the_error_names_the_parameter() -> None:
     def rank(comm: Any, stage: int) -> None:
         model = make(Paths)

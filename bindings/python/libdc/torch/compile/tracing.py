@@ -64,8 +64,8 @@ def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Ten
     root.pre_backward()
     if accumulates(_anchor_of(root)):
         if not root.reduce_grads:
-            raise RuntimeError("no_sync: the graph of this compiled forward averages its gradients, since the forward was "
-                               "outside of the block: call it in `with libdc.torch.no_sync(model):`, too")
+            raise RuntimeError("no_sync: the graph of this compiled forward averages its gradients, since the forward "
+                               "was outside of the block: call it in `with libdc.torch.no_sync(model):`, too")
         root.stop_dropping()  # which an autograd.grad() inside of this backward has begun
         root.begin_reductions()
         for id in ids:

@@ -77,6 +77,7 @@ def _get_class(key: _ClassKey) -> Type[nn.Module]:
 
 
 def _make_new(base: Type[nn.Module]) -> Callable[..., nn.Module]:
+    @functools.wraps(base.__init__)  # programs ask a class for its signature, which is that of __new__ then
     def new(cls: Type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
         """type(module)(...): another module of the kind that it had before shard(), which is not sharded."""
         return base(*args, **kwargs)

@@ -159,10 +159,10 @@ class Root:
 
     def _refuse_new_params(self) -> None:
         """Raises if a parameter that came after shard() is in the model. to_empty() makes others, and calls no hook."""
-        model, ignored = self.model(), [reference() for reference in self.ignored.values()]
-        known = {id(param) for param in (*self.group.params, *ignored)}
-        unknown = {id(param): name for name, param in ([] if model is None else model.named_parameters())
-                   if id(param) not in known and isinstance(param, nn.Parameter)}
+        modules = () if (model := self.model()) is None else model.named_modules()
+        unknown = {id(param): f"{prefix}.{name}".lstrip(".") for prefix, module in modules
+                   for name, param in module._parameters.items() if name not in module.__dict__.get("_dc_ids", ())
+                   and isinstance(param, nn.Parameter) and self.ignored.get(id(param), lambda: None)() is not param}
         noted = {id(reference()): name for name, reference in self.new_params.items()}
         for number in filter(unknown.__contains__, (*noted, *unknown)):
             raise RuntimeError(f"{noted.get(number, unknown[number])} has come after shard(), so no rank averages its "
@@ -348,8 +348,8 @@ class Root:
                 self.group.context.enable_profiling(True)
 
     def _post_backward(self) -> None:
-        adds = self.reduce_grads and (self.state is _REDUCING or self.hooked)  # else maybe autograd.grad(), by inputs
-        sums, kept = self.local_sums.waiting() if adds else [], self.kept_grads
+        adds = self.state is _REDUCING or self.hooked or self.reductions  # else maybe autograd.grad(), by inputs
+        sums, kept = self.local_sums.waiting() if adds and self.reduce_grads else [], self.kept_grads
         self._finish_backward([entry for entry in sums if entry.id not in kept])
         self._finish_backward([entry for entry in sums if entry.id in kept])  # their buffers had gradients of no use
 
