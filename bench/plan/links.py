@@ -34,11 +34,11 @@ from libdc.plan.measure import measure, measure_level
 from machine import save
 from times import Case, Training, forecast, page_of
 
-WIDTH, TOKENS, STEPS, PORT, ADDRESS = 512, 16, 1, 29875, "10.9.0.1"
-RATES, STAGES = (10, 20), (0, 1, 3)
+WIDTH, TOKENS, STEPS, PORT, ADDRESS = 512, 16, 2, 29875, "10.9.0.1"
+RATES, STAGES = (25, 50), (0, 1, 3)
 SHAPES = (3, 1), (4, 1), (8, 1), (2, 2), (4, 2), (2, 4)  # machines, and the ranks of each
 MACHINES = max(machines for machines, _ in SHAPES)
-HELD_S = 0.15  # sockets hold what a link sends in that time
+HELD_S = 0.06  # sockets hold what a link sends in that time
 PART = 4 << 20  # bytes that measure a link's rate: about what a step sends, since fewer end before TCP is at its best
 
 
@@ -129,8 +129,9 @@ def limit(rate: int) -> None:
 
 
 def hold(rate: int, connections: int) -> None:
-    """The bound of what a machine's sockets hold, of which so many send at once. A longer queue lets timers of
-    retransmission, 200 ms at least, end for nothing, and a much shorter one waits for delayed acknowledgements."""
+    """The bound of what a machine's sockets hold, of which so many send at once. Acknowledgements wait in the same
+    queues as data, at both ends. A longer queue lets timers of retransmission, 200 ms at least, end for nothing, and
+    links stand still then. A much shorter one waits for delayed acknowledgements."""
     held = int(rate * 125000 * HELD_S) // connections
     for i in range(MACHINES):
         subprocess.run(["ip", "netns", "exec", f"n{i}", "sysctl", "-qw", f"net.ipv4.tcp_wmem=4096 {held} {held}"],
