@@ -224,7 +224,8 @@ DC_API const char *dc_dtype_name(int32_t dtype);
 typedef struct dc_buffer dc_buffer;
 
 /** A view of a dense, row-major tensor; it owns nothing. As an input it describes the caller's memory, which the
- *  call reads or writes as said there. As an output, set struct_size first; the library fills in the rest. */
+ *  call reads or writes as said there. As an output, set struct_size first; the library fills in the rest. On a card
+ *  data is a multiple of the element's size, else calls that compute with it, or register it, are DC_E_INVALID. */
 typedef struct dc_tensor {
   size_t struct_size;     /**< sizeof(dc_tensor) */
   void *data;             /**< [in,out] first element; may be NULL only when a dimension is 0 */

@@ -157,9 +157,6 @@ dc_status dc_context_step_abort(dc_context *context) {
 
 static dc_status context_set_stream(dc_context *ctx, const char *fn, dc_stream *stream) {
   DC__TRY(dc__handle_check_optional(fn, "stream", stream, DC__HANDLE_STREAM));
-  if (stream != NULL) {
-    DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
-  }
   DC__TRY(dc__stream_check_device(fn, stream, "context", ctx->device));
   if (ctx->capturing && stream != ctx->lanes[DC__LANE_CALLER]) {
     return dc__fail(DC_E_STATE, "%s: the stream set before is captured into a CUDA graph; end the capture first", fn);

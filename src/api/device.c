@@ -160,20 +160,12 @@ void dc_event_destroy(dc_event *event) {
   }
 }
 
-/* A stream of the parent's looks alike in a child made by fork(), but has no thread there. */
-static dc_status check_event_and_stream(const char *function, const dc_event *event, const dc_stream *stream) {
-  DC__TRY(dc__owner_check(function, "event", &event->device->owner));
-  if (stream != NULL) {
-    DC__TRY(dc__owner_check(function, "stream", &stream->device->owner));
-  }
-  return dc__stream_check_device(function, stream, "event", event->device);
-}
-
 dc_status dc_event_record(dc_event *event, dc_stream *stream) {
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__handle_check(__func__, "event", event, DC__HANDLE_EVENT));
   DC__TRY(dc__handle_check_optional(__func__, "stream", stream, DC__HANDLE_STREAM));
-  DC__TRY(check_event_and_stream(__func__, event, stream));
+  DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
+  DC__TRY(dc__stream_check_device(__func__, stream, "event", event->device));
   dc__event_record(event, stream);
   return DC_OK;
 }
@@ -182,7 +174,8 @@ dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns) 
   DC__WITHOUT_TRAPS;
   DC__TRY(dc__handle_check(__func__, "event", event, DC__HANDLE_EVENT));
   DC__TRY(dc__handle_check_optional(__func__, "stream", stream, DC__HANDLE_STREAM));
-  DC__TRY(check_event_and_stream(__func__, event, stream));
+  DC__TRY(dc__owner_check(__func__, "event", &event->device->owner));
+  DC__TRY(dc__stream_check_device(__func__, stream, "event", event->device));
   if (stream != NULL) {
     return device_name_error(__func__, event->device->ops->event_wait(event, stream));
   }

@@ -103,7 +103,11 @@ dc_status dc__device_check_alignment(const char *fn, const char *arg, const dc_d
 }
 
 dc_status dc__stream_check_device(const char *fn, const dc_stream *stream, const char *owner, const dc_device *device) {
-  if (stream == NULL || dc__device_is_same(stream->device, device)) {
+  if (stream == NULL) {
+    return DC_OK;
+  }
+  DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner)); /* its device looks the same in a forked child */
+  if (dc__device_is_same(stream->device, device)) {
     return DC_OK;
   }
   return dc__fail(DC_E_INVALID, "%s: stream is of %s \"%s\", must be of the %s's, \"%s\"", fn,

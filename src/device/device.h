@@ -292,7 +292,8 @@ void dc__count_work_on_link(dc_device *device, dc_stream *stream, int64_t durati
 /* Whether two handles are of one device, so that each takes the other's streams and events. Counting devices have
  * clocks of their own. */
 bool dc__device_is_same(const dc_device *a, const dc_device *b);
-/* DC_E_INVALID if the stream is of another device than `device`, which belongs to the caller's `owner`. */
+/* DC_E_INVALID if the stream is of another device than `device`, which belongs to the caller's `owner`. DC_E_STATE in a
+ * child made by fork() if it is the parent's, and has no thread there. */
 dc_status dc__stream_check_device(const char *fn, const dc_stream *stream, const char *owner, const dc_device *device);
 
 dc_device *dc__device_retain(dc_device *device);

@@ -257,24 +257,16 @@ def test_doctor_names_the_broken_part(dc: Run) -> None:
     assert not any("threads" in name for name in broken)
 
 
-def test_doctor_finds_a_broken_package(dc: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("script, text", [
+    ("echo 'ImportError: libdc.so is of another time'; exit 1", "ImportError: libdc.so is of another time"),
+    ("kill -SEGV $$", r"{python} was killed by signal 11 \(.*\)")])  # it has been run, so nothing is absent
+def test_doctor_finds_a_broken_package(dc: Run, tmp_path: Path, script: str, text: str) -> None:
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'ImportError: libdc.so is of another time'; exit 1\n")
+    python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     done = dc("doctor", code=1, environment={"LIBDC_PYTHON": str(python)})
-    assert re.search(r"^BROKEN +Python package +import libdc: ImportError: libdc.so is of another time$", done.stdout,
-                     re.M)
-    assert done.stdout.endswith("10 ok, 2 broken, 0 absent\n")
-
-
-def test_doctor_finds_a_package_that_crashes(dc: Run, tmp_path: Path) -> None:
-    """An interpreter that dies has been run, so nothing is absent."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nkill -SEGV $$\n")
-    python.chmod(0o755)
-    done = dc("doctor", code=1, environment={"LIBDC_PYTHON": str(python)})
-    assert re.search(rf"^BROKEN +Python package +import libdc: {python} was killed by signal 11 \(.*\)$", done.stdout,
-                     re.M)
+    text = text.replace("{python}", str(python))
+    assert re.search(rf"^BROKEN +Python package +import libdc: {text}$", done.stdout, re.M)
     assert done.stdout.endswith("10 ok, 2 broken, 0 absent\n")
 
 

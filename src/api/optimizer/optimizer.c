@@ -246,9 +246,6 @@ dc_status dc_optimizer_set_loss_scale(dc_optimizer *optimizer, const dc_tensor *
 
 static dc_status optimizer_set_stream(dc_optimizer *o, const char *fn, dc_stream *stream) {
   DC__TRY(dc__handle_check_optional(fn, "stream", stream, DC__HANDLE_STREAM));
-  if (stream != NULL) {
-    DC__TRY(dc__owner_check(fn, "stream", &stream->device->owner));
-  }
   return dc__optim_set_stream(o, fn, stream);
 }
 
