@@ -22,6 +22,8 @@ typedef struct mpi_round {
   dc__mpi_wait *wait;
   int64_t lo;
   int64_t size;
+  int64_t largest; /* bytes of a part */
+  bool packed;
 } mpi_round;
 
 int *dc__mpi_alloc_vectors(int32_t world) {
@@ -224,14 +226,28 @@ static int64_t round_bytes(const dc__mpi *self, int64_t largest) {
   return largest < most ? largest : most;
 }
 
+/* Sizes, and the memory for them, before the ranks' comparison. Behind it the others' calls of MPI would wait for a
+ * rank that fails alone, and cannot be taken back. */
+static dc_status plan_rounds(mpi_round *r) {
+  const dc__coll *coll = r->coll;
+  const int32_t world = r->self->head.world;
+  if (coll->kind != DC__COLL_GATHER && coll->kind != DC__COLL_REDUCE) {
+    return DC_OK;
+  }
+  r->packed = is_packed(r->self, coll);
+  r->largest = dc__max_part_bytes(coll, world);
+  r->size = round_bytes(r->self, r->largest);
+  if (r->packed || coll->kind == DC__COLL_REDUCE) {
+    DC__TRY(mpi_reserve_scratch(r->self, 1, r->size * world));
+  }
+  return r->packed && coll->kind == DC__COLL_REDUCE ? mpi_reserve_scratch(r->self, 0, r->size * world) : DC_OK;
+}
+
 static dc_status mpi_gather(mpi_round *r) {
-  int64_t largest = dc__max_part_bytes(r->coll, r->self->head.world);
-  if (!is_packed(r->self, r->coll)) {
+  if (!r->packed) {
     return gather_in_place(r);
   }
-  r->size = round_bytes(r->self, largest);
-  DC__TRY(mpi_reserve_scratch(r->self, 1, r->size * r->self->head.world));
-  for (; r->lo < largest; r->lo += r->size) {
+  for (; r->lo < r->largest; r->lo += r->size) {
     DC__TRY(gather_packed(r));
   }
   return DC_OK;
@@ -249,15 +265,8 @@ static void add_contributions(const mpi_round *r, const dc__coll_item *item, int
 }
 
 static dc_status mpi_reduce(mpi_round *r) {
-  int64_t largest = dc__max_part_bytes(r->coll, r->self->head.world);
-  bool packed = is_packed(r->self, r->coll);
-  r->size = round_bytes(r->self, largest);
-  DC__TRY(mpi_reserve_scratch(r->self, 1, r->size * r->self->head.world));
-  if (packed) {
-    DC__TRY(mpi_reserve_scratch(r->self, 0, r->size * r->self->head.world));
-  }
-  for (; r->lo < largest; r->lo += r->size) {
-    DC__TRY(packed ? exchange_packed(r) : exchange_in_place(r));
+  for (; r->lo < r->largest; r->lo += r->size) {
+    DC__TRY(r->packed ? exchange_packed(r) : exchange_in_place(r));
     (void)each_slice(r, r->self->head.rank, add_contributions);
   }
   return DC_OK;
@@ -280,6 +289,7 @@ static dc_status mpi_run_collective(dc__mpi *self, const dc__coll *coll, dc__mpi
   mpi_round r = {.self = self, .coll = coll, .wait = wait};
   DC__TRY(dc__comm_check(self->control));
   DC__TRY(dc__mpi_check_usable(self->mpi, wait->what));
+  DC__TRY(plan_rounds(&r));
   (void)self->head.ops->agree(&self->head, coll, 0);
   DC__TRY(dc__comm_check(self->control));
   DC__TRY(coll->kind == DC__COLL_GATHER      ? mpi_gather(&r)

@@ -135,6 +135,40 @@ static int fail_before_mpi(dc_comm *comm) {
   return 0;
 }
 
+static size_t refused_bytes; /* an allocation of so many or more fails; 0: none does */
+
+void *__real_dc__calloc(size_t count, size_t bytes);
+void *__wrap_dc__calloc(size_t count, size_t bytes);
+void *__wrap_dc__calloc(size_t count, size_t bytes) {
+  if (refused_bytes > 0 && count * bytes >= refused_bytes) {
+    (void)dc__fail(DC_E_NO_MEMORY, "out of host memory: the test allows no more");
+    return NULL;
+  }
+  return __real_dc__calloc(count, bytes);
+}
+
+/* Rank 1 cannot hold what it would receive. No rank has come to MPI by then, so all may go on with it. */
+static int lack_memory(dc_comm *comm) {
+  enum { PART = 200000 };
+  static float values[PART * RANKS], sums[PART];
+  const int64_t part = PART, whole = part * RANKS;
+  const dc_tensor send = flat(values, &whole, DC_FLOAT32);
+  dc_tensor recv = flat(sums, &part, DC_FLOAT32);
+  dc_comm *second = open_comm(timeout_ns);
+  CHECK(second != NULL);
+  refused_bytes = dc_comm_rank(comm) == 1 ? sizeof values : 0;
+  CHECK(dc_comm_reduce_scatter(second, &send, &recv, NULL, DC_SUM, NULL) == DC_E_NO_MEMORY);
+  CHECK_SAYS("the test allows no more");
+  refused_bytes = 0;
+  dc_comm_destroy(second);
+  second = open_comm(timeout_ns);
+  CHECK(second != NULL);
+  CHECK_OK(dc_comm_reduce_scatter(second, &send, &recv, NULL, DC_SUM, NULL));
+  dc_comm_destroy(second);
+  CHECK_OK(dc_comm_barrier(comm));
+  return 0;
+}
+
 /* As MPICH says it. */
 static int failing_idup(const dc__mpi_library *mpi, dc__mpi_handle comm, dc__mpi_handle *copy,
                         dc__mpi_handle *request) {
@@ -254,10 +288,9 @@ typedef struct rank_role {
   int (*run)(dc_comm *comm);
 } rank_role;
 
-static const rank_role roles[] = {{"fork", fork_a_child},        {"threads", split_in_two_threads},
-                                  {"mismatch", fail_before_mpi}, {"texts", fail_in_mpi},
-                                  {"one", fail_on_one_rank},     {"late", come_late},
-                                  {"left", split_late}};
+static const rank_role roles[] = {
+    {"fork", fork_a_child}, {"threads", split_in_two_threads}, {"mismatch", fail_before_mpi}, {"memory", lack_memory},
+    {"texts", fail_in_mpi}, {"one", fail_on_one_rank},         {"late", come_late},           {"left", split_late}};
 
 static int run_rank(const char *name) {
   int result = 1;
@@ -297,6 +330,11 @@ static void test_threads_split_in_any_order(void **state) {
 static void test_a_mismatch_keeps_no_communicator_of_mpi(void **state) {
   (void)state;
   assert_ranks_succeed("mismatch");
+}
+
+static void test_a_rank_without_memory_comes_before_mpi(void **state) {
+  (void)state;
+  assert_ranks_succeed("memory");
 }
 
 static void test_errors_name_the_call_and_the_reason(void **state) {
@@ -345,6 +383,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_forked_child_has_no_mpi),
                                      cmocka_unit_test(test_threads_split_in_any_order),
                                      cmocka_unit_test(test_a_mismatch_keeps_no_communicator_of_mpi),
+                                     cmocka_unit_test(test_a_rank_without_memory_comes_before_mpi),
                                      cmocka_unit_test(test_errors_name_the_call_and_the_reason),
                                      cmocka_unit_test(test_a_split_that_fails_on_one_rank_ends_on_all),
                                      cmocka_unit_test(test_memory_of_a_request_that_goes_on_is_kept),
