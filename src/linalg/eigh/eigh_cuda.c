@@ -53,14 +53,14 @@ static uint32_t solved_mask(const dc__batch_slice *f, const dc__spectral_task *t
   return mask;
 }
 
-/* The rows of s into the columns of the caller's matrices. */
-static void store_vectors(const dc__eigh_cuda *w, const dc__batch_slice *f, int32_t dtype, uint32_t mask,
+/* Rows into the columns of the caller's matrices. */
+static void store_vectors(const dc__eigh_cuda *w, const dc__batch_slice *f, int32_t dtype, void *rows, uint32_t mask,
                           const dc__mat *to, bool descending) {
   const int64_t n = w->job.n;
-  dc__cuda_matrices from = dc__batch_slice_dense_view(f, w->s, dtype, n, n);
+  dc__cuda_matrices from = dc__batch_slice_dense_view(f, rows, dtype, n, n);
   from.row_stride = 1;
   from.col_stride = descending ? -n : n;
-  from.data = dc__element_ptr(w->s, dtype, descending ? (n - 1) * n : 0);
+  from.data = dc__element_ptr(rows, dtype, descending ? (n - 1) * n : 0);
   dc__cuda_load_uniform(f->stream, from, dc__batch_slice_view(f, to), mask, 1);
 }
 
@@ -88,7 +88,7 @@ static void store_eigh(const dc__eigh_cuda *w, const dc__batch_slice *f, int32_t
     dc__cuda_load(f->stream, &args);
   }
   if (r->vectors) {
-    store_vectors(w, f, dtype, args.mask, &r->out, descending);
+    store_vectors(w, f, dtype, w->s, args.mask, &r->out, descending);
   }
 }
 
@@ -106,9 +106,8 @@ static void store_power(const dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtyp
       w->host_values[i * n + j] = regular && t->values[j] >= 0 ? sqrt(pow(t->values[j], r->power)) : 0;
     }
   }
-  const uint32_t mask = solved_mask(f, tasks);
   if (r->basis.data != NULL) {
-    store_vectors(w, f, dtype, mask, &r->basis, false);
+    dc__stream_copy(f->stream, w->rotated, w->s, (size_t)(f->count * n * n) * dc_dtype_size(dtype));
   }
   dc__stream_copy(f->stream, w->factors, w->host_values, (size_t)(f->count * n) * sizeof *w->factors);
   dc__cuda_scale(f->stream, &scale);
@@ -117,7 +116,10 @@ static void store_power(const dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtyp
   square.batch_invariant = r->grouped != NULL;
   square.stride_a = square.stride_b = square.stride_c = n * n;
   dc__linalg_gemm(f->l, &square, f->gemm_workspace);
-  dc__symmetric_store_slice(f, &w->job, dtype, w->result, mask, tasks);
+  dc__symmetric_store_slice(f, &w->job, dtype, w->result, solved_mask(f, tasks), tasks);
+  if (r->basis.data != NULL) { /* but of results that do not fit */
+    store_vectors(w, f, dtype, w->rotated, solved_mask(f, tasks), &r->basis, false);
+  }
 }
 
 /* ---- solving ---- */
@@ -194,7 +196,7 @@ static dc_status eigh_run(dc__eigh_cuda *w) {
 /* ---- memory ---- */
 
 /* A slice's arrays on the device, in the order of eigh_alloc(): bytes of each per matrix. */
-enum { ARRAYS = 9, ALWAYS = 5, NORMS = DC__WARM_POWER_STEPS * DC__PROBES };
+enum { ARRAYS = 9, ALWAYS = 5, WITH_BASIS = 6, NORMS = DC__WARM_POWER_STEPS * DC__PROBES };
 
 static size_t eigh_align_up(size_t bytes) {
   return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -212,9 +214,10 @@ static size_t array_bytes(const dc__spectral_request *r, size_t arrays[ARRAYS]) 
                                  NORMS * row,
                                  NORMS * sizeof(double),
                                  r->grouped != NULL ? square : 0};
+  const int32_t count = dc__wants_warm_start(r) ? ARRAYS : r->basis.data != NULL ? WITH_BASIS : ALWAYS;
   size_t total = 0;
   memset(arrays, 0, ARRAYS * sizeof *arrays);
-  for (int32_t i = 0; i < (dc__wants_warm_start(r) ? ARRAYS : ALWAYS); i++) {
+  for (int32_t i = 0; i < count; i++) {
     arrays[i] = eigh_align_up(wanted[i]);
     total += arrays[i];
   }

@@ -19,9 +19,9 @@ typedef struct dc__eigh_cuda {
   void *values;     /* [n], */
   double *factors;  /* [n], */
   int32_t *found;
-  /* on the device, with an earlier basis only: */
+  void *rotated; /* [n, n], with a basis only; of a decomposition: its eigenvectors; */
+  /* with an earlier basis only: */
   void *basis;   /* [n, n]: copy of a basis that is not contiguous, */
-  void *rotated; /* [n, n], */
   char *probes;  /* DC__WARM_POWER_STEPS times [max_count, n, DC__PROBES], */
   double *norms; /* DC__WARM_POWER_STEPS times [max_count, DC__PROBES] */
   /* On the host: */

@@ -132,28 +132,30 @@ static bool finish_eigh(const dc__spectral_job *job, int64_t index, dc__spectral
   return true;
 }
 
-/* V diag(f) V^T = Y^T Y with rows of Y = sqrt(f) times the eigenvectors: symmetric, so half the work. */
+/* V diag(f) V^T = Y^T Y with rows of Y = sqrt(f) times the eigenvectors: symmetric, so half the work. The eigenvectors
+ * stay as they are for the basis, which a result that does not fit leaves alone. */
 static bool finish_power(const dc__spectral_job *job, int64_t index, dc__spectral_task *t, void *scratch) {
   const dc__spectral_request *r = job->r;
   int64_t n = job->n;
   bool wide = t->dtype == DC_FLOAT64;
+  void *scaled = dc__element_ptr(t->work, t->dtype, n * n);
   if (!dc__regularise_eigenvalues(job, t)) {
     return false;
-  }
-  if (r->basis.data != NULL) {
-    dc__eigenvectors_store(job, index, t, &r->basis, false);
   }
   for (int64_t row = 0; row < n; row++) {
     double value = t->values[row];
     double root = value < 0 ? 0 : sqrt(pow(value, r->power));
     for (int64_t i = 0; i < n; i++) {
-      dc__store_element(t->s, wide, row * n + i, root * dc__load_element(t->s, wide, row * n + i));
+      dc__store_element(scaled, wide, row * n + i, root * dc__load_element(t->s, wide, row * n + i));
     }
   }
-  dc__spectral_gemmt(job, t->dtype, true, false, t->s, t->s, t->work, scratch);
+  dc__spectral_gemmt(job, t->dtype, true, false, scaled, scaled, t->work, scratch);
   if (!dc__symmetric_store(job, index, t, t->work)) {
     t->status = DC_E_NOT_FINITE;
     return false;
+  }
+  if (r->basis.data != NULL) {
+    dc__eigenvectors_store(job, index, t, &r->basis, false);
   }
   return true;
 }

@@ -65,6 +65,31 @@ static void test_failures(void **state) {
   free(a);
 }
 
+/* The other matrix of the batch has a new basis. */
+static void test_a_result_that_does_not_fit_leaves_the_basis(void **state) {
+  (void)state;
+  enum { COUNT = 2, EACH = SIZE * SIZE };
+  double *a = spectrum_pair(COUNT, SIZE);
+  for (int64_t i = 0; i < EACH; i++) {
+    a[EACH + i] = i % (SIZE + 1) == 0 ? 1e-40 : 0;
+  }
+  tensor_pair ta = matrix_pair(a, DC_FLOAT32, COUNT, SIZE, SIZE), tx = matrix_pair(NULL, DC_FLOAT32, COUNT, SIZE, SIZE);
+  tensor_pair tq = matrix_pair(NULL, DC_FLOAT64, COUNT, SIZE, SIZE);
+  for (int k = 0; k < 2; k++) {
+    FAILS(dc_matrix_inverse_root(linalg_of(k), &ta.t[k], 1, NULL, &tq.t[k], &tx.t[k], NULL, 0), DC_E_NOT_FINITE,
+          "the result for a[1] does not fit float32");
+  }
+  double *cuda = host_copy(&tq);
+  const double *const q[2] = {tq.data[0], cuda};
+  for (int64_t i = 0; i < 2 * EACH; i++) {
+    const double *side = q[i % 2];
+    assert_true(side[EACH + i / 2] == -7 && fabs(side[i / 2]) <= 1 + 1e-9);
+  }
+  free(cuda);
+  free_pair(&ta), free_pair(&tx), free_pair(&tq);
+  free(a);
+}
+
 static void test_scratch_and_refusals(void **state) {
   (void)state;
   int64_t bytes;
@@ -235,10 +260,14 @@ static void test_every_call_fails(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(test_failures),    TEST(test_scratch_and_refusals),
+      TEST(test_failures),
+      TEST(test_a_result_that_does_not_fit_leaves_the_basis),
+      TEST(test_scratch_and_refusals),
 #ifndef ON_CARD
-      TEST(test_convergence), TEST(test_library),
-      TEST(test_batches),     TEST(test_every_call_fails),
+      TEST(test_convergence),
+      TEST(test_library),
+      TEST(test_batches),
+      TEST(test_every_call_fails),
 #endif
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

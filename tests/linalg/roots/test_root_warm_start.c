@@ -50,9 +50,31 @@ static void test_21_warm_start(void **state) {
   FAILS(dc_matrix_inverse_root(linalg, &tc, 4, &o, &tb, &tx, NULL, 0), DC_E_DTYPE, "basis is float64");
 }
 
+/* Inverses beyond float32, of a matrix whose float64 basis could be had. The other one of the batch has a new basis. */
+static void test_a_result_that_does_not_fit_leaves_the_basis(void **state) {
+  (void)state;
+  float a[8] = {2, 1, 1, 2, 2e-40f, 1e-40f, 1e-40f, 2e-40f}, x[8];
+  double basis[8];
+  dc_spectral_info info[2] = {{0}};
+  dc_tensor ta = batch(a, DC_FLOAT32, 2, 2, 2), tb = batch(basis, DC_FLOAT64, 2, 2, 2),
+            tx = batch(x, DC_FLOAT32, 2, 2, 2);
+  for (int i = 0; i < 8; i++) {
+    x[i] = 7;
+    basis[i] = 7;
+  }
+  FAILS(dc_matrix_inverse_root(linalg, &ta, 1, NULL, &tb, &tx, info, sizeof info[0]), DC_E_NOT_FINITE,
+        "the result for a[1] does not fit float32");
+  assert_int_equal(info[0].status, DC_OK);
+  for (int i = 0; i < 4; i++) {
+    assert_true(fabs(fabs(basis[i]) - sqrt(0.5)) < 1e-12 && fabs((double)x[i] - (i % 3 == 0 ? 2 : -1) / 3.0) < 1e-6);
+    assert_true(basis[4 + i] == 7 && x[4 + i] == 7);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_21_warm_start),
+      cmocka_unit_test(test_a_result_that_does_not_fit_leaves_the_basis),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }
