@@ -74,9 +74,11 @@ static dc_status dry_gather(dc_context *ctx, const char *fn, int32_t op, int64_t
   dc__param *param;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
   DC__TRY(dc__gather_dtype(fn, param, &dtype));
-  info->shape = param->ndim > 0 ? param->shape : NULL;
-  info->ndim = param->ndim;
-  info->dtype = dtype;
+  if (op != DC_OP_PREFETCH_PARAMS_FUSED) { /* which returns no tensor */
+    info->shape = param->ndim > 0 ? param->shape : NULL;
+    info->ndim = param->ndim;
+    info->dtype = dtype;
+  }
   int64_t size = (int64_t)dc_dtype_size(dtype);
   const dc__gathered_copy *copy = dc__gather_copy(param, dtype);
   bool gathers = op != DC_OP_TAKE_PARAM && (copy == NULL || !dc__copy_is_current(param, copy));
