@@ -325,9 +325,10 @@ void dc__device_sync_internal(dc_device *device, dc_stream *stream);
 /* DC_E_UNSUPPORTED where the host cannot compute on the device's memory: for operators that have host code alone. */
 dc_status dc__device_require_host(const char *fn, const dc_device *device);
 /* DC_E_INVALID if the host cannot access the device's memory and data is no multiple of its elements' size: a kernel
- * that reads it there loses the device. */
+ * that reads it there loses the device. One without elements is fine anywhere: a rank that refused it would be alone.
+ */
 dc_status dc__device_check_alignment(const char *fn, const char *arg, const dc_device *device, const void *data,
-                                     size_t size);
+                                     int64_t count, int32_t dtype);
 /* DC_OK, or the device's first failure as this thread's last error. */
 dc_status dc__device_check(dc_device *device);
 void dc__event_record(dc_event *event, dc_stream *stream);
