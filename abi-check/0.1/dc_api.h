@@ -17,7 +17,9 @@
  * Rules that hold for every declaration below
  *   - A function that can fail returns dc_status: 0 is success, negative is an error, and dc_last_error() has a
  *     sentence that names the argument, its value and what is allowed. On failure outputs keep their old value,
- *     except handles, which become NULL. Nothing is half-done: the call happened or it did not.
+ *     except handles, which become NULL. Nothing is half-done: the call happened or it did not. The exception is
+ *     memory that other ranks, a device or a file were writing: its contents are undefined after an error of
+ *     communication, DC_E_DEVICE or DC_E_SYSTEM.
  *   - Options structs begin with struct_size. Zero in a field means "the default"; NULL means all defaults.
  *     Where none, off or zero is a choice beside the default, -1 stands for it, as the field says. A field in which
  *     every number is one, such as a row or a descriptor, has a switch beside it, and must be 0 while the switch is.
@@ -247,7 +249,7 @@ DC_API void dc_tensor_init(dc_tensor *tensor, size_t struct_size);
 /* ==== 4. Devices, streams, memory ===================================================================================
  *
  * Computes nothing. A device, a stream and an event are each made and destroyed by the caller; whatever was queued
- * on them is done first, and what others still need stays alive. */
+ * on them is done first, and what others still need stays alive. A call on a card that failed may be DC_E_DEVICE. */
 
 /** A compute device. The CPU is always there. */
 typedef struct dc_device dc_device;
@@ -297,8 +299,8 @@ DC_API void dc_device_options_init(dc_device_options *options, size_t struct_siz
  *  AT_MINSIGSTKSZ bytes, which include AMX's registers. AMX is not used if a thread's stack is smaller.
  *  name  "cpu"; "cuda" or "cuda:N", the first or the N-th device; "count", which computes nothing (chapter 15)
  *  Returns DC_OK; DC_E_NO_DEVICE (unknown name, or not on this machine: the text says what is missing), DC_E_INVALID
- *  (also: max_pinned_bytes < 0, or LIBDC_CPU is none of those), DC_E_NO_MEMORY, DC_E_DEVICE (the device or its driver
- *  refused). [any] Since 0.1. */
+ *  (also: max_pinned_bytes < 0, LIBDC_CPU is none of those, or an allocator for "count"), DC_E_NO_MEMORY, DC_E_DEVICE
+ *  (the device or its driver refused). [any] Since 0.1. */
 DC_API dc_status dc_device_open(const char *name, const dc_device_options *options, dc_device **device);
 /** Gives the handle back.
  *  device  NULL does nothing
@@ -352,7 +354,8 @@ DC_API dc_status dc_event_record(dc_event *event, dc_stream *stream);
  *  stream      of the event's device; NULL: blocks the caller
  *  timeout_ns  with stream NULL the longest wait, 0 = no limit; otherwise not used
  *  Returns DC_OK; DC_E_TIMEOUT; DC_E_INVALID (also: a stream of another device); DC_E_NO_MEMORY; DC_E_STATE (called by
- *  the work that the event waits for). [any] Since 0.1. */
+ *  the work that the event waits for, or the mark is one of a capture, which the host cannot wait for).
+ *  [any] Since 0.1. */
 DC_API dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns);
 /** Stores whether the event's latest mark has passed.
  *  passed  set to 1 or 0; to 0 with DC_E_DEVICE too
@@ -396,12 +399,15 @@ typedef struct dc_comm_options {
   int64_t timeout_ns;   /**< longest wait for another rank; 0 = 300 s */
   int64_t heap_bytes;   /**< most shared memory a rank may allocate; 0 = the machine's memory. Reserved, not used up */
   const char *secret;   /**< TCP: 16 to 1024 bytes that the group's ranks alone have; NULL = none, loopback only */
-  const char *network;  /**< TCP: where to listen, an interface's name or a CIDR; NULL = all the machine's addresses */
-  int64_t heartbeat_ns; /**< TCP: pause between heartbeats; 0 = 1 s. A machine silent for three, and 3 s, is dead */
-  int32_t first_port;   /**< TCP: the listeners of other ranks than 0 take ports from first_port ... */
-  int32_t last_port;    /**< ... to last_port; both 0 = any */
-  const char *node;     /**< TCP, MPI: a text that the ranks of one machine have in common; NULL = the machine's boot and
-                             network namespace; "" = this rank shares memory with no other */
+  const char *network;  /**< TCP, MPI: where to listen, an interface's name or a CIDR, at most 63 bytes; NULL = all the
+                             machine's addresses */
+  int64_t heartbeat_ns; /**< TCP, MPI: pause between heartbeats, 10 ms or more; 0 = 1 s. A machine silent for three, and
+                             3 s, is dead */
+  int32_t first_port;   /**< TCP, MPI: the listeners of other ranks than 0, and of MPI's rank 0, take ports from
+                             first_port ... */
+  int32_t last_port;    /**< ... to last_port, at most 65535; both 0 = any */
+  const char *node;     /**< TCP, MPI: a text that the ranks of one machine have in common, at most 255 bytes; NULL =
+                             the machine's boot and network namespace; "" = this rank shares memory with no other */
   int32_t tls;          /**< TCP: 1 = TLS 1.3 between the ranks, which needs a secret; 0 = data are not encrypted */
   int32_t reserved0;    /**< 0 */
 } dc_comm_options;
@@ -425,7 +431,7 @@ DC_API dc_status dc_comm_create_threads(int32_t world_size, const dc_comm_option
  *  name    the group's name, the same on every rank and unlike any other group's; 1..80 bytes
  *  Returns DC_OK; DC_E_INVALID (rank not in 0..world_size-1, world_size not in 1..64), DC_E_EXISTS (the rank or the
  *  name is taken), DC_E_MISMATCH (world sizes differ), DC_E_TIMEOUT, DC_E_PEER_DEAD (a rank ended meanwhile),
- *  DC_E_SYSTEM. [any, collective] Since 0.1. */
+ *  DC_E_SYSTEM, DC_E_NO_MEMORY. [any, collective] Since 0.1. */
 DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_t world_size,
                                           const dc_comm_options *options, dc_comm **comm);
 
@@ -574,8 +580,8 @@ DC_API dc_status dc_nccl_get_version(int32_t *version);
  *  communicators over MPI are DC_E_STATE in it.
  *  MPI belongs to the process that initialised it. In a child made by fork() this call is DC_E_STATE, and leaves the
  *  parent's MPI alone. Where the caller initialised MPI, libdc knows its process from the first call there.
- *  options  timeout_ns; network, first_port and last_port for the TCP connections, and heartbeat_ns; NULL = defaults.
- *           tls must be 0, since libdc cannot encrypt what MPI moves.
+ *  options  timeout_ns and node; network, first_port, last_port and heartbeat_ns for the TCP connections; NULL =
+ *           defaults. tls must be 0, since libdc cannot encrypt what MPI moves.
  *           Without network rank 0 is found at loopback if all ranks are on its machine, else at the address from which
  *           its machine sends
  *  comm     the new handle, the caller's to destroy
@@ -650,8 +656,8 @@ DC_API int32_t dc_comm_size(const dc_comm *comm);
  *  so a descriptor, to every other rank. NCCL also waits for all ranks.
  *  copy  the new handle, the caller's to destroy
  *  Returns DC_OK; DC_E_UNSUPPORTED (external without dup), DC_E_NO_MEMORY, DC_E_SYSTEM (no more descriptors),
- *  DC_E_INVALID, DC_E_CALLBACK, DC_E_TIMEOUT, DC_E_PEER_DEAD; over TCP and NCCL also DC_E_ABORTED, DC_E_EXISTS (two
- *  connections say that they are one rank's).
+ *  DC_E_INVALID, DC_E_CALLBACK, DC_E_TIMEOUT, DC_E_PEER_DEAD; over TCP, MPI and NCCL also DC_E_ABORTED, DC_E_EXISTS
+ *  (two connections say that they are one rank's); and what dc_comm_check() returns, of a failure before.
  *  [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy);
 
@@ -667,7 +673,9 @@ DC_API dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy);
  *  part   the new handle, the caller's to destroy; NULL if color is -1
  *  Returns DC_OK; DC_E_UNSUPPORTED (the caller's collectives without split), DC_E_INVALID, DC_E_NO_MEMORY, DC_E_SYSTEM,
  *  DC_E_CALLBACK, and the errors of dc_comm_all_gather and of the function that made comm. An error of one rank is one
- *  of all, and comm stays usable. [handle, collective] Since 0.1. */
+ *  of all. comm stays usable unless it has failed itself, as dc_comm_check() says. It may have at a deadline, where a
+ *  rank dies, aborts or has no memory, and over MPI and NCCL at other errors too.
+ *  [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_split(dc_comm *comm, int32_t color, int32_t key, dc_comm **part);
 
 /** How reductions combine ranks. */
@@ -685,8 +693,9 @@ enum dc_reduce_op {
  *  The caller orders calls of one communicator on several streams, or on a stream and on none, by events or a wait. Where
  *  a rank runs them in another order than it called them, and others do not, that is DC_E_MISMATCH.
  *  send may be reused, and recv read, when the work is done on every rank; send may lie inside recv at its place.
- *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, and what dc_comm_check() may return: DC_E_MISMATCH,
- *  DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED (stream NULL: of this collective; otherwise of an earlier one).
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_UNSUPPORTED (a stream's device whose memory the ranks
+ *  cannot exchange), DC_E_NO_MEMORY, and what dc_comm_check() may return: DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD,
+ *  DC_E_ABORTED (stream NULL: of this collective; otherwise of an earlier one).
  *  [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
                                     dc_stream *stream);
@@ -710,22 +719,23 @@ DC_API dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc
  *  data    [in,out] contiguous, as many elements on every rank
  *  op      enum dc_reduce_op; integers take DC_SUM only
  *  stream  as in dc_comm_all_gather
- *  Errors as dc_comm_all_gather. [handle, collective] Since 0.1. */
+ *  Errors as dc_comm_all_gather; DC_E_STATE (a group is open). [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stream *stream);
 
 /** Broadcast: data of rank root to every rank's data.
  *  data    [in,out] contiguous, as many elements on every rank
  *  root    0..size-1, the same on every rank
  *  stream  as in dc_comm_all_gather
- *  Errors as dc_comm_all_gather. [handle, collective] Since 0.1. */
+ *  Errors as dc_comm_all_reduce. [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_stream *stream);
 
-/** Blocks the caller until every rank has called. Errors as dc_comm_all_gather. [handle, collective] Since 0.1. */
+/** Blocks the caller until every rank has called. Errors as dc_comm_all_reduce. [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_barrier(dc_comm *comm);
 
 /** Opens a group: all-gathers and reduce-scatters queued on the communicator until dc_comm_group_end() start as
  *  one, with one handshake between the ranks. Groups do not nest.
- *  Returns DC_OK; DC_E_STATE (a group is open). [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_STATE (a group is open), DC_E_NO_MEMORY, and what dc_comm_check() returns.
+ *  [handle] Since 0.1. */
 DC_API dc_status dc_comm_group_begin(dc_comm *comm);
 /** Starts the group on a stream. All members must be of one kind and have been given the same stream. After an error
  *  the group is closed and none of it happened.
@@ -753,7 +763,8 @@ DC_API dc_status dc_comm_set_checksums(dc_comm *comm, int32_t enable);
 
 /** Whether the communicator still works: DC_OK, or the first failure of its group, with its text in dc_last_error().
  *  Returns DC_OK; DC_E_INVALID, DC_E_MISMATCH, DC_E_TIMEOUT, DC_E_PEER_DEAD, DC_E_ABORTED, DC_E_CALLBACK,
- *  DC_E_SYSTEM (a connection broke), DC_E_CORRUPT, DC_E_STATE (a function of the caller's called its own communicator).
+ *  DC_E_SYSTEM (a connection broke), DC_E_CORRUPT, DC_E_STATE (a function of the caller's called its own communicator),
+ *  and where one rank could not go on its reason: DC_E_NO_MEMORY, DC_E_DEVICE, DC_E_UNSUPPORTED or DC_E_EXISTS.
  *  [any] Since 0.1. */
 DC_API dc_status dc_comm_check(dc_comm *comm);
 
@@ -833,8 +844,9 @@ DC_API void dc_config_init(dc_config *config, size_t struct_size);
  *  initial_reduce_bucket_size  elements a gradient bucket holds, 1 to 2^48. A larger gradient that is split as a shard
  *           is goes through it in pieces of at least 65536 elements. Any other makes its bucket grow.
  *  Returns DC_OK; DC_E_STATE (second time, or after dc_cleanup), DC_E_INVALID, DC_E_BUSY (comm cannot be copied, and
- *  another context uses it), DC_E_MISMATCH, the other communication errors, and with config.replicas those of
- *  dc_comm_split. [handle, collective] Since 0.1. */
+ *  another context uses it), DC_E_MISMATCH, DC_E_UNSUPPORTED (symmetric_memory where ranks cannot read each other's),
+ *  DC_E_NO_MEMORY, those of dc_comm_dup and dc_comm_create_nccl, and with config.replicas those of dc_comm_split.
+ *  [handle, collective] Since 0.1. */
 DC_API dc_status dc_init(dc_context *context, dc_comm *comm, const dc_config *config,
                          int64_t initial_reduce_bucket_size);
 
@@ -907,7 +919,7 @@ DC_API dc_status dc_context_alloc(dc_context *context, int64_t bytes, int32_t ki
  *          Stage 0: all of it, offset 0. Stages 1 and 2: any split, ranks may own nothing
  *  offset  elements
  *  Returns DC_OK; DC_E_EXISTS (id is registered; nothing changes), DC_E_SHAPE (not contiguous, tensor disagrees with
- *  shape, or the part reaches past the end), DC_E_DTYPE, DC_E_INVALID. [handle] Since 0.1. */
+ *  shape, or the part reaches past the end), DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_register_param(dc_context *context, int64_t id, const int64_t *shape, int32_t ndim,
                                    const dc_tensor *tensor, dc_tensor *grad_buffer, int64_t offset);
 
@@ -950,7 +962,8 @@ DC_API dc_status dc_context_set_param_name(dc_context *context, int64_t id, cons
  *  grad_buffer  [in,out] as in dc_register_param
  *  offset       as in dc_register_param; 0 for stage 3
  *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_BUSY (a reduction into the old buffer is pending), DC_E_SHAPE (not the
- *  registration's; the graph must be registered again for another one), DC_E_DTYPE.
+ *  registration's; the graph must be registered again for another one), DC_E_DTYPE, DC_E_INVALID (also: an offset of
+ *  stage 3).
  *  [handle] Since 0.1. */
 DC_API dc_status dc_context_update_param_grad_buffer(dc_context *context, int64_t id, dc_tensor *grad_buffer,
                                              int64_t offset);
@@ -961,7 +974,7 @@ DC_API dc_status dc_unregister_param(dc_context *context, int64_t id);
 
 /** Keeps a stage-3 parameter gathered from now on, and gathers it now in its own type. Collective.
  *  Returns DC_OK; DC_E_NOT_FOUND, DC_E_STAGE (not a stage-3 parameter), DC_E_STATE (the parameter has copies in four
- *  other types), DC_E_NO_MEMORY. [handle, collective] Since 0.1. */
+ *  other types), DC_E_NO_MEMORY, and the errors of dc_comm_all_gather. [handle, collective] Since 0.1. */
 DC_API dc_status dc_set_persistent(dc_context *context, int64_t id);
 /** Undoes dc_set_persistent: the memory goes back at the last release, or now if the parameter is not in use, which it is
  *  from dc_wait_allgather on.
@@ -1003,8 +1016,8 @@ DC_API dc_status dc_context_accumulate_grads(dc_context *context, const int64_t 
 
 /** Registers a graph for stage 0. Returns DC_OK; DC_E_NOT_FOUND (names the id), DC_E_STAGE (a parameter was
  *  registered for another stage), DC_E_INVALID (an id twice), DC_E_BUSY, DC_E_SHAPE (a grad buffer does not cover
- *  the parameter), DC_E_MISMATCH (also: at stage 0, a gradient that some ranks want and others do not).
- *  [handle, collective] Since 0.1. */
+ *  the parameter), DC_E_MISMATCH (also: at stage 0, a gradient that some ranks want and others do not), DC_E_NO_MEMORY,
+ *  and the errors of dc_comm_all_gather. [handle, collective] Since 0.1. */
 DC_API dc_status dc_register_graph_z0(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
 /** Registers a graph for stage 1. Errors as dc_register_graph_z0. [handle, collective] Since 0.1. */
 DC_API dc_status dc_register_graph_z1(dc_context *context, int64_t graph_id, const int64_t *ids, int64_t count);
@@ -1065,7 +1078,7 @@ DC_API dc_status dc_release_param(dc_context *context, const dc_tensor *token, i
  *  alone. After dc_context_params_updated without a new gather *buffer is the copy from before.
  *  dtype   as in dc_allgather_param: which of its copies
  *  buffer  N elements; one reference, the caller's to release
- *  Errors as dc_release_param. [handle] Since 0.1. */
+ *  Errors as dc_release_param; DC_E_DTYPE. [handle] Since 0.1. */
 DC_API dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id, int32_t dtype, dc_buffer **buffer);
 
 /** Takes a parameter's gradient for averaging over ranks.
@@ -1079,7 +1092,8 @@ DC_API dc_status dc_take_param(dc_context *context, int64_t graph_id, int64_t id
  *  micro-batches of stage 1 too. Reductions start when a bucket is full, or when a parameter's gradient waits in a
  *  bucket of another type than its next one. So they do where one of the two is of a stage-0 graph and the other is
  *  not. While profiling, and for frozen parameters, nothing happens. May block while both buckets are being reduced.
- *  Also DC_E_SHAPE, DC_E_DTYPE (not a floating-point type), DC_E_NO_MEMORY. [handle, collective] Since 0.1. */
+ *  Also DC_E_SHAPE, DC_E_DTYPE (not a floating-point type), DC_E_STATE (its gradient buffer was taken away),
+ *  DC_E_NO_MEMORY. [handle, collective] Since 0.1. */
 DC_API dc_status dc_reduce_grad(dc_context *context, const dc_tensor *grad, int64_t graph_id, int64_t id);
 
 /** Says which tensors the caller may free early: those with more elements than free_activation_threshold.
@@ -1389,16 +1403,16 @@ enum dc_dropout_site {
 /** A layer's parameters, by DeepSpeed's names. */
 typedef struct dc_layer_config {
   size_t struct_size;           /**< sizeof(dc_layer_config) */
-  int64_t batch_size;           /**< most samples of a call; 0 = any number */
-  int64_t max_seq_length;       /**< most tokens of a sample; 0 = any number */
-  int64_t hidden_size;          /**< H, >= 1 */
-  int64_t intermediate_size;    /**< I; 0 = 4 H */
+  int64_t batch_size;           /**< most samples of a call, up to 2^31 - 1; 0 = as many */
+  int64_t max_seq_length;       /**< most tokens of a sample, up to 2^31 - 1; 0 = as many */
+  int64_t hidden_size;          /**< H, 1 to 131072 */
+  int64_t intermediate_size;    /**< I, up to 2^31 - 1; 0 = 4 H */
   int64_t heads;                /**< A, divides H; H / A <= 8192 */
   double attn_dropout_ratio;    /**< of site 1; 0 <= p < 1, taken to the nearest 1/65536 */
   double hidden_dropout_ratio;  /**< of sites 2 and 3; the same range */
-  int64_t num_hidden_layers;    /**< layers of the model, for adjust_init_range; 0 = 1 */
-  double initializer_range;     /**< standard deviation of the initial weights; 0 = 0.02 */
-  double layer_norm_eps;        /**< added to the variance; at least 1.2e-38; 0 = 1e-12 */
+  int64_t num_hidden_layers;    /**< layers of the model, for adjust_init_range, up to 2^31 - 1; 0 = 1 */
+  double initializer_range;     /**< standard deviation of the initial weights, below 1e30; 0 = 0.02 */
+  double layer_norm_eps;        /**< added to the variance; at least 1.2e-38 and below 1e30; 0 = 1e-12 */
   int64_t seed;                 /**< of dropout and of the initial weights; any value */
   int64_t layer_id;             /**< this layer's place in the model, so that layers differ; 0 to 2^32 - 1 */
   int32_t local_rank;           /**< >= -1; no effect: the device of dc_layer_create() says where a layer lives. In the
@@ -1420,7 +1434,7 @@ typedef struct dc_layer_config {
                                      order and gives the same bits either way */
   int32_t training;             /**< 0 = default = 1; -1: for inference: dc_layer_forward runs as dc_layer_inference
                                      does, reserve 0 bytes, and there is no backward */
-  int32_t threads;              /**< threads that compute; 0 = as many as the process may run on */
+  int32_t threads;              /**< threads that compute, up to 1024; 0 = as many as the process may run on */
   int32_t reserved0;            /**< 0 */
 } dc_layer_config;
 
@@ -1493,7 +1507,7 @@ DC_API void dc_layer_cost_init(dc_layer_cost *cost, size_t struct_size);
 
 /** Makes a layer.
  *  device  kept alive by the layer
- *  config  copied
+ *  config  copied; not NULL
  *  layer   the handle, for dc_layer_destroy(); NULL on failure
  *  Returns DC_OK; DC_E_INVALID (a parameter is out of range; the text names it), DC_E_DTYPE, DC_E_UNSUPPORTED,
  *  DC_E_NO_MEMORY. [any] Since 0.1. */
@@ -1526,7 +1540,8 @@ DC_API dc_status dc_layer_get_weight_shape(const dc_layer *layer, int32_t index,
  *           memory
  *  tensor_size  bytes from one tensor to the next: sizeof(dc_tensor)
  *  count    of tensors: DC_LAYER_WEIGHTS
- *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, on CUDA DC_E_NO_MEMORY (behind which the first of them may have
+ *  been written), DC_E_DEVICE. [any] Since 0.1. */
 DC_API dc_status dc_layer_init_weights(const dc_layer *layer, dc_tensor *weights, size_t tensor_size, int64_t count);
 
 /** Computes the layer and keeps in call->reserve what dc_layer_backward() needs.
@@ -1537,7 +1552,7 @@ DC_API dc_status dc_layer_init_weights(const dc_layer *layer, dc_tensor *weights
  *  input    [in] x, [B, S, H] or [N, H], of the layer's dtype
  *  output   [out] as input, the caller's memory; overlaps nothing else of the call
  *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_BUFFER_TOO_SMALL (workspace or reserve; the text has the
- *  bytes), DC_E_NO_MEMORY. [any] Since 0.1. */
+ *  bytes), DC_E_NO_MEMORY, DC_E_DEVICE. [any] Since 0.1. */
 DC_API dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_tensor *weights, size_t tensor_size, int64_t count,
                                   const dc_tensor *input, dc_tensor *output);
 
@@ -1548,7 +1563,7 @@ DC_API dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, co
  *  tensor_size, count  as in dc_layer_init_weights
  *  input    [in] as in dc_layer_forward
  *  output   [out] as in dc_layer_forward
- *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_BUFFER_TOO_SMALL, DC_E_NO_MEMORY. [any] Since 0.1. */
+ *  Returns as dc_layer_forward. [any] Since 0.1. */
 DC_API dc_status dc_layer_inference(dc_layer *layer, const dc_layer_call *call, const dc_tensor *weights, size_t tensor_size, int64_t count,
                                     const dc_tensor *input, dc_tensor *output);
 
@@ -1574,11 +1589,11 @@ DC_API dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, c
  *  multiplied by *scale = 65536 / (65536 - round(65536 p)), so the mean stays exactly. With config.training = -1 all
  *  are kept, and *scale is 1.
  *  layer  the layer
- *  call   batch, seq_length and offset count
+ *  call   batch, seq_length and offset count; cu_seqlens must be NULL: a packed sample has the dense one's mask
  *  site   enum dc_dropout_site
  *  mask   [out] of the site's shape, DC_UINT8 or DC_BOOL, the caller's memory
  *  scale  set; may be NULL
- *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE. [any] Since 0.1. */
+ *  Returns DC_OK; DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, on CUDA DC_E_NO_MEMORY, DC_E_DEVICE. [any] Since 0.1. */
 DC_API dc_status dc_layer_get_dropout_mask(const dc_layer *layer, const dc_layer_call *call, int32_t site,
                                        dc_tensor *mask, double *scale);
 
@@ -1597,7 +1612,7 @@ typedef struct dc_layer_plan_options {
   int64_t other_bytes;      /**< taken by what a plan does not count, >= 0: the head's activations, reduction buckets,
                                  the allocator's gaps, the driver */
   int64_t other_parameters; /**< of the model outside its layers, >= 0: embeddings, head */
-  int64_t ranks;            /**< among which ZeRO shards; 0 = 1 */
+  int64_t ranks;            /**< among which ZeRO shards, up to 2^31 - 1; 0 = 1 */
   int32_t stage;            /**< of ZeRO, 0 to 3 */
   int32_t moments;          /**< float32 numbers that the optimizer keeps for a parameter, 0 to 8: 2 of Adam and LAMB,
                                  1 of momentum, 0 of plain descent */
@@ -1650,7 +1665,7 @@ DC_API void dc_layer_plan_init(dc_layer_plan *plan, size_t struct_size);
 /** Counts the memory of training a stack of layers, or finds the largest micro-batch that a device can hold. Nothing is
  *  made or allocated.
  *  config   of each layer, as in dc_layer_create; training must not be -1
- *  options  what is asked
+ *  options  what is asked; not NULL
  *  plan     written
  *  Returns DC_OK, also when micro_batch does not fit or none does; DC_E_INVALID, DC_E_DTYPE, DC_E_UNSUPPORTED as
  *  dc_layer_create; DC_E_SHAPE (a sum passes 2^63). [any] Since 0.1. */
@@ -1683,7 +1698,7 @@ typedef struct dc_linalg dc_linalg;
 /** How a handle works. */
 typedef struct dc_linalg_options {
   size_t struct_size; /**< sizeof(dc_linalg_options) */
-  int32_t threads;    /**< the caller's included; 0 = as many as the process may run on */
+  int32_t threads;    /**< the caller's included, up to 1024; 0 = as many as the process may run on */
   int32_t plain;      /**< 1: libdc's own eigensolver even where a LAPACK is found; 0 = default. CUDA: not read */
 } dc_linalg_options;
 
@@ -1791,7 +1806,8 @@ typedef struct dc_spectral_info {
  *  values   [out] [n] or [b, n], ascending unless descending = 1; a's type
  *  vectors  [out] a's shape, column j belongs to value j; NULL = values alone
  *  Returns DC_OK, or the status of the first matrix that failed; the others of the batch are computed all the same.
- *  A matrix fails with DC_E_NOT_FINITE (NaN or infinity in either triangle), DC_E_NOT_SYMMETRIC, DC_E_NOT_CONVERGED.
+ *  A matrix fails with DC_E_NOT_FINITE (NaN or infinity in either triangle, or an eigenvalue beyond a's type),
+ *  DC_E_NOT_SYMMETRIC, DC_E_NOT_CONVERGED.
  *  For the call: DC_E_SHAPE (not square, or shapes disagree), DC_E_DTYPE, DC_E_INVALID, DC_E_NO_MEMORY,
  *  DC_E_BUFFER_TOO_SMALL, DC_E_UNSUPPORTED (more than 32766 rows on the CPU, with a LAPACK: its integers have 32
  *  bits). n = 0 and b = 0 are fine. A float32 decomposition that fails is retried in float64. A
@@ -1956,7 +1972,8 @@ DC_API dc_status dc_kron_nearest(dc_linalg *linalg, const dc_tensor *x, dc_tenso
  *           16-bit types are summed in float32
  *  alpha, beta  finite; beta 0: out is not read
  *  out      [in,out] [b, m, n] of the inputs' type, or float32 for 16-bit ones. k = 0: beta out
- *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (alpha or beta not finite). CPU and CUDA. [handle] Since 0.1. */
+ *  Returns DC_OK; DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID (alpha or beta not finite), on CUDA DC_E_NO_MEMORY and
+ *  DC_E_BUFFER_TOO_SMALL. CPU and CUDA. [handle] Since 0.1. */
 DC_API dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, double alpha, double beta,
                                  dc_tensor *out);
 
@@ -2022,10 +2039,10 @@ typedef struct dc_sample_layer {
   size_t struct_size;  /**< sizeof(dc_sample_layer) */
   int32_t kind;        /**< enum dc_sample_kind */
   int32_t groups;      /**< convolution, group norm; 0 = default = 1 */
-  int64_t kernel[3];   /**< convolution: one length a spatial dimension, the first first */
-  int64_t stride[3];   /**< 0 = default = 1 */
-  int64_t padding[3];  /**< zeros in front; what lies past the end counts as zero too */
-  int64_t dilation[3]; /**< 0 = default = 1 */
+  int64_t kernel[3];   /**< convolution: one length a spatial dimension, the first first; 1 to 2^20 */
+  int64_t stride[3];   /**< up to 2^20; 0 = default = 1 */
+  int64_t padding[3];  /**< zeros in front, 0 to 2^20; what lies past the end counts as zero too */
+  int64_t dilation[3]; /**< up to 2^20; 0 = default = 1 */
   int64_t rows;        /**< embedding: rows of the weight */
   int64_t padding_row; /**< has_padding_row: 0 to rows - 1, the row without a gradient. Else 0 */
   int64_t features;    /**< norms: d, the number of last elements that are normalised; 0 = default = the last length */
