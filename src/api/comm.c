@@ -36,6 +36,9 @@ static dc_status read_options(const char *fn, int32_t world, int32_t most, const
     return dc__fail(DC_E_INVALID, "%s: options.heap_bytes = %" PRId64 ", must be 0 to %zu", fn, out->heap_bytes,
                     SIZE_MAX / 4);
   }
+  if (out->reserved0 != 0) {
+    return dc__fail(DC_E_INVALID, "%s: options.reserved0 = %" PRId32 ", must be 0", fn, out->reserved0);
+  }
   if (out->timeout_ns == 0) {
     out->timeout_ns = default_timeout_ns;
   } else if (out->timeout_ns > INT64_MAX / 4) {

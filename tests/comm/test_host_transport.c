@@ -259,6 +259,9 @@ static void test_bad_arguments(void **state) {
   EXPECT(DC_E_INVALID, dc_comm_create_processes("x", 0, 1, &options, &comm));
   options.heap_bytes = -1;
   EXPECT(DC_E_INVALID, dc_comm_create_processes("x", 0, 1, &options, &comm));
+  options.heap_bytes = 0;
+  options.reserved0 = 1;
+  EXPECT(DC_E_INVALID, dc_comm_create_processes("x", 0, 1, &options, &comm));
   EXPECT(DC_E_INVALID, dc_comm_create_processes(NULL, 0, 1, NULL, &comm));
   EXPECT(DC_E_INVALID, dc_comm_create_processes("", 0, 1, NULL, &comm));
   EXPECT(DC_E_INVALID, dc_comm_create_processes("x", 1, 1, NULL, &comm));

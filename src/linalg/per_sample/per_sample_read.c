@@ -175,7 +175,8 @@ static dc_status read_layer(dc__per_sample *s, const dc_sample_layer *layer) {
   if (layer == NULL) {
     return dc__fail(DC_E_INVALID, "%s: layer is NULL", s->fn);
   }
-  return dc__read_options(s->fn, "layer", &s->layer, sizeof s->layer, layer, LAYER_SIZE_0_1);
+  DC__TRY(dc__read_options(s->fn, "layer", &s->layer, sizeof s->layer, layer, LAYER_SIZE_0_1));
+  return s->layer.reserved0 == 0 ? DC_OK : invalid_field(s, "reserved0", s->layer.reserved0, "0");
 }
 
 /* The constants and the tensors, of any type. */

@@ -269,6 +269,9 @@ static void test_34_embedding(void **state) {
   FAILS(dc_per_sample_grads(linalg, &s.layer, &s.x, &s.delta, &tw, NULL), DC_E_INVALID, "has_padding_row = 2");
   s.layer.has_padding_row = 0;
   s.layer.padding_row = 0;
+  s.layer.reserved0 = 1;
+  FAILS(dc_per_sample_grads(linalg, &s.layer, &s.x, &s.delta, &tw, NULL), DC_E_INVALID, "reserved0 = 1, must be 0");
+  s.layer.reserved0 = 0;
   dc_tensor floats = matrix(s.gradient, DC_FLOAT64, SAMPLES, T);
   FAILS(dc_per_sample_grads(linalg, &s.layer, &floats, &s.delta, &tw, NULL), DC_E_DTYPE, "int64 or int32");
   end();
