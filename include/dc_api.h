@@ -1762,7 +1762,8 @@ typedef struct dc_spectral_options {
   double eps_abs;     /**< >= 0; each eigenvalue is raised by max(eps_abs, eps_rel * the largest) */
   double eps_rel;     /**< >= 0 */
   double rank_rtol;   /**< pseudo-inverse: eigenvalues up to rank_rtol * the largest become 0, also under a negative
-                           power; -1 = n * epsilon of the type; 0 = default = off. Needs eps_abs = eps_rel = 0 */
+                           power. Below 1; -1 = n * epsilon of the type; 0 = default = off. Needs
+                           eps_abs = eps_rel = 0 */
   double tolerance;   /**< dc_matrix_inverse_root: > 0 lets a basis be used again, see there; 0 = default = off */
   int32_t symmetry;   /**< enum dc_symmetry; 0 = default = DC_SYMMETRY_CHECK */
   int32_t negative;   /**< enum dc_negative; 0 = default = DC_NEGATIVE_REFUSE */
@@ -2521,8 +2522,8 @@ DC_API dc_status dc_kfac_add_layer(dc_optimizer *optimizer, const dc_sample_laye
  *  x, delta    [in] its input and the gradient of its output by the loss, shaped as in dc_per_sample_grads; each
  *              float32, float16 or bfloat16. Products are summed in float32. On a CUDA device memory of it, which is
  *              the caller's again when the call returns
- *  loss_scale  finite and not 0: delta times this is that of each sample's own loss. It is the number of samples for
- *              the mean of their losses, and one over a scale that the loss was multiplied by
+ *  loss_scale  not 0, and finite as is its square: delta times this is that of each sample's own loss. It is the
+ *              number of samples for the mean of their losses, and one over a scale that the loss was multiplied by
  *  A step whose group's factor_frequency is not due forgets it, so this only checks then. Nothing is added on an error.
  *  A step that fails or is left out, for gradients that are not finite, say, keeps it for the next one. The weights
  *  have not changed, so the batch is as good a sample of the same factors as the next.
