@@ -59,17 +59,14 @@ static bool all_exit(dc__mpi_runtime *runtime) {
   dc__mpi_handle request = {.pointer = NULL};
   dc_comm *last = runtime->last;
   int64_t begun = dc__now_ns(), until = begun + (last == NULL ? 0 : last->timeout_ns);
-  int done = 0;
-  if (mpi->calls->ibarrier(mpi, runtime->world, &request) != 0) {
-    return false;
-  }
-  while (mpi->calls->test(mpi, &request, &done) == 0 && done == 0) {
+  int done = 0, error = mpi->calls->ibarrier(mpi, runtime->world, &request);
+  while (error == 0 && (error = mpi->calls->test(mpi, &request, &done)) == 0 && done == 0) {
     if (gives_up_exit(last, begun, &until)) {
       return false;
     }
     nanosleep(&(struct timespec){0, EXIT_PAUSE_NS}, NULL);
   }
-  return done != 0;
+  return error == 0; /* MPI calls a barrier done that ended with an error */
 }
 
 static bool is_finalized(const dc__mpi_library *mpi) {

@@ -2,6 +2,7 @@
  * compute, and on the way to the exit. This program is both the test and, started by mpirun with the name of a role, a
  * rank. All survivors name rank 1, in one text, and end though it does not. */
 #include "comm_ranks.h"
+#include "mpi_calls.h"
 #include "mpi_launchers.h"
 
 #include <signal.h>
@@ -132,7 +133,34 @@ static dc_status lose_before(dc_comm *comm) {
   return reduce_all(comm, 5000);
 }
 
+/* Open MPI calls a barrier done whose rank has died, and returns an error. */
+static int test_with_error(const dc__mpi_library *mpi, dc__mpi_handle *request, int *done) {
+  const int error = real_calls->test(mpi, request, done);
+  return error == 0 && *done != 0 ? 15 : error;
+}
+
+static int (*real_finalize)(void);
+static bool finalized;
+
+static int note_finalize(void) {
+  finalized = true;
+  return 0;
+}
+
+static int fail_at_exit(dc_comm *comm) {
+  dc__mpi_library *library = dc__mpi_runtime_state.library;
+  dc_comm_destroy(comm);
+  replace_calls();
+  calls.test = test_with_error;
+  real_finalize = library->MPI_Finalize;
+  library->MPI_Finalize = note_finalize;
+  return 0;
+}
+
 static int lose_rank(dc_comm *comm) {
+  if (is_phase("barrier")) {
+    return fail_at_exit(comm);
+  }
   dc_status status = dc_comm_barrier(comm); /* rank 1 may be gone before another has left it */
   if (is_phase("exit")) {
     dc_comm_destroy(comm);
@@ -155,6 +183,10 @@ static int lose_rank(dc_comm *comm) {
 static void report_exit(void) {
   if (is_phase("exit")) {
     report_end(DC_OK, "rank 1 did not come to the exit");
+  }
+  if (real_finalize != NULL) {
+    report_end(DC_OK, finalized ? "MPI_Finalize was called" : "MPI was left");
+    (void)real_finalize();
   }
 }
 
@@ -256,6 +288,12 @@ static void test_before_the_exit(void **state) {
   assert_all_survivors_say("exit", SIGSTOP, "rank 1");
 }
 
+/* MPI_Finalize would wait for a rank that is gone. */
+static void test_a_barrier_that_fails_at_the_exit(void **state) {
+  (void)state;
+  assert_all_survivors_say("barrier", 0, "MPI was left");
+}
+
 /* UCX leaves threads and connections of its own to the exit. Open MPI takes it by itself on InfiniBand alone. */
 static void test_open_mpi_over_ucx(void **state) {
   static const launcher over_ucx = {"mpirun.openmpi",
@@ -283,6 +321,7 @@ int main(int argc, char **argv) {
                                      cmocka_unit_test(test_while_data_move),
                                      cmocka_unit_test(test_while_all_compute),
                                      cmocka_unit_test(test_before_the_exit),
+                                     cmocka_unit_test(test_a_barrier_that_fails_at_the_exit),
                                      cmocka_unit_test(test_open_mpi_over_ucx)};
   return cmocka_run_group_tests_name("mpi death", tests, NULL, NULL);
 }
