@@ -21,6 +21,8 @@
 #include "kernels/cuda/rowops/rowops_args.h"
 #include "kernels/elementwise/elementwise.h"
 
+enum { DC__CUDA_MAX_GRID_YZ = 65535 }; /* blocks on a grid's second axis, or its third */
+
 void dc__cuda_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void dc__cuda_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
                          int64_t count);

@@ -4,7 +4,7 @@
 
 #include "device/device.h"
 
-enum { DC__CUDA_WARP = 32, DC__CUDA_MAX_GRID_YZ = 65535 };
+enum { DC__CUDA_WARP = 32 };
 
 /* A thread for each of `count` elements, in at most max_blocks blocks; 0 elements: no launch. */
 void dc__cuda_launch_elements(dc_stream *stream, int32_t kernel, int64_t count, int64_t max_blocks, const void *args,

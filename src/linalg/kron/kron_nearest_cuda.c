@@ -7,7 +7,6 @@
 #include "linalg/batch_slice_cuda.h"
 
 enum { STEPS_PER_SYNC = 16, THREADS = 1 << 17 }; /* steps between syncs; threads that fill a device */
-enum { MAX_CHUNKS = 65535 };                     /* the blocks on a grid's second axis */
 
 typedef struct nearest_cuda {
   dc__batch_slice f;
@@ -20,7 +19,7 @@ typedef struct nearest_cuda {
 /* Chunks of rows that a vector of `count` elements is computed in, each by that many threads. */
 static int32_t nearest_chunks(int64_t count, int64_t threads, int64_t rows) {
   const int64_t wanted = THREADS / (count < THREADS ? count * threads : THREADS) + 1;
-  const int64_t most = dc__min_int64(rows, MAX_CHUNKS);
+  const int64_t most = dc__min_int64(rows, DC__CUDA_MAX_GRID_YZ); /* chunks are on the second axis */
   return (int32_t)(wanted < most ? wanted : most);
 }
 
