@@ -1406,7 +1406,7 @@ typedef struct dc_layer_config {
   int64_t batch_size;           /**< most samples of a call, up to 2^31 - 1; 0 = as many */
   int64_t max_seq_length;       /**< most tokens of a sample, up to 2^31 - 1; 0 = as many */
   int64_t hidden_size;          /**< H, 1 to 131072 */
-  int64_t intermediate_size;    /**< I, up to 2^31 - 1; 0 = 4 H */
+  int64_t intermediate_size;    /**< I, up to 2^31 - 1, on CUDA and "count" 67107840; 0 = 4 H */
   int64_t heads;                /**< A, divides H; H / A <= 8192 */
   double attn_dropout_ratio;    /**< of site 1; 0 <= p < 1, taken to the nearest 1/65536 */
   double hidden_dropout_ratio;  /**< of sites 2 and 3; the same range */

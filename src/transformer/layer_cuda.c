@@ -1,13 +1,18 @@
 /* The layer's operations on a device: kernels and products, queued on the job's stream. Nothing waits for the
  * device, so nothing is decided by values in its memory. */
+#include <inttypes.h>
 #include <math.h>
 
 #include "kernels/cuda/kernels_cuda.h"
 #include "transformer/transformer_internal.h"
 
-dc_status dc__layer_check_cuda(const char *fn, dc_device *device) {
+dc_status dc__layer_check_cuda(const char *fn, dc_device *device, const dc_layer_config *config) {
   if (device->ops->matmul_init == NULL) {
     return dc__device_require_host(fn, device);
+  }
+  if (config->intermediate_size > DC__CUDA_MAX_SUM_COLUMNS) {
+    return dc__fail(DC_E_UNSUPPORTED, "%s: config.intermediate_size = %" PRId64 ", must be at most %d on device \"%s\"",
+                    fn, config->intermediate_size, (int)DC__CUDA_MAX_SUM_COLUMNS, device->name);
   }
   const dc_status status = device->ops->matmul_init(device);
   return status == DC_OK ? DC_OK : dc__fail(status, "%s: %s", fn, dc_last_error());

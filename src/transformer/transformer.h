@@ -109,7 +109,7 @@ void dc__layer_cost(const dc_layer *layer, const dc__layer_size *size, dc_layer_
 /* Whether the layer's device is CUDA: the host cannot access its memory. */
 bool dc__layer_is_cuda(const dc_layer *layer);
 /* layer_cuda.c: DC_E_UNSUPPORTED where the device has no kernels for the layer. */
-dc_status dc__layer_check_cuda(const char *fn, dc_device *device);
+dc_status dc__layer_check_cuda(const char *fn, dc_device *device, const dc_layer_config *config);
 
 /* ---- forward.c, backward.c: run a job on the calling thread and the pool, or queue it on the job's stream ---- */
 

@@ -28,7 +28,7 @@ dc_status dc_layer_create(dc_device *device, const dc_layer_config *config, dc_l
   dc_layer_config c = DC_LAYER_CONFIG_INIT;
   DC__TRY(dc__read_layer_config(__func__, config, &c));
   if (device->memory_space != 0) {
-    DC__TRY(dc__layer_check_cuda(__func__, device));
+    DC__TRY(dc__layer_check_cuda(__func__, device, &c));
   }
   return dc__layer_create(__func__, device, &c, layer);
 }

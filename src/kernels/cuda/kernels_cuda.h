@@ -49,6 +49,8 @@ void dc__cuda_dropout_rows(dc_stream *stream, const dc__cuda_dropout_args *args)
 void dc__cuda_epilogue(dc_stream *stream, const dc__cuda_epilogue_args *args);
 /* Bytes of partial sums, for LN's backward of `normal` columns and the sums of at most `widest`. */
 int64_t dc__cuda_sum_parts(int64_t rows, int64_t normal, int64_t widest);
+/* Of at most so many columns, since blocks of columns are a grid's second axis, and a thread has 8. */
+enum { DC__CUDA_MAX_SUM_COLUMNS = DC__CUDA_MAX_GRID_YZ * 8 * DC__CUDA_SUM_THREADS };
 void dc__cuda_column_sums(dc_stream *stream, const dc__cuda_sum_args *args);
 void dc__cuda_offsets(dc_stream *stream, int32_t *to, const int32_t *offsets, int64_t count);
 /* dc__gemm_run(), by the device's library. With an epilogue there is one matrix, in which the rows of C, and of aux,

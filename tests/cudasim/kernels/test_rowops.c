@@ -272,7 +272,33 @@ static void test_far_out(void **state) {
   }
 }
 
+/* ---- grids ---- */
+
+static dc__launch launches[2];
+static int launch_count;
+
+static void keep_launch(dc_stream *on, const dc__launch *launch) {
+  (void)on;
+  assert_true(launch_count < 2);
+  launches[launch_count++] = *launch;
+}
+
+/* The kernels of sums do not loop over columns: threads have 8 each, and then blocks 32 each. */
+static void test_sums_have_blocks_for_all_columns(void **state) {
+  (void)state;
+  const dc__device_ops ops = {.stream_launch = keep_launch};
+  dc_device launcher = {.ops = &ops};
+  dc_stream on = {.device = &launcher};
+  const dc__cuda_sum_args sums = {.rows = 1, .columns = DC__CUDA_MAX_SUM_COLUMNS, .dtype = DC_FLOAT32};
+  dc__cuda_column_sums(&on, &sums);
+  assert_int_equal(launch_count, 2);
+  assert_int_equal(launches[0].blocks_y, DC__CUDA_MAX_GRID_YZ);
+  assert_true((int64_t)launches[0].blocks_y * launches[0].threads * 8 >= sums.columns);
+  assert_true((int64_t)launches[1].blocks * 32 >= sums.columns);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_far_out)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_far_out),
+                                     cmocka_unit_test(test_sums_have_blocks_for_all_columns)};
   return cmocka_run_group_tests(tests, open_stream, close_stream);
 }

@@ -355,6 +355,10 @@ static void test_refusals(void **state) {
   assert_int_equal(dc_layer_create(device, &config, &layer), DC_E_UNSUPPORTED);
   assert_non_null(strstr(dc_last_error(), "dc_layer_create: CUDA: matrix products need cuBLASLt"));
   unsetenv("LIBDC_CUDA_LIB_DIR");
+  config.intermediate_size = 67107841;
+  assert_int_equal(dc_layer_create(device, &config, &layer), DC_E_UNSUPPORTED);
+  assert_non_null(strstr(dc_last_error(), "config.intermediate_size = 67107841, must be at most 67107840 on device"));
+  config.intermediate_size = 67107840;
   assert_int_equal(dc_layer_create(device, &config, &layer), DC_OK);
   dc_layer_destroy(layer);
   dc_device_destroy(device);

@@ -5,11 +5,11 @@
 #include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/launch.h"
 
+/* As many blocks as a grid can have: the second step of a sum does not loop over columns. */
 static void rowops_launch(dc_stream *stream, int32_t kernel, int64_t blocks, int64_t blocks_y, int64_t threads,
                           const void *args, size_t bytes) {
-  enum { MAX_BLOCKS = 1 << 20 };
   stream->device->ops->stream_launch(stream, &(dc__launch){.kernel = kernel,
-                                                           .blocks = dc__cuda_at_most(blocks, MAX_BLOCKS),
+                                                           .blocks = dc__cuda_at_most(blocks, INT32_MAX),
                                                            .blocks_y = (uint32_t)blocks_y,
                                                            .threads = (uint32_t)threads,
                                                            .args = args,
