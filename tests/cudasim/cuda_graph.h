@@ -91,6 +91,23 @@ static inline void graph_capture_end(void *stream) {
   GRAPH_DO(cuGraphDestroy, graph);
 }
 
+/* Spoils the capture by a wait for its stream, as another thread's call may; and ends it, which gives no graph. */
+static inline void graph_spoil(void *stream) {
+  dc__cu_context ours;
+  GRAPH_DRIVER(cuCtxPushCurrent_v2, graph_context);
+  graph_check("no error of a wait", graph_driver.cuStreamSynchronize(stream) == 0);
+  GRAPH_DRIVER(cuCtxPopCurrent_v2, &ours);
+}
+
+static inline void graph_spoiled_end(void *stream) {
+  void *graph = NULL;
+  dc__cu_context ours;
+  GRAPH_DRIVER(cuCtxPushCurrent_v2, graph_context);
+  const dc__cu_result error = graph_driver.cuStreamEndCapture(stream, &graph);
+  GRAPH_DRIVER(cuCtxPopCurrent_v2, &ours);
+  graph_check("no error of a spoiled capture", error == 0 || graph != NULL);
+}
+
 static inline void graph_launch(void *stream) {
   GRAPH_DO(cuGraphLaunch, graph_latest, stream);
 }

@@ -84,3 +84,10 @@ void dc__cuda_join_capture(dc__cuda_stream *stream) {
   stream->joined_capture = true;
   thread_state.capture_stream = 0;
 }
+
+bool dc__cuda_is_capture_spoiled(dc__cuda_stream *stream) {
+  const dc__cuda_device *device = (dc__cuda_device *)stream->head.device;
+  int status = 0;
+  return dc__cuda_is_capturing(stream) && device->driver.cuStreamIsCapturing(stream->native, &status) == 0 &&
+         status == DC__CU_STATUS_INVALIDATED;
+}

@@ -116,9 +116,13 @@ void dc__cuda_device_pause(dc_device *device); /* leaves now; the next use enter
 /* Whether work on the stream becomes part of a graph. The device must be entered. */
 bool dc__cuda_is_capturing(dc__cuda_stream *stream);
 void dc__cuda_join_capture(dc__cuda_stream *stream); /* it waits for a captured point */
+/* Whether a call has spoiled the capture that the stream is part of. Then its work is refused until the capture ends.
+ */
+bool dc__cuda_is_capture_spoiled(dc__cuda_stream *stream);
 
 /* device.c */
-/* For a call whose failure no caller can receive: keeps the device's first failure. DC_OK if there is none. */
+/* For a call whose failure no caller can receive: keeps the device's first failure. That of a spoiled capture is not
+ * the device's. DC_OK if there is none. */
 dc_status dc__cuda_keep_error(dc__cuda_device *device, const char *call, dc__cu_result error);
 /* For a call whose caller gets the status: the device has failed only if it is lost. DC_OK if there is no error. */
 dc_status dc__cuda_return_error(dc__cuda_device *device, const char *call, dc__cu_result error);

@@ -24,7 +24,9 @@ dc_status dc__cuda_keep_error(dc__cuda_device *device, const char *call, dc__cu_
     return DC_OK;
   }
   dc_status status = device_error(device, call, error);
-  dc__cuda_keep_failure(&device->head, status);
+  if (error != DC__CU_CAPTURE_INVALIDATED) { /* else only a capture has failed, as its owner is told at its end */
+    dc__cuda_keep_failure(&device->head, status);
+  }
   return status;
 }
 

@@ -50,7 +50,9 @@ enum { /* the numbers are the driver's */
        DC__CU_EVENT_BLOCKING_SYNC = 1,
        DC__CU_EVENT_NO_TIMING = 2,
        DC__CU_HOST_PORTABLE = 1,
-       DC__CU_CAPTURE_RELAXED = 2, /* capture mode: this thread's calls disturb no capture under way */
+       DC__CU_CAPTURE_RELAXED = 2,       /* capture mode: this thread's calls disturb no capture under way */
+       DC__CU_CAPTURE_INVALIDATED = 901, /* an error: a call has spoiled the capture that the stream is part of */
+       DC__CU_STATUS_INVALIDATED = 2,    /* the same as cuStreamIsCapturing's status */
        DC__CU_ATTRIBUTE_MAJOR = 75,
        DC__CU_ATTRIBUTE_MINOR = 76,
        DC__CU_ATTRIBUTE_POOLS = 115,
@@ -79,7 +81,7 @@ enum { /* the numbers are the driver's */
  *            A module outlives its kernels' work, which the simulator does not check.
  * capture    Pinned memory, modules and waits of the host spoil a capture on any thread, unless this one relaxed its
  *            mode. cuCtxSynchronize does so in every mode, and so does a wait for captured work. Waits of streams may
- *            not cross a capture's border. */
+ *            not cross a capture's border. A spoiled capture's streams take no work until it ends, without a graph. */
 #define DC__CU_FUNCTIONS(X)                                                                                           \
   X(cuInit, (unsigned flags))                                                                                         \
   X(cuDriverGetVersion, (int *version))                                                                               \

@@ -143,7 +143,7 @@ static void wait_until_passed(dc__cuda_device *device, dc__cuda_pool_event *poin
 }
 
 /* A graph cannot wait for work outside of it, so the host waits for it during the capture. The host also waits if the
- * driver refuses to let a stream wait. */
+ * driver refuses to let a stream wait, unless for work of a capture, which never passes. */
 static void issue_wait(dc__cuda_stream *stream, void *args) {
   dc__cuda_pool_event *point = *(dc__cuda_pool_event **)args;
   dc__cuda_device *device = pool_event_device(stream);
@@ -154,7 +154,8 @@ static void issue_wait(dc__cuda_stream *stream, void *args) {
     dc__cuda_join_capture(stream);
   }
   if (state != DC__EVENT_PASSED &&
-      (by_host || DC__CUDA_KEEP(device, cuStreamWaitEvent, stream->native, point->native, 0) != DC_OK)) {
+      (by_host ||
+       (DC__CUDA_KEEP(device, cuStreamWaitEvent, stream->native, point->native, 0) != DC_OK && !point->captured))) {
     wait_until_passed(device, point);
   }
   dc__cuda_pool_event_release(device, point);
@@ -162,6 +163,11 @@ static void issue_wait(dc__cuda_stream *stream, void *args) {
 
 static dc_status own_stream_error(void) {
   return dc__fail(DC_E_STATE, "a task must not wait for its own stream, which waits for the task");
+}
+
+/* The state is read before: the issuing thread writes it last. A spoiled capture takes no record: its point is lost. */
+static bool is_in_capture(const dc__cuda_pool_event *point, int state) {
+  return (state == DC__EVENT_ISSUED || state == DC__EVENT_LOST) && point->captured;
 }
 
 dc_status dc__cuda_pool_event_wait(dc__cuda_pool_event *point, dc__cuda_stream *stream) {
@@ -174,6 +180,8 @@ dc_status dc__cuda_pool_event_wait(dc__cuda_pool_event *point, dc__cuda_stream *
   }
   if (stream->is_foreign && state == DC__EVENT_QUEUED && dc__cuda_is_own_worker(point->stream)) {
     status = own_stream_error();
+  } else if (state == DC__EVENT_LOST && is_in_capture(point, state)) { /* later work would run outside of it */
+    status = dc__fail(DC_E_STATE, "the event was recorded in a capture of a CUDA graph that had failed");
   } else {
     status = dc__cuda_submit(stream, issue_wait, &point, sizeof point, state == DC__EVENT_QUEUED);
   }
@@ -238,8 +246,7 @@ dc_status dc__cuda_pool_event_sync(dc__cuda_device *device, dc__cuda_pool_event 
   if (!wait_until_issued(point, deadline)) {
     return timeout_error(timeout_ns);
   }
-  if (atomic_load(&point->state) == DC__EVENT_ISSUED &&
-      point->captured) { /* in this order: the issuing thread writes both */
+  if (is_in_capture(point, atomic_load(&point->state))) {
     return dc__fail(DC_E_STATE, "the event was recorded in a capture of a CUDA graph, so the host cannot wait for it");
   }
   if (deadline != 0) {

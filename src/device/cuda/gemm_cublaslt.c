@@ -339,7 +339,7 @@ static void issue_matmul(dc__cuda_stream *stream, void *args) {
     error = cublaslt_matmul(cublaslt, p, product, stream->native);
   }
   pthread_mutex_unlock(&cublaslt->mutex);
-  if (error != 0) {
+  if (error != 0 && !dc__cuda_is_capture_spoiled(stream)) {
     cublaslt_keep_error(device, call, error);
   }
 }

@@ -224,6 +224,11 @@ static void test_behind_a_host_function_and_in_a_graph(void **state) {
   cudasim_launch(native);
   assert_int_equal(dc_stream_synchronize(wrapped, 0), DC_OK);
   assert_true(((float *)cudasim_host_ptr(blocks[2]))[9] == 2);
+  cudasim_capture(native);
+  cudasim_spoil();
+  assert_true(device->ops->stream_matmul(wrapped, &p));
+  assert_int_equal(cudasim_capture_end(native), 0);
+  assert_int_equal(dc__device_check(device), DC_OK); /* the capture alone has failed */
   dc_stream_destroy(wrapped);
   cudasim_stream_end(native);
   close_all();

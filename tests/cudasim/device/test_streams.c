@@ -1,5 +1,5 @@
 /* Streams of the CUDA device on the simulated driver. A host function queues more than the queue holds. Streams and
- * events of two handles of one card meet, and those of other devices. */
+ * events of two handles of one card meet, and those of other devices. A capture fails. */
 #include "harness.h"
 
 #include <time.h>
@@ -156,6 +156,37 @@ static void test_streams_of_other_devices_are_refused(void **state) {
   dc_device_destroy(cpu);
 }
 
+/* ---- captures ---- */
+
+/* The library refuses waits that would let work of the capture run outside of it, and the device goes on. */
+static void test_events_of_a_spoiled_capture(void **state) {
+  fixture *f = *state;
+  void *native = cudasim_stream();
+  dc_stream *wrapped;
+  dc_event *event;
+  int32_t passed = 1;
+  assert_int_equal(dc_stream_wrap(f->device, native, &wrapped), DC_OK);
+  assert_int_equal(dc_event_create(f->device, &event), DC_OK);
+  cudasim_capture(native);
+  cudasim_spoil();
+  dc__stream_zero(wrapped, f->x, sizeof(float));
+  assert_int_equal(dc_event_record(event, wrapped), DC_OK);
+  assert_int_equal(dc_event_query(event, &passed), DC_OK);
+  assert_int_equal(passed, 0);
+  assert_int_equal(dc_event_wait(event, wrapped, 0), DC_OK); /* its own */
+  assert_int_equal(dc_event_wait(event, f->a, 0), DC_E_STATE);
+  assert_non_null(strstr(dc_last_error(), "recorded in a capture of a CUDA graph that had failed"));
+  assert_int_equal(dc_event_wait(event, NULL, 0), DC_E_STATE);
+  assert_int_equal(cudasim_capture_end(native), 0);
+  assert_int_equal(dc__device_check(f->device), DC_OK);
+  assert_int_equal(cudasim_calls("cuCtxSynchronize"), 0);
+  assert_int_equal(dc_event_record(event, wrapped), DC_OK);
+  assert_int_equal(dc_event_wait(event, NULL, 0), DC_OK);
+  dc_event_destroy(event);
+  dc_stream_destroy(wrapped);
+  cudasim_stream_end(native);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void) {
@@ -164,6 +195,7 @@ int main(void) {
       TEST(test_two_handles_of_one_card),
       TEST(test_a_wait_on_another_handle_wakes),
       TEST(test_streams_of_other_devices_are_refused),
+      TEST(test_events_of_a_spoiled_capture),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

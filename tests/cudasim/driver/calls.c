@@ -178,7 +178,7 @@ int enter(const char *function, bool needs_context) {
 
 int unsafe(void) {
   if (mode != DC__CU_CAPTURE_RELAXED && captures()) {
-    spoil_capture();
+    cudasim_spoil();
     return CAPTURE_UNSUPPORTED;
   }
   return 0;
@@ -212,6 +212,7 @@ static const struct {
     {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 

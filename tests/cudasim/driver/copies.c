@@ -33,8 +33,7 @@ int cuMemcpyAsync(dc__cu_ptr dst, dc__cu_ptr src, size_t bytes, dc__cu_stream st
   if (bytes == 0) { /* which is nothing on a stream, and an error in a graph */
     return INVALID_VALUE;
   }
-  push(stream, run_move, &m, sizeof m);
-  return 0;
+  return push(stream, run_move, &m, sizeof m);
 }
 
 int cuMemsetD8Async(dc__cu_ptr dst, unsigned char value, size_t bytes, dc__cu_stream stream) {
@@ -43,8 +42,7 @@ int cuMemsetD8Async(dc__cu_ptr dst, unsigned char value, size_t bytes, dc__cu_st
   if (bytes == 0) { /* which is nothing on a stream, and an error in a graph */
     return INVALID_VALUE;
   }
-  push(stream, run_move, &m, sizeof m);
-  return 0;
+  return push(stream, run_move, &m, sizeof m);
 }
 
 typedef struct host_call {
@@ -63,11 +61,10 @@ static void run_host_call(void *args) {
 int cuLaunchHostFunc(dc__cu_stream stream, void (*fn)(void *user), void *user) {
   ENTER(true);
   const host_call call = {fn, user};
-  push(stream, run_host_call, &call, sizeof call);
-  return 0;
+  return push(stream, run_host_call, &call, sizeof call);
 }
 
 void cudasim_stream_call(void *stream, void (*fn)(void *user), void *user) {
   const host_call call = {fn, user};
-  push(stream, run_host_call, &call, sizeof call);
+  (void)push(stream, run_host_call, &call, sizeof call);
 }

@@ -102,6 +102,8 @@ CUDASIM_API void cudasim_stream_end(void *stream);
 CUDASIM_API void cudasim_stream_call(void *stream, void (*fn)(void *user),
                                      void *user); /* in its order; calls no driver */
 CUDASIM_API void cudasim_capture(void *stream);
+/* As a call that no capture allows, which another thread may make. */
+CUDASIM_API void cudasim_spoil(void);
 /* Ends the capture; 0: a call broke the rules of a capture. The graph is kept until the thread's next one, or the
  * reset. */
 CUDASIM_API int cudasim_capture_end(void *stream);

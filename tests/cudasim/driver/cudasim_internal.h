@@ -26,6 +26,7 @@ enum {
   LAUNCH_FAILED = 719,
   INVALID_HANDLE = 400,
   CAPTURE_UNSUPPORTED = 900,
+  CAPTURE_INVALIDATED = DC__CU_CAPTURE_INVALIDATED,
   CAPTURE_ISOLATION = 905,
   CAPTURE_IMPLICIT = 906
 };
@@ -137,9 +138,9 @@ typedef struct operation {
 
 /* Of the system's thread: the card whose work it does. */
 extern _Thread_local int running_device;
-CUDASIM_API void push(dc__cu_stream stream, void (*run)(void *args), const void *args, size_t bytes);
+/* An error if the stream is part of a capture that was spoiled. */
+CUDASIM_API int push(dc__cu_stream stream, void (*run)(void *args), const void *args, size_t bytes);
 void queue_reset(void);
 bool captures(void); /* some stream does */
-void spoil_capture(void);
 
 #endif

@@ -54,6 +54,10 @@ int cuEventRecord(dc__cu_event event, dc__cu_stream on) {
     return INVALID_HANDLE;
   }
   pthread_mutex_lock(&queue_mutex);
+  if (queue_refuses(stream)) {
+    pthread_mutex_unlock(&queue_mutex);
+    return CAPTURE_INVALIDATED;
+  }
   drop(event->latest);
   event->latest = NULL;
   event->captured = stream->captures != NULL;
@@ -64,7 +68,7 @@ int cuEventRecord(dc__cu_event event, dc__cu_stream on) {
   }
   pthread_mutex_unlock(&queue_mutex);
   if (m != NULL) {
-    push(stream, run_record, &m, sizeof m);
+    (void)push(stream, run_record, &m, sizeof m);
   }
   return 0;
 }
@@ -84,6 +88,7 @@ int cuStreamWaitEvent(dc__cu_stream of, dc__cu_event event, unsigned flags) {
     return INVALID_VALUE;
   }
   pthread_mutex_lock(&queue_mutex);
+  const bool refused = queue_refuses(stream);
   moment *m = event->latest;
   bool outside =
       event->captured != (stream->captures != NULL); /* what is captured knows nothing of the rest, and is one stream */
@@ -94,9 +99,9 @@ int cuStreamWaitEvent(dc__cu_stream of, dc__cu_event event, unsigned flags) {
   }
   pthread_mutex_unlock(&queue_mutex);
   if (waits) {
-    push(stream, run_wait, &m, sizeof m);
+    (void)push(stream, run_wait, &m, sizeof m);
   }
-  return outside ? CAPTURE_ISOLATION : 0;
+  return refused ? CAPTURE_INVALIDATED : outside ? CAPTURE_ISOLATION : 0;
 }
 
 static int query_event(dc__cu_event event, bool wait) {

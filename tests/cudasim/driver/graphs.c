@@ -7,8 +7,6 @@
 GRAPH_FUNCTIONS(X)
 #undef X
 
-enum { CAPTURE_INVALIDATED = 901 };
-
 static char latest; /* what stands for it */
 
 int cuStreamBeginCapture_v2(dc__cu_stream stream, int mode) {

@@ -180,6 +180,5 @@ int cuLaunchKernel(dc__cu_function function, unsigned grid_x, unsigned grid_y, u
     return INVALID_HANDLE;
   }
   memcpy(g.args, args[0], kernel->bytes);
-  push(stream, run_grid, &g, sizeof g);
-  return 0;
+  return push(stream, run_grid, &g, sizeof g);
 }

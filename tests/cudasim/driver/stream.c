@@ -164,15 +164,23 @@ dc__cu_stream queue_of(dc__cu_stream stream) {
   return is_default ? default_stream : stream;
 }
 
-void push(dc__cu_stream to, void (*run)(void *args), const void *args, size_t bytes) {
+bool queue_refuses(dc__cu_stream stream) {
+  return stream->captures != NULL && queue_spoiled;
+}
+
+int push(dc__cu_stream to, void (*run)(void *args), const void *args, size_t bytes) {
   dc__cu_stream stream = queue_of(to);
-  operation *op = calloc(1, sizeof *op);
-  op->run = run;
-  memcpy(op->args, args, bytes);
   pthread_mutex_lock(&queue_mutex);
-  append(stream->captures != NULL ? &stream->captures->tail : &stream->tail, op);
-  pthread_cond_signal(&stream->more);
+  const bool refused = queue_refuses(stream);
+  if (!refused) {
+    operation *op = calloc(1, sizeof *op);
+    op->run = run;
+    memcpy(op->args, args, bytes);
+    append(stream->captures != NULL ? &stream->captures->tail : &stream->tail, op);
+    pthread_cond_signal(&stream->more);
+  }
   pthread_mutex_unlock(&queue_mutex);
+  return refused ? CAPTURE_INVALIDATED : 0;
 }
 
 int cuStreamCreate(dc__cu_stream *stream, unsigned flags) {
@@ -222,7 +230,7 @@ int cuStreamIsCapturing(dc__cu_stream of, int *status) {
     return CAPTURE_IMPLICIT;
   }
   pthread_mutex_lock(&queue_mutex);
-  *status = stream->captures != NULL;
+  *status = queue_refuses(stream) ? DC__CU_STATUS_INVALIDATED : stream->captures != NULL;
   pthread_mutex_unlock(&queue_mutex);
   return 0;
 }
@@ -244,7 +252,7 @@ bool captures(void) {
   return any;
 }
 
-void spoil_capture(void) {
+void cudasim_spoil(void) {
   pthread_mutex_lock(&queue_mutex);
   queue_spoiled = true;
   pthread_mutex_unlock(&queue_mutex);
@@ -298,6 +306,7 @@ int cudasim_capture_end(void *stream) {
   ((dc__cu_stream)stream)->captures = NULL;
   capturing--;
   int fine = !queue_spoiled;
+  queue_spoiled = queue_spoiled && capturing > 0;
   pthread_mutex_unlock(&queue_mutex);
   return fine;
 }

@@ -33,11 +33,12 @@ typedef struct moment {
 } moment;
 
 extern pthread_mutex_t queue_mutex; /* all of all streams and events */
-extern bool queue_spoiled;          /* a capture, by a call that no capture allows */
+extern bool queue_spoiled;          /* all captures under way, by a call that no capture allows */
 
 /* With the mutex held. Awaited work runs also while streams are held. If both are NULL, all streams are awaited. */
 void queue_await(dc__cu_stream stream, const moment *m);
 void queue_progress(void);                    /* with the mutex held: waiters check again */
 dc__cu_stream queue_of(dc__cu_stream stream); /* NULL is the default stream */
+bool queue_refuses(dc__cu_stream stream);     /* with the mutex held: it is part of a spoiled capture */
 
 #endif

@@ -74,6 +74,28 @@ static void test_no_module_is_loaded_in_a_capture(void **state) {
   cudasim_stream_end(stream);
 }
 
+static void test_a_spoiled_capture_takes_no_work(void **state) {
+  (void)state;
+  dc__cu_event event;
+  int status = 0;
+  void *stream = cudasim_stream();
+  assert_int_equal(cuEventCreate(&event, 0), 0);
+  cudasim_capture(stream);
+  assert_int_equal(cuStreamIsCapturing(stream, &status), 0);
+  assert_int_equal(status, 1);
+  assert_int_equal(cuStreamSynchronize(stream), CAPTURE_UNSUPPORTED);
+  assert_int_equal(cuStreamIsCapturing(stream, &status), 0);
+  assert_int_equal(status, DC__CU_STATUS_INVALIDATED);
+  assert_int_equal(cuMemsetD8Async(4096, 0, 1, stream), DC__CU_CAPTURE_INVALIDATED);
+  assert_int_equal(cuEventRecord(event, stream), DC__CU_CAPTURE_INVALIDATED);
+  assert_int_equal(cuStreamWaitEvent(stream, event, 0), DC__CU_CAPTURE_INVALIDATED);
+  assert_int_equal(cudasim_capture_end(stream), 0);
+  assert_int_equal(cuEventRecord(event, stream), 0);
+  assert_int_equal(cuEventSynchronize(event), 0);
+  assert_int_equal(cuEventDestroy_v2(event), 0);
+  cudasim_stream_end(stream);
+}
+
 /* A product of two matrices, with things to be broken. */
 typedef struct product {
   dc__lt_handle handle;
@@ -149,6 +171,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_flags_and_sizes),
       TEST(test_no_module_is_loaded_in_a_capture),
+      TEST(test_a_spoiled_capture_takes_no_work),
       TEST(test_products),
       TEST(test_a_group_begins_before_it_ends),
   };

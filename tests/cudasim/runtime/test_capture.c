@@ -229,6 +229,29 @@ static void test_a_device_closes_during_a_capture(void **state) {
   close_run(&plain);
 }
 
+/* As by another thread's call, in the middle of a step. Steps and captures go on. */
+static void test_a_spoiled_capture_fails_alone(void **state) {
+  (void)state;
+  run plain = open_run(3), captured = open_run(3);
+  step(&plain);
+  step(&captured);
+  graph_capture(captured.native);
+  use(&captured, 0);
+  graph_spoil(captured.native);
+  step(&captured);
+  graph_spoiled_end(captured.native);
+  compare(&plain, &captured); /* nothing of it has run */
+  step(&plain);
+  step(&captured);
+  compare(&plain, &captured);
+  capture(&captured);
+  graph_launch(captured.native);
+  step(&plain);
+  compare(&plain, &captured);
+  close_run(&captured);
+  close_run(&plain);
+}
+
 #ifndef ON_CARD
 static void note(void *user) {
   *(bool *)user = true;
@@ -283,6 +306,7 @@ int main(void) {
       TEST(test_ranks_that_meet_are_refused),
       TEST(test_the_default_stream_has_two_names),
       TEST(test_a_device_closes_during_a_capture),
+      TEST(test_a_spoiled_capture_fails_alone),
 #ifndef ON_CARD
       TEST(test_closing_waits_for_streams_of_others),
 #endif

@@ -13,7 +13,7 @@
 DC__LT_FUNCTIONS(X)
 #undef X
 
-enum { INVALID = DC__LT_INVALID_VALUE, WORKSPACE_ALIGNMENT = 256, MAX_BATCH = 65535 };
+enum { INVALID = DC__LT_INVALID_VALUE, EXECUTION_FAILED = 13, WORKSPACE_ALIGNMENT = 256, MAX_BATCH = 65535 };
 enum { BATCHES = 33, ALIGNMENTS = 17 }; /* that searches are counted of */
 
 static atomic_int searches[BATCHES][ALIGNMENTS];
@@ -327,6 +327,5 @@ int cublasLtMatmul(dc__lt_handle handle, dc__lt_desc desc, const void *alpha, co
   } else if (desc->epilogue == DC__LT_EPILOGUE_BGRADB) {
     t.sums = (void *)(uintptr_t)desc->bias;
   }
-  push(stream, run_product, &t, sizeof t);
-  return 0;
+  return push(stream, run_product, &t, sizeof t) == 0 ? 0 : EXECUTION_FAILED;
 }

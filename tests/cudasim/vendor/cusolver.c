@@ -192,7 +192,7 @@ static int begin(dc__cusolver_handle handle, dc__cusolver_params params, const w
       (w->host_bytes > 0 && (w->host == NULL || !take_host_workspace(w->host)))) {
     return INVALID;
   }
-  push(handle->stream, run_work, w, sizeof *w);
+  (void)push(handle->stream, run_work, w, sizeof *w);
   return 0;
 }
 
@@ -352,7 +352,7 @@ static int begin_factoring(dc__cusolver_handle handle, void (*run)(void *args), 
       size < max_workspace_bytes((int)w->m, (int)w->n)) {
     return INVALID;
   }
-  push(handle->stream, run, w, sizeof *w);
+  (void)push(handle->stream, run, w, sizeof *w);
   return 0;
 }
 
