@@ -85,12 +85,12 @@ dc__span_interval dc__span_times(dc__op_timing *span, const dc__clocks *c) {
   dc__timestamp *first = atomic_load(&span->first);
   dc__timestamp *last = atomic_load(&span->last);
   dc__span_interval times = {dc__clocks_ns(c, atomic_load(&span->begun)), dc__clocks_ns(c, atomic_load(&span->ended))};
-  times.begun = first != NULL ? timestamp_ns(first) : times.begun;
   if (last != NULL) { /* the host has said when it queued the work, or when a later piece of its own was done */
     const int64_t ns = timestamp_ns(last);
     const bool is_virtual = dc__device_is_counting(last->device); /* then the host's clock is another one */
     times.ended = ns == 0 || ns > times.ended || is_virtual ? ns : times.ended;
   }
+  times.begun = first != NULL ? timestamp_ns(first) : times.begun; /* after `last`: if that has passed, so has this */
   times.ended = pending > 0 || times.ended == 0 ? 0 : times.ended < times.begun ? times.begun : times.ended;
   return times;
 }

@@ -117,13 +117,16 @@ dc__timestamp *dc__cuda_stream_timestamp(dc_stream *stream) {
 
 /* ---- reading ---- */
 
-/* The mutex is held and the device entered: the stamp may be recorded anew at any time. */
+/* The mutex is held and the device entered: the stamp may be recorded anew at any time. A stamp that was not ready is
+ * not asked a second time, since it may pass in between, and would get its time of issue. */
 static int64_t timestamp_read(dc__cuda_device *device, dc__cuda_timestamp *s) {
   const dc__cuda_epoch *epoch = &device->epochs[s->epoch % DC__CUDA_EPOCHS];
   float milliseconds = 0;
-  if (s->epoch + DC__CUDA_EPOCHS > device->epoch &&
-      device->driver.cuEventElapsedTime(&milliseconds, epoch->native, s->native) == 0) {
-    return epoch->ns + (int64_t)((double)milliseconds * 1e6);
+  if (s->epoch + DC__CUDA_EPOCHS > device->epoch) {
+    dc__cu_result error = device->driver.cuEventElapsedTime(&milliseconds, epoch->native, s->native);
+    if (error == 0 || error == DC__CU_NOT_READY) {
+      return error == 0 ? epoch->ns + (int64_t)((double)milliseconds * 1e6) : 0;
+    }
   }
   return device->driver.cuEventQuery(s->native) == 0 ? s->ns : 0; /* without its epoch: about then */
 }
