@@ -286,41 +286,39 @@ static void run_on_stream(dc__nccl *self, const dc__coll *coll, const char *name
 /* NCCL connects ranks at their first exchange, which must precede a capture. So this runs an even gather, a ragged one
  * and an exchange, of a byte or two each. */
 static dc_status connect_ranks(dc__nccl *self, const dc__tag *tag) {
-  enum { BUFFER_BYTES = 2 * DC__NCCL_MAX_WORLD, EXCHANGES = 3 };
+  enum { BUFFER_BYTES = 2 * DC__NCCL_MAX_WORLD };
   int32_t world = self->head.world;
   dc__range even[DC__NCCL_MAX_WORLD], ragged[DC__NCCL_MAX_WORLD];
   for (int32_t r = 0; r < world; r++) {
     even[r] = (dc__range){r, 1};
     ragged[r] = (dc__range){r + (r > 0), 1 + (r == 0)};
   }
+  const struct {
+    int32_t kind;
+    const dc__range *ranges;
+    int64_t total;
+  } calls[] = {{DC__COLL_GATHER, even, world}, {DC__COLL_GATHER, ragged, world + 1}, {DC__COLL_REDUCE, even, world}};
   void *send;
   DC__TRY(self->device->ops->alloc(self->device, 2 * BUFFER_BYTES, DC_MEMORY_DEVICE, &send));
   dc__stream_zero(self->stream, send, 2 * BUFFER_BYTES);
   if (self->head.usage != NULL) { /* so that later requests have the numbers of their handshakes */
-    atomic_fetch_add_explicit(&self->head.usage->requested, EXCHANGES, memory_order_release);
+    atomic_fetch_add_explicit(&self->head.usage->requested, DC__COUNT(calls), memory_order_release);
   }
-  dc__coll coll = {.comm = &self->head,
-                   .device = self->device,
-                   .stream = self->stream,
-                   .tag = {.graph_id = tag->graph_id, .id = tag->id, .op = tag->op},
-                   .kind = DC__COLL_GATHER,
-                   .count = 1,
-                   .captured = 1,
-                   .items = {{.send = send,
-                              .recv = (char *)send + BUFFER_BYTES,
-                              .ranges = even,
-                              .total = world,
-                              .id = -1,
-                              .dtype = DC_INT8,
-                              .recv_dtype = DC_INT8}}};
-  run_on_stream(self, &coll, "a capture's begin");
-  coll.items[0].ranges = ragged;
-  coll.items[0].total = world + 1;
-  run_on_stream(self, &coll, "a capture's begin");
-  coll.items[0].ranges = even;
-  coll.items[0].total = world;
-  coll.kind = DC__COLL_REDUCE;
-  run_on_stream(self, &coll, "a capture's begin");
+  dc__coll coll = {
+      .comm = &self->head,
+      .device = self->device,
+      .stream = self->stream,
+      .tag = {.graph_id = tag->graph_id, .id = tag->id, .op = tag->op},
+      .count = 1,
+      .captured = 1,
+      .items = {
+          {.send = send, .recv = (char *)send + BUFFER_BYTES, .id = -1, .dtype = DC_INT8, .recv_dtype = DC_INT8}}};
+  for (size_t i = 0; i < DC__COUNT(calls); i++) {
+    coll.kind = calls[i].kind;
+    coll.items[0].ranges = calls[i].ranges;
+    coll.items[0].total = calls[i].total;
+    run_on_stream(self, &coll, "a capture's begin");
+  }
   (void)dc__stream_sync(self->stream, 0); /* the watchdog enforces the deadline */
   self->device->ops->free(self->device, send, 2 * BUFFER_BYTES, DC_MEMORY_DEVICE);
   return dc__comm_check(&self->head);
