@@ -67,7 +67,7 @@ class Kit:
 
     def environment(self) -> Dict[str, str]:
         """The driver is where the loader looks."""
-        kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CUDA_VISIBLE_DEVICES")}
         return {**kept, "PATH": f"{self.tools}:/usr/bin:/bin", "CUDASIM_CARDS": "2",
                 "LD_LIBRARY_PATH": str(self.programs)}
 

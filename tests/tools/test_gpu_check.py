@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import pytest
 
@@ -238,17 +238,41 @@ def test_a_killed_call_leaves_nothing_on_the_card(script: Any, tmp_path: Path) -
         assert end.read() == b""  # and has ended
 
 
+def has_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, visible: Optional[str] = None) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+
 @pytest.mark.parametrize("smi, text", [
     ("echo 'NVIDIA-SMI has failed because it could not communicate with the driver'; exit 9", "could not communicate"),
     ("true", "nvidia-smi names none"), ("exec sleep 600", "timed out after 1 seconds")])
 def test_no_card_is_told(script: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, smi: str,
                          text: str) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{smi}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    has_smi(tmp_path, monkeypatch, smi)
     monkeypatch.setattr(script, "SMI_SECONDS", 1)
     assert script.ask_for_cards() == "no card" and text in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("visible, cards", [
+    (None, "abc"), ("0,1,2", "abc"), ("2, 0", "ca"), ("1", "b"), ("1,7,2", "b"), ("GPU-8932f937,GPU-4", "aa"),
+    ("MIG-GPU-1/0/0", "a")])
+def test_cards_that_cuda_does_not_show_are_not_counted(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                       visible: Optional[str], cards: str) -> None:
+    has_smi(tmp_path, monkeypatch, "echo a; echo b; echo c", visible)
+    assert script.ask_for_cards() == "\n".join(cards)
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "3", "NoDevFiles"])
+def test_hidden_cards_are_none(script: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch,
+                               visible: str) -> None:
+    has_smi(tmp_path, monkeypatch, "echo a; echo b; echo c", visible)
+    assert script.ask_for_cards() == "no card"
+    assert capsys.readouterr().out == "no card: CUDA_VISIBLE_DEVICES leaves none\n"
 
 
 def test_cards_of_one_kind_are_counted(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
