@@ -636,8 +636,8 @@ DC_API void dc_launch_init(dc_launch *launch, size_t struct_size);
 DC_API dc_status dc_launch_get(dc_launch *launch);
 
 /** Gives the handle back; contexts that use the communicator keep it alive. Not collective. Destroy CUDA graphs that
- *  captured its collectives before: NCCL holds on to them. Otherwise its end takes up to 14 s, and NCCL's memory stays
- *  until they are gone.
+ *  captured its collectives before: NCCL holds on to them. Otherwise its end takes up to 15 s, and NCCL's memory stays
+ *  until they are gone. The same may be so while other ranks of the machine keep theirs over NCCL.
  *  comm  NULL does nothing
  *  [any] Since 0.1. */
 DC_API void dc_comm_destroy(dc_comm *comm);

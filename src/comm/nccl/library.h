@@ -54,7 +54,8 @@ enum { /* the numbers are NCCL's */
  * fit        All ranks have the same calls in the same order, of the same sizes, for peers of the communicator.
  * error      One of a call is returned, or found by ncclCommGetAsyncError; another rank's is not told to this one.
  * lifetime   Buffers stay until the stream is past the group, and are neither freed nor deregistered before.
- *            ncclCommDestroy and ncclCommAbort end the handle whatever they return.
+ *            ncclCommDestroy and ncclCommAbort end the handle whatever they return. They are calls of all ranks of a
+ *            machine, and may wait for those.
  * capture    A group on a captured stream runs with each launch; its communicator stays while the graph does, so
  *            that ncclCommAbort waits for it. Connections and registrations are made before. */
 #define DC__NCCL_FUNCTIONS(X)                                                                                       \

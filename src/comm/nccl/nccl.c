@@ -18,14 +18,6 @@ static dc_status finalize_handle(dc__nccl *self, void *native, void *args) {
   return dc__nccl_check_result(self, "ncclCommFinalize", self->library.ncclCommFinalize(self->handle));
 }
 
-/* The handle is gone whatever NCCL returns. */
-static dc_status destroy_handle(dc__nccl *self, void *native, void *args) {
-  (void)native;
-  (void)args;
-  (void)self->library.ncclCommDestroy(self->handle);
-  return DC_OK;
-}
-
 static void nccl_free_comm(dc__nccl *self) {
   pthread_cond_destroy(&self->changed);
   pthread_mutex_destroy(&self->watch_mutex);
@@ -50,13 +42,9 @@ static void nccl_destroy(dc_comm *comm) {
     bool flushed =
         dc__comm_check(comm) == DC_OK && dc__nccl_call(self, finalize_handle, NULL) == DC_OK &&
         dc__nccl_wait_ready(self, "ncclCommFinalize", "the communicator's end", flush_timeout_ns(self)) == DC_OK;
-    if (flushed) {
-      (void)dc__nccl_call(self, destroy_handle, NULL);
-    } else {
-      dc__nccl_abort_handle(self);
-    }
+    dc__nccl_end_handle(self, flushed ? self->library.ncclCommDestroy : self->library.ncclCommAbort);
   }
-  if (!dc__nccl_leave_abort(self)) {
+  if (!dc__nccl_leave_end(self)) {
     dc__nccl_free_staging(self->device, self->staging);
   }
   if (self->stream != NULL) {

@@ -24,7 +24,7 @@
 
 enum { DC__NCCL_MAX_WORLD = 256 }; /* ranks: the sources of the device's reduction kernel */
 
-/* Timeout of the flush at destruction, which involves no peer. */
+/* Timeout of the flush at destruction, in which NCCL may wait for ranks of the machine. */
 #define DC__NCCL_FLUSH_NS INT64_C(10000000000)
 
 /* Memory of ncclMemAlloc, registered on this rank, and as a window on all ranks (memory.c). */
@@ -53,8 +53,9 @@ typedef struct dc__nccl_staging {
   size_t bytes;
 } dc__nccl_staging;
 
-/* An abort on a thread of its own. The communicator shares it until it has ended, or leaves it behind. */
-typedef struct dc__nccl_abort_thread dc__nccl_abort_thread;
+/* The end of the handle on a thread of its own. The communicator shares it until it is done, or leaves it behind. */
+typedef struct dc__nccl_end_thread dc__nccl_end_thread;
+typedef dc__nccl_result (*dc__nccl_end_fn)(dc__nccl_handle handle);
 
 typedef struct dc__nccl {
   struct dc_comm head;
@@ -62,11 +63,11 @@ typedef struct dc__nccl {
   dc_device *device;
   dc_stream *stream; /* its own, for NCCL calls that need the device current, and for connect_ranks() */
   dc__nccl_library library;
-  pthread_mutex_t collective_mutex;    /* one collective at a time; staging, windows */
-  pthread_mutex_t pending_mutex;       /* held while an NCCL operation is in progress; guards blocks */
-  pthread_mutex_t api_mutex;           /* one NCCL call with this handle at a time */
-  dc__nccl_handle handle;              /* NULL before init and after an abort */
-  dc__nccl_abort_thread *abort_thread; /* NULL, or that of a communicator that was captured */
+  pthread_mutex_t collective_mutex; /* one collective at a time; staging, windows */
+  pthread_mutex_t pending_mutex;    /* held while an NCCL operation is in progress; guards blocks */
+  pthread_mutex_t api_mutex;        /* one NCCL call with this handle at a time */
+  dc__nccl_handle handle;           /* NULL before init and after an abort */
+  dc__nccl_end_thread *end_thread;  /* NULL before that, and if there was none */
   dc__nccl_block *blocks;
   dc__nccl_window window;      /* where NCCL writes a new one */
   uint64_t num_windows;        /* registered so far: the same on every rank */
@@ -107,11 +108,11 @@ dc_status dc__nccl_call_and_wait(dc__nccl *self, dc_stream *stream, dc__nccl_cal
                                  const char *what);
 /* Aborts NCCL's communicator; fails this one, with the last error, and the group. */
 void dc__nccl_abort(dc__nccl *self, dc_status status);
-/* Ends the handle by an abort. If graphs hold a captured communicator, it ends in the background once they are gone.
- * Requires api_mutex, or that no other thread uses it. */
-void dc__nccl_abort_handle(dc__nccl *self);
-/* Before the communicator's memory goes: true if an abort goes on, which then frees the staging memory. */
-bool dc__nccl_leave_abort(dc__nccl *self);
+/* Ends the handle by ncclCommAbort, or a finalized one by ncclCommDestroy, and does not wait. Requires api_mutex, or
+ * that no other thread uses it. */
+void dc__nccl_end_handle(dc__nccl *self, dc__nccl_end_fn end);
+/* Before the communicator's memory goes, waits a while. True: the end goes on, and frees the staging memory then. */
+bool dc__nccl_leave_end(dc__nccl *self);
 
 /* ---- watchdog.c ---- */
 

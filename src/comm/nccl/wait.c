@@ -114,84 +114,56 @@ dc_status dc__nccl_call_and_wait(dc__nccl *self, dc_stream *stream, dc__nccl_cal
   return status;
 }
 
-/* ---- aborts ---- */
+/* ---- the end of a handle ---- */
 
-/* ncclCommAbort ends kernels at once, and then waits until all graphs that captured the communicator are destroyed. So
- * a thread of its own calls it, which may outlive the communicator. */
-struct dc__nccl_abort_thread {
+/* ncclCommAbort ends kernels at once. Then it waits until all graphs that captured the communicator are destroyed. And
+ * it waits, as ncclCommDestroy does, until other ranks of the machine have ended theirs. So a thread of its own calls
+ * them, which may outlive the communicator. */
+struct dc__nccl_end_thread {
   pthread_mutex_t mutex;
   pthread_cond_t ended;
-  dc__nccl_result (*abort)(dc__nccl_handle handle);
+  dc__nccl_end_fn end;
   dc__nccl_handle handle;
-  bool done;
-  bool left; /* behind, with all below */
   dc_device *device;
+  int64_t wait_ns;
+  bool done;
+  bool left; /* behind, with the staging memory */
   dc__nccl_staging *staging;
 };
 
-/* Longer than an abort that no graph delays. */
-static const int64_t abort_wait_ns = INT64_C(2000000000);
+/* Longer than an end that nothing delays, and one that no graph delays. */
+static const int64_t end_wait_ns = INT64_C(5000000000);
+static const int64_t captured_wait_ns = INT64_C(2000000000);
 
-static void abort_thread_free(dc__nccl_abort_thread *a) {
-  pthread_cond_destroy(&a->ended);
-  pthread_mutex_destroy(&a->mutex);
-  dc__free(a);
+static void end_thread_free(dc__nccl_end_thread *t) {
+  pthread_cond_destroy(&t->ended);
+  pthread_mutex_destroy(&t->mutex);
+  dc__device_release(t->device);
+  dc__free(t);
 }
 
-static void *abort_thread_main(void *arg) {
-  dc__nccl_abort_thread *a = arg;
-  (void)a->abort(a->handle);
-  pthread_mutex_lock(&a->mutex);
-  a->done = true;
-  bool left = a->left;
-  pthread_cond_signal(&a->ended);
-  pthread_mutex_unlock(&a->mutex);
+/* The question about memory enters the device. So NCCL's calls of the driver spoil no capture of another thread. */
+static void call_end(dc_device *device, dc__nccl_end_fn end, dc__nccl_handle handle) {
+  int64_t total, free_bytes;
+  dc__device_begin(device);
+  (void)device->ops->memory_info(device, &total, &free_bytes);
+  (void)end(handle);
+  dc__device_end(device);
+}
+
+static void *end_thread_main(void *arg) {
+  dc__nccl_end_thread *t = arg;
+  call_end(t->device, t->end, t->handle);
+  pthread_mutex_lock(&t->mutex);
+  t->done = true;
+  bool left = t->left;
+  pthread_cond_signal(&t->ended);
+  pthread_mutex_unlock(&t->mutex);
   if (left) {
-    dc__nccl_free_staging(a->device, a->staging);
-    dc__device_release(a->device);
-    abort_thread_free(a);
+    dc__nccl_free_staging(t->device, t->staging);
+    end_thread_free(t);
   }
   return NULL;
-}
-
-/* False: there is no thread for it. */
-static bool abort_thread_start(dc__nccl *self) {
-  dc__nccl_abort_thread *a = dc__calloc(1, sizeof *a);
-  pthread_t thread;
-  if (a == NULL) {
-    return false;
-  }
-  a->abort = self->library.ncclCommAbort;
-  a->handle = self->handle;
-  pthread_mutex_init(&a->mutex, NULL);
-  pthread_condattr_t attributes;
-  pthread_condattr_init(&attributes);
-  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-  pthread_cond_init(&a->ended, &attributes);
-  pthread_condattr_destroy(&attributes);
-  if (pthread_create(&thread, NULL, abort_thread_main, a) != 0) {
-    abort_thread_free(a);
-    return false;
-  }
-  pthread_detach(thread);
-  self->abort_thread = a;
-  return true;
-}
-
-/* With its mutex held. */
-static bool abort_thread_wait(dc__nccl_abort_thread *a) {
-  int64_t until = dc__now_ns() + abort_wait_ns;
-  const struct timespec end = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
-  while (!a->done && pthread_cond_timedwait(&a->ended, &a->mutex, &end) == 0) {
-  }
-  return a->done;
-}
-
-static dc_status call_abort(dc__nccl *self, void *native, void *args) {
-  (void)native;
-  (void)args;
-  (void)self->library.ncclCommAbort(self->handle);
-  return DC_OK;
 }
 
 static bool was_captured(dc__nccl *self) {
@@ -201,32 +173,69 @@ static bool was_captured(dc__nccl *self) {
   return captured;
 }
 
-void dc__nccl_abort_handle(dc__nccl *self) {
-  if (!was_captured(self)) {
-    (void)dc__nccl_call(self, call_abort, NULL);
-  } else if (abort_thread_start(self)) { /* else the handle is kept: an abort here might not return */
-    pthread_mutex_lock(&self->abort_thread->mutex);
-    (void)abort_thread_wait(self->abort_thread);
-    pthread_mutex_unlock(&self->abort_thread->mutex);
+/* False: there is no thread for it. */
+static bool end_thread_start(dc__nccl *self, dc__nccl_end_fn end) {
+  dc__nccl_end_thread *t = dc__calloc(1, sizeof *t);
+  pthread_t thread;
+  if (t == NULL) {
+    return false;
+  }
+  t->end = end;
+  t->handle = self->handle;
+  t->device = dc__device_retain(self->device);
+  t->wait_ns = was_captured(self) ? captured_wait_ns : end_wait_ns;
+  pthread_mutex_init(&t->mutex, NULL);
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(&t->ended, &attributes);
+  pthread_condattr_destroy(&attributes);
+  if (pthread_create(&thread, NULL, end_thread_main, t) != 0) {
+    end_thread_free(t);
+    return false;
+  }
+  pthread_detach(thread);
+  self->end_thread = t;
+  return true;
+}
+
+/* With its mutex held. */
+static bool end_thread_wait(dc__nccl_end_thread *t) {
+  int64_t until = dc__now_ns() + t->wait_ns;
+  const struct timespec end = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
+  while (!t->done && pthread_cond_timedwait(&t->ended, &t->mutex, &end) == 0) {
+  }
+  return t->done;
+}
+
+void dc__nccl_end_handle(dc__nccl *self, dc__nccl_end_fn end) {
+  if (!end_thread_start(self, end) && !was_captured(self)) { /* a captured one is kept: the call might not return */
+    call_end(self->device, end, self->handle);
   }
   self->handle = NULL;
 }
 
-bool dc__nccl_leave_abort(dc__nccl *self) {
-  dc__nccl_abort_thread *a = self->abort_thread;
-  if (a == NULL) {
+static void wait_for_end(dc__nccl *self) {
+  if (self->end_thread != NULL) {
+    pthread_mutex_lock(&self->end_thread->mutex);
+    (void)end_thread_wait(self->end_thread);
+    pthread_mutex_unlock(&self->end_thread->mutex);
+  }
+}
+
+bool dc__nccl_leave_end(dc__nccl *self) {
+  dc__nccl_end_thread *t = self->end_thread;
+  if (t == NULL) {
     return false;
   }
-  pthread_mutex_lock(&a->mutex);
-  bool left = a->left = !abort_thread_wait(a);
+  pthread_mutex_lock(&t->mutex);
+  bool left = t->left = !end_thread_wait(t);
   if (left) {
-    (void)dc__device_retain(self->device);
-    a->device = self->device;
-    a->staging = self->staging;
+    t->staging = self->staging;
   }
-  pthread_mutex_unlock(&a->mutex);
+  pthread_mutex_unlock(&t->mutex);
   if (!left) {
-    abort_thread_free(a);
+    end_thread_free(t);
   }
   return left;
 }
@@ -242,7 +251,8 @@ void dc__nccl_abort(dc__nccl *self, dc_status status) {
   dc__nccl_mark_failed(self);
   pthread_mutex_lock(&self->api_mutex);
   if (self->handle != NULL) {
-    dc__nccl_abort_handle(self);
+    dc__nccl_end_handle(self, self->library.ncclCommAbort);
+    wait_for_end(self);
   }
   pthread_mutex_unlock(&self->api_mutex);
   (void)dc__fail(status, "%s", text);

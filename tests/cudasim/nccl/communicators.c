@@ -10,6 +10,7 @@ enum { GRAPH_POLL_NS = 1000000 };
 static world *worlds;
 struct ncclComm *ncclsim_comms;
 static unsigned long ids;
+static bool end_together;
 
 /* ---- life ---- */
 
@@ -48,8 +49,15 @@ void ncclsim_reset(void) {
     ncclsim_free_groups(ncclsim_comms->groups);
     forget(ncclsim_comms);
   }
+  end_together = false;
   ncclsim_windows_reset();
   ncclsim_calls_reset();
+  pthread_mutex_unlock(&ncclsim_mutex);
+}
+
+void ncclsim_end_together(void) {
+  pthread_mutex_lock(&ncclsim_mutex);
+  end_together = true;
   pthread_mutex_unlock(&ncclsim_mutex);
 }
 
@@ -148,7 +156,11 @@ static void end(struct ncclComm *comm, bool abort) {
     pthread_cond_wait(&ncclsim_progress, &ncclsim_mutex);
   }
   comm->world->aborted[comm->rank] = abort;
+  comm->world->ending++;
   pthread_cond_broadcast(&ncclsim_progress);
+  while (end_together && comm->world->ending < comm->world->ranks) {
+    pthread_cond_wait(&ncclsim_progress, &ncclsim_mutex);
+  }
   while (graph_lives(comm)) {
     pthread_mutex_unlock(&ncclsim_mutex);
     clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){0, GRAPH_POLL_NS}, NULL); /* not a program's nanosleep() */

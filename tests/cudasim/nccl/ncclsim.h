@@ -38,6 +38,8 @@ NCCLSIM_API int ncclsim_thread_polls(void);
 NCCLSIM_API int64_t ncclsim_group_ended_ns(void);
 /* The rank's next group ends with an asynchronous error, and moves nothing. */
 NCCLSIM_API void ncclsim_break(int rank, int error);
+/* From now on a rank's end waits for those of all ranks, as it may where they are on one machine. */
+NCCLSIM_API void ncclsim_end_together(void);
 /* The rank's next start or group never comes. */
 NCCLSIM_API void ncclsim_stall(int rank);
 

@@ -26,7 +26,7 @@ enum {
 typedef struct world {
   struct world *next;
   dc__nccl_id id;
-  int ranks, joined, members, moving;
+  int ranks, joined, members, moving, ending;
   bool aborted[RANKS];
   unsigned long posted[RANKS], done[RANKS];
   struct group *groups[RANKS]; /* the posted ones */

@@ -285,6 +285,28 @@ static void test_a_device_without_events(void **state) {
   nothing_left();
 }
 
+/* ---- ranks that stay longer ---- */
+
+/* NCCL's end of the one waits for that of the other, which waits for a rank that has destroyed its communicator. */
+static void ends_before_its_peer(card_rank *c) {
+  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+  if (c->r.rank == 0) {
+    dc_comm_destroy(c->nccl);
+    c->nccl = NULL;
+  }
+  OK(&c->r, dc_comm_barrier(c->r.comm));
+}
+
+static void test_an_end_waits_for_no_rank(void **state) {
+  (void)state;
+  ncclsim_end_together();
+  on_cards(2, ON_PROCESSES, 100 * second, ends_before_its_peer);
+  for (int i = 0; i < 30000 && cudasim_live() > 0; i++) {
+    usleep(1000); /* a thread of libdc's ends the first */
+  }
+  nothing_left();
+}
+
 /* ---- every call failing in turn ---- */
 
 static void use_all(card_rank *c) {
@@ -354,6 +376,7 @@ int main(void) {
       TEST(test_a_mismatch_is_found_first),
       TEST(test_a_lost_device),
       TEST(test_a_device_without_events),
+      TEST(test_an_end_waits_for_no_rank),
       TEST(test_every_call_fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
