@@ -875,6 +875,7 @@ DC_API dc_status dc_context_step_abort(dc_context *context);
  *  dc_end_backward does not block, and no parameter is persistent. A launch repeats the captured work, in memory of
  *  captures alone. Launches and other work of the context must follow each other, and what the graph uses must stay
  *  registered. Ranks must all capture the same step or none (else DC_E_MISMATCH); their calls are compared as always.
+ *  Over NCCL make the same step before the capture, since NCCL connects ranks at the first use of each of its algorithms.
  *  They must launch their graphs equally often and in the same places of the run: launches are not compared, and have
  *  no deadline. A rank that dies or aborts ends its peers' launches, and every later call returns the reason. Graphs
  *  must be destroyed before the context.
