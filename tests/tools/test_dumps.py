@@ -327,6 +327,26 @@ def test_pytorchs_analyser_reads_the_dumps(dc: Run, groups: Groups, tmp_path: Pa
     assert "Not all ranks joining collective, sequence number: 8" in text and "missing ranks: {1}" in text, text
 
 
+def test_ranks_of_another_run_are_refused(dc: Run, groups: Groups, tmp_path: Path) -> None:
+    """PyTorch's analyser would take them for ranks of this one."""
+    def files() -> Dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+
+    out = tmp_path / "out"
+    for kind in ("torch-json", "torch"):  # the same ranks are written over
+        dc("trace", groups("well", 3), "--format", kind, "-o", out)
+    before = files()
+    assert sorted(before) == ["rank_0", "rank_1", "rank_2"] and pickle.loads(before["rank_2"])["version"] == "2.10"
+    done = dc("trace", groups("well", 2), "--format", "torch", "-o", out, code=3)
+    assert done.stdout == "" and f"--output = {out} has rank_2 of another run" in done.stderr
+    assert files() == before
+    (out / "rank_2").rename(out / "notes")
+    dc("trace", groups("well", 2), "--format", "torch", "-o", out)
+    assert sorted(files()) == ["notes", "rank_0", "rank_1"] and files()["rank_1"] != before["rank_1"]
+    done = dc("trace", groups("well", 2), "--format", "torch", "-o", out / "notes", code=3)
+    assert f"--output = {out / 'notes'} can't be read: Not a directory" in done.stderr
+
+
 def test_pytorchs_json_has_the_same(dc: Run, groups: Groups, tmp_path: Path) -> None:
     from torch.distributed.flight_recorder.components.builder import build_db
     from torch.distributed.flight_recorder.components.config_manager import JobConfig

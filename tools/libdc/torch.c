@@ -3,6 +3,7 @@
  *
  * A collective's tensors may be split raggedly, so they are the "v" kinds, and the size is that of the whole on every
  * rank. The analyser knows no libdc back end: the name says gloo, followed by libdc's own name. */
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -196,9 +197,44 @@ static void put_dump(sink *s, const dumps *all, const dump *d) {
   }
 }
 
+/* The number of "rank_" and a number, or -1. */
+static int rank_of(const char *name) {
+  int number = -1;
+  int end = 0;
+  bool well = strncmp(name, "rank_", 5) == 0 && name[5] >= '0' && name[5] <= '9' &&
+              sscanf(name + 5, "%4d%n", &number, &end) == 1 && name[5 + end] == '\0';
+  return well ? number : -1;
+}
+
+/* The analyser takes every rank_N of the folder for a rank of this run, so those of another run must not be there. */
+static int refuse_other_ranks(const args *a, const dumps *d, const char *folder) {
+  bool written[MAX_RANKS] = {false};
+  for (int r = 0; r < d->count; r++) {
+    written[d->ranks[r].rank] = true;
+  }
+  DIR *dir = opendir(folder);
+  if (dir == NULL) {
+    return report_error(a, EXIT_UNAVAILABLE, "--output = %s can't be read: %s", folder, strerror(errno));
+  }
+  int code = EXIT_OK;
+  for (struct dirent *e = readdir(dir); e != NULL && code == EXIT_OK; e = readdir(dir)) {
+    int rank = rank_of(e->d_name);
+    if (rank >= 0 && (rank >= MAX_RANKS || !written[rank])) {
+      code = report_error(a, EXIT_UNAVAILABLE, "--output = %s has %s of another run; remove it, or name another folder",
+                          folder, e->d_name);
+    }
+  }
+  closedir(dir);
+  return code;
+}
+
 int write_torch(const args *a, const dumps *d, const char *folder, bool pickle) {
   if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
     return report_error(a, EXIT_UNAVAILABLE, "--output = %s can't be made: %s", folder, strerror(errno));
+  }
+  int refused = refuse_other_ranks(a, d, folder);
+  if (refused != EXIT_OK) {
+    return refused;
   }
   for (int r = 0; r < d->count; r++) {
     char path[PATH_MAX + 16];
