@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from libdc import plan as planner
+from libdc.plan import measure
 
 LAYERS = {"tokens": 16, "layers": [{"shapes": [[256, 64], [256]], "flops": 1 << 30, "repeat": 2}]}
 
@@ -37,6 +40,16 @@ def test_the_machine_is_measured(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     done = bench(f"--machine={tmp_path}/none/machine.json")
     assert done.returncode == 2 and "none/machine.json" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_no_memory_for_ranks_is_no_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/figures")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    with pytest.raises(ValueError, match="^the ranks that measure cannot be run: .* No space left on device: "):
+        measure.measure(str(tmp_path / "machine.json"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_products_are_as_fast_as_their_width() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Dict, List
 
 import pytest
 from libdc import plan as planner
+from libdc.plan.checks import run_command
 
 LLAMA = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
          "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256, "rms_norm_eps": 1e-05}
@@ -368,6 +369,7 @@ def test_the_command(tmp_path: Path) -> None:
     (["--search", "--timeline"], "timeline = True is of one plan"),
     (["--tokens", "0"], "tokens = 0, must be 1 to"),
     (["--ranks", "-8"], "ranks = -8, must be 1 to 1024"),
+    (["--machine", "m" * 300], "mmm', must be a file or one of a100, "),
 ])
 def test_bad_lines_are_named(tmp_path: Path, line: List[str], text: str) -> None:
     done = command(write(tmp_path, LLAMA), *line, code=2)
@@ -381,3 +383,12 @@ def test_an_output_that_takes_nothing_is_an_error(tmp_path: Path, name: str, whe
     done = subprocess.run(line, shell=True, text=True, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=600)
     assert done.returncode == 3 and done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"libdc {name}: stdout cannot be written: ")
+
+
+def test_the_error_of_a_file_is_not_the_outputs(capsys: pytest.CaptureFixture[str]) -> None:
+    def body() -> int:
+        print("half of it")
+        return len(Path("/no/such/file").read_text())
+
+    assert run_command("libdc plan", body) == 2
+    assert capsys.readouterr() == ("", "libdc plan: [Errno 2] No such file or directory: '/no/such/file'\n")

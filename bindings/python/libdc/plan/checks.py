@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 import os
@@ -67,18 +69,23 @@ def read_json(path: str) -> Dict[str, Any]:
 
 
 def run_command(name: str, body: Callable[[], int]) -> int:
-    """A command's exit status. Bad input is a line on stderr and 2, lost output 3, as of the other commands."""
-    try:
-        if sys.stdout is None:
-            raise OSError("it is closed")
-        status = body()
-        sys.stdout.flush()
-        return status
-    except OSError as error:
-        print(f"{name}: stdout cannot be written: {error}", file=sys.stderr)
-        if sys.stdout is not None:  # what is left in its buffer goes nowhere
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """A command's exit status. Bad input is a line on stderr and 2, lost output 3, as of the other commands. Output is
+    written at the end, so that its errors are told from those of files."""
+    if sys.stdout is None:
+        print(f"{name}: stdout cannot be written: it is closed", file=sys.stderr)
         return 3
-    except (ValueError, TypeError, Error) as error:
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(output):
+            status = body()
+    except (OSError, ValueError, TypeError, Error) as error:
         print(f"{name}: {error}", file=sys.stderr)
-    return 2
+        return 2
+    try:
+        sys.stdout.write(output.getvalue())
+        sys.stdout.flush()
+    except (OSError, UnicodeEncodeError) as error:
+        print(f"{name}: stdout cannot be written: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer goes nowhere
+        return 3
+    return status

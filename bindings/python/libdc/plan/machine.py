@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Tuple
 
@@ -75,10 +76,11 @@ def names() -> List[str]:
 
 def load(name: str) -> Machine:
     """A machine of the package by its name, or a file's."""
-    path = FOLDER / f"{name}.json"
-    if not path.exists() and not Path(name).exists():
+    path = str(FOLDER / f"{name}.json")
+    path = path if os.path.exists(path) else name
+    if not os.path.exists(path):  # Path.exists() raises where a name is too long
         raise ValueError(f"machine = {name!r}, must be a file or one of {', '.join(names())}")
-    table = read_json(str(path if path.exists() else name))
+    table = read_json(path)
     where = f"machine {name}"
     fields = [field for field in Machine._fields if field not in ("name", "flops", *Machine._field_defaults)]
     known(where, table, (*Machine._fields, "sources"))

@@ -6,6 +6,7 @@ one thread. A small collective gives the latency, a large one the rate."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -144,7 +145,8 @@ def measure(path: str, clock: str = "wall") -> Dict[str, Any]:
     except OSError as error:
         raise ValueError(f"machine = {path} cannot be written: {error}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
     return dict(json.loads(Path(path).read_text()))
 
 
@@ -153,14 +155,17 @@ def _figures(clock: str) -> Dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     for name in ("RANK", "WORLD_SIZE"):
         environment.pop(name, None)
-    with tempfile.TemporaryDirectory() as folder:
-        out = os.path.join(folder, "figures.json")
-        done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", str(RANKS), "-m", "libdc.plan.measure", out,
-                               free_address(), clock], stdin=subprocess.DEVNULL, text=True, capture_output=True,
-                              env=environment)
-        if done.returncode != 0:
-            raise ValueError(f"the ranks that measure failed: {done.stderr.strip()[-600:]}")
-        return dict(json.loads(Path(out).read_text()))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "figures.json")
+            done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", str(RANKS), "-m", "libdc.plan.measure", out,
+                                   free_address(), clock], stdin=subprocess.DEVNULL, text=True, capture_output=True,
+                                  env=environment)
+            if done.returncode != 0:
+                raise ValueError(f"the ranks that measure failed: {done.stderr.strip()[-600:]}")
+            return dict(json.loads(Path(out).read_text()))
+    except OSError as error:
+        raise ValueError(f"the ranks that measure cannot be run: {error}") from None
 
 
 def main(argv: List[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import re
@@ -52,4 +53,5 @@ def write(plan: Plan, path: str, price_per_hour: float = 0.0) -> None:
     except OSError as error:
         raise ValueError(f"html = {path} cannot be written: {error}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
