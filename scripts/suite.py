@@ -59,7 +59,7 @@ class Suite:
         self.notes: List[str] = []  # lines to show beside the result
 
     def run(self, *command: str, **environment: str) -> int:
-        """Runs a command into the log; its exit status, 124 when it took too long, 127 when it is not there."""
+        """Runs a command into the log; its exit status, 124 when it took too long, 127 when it does not start."""
         self.log.write(f"$ {' '.join(command)}\n")
         self.log.flush()
         path = f"{VENV_BIN}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -70,7 +70,7 @@ class Suite:
                 process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PATH": path, **environment},
                                            stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT,
                                            start_new_session=True)
-            except FileNotFoundError as error:
+            except OSError as error:
                 self.log.write(f"run_tests: {error}\n")
                 return 127
             running.add(process.pid)
@@ -102,7 +102,8 @@ class Suite:
 
 def cmocka_count(text: str, status: int) -> Count:
     """The tests in a cmocka program's output; a program of another kind counts as one."""
-    passed = sum(int(n) for n in re.findall(r"^\[  PASSED  \] (\d+) test", text, re.M))
+    groups = re.findall(r"^\[  PASSED  \] (\d+) test", text, re.M)
+    passed = sum(int(n) for n in groups)
     failed = sum(int(n) for n in re.findall(r"^\[  FAILED  \] (\d+) test", text, re.M))
     skipped = sum(int(n) for n in re.findall(r"^\[  SKIPPED \] (\d+) test", text, re.M))
     if status == 77:
@@ -110,7 +111,7 @@ def cmocka_count(text: str, status: int) -> Count:
     if status != 0 and failed == 0:
         failed = 1  # it died, or a sanitizer spoke at its end
     if passed + failed + skipped == 0:
-        passed = 1
+        return Count(failed=1) if groups else Count(passed=1)  # no test ran, or it is no cmocka program
     return Count(passed, failed, skipped)
 
 
@@ -119,8 +120,8 @@ def one(status: int) -> Count:
 
 
 def counted(suite: Suite, pattern: str, status: int) -> Count:
-    """Adds up what `pattern`, with groups passed and failed, finds in the suite's log."""
+    """Adds up what `pattern`, with groups passed and failed, finds in the suite's log: a test at least."""
     total = Count()
     for match in re.finditer(pattern, suite.text(), re.M):
         total += Count(int(match["passed"]), int(match["failed"]))
-    return total if status == 0 or total.failed else total + Count(failed=1)
+    return total if sum(total) and (status == 0 or total.failed) else total + Count(failed=1)
