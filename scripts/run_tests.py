@@ -293,7 +293,8 @@ RELEASE: Dict[str, Callable[[Suite], Count]] = {
 # Suites that come first, if they are asked for; else an earlier run's results serve.
 NEEDS: Dict[str, Tuple[str, ...]] = {
     "tidy": ("gcc",), "abi": ("gcc",), "valgrind": ("gcc",), "rust": ("gcc",), "ffi": ("gcc", "rust"),
-    "python-abi": ("python",), "conformance": RESULTS,
+    "python": ("gcc",), "python-abi": ("gcc", "python"), "tools": ("gcc",), "wheel": ("gcc",), "wheel-cuda": ("gcc",),
+    "conformance": RESULTS,
 }
 ALONE = ("readme",)  # it may install the package again, which others import
 
@@ -341,9 +342,12 @@ def run_all(chosen: List[str], suites: Dict[str, Callable[[Suite], Count]]) -> C
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and what runs is ended
+    for ends in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ends) != signal.SIG_IGN:  # as nohup sets it
+            signal.signal(ends, lambda number, _: sys.exit(128 + number))  # and what runs is ended
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # its encoding may lack what tests print
     LOGS.mkdir(parents=True, exist_ok=True)
-    chosen = sys.argv[1:] or list(SUITES)
+    chosen = list(dict.fromkeys(sys.argv[1:])) or list(SUITES)
     suites = {**SUITES, **RELEASE}
     unknown = [name for name in chosen if name not in suites]
     if unknown:

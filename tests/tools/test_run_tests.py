@@ -1,8 +1,10 @@
-"""scripts/run_tests.py: what counts as a test, and as a success."""
+"""scripts/run_tests.py: what counts as a test, and how it ends."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +77,30 @@ def test_no_files_are_no_success(script: Any) -> None:
     assert [command[-1] for command in log.commands] == ["README.md", "no-such-*.md"]
     missing = subprocess.run([sys.executable, *log.commands[1][1:]], cwd=ROOT, capture_output=True, timeout=600)
     assert missing.returncode != 0
+
+
+def test_suites_wait_for_what_they_run(script: Any) -> None:
+    """The simulated driver that they take is suite gcc's."""
+    for name in ("python", "python-abi", "tools", "wheel", "wheel-cuda", "conformance"):
+        assert not script.may_begin(name, ["gcc", name], set()) and not script.may_begin(name, [name], {"gcc"})
+    assert script.may_begin("python", ["python"], set())
+    assert all(need in script.SUITES for needs in script.NEEDS.values() for need in needs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_runs_ends_with_it(tmp_path: Path, number: int) -> None:
+    """A suite that is named twice runs once."""
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    code = ("import sys; from pathlib import Path; import run_tests, suite; "
+            "suite.LOGS = run_tests.LOGS = Path(sys.argv.pop(1)); ready = sys.argv.pop(1); "
+            "run_tests.SUITES = {'x': lambda it: run_tests.one(it.run('sh', '-c', f'exec sleep 600 > {ready}'))}; "
+            "sys.exit(run_tests.main())")
+    process = subprocess.Popen([sys.executable, "-c", code, tmp_path, ready, "x", "x"], stdout=subprocess.DEVNULL,
+                               env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
+                               preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))  # nohup may have changed it
+    with open(ready, "rb") as end:  # the command has opened it
+        process.send_signal(number)
+        assert process.wait(600) == 128 + number
+        assert end.read() == b""  # and has ended
+    assert (tmp_path / "x.log").read_text().count("$ sh") == 1
