@@ -5,9 +5,9 @@ loads (LDSM), asynchronous copies (LDGSTS), barriers (BAR) and accesses to local
 
     scripts/record_kernels.py FILE BUILD NVDISASM COMMAND...
 
-Kernels that were not compiled this time keep what ptxas said. The bounds: no access to local memory, and at most a
-tenth more instructions than FILE has; a line that is deleted there is written anew. Exits as the command does, with 1
-beyond the bounds."""
+Kernels that were not compiled this time keep what ptxas said: what it printed is in BUILD/ptxas.log, since a run that
+is beyond the bounds leaves FILE as it was. The bounds: no access to local memory, and at most a tenth more instructions
+than FILE has; a line that is deleted there is written anew. Exits as the command does, with 1 beyond the bounds."""
 
 from __future__ import annotations
 
@@ -72,8 +72,11 @@ def count(build: Path, nvdisasm: str) -> Dict[Key, Dict[str, int]]:
 
 
 def beyond(table: Dict[Key, Dict[str, int]], before: Dict[Key, Dict[str, int]]) -> List[str]:
-    faults = [f"{name} for {card} has {values['local']} accesses to local memory, must have none"
-              for (name, card), values in table.items() if values["local"] > 0]
+    faults = [] if table else ["there is no image of a kernel"]
+    faults += [f"{name} for {card} has {values['local']} accesses to local memory, must have none"
+               for (name, card), values in table.items() if values["local"] > 0]
+    faults += [f"{name} for {card}: no instructions were read" for (name, card), values in table.items()
+               if values["all"] == 0]
     for key, values in table.items():
         most = before.get(key, {}).get("all", values["all"]) * GROWTH
         if values["all"] > most:
@@ -81,16 +84,28 @@ def beyond(table: Dict[Key, Dict[str, int]], before: Dict[Key, Dict[str, int]]) 
     return faults
 
 
+def said_by_ptxas(build: Path, output: str) -> str:
+    """In this run and those before, the latest one last."""
+    log = build / "ptxas.log"
+    if "Compiling entry function" in output:
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(output)
+    return log.read_text(encoding="utf-8") if log.exists() else ""
+
+
 def main() -> int:
     file, build, nvdisasm = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     done = subprocess.run(sys.argv[4:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     sys.stdout.write(done.stdout)
+    said = said_by_ptxas(build, done.stdout)  # also of a build that failed, which does not compile the rest again
     if done.returncode != 0:
         return done.returncode
-    before, new = kept(file), compiled(done.stdout)
+    before, new = kept(file), compiled(said)
     table = {key: {**dict.fromkeys(COLUMNS, 0), **before.get(key, {}), **new.get(key, {}), **counts}
              for key, counts in count(build, nvdisasm).items()}
     faults = beyond(table, before)
+    faults += [f"{name} for {card}: ptxas has said nothing of it; remove {build}" for name, card in sorted(table)
+               if (name, card) not in {*before, *new}]
     print("\n".join(faults) or f"{file}: {len(table)} lines, all within their bounds")
     if not faults:
         head = f"{'kernel':44}{'card':>6}" + "".join(f"{column:>10}" for column in COLUMNS)

@@ -70,3 +70,29 @@ def test_instructions_have_bounds(script: Any) -> None:
     assert record.beyond(found, {("probe", "sm_90"): {"all": 4}}) == []
     assert record.beyond(found, {("probe", "sm_90"): {"all": 3}}) == [
         "probe for sm_90 has 4 instructions, must have at most 3"]
+    assert record.beyond({}, {}) == ["there is no image of a kernel"]
+    assert record.beyond({("probe", "sm_90"): {"all": 0, "local": 0}}, {}) == [
+        "probe for sm_90: no instructions were read"]
+
+
+def test_registers_are_those_of_the_last_compilation(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where that was in a run that was beyond the bounds, after which nothing is compiled again."""
+    record, file, build, nvdisasm = script("record_kernels"), tmp_path / "kernels.txt", tmp_path / "b", tmp_path / "dis"
+    build.mkdir()
+    (build / "probe.90.cubin").write_bytes(b"")
+    nvdisasm.write_text("#!/bin/sh\necho .text.probe:; for i in 1 2 3; do echo '  /*0000*/  LDC R1 ;'; done\n")
+    nvdisasm.chmod(0o755)
+
+    def run(said: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["", str(file), str(build), str(nvdisasm), "echo", said])
+        return int(record.main())
+
+    assert run("ninja: no work to do.") == 1 and "ptxas has said nothing of it; remove" in capsys.readouterr().out
+    compiled = "ptxas info : Compiling entry function 'probe' for 'sm_90'\nptxas info : Used {} registers, 8 bytes smem"
+    assert run(compiled.format(40)) == 0 and file.read_text().split()[-9:-6] == ["40", "8", "0"]
+    file.write_text(file.read_text().replace("         3", "         2"))
+    bounds = file.read_text()
+    assert run(compiled.format(64)) == 1 and file.read_text() == bounds
+    file.write_text(bounds.splitlines()[0] + "\n")  # the line is deleted
+    assert run("ninja: no work to do.") == 0 and file.read_text().split()[-9:-6] == ["64", "8", "0"]
