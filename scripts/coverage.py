@@ -75,15 +75,18 @@ def table() -> "tuple[List[str], List[str]]":
 
 def missed(file: str) -> str:
     """Lines of the file that never ran, and branches of which one side was never taken."""
-    keep, inside = [], False
+    keep, inside, found = [], False, False
     for line in llvm_cov("show", "-show-branches=count").splitlines():
         if line.endswith(".c:") or line.endswith(".h:"):
             inside = line.endswith(f"/{file}:")
+            found = found or inside
         parts = line.split("|")
         never = len(parts) > 2 and parts[1].strip() == "0"
         half = "Branch (" in line and (": 0," in line or ": 0]" in line)
         if inside and (never or half):
             keep.append(line)
+    if not found:  # of which nothing would seem to be missed
+        sys.exit(f"coverage: --lines {file}: no source has this name")
     return "\n".join(keep)
 
 

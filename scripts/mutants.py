@@ -4,7 +4,7 @@
     scripts/mutants.py [NAME ...]       all of them, or those whose paths below tests/mutants begin so
 
 A mutant is caught by a test that fails, crashes or does not end. Exits with 1 if one survives, with 2 if a patch no
-longer applies or does not compile."""
+longer applies or does not compile, or a NAME has none."""
 from __future__ import annotations
 
 import os
@@ -120,7 +120,12 @@ def first_failure(tree: Path, out: Path, mutant: Path, limits: dict[str, float])
 
 
 def main(wanted: list[str]) -> int:
-    mutants = [m for m in sorted(MUTANTS.rglob("*.patch")) if not wanted or name_of(m).startswith(tuple(wanted))]
+    every = sorted(MUTANTS.rglob("*.patch"))
+    unknown = [name for name in wanted if not any(name_of(mutant).startswith(name) for mutant in every)]
+    if unknown or not every:
+        print(f"mutants: no name begins with {', '.join(unknown)}; they are paths below {MUTANTS}", file=sys.stderr)
+        return 2
+    mutants = [mutant for mutant in every if not wanted or name_of(mutant).startswith(tuple(wanted))]
     survivors, broken = [], []
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="libdc-mutants-") as scratch:

@@ -1,0 +1,32 @@
+"""Scripts of the project that could say that all is well where they looked at nothing, or spoil what is there."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "checks"))
+    return importlib.import_module
+
+
+def test_names_of_no_mutant_are_refused(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("mutants").main(["base/bool", "runtime/gahter"]) == 2
+    assert "no name begins with runtime/gahter; they are paths below " in capsys.readouterr().err
+
+
+def test_a_source_that_is_not_there_misses_lines(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    coverage = script("coverage")
+    report = f"{ROOT}/src/base/op.c:\n    1|      0|  return;\n    2|      3|  done;\n{ROOT}/src/base/map.c:\n"
+    monkeypatch.setattr(coverage, "llvm_cov", lambda *_: report)
+    assert coverage.missed("src/base/op.c") == "    1|      0|  return;" and coverage.missed("base/map.c") == ""
+    with pytest.raises(SystemExit, match="--lines base/po.c: no source has this name"):
+        coverage.missed("base/po.c")
