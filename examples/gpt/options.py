@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional
 
 from model import CONFIGS, Config
 
-RUNS = "runs"
+RUNS = os.environ.get("LIBDC_TRAIN_RUNS") or "runs"
 STEPS = {"tiny": 60, "small": 240, "wide": 100}
 
 # Options that a resumed run takes over from the run it goes on with, unless the command line says otherwise.

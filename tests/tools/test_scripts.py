@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +32,21 @@ def test_a_source_that_is_not_there_misses_lines(script: Any, monkeypatch: pytes
     assert coverage.missed("src/base/op.c") == "    1|      0|  return;" and coverage.missed("base/map.c") == ""
     with pytest.raises(SystemExit, match="--lines base/po.c: no source has this name"):
         coverage.missed("base/po.c")
+
+
+@pytest.mark.parametrize("text, faults", [
+    ("```sh\ntrue\n```\n", 0), ("```c++\nint x;\n```\n\n```sh\nfalse\n```\n", 1),
+    ("```sh\ntrue\n```\n\n  ```sh\n  false\n  ```\n", 1), ("~~~sh\nfalse\n~~~\n", 1)])
+def test_no_block_is_missed(script: Any, tmp_path: Path, text: str, faults: int) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    found = script("run_blocks").blocks(page)
+    assert len(found) == faults and all("which are ends of blocks" in fault for fault in found), found
+
+
+def test_a_page_leaves_no_training_behind(script: Any, tmp_path: Path) -> None:
+    """Nor does it touch the folder of one that runs meanwhile."""
+    line = f'cd "{ROOT}/examples/gpt" && "{sys.executable}" -c "import options; print(options.RUNS)"'
+    said = script("run_blocks").sh(line, tmp_path)
+    assert (said.output.splitlines()[-1], said.fault) == (str(tmp_path), "")
+    assert "LIBDC_TRAIN_RUNS" not in os.environ
