@@ -144,8 +144,10 @@ def main() -> int:
     options.archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         fill(Path(folder) / NAME, options.build.resolve(), options.simulated)
-        with tarfile.open(options.archive, "w:xz" if options.archive.suffix == ".xz" else "w") as archive:
+        whole = options.archive.with_name(f"{options.archive.name}.part")  # a call that is stopped leaves the last one
+        with tarfile.open(whole, "w:xz" if options.archive.suffix == ".xz" else "w") as archive:
             archive.add(Path(folder) / NAME, NAME)
+        whole.replace(options.archive)
     size = options.archive.stat().st_size
     print(f"{options.archive}: {size / 1048576:.1f} MiB")
     if size > LIMIT:

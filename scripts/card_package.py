@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Installs the wheels of the library and of its CUDA plug-in, which `make wheel-cuda` and the kit have in build/wheel:
-card_package.py FOLDER. They are unpacked, since a machine with a card may have no pip. Nothing else is
-installed; the folder belongs in PYTHONPATH."""
+card_package.py FOLDER. They are unpacked, since a machine with a card may have no pip. Those of an earlier call are
+removed, and nothing else is installed; the folder belongs in PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def unpack(wheel: Path, folder: Path) -> None:
 
 def main() -> None:
     folder, wheels = Path(sys.argv[1]), [wheel_of(name) for name in NAMES]
-    shutil.rmtree(folder, ignore_errors=True)
+    for earlier in filter(Path.is_dir, folder.glob("libdc*")):  # the folder may have other packages
+        shutil.rmtree(earlier)
     for wheel in wheels:
         unpack(wheel, folder)
         print(wheel.name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +52,32 @@ def test_a_page_leaves_no_training_behind(script: Any, tmp_path: Path) -> None:
     said = script("run_blocks").sh(line, tmp_path)
     assert (said.output.splitlines()[-1], said.fault) == (str(tmp_path), "")
     assert "LIBDC_TRAIN_RUNS" not in os.environ
+
+
+def test_a_packages_folder_may_have_others(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, folder = script("card_package"), tmp_path / "site"
+    monkeypatch.setattr(package, "WHEELS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["card_package.py", str(folder)])
+    for name in package.NAMES:
+        with zipfile.ZipFile(tmp_path / f"{name}-1-any.whl", "w") as wheel:
+            wheel.writestr(f"libdc/{name}.so", "new")
+    for other in ("mine/notes.py", "libdc/gone.py", "libdc-0.dist-info/METADATA"):
+        (folder / other).parent.mkdir(parents=True, exist_ok=True)
+        (folder / other).write_text("old")
+    package.main()
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
+        "libdc/libdc.so", "libdc/libdc_cuda.so", "mine/notes.py"]
+
+
+def test_a_kit_is_whole_or_that_of_before(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit, archive = script("card_kit"), tmp_path / "kit.tar"
+    archive.write_text("that of before")
+    monkeypatch.setattr(sys, "argv", ["card_kit.py", str(tmp_path), str(archive)])
+    monkeypatch.setattr(kit, "fill", lambda folder, *_: folder.mkdir())
+    with monkeypatch.context() as stopped:
+        stopped.setattr(tarfile.TarFile, "add", lambda *_: sys.exit("stopped"))
+        with pytest.raises(SystemExit, match="stopped"):
+            kit.main()
+    assert archive.read_text() == "that of before"
+    assert kit.main() == 0 and tarfile.open(archive).getnames() == [kit.NAME]
+    assert list(tmp_path.iterdir()) == [archive]
