@@ -29,6 +29,8 @@ def make_json(model: Dict[str, Any], folder: Path) -> None:
 
 def make_man(model: Dict[str, Any], section: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    for page in folder.glob(f"dc_*.{section}"):  # which may be of a function that is gone
+        page.unlink()
     for name, text in manual_man.pages(model):
         if name.endswith(f".{section}"):
             (folder / name).write_text(text, encoding="utf-8")

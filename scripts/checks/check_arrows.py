@@ -47,7 +47,7 @@ def sources(folder: Path) -> List[Path]:
 def includes(path: Path) -> Iterator[Tuple[int, str, str]]:
     """(line, what stands after #include, the name in it or "")."""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        match = re.match(r"\s*#\s*include\s+(.*)", line)
+        match = re.match(r"\s*#\s*include(?:_next)?\b\s*(.*)", line)
         if match:
             name = re.match(r'[<"]([^>"]+)[>"]', match[1])
             yield number, match[1].strip(), name[1] if name else ""

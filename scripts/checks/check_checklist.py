@@ -5,13 +5,14 @@ Holds rules without a check of their own: the length of source files, and of lin
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import List
 
+from check_english import tracked_files
+
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = {".c", ".h", ".py", ".rs"}
+SOURCES = {".c", ".h", ".cu", ".cpp", ".py", ".rs"}
 SCRIPTS = ("Makefile", "meson.build", "scripts/gpu-check", "scripts/setup.sh", "bindings/rust/dc-sys/gen.sh")
 MADE = ("bindings/rust/dc-sys/src/bindings.rs", "include/dc_api.h", "tests/abi/layout_", "tests/abi/prototypes_",
         "abi-check/0")
@@ -19,10 +20,8 @@ MOST, WIDEST = 400, 120  # lines, columns
 
 
 def long_files() -> List[str]:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, capture_output=True, check=True).stdout.split()
-    texts = {name: (ROOT / name).read_text(encoding="utf-8").splitlines() for name in listed
-             if (Path(name).suffix in SOURCES or name in SCRIPTS) and not name.startswith(MADE)
-             and (ROOT / name).exists()}
+    texts = {name: (ROOT / name).read_text(encoding="utf-8").splitlines() for name in tracked_files()
+             if (Path(name).suffix in SOURCES or name in SCRIPTS) and not name.startswith(MADE)}
     return [f"{name} has {len(lines)} lines, at most {MOST} are allowed" for name, lines in texts.items()
             if len(lines) > MOST] + [
         f"{name}:{number} has {len(line)} columns, at most {WIDEST} are allowed" for name, lines in texts.items()

@@ -16,8 +16,9 @@ SUBJECT = re.compile(r"[a-z][a-z0-9_/, -]*: [^\s].*[^.\s]")
 
 
 def git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    return done.stdout if done.returncode == 0 else ""
+    if not (ROOT / ".git").exists():
+        return ""
+    return subprocess.run(["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout
 
 
 def check_message(message: str) -> List[str]:

@@ -6,12 +6,11 @@ the library. Planted faults show that what is gone is found."""
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Iterator, List, Set
 
-from check_english import texts as texts_of
+from check_english import texts as texts_of, tracked_files
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = "abi-check|bench|bindings|docs|examples|include|packaging|scripts|src|tests|tools"
@@ -25,14 +24,6 @@ COMMENTS = {".c", ".h", ".cu", ".cpp", ".py", ".rs", ".pml"}
 NOT_READ = ("CHANGELOG.md", "bench/results/", "abi-check/0", "docs/deepspeed.md", "tests/deepspeed/", "tests/mutants/",
             "tests/models/run.py", "tests/packages/", "scripts/checks/check_docs.py")
 MADE = re.compile(r"DATE|share/|^build/")
-
-
-def tracked_files() -> List[str]:
-    """Files that git has or would take, or in an unpacked tarball all of them."""
-    command = ["git", "ls-files", "-co", "--exclude-standard"]
-    out = subprocess.run(command, cwd=ROOT, text=True, capture_output=True).stdout.split("\n")
-    names = out if len(out) > 1 else [str(path.relative_to(ROOT)) for path in ROOT.rglob("*")]
-    return [name for name in names if (ROOT / name).is_file()]
 
 
 def check_files(name: str, text: str) -> Iterator[str]:

@@ -52,12 +52,15 @@ RUST_TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|r#".*?"#|"(?:\\.|[^"\\])*"', re.S)
 Block = Tuple[int, str]
 
 
-def listed() -> List[str]:
-    """Files that git has or would take, or in an unpacked tarball all of them."""
-    command = ["git", "ls-files", "-co", "--exclude-standard"]
-    out = subprocess.run(command, cwd=ROOT, text=True, capture_output=True).stdout.split("\n")
-    names = out if len(out) > 1 else [str(path.relative_to(ROOT)) for path in ROOT.rglob("*")]
-    return [name for name in names if (ROOT / name).is_file() and not name.startswith(NOT_READ)]
+def tracked_files() -> List[str]:
+    """Files that git has or would take, or in an unpacked tarball those that no build has made."""
+    if (ROOT / ".git").exists():
+        command = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
+        names = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True).stdout.split("\0")
+    else:
+        names = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*")
+                 if not {"build", ".venv", "__pycache__"} & set(path.relative_to(ROOT).parts)]
+    return [name for name in names if (ROOT / name).is_file()]
 
 
 def without_code(text: str) -> str:
@@ -257,9 +260,9 @@ def planted_faults() -> Iterator[str]:
 def main() -> int:
     found: List[str] = []
     count = 0
-    for name in listed():
+    for name in tracked_files():
         path = ROOT / name
-        if path.suffix in {*C_LIKE, *HASH, ".rs", ".py", ".pyi", ".md", ""}:
+        if not name.startswith(NOT_READ) and path.suffix in {*C_LIKE, *HASH, ".rs", ".py", ".pyi", ".md", ""}:
             try:
                 source = path.read_text(encoding="utf-8")
             except UnicodeDecodeError:

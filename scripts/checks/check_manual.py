@@ -138,11 +138,17 @@ def check_model(model: Dict[str, Any]) -> List[str]:
 
 def check_layout(model: Dict[str, Any]) -> Iterator[str]:
     """The manual's offsets are those that the compiler locked for each release."""
-    for lock in sorted((manual.ROOT / "tests" / "abi").glob("layout_*.c")):
-        for name, field, offset in re.findall(r"offsetof\((\w+), (\w+)\) == (\d+)", lock.read_text(encoding="utf-8")):
+    locks = sorted((manual.ROOT / "tests" / "abi").glob("layout_*.c"))
+    for lock in locks:
+        offsets = re.findall(r"offsetof\((\w+), (\w+)\) == (\d+)", lock.read_text(encoding="utf-8"))
+        if not offsets:
+            yield f"{lock.name} has no offsets"
+        for name, field, offset in offsets:
             at = [item["offset"] for item in model["structs"][name]["fields"] if item["name"] == field]
             if at != [int(offset)]:
                 yield f"{name}.{field}: the manual puts it at {at}, {lock.name} at {offset}"
+    if not locks:
+        yield "there is no tests/abi/layout_*.c"
 
 
 # Omissions, and the beginnings of their faults.

@@ -11,8 +11,8 @@ from ptx_texts import ARCHIVE, FAMILIES, ROOT, digest, noted
 
 
 def main() -> int:
-    then = noted()
-    changed = [family for family in FAMILIES if then.get(family) != digest(family)]
+    then, now = noted(), {family: digest(family) for family in FAMILIES}
+    changed = [family for family in sorted({*then, *now}) if then.get(family) != now.get(family)]
     for family in changed:
         print(f"{ARCHIVE.relative_to(ROOT)}: the sources of {family} have changed since; `make cuda` makes it anew, "
               "without a card")

@@ -41,6 +41,7 @@ NUMBER(DC__LT_REDUCTION_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
 
 static_assert(sizeof(dc__lt_algo) == sizeof(cublasLtMatmulAlgo_t), "cublasLtMatmulAlgo_t has another size");
 static_assert(sizeof(dc__lt_found) == sizeof(cublasLtMatmulHeuristicResult_t), "a heuristic's result has another size");
-static_assert(offsetof(dc__lt_found, state) == offsetof(cublasLtMatmulHeuristicResult_t, state), "its state lies elsewhere");
+static_assert(offsetof(dc__lt_found, state) == offsetof(cublasLtMatmulHeuristicResult_t, state),
+              "its state lies elsewhere");
 static_assert(CUBLAS_OP_N == 0 && CUBLAS_OP_T == 1 && sizeof(cublasOperation_t) == sizeof(int), "transposed or not");
 static_assert(sizeof(cublasLtEpilogue_t) == sizeof(int), "an epilogue is an int");
