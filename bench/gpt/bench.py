@@ -5,8 +5,10 @@
     python bench/gpt/bench.py --impl local libdc3      only these; fsdp2-fake is FSDP2 over a backend that moves nothing
 
 Every implementation has its own two processes, which sleep while others have their turn. `local` is the same work
-without any communication: the floor. In each round all take `--turn` steps; the statistic that counts is the ratio
-to `local` within the round, so a slow moment of the machine cancels. The order changes from round to round.
+without any communication: the floor of DDP. It updates all weights on each rank. Where ranks have parts of the
+optimizer's state (ZeRO, FSDP2), each updates its part alone, so they may be below it by what that spares. In each round
+all take `--turn` steps; the statistic that counts is the ratio to `local` within the round, so a slow moment of the
+machine cancels. The order changes from round to round.
 """
 from __future__ import annotations
 
@@ -133,9 +135,12 @@ def rounds(groups: List[Group], a: argparse.Namespace) -> List[float]:
     return foreign
 
 
-def summary(groups: List[Group], foreign: List[float], a: argparse.Namespace) -> List[Dict[str, Any]]:
+def used_rounds(foreign: List[float], a: argparse.Namespace) -> List[int]:
     clean = [i for i, f in enumerate(foreign) if f <= a.quiet]
-    used = clean if len(clean) >= 3 else list(range(len(foreign)))
+    return clean if len(clean) >= 3 else list(range(len(foreign)))
+
+
+def summary(groups: List[Group], used: List[int], a: argparse.Namespace) -> List[Dict[str, Any]]:
     floor = next((g for g in groups if g.name == FLOOR), None)
     rows = []
     for g in groups:
@@ -148,11 +153,13 @@ def summary(groups: List[Group], foreign: List[float], a: argparse.Namespace) ->
             "ratio": machine.spread(ratios) if ratios else None, "rounds_used": len(used),
             "peak_mib": max(r["peak_kib"] for r in last) / 1024, "wire_bytes": last[0]["wire_bytes"],
             "cpu_ms": statistics.median(sum(r["cpu"] for r in g.turns[1 + i]) / a.turn / RANKS for i in used) * 1e3,
-            "loss": losses[LOSS_STEP - 1] if len(losses) >= LOSS_STEP else losses[-1], "losses": losses})
+            "loss": losses[:LOSS_STEP][-1], "losses": losses})
     return rows
 
 
-def markdown(rows: List[Dict[str, Any]], about: Dict[str, Any], a: argparse.Namespace) -> str:
+def markdown(rows: List[Dict[str, Any]], about: Dict[str, Any], foreign: float, a: argparse.Namespace) -> str:
+    """foreign: what others used of the machine, at most, in the rounds that count."""
+    step = min(LOSS_STEP, len(rows[0]["losses"]))
     packages = ", ".join(f"{k} {v}" for k, v in about["packages"].items())
     bits: Dict[str, int] = {}
     floor_cpu = next((r["cpu_ms"] for r in rows if r["name"] == FLOOR), None)
@@ -161,12 +168,12 @@ def markdown(rows: List[Dict[str, Any]], about: Dict[str, Any], a: argparse.Name
            f"{about['commit']}.", "",
            f"    {about['command']}", "",
            f"Global batch {a.batch}; {a.rounds} rounds of {a.turn} steps in turns, {rows[0]['rounds_used']} of them "
-           f"used (others used at most {a.quiet:.0%} of the machine, or all where fewer than 3 were so quiet). The "
-           f"ratio is the median over rounds of (step time / `{FLOOR}`'s step time in the same round), with quartiles. "
-           "CPU time hardly depends on the load of others, but waiting is not in it. Equal "
-           f"letters after the loss of step {LOSS_STEP}: the same bits in every step.", "",
+           f"used. Others used at most {foreign:.0%} of the machine in those (all rounds count if fewer than 3 have "
+           f"at most {a.quiet:.0%}). The ratio is the median over rounds of (step time / `{FLOOR}`'s step time in "
+           "the same round), with quartiles. CPU time hardly depends on the load of others, but waiting is not in it. "
+           f"Equal letters after the loss of step {step}: the same bits in every step.", "",
            "| implementation | ratio to floor | step ms, median (min) | CPU ms a rank (ratio) | peak memory over the "
-           f"start, MiB | wire MB a step | loss, step {LOSS_STEP} |", "|---|---|---|---|---|---|---|"]
+           f"start, MiB | wire MB a step | loss, step {step} |", "|---|---|---|---|---|---|---|"]
     for r in rows:
         letter = chr(ord("a") + bits.setdefault(json.dumps(r["losses"]), len(bits)))
         ratio = "{:.3f} ({:.3f} to {:.3f})".format(*r["ratio"]) if r["ratio"] else ""
@@ -174,7 +181,8 @@ def markdown(rows: List[Dict[str, Any]], about: Dict[str, Any], a: argparse.Name
         wire = "" if r["wire_bytes"] is None else f"{r['wire_bytes'] / 1e6:.1f}"
         out.append(f"| {r['name']} | {ratio} | {r['step_ms']:.0f} ({r['step_ms_min']:.0f}) | {cpu} | "
                    f"{r['peak_mib']:.0f} | {wire} | {r['loss']:.6f} {letter} |")
-    out += ["", f"`{FLOOR}` trains its ranks apart, so its loss differs by design. `libdc3+libdc` is stage 3 through "
+    out += ["", f"`{FLOOR}` trains its ranks apart, so its loss differs by design, and updates all weights on each: "
+            "ZeRO and FSDP2 update parts, and may be below it. `libdc3+libdc` is stage 3 through "
             "torch.compile(backend=\"libdc\"). `ddp` and `fsdp2` are over Gloo, `ddp-libdc` and `fsdp2-libdc` over "
             "torch.distributed's backend libdc. `fsdp2-fake` is FSDP2 over a backend that moves nothing."]
     return "\n".join(out) + "\n"
@@ -212,9 +220,10 @@ def main() -> int:
     finally:
         for group in groups:
             group.end()
-    rows = summary(groups, foreign, a)
-    text = markdown(rows, about, a)
-    stem = os.path.join(a.out, f"gpt-{a.model}-{time.strftime('%Y-%m-%d')}")
+    used = used_rounds(foreign, a)
+    rows = summary(groups, used, a)
+    text = markdown(rows, about, max(foreign[i] for i in used), a)
+    stem = os.path.join(a.out, f"gpt-{a.model}-{about['date'][:10]}")
     options = {key: value for key, value in vars(a).items() if key != "out"}
     with open(stem + ".json", "w") as f:
         json.dump({"about": about, "options": options, "foreign": foreign, "rows": rows}, f, indent=1)

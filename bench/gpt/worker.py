@@ -120,6 +120,8 @@ def main() -> None:
     text = Text.load(config.seq, 0)
     if a.name.startswith("zero"):
         import deepspeed  # noqa: F401  its own import is not the model's memory
+    if a.name.startswith("fsdp2"):
+        from torch.distributed.fsdp import fully_shard  # noqa: F401
     if "libdc" in a.name:
         import libdc.torch  # noqa: F401
     start = machine.memory_kib("VmRSS")
