@@ -7,7 +7,8 @@
 "share" is of the card's dense peak: three times the forward's operations (docs/transformer.md; what is computed again
 is not counted) over the median round's time. "ratio" is the median over the rounds of PyTorch's time over libdc's in
 the same round: more than 1, and libdc is faster. "kept" is what stays in memory between forward and backward, by
-autograd's account, beside the formula of dc_layer_cost. scripts/gpu-check runs it."""
+autograd's account, beside the formula of dc_layer_cost; of PyTorch's layer before it is compiled. scripts/gpu-check
+runs it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ import libdc.torch as dct
 from libdc.transformer import LayerConfig
 
 # Dense peaks of NVIDIA's data sheets, in 10^12 operations in a second of 16-bit types with float32 sums.
-PEAKS = {"H200": 989.4, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.4, "A100": 312.0}
+PEAKS = {"H200 NVL": 835.0, "H200": 989.4, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.4, "A100": 312.0}
 
 
 def peak_of(card: str) -> Optional[float]:
