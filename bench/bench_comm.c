@@ -4,10 +4,12 @@
  *
  *   bench_comm [ranks] [--json]      medians; GB/s = whole tensor / time */
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -137,6 +139,7 @@ static void run_processes(int ranks, bool heap) {
   snprintf(name, sizeof name, "bench-%ld-%d", (long)getpid(), heap);
   for (int r = 0; r < ranks; r++) {
     if (fork() == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL); /* the others wait for one that fails */
       rank_state s = {NULL, r, ranks, heap};
       must(dc_comm_create_processes(name, r, ranks, NULL, &s.comm));
       run_rank(&s);

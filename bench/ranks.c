@@ -3,9 +3,11 @@
  *   ranks N      five numbers, means over ranks: microseconds of the meeting, and of them a rank's processor time; a
  *                rank's descriptors; microseconds of an all-reduce of 1 KiB, and of them a rank's processor time */
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -77,7 +79,13 @@ int main(int argc, char **argv) {
   allow_files();
   snprintf(address, sizeof address, "127.0.0.1:%d", 20000 + (int)getpid() % 12000);
   for (int32_t r = 0; r < world; r++) {
-    if (fork() == 0) {
+    const pid_t child = fork();
+    if (child < 0) {
+      perror("fork");
+      return 1;
+    }
+    if (child == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL); /* the others wait for one that fails */
       be_rank(address, r, world, all + (size_t)r * NUMBERS);
       _exit(0);
     }
