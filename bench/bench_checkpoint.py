@@ -204,7 +204,7 @@ def page(costs: Dict[Tuple[str, int], List[float]], verified: Dict[str, Costs], 
     versions = ", ".join(f"{name} {version}" for name, version in told["packages"].items())
     lines = ["# Checkpoints on 2 ranks", "", f"{told['date']}, {told['cpu']}, {told['cores']} cores, Python "
              f"{told['python']}, {versions}, commit {told['commit']}; others used {foreign:.0%} of the machine.", "",
-             "    python -m libdc.run -n 2 bench/bench_checkpoint.py", "",
+             f"    {machine.command('python -m libdc.run -n 2 bench/bench_checkpoint.py')}", "",
              f"{nbytes / 1e6:.0f} MB, weights and AdamW's state, to one disk, fsync included. Medians of "
              f"{len(next(iter(costs.values())))} rounds (least); the rate is the median's.", "",
              "| way | save, ms | MB/s | load, ms | MB/s |", "|---|---|---|---|---|"]
@@ -235,10 +235,9 @@ def main() -> None:
         costs = measure(ways, a.rounds, folder[0])
         verified = {"the page cache": verification(4 * a.rounds, folder[0], False),
                     "the disk": verification(2 * a.rounds, folder[0], True)}
-    finally:
-        dist.barrier()
+    finally:  # without a barrier, which would wait for a rank that failed
         if dist.get_rank() == 0:
-            shutil.rmtree(folder[0])
+            shutil.rmtree(folder[0], ignore_errors=True)
     quiet.end()
     used = torch.tensor([time.process_time() - own])
     dist.all_reduce(used)

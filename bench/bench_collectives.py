@@ -125,7 +125,7 @@ def main() -> int:
     if "RANK" in os.environ:
         rank_main(a.rounds)
         return 0
-    about = {**machine.describe(), "command": "python bench/bench_collectives.py " + " ".join(sys.argv[1:])}
+    about = {**machine.describe(), "command": machine.command("python bench/bench_collectives.py")}
     machine.wait_quiet()
     quiet, before = machine.Quiet(), os.times()
     quiet.begin()
@@ -142,7 +142,7 @@ def main() -> int:
     rows = json.loads(answer.splitlines()[-1])
     text = markdown(rows, about, foreign)
     os.makedirs(a.out, exist_ok=True)
-    stem = os.path.join(a.out, f"collectives-{time.strftime('%Y-%m-%d')}")
+    stem = os.path.join(a.out, f"collectives-{about['date'][:10]}")
     with open(stem + ".json", "w") as f:
         json.dump({"about": about, "foreign": foreign, "rows": rows}, f, indent=1)
     with open(stem + ".md", "w") as f:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-from machine import describe, foreign_now, save
+from machine import command, describe, foreign_now, save
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE.parent / "build" / "bench" / "bench" / "growth"
@@ -161,7 +161,7 @@ def main() -> int:
         print(f"{row.name:<15} {rounds[row.name]:3} rounds  exponent {exponent(row, found[row.name]):5.2f}  "
               + "  ".join(f"{n}: {c:.4g}" for n, c in zip(row.sizes, found[row.name])), flush=True)
     late = [row.name for row in rows if exponent(row, found[row.name]) > limit(row)]
-    page = (f"# Growth of costs\n\n`bench/bench_growth.py --save`: {describe()}.\n\nOthers used "
+    page = (f"# Growth of costs\n\n`{command('bench/bench_growth.py')}`: {describe()}.\n\nOthers used "
             f"{foreign_now():.0%} of the machine at the end; all took {time.monotonic() - begin:.0f} s. Processor "
             f"time, the least of {min(rounds.values())} to {max(rounds.values())} rounds: until no size's least fell "
             f"any more, or for {ROW_SECONDS} s a row.\n\n{table(found)}\n\n"

@@ -180,7 +180,7 @@ def main() -> int:
     if "RANK" in os.environ:
         rank_main(a.rounds, a.kib, a.tcp, a.calls)
         return 0
-    about = {**machine.describe(), "command": "python bench/bench_process_group.py " + " ".join(sys.argv[1:])}
+    about = {**machine.describe(), "command": machine.command("python bench/bench_process_group.py")}
     machine.wait_quiet()
     quiet, before = machine.Quiet(), os.times()
     quiet.begin()
@@ -198,7 +198,7 @@ def main() -> int:
     text = markdown(rows, about, foreign, a.ranks, a.tcp)
     os.makedirs(a.out, exist_ok=True)
     stem = os.path.join(a.out, f"process-group-{'tcp-' if a.tcp else ''}{a.ranks}"
-                        f"{'-in-a-row' if a.calls > 1 else ''}-{time.strftime('%Y-%m-%d')}")
+                        f"{'-in-a-row' if a.calls > 1 else ''}-{about['date'][:10]}")
     with open(stem + ".json", "w") as f:
         json.dump({"about": about, "foreign": foreign, "rows": rows}, f, indent=1)
     with open(stem + ".md", "w") as f:

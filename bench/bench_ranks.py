@@ -15,7 +15,7 @@ import sys
 from typing import List
 
 from bench_growth import HERE, curve
-from machine import describe, foreign_now, save
+from machine import command, describe, foreign_now, save
 
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PROGRAM = HERE.parent / "build" / "bench" / "bench" / "ranks"
@@ -51,7 +51,7 @@ def main() -> int:
     for ranks in sizes:
         found.append(measure(ranks))
         print(table([ranks], found[-1:]).splitlines()[-1], flush=True)
-    page = (f"# Costs of a group by its ranks\n\n`bench/bench_ranks.py --save`: {describe()}.\n\nOthers used "
+    page = (f"# Costs of a group by its ranks\n\n`{command('bench/bench_ranks.py')}`: {describe()}.\n\nOthers used "
             f"{foreign_now():.0%} of the machine at the end; the load was {load:.0f} before. Means over ranks; all of "
             f"them share the processors, so that times by the clock grow with all ranks' work.\n\n"
             f"{table(sizes, found)}\n")

@@ -31,12 +31,6 @@ REDUCED_KIB = (64, 4 << 10, 64 << 10)
 HELLOS = (b"", b"GET / HTTP/1.1\r\n\r\n", b"libdc/t\0\1\0\0\0")
 
 
-def free_port() -> int:
-    with socket.socket() as any_:
-        any_.bind(("127.0.0.1", 0))
-        return int(any_.getsockname()[1])
-
-
 def allow_files() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -66,7 +60,7 @@ def attack(port: int) -> None:
 
 def meet(hostile: bool) -> Tuple[float, int]:
     """Seconds from the start of the other ranks until all have met, and the hostile connections made until then."""
-    port, secret = free_port(), secrets.token_hex(32)
+    port, secret = machine.free_port(), secrets.token_hex(32)
     comms: List[Any] = [None] * RANKS
 
     def join(rank: int) -> None:
@@ -124,10 +118,12 @@ def reduce(rank: int, port: int, rounds: int) -> None:
 
 def compare(work: str, rounds: int) -> List[Costs]:
     """Both ranks' processor seconds, and the slower one's elapsed seconds, of each size."""
-    port = free_port()
+    port = machine.free_port()
     ranks = [subprocess.Popen([sys.executable, __file__, work, str(rank), str(port), str(rounds)], text=True,
                               stdout=subprocess.PIPE) for rank in range(2)]
     told = [[tuple(map(float, line.split())) for line in rank.communicate()[0].splitlines()] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit(f"bench_trust: a rank of {work} failed")
     sizes: List[Costs] = []
     for turn, (a, b) in enumerate(zip(*told)):
         if turn % (2 * (rounds + 1)) == 0:
@@ -148,7 +144,7 @@ def page(meetings: Dict[bool, List[Tuple[float, int]]], costs: Costs, encrypted:
     made = min(number for _, number in meetings[True])
     lines = ["# The cost of trust over TCP", "", f"{told['date']}, {told['cpu']}, {told['cores']} cores, Python "
              f"{told['python']}, libdc {told['packages'].get('libdc', '')}, commit {told['commit']}; others used "
-             f"{foreign:.0%} of the machine.", "", "    python bench/bench_trust.py", "",
+             f"{foreign:.0%} of the machine.", "", f"    {machine.command('python bench/bench_trust.py')}", "",
              f"A meeting of {RANKS} ranks, medians (least) of {len(meetings[True])}. At least {made} hostile "
              "connections were made before the last rank had met.", "", "| meeting | s |", "|---|---|"]
     for way, name in ((False, "quiet"), (True, "hostile")):

@@ -4,8 +4,10 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, Dict, Tuple
@@ -87,6 +89,11 @@ def describe() -> Dict[str, Any]:
             "cpu": found.group(1) if found else "unknown", "cores": CORES,
             "kernel": platform.release(), "python": platform.python_version(), "commit": commit.stdout.strip(),
             "packages": {k: v for k, v in packages.items() if v}}
+
+
+def command(program: str) -> str:
+    """As this program was started, for its page, without this machine's paths. program: the line without arguments."""
+    return shlex.join([*program.split(), *("PATH" if os.path.isabs(word) else word for word in sys.argv[1:])])
 
 
 def free_port() -> int:

@@ -209,7 +209,7 @@ def main() -> int:
     names = a.impl or DEFAULT + (PEERS if importlib.util.find_spec("deepspeed") else [])
     logs = os.path.join(a.out, "logs")
     os.makedirs(logs, exist_ok=True)
-    about = {**machine.describe(), "command": "python bench/gpt/bench.py " + " ".join(sys.argv[1:])}
+    about = {**machine.describe(), "command": machine.command("python bench/gpt/bench.py")}
     machine.wait_quiet()
     groups: List[Group] = []
     try:

@@ -342,9 +342,9 @@ PARTS = {"roots": part_roots, "warm": part_warm, "samples": part_samples, "bound
 
 
 def page(about: Row, foreign: float, rows: List[Row]) -> str:
-    lines = ["# Second-order operators", "", f"`bench/linalg/bench.py` on {about['date']}, {about['cpu']}, "
-             f"{about['cores']} cores, commit {about['commit']}, LAPACK {linalg.default().solver}; others used "
-             f"{100 * foreign:.0f} % of the machine. Limits are times as fast as the same way, by what the cores can "
+    lines = ["# Second-order operators", "", f"`{machine.command('bench/linalg/bench.py')}` on {about['date']}, "
+             f"{about['cpu']}, {about['cores']} cores, commit {about['commit']}, LAPACK "
+             f"{linalg.default().solver}; others used {100 * foreign:.0f} % of the machine. Limits are times as fast as the same way, by what the cores can "
              f"do: of a bounded product, the plain one's time and the copies that its memory makes necessary, 2 n^3 / "
              f"sqrt(budget and {SCRATCH} MiB of scratch memory) elements read and n^2 written; of gradients per "
              f"sample, their multiplications at a large product's rate, or filling their memory. Reached is the part "

@@ -203,7 +203,8 @@ def main() -> int:
     lines = table(rows)
     print("\n".join(lines))
     if arguments.save:
-        save("planner-links", page_of("Forecast times over limited links", "bench/plan/links.py", __doc__, lines))
+        save("planner-links", page_of("Forecast times over limited links",
+                                      f"bench/plan/links.py --rounds {arguments.rounds} --save", __doc__, lines))
     return 0
 
 

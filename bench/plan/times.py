@@ -29,7 +29,7 @@ import libdc
 import numpy as np
 from libdc import plan as planner
 from libdc.plan.measure import free_address, measure
-from machine import describe, save
+from machine import command, describe, save
 
 LAYERS, WIDTH, STEPS, GRAPH = 4, 1024, 12, 1
 
@@ -146,10 +146,10 @@ def forecast(case: Case, machine: Any, width: int = WIDTH) -> float:
     return planner.run(model, machine, options).step_ns / 1e9
 
 
-def page_of(title: str, command: str, doc: str, rows: List[str]) -> str:
-    """A page of results. doc: the command's, whose paragraphs after the first two are shown."""
+def page_of(title: str, line: str, doc: str, rows: List[str]) -> str:
+    """A page of results. line: the command; doc: its description, whose paragraphs after the first two are shown."""
     about = "\n\n".join(doc.split("\n\n")[2:])
-    return f"# {title}\n\n`{command} --save`: {describe()}.\n\n{about}\n\n" + "\n".join(rows) + "\n"
+    return f"# {title}\n\n`{line}`: {describe()}.\n\n{about}\n\n" + "\n".join(rows) + "\n"
 
 
 def main() -> int:
@@ -190,7 +190,7 @@ def main() -> int:
     rows.append(f"\n{within} of {len(CASES)} rows are within 15 %.")
     print("\n".join(rows))
     if arguments.save:
-        save("planner", page_of("Forecast times", "bench/plan/times.py", __doc__, rows))
+        save("planner", page_of("Forecast times", command("bench/plan/times.py"), __doc__, rows))
     return 0
 
 
