@@ -3,9 +3,9 @@ TCP, and beside what the memory can do.
 
     python bench/bench_collectives.py
 
-Sizes are those of the whole tensor. The calls take turns, one of each a round, each after a barrier, and a call's time
-is that of the slower rank. The memory's share is (time of the necessary torch work) / (libdc's time). The necessary
-work runs on both ranks at once: a copy of the whole tensor, or an addition of two halves.
+Sizes are those of the whole tensor. The calls take turns, one of each a round, each after a barrier, in another order
+each round, and a call's time is that of the slower rank. The memory's share is (time of the necessary torch work) /
+(libdc's time). The necessary work runs on both ranks at once: a copy of the whole tensor, or an addition of two halves.
 """
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def measure(comm: Any, tcp: Any, kib: int, rounds: int) -> Dict[str, List[float]
     counted = calls(comm, tcp, kib)
     times: Dict[str, List[float]] = {name: [] for name in CALLS}
     for i in range(rounds + 3):
-        for name in CALLS:
+        for name in CALLS[i % len(CALLS):] + CALLS[:i % len(CALLS)]:
             call = counted[name]
             comm.barrier()
             begin = time.perf_counter()

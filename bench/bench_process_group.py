@@ -3,11 +3,11 @@
     python bench/bench_process_group.py [--ranks 2] [--rounds 7] [--kib 1 1024] [--tcp] [--calls 20]
 
 Both backends have a group of the same processes, one thread each. The calls take turns, one of each a round, each after
-a barrier, and a call's time is that of the slowest rank. So each call comes after others, as in a training step; with
---calls a turn is so many of one in a row, and no steps are taken. Its processor time is that of all ranks, with the
-threads of the backends, up to the end of the barrier behind it. A size is that of the whole tensor of a rank. The ratio
-is the median of the rounds' ratios, so a machine that is slow for a while slows both. With --tcp libdc takes each
-process for a machine of its own.
+a barrier. The backend that is first changes from round to round, and a call's time is that of the slowest rank. So each
+call comes after others, as in a training step; with --calls a turn is so many of one in a row, and no steps are taken.
+Its processor time is that of all ranks, with the threads of the backends, up to the end of the barrier behind it. A
+size is that of the whole tensor of a rank. The ratio is the median of the rounds' ratios, so a machine that is slow for
+a while slows both. With --tcp libdc takes each process for a machine of its own.
 """
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def measure(calls: Dict[str, Callable[[Any], Any]], groups: Dict[str, Any], roun
     wall, processor = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
     for i in range(-2, rounds):
         for place, call in enumerate(calls.values()):
-            for which, backend in enumerate(BACKENDS):
+            for which, backend in list(enumerate(BACKENDS))[:: 1 if i % 2 == 0 else -1]:
                 dist.barrier(groups["libdc"])
                 used, begin = time.process_time(), time.perf_counter()
                 for _ in range(in_a_row):
