@@ -4,10 +4,12 @@
 
 All implementations of a row take turns, round by round, with two threads (torch also with one), so ratios within a
 round share the machine's noise. A figure is the median over rounds, and the ratio is the median of the rounds' ratios.
-Between two turns is a pause, since the threads of a library that has just finished go on spinning for a while. Errors
-are against float64. Peers that are not installed are left out (requirements.txt beside this file). Distributed Shampoo
-is on no package index: FOLDER is a checkout of github.com/facebookresearch/optimizers. --quick has every row, in fewer
-rounds; --save writes bench/results/linalg-DATE.md and .json."""
+Between two turns is a pause, since the threads of a library that has just finished go on spinning for a while. "Memory
+given": the result is written to memory that is there; the others take new memory for it in each call, whose pages the
+system clears. libdc has memory given in all rows. Of gradients per sample, vmap(grad) and Opacus do the forward as
+well. Errors are against float64. Peers that are not installed are left out (requirements.txt beside this file).
+Distributed Shampoo is on no package index: FOLDER is a checkout of github.com/facebookresearch/optimizers. --quick has
+every row, in fewer rounds; --save writes bench/results/linalg-DATE.md and .json."""
 
 from __future__ import annotations
 
@@ -228,7 +230,7 @@ def part_samples() -> List[Row]:
         x = torch.randn(n, t, i) if t > 1 else torch.randn(n, i)
         delta = torch.randn(*x.shape[:-1], o)  # the loss is a sum with these weights, so this is its gradient
         parameters = dict(layer.named_parameters())
-        out = torch.empty(n, o, i)
+        out, given = torch.empty(n, o, i), torch.empty(n, o, i)
         spec = linalg.SampleLayer("linear")
 
         def one(p: Any, xi: torch.Tensor, di: torch.Tensor) -> torch.Tensor:
@@ -237,6 +239,7 @@ def part_samples() -> List[Row]:
         ways: Dict[str, Callable[[], Any]] = {
             "vmap(grad)": lambda: vmap(grad(one), (None, 0, 0))(parameters, x, delta)["weight"],
             "einsum": lambda: torch.einsum("nto,nti->noi" if t > 1 else "no,ni->noi", delta, x),
+            "torch.bmm, memory given": lambda: torch.bmm(delta.view(n, t, o).mT, x.view(n, t, i), out=given),
             "libdc": lambda: linalg.per_sample_grads(spec, x, delta, weight=out, want_bias=False, handle=two)[0],
             "libdc, norms alone": lambda: linalg.per_sample_norms(spec, x, delta, want_bias=False, handle=two),
         }
@@ -252,9 +255,9 @@ def part_samples() -> List[Row]:
         errors["libdc, norms alone"] = float((ways["libdc, norms alone"]().double() - squares).norm() / squares.norm())
         memory = {name: peak_mib(w) for name, w in ways.items()}
         times = turns(ways)
-        limit = {"libdc": statistics.median(times["vmap(grad)"]) / sample_limit(two, out, n * t * i * o)}
-        rows += rows_of("samples", f"{n} x {t}, {i} to {o}", times, "vmap(grad)", error=errors, peak_MiB=memory,
-                        limit=limit)
+        base = "torch.bmm, memory given"  # the same work
+        limit = {"libdc": statistics.median(times[base]) / sample_limit(two, out, n * t * i * o)}
+        rows += rows_of("samples", f"{n} x {t}, {i} to {o}", times, base, error=errors, peak_MiB=memory, limit=limit)
     return rows
 
 
@@ -327,9 +330,10 @@ def part_kron() -> List[Row]:
     torch.set_num_threads(2)
     for m, p in ((50, 100), (96, 96)):
         a, b, x = torch.randn(m, m), torch.randn(p, p), torch.randn(m, p)
-        out, whole = torch.empty(m, p), torch.empty(m * p, m * p)
+        out, whole, given = torch.empty(m, p), torch.empty(m * p, m * p), torch.empty(m, p, m, p)
         ways: Dict[str, Callable[[], Any]] = {"torch.kron(a, b) @ x": lambda: torch.kron(a, b) @ x.flatten(),
                 "torch.kron(a, b)": lambda: torch.kron(a, b),
+                "torch.mul, memory given": lambda: torch.mul(a[:, None, :, None], b[None, :, None, :], out=given),
                 "libdc.kron, memory given": lambda: linalg.kron(a, b, out=whole, handle=two),
                 "libdc.kron_apply": lambda: linalg.kron_apply(a, b, x, out=out, handle=two)}
         if peer is not None:
@@ -344,11 +348,11 @@ PARTS = {"roots": part_roots, "warm": part_warm, "samples": part_samples, "bound
 def page(about: Row, foreign: float, rows: List[Row]) -> str:
     lines = ["# Second-order operators", "", f"`{machine.command('bench/linalg/bench.py')}` on {about['date']}, "
              f"{about['cpu']}, {about['cores']} cores, commit {about['commit']}, LAPACK "
-             f"{linalg.default().solver}; others used {100 * foreign:.0f} % of the machine. Limits are times as fast as the same way, by what the cores can "
-             f"do: of a bounded product, the plain one's time and the copies that its memory makes necessary, 2 n^3 / "
-             f"sqrt(budget and {SCRATCH} MiB of scratch memory) elements read and n^2 written; of gradients per "
-             f"sample, their multiplications at a large product's rate, or filling their memory. Reached is the part "
-             f"of it.",
+             f"{linalg.default().solver}; others used {100 * foreign:.0f} % of the machine. Limits are times as fast "
+             "as the same way, by what the cores can do: of a bounded product, the plain one's time and the copies that "
+             f"its memory makes necessary, 2 n^3 / sqrt(budget and {SCRATCH} MiB of scratch memory) elements read and "
+             "n^2 written; of gradients per sample, their multiplications at a large product's rate, or filling their "
+             "memory. Reached is the part of it.",
              "",
              "| part | shape | way | ms | best | times as fast | as | error | peak MiB | limit | reached |",
              "|---|---|---|---|---|---|---|---|---|---|---|"]
