@@ -31,6 +31,9 @@ def main() -> int:
     rounds, ranks = (numbers + [41, 2][len(numbers):])[:2]
     load = os.getloadavg()[0]
     found = [measure(launcher, rounds, ranks) for launcher in LAUNCHERS if shutil.which(launcher)]
+    if not found:
+        print(f"bench_mpi: none of {', '.join(LAUNCHERS)} is here", file=sys.stderr)
+        return 1
     page = (f"# libdc over MPI beside MPI alone\n\n`bench/bench_mpi.py --save {rounds} {ranks}`: {describe()}.\n\n"
             f"Others used {foreign_now():.0%} of the machine at the end; the load was {load:.0f} before. Times are "
             "medians of rank 0, and the ratio is the median of MPI's time over libdc's in paired rounds: above 1 libdc "
@@ -39,7 +42,7 @@ def main() -> int:
     print(page)
     if "--save" in sys.argv:
         save("mpi", page)
-    return 0 if found else 1
+    return 0
 
 
 if __name__ == "__main__":
