@@ -180,14 +180,14 @@ static dc_status wait_for_io(dc__tcp_plan *p) {
   return dc__tcp_wait_ready(p, count, &missing, all_headers);
 }
 
-static dc_status exchange_some(dc__tcp_plan *p, int32_t r, bool *progress) {
-  DC__TRY(dc__tcp_take_connection(p, r, progress));
+static dc_status exchange_some(dc__tcp_plan *p, int32_t r, bool *sent_some, bool *received_some) {
+  DC__TRY(dc__tcp_take_connection(p, r, sent_some));
   if (p->self->fds[r] < 0) {
     return DC_OK;
   }
-  DC__TRY(dc__tcp_send_some(p, r, progress));
-  DC__TRY(receive_header(p, r, progress));
-  return p->signatures_match ? dc__tcp_receive_some(p, r, progress) : DC_OK;
+  DC__TRY(dc__tcp_send_some(p, r, sent_some));
+  DC__TRY(receive_header(p, r, received_some));
+  return p->signatures_match ? dc__tcp_receive_some(p, r, received_some) : DC_OK;
 }
 
 /* Sends and receives until all is done; no header is left over then. */
@@ -197,22 +197,23 @@ static dc_status exchange_all(dc__tcp_plan *p) {
   memset(&all_ranks, 0xff, sizeof all_ranks);
   DC__TRY(dc__tcp_connect_lower(p, &all_ranks));
   for (;;) {
-    bool progress = false, all = true, ended = true;
+    bool sent_some = false, received_some = false, all = true, ended = true;
     for (int32_t i = 1; i < self->head.world; i++) { /* starts at its neighbour, so that traffic spreads */
       int32_t r = (self->head.rank + i) % self->head.world;
-      DC__TRY(exchange_some(p, r, &progress));
+      DC__TRY(exchange_some(p, r, &sent_some, &received_some));
       all = all && has_header(&self->transfers[r]);
       ended = ended && is_complete(&self->transfers[r]);
     }
     if (all && !p->signatures_match) {
       DC__TRY(tcp_compare_signatures(p));
-      p->signatures_match = progress = true;
+      p->signatures_match = received_some = true;
     } else if (p->signatures_match && ended) {
       break;
     }
-    if (progress) {
+    if (sent_some || received_some) {
       dc__tcp_note_progress(p);
-    } else {
+    }
+    if (!received_some) { /* what was sent brings nothing yet: no need to read again */
       DC__TRY(wait_for_io(p));
     }
   }
