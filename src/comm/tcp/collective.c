@@ -97,6 +97,9 @@ static bool skip_relayed(dc__tcp_transfer *transfer, bool *progress) {
 
 static bool read_call(const dc__tcp_plan *p, dc__tcp_transfer *transfer, bool *progress) {
   const dc__tcp_relayed *message = &transfer->recv_relayed;
+  if (!dc__tcp_relays(p->self)) { /* so all messages are calls, read at once */
+    return dc__tcp_read_header(transfer, sizeof transfer->recv_header, progress);
+  }
   bool reads = dc__tcp_read_header(transfer, sizeof *message, progress);
   while (reads && transfer->bytes_received == sizeof *message && message->kind == DC__TCP_RELAYED &&
          message->seq == p->self->seq && message->bytes <= DC__TCP_MAX_RELAYED) {

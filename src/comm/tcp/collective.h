@@ -99,6 +99,8 @@ void dc__tcp_reduce_own(const dc__tcp *self, const dc__coll *coll);
 
 /* ---- relay.c ---- */
 
+/* Whether ranks of this communicator send small collectives in rounds. */
+bool dc__tcp_relays(const dc__tcp *self);
 /* Whether a collective is so small that it goes in rounds: the same on all ranks whose calls match. */
 bool dc__tcp_is_small(const dc__tcp_plan *p);
 /* All of a small collective, or without its data the handshake of any. *alike false: calls differ somewhere, as all

@@ -18,10 +18,14 @@ enum {
   MAX_PARTS = 256 << 10   /* of a reduction in scratch memory, by the largest part */
 };
 
+bool dc__tcp_relays(const dc__tcp *self) {
+  return self->head.world >= LEAST_WORLD;
+}
+
 bool dc__tcp_is_small(const dc__tcp_plan *p) {
   const dc__coll *coll = p->coll;
   int64_t bytes = 0;
-  if (p->self->head.world < LEAST_WORLD) {
+  if (!dc__tcp_relays(p->self)) {
     return false;
   }
   for (int32_t i = 0; i < coll->count && p->has_data; i++) {
