@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .tensors import count_modes
 
 _c10d: Any = torch._C._distributed_c10d
+_InferenceMode: Any = torch._C._InferenceMode  # what torch.inference_mode() enters, without its class in Python
 _FOREVER = datetime.timedelta(0)
 _unregistering = threading.local()
 
@@ -42,7 +43,7 @@ class Work(dist.Work):
         """Does it. The future to be set, if there is one, once the lane is free: its callbacks may make other calls."""
         try:
             assert self._run is not None
-            with torch.inference_mode():  # writes leaves, and tensors of a caller in that mode
+            with _InferenceMode(True):  # writes leaves, and tensors of a caller in that mode
                 if torch._C._is_any_autocast_enabled() or count_modes():
                     with torch.autocast("cpu", enabled=False), _disable_current_modes():
                         self._run()
