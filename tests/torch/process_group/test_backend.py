@@ -218,6 +218,38 @@ def test_a_lane_that_is_closed_while_a_caller_works() -> None:
     caller.join()
 
 
+def test_a_lane_without_a_thread_ends_behind_a_caller_at_work() -> None:
+    lane, begun, go = Lane(), threading.Event(), threading.Event()
+    caller = threading.Thread(target=lambda: lane.submit(Work(lambda: (begun.set(), go.wait()), None), True))
+    caller.start()
+    begun.wait()
+    assert not lane.end()
+    go.set()
+    caller.join()
+    assert lane.end() and not lane._state.threads
+
+
+def test_messages_that_are_waited_for_take_no_thread() -> None:
+    """dist.send waits at once, so its caller does the work. isend may be waited for later."""
+    store = dist.HashStore()
+
+    def rank(r: int) -> List[int]:
+        group, found = LibdcProcessGroup(store, r, 2, timedelta(seconds=60)), []
+        for tag, call in enumerate((dist.send, lambda *a, **k: dist.isend(*a, **k).wait())):
+            tensor = torch.full((3,), 1.0 - r)
+            if r == 0:
+                call(tensor, group=group, group_dst=1, tag=tag)
+            else:
+                dist.irecv(tensor, group=group, group_src=0, tag=tag).wait()
+            assert tensor.tolist() == [1, 1, 1]
+            found.append(len(group._pairs._channels[f"message.{tag}", 0, 1].lane._state.threads))
+        group.shutdown()
+        return found
+
+    with futures.ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(rank, range(2))) == [[0, 1], [1, 1]]
+
+
 def test_tables() -> None:
     """Small parts travel in rows; large ones do not, of one rank or of all."""
     small, large = torch.arange(6, dtype=torch.int16).split(3), torch.arange(6000.0).split(3000)

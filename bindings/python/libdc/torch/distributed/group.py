@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import inspect
+import sys
 import types
 from typing import Any, Callable, List, Optional, Sequence
 
@@ -18,6 +20,7 @@ from .tensors import check, refuse_tracing, settled
 from .work import Lane, Work
 
 _Tensors = List[torch.Tensor]
+_SEND, _RECV = (inspect.unwrap(call).__code__ for call in (dist.send, dist.recv))
 
 
 class LibdcProcessGroup(dist.ProcessGroup):
@@ -253,16 +256,19 @@ class LibdcProcessGroup(dist.ProcessGroup):
         return tensors[0]
 
     def send(self, tensors: _Tensors, to: int, tag: int = 0) -> Work:
-        tensor = self._message("send", tensors)
-        return self._pairs.send(tensor, to, tag).register()
+        tensor, blocking = self._message("send", tensors), _is_waited_for()
+        work = self._pairs.send(tensor, to, tag, blocking)
+        return work if blocking else work.register()
 
     def recv(self, tensors: _Tensors, source: int, tag: int = 0) -> Work:
-        tensor = self._message("recv", tensors)
-        return self._pairs.recv(tensor, source, tag).register()
+        tensor, blocking = self._message("recv", tensors), _is_waited_for()
+        work = self._pairs.recv(tensor, source, tag, blocking)
+        return work if blocking else work.register()
 
     def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> Work:
-        tensor = self._message("recv", tensors)
-        return self._pairs.recv_anysource(tensor, tag).register()
+        tensor, blocking = self._message("recv", tensors), _is_waited_for()
+        work = self._pairs.recv_anysource(tensor, tag, blocking)
+        return work if blocking else work.register()
 
     # ---- the end ----
 
@@ -290,6 +296,14 @@ def _one(call: str, tensors: Any) -> _Tensors:
 def _same_length(call: str, outs: Sequence[Any], ins: Sequence[Any]) -> None:
     if len(outs) != len(ins):
         raise ValueError(f"{call}: {len(outs)} outputs for {len(ins)} inputs, must be as many")
+
+
+def _is_waited_for() -> bool:
+    """Whether dist.send or dist.recv called the caller. They wait at once, but call isend and irecv, whose arguments
+    do not tell. The frame does, so that no thread is woken for nothing: that takes longer than a small message."""
+    frame = sys._getframe(1).f_back  # isend's
+    frame = frame and frame.f_back
+    return frame is not None and (frame.f_code is _SEND or frame.f_code is _RECV)
 
 
 def _op_of(opts: Optional[Any]) -> Any:

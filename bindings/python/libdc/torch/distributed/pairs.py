@@ -183,7 +183,9 @@ class Pairs:
                 self._watched = True
             return channel
 
-    def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
+    # blocking: the caller waits at once.
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int, blocking: bool = False) -> Work:
         self._check_peer("send", "destination", to)
         channel = self._channel(f"message.{tag}", self.rank, to, f"send (tag {tag}) from")
         channel.announce()
@@ -196,7 +198,7 @@ class Pairs:
                 self._note_sent(to, tag, -1)
                 raise
 
-        return channel.lane.submit(Work(run, [tensor]), False)
+        return channel.lane.submit(Work(run, [tensor]), blocking)
 
     def _note_sent(self, to: int, tag: int, count: int) -> None:
         """For recv_anysource: a message, or with -1 one that was withdrawn. A number, so that the store does not grow
@@ -204,14 +206,14 @@ class Pairs:
         if self.size > 2:
             self.rendezvous.store.add(f"sent/{to}/{tag}/{self.rank}", count)
 
-    def recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
+    def recv(self, tensor: torch.Tensor, source: int, tag: int, blocking: bool = False) -> Work:
         self._check_peer("recv", "source", source)
         check_process(self._process)
         with self._lock:
             self._taken.setdefault(tag, collections.Counter())[source] += 1
-        return self._submit_recv(tensor, source, tag)
+        return self._submit_recv(tensor, source, tag, blocking)
 
-    def _submit_recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
+    def _submit_recv(self, tensor: torch.Tensor, source: int, tag: int, blocking: bool) -> Work:
         channel = self._channel(f"message.{tag}", source, self.rank, f"recv (tag {tag}) from")
         channel.announce()
 
@@ -223,11 +225,11 @@ class Pairs:
                     self._taken[tag][source] -= 1
                 raise
 
-        return channel.lane.submit(Work(run, [tensor], source), False)
+        return channel.lane.submit(Work(run, [tensor], source), blocking)
 
-    def recv_anysource(self, tensor: torch.Tensor, tag: int) -> Work:
+    def recv_anysource(self, tensor: torch.Tensor, tag: int, blocking: bool = False) -> Work:
         if self.size == 2:
-            return self.recv(tensor, 1 - self.rank, tag)
+            return self.recv(tensor, 1 - self.rank, tag, blocking)
         channel = self._channel(f"any.{tag}", self.rank, self.rank, "")
 
         def claim() -> List[int]:
@@ -241,10 +243,10 @@ class Pairs:
                     "before the process group was destroyed" if found else
                     f"within {self.rendezvous.timeout.total_seconds():g} s"))
             work.source = found[0]
-            self._submit_recv(tensor, found[0], tag).wait()
+            self._submit_recv(tensor, found[0], tag, True)
 
         work = Work(receive, [tensor])
-        return channel.lane.submit(work, False)
+        return channel.lane.submit(work, blocking)
 
     def _claim(self, tag: int) -> List[int]:
         """A rank with a message that no recv has taken, as a list of one; none: an empty one."""

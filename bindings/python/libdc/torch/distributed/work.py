@@ -183,7 +183,8 @@ class Lane:
     def end(self) -> bool:
         """As close(), but does not wait. Whether all was done."""
         self._state.close()
-        return not any(each.is_alive() for each in self._state.threads if each is not threading.current_thread())
+        return not (self._state.busy or any(each.is_alive() for each in self._state.threads
+                                            if each is not threading.current_thread()))
 
     def close(self) -> None:
         """Does what was submitted and refuses more."""
