@@ -8,6 +8,7 @@ import time
 from concurrent import futures
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Callable, List
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from libdc.torch.distributed import LibdcProcessGroup, rendezvous
 from libdc.torch.distributed.exchange import Table
+from libdc.torch.distributed.pairs import _Channel
 from libdc.torch.distributed.tensors import flat_alias, flat_output, flattened
 from libdc.torch.distributed.work import Lane, Work
 
@@ -227,6 +229,23 @@ def test_a_lane_without_a_thread_ends_behind_a_caller_at_work() -> None:
     go.set()
     caller.join()
     assert lane.end() and not lane._state.threads
+
+
+def test_a_first_message_is_in_the_store_when_its_call_returns() -> None:
+    class Store:  # as a TCPStore, which answers check() alone
+        def __init__(self) -> None:
+            self.sent, self.has = {}, {}
+
+        def set(self, key: str, value: str) -> None:
+            self.sent[key] = value
+
+        def check(self, keys: List[str]) -> bool:
+            self.has.update(self.sent)
+            return all(key in self.has for key in keys)
+
+    store = Store()
+    _Channel(SimpleNamespace(store=store, rank=1), lambda: None, "message.0", 1, 0, "").announce()
+    assert store.has == {"first/message.0/1/0/1": "waits"}
 
 
 def test_messages_that_are_waited_for_take_no_thread() -> None:

@@ -46,11 +46,14 @@ class _Channel:
     # word "met". A rank whose time is over withdraws its own, and one that leaves makes it "left".
 
     def announce(self) -> None:
-        """In the caller's thread, so that a call is known to the other rank before a barrier behind it."""
+        """In the caller's thread, so that a call is known to the other rank before a barrier behind it. A store on
+        TCP does not answer set(), and may have it later than the other rank asks: so not before it answers check()."""
         with self._lock:
             if self._comm is None and not self._announced:
                 self._announced = True
-                self.rendezvous.store.set(self._key(self.rendezvous.rank), "waits")
+                store, key = self.rendezvous.store, self._key(self.rendezvous.rank)
+                store.set(key, "waits")
+                store.check([key])
 
     def send(self, tensor: torch.Tensor) -> None:
         if self._comm is None:
