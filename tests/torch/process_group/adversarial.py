@@ -4,6 +4,7 @@ order, a group ends with work under way, and a process forks. Run by ranks."""
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import threading
 import time
@@ -17,10 +18,12 @@ LARGE = 40000  # of which a part does not travel in a row of the table
 
 
 def in_place(group: Any, rank: int, size: int) -> None:
-    """The output of an exchange is its input: what comes must not overwrite what has not gone."""
+    """The output of an exchange is its input: what comes must not overwrite what has not gone. Autograd hears of it."""
     for n in (2, LARGE):
         whole = torch.arange(float(n * size)) + 1000 * rank
+        version = whole._version
         dist.all_to_all_single(whole, whole, group=group)
+        assert whole._version > version
         want = [torch.arange(n * rank, n * (rank + 1.0)) + 1000 * r for r in range(size)]
         torch.testing.assert_close(whole, torch.cat(want), rtol=0, atol=0)
 
@@ -39,12 +42,15 @@ def overlapping(group: Any, rank: int, size: int) -> None:
     whole = torch.arange(4.0 * size) + 100 * rank
     dist.gather(whole[2:6], list(whole.split(4)) if rank == 0 else None, group=group, group_dst=0)
     assert rank or whole.tolist() == [2 + k + 100 * r for r in range(size) for k in range(4)]
-    for n in (2, LARGE):  # memory that two storages have in common
+    for n, in_lists in itertools.product((2, LARGE), (True, False)):  # memory that two storages have in common
         memory = bytearray(8 * n * (size + 1))
         whole = torch.frombuffer(memory, dtype=torch.float64, count=n * size)
         later = torch.frombuffer(memory, dtype=torch.float64, offset=8 * n)
         later.copy_(torch.arange(float(n * size)) + 1e6 * rank)
-        dist.all_to_all(list(whole.split(n)), list(later.split(n)), group=group)
+        if in_lists:
+            dist.all_to_all(list(whole.split(n)), list(later.split(n)), group=group)
+        else:
+            dist.all_to_all_single(whole, later, group=group)
         assert torch.equal(whole, torch.cat([torch.arange(n * rank, n * (rank + 1.0)).double() + 1e6 * r
                                              for r in range(size)]))
     parts = torch.empty(4 * size)
@@ -68,6 +74,13 @@ def shapes(group: Any, rank: int, size: int) -> None:
     dist.all_reduce(last, group=group)
     dist.all_reduce(values, group=group)
     assert torch.equal(last, values) and last.is_contiguous(memory_format=torch.channels_last)
+    for n in (2, LARGE):  # rows that lie apart
+        rows = torch.arange(3.0 * n * size).view(3, n * size).t()
+        turned, parts = torch.empty(3, n * size).t(), [torch.empty(3, n).t() for _ in range(size)]
+        dist.all_to_all_single(turned, rows + 1e5 * rank, group=group)
+        dist.all_to_all(parts, list((rows + 1e5 * rank).split(n)), group=group)
+        want = torch.cat([rows[n * rank : n * (rank + 1)] + 1e5 * r for r in range(size)])
+        assert torch.equal(turned, want) and torch.equal(torch.cat(parts), want)
     ins = [LARGE * (1 + to) if to != rank else 0 for to in range(size)]
     outs = [LARGE * (1 + rank) if source != rank else 0 for source in range(size)]
     got = torch.empty(sum(outs), dtype=torch.complex64)

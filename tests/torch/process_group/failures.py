@@ -74,6 +74,8 @@ def exchanges_differ(group: Any, rank: int) -> None:
 def splits_differ(group: Any, rank: int) -> None:
     fails(lambda: dist.all_to_all_single(torch.empty(4), torch.ones(3), [2, 2], [1, 2], group=group),
           "all_to_all_single: rank 0 sends 4 bytes to rank 0, which expects 8")
+    fails(lambda: dist.all_to_all_single(torch.empty(2), torch.ones(2), [-1, 3], [1, 1], group=group),
+          "the split sizes of output are [-1, 3], must be 2, not negative, that add up to 2", kind=ValueError)
     dist.barrier(group)  # the group goes on
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from libdc.torch.distributed import LibdcProcessGroup, rendezvous
 from libdc.torch.distributed.exchange import Table
 from libdc.torch.distributed.pairs import _Channel
-from libdc.torch.distributed.tensors import flat_alias, flat_output, flattened
+from libdc.torch.distributed.tensors import byte_views, flat_alias, flat_output, flattened
 from libdc.torch.distributed.work import Lane, Work
 
 RUN = """import warnings
@@ -271,16 +271,16 @@ def test_messages_that_are_waited_for_take_no_thread() -> None:
 
 def test_tables() -> None:
     """Small parts travel in rows; large ones do not, of one rank or of all."""
-    small, large = torch.arange(6, dtype=torch.int16).split(3), torch.arange(6000.0).split(3000)
-    for parts, fits in ((small, True), (large, False)):
-        outs = [torch.empty_like(part) for part in parts]
+    for whole, fits in ((torch.arange(6, dtype=torch.int16), True), (torch.arange(6000.0), False)):
+        out = torch.empty_like(whole)
+        parts, outs = (byte_views(tensor, [whole.nbytes // 2] * 2) for tensor in (whole, out))
         comms = libdc.Comm.threads(2)
         with futures.ThreadPoolExecutor(2) as pool:
-            table = list(pool.map(lambda comm: Table(comm, parts, outs, "scatter", 0), comms))[1]
+            table = list(pool.map(lambda comm: Table(comm, parts, outs, "scatter", 0, whole.dtype), comms))[1]
         table.check("scatter")
         table.take(outs)
-        assert table.travels_in_row(0) is fits
-        assert torch.equal(outs[0], parts[1]) or not fits
+        assert table.in_row == [fits] * 2
+        assert torch.equal(out.chunk(2)[0], whole.chunk(2)[1]) or not fits
 
 
 def test_the_store_does_not_grow() -> None:

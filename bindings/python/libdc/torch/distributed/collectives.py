@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, List, Sequence
 
 import libdc
@@ -11,9 +12,11 @@ from .exchange import Table as _Table
 from .pairs import Pairs
 from .reductions import Reduction, sparse_signature, sum_sparse
 from .tensors import (
-    check, check_device, check_parts, contiguous_output, flat_count, flat_output, flat_view, flattened, is_in, overlap)
+    byte_views, check, check_device, check_parts, contiguous_output, flat_count, flat_output, flat_view, flattened,
+    is_in, overlap)
 
 _ROWS_BYTES = 1 << 22  # of one gather for a reduction that is not libdc's
+_NOTHING = libdc.Tensor(0, (0,), libdc.DType.INT8)
 
 
 class Collectives:
@@ -149,20 +152,42 @@ class Collectives:
         check(call, *outs, *parts)
         _check_length(call, "output", outs, self.size)
         _check_length(call, "input", parts, self.size)
-        dtypes = {tensor.dtype for tensor in (*outs, *parts)}
-        if len(dtypes) > 1:
-            raise ValueError(f"{call}: tensors of {' and '.join(sorted(map(str, dtypes)))}, must be of one type")
+        _check_one_type(call, *outs, *parts)
         memory = {(out.untyped_storage().data_ptr(), out.untyped_storage().nbytes()) for out in outs}
         own = [part.contiguous() for part in parts]
         own = [part.clone() if any(is_in(part, begin, count) for begin, count in memory) else part
                for part in own]  # what comes must not overwrite what has not gone
-        table = _Table(self.comm, own, outs, call, root)
+        whole = [out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+                 for out in outs]
+        views = [[view for each in tensors for view in byte_views(each, [each.nbytes])] for tensors in (whole, own)]
+        self._exchange(*views, call, root, outs[0].dtype)
+        torch.autograd.graph.increment_version(outs)
+        for out, data in zip(outs, whole):
+            if data is not out:
+                out.copy_(data)
+
+    def all_to_all_flat(self, out: torch.Tensor, whole: torch.Tensor, out_bytes: Sequence[int],
+                        part_bytes: Sequence[int]) -> None:
+        """The parts lie along dimension 0, so many bytes each."""
+        call = "all_to_all_single"
+        _check_one_type(call, out, whole)
+        data = whole.contiguous()
+        with contiguous_output(out, keep=False) as target:
+            if overlap(data, target):
+                data = data.clone()
+            self._exchange(byte_views(target, out_bytes), byte_views(data, part_bytes), call, -1, out.dtype)
+        torch.autograd.graph.increment_version(out)
+
+    def _exchange(self, outs: List[libdc.Tensor], parts: List[libdc.Tensor], call: str, root: int, dtype: torch.dtype
+                  ) -> None:
+        """Of bytes: operations of PyTorch on each part would take longer than all else."""
+        table = _Table(self.comm, parts, outs, call, root, dtype)
         table.check(call)
-        outs[self.rank].copy_(own[self.rank].view(outs[self.rank].shape))
+        ctypes.memmove(outs[self.rank].data, parts[self.rank].data, parts[self.rank].shape[0])
         table.take(outs)
-        nothing = own[0].new_empty(0)
-        self.pairs.exchange(lambda to: nothing if table.travels_in_row(self.rank) else own[to],
-                            lambda source: nothing if table.travels_in_row(source) else outs[source])
+        if not all(table.in_row):
+            self.pairs.exchange([_NOTHING] * self.size if table.in_row[self.rank] else parts,
+                                [_NOTHING if in_row else out for out, in_row in zip(outs, table.in_row)])
 
     def gather(self, outs: Sequence[torch.Tensor], mine: torch.Tensor, root: int) -> None:
         nothing = mine.new_empty(0)
@@ -183,6 +208,12 @@ class Collectives:
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _check_one_type(call: str, *tensors: torch.Tensor) -> None:
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        raise ValueError(f"{call}: tensors of {' and '.join(sorted(map(str, dtypes)))}, must be of one type")
 
 
 def _check_length(call: str, what: str, tensors: Sequence[torch.Tensor], size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import inspect
+import operator
 import sys
 import types
 from typing import Any, Callable, List, Optional, Sequence
@@ -206,9 +207,9 @@ class LibdcProcessGroup(dist.ProcessGroup):
                           in_sizes: Sequence[int], opts: Any = None) -> Work:
         out, mine = settled([out, mine])
         check("all_to_all_single", out, mine)
-        outs, parts = (_split("all_to_all_single", *pair, self.size())
-                       for pair in (("output", out, out_sizes), ("input", mine.contiguous(), in_sizes)))
-        return self._call(lambda: self._calls.all_to_all(outs, parts, "all_to_all_single"), [out], opts)
+        counts = [_part_bytes("all_to_all_single", *each, self.size())
+                  for each in (("output", out, out_sizes), ("input", mine, in_sizes))]
+        return self._call(lambda: self._calls.all_to_all_flat(out, mine, *counts), [out], opts)
 
     alltoall_base = all_to_all_single
 
@@ -310,17 +311,18 @@ def _op_of(opts: Optional[Any]) -> Any:
     return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
 
 
-def _split(call: str, what: str, tensor: torch.Tensor, sizes: Sequence[int], ranks: int) -> _Tensors:
-    """A tensor's parts along dimension 0, equal ones without sizes."""
+def _part_bytes(call: str, what: str, tensor: torch.Tensor, sizes: Sequence[int], ranks: int) -> List[int]:
+    """Of a tensor's parts along dimension 0, equal ones without sizes."""
     length = tensor.shape[0] if tensor.dim() else 1
     if not sizes:
         if length % ranks:
             raise ValueError(f"{call}: {what} has {length} rows, must have a multiple of {ranks}, the number of ranks")
-        sizes = [length // ranks] * ranks
-    if len(sizes) != ranks or sum(sizes) != length:
-        raise ValueError(f"{call}: the split sizes of {what} are {list(sizes)}, must be {ranks} that add up to "
+        return [tensor.nbytes // ranks] * ranks
+    rows = [operator.index(size) for size in sizes]
+    if len(rows) != ranks or sum(rows) != length or min(rows) < 0:
+        raise ValueError(f"{call}: the split sizes of {what} are {rows}, must be {ranks}, not negative, that add up to "
                          f"{length}, its rows")
-    return list(tensor.split(list(sizes)))
+    return [count * (tensor.nbytes // max(length, 1)) for count in rows]
 
 
 # Where Dynamo leaves a call of torch.distributed to the interpreter, it would compile these, and can't.

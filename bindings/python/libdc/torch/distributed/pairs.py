@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Set, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
 import libdc
 import torch
@@ -113,27 +113,29 @@ class _Channel:
             raise dist.DistError(f"libdc: {self.messages} rank {self.first} to rank {self.second}: {how}")
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        """root: a rank of the group, one of the two."""
-        place = 0 if root == self.first else 1
         if root == self.rendezvous.rank:
             data = tensor.contiguous()  # kept until it has gone: flat_view() is its address
-            self._run(lambda comm: comm.broadcast(flat_view(data), place))
+            self.move(flat_view(data), root)
         else:
             with contiguous_output(tensor, keep=False) as data:
-                self._run(lambda comm: comm.broadcast(flat_view(data), place))
+                self.move(flat_view(data), root)
 
-    def swap(self, sent: torch.Tensor, received: torch.Tensor) -> None:
-        """Each of the two sends and receives at once: two gathers, started as one, in which one of them has a part."""
+    def move(self, data: libdc.Tensor, root: int) -> None:
+        """root: a rank of the group, one of the two."""
+        self._run(lambda comm: comm.broadcast(data, 0 if root == self.first else 1))
+
+    def swap(self, sent: libdc.Tensor, received: libdc.Tensor) -> None:
+        """Each of the two sends and receives bytes at once: two gathers, started as one, in which one of them has a
+        part."""
         own = 0 if self.rendezvous.rank == self.first else 1
-        nothing = sent.new_empty(0)
+        nothing = libdc.Tensor(0, (0,), libdc.DType.INT8)
 
         def run(comm: libdc.Comm) -> None:
-            with contiguous_output(received, keep=False) as data, comm.group():
-                for place in range(2):
-                    whole = flat_view(sent if place == own else data)
+            with comm.group():
+                for place, whole in enumerate((received, sent) if own else (sent, received)):
                     counts = [0, 0]
                     counts[place] = whole.shape[0]
-                    comm.all_gather(whole if place == own else flat_view(nothing), whole, counts)
+                    comm.all_gather(whole if place == own else nothing, whole, counts)
 
         self._run(run)
 
@@ -264,23 +266,21 @@ class Pairs:
             taken.update(ready)
             return ready
 
-    def exchange(self, send: Callable[[int], torch.Tensor], recv: Callable[[int], torch.Tensor]) -> None:
-        """Each rank's part for each other one, in place. In round k the ranks whose numbers add up to k meet, so a
-        round has all ranks at work. A part without elements is no message."""
+    def exchange(self, parts: Sequence[libdc.Tensor], outs: Sequence[libdc.Tensor]) -> None:
+        """Each rank's part for each other one, flat and in bytes. In round k the ranks whose numbers add up to k meet,
+        so a round has all ranks at work. A part without bytes is no message."""
         for k in range(self.size):
             peer = (k - self.rank) % self.size
-            if peer == self.rank:
-                continue
-            sent, received = send(peer), recv(peer)
-            if not (sent.numel() or received.numel()):
+            sent, received = parts[peer], outs[peer]
+            if peer == self.rank or not (sent.shape[0] or received.shape[0]):
                 continue
             channel = self._channel("exchange", min(peer, self.rank), max(peer, self.rank), "an exchange of")
-            if sent.numel() and received.numel():
+            if sent.shape[0] and received.shape[0]:
                 channel.swap(sent, received)
-            elif sent.numel():
-                channel.broadcast(sent, self.rank)
+            elif sent.shape[0]:
+                channel.move(sent, self.rank)
             else:
-                channel.broadcast(received, peer)
+                channel.move(received, peer)
 
     def _check_peer(self, call: str, what: str, peer: int) -> None:
         if not 0 <= peer < self.size or peer == self.rank:

@@ -100,6 +100,15 @@ def flat_view(tensor: torch.Tensor) -> libdc.Tensor:
     return libdc.Tensor(tensor.data_ptr(), (count,), dtype)
 
 
+def byte_views(tensor: torch.Tensor, counts: Sequence[int]) -> List[libdc.Tensor]:
+    """A contiguous tensor's parts, which the caller keeps, one after the other: so many bytes each."""
+    address, views = tensor.data_ptr(), []
+    for count in counts:
+        views.append(libdc.Tensor(address, (count,), libdc.DType.INT8))
+        address += count
+    return views
+
+
 def flat_count(dtype: torch.dtype, numel: int) -> int:
     """Elements of flat_view()."""
     return numel if dtype in _NATIVE_DTYPES else numel * dtype.itemsize
