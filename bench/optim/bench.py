@@ -5,10 +5,10 @@
 AdamW: one step of a model of N weights (a GPT's mixture of large and small parameters), in all three types. Another is
 of 200 parameters of 1000 weights each, where the work around the elements counts most. The ways take turns, round by
 round, after a pause each. "At least" is the fastest round, and the ratio that of a round, in the median. An element
-costs libdc 28 bytes of memory in every type, in float32 16 read and 12 written. That gives the bandwidth. PyTorch keeps moments
-of the weights' type and no float32 copy, so for 16 bits it costs half of that. "copy" is PyTorch's copy of one float32
-array into another on as many threads, 8 bytes an element. It is no limit: ordinary stores first read the line that they
-write, which a copy's 8 bytes leave out, and AdamW has read its lines already.
+costs libdc 28 bytes of memory in every type, in float32 16 read and 12 written. That gives the bandwidth. PyTorch keeps
+moments of the weights' type and no float32 copy, so for 16 bits it costs half of that. "copy" is PyTorch's copy of one
+float32 array into another on as many threads, 8 bytes an element. It is no limit: ordinary stores first read the line
+that they write, which a copy's 8 bytes leave out, and AdamW has read its lines already.
 
 Muon: one step on 12 matrices [W, W] and [W, 4 W], W = 512 and 1024, of float32 weights. All products are
 bfloat16, but where it says float32.
