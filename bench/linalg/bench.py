@@ -351,8 +351,8 @@ def page(about: Row, foreign: float, rows: List[Row]) -> str:
              f"{linalg.default().solver}; others used {100 * foreign:.0f} % of the machine. Limits are times as fast "
              "as the same way, by what the cores can do: of a bounded product, the plain one's time and the copies "
              f"that its memory makes necessary, 2 n^3 / sqrt(budget and {SCRATCH} MiB of scratch memory) elements read "
-             "and n^2 written; of gradients per sample, their multiplications at a large product's rate, or filling their "
-             "memory. Reached is the part of it.",
+             "and n^2 written; of gradients per sample, their multiplications at a large product's rate, or filling "
+             "their memory. Reached is the part of it.",
              "",
              "| part | shape | way | ms | best | times as fast | as | error | peak MiB | limit | reached |",
              "|---|---|---|---|---|---|---|---|---|---|---|"]

@@ -218,8 +218,8 @@ static int refuse_other_ranks(const args *a, const dumps *d, const char *folder)
   }
   int code = EXIT_OK;
   for (struct dirent *e = readdir(dir); e != NULL && code == EXIT_OK; e = readdir(dir)) {
-    int rank = rank_of(e->d_name);
-    if (rank >= 0 && (rank >= MAX_RANKS || !written[rank])) {
+    int named = rank_of(e->d_name);
+    if (named >= 0 && (named >= MAX_RANKS || !written[named])) {
       code = report_error(a, EXIT_UNAVAILABLE, "--output = %s has %s of another run; remove it, or name another folder",
                           folder, e->d_name);
     }
