@@ -89,7 +89,9 @@ static dc_status check_reduce_op(const char *fn, int32_t op, int32_t dtype) {
 /* Sums on a device are kernels. */
 static dc_status check_summable(const char *fn, const char *argument, const dc_tensor *t, int64_t count,
                                 const dc_stream *stream) {
-  return stream == NULL ? DC_OK : dc__device_check_alignment(fn, argument, stream->device, t->data, count, t->dtype);
+  return stream == NULL
+             ? DC_OK
+             : dc__device_check_alignment(fn, argument, stream->device, t->data, count, dc_dtype_size(t->dtype));
 }
 
 static bool tensors_overlap(const void *a, int64_t a_count, const void *b, int64_t b_count, int32_t dtype) {

@@ -116,7 +116,7 @@ static dc_status check_grad(const dc_context *ctx, const char *fn, const dc_tens
   if (!dc__dtype_is_float(grad->dtype)) {
     return dc__fail(DC_E_DTYPE, "%s: grad is %s, must be a floating-point type", fn, dc_dtype_name(grad->dtype));
   }
-  DC__TRY(dc__device_check_alignment(fn, "grad", ctx->device, grad->data, count, grad->dtype));
+  DC__TRY(dc__device_check_alignment(fn, "grad", ctx->device, grad->data, count, dc_dtype_size(grad->dtype)));
   return count == param->numel
              ? DC_OK
              : dc__fail(DC_E_SHAPE, "%s: grad has %" PRId64 " element%s, but parameter %" PRId64 " has %" PRId64, fn,

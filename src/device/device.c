@@ -95,8 +95,7 @@ bool dc__device_is_same(const dc_device *a, const dc_device *b) {
 }
 
 dc_status dc__device_check_alignment(const char *fn, const char *arg, const dc_device *device, const void *data,
-                                     int64_t count, int32_t dtype) {
-  const size_t size = dc_dtype_size(dtype);
+                                     int64_t count, size_t size) {
   return device->memory_space == 0 || count == 0 || (uintptr_t)data % size == 0
              ? DC_OK
              : dc__fail(DC_E_INVALID, "%s: %s.data = %p, must be a multiple of %zu on device \"%s\"", fn, arg, data,

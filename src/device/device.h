@@ -328,7 +328,7 @@ dc_status dc__device_require_host(const char *fn, const dc_device *device);
  * that reads it there loses the device. One without elements is fine anywhere: a rank that refused it would be alone.
  */
 dc_status dc__device_check_alignment(const char *fn, const char *arg, const dc_device *device, const void *data,
-                                     int64_t count, int32_t dtype);
+                                     int64_t count, size_t size);
 /* DC_OK, or the device's first failure as this thread's last error. */
 dc_status dc__device_check(dc_device *device);
 void dc__event_record(dc_event *event, dc_stream *stream);

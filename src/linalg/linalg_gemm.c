@@ -61,7 +61,7 @@ void dc__linalg_gemm(dc_linalg *l, const dc__gemm *gemm, void *workspace) {
 
 dc_status dc__linalg_check_alignment(const dc_linalg *l, const char *fn, const char *arg, const void *data,
                                      int32_t dtype) {
-  return dc__device_check_alignment(fn, arg, l->device, data, 1, dtype); /* of empty ones too */
+  return dc__device_check_alignment(fn, arg, l->device, data, 1, dc_dtype_size(dtype)); /* of empty ones too */
 }
 
 dc_status dc__batch_matmul(dc_linalg *l, const char *fn, const dc__mat *a, const dc__mat *b, double alpha, double beta,

@@ -80,7 +80,7 @@ static dc_status set_weights(dc_context *ctx, const char *fn, const dc__param_sp
                     fn, spec->id, ctx->rank, count, DC__PLURAL_S(count), param->chunk, param->numel,
                     DC__PLURAL_S(param->numel), ctx->world, DC__PLURAL_S(ctx->world));
   }
-  DC__TRY(dc__device_check_alignment(fn, name, ctx->device, t.data, count, t.dtype));
+  DC__TRY(dc__device_check_alignment(fn, name, ctx->device, t.data, count, dc_dtype_size(t.dtype)));
   dc_comm *comm = ctx->gather_comm;
   if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && count > 0 && /* padding too: what other ranks refuse */
       !comm->ops->peer_accessible(comm, t.data, (size_t)count * dc_dtype_size(t.dtype))) {
@@ -102,7 +102,7 @@ static dc_status read_grad(const dc_context *ctx, const char *fn, const dc__para
     return dc__fail(DC_E_DTYPE, "%s: grad_buffer of parameter %" PRId64 " is %s, must be a floating-point type", fn,
                     param->id, dc_dtype_name(t->dtype));
   }
-  DC__TRY(dc__device_check_alignment(fn, "grad_buffer", ctx->device, t->data, *count, t->dtype));
+  DC__TRY(dc__device_check_alignment(fn, "grad_buffer", ctx->device, t->data, *count, dc_dtype_size(t->dtype)));
   *part = (dc__range){offset, *count};
   if (param->sharded) {
     dc__range own = param->chunks[ctx->rank];
