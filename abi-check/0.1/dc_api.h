@@ -354,8 +354,8 @@ DC_API dc_status dc_event_record(dc_event *event, dc_stream *stream);
  *  stream      of the event's device; NULL: blocks the caller
  *  timeout_ns  with stream NULL the longest wait, 0 = no limit; otherwise not used
  *  Returns DC_OK; DC_E_TIMEOUT; DC_E_INVALID (also: a stream of another device); DC_E_NO_MEMORY; DC_E_STATE (called by
- *  the work that the event waits for, or the mark is one of a capture, which the host cannot wait for).
- *  [any] Since 0.1. */
+ *  the work that the event waits for, or the mark is one of a capture, which the host cannot wait for; or a failed
+ *  capture refused the mark). [any] Since 0.1. */
 DC_API dc_status dc_event_wait(dc_event *event, dc_stream *stream, int64_t timeout_ns);
 /** Stores whether the event's latest mark has passed.
  *  passed  set to 1 or 0; to 0 with DC_E_DEVICE too
@@ -637,7 +637,8 @@ DC_API dc_status dc_launch_get(dc_launch *launch);
 
 /** Gives the handle back; contexts that use the communicator keep it alive. Not collective. Destroy CUDA graphs that
  *  captured its collectives before: NCCL holds on to them. Otherwise its end takes up to 15 s, and NCCL's memory stays
- *  until they are gone. The same may be so while other ranks of the machine keep theirs over NCCL.
+ *  until they are gone. The same may be so while other ranks of the machine keep theirs over NCCL. Their cards may read
+ *  this process's memory until then, so let it live as long.
  *  comm  NULL does nothing
  *  [any] Since 0.1. */
 DC_API void dc_comm_destroy(dc_comm *comm);

@@ -120,6 +120,7 @@ dc_status dc__nccl_call_and_wait(dc__nccl *self, dc_stream *stream, dc__nccl_cal
  * it waits, as ncclCommDestroy does, until other ranks of the machine have ended theirs. So a thread of its own calls
  * them, which may outlive the communicator. */
 struct dc__nccl_end_thread {
+  pthread_t thread;
   pthread_mutex_t mutex;
   pthread_cond_t ended;
   dc__nccl_end_fn end;
@@ -176,7 +177,6 @@ static bool was_captured(dc__nccl *self) {
 /* False: there is no thread for it. */
 static bool end_thread_start(dc__nccl *self, dc__nccl_end_fn end) {
   dc__nccl_end_thread *t = dc__calloc(1, sizeof *t);
-  pthread_t thread;
   if (t == NULL) {
     return false;
   }
@@ -190,11 +190,10 @@ static bool end_thread_start(dc__nccl *self, dc__nccl_end_fn end) {
   pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
   pthread_cond_init(&t->ended, &attributes);
   pthread_condattr_destroy(&attributes);
-  if (pthread_create(&thread, NULL, end_thread_main, t) != 0) {
+  if (pthread_create(&t->thread, NULL, end_thread_main, t) != 0) {
     end_thread_free(t);
     return false;
   }
-  pthread_detach(thread);
   self->end_thread = t;
   return true;
 }
@@ -232,9 +231,11 @@ bool dc__nccl_leave_end(dc__nccl *self) {
   bool left = t->left = !end_thread_wait(t);
   if (left) {
     t->staging = self->staging;
+    pthread_detach(t->thread);
   }
   pthread_mutex_unlock(&t->mutex);
-  if (!left) {
+  if (!left) { /* joined: CUDA's and NCCL's destructors of a thread must not meet those of the process */
+    pthread_join(t->thread, NULL);
     end_thread_free(t);
   }
   return left;
