@@ -121,9 +121,11 @@ void dc__cuda_join_capture(dc__cuda_stream *stream); /* it waits for a captured 
 bool dc__cuda_is_capture_spoiled(dc__cuda_stream *stream);
 
 /* device.c */
-/* For a call whose failure no caller can receive: keeps the device's first failure. That of a spoiled capture is not
- * the device's. DC_OK if there is none. */
+/* For a call whose failure no caller can receive: keeps the device's first failure. DC_OK if there is none. */
 dc_status dc__cuda_keep_error(dc__cuda_device *device, const char *call, dc__cu_result error);
+/* The same for work of a stream. A refusal by its spoiled capture is no failure of the device: the capture's owner is
+ * told at its end. A stream outside of the capture has no such owner. */
+dc_status dc__cuda_keep_stream_error(dc__cuda_stream *stream, const char *call, dc__cu_result error);
 /* For a call whose caller gets the status: the device has failed only if it is lost. DC_OK if there is no error. */
 dc_status dc__cuda_return_error(dc__cuda_device *device, const char *call, dc__cu_result error);
 void dc__cuda_keep_failure(dc_device *device, dc_status status); /* with this thread's last error */
@@ -133,6 +135,9 @@ dc_status dc__cuda_check(dc_device *device);
 
 #define DC__CUDA_KEEP(device, function, ...) \
   dc__cuda_keep_error((device), #function, (device)->driver.function(__VA_ARGS__))
+#define DC__CUDA_KEEP_ON(stream, function, ...)   \
+  dc__cuda_keep_stream_error((stream), #function, \
+                             ((dc__cuda_device *)(stream)->head.device)->driver.function(__VA_ARGS__))
 
 /* For a call while the device opens: the caller gets the failure, and nothing is kept. DC_OK if there is no error. */
 dc_status dc__cuda_open_error(const dc__cuda_device *device, const char *call, dc__cu_result error);

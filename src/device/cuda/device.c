@@ -24,10 +24,15 @@ dc_status dc__cuda_keep_error(dc__cuda_device *device, const char *call, dc__cu_
     return DC_OK;
   }
   dc_status status = device_error(device, call, error);
-  if (error != DC__CU_CAPTURE_INVALIDATED) { /* else only a capture has failed, as its owner is told at its end */
-    dc__cuda_keep_failure(&device->head, status);
-  }
+  dc__cuda_keep_failure(&device->head, status);
   return status;
+}
+
+dc_status dc__cuda_keep_stream_error(dc__cuda_stream *stream, const char *call, dc__cu_result error) {
+  dc__cuda_device *device = (dc__cuda_device *)stream->head.device;
+  return error == DC__CU_CAPTURE_INVALIDATED && dc__cuda_is_capture_spoiled(stream)
+             ? device_error(device, call, error)
+             : dc__cuda_keep_error(device, call, error);
 }
 
 dc_status dc__cuda_return_error(dc__cuda_device *device, const char *call, dc__cu_result error) {

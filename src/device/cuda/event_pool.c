@@ -85,7 +85,8 @@ static void issue_record(dc__cuda_stream *stream, void *args) {
   dc__cuda_pool_event *point = *(dc__cuda_pool_event **)args;
   dc__cuda_device *device = pool_event_device(stream);
   point->captured = dc__cuda_is_capturing(stream);
-  bool recorded = point->native != NULL && DC__CUDA_KEEP(device, cuEventRecord, point->native, stream->native) == DC_OK;
+  bool recorded =
+      point->native != NULL && DC__CUDA_KEEP_ON(stream, cuEventRecord, point->native, stream->native) == DC_OK;
   pthread_mutex_lock(&issued.mutex);
   atomic_store(&point->state, recorded ? DC__EVENT_ISSUED : DC__EVENT_LOST);
   pthread_cond_broadcast(&issued.changed);
@@ -155,7 +156,7 @@ static void issue_wait(dc__cuda_stream *stream, void *args) {
   }
   if (state != DC__EVENT_PASSED &&
       (by_host ||
-       (DC__CUDA_KEEP(device, cuStreamWaitEvent, stream->native, point->native, 0) != DC_OK && !point->captured))) {
+       (DC__CUDA_KEEP_ON(stream, cuStreamWaitEvent, stream->native, point->native, 0) != DC_OK && !point->captured))) {
     wait_until_passed(device, point);
   }
   dc__cuda_pool_event_release(device, point);

@@ -65,7 +65,7 @@ static void stream_unref(dc__cuda_stream *stream) {
     stream_sync_foreign(stream);
   } else {
     dc__cuda_context_guard entry = dc__cuda_context_enter(device);
-    (void)DC__CUDA_KEEP(device, cuStreamSynchronize, stream->native);
+    (void)DC__CUDA_KEEP_ON(stream, cuStreamSynchronize, stream->native);
     (void)DC__CUDA_KEEP(device, cuStreamDestroy_v2, stream->native);
     dc__cuda_context_leave(entry);
   }
@@ -157,7 +157,7 @@ static void issue_now(dc__cuda_stream *stream, dc__cuda_issue_fn issue, void *ar
 /* Waits for the issued work. */
 static void issue_drain(dc__cuda_stream *stream, void *args) {
   (void)args;
-  (void)DC__CUDA_KEEP((dc__cuda_device *)stream->head.device, cuStreamSynchronize, stream->native);
+  (void)DC__CUDA_KEEP_ON(stream, cuStreamSynchronize, stream->native);
 }
 
 static void worker_run_task(void *args) {

@@ -3,10 +3,6 @@
 
 #include "device/cuda/cuda.h"
 
-static dc__cuda_device *stream_device(const dc__cuda_stream *stream) {
-  return (dc__cuda_device *)stream->head.device;
-}
-
 typedef struct copy_op {
   void *dst;
   const void *src; /* NULL: zeros */
@@ -17,9 +13,9 @@ static void issue_copy(dc__cuda_stream *stream, void *args) {
   const copy_op *m = args;
   dc__cu_ptr dst = (uintptr_t)m->dst;
   if (m->src != NULL) {
-    (void)DC__CUDA_KEEP(stream_device(stream), cuMemcpyAsync, dst, (uintptr_t)m->src, m->bytes, stream->native);
+    (void)DC__CUDA_KEEP_ON(stream, cuMemcpyAsync, dst, (uintptr_t)m->src, m->bytes, stream->native);
   } else {
-    (void)DC__CUDA_KEEP(stream_device(stream), cuMemsetD8Async, dst, 0, m->bytes, stream->native);
+    (void)DC__CUDA_KEEP_ON(stream, cuMemsetD8Async, dst, 0, m->bytes, stream->native);
   }
 }
 
@@ -49,10 +45,10 @@ _Static_assert(sizeof(launch_op) <= DC__TASK_BYTES, "a launch must fit into a wo
 
 static void issue_launch(dc__cuda_stream *stream, void *args) {
   launch_op *l = args;
-  dc__cuda_device *device = stream_device(stream);
+  const dc__cuda_device *device = (dc__cuda_device *)stream->head.device;
   void *params[] = {l->args};
-  (void)DC__CUDA_KEEP(device, cuLaunchKernel, device->kernels[l->kernel], l->blocks[0], l->blocks[1], l->blocks[2],
-                      l->threads, 1, 1, l->shared_bytes, stream->native, params, NULL);
+  (void)DC__CUDA_KEEP_ON(stream, cuLaunchKernel, device->kernels[l->kernel], l->blocks[0], l->blocks[1], l->blocks[2],
+                         l->threads, 1, 1, l->shared_bytes, stream->native, params, NULL);
 }
 
 void dc__cuda_stream_launch(dc_stream *stream, const dc__launch *launch) {

@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "cudasim.h"
+#include "device/cuda/driver.h"
 #include "device/device.h"
 
 enum { LINKS = 600 };
@@ -187,6 +188,15 @@ static void test_events_of_a_spoiled_capture(void **state) {
   cudasim_stream_end(native);
 }
 
+/* Work that the driver refuses it with the same error is lost, and no capture's end would tell. */
+static void test_a_stream_outside_of_a_spoiled_capture(void **state) {
+  fixture *f = *state;
+  cudasim_fail("cuMemsetD8Async", 0, DC__CU_CAPTURE_INVALIDATED);
+  dc__stream_zero(f->a, f->x, sizeof(float));
+  assert_int_equal(dc__device_check(f->device), DC_E_DEVICE);
+  assert_non_null(strstr(dc_last_error(), "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void) {
@@ -196,6 +206,7 @@ int main(void) {
       TEST(test_a_wait_on_another_handle_wakes),
       TEST(test_streams_of_other_devices_are_refused),
       TEST(test_events_of_a_spoiled_capture),
+      TEST(test_a_stream_outside_of_a_spoiled_capture),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
