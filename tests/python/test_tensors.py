@@ -190,6 +190,22 @@ def test_dlpack_capsules_free_their_owner(context):
     assert len(dlpack._exports) == before
 
 
+def test_a_capsule_that_is_refused_frees_its_owner(context):
+    """NumPy has no bfloat16. It drops the capsule with its error set, and maybe the tensor too."""
+    from libdc import dlpack
+
+    before = len(dlpack._exports)
+    buffer = context.memory_alloc(16)
+    tensor = buffer.tensor((4,), "bfloat16")
+    for _ in range(2):
+        with pytest.raises((BufferError, RuntimeError), match="dtype"):
+            np.from_dlpack(tensor)
+    del tensor
+    with pytest.raises((BufferError, RuntimeError), match="dtype"):
+        np.from_dlpack(buffer.tensor((4,), "bfloat16"))
+    assert len(dlpack._exports) == before
+
+
 def test_released_parameters_cannot_be_viewed(context):
     context.register_z3_param(1, [4], np.ones(4, np.float32), None)
     context.register_graph_z3(1, [1])

@@ -98,7 +98,8 @@ for _function in (_delete, _capsule_dies):
 
 
 def write(address: int, shape: Tuple[int, ...], dtype: DType, owner: Any, device: Tuple[int, int] = (CPU, 0)) -> Any:
-    """A capsule for contiguous memory of a device that keeps `owner` alive."""
+    """A capsule for contiguous memory of a device that keeps `owner` alive. Its last reference must not go while an
+    error is set, since its destructor is Python code."""
     ndim = len(shape)
     lengths = (ctypes.c_int64 * max(ndim, 1))(*shape)
     strides = (ctypes.c_int64 * max(ndim, 1))()

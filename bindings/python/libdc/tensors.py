@@ -77,6 +77,8 @@ class Tensor:
     gathered parameter end with release_param. Memory of a CUDA device is ready in the order of the context's
     stream."""
 
+    _capsule: Any = None  # the last one of __dlpack__()
+
     def __init__(self, address: int, shape: Tuple[int, ...], dtype: DType, buffer: Any = None,
                  place: Place = HOST) -> None:
         self._address = address
@@ -150,7 +152,13 @@ class Tensor:
             raise BufferError("a libdc.Tensor is exported in place: copy what from_dlpack() makes of it")
         from . import dlpack  # here and below, since `import libdc` shall be quick
 
-        return dlpack.write(self.data, self.shape, self.dtype, self.buffer, self.__dlpack_device__())
+        # A consumer that refuses the capsule drops it with its error set, which Python code in the capsule's destructor
+        # would lose. Its reference must not be the last.
+        self._capsule = dlpack.write(self.data, self.shape, self.dtype, self.buffer, self.__dlpack_device__())
+        return self._capsule
+
+    def __del__(self) -> None:
+        self._capsule = None  # here, since Python puts an error aside for this method
 
     def __dlpack_device__(self) -> Place:
         return HOST if self.place == PINNED else self.place  # not every array library knows the word
