@@ -12,6 +12,8 @@ import torch
 from libdc.torch.sharding.model import root_of
 from models import bits, data, make, trainable
 from sharded import on, one_thread, sharded  # noqa: F401
+from torch import nn
+from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
@@ -95,5 +97,29 @@ def test_parameters_that_are_copied_before_their_model(stage: int) -> None:
             copy.deepcopy((optimizer, net))
         other, stepping = copy.deepcopy((net, optimizer))
         assert [id(p) for p in stepping.param_groups[0]["params"]] == [id(p) for p in other.parameters()]
+
+    on(2, rank)
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu() + weight.triu(1).T
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_copies_of_parametrized_modules(stage: int) -> None:
+    """Their classes have a __deepcopy__() of their own."""
+
+    def rank(comm: Any) -> None:
+        net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+        parametrize.register_parametrization(net[0], "weight", Symmetric())
+        dct.shard(net, stage, comm=comm)
+        other, x = copy.deepcopy(net), torch.ones(1, 3)
+        assert torch.equal(other(x), net(x)) and parametrize.is_parametrized(other[0], "weight")
+        other(x).sum().backward()
+        torch.optim.SGD(other.parameters(), lr=1.0).step()
+        assert not torch.equal(other(x), net(x)) and all(p.grad is None for p in net.parameters())
+        with pytest.raises(TypeError, match="copied only as a whole"):
+            copy.deepcopy(net[0])
 
     on(2, rank)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import copyreg
 import functools
 import threading
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple, Type
+from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Tuple, Type
 
 import torch
 from torch import Tensor, nn
@@ -64,9 +63,10 @@ def _get_class(key: _ClassKey) -> Type[nn.Module]:
         body["_apply"] = _make_apply(base)
         body["_load_from_state_dict"] = _make_load_from_state_dict(base)
         body["__module__"], body["__qualname__"], body["__doc__"] = base.__module__, base.__qualname__, base.__doc__
-        body["__reduce_ex__"], body["__new__"] = _reduce, _make_new(base)
+        body["__reduce_ex__"], body["__new__"] = _refuse_copy, _make_new(base)
+        body["__deepcopy__"] = _copy_model if key.is_root else _copy_module
         if key.is_root:
-            body["__deepcopy__"], body["to_empty"] = _copy_model, _to_empty
+            body["to_empty"] = _to_empty
         if isinstance(getattr(base, "_flat_weights", None), property) or issubclass(base, nn.RNNBase):
             body["_flat_weights"] = property(_flat_weights, lambda self, value: None)
             body["flatten_parameters"] = lambda self: None  # would move them
@@ -257,23 +257,29 @@ def _copy_model(self: nn.Module, memo: Dict[int, Any]) -> nn.Module:
         param = memo[id(entry.param)] = nn.Parameter(entry.data.clone(), entry.param.requires_grad)
         if entry.part is not None:
             shapes[param] = entry.shape
-    kind, attributes = _unmanaged(self)
-    memo[id(self)] = model = kind.__new__(kind)
     outer, _copying.root = getattr(_copying, "root", None), root
     try:
-        model.__setstate__(copy.deepcopy(attributes, memo))
+        model = _copy_module(self, memo)
     finally:
         _copying.root = outer
     return copy_of(model, root, shapes, memo)
 
 
-def _reduce(self: nn.Module, protocol: Any) -> Any:
+def _copy_module(self: nn.Module, memo: Dict[int, Any]) -> nn.Module:
+    """A module of a sharded model that is copied, as it was before shard(). A __deepcopy__() of its own, which modules
+    with parametrizations have, would copy it with the class that shard() gave it."""
     if getattr(_copying, "root", None) is not self.__dict__[MODULE_STATE].root:
-        raise TypeError(f"{type(self).__name__} belongs to a sharded model, which cannot be pickled, and copied only "
-                        "as a whole: it holds the ranks' communicator. Save full_state_dict(model) instead, and load "
-                        "it into a new model")
+        _refuse_copy(self)
     kind, attributes = _unmanaged(self)
-    return copyreg.__newobj__, (kind,), attributes  # type: ignore[attr-defined]
+    memo[id(self)] = module = kind.__new__(kind)
+    module.__setstate__(copy.deepcopy(attributes, memo))
+    return module
+
+
+def _refuse_copy(self: nn.Module, *_: Any) -> NoReturn:
+    raise TypeError(f"{type(self).__name__} belongs to a sharded model, which cannot be pickled, and copied only as a "
+                    "whole: it holds the ranks' communicator. Save full_state_dict(model) instead, and load it into a "
+                    "new model")
 
 
 def _flat_weights(self: nn.Module) -> List[Any]:
