@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import libdc.run
 import libdc.torch as dct
@@ -36,12 +36,12 @@ def times_one_batch(count: int) -> Dict[str, torch.Tensor]:
     return {name: count * p.grad for name, p in model.named_parameters()}  # type: ignore[operator]
 
 
-def after_no_sync(stage: int, size: int, between: Callable[[Any], Any]) -> Dict[str, torch.Tensor]:
+def after_no_sync(stage: int, size: int, between: Callable[[Any], Any], **options: Any) -> Dict[str, torch.Tensor]:
     """Gradients of a batch in no_sync() and one outside."""
     models = [two_layers() for _ in range(size)]
 
     def rank(comm: Any) -> Any:
-        model = dct.shard(models[comm.rank], stage, comm=comm)
+        model = dct.shard(models[comm.rank], stage, comm=comm, **options)
         with dct.no_sync(model):
             model(torch.ones(1, 2)).sum().backward()
         between(model)
@@ -52,19 +52,22 @@ def after_no_sync(stage: int, size: int, between: Callable[[Any], Any]) -> Dict[
     return libdc.run.threads(size, rank, timeout=60)[0]  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("unused", [None, "zero"])
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_autograd_grad_keeps_the_sums(stage: int) -> None:
+def test_autograd_grad_keeps_the_sums(stage: int, unused: Optional[str]) -> None:
     """As for a penalty, or for an attack on inputs, between micro-batches."""
 
     def between(model: Any) -> None:
         called: List[Any] = []
         x = torch.ones(1, 2, requires_grad=True)
         model[0].weight.register_post_accumulate_grad_hook(called.append)
-        assert torch.autograd.grad(model(x).sum(), x)[0].shape == (1, 2)
+        (grad,) = torch.autograd.grad(model(x).sum(), x)
+        model(x).sum().backward(inputs=[x])
+        assert torch.equal(grad, x.grad)  # type: ignore[arg-type]
         assert not called and all(p.grad is None for p in model.parameters())
 
     for size in (1, 2):
-        assert same(after_no_sync(stage, size, between), times_one_batch(2))
+        assert same(after_no_sync(stage, size, between, unused=unused), times_one_batch(2))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

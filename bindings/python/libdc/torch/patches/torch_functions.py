@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from ..sharding.parameter import copy_shard, entry_of
 from ..sharding.part import part_of, plain_tensor
 from ..sharding.sharded_param import ShardedParam
 from .distributed_checkpoint import patch_if_imported, prepare_owned_states
+from .run_backward import make_run_backward
 
 _Function = Callable[..., Any]
 
@@ -97,59 +98,6 @@ def _make_full_init(inner: _Function) -> _Function:
         return tensor
 
     return filled
-
-
-# torch.autograd: backward(inputs=[parameter]), and grad() by parameters
-
-
-def _leaves_in(outputs: Any, entries: Set[ShardedParam]) -> List[Tensor]:
-    """The leaves by which these parameters get gradients in the outputs' graph: whole weights, and compiled graphs'
-    anchors."""
-    roots = {entry.root_ref() for entry in entries} - {None}
-    nodes = [output.grad_fn if isinstance(output, Tensor) else output.node for output in outputs]
-    seen, leaves = set(nodes), []
-    while nodes:
-        node = nodes.pop()
-        leaf = node.variable if type(node).__name__ == "AccumulateGrad" else None
-        if getattr(leaf, "dc_use", (None, None))[1] in entries or getattr(leaf, "dc_root", None) in roots:
-            leaves.append(leaf)
-        found = {other for other, _ in getattr(node, "next_functions", ()) if other is not None} - seen
-        seen |= found
-        nodes.extend(found)
-    return leaves
-
-
-def _refuse_autograd_grad(leaf: Any, entries: Set[Any]) -> NoReturn:
-    used = getattr(leaf, "dc_use", (None, next(iter(entries))))[1]
-    raise RuntimeError(f"torch.autograd.grad: {used.names[0]} among inputs belongs to a sharded model, whose forward "
-                       "computes with whole weights in its place, so it would get None: call loss.backward(), and read "
-                       ".grad")
-
-
-def _make_run_backward(inner: _Function) -> _Function:
-    """A graph has the whole weights as leaves. It has parameters themselves where they are used outside of modules'
-    attributes, as in penalties."""
-
-    @functools.wraps(inner)
-    def run_backward(outputs: Any, grads: Any, retain_graph: bool, create_graph: bool, inputs: Any, *args: Any,
-                     **kwargs: Any) -> Any:
-        entries: Set[Any] = {entry_of(tensor) for tensor in inputs} - {None}
-        leaves = _leaves_in(outputs, entries) if entries else []
-        if leaves and not kwargs.get("accumulate_grad"):
-            _refuse_autograd_grad(leaves[0], entries)
-        if not entries or not kwargs.get("accumulate_grad"):
-            return inner(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
-        inputs = (*inputs, *leaves)
-        outer = {root: root.inputs for root in (entry.root_ref() for entry in entries) if root is not None}
-        for root in outer:
-            root.inputs = entries
-        try:
-            return inner(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
-        finally:
-            for root, before in outer.items():
-                root.inputs = before
-
-    return run_backward
 
 
 # Optimizers
@@ -387,7 +335,7 @@ def patch_torch_functions() -> None:
         if "step" in kind.__dict__:  # AdamW may have Adam's
             _patch(kind, "step", _make_step)
     _patch(_named_member_accessor, "swap_tensor", _make_swap_tensor)
-    _patch(torch.autograd, "_engine_run_backward", _make_run_backward)
+    _patch(torch.autograd, "_engine_run_backward", make_run_backward)
     if torch.distributed.is_available():
         _patch(torch.distributed, "_broadcast_coalesced", _make_broadcast_coalesced)
     module: Any = nn.Module

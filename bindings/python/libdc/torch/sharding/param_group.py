@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .. import devices
 from ..ops import eager_calls
+from . import input_backwards
 from .local_shard import LocalShard
 from .meta_init import Uninitialized
 from .part import plain_tensor
@@ -57,6 +58,8 @@ class ParamGroup:
         self.casts = False  # some are gathered in another type than their own
         self.stale = True  # weights changed since the last forward: stages 1 and 2 gather in this one
         self.fills_unused = options.unused == "zero" and comm.size > 1
+        if self.fills_unused:
+            input_backwards.groups.add(self)
         self.taken: Dict[int, Tensor] = {}  # by take(), until they are read; under ~id a transpose
         self.captured = False  # steps are in a CUDA graph, whose launches leave no trace on the host
         self.uninitialized: Optional[Uninitialized] = None  # of a model that was on meta

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import eager_calls
+from . import input_backwards
 from .local_sums import LocalSums
 from .order.agreed_order import AgreedOrder, Fills, WholeModelOrder
 from .order.exec_order import ExecOrder, split_into_groups
@@ -214,8 +215,7 @@ class Root:
 
     def _make_order(self) -> Any:
         group, reference = weakref.ref(self.group), weakref.ref(self)
-        options, sizes = self.group.options, [entry.size for entry in self.group.entries]
-        fills = self.group.fills_unused
+        options, fills, sizes = self.group.options, self.group.fills_unused, [each.size for each in self.group.entries]
 
         def gather(ids: Sequence[int]) -> None:
             group().prefetch(ids)  # type: ignore[union-attr]
@@ -233,8 +233,7 @@ class Root:
                 group().take(ids, reference().in_backward)  # type: ignore[union-attr]
 
         if fills and 0 < self.group.stage < 3 and not self.in_backward:
-            groups = split_into_groups(sizes, options.group_size)
-            return WholeModelOrder([list(range(begin, end)) for begin, end in groups], gather)
+            return WholeModelOrder([list(range(*ids)) for ids in split_into_groups(sizes, options.group_size)], gather)
         gathers = ExecOrder(options.prefetch, options.group_size if options.prefetch else 1, sizes, gather, drop, take)
         if not fills:
             return gathers
@@ -276,10 +275,11 @@ class Root:
         self._end_order()
         self.state = TrainingState.BACKWARD
         if self.group.fills_unused:
-            if self.reduce_grads or self.group.stage == 3:
-                order = self._begin_order(("backward", self.reduce_grads))
+            reduces = self.reduce_grads and task not in input_backwards.tasks
+            if reduces or self.group.stage == 3:
+                order = self._begin_order(("backward", reduces))
                 self.order = order if self.group.stage == 3 else None
-                self.reductions = order if self.reduce_grads else None
+                self.reductions = order if reduces else None
         elif self.group.options.prefetch and self.group.stage == 3:
             self.order = self._begin_order("backward")
         end = functools.partial(self._post_backward)
