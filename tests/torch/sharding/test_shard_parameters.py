@@ -334,7 +334,32 @@ def test_the_only_cpu_has_numbers(stage: int) -> None:
         assert [id(p.grad) for p in model.parameters()] == [id(g) for g in tensors[6:12]]
         model(torch.eye(3)).sum().backward()
         assert all(torch.equal(p.grad, 2 * grad) for p, grad in zip(model.parameters(), once))
-        with pytest.raises(RuntimeError, match="cannot be moved or cast"):
-            model._apply(lambda tensor: tensor + 1)
+        for change in (lambda tensor: tensor + 1, torch.Tensor.share_memory_):  # the second in place: the last one
+            with pytest.raises(RuntimeError, match="cannot be moved or cast"):
+                model._apply(change)
 
     on(1, rank)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_memory_format_changes_nothing(stage: int) -> None:
+    """Neither before shard() nor behind it: whole weights are contiguous, and inputs keep their format."""
+    expected = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3))
+    models = [copy.deepcopy(expected).to(memory_format=torch.channels_last) for _ in range(2)]
+    images = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    expected(images).square().sum().backward()
+
+    def rank(comm: Any) -> None:
+        model = dct.shard(models[comm.rank], stage, comm=comm)
+        for _ in range(2):  # without gradients, and with some
+            assert model.to(memory_format=torch.channels_last) is model
+            model.zero_grad(set_to_none=False)
+            model(images).square().sum().backward()
+        for param, other in zip(model.parameters(), expected.parameters()):
+            grad = param.grad.full_tensor() if stage else param.grad
+            torch.testing.assert_close(grad, other.grad, rtol=1e-4, atol=1e-4)
+        if stage:
+            with pytest.raises(RuntimeError, match="contiguous: this is part . of 2 of 0.weight"):
+                model[0].weight.contiguous(memory_format=torch.channels_last)
+
+    on(2, rank)

@@ -201,6 +201,8 @@ def _single(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> Any:
 
 
 def _with_operands(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    if kwargs.get("memory_format") in (torch.channels_last, torch.channels_last_3d):
+        refuse_call(func, args, kwargs)
     source = next(tensor for tensor in tensors_in([*args, *kwargs.values()]) if part_of(tensor) is not None)
     values = *args, *kwargs.values()
     operands, shape = find_operands(values, source, func, kwargs.get("out", args[0] if is_in_place(func) else None))

@@ -151,8 +151,8 @@ def _refuse_moves(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
         if param is None or state is None or name not in state.entries:
             continue
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            result = fn(param)
-            same = result.data_ptr() == param.data_ptr() and result.dtype == param.dtype
+            address, result = param.data_ptr(), fn(param)
+            same = result.data_ptr() == address and result.dtype == param.dtype
         if not same:
             raise RuntimeError(f"{state.entries[name].names[0]}: a sharded model cannot be moved or cast; do it before "
                                "shard(), or use its param_dtype")
@@ -181,13 +181,13 @@ def _to_empty(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Modul
 
 def _in_place(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """fn, with the argument as its result where fn returns an equal copy: PyTorch copies for "cpu:0", which is the only
-    CPU there is."""
+    CPU there is, and for a memory format."""
 
     def apply(tensor: Tensor) -> Tensor:
-        result = fn(tensor)
-        if result is tensor:
-            return tensor
-        same = (result.device == tensor.device and result.dtype == tensor.dtype and result.shape == tensor.shape
+        with torch._C.DisableTorchFunctionSubclass():  # parts are flat, and have no memory format
+            result = fn(tensor)
+            same = result is tensor or (
+                result.device == tensor.device and result.dtype == tensor.dtype and result.shape == tensor.shape
                 and result.layout == tensor.layout == torch.strided and torch.equal(_bits(result), _bits(tensor)))
         return tensor if same else result
 
