@@ -101,3 +101,35 @@ def test_the_rule_is_checked(tmp_path: Path) -> None:
             dct.save_checkpoint(model, tmp_path / "w", buffers=None)  # type: ignore[arg-type]
 
     on(2, rank)
+
+
+class InOneMemory(nn.Module):
+    """Buffers that begin where its parameter ends, or before."""
+
+    def __init__(self, begin: int) -> None:
+        super().__init__()
+        flat = torch.zeros(8)
+        self.weight = nn.Parameter(flat[:6].view(2, 3))
+        self.register_buffer("rest", flat[begin:])
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_buffer_in_a_parameters_memory_is_refused(stage: int, device: str) -> None:
+    """It went stale where shard() gives the parameter other memory."""
+
+    def rank(comm: Any) -> None:
+        with torch.device(device):
+            model, apart = InOneMemory(5), InOneMemory(6)
+        dct.shard(apart, stage, comm=comm, device="cpu")
+        if stage == 0 and device == "cpu":
+            dct.shard(model, stage, comm=comm)
+            with torch.no_grad():
+                model.weight.fill_(1)
+            assert model.rest.tolist() == [1, 0, 0]
+            return
+        with pytest.raises(ValueError, match="shard: the buffer rest shares memory with the parameter weight, which"):
+            dct.shard(model, stage, comm=comm, device="cpu")
+        assert type(model.weight) is nn.Parameter and model.weight.device.type == device
+
+    on(2, rank)

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Iterable, List, Mapping, Tuple
 
 import libdc
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import devices
+from .meta_init import is_meta
 from .parameter import entry_of
+from .part import plain_tensor
 from .root import Root
 
 BUFFER_RULES = "rank0", "mean"
+
+
+def refuse_aliases(model: nn.Module, params: Iterable[Tuple[str, nn.Parameter]], stage: int) -> None:
+    """Raises for a buffer in the memory of a parameter that shard() gives other memory: it would keep the first
+    values."""
+    moved: Dict[int, List[Tuple[str, int, int]]] = {}  # by storages, names and bytes of parameters
+    for name, param in params:
+        if entry_of(param) is None and (stage > 0 or is_meta(param) or not param.is_contiguous()):
+            storage, begin, end = _place(param)
+            moved.setdefault(storage, []).append((name, begin, end))
+    for name, buffer in model.named_buffers():
+        if buffer.layout is not torch.strided or is_traceable_wrapper_subclass(buffer):
+            continue
+        storage, begin, end = _place(buffer)
+        for other, first, last in moved.get(storage, ()):
+            if begin < last and first < end:
+                raise ValueError(f"shard: the buffer {name} shares memory with the parameter {other}, which gets "
+                                 "other memory, so it would keep the first weights: compute it in the forward, or make "
+                                 "it a clone()")
+
+
+def _place(tensor: Tensor) -> Tuple[int, int, int]:
+    """The storage, and the bytes of it that the tensor's elements are in."""
+    tensor = plain_tensor(tensor)
+    begin, size = tensor.storage_offset(), tensor.element_size()
+    last = begin + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.untyped_storage()._cdata, begin * size, (last + 1 if tensor.numel() else begin) * size
 
 
 def check_buffer_rule(call: str, rule: Any) -> None:

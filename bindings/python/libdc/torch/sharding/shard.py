@@ -13,6 +13,7 @@ from ..compile import register_backend
 from ..default_comm import resolve_comm
 from ..planning import BUCKET_SIZE, choose_stage
 from . import agreement, managed_modules, meta_init, module_class
+from .buffers import refuse_aliases
 from .eager import make_saved_tensor_hooks
 from .param_group import Options
 from .parameter import entry_of, set_param_class
@@ -86,6 +87,7 @@ def shard(model: nn.Module, stage: Union[int, str] = 3, *, comm: Any = None, buc
         stage = known.group.options.stage if known is not None else choose_stage(
             model, batch, all_ranks, where, bucket=bucket_size, prefetch=prefetch, replicas=replicas,
             param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    refuse_aliases(model, params, int(stage))
     options = Options(int(stage), bucket_size, prefetch, group_size, reduce_dtype, param_dtype, bool(check_finite),
                       replicas, unused)
     if known is not None:
