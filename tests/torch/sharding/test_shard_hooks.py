@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from typing import Any, Callable, Dict, List
 
 import libdc.run
@@ -222,3 +223,22 @@ def test_hooks_of_gradients_that_autograd_makes_itself() -> None:
     expected = on(2, lambda comm: rank(comm, 0))
     for stage in (1, 2, 3):
         assert on(2, lambda comm: rank(comm, stage)) == pytest.approx(expected)
+
+
+class SlowlyDerived(nn.Linear):
+    def __init_subclass__(cls) -> None:
+        time.sleep(0.01)  # lets the other threads come here too
+
+
+def test_ranks_that_are_threads_share_the_class_of_a_module() -> None:
+    """With a class each, all but one rank's hooks saw the parts of weights."""
+
+    def rank(comm: Any) -> Any:
+        model = dct.shard(SlowlyDerived(2, 2, bias=False), 3, comm=comm)
+        seen: List[Any] = []
+        model.register_forward_hook(lambda module, args, result: seen.append(type(module.weight)))
+        model(torch.ones(1, 2))
+        assert seen == [torch.Tensor]
+        return type(model)
+
+    assert len(set(on(4, rank))) == 1

@@ -31,6 +31,7 @@ class _ClassKey(NamedTuple):
 
 
 _classes: Dict[_ClassKey, Type[nn.Module]] = {}
+_lock = threading.Lock()  # of the classes: ranks that are threads shard at a time
 
 
 def convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Parameter, ShardedParam],
@@ -41,8 +42,9 @@ def convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Pa
     module.__dict__[MODULE_STATE] = state
     tracing.annotate_module(module, root, [(name, entry.id) for name, entry in state.entries.items()])
     casts = root.policies.casts.get(module, Casts())
-    base = type(module).__mro__[1] if type(module) in _classes.values() else type(module)
-    module.__class__ = _get_class(_ClassKey(base, tuple(names), is_root, has_forward_hooks(module), casts))
+    with _lock:
+        base = type(module).__mro__[1] if type(module) in _classes.values() else type(module)
+        module.__class__ = _get_class(_ClassKey(base, tuple(names), is_root, has_forward_hooks(module), casts))
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
@@ -138,8 +140,9 @@ def _with_class_for_hooks(inner: Callable[..., Any], key: _ClassKey) -> Callable
     @functools.wraps(inner)
     def register(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         handle = inner(self, *args, **kwargs)
-        if type(self) is _classes[key]:
-            self.__class__ = _get_class(key._replace(hooked=True))
+        with _lock:
+            if type(self) is _classes[key]:
+                self.__class__ = _get_class(key._replace(hooked=True))
         return handle
 
     return register

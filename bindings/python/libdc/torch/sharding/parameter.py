@@ -179,7 +179,7 @@ def set_param_class(entry: ShardedParam) -> None:
     base = ShardedParameter if entry.group.stage else ReplicatedParameter
     original = type(param)
     if original is not nn.Parameter and (base, original) not in _classes:
-        _classes[base, original] = type(original.__name__, (base, original), {})
+        _classes.setdefault((base, original), type(original.__name__, (base, original), {}))  # one for all threads
     hooks = param._post_accumulate_grad_hooks  # type: ignore[attr-defined]
     if hooks:
         entry.hooks = hooks  # their handles remove them from here
