@@ -299,3 +299,25 @@ def test_a_loaded_state_has_no_batch_of_a_step_that_a_scaler_left_out() -> None:
             optimizer.zero_grad()
         results.append([p.detach() for p in model.parameters()])
     assert all(torch.equal(p, q) for p, q in zip(*results))
+
+
+def test_a_scaler_must_be_told() -> None:
+    """Else its scale was in the factors, twice, without a word."""
+    model, scaler = mlp(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = KFAC(model, fisher="sampled", grad_scaler=scaler, **BARE)
+    x, y = data()
+    logits = model(x)
+    loss = sampled_cross_entropy(logits, torch.Generator().manual_seed(6))
+    head = torch.autograd.grad(loss, logits, retain_graph=True)[0] * len(x)
+    for wrong in (loss, 2 * loss, loss / 1024):
+        with pytest.raises(RuntimeError, match=r"KFAC.accumulate: .* give it grad_scaler.scale\(loss\) itself"):
+            optimizer.accumulate(wrong, retain_graph=True)
+    optimizer.accumulate(scaler.scale(loss), retain_graph=True)
+    scaler.scale(F.cross_entropy(logits, y)).backward()
+    scaler.step(optimizer)
+    close(factors(optimizer, model[4])[1], head.T @ head / len(x))
+    optimizer = KFAC(model, **BARE)
+    scaler.update()
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    with pytest.raises(RuntimeError, match="KFAC: a GradScaler makes the step, .* give it as grad_scaler="):
+        scaler.step(optimizer)

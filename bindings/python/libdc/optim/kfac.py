@@ -236,10 +236,15 @@ class KFAC(NativeOptimizer):
 
     def accumulate(self, loss: Tensor, retain_graph: bool = False) -> None:
         """With fisher="sampled": the gradients of `loss`, of labels drawn from the model's distribution, go into the
-        factors. Parameters get none. retain_graph=True: the same forward serves the loss of the true labels."""
-        recorded, self._recorded = self._recorded, []
+        factors. Parameters get none. retain_graph=True: the same forward serves the loss of the true labels. With
+        grad_scaler, whose scale is taken out, it is grad_scaler.scale(loss)."""
         if self._choices.fisher != "sampled":
             raise RuntimeError('KFAC.accumulate: fisher = "empirical", must be "sampled"')
+        scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        if scale != 1.0 and not _is_product(loss, scale):
+            raise RuntimeError("KFAC.accumulate: the optimizer has a grad_scaler, whose scale it takes out of the "
+                               "loss's gradients: give it grad_scaler.scale(loss) itself")
+        recorded, self._recorded = self._recorded, []
         if not recorded:
             return
         deltas = torch.autograd.grad(loss, [edge for _, edge in recorded], retain_graph=retain_graph, allow_unused=True)
@@ -266,6 +271,10 @@ class KFAC(NativeOptimizer):
                 raise
 
     def _step_native(self, grads: List[Optional[Tensor]]) -> None:
+        is_scaled = getattr(self, "found_inf", None) is not None
+        if is_scaled and self._scaler is None and self._choices.fisher == "empirical":
+            raise RuntimeError("KFAC: a GradScaler makes the step, whose scale is in the factors: give it as "
+                               "grad_scaler=")
         self._recorded.clear()  # what no loss was given for
         self._waiting.clear()  # of backwards that failed
         for layer in self._hooked:
@@ -274,7 +283,7 @@ class KFAC(NativeOptimizer):
                     use.x = None  # a loss that the caller keeps shall not keep it
                     layer.uses.discard(use)
         super()._step_native(grads)
-        if getattr(self, "found_inf", None) is None:  # else it may have been left out, and has kept its batches
+        if not is_scaled:  # else it may have been left out, and has kept its batches
             self._has_batches = False
         for layer in self._hooked:  # a frozen weight has its layer's factors, if the bias is trained
             if self._parts[layer.part].pieces is None and layer.bias is not None and layer.bias in self.state:
@@ -337,6 +346,15 @@ def _input(module: nn.Module, x: Tensor) -> Tensor:
     if isinstance(module, _CONVOLUTIONS) and module.padding_mode != "zeros":
         return F.pad(x.detach(), module._reversed_padding_repeated_twice, module.padding_mode)
     return x
+
+
+def _is_product(loss: Tensor, factor: float) -> bool:
+    """Whether a loss is a product with a number, as GradScaler.scale() makes it."""
+    node: Any = loss.grad_fn
+    if type(node).__name__ != "MulBackward0":
+        return False
+    return any(saved is not None and saved.numel() == 1 and float(saved) == factor
+               for saved in (node._saved_self, node._saved_other))
 
 
 def _in_graph(output: Tensor) -> Tensor:
