@@ -188,6 +188,31 @@ def test_full_states_have_what_an_open_block_has_written(stage: int) -> None:
     on(2, rank)
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_parts_that_an_open_block_has_written_whole_are_not_saved(stage: int, tmp_path: Path) -> None:
+    """They had the values from before the block."""
+
+    def rank(comm: Any) -> None:
+        net = dct.shard(nn.Linear(4, 4), stage, comm=comm)
+
+        def save(name: str) -> None:
+            dcp.save({"model": net.state_dict()}, checkpoint_id=tmp_path / name, no_dist=True)
+
+        with dct.gathered(net):
+            assert net.weight.shape == net.weight.T.shape
+            save("read alone")
+            with torch.no_grad():
+                net.weight.fill_(7)
+            with pytest.raises(dcp.api.CheckpointException, match="weight was written in an open gathered"):
+                save("written")
+        save("behind")
+
+    on(1, rank)
+    read = torch.zeros(4, 4)
+    dcp.load({"model": {"weight": read}}, checkpoint_id=tmp_path / "behind", no_dist=True)
+    assert bool((read == 7).all())
+
+
 FULL = PROGRAM + """
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 for kind in (libdc.optim.Shampoo, libdc.optim.SOAP, libdc.optim.Muon):

@@ -42,14 +42,16 @@ def boxes_of(shape: Tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
 
 
 def check_has_values(tensor: Any) -> None:
-    """Refuses a weight that was on meta when shard() was called, and that nothing has been written into yet; on all
-    ranks."""
-    part = tensor._part
-    entry = part.entry_ref()
-    if entry is None or entry.group.uninitialized is None or not entry.group.uninitialized.has(entry):
+    """Refuses, on all ranks, a weight that was on meta when shard() was called, and that nothing has been written into
+    yet. On this rank it refuses one that was written whole in an open gathered()."""
+    entry = tensor._part.entry_ref()
+    if entry is None or plain_tensor(tensor).untyped_storage()._cdata != entry.data.untyped_storage()._cdata:
         return
-    if plain_tensor(tensor).untyped_storage()._cdata == entry.data.untyped_storage()._cdata:
-        entry.group.uninitialized.check()
+    root = entry.root
+    if root.group.uninitialized is not None and root.group.uninitialized.has(entry):
+        root.group.uninitialized.check()
+    if root.block is not None:
+        root.block.refuse_unsaved(entry)
 
 
 class Checkpointable:

@@ -51,6 +51,11 @@ class _FullWeights:
                 tensor.data = self.weights
         return checksum(self.weights)
 
+    def new_checksum(self) -> Optional[int]:
+        """If it was written since the last agreement, maybe with the same values."""
+        now = self.sync_and_checksum()
+        return now if now != self.last_checksum or self.versions() != self.last_versions else None
+
 
 class _Writes(NamedTuple):
     """A rank's writes into weights since the last agreement, by parameters' numbers."""
@@ -101,6 +106,13 @@ class GatheredWeights:
             del self.wholes[id]
         self.versions = self._versions()
 
+    def refuse_unsaved(self, entry: ShardedParam) -> None:
+        """Raises where a weight was written whole on this rank, and parts have old values yet."""
+        whole = self.wholes.get(entry.id)
+        if self.write and whole is not None and whole.new_checksum() is not None:
+            raise RuntimeError(f"{entry.names[0]} was written in an open gathered(), at whose end its part gets such "
+                               "values: save behind the block, or take save_checkpoint() or full_state_dict()")
+
     def _write_back(self) -> None:
         entries = []
         for id, (writer, sum_) in self._agree_on_writers().items():
@@ -140,8 +152,8 @@ class GatheredWeights:
         parts = [entry.id for entry, version in zip(entries, self.versions) if _version_of(entry) != version]
         wholes: Dict[Any, int] = {}
         for id, whole in self.wholes.items():
-            now = whole.sync_and_checksum()
-            if now != whole.last_checksum or whole.versions() != whole.last_versions:
+            now = whole.new_checksum()
+            if now is not None:
                 wholes[id] = now
         if self.root.group.stage == 0:
             wholes.update({id: checksum(entries[id].data) for id in parts})
