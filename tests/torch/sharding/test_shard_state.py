@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+import weakref
+from typing import Any, Dict, List
 
 import libdc.run
 import libdc.torch as dct
@@ -11,6 +12,7 @@ import torch
 import torch.nn as nn
 from models import Odd, Plain, adamw, bits, data, make
 from sharded import alone, on, one_thread, sharded  # noqa: F401
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 # Precision
@@ -34,6 +36,37 @@ def test_autocast() -> None:
     expected = libdc.run.threads(2, rank, 0, timeout=60)
     for stage in (1, 3):
         assert libdc.run.threads(2, rank, stage, timeout=60) == expected
+
+
+class Casts(TorchDispatchMode):
+    """Notes the copies of another type that are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: List[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default:
+            self.seen.append(weakref.ref(result))
+        return result
+
+
+@pytest.mark.parametrize("grads", [False, True])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_autocast_keeps_no_casts_of_earlier_forwards(stage: int, grads: bool) -> None:
+    """Its cache had one of each weight of each forward, until its block ended."""
+
+    def rank(comm: Any) -> None:
+        model = dct.shard(nn.Linear(4, 4), stage, comm=comm)
+        with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(grads), Casts() as casts:
+            for _ in range(2):
+                result = model(torch.ones(1, 4))
+                assert result.dtype is torch.bfloat16
+                del result
+            assert len(casts.seen) >= 4 and all(cast() is None for cast in casts.seen)
+
+    on(2, rank)
 
 
 class Cast(Plain):

@@ -25,6 +25,7 @@ from .untraced import untraced, untraced_itself
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+_is_autocast_enabled: Callable[[str], bool] = torch.is_autocast_enabled
 _functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
@@ -258,6 +259,9 @@ class ModuleState:
                 lent += _return_weights(root, root.lent)
             root.lent = lent
             root.depth -= 1
+            # Autocast keeps a cast of each leaf that it sees until it ends, and each forward has leaves of its own.
+            if (outermost or not _is_grad_enabled()) and _is_autocast_enabled(root.group.device.type):
+                torch.clear_autocast_cache()
             if outermost:
                 root.post_forward()
 
