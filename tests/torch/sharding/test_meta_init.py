@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
+from libdc.transformer import LayerConfig
 from models import Odd, data, make
 from safetensors.torch import save_file
 from sharded import on, one_thread  # noqa: F401
@@ -201,6 +202,27 @@ def test_all_ranks_begin_on_meta_or_none() -> None:
             dct.shard(make(), 3, comm=comm, device="cuda")
 
     on(2, rank)
+
+
+@pytest.mark.parametrize("on_device_meta", [False, True])
+def test_a_transformer_layer_resets_its_parameters(on_device_meta: bool) -> None:
+    """The library's initial weights are whole, and were an error of parts."""
+    config = LayerConfig(hidden_size=16, heads=2, seed=3)
+    expected = dct.TransformerLayer(config).state_dict()
+
+    def rank(comm: Any, stage: int) -> None:
+        layer = dct.TransformerLayer(config, device="meta" if on_device_meta else None)
+        dct.shard(layer, stage, comm=comm, device="cpu")
+        if not on_device_meta:
+            for param in layer.parameters():
+                nn.init.zeros_(param)
+        layer.reset_parameters()
+        whole = dct.full_state_dict(layer)
+        assert whole.keys() == expected.keys() and all(torch.equal(whole[name], expected[name]) for name in whole)
+        layer(torch.ones(1, 2, 16)).sum().backward()
+
+    for stage in (0, 1, 3):
+        libdc.run.threads(2, rank, stage, timeout=60)
 
 
 MEMORY = """

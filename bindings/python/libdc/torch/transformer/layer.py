@@ -280,11 +280,16 @@ class TransformerLayer(nn.Module):
         return _layer_for(devices.CPU, _config_id(self.config, self.attn_qkvw.dtype)).cost(batch, seq_length).kept_bytes
 
     def reset_parameters(self) -> None:
-        """Initial weights: a function of the configuration's seed and layer_id."""
-        where = self.attn_qkvw.device
-        layer = _layer_for(where, _config_id(self.config, self.attn_qkvw.dtype))
+        """Initial weights: a function of the configuration's seed and layer_id. Of a sharded model's, each rank keeps
+        its part."""
+        where, dtype = self.attn_qkvw.device, self.attn_qkvw.dtype
+        layer = _layer_for(where, _config_id(self.config, dtype))
+        whole = [torch.empty(shape, dtype=dtype, device=where) for shape in layer.weight_shapes.values()]
         devices.synchronize(where)
-        layer.initialize(_lib_tensors([weight.detach() for weight in self.weights], where, WEIGHTS))
+        layer.initialize(_lib_tensors(whole, where, WEIGHTS))
+        with torch.no_grad():
+            for weight, values in zip(self.weights, whole):
+                weight.copy_(values)
 
     def forward(self, hidden_states: Tensor, attention_mask: Optional[Tensor] = None,
                 cu_seqlens: Optional[Tensor] = None, offset: Union[int, Tensor, None] = None) -> Tensor:
