@@ -223,8 +223,10 @@ def test_other_optimizers_are_refused(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=f"{kind.__name__}: .* another kind of optimizer: it lacks {lacking}"):
                 dct.load_checkpoint(net, path, kind(trainable(net), 0.1))
         foreign = torch.optim.SGD([nn.Parameter(torch.zeros(3))], 0.1)
-        with pytest.raises(ValueError, match=r"a parameter of shape \(3,\) that the model does not have"):
-            dct.save_checkpoint(net, path, foreign)
+        for call in (lambda: dct.save_checkpoint(net, path, foreign), lambda: dct.load_checkpoint(net, path, foreign),
+                     lambda: dct.full_optimizer_state_dict(net, foreign)):
+            with pytest.raises(ValueError, match=r"a parameter of shape \(3,\) that the model does not have"):
+                call()
         assert bits(dct.full_state_dict(net)) == before
 
     on(2, run)

@@ -217,10 +217,8 @@ def _optimizer_items(model: nn.Module, root: Root,
     groups = []
     values: Dict[str, Dict[str, Any]] = {}
     for group, shown in zip(optimizer.param_groups, optimizer.state_dict()["param_groups"]):
+        state_dict.check_params("save_checkpoint", names, group["params"])
         for param in group["params"]:
-            if id(param) not in names:
-                raise ValueError(f"save_checkpoint: the optimizer has a parameter of shape {tuple(param.shape)} that "
-                                 "the model does not have")
             name, entry = names[id(param)], entry_of(param)
             for key, value in optimizer.state.get(param, {}).items():
                 if not isinstance(value, Tensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import torch
 from libdc.arguments import counted
@@ -82,6 +82,8 @@ def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
     keep = not rank0_only or root.group.all_ranks.rank == 0
     packed = optimizer.state_dict()
     names = names_of(model)
+    for group in optimizer.param_groups:
+        check_params("full_optimizer_state_dict", names, group["params"])
     state: Dict[str, Any] = {}
     groups = []
     owned = gather_owned(root, optimizer, keep)
@@ -141,6 +143,7 @@ def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer,
     names = names_of(model)
     groups = []
     for group, shown in zip(optimizer.param_groups, saved):
+        check_params("load_full_optimizer_state_dict", names, group["params"])
         ours = [names[id(param)] for param in group["params"]]
         if ours != list(shown["params"]):
             raise ValueError("load_full_optimizer_state_dict: a parameter group has other parameters than the "
@@ -233,6 +236,14 @@ def is_shard_like(optimizer: torch.optim.Optimizer, entry: ShardedParam, key: st
 
 def names_of(model: nn.Module) -> Dict[int, str]:
     return {id(param): name for name, param in model.named_parameters()}
+
+
+def check_params(call: str, names: Mapping[int, str], params: Iterable[Tensor]) -> None:
+    """Raises for a parameter of an optimizer that is not among the model's names."""
+    for param in params:
+        if id(param) not in names:
+            raise ValueError(f"{call}: the optimizer has a parameter of shape {tuple(param.shape)} that the model does "
+                             "not have")
 
 
 def _map_shards(optimizer: torch.optim.Optimizer, values: Mapping[str, Any], param: nn.Parameter,
