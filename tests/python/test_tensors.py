@@ -206,6 +206,21 @@ def test_a_capsule_that_is_refused_frees_its_owner(context):
     assert len(dlpack._exports) == before
 
 
+def test_a_tensor_that_dies_under_an_error_frees_its_owner(context, monkeypatch):
+    """PyTorch calls the deleter while its error is set, which Python reports and drops."""
+    import torch
+
+    from libdc import dlpack
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    before = len(dlpack._exports)
+    tensor = context.memory_alloc(16).tensor((4,), "float32")
+    with pytest.raises((RuntimeError, SystemError)):
+        torch.from_dlpack(tensor) + torch.ones(3)
+    del tensor
+    assert len(dlpack._exports) == before
+
+
 def test_released_parameters_cannot_be_viewed(context):
     context.register_z3_param(1, [4], np.ones(4, np.float32), None)
     context.register_graph_z3(1, [1])

@@ -32,7 +32,7 @@ class _DLManagedTensor(ctypes.Structure):
     pass
 
 
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManagedTensor))
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _DLManagedTensor._fields_ = [("dl_tensor", _DLTensor), ("manager_ctx", ctypes.c_void_p), ("deleter", _Deleter)]
 
 CPU, CUDA, PINNED = 1, 2, 3
@@ -81,8 +81,8 @@ _exports: Dict[int, Any] = {}
 # Tensors also die while the interpreter ends, after this module's globals. So objects that these functions need are
 # their defaults. A reference that is never released keeps the functions, whose addresses are all that a tensor has of
 # them.
-def _forget(managed: Any, _exports: Dict[int, Any] = _exports, _address_of: Any = ctypes.addressof) -> None:
-    _exports.pop(_address_of(managed.contents), None)
+def _forget(managed: int, _exports: Dict[int, Any] = _exports) -> None:
+    _exports.pop(managed, None)  # first of all: where a consumer has an error set, the first call raises it
 
 
 def _forget_unused(capsule: int, _exports: Dict[int, Any] = _exports, _is_valid: Any = _dying_is_valid,
