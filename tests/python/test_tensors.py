@@ -206,6 +206,21 @@ def test_a_capsule_that_is_refused_frees_its_owner(context):
     assert len(dlpack._exports) == before
 
 
+def test_each_export_has_a_capsule_of_its_own():
+    """Also where another one is made meanwhile, as by threads. The tensor's last one was handed out twice."""
+    memory, others = np.zeros(4, np.float32), []
+
+    class Owner:
+        def __del__(self):
+            others.append(tensor.__dlpack__())
+
+    tensor = libdc.Tensor(memory.ctypes.data, (4,), DType.FLOAT32, Owner())
+    tensor.__dlpack__()
+    tensor.buffer = memory
+    mine = tensor.__dlpack__()  # in which the owner of the one before dies
+    assert len(others) == 1 and others[0] is not mine
+
+
 def test_a_tensor_that_dies_under_an_error_frees_its_owner(context, monkeypatch):
     """PyTorch calls the deleter while its error is set, which Python reports and drops."""
     import torch

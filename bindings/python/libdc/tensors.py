@@ -77,7 +77,7 @@ class Tensor:
     gathered parameter end with release_param. Memory of a CUDA device is ready in the order of the context's
     stream."""
 
-    _capsule: Any = None  # the last one of __dlpack__()
+    _export: Any = None  # the last one of __dlpack__()
 
     def __init__(self, address: int, shape: Tuple[int, ...], dtype: DType, buffer: Any = None,
                  place: Place = HOST) -> None:
@@ -154,17 +154,28 @@ class Tensor:
 
         # A consumer that refuses the capsule drops it with its error set, which Python code in the capsule's destructor
         # would lose. Its reference must not be the last.
-        self._capsule = dlpack.write(self.data, self.shape, self.dtype, self.buffer, self.__dlpack_device__())
-        return self._capsule
-
-    def __del__(self) -> None:
-        self._capsule = None  # here, since Python puts an error aside for this method
+        capsule = dlpack.write(self.data, self.shape, self.dtype, self.buffer, self.__dlpack_device__())
+        self._export = _Export(capsule)  # another thread may replace it at once
+        return capsule
 
     def __dlpack_device__(self) -> Place:
         return HOST if self.place == PINNED else self.place  # not every array library knows the word
 
     def __repr__(self) -> str:
         return f"libdc.Tensor(shape={self.shape}, dtype={self.dtype.name.lower()})"
+
+
+class _Export:
+    """Keeps a capsule, and lets it go where Python puts an error aside: in __del__(). Tensors have none, since a step
+    makes many and exports few."""
+
+    __slots__ = ("capsule",)
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __del__(self) -> None:
+        self.capsule = None
 
 
 def _count(shape: Sequence[int]) -> int:
