@@ -111,6 +111,7 @@ class InOneMemory(nn.Module):
         flat = torch.zeros(8)
         self.weight = nn.Parameter(flat[:6].view(2, 3))
         self.register_buffer("rest", flat[begin:])
+        self.register_buffer("nothing", flat[3:3])  # has no memory, though it begins in the parameter's
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

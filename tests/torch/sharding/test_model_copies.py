@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any, List
 
 import libdc.run
@@ -12,7 +13,7 @@ import torch
 from libdc.torch.sharding.model import root_of
 from models import bits, data, make, trainable
 from sharded import on, one_thread, sharded  # noqa: F401
-from torch import nn
+from torch import fx, nn
 from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -97,6 +98,53 @@ def test_parameters_that_are_copied_before_their_model(stage: int) -> None:
             copy.deepcopy((optimizer, net))
         other, stepping = copy.deepcopy((net, optimizer))
         assert [id(p) for p in stepping.param_groups[0]["params"]] == [id(p) for p in other.parameters()]
+
+    on(2, rank)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("is_root", [False, True])
+def test_copies_of_traced_modules(stage: int, is_root: bool) -> None:
+    """Each has a class of its own, with its forward, which its own __deepcopy__() makes. The copy had none."""
+
+    traced = [fx.symbolic_trace(Scaled()) for _ in range(2)]
+
+    def rank(comm: Any) -> None:
+        own = traced[comm.rank]
+        net = dct.shard(own if is_root else nn.Sequential(own), stage, comm=comm)
+        other, x = copy.deepcopy(net), torch.ones(1, 3)
+        other(x).sum().backward()
+        torch.optim.SGD(other.parameters(), lr=1.0).step()
+        assert net(x).tolist() == [[1, 1, 1]] and other(x).tolist() == [[0, 0, 0]]
+
+    on(2, rank)
+
+
+class Attached(nn.Linear):
+    """Leaves out of copies what it cannot copy, as a LightningModule does with its trainer."""
+
+    def __getstate__(self) -> Any:
+        return {**self.__dict__, "trainer": None}
+
+
+@pytest.mark.parametrize("is_root", [False, True])
+def test_copies_leave_out_what_a_module_says(is_root: bool) -> None:
+    def rank(comm: Any) -> None:
+        own = Attached(2, 2)
+        own.trainer = threading.Lock()
+        net = dct.shard(own if is_root else nn.Sequential(own), 3, comm=comm)
+        other, x = copy.deepcopy(net), torch.ones(1, 2)
+        assert torch.equal(other(x), net(x)) and own.trainer is not None
+        assert (other if is_root else other[0]).trainer is None
 
     on(2, rank)
 

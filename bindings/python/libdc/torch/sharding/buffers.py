@@ -38,11 +38,11 @@ def refuse_aliases(model: nn.Module, params: Iterable[Tuple[str, nn.Parameter]],
 
 
 def _place(tensor: Tensor) -> Tuple[int, int, int]:
-    """The storage, and the bytes of it that the tensor's elements are in."""
+    """The storage, and the bytes of it that the tensor's elements are in; without elements none, wherever it begins."""
     tensor = plain_tensor(tensor)
     begin, size = tensor.storage_offset(), tensor.element_size()
     last = begin + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
-    return tensor.untyped_storage()._cdata, begin * size, (last + 1 if tensor.numel() else begin) * size
+    return tensor.untyped_storage()._cdata, *((begin * size, (last + 1) * size) if tensor.numel() else (0, 0))
 
 
 def check_buffer_rule(call: str, rule: Any) -> None:

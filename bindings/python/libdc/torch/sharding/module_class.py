@@ -269,14 +269,21 @@ def _copy_model(self: nn.Module, memo: Dict[int, Any]) -> nn.Module:
 
 
 def _copy_module(self: nn.Module, memo: Dict[int, Any]) -> nn.Module:
-    """A module of a sharded model that is copied, as it was before shard(). A __deepcopy__() of its own, which modules
-    with parametrizations have, would copy it with the class that shard() gave it."""
+    """A module of a sharded model that is copied, as it was before shard(). Modules with parametrizations, of torch.fx
+    and of Lightning have a __deepcopy__() or __getstate__() of their own, which must not see the class of shard()."""
     if getattr(_copying, "root", None) is not self.__dict__[MODULE_STATE].root:
         _refuse_copy(self)
-    kind, attributes = _unmanaged(self)
-    memo[id(self)] = module = kind.__new__(kind)
-    module.__setstate__(copy.deepcopy(attributes, memo))
-    return module
+    sharded = type(self), self.__dict__
+    try:
+        _set_class(self, *_unmanaged(self))
+        return copy.deepcopy(self, memo)
+    finally:
+        _set_class(self, *sharded)
+
+
+def _set_class(module: nn.Module, kind: Type[nn.Module], attributes: Dict[str, Any]) -> None:
+    object.__setattr__(module, "__class__", kind)
+    object.__setattr__(module, "__dict__", attributes)
 
 
 def _refuse_copy(self: nn.Module, *_: Any) -> NoReturn:
