@@ -231,6 +231,15 @@ def test_a_lane_without_a_thread_ends_behind_a_caller_at_work() -> None:
     assert lane.end() and not lane._state.threads
 
 
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_lane_ends_in_its_own_work(blocking: bool) -> None:
+    """As where a signal's handler destroys the group in a receive: it waited for the receive below it."""
+    lane, ended = Lane(), []
+    lane.submit(Work(lambda: ended.append(lane.end()), None), blocking).wait()
+    assert ended == [True]
+    lane.close()
+
+
 def test_a_first_message_is_in_the_store_when_its_call_returns() -> None:
     class Store:  # as a TCPStore, which answers check() alone
         def __init__(self) -> None:

@@ -21,7 +21,8 @@ from .tensors import check, refuse_tracing, settled
 from .work import Lane, Work
 
 _Tensors = List[torch.Tensor]
-_SEND, _RECV = (inspect.unwrap(call).__code__ for call in (dist.send, dist.recv))
+# None where a program has replaced one by an object, which is never a frame's.
+_SEND, _RECV = (getattr(inspect.unwrap(call), "__code__", None) for call in (dist.send, dist.recv))
 
 
 class LibdcProcessGroup(dist.ProcessGroup):

@@ -164,7 +164,7 @@ class Lane:
                 raise dist.DistError("libdc: this process group is closed")
             inline = blocking and not state.busy and not state.queue
             if inline:
-                state.busy = True
+                state.busy = threading.get_ident()
             else:
                 work._lane = state
                 state.queue.append(work)
@@ -183,6 +183,8 @@ class Lane:
     def end(self) -> bool:
         """As close(), but does not wait. Whether all was done."""
         self._state.close()
+        if self._state.busy == threading.get_ident():  # in a signal's handler, before whose end the work cannot end
+            return True
         return not (self._state.busy or any(each.is_alive() for each in self._state.threads
                                             if each is not threading.current_thread()))
 
@@ -200,7 +202,7 @@ class _State:
         self.queue: Deque[Work] = collections.deque()
         self.threads: List[threading.Thread] = []
         self.servers = 0  # threads that take work, without those that are in a future's callbacks
-        self.busy = False
+        self.busy = 0  # the thread that is at work
         self.closed = False
         self.process = os.getpid()
 
@@ -219,7 +221,7 @@ class _State:
         """Does one, whose turn has come."""
         future = work.execute()
         with self.changed:
-            self.busy = False
+            self.busy = 0
             if self.queue or self.closed:
                 self.changed.notify_all()
             if future is None:
@@ -242,7 +244,7 @@ class _State:
             with self.changed:
                 if self.busy or not self.queue:
                     return
-                self.busy = True
+                self.busy = threading.get_ident()
                 first = self.queue.popleft()
             self.run(first)
             if first is not work and not isinstance(first._error, (Exception, type(None))):
@@ -256,7 +258,7 @@ class _State:
                 if not self.queue:
                     self.servers -= 1
                     return
-                self.busy = True
+                self.busy = threading.get_ident()
                 work = self.queue.popleft()
             self.run(work, True)
             del work  # and its tensors, while it waits
