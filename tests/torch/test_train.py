@@ -26,7 +26,8 @@ def command(*args: str) -> List[str]:
 
 
 def start(args: List[str], cwd: Path, **kwargs: Any) -> "subprocess.Popen[str]":
-    env = {k: v for k, v in os.environ.items() if k not in ("LIBDC_TRAIN_STEPS", "RANK", "WORLD_SIZE")}
+    changed = "LIBDC_TRAIN_STEPS", "LIBDC_TRAIN_RUNS", "RANK", "WORLD_SIZE"
+    env = {k: v for k, v in os.environ.items() if k not in changed}
     env["OMP_NUM_THREADS"] = "1"
     return subprocess.Popen(args, cwd=cwd, env={**env, **kwargs}, text=True, stdin=subprocess.DEVNULL,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
