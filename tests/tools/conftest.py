@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import libdc
 import pytest
 
 HERE = Path(__file__).resolve().parent
+SCRIPTS = HERE.parents[1] / "scripts"
 TOOL = Path(os.environ.get("LIBDC_TOOL", str(Path(libdc.library_dir()) / "libdc")))
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -29,6 +31,14 @@ def dc() -> Run:
         return done
 
     return run
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a program of scripts or of scripts/checks by its name."""
+    for folder in (SCRIPTS, SCRIPTS / "checks"):
+        monkeypatch.syspath_prepend(str(folder))
+    return importlib.import_module
 
 
 def run_group(how: str, world: int, folder: Path) -> Dict[int, str]:

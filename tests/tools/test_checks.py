@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "checks"))
-    return importlib.import_module
 
 
 def test_a_tarball_has_the_files_that_no_build_has_made(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

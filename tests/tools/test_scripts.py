@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import tarfile
@@ -13,13 +12,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "checks"))
-    return importlib.import_module
 
 
 def test_names_of_no_mutant_are_refused(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
