@@ -47,6 +47,7 @@ enum { DC__CUDA_EPOCHS = 16 };
 typedef struct dc__cuda_epoch {
   dc__cu_event native; /* NULL until it is made */
   int64_t ns;
+  bool passed; /* as seen */
 } dc__cuda_epoch;
 
 typedef struct dc__cuda_device {

@@ -76,6 +76,7 @@ static dc__cu_result ensure_epoch(dc__cuda_device *device, int64_t now) {
   error = error != 0 ? error : device->driver.cuEventRecord(next->native, device->alloc_stream);
   if (error == 0) {
     next->ns = now;
+    next->passed = false;
     device->epoch++;
   }
   return error;
@@ -118,11 +119,14 @@ dc__timestamp *dc__cuda_stream_timestamp(dc_stream *stream) {
 /* ---- reading ---- */
 
 /* The mutex is held and the device entered: the stamp may be recorded anew at any time. A stamp that was not ready is
- * not asked a second time, since it may pass in between, and would get its time of issue. */
+ * not asked a second time, since it may pass in between, and would get its time of issue. The epoch's event is on
+ * another stream, and may pass later than the stamp. */
 static int64_t timestamp_read(dc__cuda_device *device, dc__cuda_timestamp *s) {
-  const dc__cuda_epoch *epoch = &device->epochs[s->epoch % DC__CUDA_EPOCHS];
+  dc__cuda_epoch *epoch = &device->epochs[s->epoch % DC__CUDA_EPOCHS];
+  const bool current = s->epoch + DC__CUDA_EPOCHS > device->epoch;
   float milliseconds = 0;
-  if (s->epoch + DC__CUDA_EPOCHS > device->epoch) {
+  epoch->passed = epoch->passed || (current && device->driver.cuEventQuery(epoch->native) == 0);
+  if (current && epoch->passed) {
     dc__cu_result error = device->driver.cuEventElapsedTime(&milliseconds, epoch->native, s->native);
     if (error == 0 || error == DC__CU_NOT_READY) {
       return error == 0 ? epoch->ns + (int64_t)((double)milliseconds * 1e6) : 0;
