@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, Collection, Dict
+from typing import Any, Callable, Collection, Dict, Iterator
 
 from ..arguments import check_size
 from ..errors import Error
@@ -66,6 +66,20 @@ def read_json(path: str) -> Dict[str, Any]:
     if not isinstance(table, dict):
         raise ValueError(f"file {path!r} holds no JSON object")
     return table
+
+
+@contextlib.contextmanager
+def whole_file(name: str, path: str) -> Iterator[Path]:
+    """Where the block writes, which takes the place of `path` then. After an error `path` is as it was."""
+    partial = Path(f"{path}.part")
+    try:
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise ValueError(f"{name} = {path} cannot be written: {error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
 
 
 def run_command(name: str, body: Callable[[], int]) -> int:

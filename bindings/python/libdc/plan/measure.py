@@ -6,7 +6,6 @@ one thread. A small collective gives the latency, a large one the rate."""
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
@@ -20,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
-from .checks import run_command
+from .checks import run_command, whole_file
 from .machine import load
 
 RANKS = 2
@@ -136,17 +135,10 @@ def free_address() -> str:
 
 def measure(path: str, clock: str = "wall") -> Dict[str, Any]:
     """Measures on processes and writes the file, whole or not at all."""
-    partial = Path(f"{path}.part")
-    try:
+    with whole_file("machine", path) as partial:
         partial.write_text("")
         partial.write_text(json.dumps(describe(_figures(clock), clock), indent=2) + "\n")
         load(str(partial))
-        partial.replace(path)
-    except OSError as error:
-        raise ValueError(f"machine = {path} cannot be written: {error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
     return dict(json.loads(Path(path).read_text()))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import json
 import re
 from pathlib import Path
 from typing import Any, Dict, List
 
+from .checks import whole_file
 from .report import as_text
 from .simulate import Faults, simulate, unscalable
 from .step import HOLDERS, Plan
@@ -46,12 +46,5 @@ def page(plan: Plan, price_per_hour: float = 0.0) -> str:
 
 def write(plan: Plan, path: str, price_per_hour: float = 0.0) -> None:
     """The whole file, or none."""
-    partial = Path(f"{path}.part")
-    try:
+    with whole_file("html", path) as partial:
         partial.write_text(page(plan, price_per_hour), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise ValueError(f"html = {path} cannot be written: {error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
