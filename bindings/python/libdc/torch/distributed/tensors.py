@@ -116,7 +116,7 @@ def flat_count(dtype: torch.dtype, numel: int) -> int:
 
 class contiguous_output:
     """A context: the tensor itself, or a contiguous copy that is written back unless there is an error. keep: whether
-    its values are wanted. A class takes a third of contextlib's time, which each call would pay."""
+    its values are wanted. A class, since each call would pay for contextlib's generator."""
 
     __slots__ = ("_tensor", "_data")
 
