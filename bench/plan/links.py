@@ -35,10 +35,11 @@ from machine import save
 from times import Case, Training, forecast, page_of
 
 WIDTH, TOKENS, STEPS, PORT, ADDRESS = 512, 16, 2, 29875, "10.9.0.1"
-RATES, STAGES = (25, 50), (0, 1, 3)
+RATES, STAGES = (20, 50, 100), (0, 1, 3)
 SHAPES = (3, 1), (4, 1), (8, 1), (2, 2), (4, 2), (2, 4)  # machines, and the ranks of each
 MACHINES = max(machines for machines, _ in SHAPES)
-HELD_S = 0.06  # sockets hold what a link sends in that time
+CONTROL = "cubic"  # Linux's own default
+SEGMENTS = 3000  # bytes that TCP hands to a link at once, as it does on a network whose round trip takes 0.5 ms or more
 PART = 4 << 20  # bytes that measure a link's rate: about what a step sends, since fewer end before TCP is at its best
 
 
@@ -90,8 +91,7 @@ def rank(out: str, what: str, number: int, machines: int, each: int) -> None:
         comm.barrier()
 
 
-def run_ranks(what: str, rate: int, machines: int, each: int, folder: str) -> Any:
-    hold(rate, (machines - 1) * each)
+def run_ranks(what: str, machines: int, each: int, folder: str) -> Any:
     out = os.path.join(folder, "out.json")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     running = [subprocess.Popen(["ip", "netns", "exec", f"n{i // each}", sys.executable, __file__, "--rank", out, what,
@@ -107,7 +107,9 @@ def ip(*arguments: str) -> None:
 
 
 def connect() -> None:
-    """Namespaces n0, n1, … at a bridge."""
+    """Namespaces n0, n1, … at a bridge. A round trip over it takes microseconds, so TCP would hand a link 64 KiB at
+    once. Of eight machines each would have a queue of 0.9 MB then, in which acknowledgements of others wait too. The
+    last connections of a collective would stand idle, as on no network of such rates."""
     subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
     ip("link", "set", "lo", "up")
     ip("link", "add", "bridge0", "type", "bridge")
@@ -117,8 +119,11 @@ def connect() -> None:
         ip("link", "add", f"port{i}", "type", "veth", "peer", "name", "veth0", "netns", f"n{i}")
         ip("link", "set", f"port{i}", "master", "bridge0", "up")
         ip("-n", f"n{i}", "address", "add", f"10.9.0.{i + 1}/24", "dev", "veth0")
-        ip("-n", f"n{i}", "link", "set", "veth0", "up")
+        ip("-n", f"n{i}", "link", "set", "veth0", "gso_max_size", f"{SEGMENTS}", "up")
         ip("-n", f"n{i}", "link", "set", "lo", "up")
+        subprocess.run(["ip", "netns", "exec", f"n{i}", "sysctl", "-qw", "net.ipv4.tcp_tso_rtt_log=0"], check=True)
+        ip("-n", f"n{i}", "route", "replace", "10.9.0.0/24", "dev", "veth0", "proto", "kernel", "scope", "link",
+           "src", f"10.9.0.{i + 1}", "congctl", CONTROL)  # a namespace's sysctl refuses all but the machine's default
 
 
 def limit(rate: int) -> None:
@@ -128,19 +133,9 @@ def limit(rate: int) -> None:
                         "burst", "4kb", "latency", "400ms"], check=True)
 
 
-def hold(rate: int, connections: int) -> None:
-    """The bound of what a machine's sockets hold, of which so many send at once. Acknowledgements wait in the same
-    queues as data, at both ends. A longer queue lets timers of retransmission, 200 ms at least, end for nothing, and
-    links stand still then. A much shorter one waits for delayed acknowledgements."""
-    held = int(rate * 125000 * HELD_S) // connections
-    for i in range(MACHINES):
-        subprocess.run(["ip", "netns", "exec", f"n{i}", "sysctl", "-qw", f"net.ipv4.tcp_wmem=4096 {held} {held}"],
-                       check=True)
-
-
-def machine_of(rate: int, folder: str) -> Any:
+def machine_of(folder: str) -> Any:
     path = os.path.join(folder, "machine.json")
-    Path(path).write_text(json.dumps({**measure(path, "processor"), **run_ranks("measure", rate, 2, 1, folder)}))
+    Path(path).write_text(json.dumps({**measure(path, "processor"), **run_ranks("measure", 2, 1, folder)}))
     return planner.load(path)
 
 
@@ -148,10 +143,10 @@ def one_round(folder: str) -> List[Row]:
     rows: List[Row] = []
     for rate in RATES:
         limit(rate)
-        machine = machine_of(rate, folder)
+        machine = machine_of(folder)
         link = machine.network_bytes_per_second * 8 / 1e6
         for machines, each in SHAPES:
-            for stage, (real, again) in zip(STAGES, run_ranks("train", rate, machines, each, folder)):
+            for stage, (real, again) in zip(STAGES, run_ranks("train", machines, each, folder)):
                 case = Case(stage, TOKENS, "tcp" if each == 1 else "two levels", machines * each)
                 share = machine._replace(ranks_per_node=each,
                                          network_bytes_per_second=machine.network_bytes_per_second // each)
