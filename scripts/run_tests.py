@@ -296,6 +296,8 @@ NEEDS: Dict[str, Tuple[str, ...]] = {
     "python": ("gcc",), "python-abi": ("gcc", "python"), "tools": ("gcc",), "wheel": ("gcc",), "wheel-cuda": ("gcc",),
     "conformance": RESULTS,
 }
+LOOKS_S = 0.5  # between looks at the signals that came. An exception of a handler could leave a lock of the pool held.
+ended: List[int] = []  # signals that asked for the end
 ALONE = ("readme",)  # it may install the package again, which others import
 
 
@@ -328,12 +330,12 @@ def run_all(chosen: List[str], suites: Dict[str, Callable[[Suite], Count]]) -> C
     active: Dict[Future[Count], str] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
-            while waiting or active:
+            while (waiting or active) and not ended:
                 for name in list(waiting):
                     if len(active) < AT_ONCE and may_begin(name, waiting, set(active.values())):
                         waiting.remove(name)
                         active[pool.submit(run_suite, name, suites[name])] = name
-                for done in wait(active, return_when=FIRST_COMPLETED).done:
+                for done in wait(active, LOOKS_S, FIRST_COMPLETED).done:
                     del active[done]
                     total += done.result()
         finally:
@@ -342,9 +344,9 @@ def run_all(chosen: List[str], suites: Dict[str, Callable[[Suite], Count]]) -> C
 
 
 def main() -> int:
-    for ends in (signal.SIGTERM, signal.SIGHUP):
+    for ends in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ends) != signal.SIG_IGN:  # as nohup sets it
-            signal.signal(ends, lambda number, _: sys.exit(128 + number))  # and what runs is ended
+            signal.signal(ends, lambda number, _: ended.append(number))
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # its encoding may lack what tests print
     LOGS.mkdir(parents=True, exist_ok=True)
     chosen = list(dict.fromkeys(sys.argv[1:])) or list(SUITES)
@@ -354,6 +356,8 @@ def main() -> int:
         print(f"run_tests: no suite {unknown[0]!r}; there are {', '.join(suites)}", file=sys.stderr)
         return 2
     total = run_all(chosen, suites)
+    if ended:
+        return 128 + ended[0]
     skipped = f", {total.skipped} skipped" if total.skipped else ""
     print(f"{total.passed} passed, {total.failed} failed{skipped}")
     return 1 if total.failed or not total.passed else 0
