@@ -94,7 +94,10 @@ impl Registered {
         let count = (self.part.end - self.part.start).clamp(0, held - first);
         let dtype = self.weights.dtype();
         let weights = self.weights.as_mut_ptr().cast::<u8>().add(first as usize * dtype.size());
-        let grad = (self.grad.length() as i64 >= count).then(|| self.grad.as_mut_ptr() as *const c_void);
+        let given = self.grad.length() as i64;
+        // A shard of padding alone has a gradient as long, if other ranks have one; the ranks' steps must agree on it.
+        let frozen = self.sharded && given == 0 && held > 0;
+        let grad = (given >= count && !frozen).then(|| self.grad.as_mut_ptr() as *const c_void);
         let (lengths, dtypes) = ([[count]; 2], [dtype, self.grad.dtype()]);
         Part { weights: weights.cast(), grad, lengths, dtypes, borrowed: PhantomData }
     }

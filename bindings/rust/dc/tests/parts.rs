@@ -118,6 +118,26 @@ fn a_frozen_parameter_is_left_alone_and_may_thaw() {
     assert_eq!(weights, [vec![0.0; 3], vec![0.75; 2]]);
 }
 
+/// The last rank's shards are padding; its gradients tell a parameter that is frozen from another one all the same.
+#[test]
+fn a_rank_of_padding_leaves_a_frozen_parameter_alone_too() {
+    let results = ranks(3, |comm| {
+        let (mut context, options) = (new_context(Some(&comm)), Z3Options::default());
+        context.register_z3_param(1, &[1, 2], vec![1f32], Vec::<f32>::new(), options).unwrap();
+        context.register_z3_param(2, &[2, 2], vec![1f32; 2], vec![0f32; 2], options).unwrap();
+        let mut muon = Muon::with_comm(&linalg(), &comm, &MuonOptions::default()).unwrap();
+        for id in [1, 2] {
+            muon.add_param(&context.param(id).unwrap()).unwrap();
+        }
+        context.update(2, |_: &mut [f32], grad: &mut [f32]| grad.fill(0.5)).unwrap();
+        muon.step(&mut context.parts(&[1, 2]).unwrap(), 1.0).unwrap();
+        [1, 2].map(|id| context.update(id, |weights: &mut [f32], _: &mut [f32]| weights[0]).unwrap())
+    });
+    for (rank, weights) in results.into_iter().map(Result::unwrap).enumerate() {
+        assert_eq!((weights[0], weights[1] == 1.0), (1.0, rank == 2));
+    }
+}
+
 #[test]
 fn errors_name_the_fault() {
     let mut context = new_context(None);
