@@ -22,11 +22,11 @@ pub struct CommOptions {
     pub heap_bytes: usize,
     /// TCP: 16 to 1024 bytes that the ranks alone have; `None`: loopback addresses only.
     pub secret: Option<String>,
-    /// TCP: where to listen, an interface's name or a CIDR; `None`: all the machine's addresses.
+    /// TCP, MPI: where to listen, an interface's name or a CIDR; `None`: all the machine's addresses.
     pub network: Option<String>,
-    /// TCP: the ports of the listeners of other ranks than 0, from the first to the last; `None`: any.
+    /// TCP, MPI: the ports of listeners, but for TCP's rank 0, from the first to the last; `None`: any.
     pub ports: Option<(u16, u16)>,
-    /// TCP: the pause between heartbeats; `None`: 1 s.
+    /// TCP, MPI: the pause between heartbeats; `None`: 1 s.
     pub heartbeat: Option<Duration>,
     /// TCP, MPI: a text that the ranks of one machine have in common; "": none share memory; `None`: the machine's own.
     pub node: Option<String>,

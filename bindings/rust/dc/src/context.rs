@@ -212,7 +212,8 @@ impl Context {
 
     /// Lends this rank's part of a parameter and of its gradient, as for an optimizer's step. Fails with
     /// [`Status::BUSY`] while the library may use them: between a reduction and [`Context::end_backward`], and between
-    /// a prefetch and its [`Context::gather`]. Afterwards say [`Context::params_updated`].
+    /// a prefetch, [`Context::set_persistent`] or [`Context::reload_parameter`] and the next [`Context::gather`] of it.
+    /// Afterwards say [`Context::params_updated`].
     pub fn update<T: Element, G: Element, R>(
         &mut self,
         id: i64,
@@ -362,7 +363,9 @@ impl Context {
     ///
     /// # Safety
     /// Slices that operators get, and results that they give, are then used by the stream after the call returned. The
-    /// caller keeps them alive and unwritten, and waits for the stream before reading.
+    /// caller keeps them alive and unwritten, and waits for the stream before reading. The caller also waits for the
+    /// stream between a gather and the next [`Context::update`] or [`Context::parts`], which take the gather for done.
+    /// The stream itself must live until another is set, or the context is cleaned up or dropped.
     pub unsafe fn set_stream(&self, stream: Option<&Stream>) -> Result<()> {
         check(sys::dc_context_set_stream(self.as_ptr(), stream.map_or(ptr::null_mut(), Stream::as_ptr)))
     }

@@ -15,6 +15,8 @@ pub type External<T> = std::result::Result<T, i32>;
 
 /// A transport that libdc does not have. Each function blocks until it is done; it runs on one of libdc's threads or on
 /// the caller's, and must not call libdc. A panic counts as an error. Slices are the bytes of elements of `dtype`.
+/// C's table also has `split`, without which [`Comm::split`] is [`Status::UNSUPPORTED`](crate::Status::UNSUPPORTED),
+/// and `all_to_all`; for these see [`crate::sys`].
 pub trait Collectives: Send + Sync + Sized + 'static {
     /// Whether [`Collectives::dup`] makes independent groups; without, gathers and reductions share one stream.
     const CAN_DUP: bool = false;
