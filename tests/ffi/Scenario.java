@@ -7,6 +7,7 @@ import com.sun.jna.Native;
 import com.sun.jna.Pointer;
 import com.sun.jna.Structure;
 import com.sun.jna.ptr.PointerByReference;
+import java.lang.ref.Reference;
 
 public final class Scenario {
   private static final int RANKS = 2, WEIGHTS = 5, SHARD = 3, NONE = 0, FLOAT32 = 1;
@@ -111,7 +112,8 @@ public final class Scenario {
     return show("full", full.data, WEIGHTS);
   }
 
-  private static void step(Pointer context, int rank) {
+  /* Returns the memory whose addresses the context has. */
+  private static Memory[] step(Pointer context, int rank) {
     float[] weights = new float[SHARD];
     for (int i = 0; i < SHARD; i++) {
       weights[i] = (rank * SHARD + i) * 0.5f - 1;
@@ -150,6 +152,7 @@ public final class Scenario {
     stats.setLong(0, 144);
     check(dc.dc_context_get_memory_stats(context, stats));
     System.out.println("stats " + stats.getLong(64) + " " + stats.getLong(88) + " " + stats.getLong(128));
+    return new Memory[] {shard, gradient};
   }
 
   public static void main(String[] arguments) {
@@ -167,8 +170,10 @@ public final class Scenario {
     check(dc.dc_device_open("cpu", null, device));
     check(dc.dc_context_create(device.getValue(), options, context));
     check(dc.dc_init(context.getValue(), comm.getValue(), null, 64));
-    step(context.getValue(), rank);
+    Memory[] registered = step(context.getValue(), rank);
     dc.dc_context_destroy(context.getValue());
+    Reference.reachabilityFence(registered); /* the collector frees memory and callbacks that only C still has */
+    Reference.reachabilityFence(options);
     dc.dc_device_destroy(device.getValue());
     dc.dc_comm_destroy(comm.getValue());
     System.out.println("done");

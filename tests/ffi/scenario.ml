@@ -116,7 +116,7 @@ let step context rank =
   CArray.set stats 0 144L;
   check (memory_stats context (CArray.start stats));
   Printf.printf "stats %Ld %Ld %Ld\n%!" (CArray.get stats 8) (CArray.get stats 11) (CArray.get stats 16);
-  ignore (Sys.opaque_identity (weights, gradient, own, whole, part, ids)) (* the library had their addresses *)
+  weights, gradient, own, whole, part, ids (* the library has their addresses *)
 
 let () =
   let rank, name = int_of_string Sys.argv.(1), Sys.argv.(2) in
@@ -131,9 +131,9 @@ let () =
   setf chosen options_user (CArray.start user);
   let context = create (context_create device (addr chosen)) in
   check (init context comm null 64L);
-  step context rank;
+  let held = step context rank in
   context_destroy context;
   device_destroy device;
   comm_destroy comm;
-  ignore (Sys.opaque_identity (user, log, chosen));
+  ignore (Sys.opaque_identity (held, user, log, chosen));
   print_endline "done"
