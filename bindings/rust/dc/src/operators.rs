@@ -35,8 +35,9 @@ impl Context {
     pub fn reduce_grad<T: Element>(&self, graph: i64, id: i64, grad: &[T]) -> Result<()> {
         let length = [grad.len() as i64];
         let status = unsafe { sys::dc_reduce_grad(self.as_ptr(), &view_of(grad, &length), graph, id) };
-        // Pieces of a large gradient may be on their way when the group fails.
-        self.reducing.set(self.reducing.get() || status == sys::DC_OK || status <= sys::DC_E_MISMATCH);
+        // Pieces of a large gradient may be on their way when the group fails, which may be for lack of memory.
+        let failed = status == sys::DC_E_NO_MEMORY || status <= sys::DC_E_MISMATCH;
+        self.reducing.set(self.reducing.get() || status == sys::DC_OK || failed);
         check(status)
     }
 
