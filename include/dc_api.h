@@ -453,7 +453,8 @@ DC_API dc_status dc_comm_create_processes(const char *name, int32_t rank, int32_
  *  shared memory, which these ranks do not have. All machines must have one byte order.
  *  Ranks of several machines move larger data in two levels, if the machines have blocks of 2^k ranks that follow each
  *  other. Ranks of a block give each other data over shared memory. Between machines each byte of a gather goes once,
- *  and of a reduction the sum of a block. The bits are the same. wire_bytes then counts what comes over the network.
+ *  and of a reduction the sum of a block. The bits are the same. dc_optimizer_stats.wire_bytes then counts what comes
+ *  over the network alone; the wire bytes of dc_memory_stats and dc_op_info stay those of the direct exchange.
  *  options.node overrides which ranks share a machine.
  *  Up to 64 ranks have a connection between any two, and listen only while a communicator is made. More ranks connect
  *  when a collective first needs it, and listen as long as the group lives. Small collectives take log2(ranks)
