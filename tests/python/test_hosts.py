@@ -159,19 +159,24 @@ def test_wrong_hosts(capsys: pytest.CaptureFixture[str], options: List[str], tex
     assert ended.value.code == 2 and text in capsys.readouterr().err
 
 
+# Machines at a bridge, for a command. Without exec bash is the first process, which takes in what a launcher leaves.
 NET = """
 set -e
 mount -t tmpfs none /run
-ip netns add 10.9.0.1
-ip netns add 10.9.0.2
-ip link add veth1 netns 10.9.0.1 type veth peer name veth2 netns 10.9.0.2
-for n in 1 2; do
-  ip -n 10.9.0.$n address add 10.9.0.$n/24 dev veth$n
-  ip -n 10.9.0.$n link set veth$n up
+ip link add bridge0 type bridge
+ip link set bridge0 up
+for n in 1 2 3 4; do
+  ip netns add 10.9.0.$n
+  ip link add port$n type veth peer name veth0 netns 10.9.0.$n
+  ip link set port$n master bridge0 up
+  ip -n 10.9.0.$n address add 10.9.0.$n/24 dev veth0
+  ip -n 10.9.0.$n link set veth0 up
   ip -n 10.9.0.$n link set lo up
 done
-exec "$0" -m libdc.run --hosts root@10.9.0.1,10.9.0.2 -n 2 --interface 10.9.0.0/24 "$1"
+bash -c "$0" || exit $?
 """
+ROOT = ["-r"] if os.geteuid() != 0 else []  # a user namespace, in which this user may make others
+UNSHARE = ["unshare", *ROOT, "-n", "-m", "-p", "-f", "--mount-proc", "--kill-child"]  # all processes end with it
 
 
 def test_hosts_in_network_namespaces(tmp_path: Path) -> None:
@@ -180,9 +185,9 @@ def test_hosts_in_network_namespaces(tmp_path: Path) -> None:
                               prefix="['ip', 'netns', 'exec', sys.argv[-2].split('@')[-1]]"))
     ssh.chmod(0o755)
     script.write_text(RANK)
-    root = ["-r"] if os.geteuid() != 0 else []  # a user namespace, in which this user may make others
-    done = subprocess.run(["unshare", *root, "-n", "-m", "bash", "-c", NET, sys.executable, str(script)], text=True,
-                          capture_output=True, stdin=subprocess.DEVNULL, timeout=600,
+    command = f"{sys.executable} -m libdc.run --hosts root@10.9.0.1,10.9.0.2 -n 2 --interface 10.9.0.0/24 {script}"
+    done = subprocess.run([*UNSHARE, "bash", "-c", NET, command], text=True, capture_output=True,
+                          stdin=subprocess.DEVNULL, timeout=600,
                           env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(done.stdout.splitlines()) == ["10.9.0.2: 2 4 10.0 0", "10.9.0.2: 3 4 10.0 1",
