@@ -30,7 +30,7 @@ import network
 from bench_process_group import BACKENDS, collectives
 
 MACHINES, PORT, KIB, WIDTH = 4, 29877, (64, 1024, 8192), 256
-# What a machine must receive of a tensor, with m machines of e ranks.
+# The least share of a tensor that a machine receives, with m machines of e ranks.
 LEAST: Dict[str, Callable[[int, int], float]] = {
     "all_reduce": lambda m, e: 2 * (m - 1) / m,
     "all_gather": lambda m, e: (m - 1) / m,
@@ -49,7 +49,8 @@ def received() -> int:
 
 def measure(calls: Calls, rounds: int, group: Any) -> Dict[str, Tuple[List[float], float]]:
     """Of each call: the rounds' seconds of the slowest rank, and the bytes of one that the busiest link brought."""
-    seconds, brought = torch.zeros(len(calls), rounds, dtype=torch.float64), torch.zeros(len(calls), dtype=torch.float64)
+    seconds = torch.zeros(len(calls), rounds, dtype=torch.float64)
+    brought = torch.zeros(len(calls), dtype=torch.float64)
     for i in range(-1, rounds):
         for place, call in list(enumerate(calls.values()))[:: 1 if i % 2 == 0 else -1]:
             dist.barrier(group)
@@ -175,17 +176,19 @@ def step_rows(calls: Dict[str, Any]) -> List[str]:
 
 def page(results: Dict[int, Any], rate: int, about: Dict[str, Any], foreign: float) -> str:
     packages = ", ".join(f"{k} {v}" for k, v in about["packages"].items())
+    where = f"{about['date']}, {about['cpu']}, {about['cores']} cores, {packages}, commit {about['commit']}"
     lines = [f"# Collectives and steps over links of {rate} Mbit/s", "",
-             f"{about['date']}, {about['cpu']}, {about['cores']} cores, {packages}, commit {about['commit']}; others used "
-             f"{foreign:.0%} of the machine.", "", f"    {about['command']}", "", *__doc__.splitlines()[4:], "",
+             f"{where}; others used {foreign:.0%} of the machine.", "", f"    {about['command']}", "",
+             *__doc__.splitlines()[4:], "",
              "KiB received are those of the busiest link in one call, with heads and acknowledgements.", "",
              "| ranks a machine | KiB | call | libdc ms | gloo ms | gloo / libdc | share of the link: libdc | gloo "
              "| KiB received: libdc | gloo |", "|" + "---|" * 10]
     for each, result in results.items():
         for kib in map(str, KIB):
             lines += collective_rows(each, rate, kib, result[kib])
-    return "\n".join([*lines, "", "A step of two ranks a machine; the ratio is to libdc.torch.shard's of the same kind.",
-                      "", "| step | ms | ratio | MiB received |", "|---|---|---|---|", *step_rows(results[2]["steps"])])
+    lines += ["", "A step of two ranks a machine. The ratio is to libdc.torch.shard's of the same kind.", "",
+              "| step | ms | ratio | MiB received |", "|---|---|---|---|", *step_rows(results[2]["steps"])]
+    return "\n".join(lines)
 
 
 def main() -> int:
