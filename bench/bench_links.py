@@ -27,7 +27,7 @@ from torch import nn
 
 import machine
 import network
-from bench_process_group import BACKENDS, collectives
+from bench_process_group import BACKENDS, collectives, mlp
 
 MACHINES, PORT, KIB, WIDTH = 4, 29877, (64, 1024, 8192), 256
 # The least share of a tensor that a machine receives, with m machines of e ranks.
@@ -66,12 +66,6 @@ def measure(calls: Calls, rounds: int, group: Any) -> Dict[str, Tuple[List[float
     return {name: (seconds[place].tolist(), brought[place].item()) for place, name in enumerate(calls)}
 
 
-def mlp() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-                           for _ in range(6)])
-
-
 def step_of(net: nn.Module, rank: int) -> Callable[[], float]:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, foreach=True)
 
@@ -93,7 +87,7 @@ def steps(rank: int, each: int, groups: Dict[str, Any]) -> Calls:
     from torch.distributed.fsdp import fully_shard
 
     def fsdp2(mesh: DeviceMesh) -> nn.Module:
-        net = mlp()
+        net = mlp(WIDTH)
         for block in net:
             fully_shard(block, mesh=mesh)
         return fully_shard(net, mesh=mesh)
@@ -104,10 +98,10 @@ def steps(rank: int, each: int, groups: Dict[str, Any]) -> Calls:
         return DeviceMesh.from_group([pair[0][rank % each], pair[1][rank // each]], "cpu", mesh=ranks,
                                      mesh_dim_names=("replicas", "shards"))
 
-    nets = {"ZeRO-3, libdc.torch.shard": dct.shard(mlp(), stage=3, prefetch=1)}
+    nets = {"ZeRO-3, libdc.torch.shard": dct.shard(mlp(WIDTH), stage=3)}
     for backend in BACKENDS:
         nets[f"FSDP2, {backend}"] = fsdp2(DeviceMesh.from_group(groups[backend], "cpu"))
-    nets["hybrid, libdc.torch.shard"] = dct.shard(mlp(), stage=3, mesh=(MACHINES, each))
+    nets["hybrid, libdc.torch.shard"] = dct.shard(mlp(WIDTH), stage=3, mesh=(MACHINES, each))
     for backend in BACKENDS:
         nets[f"hybrid FSDP2, {backend}"] = fsdp2(hybrid(backend))
     return {name: step_of(net, rank) for name, net in nets.items()}

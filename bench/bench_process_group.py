@@ -55,9 +55,10 @@ def collectives(kib: int, rank: int, ranks: int) -> Dict[str, Callable[[Any], An
     }
 
 
-def mlp() -> nn.Sequential:
+def mlp(width: int = 512) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*[nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(6)])
+    return nn.Sequential(*[nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+                           for _ in range(6)])
 
 
 def steps(rank: int) -> Dict[str, Callable[[Any], Any]]:
