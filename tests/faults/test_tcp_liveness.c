@@ -210,13 +210,15 @@ static int64_t silence_ms(int fd) {
   return info.tcpi_last_ack_recv;
 }
 
-/* Rank 0 of two, whose watcher has heard nothing of rank 1 for as long; its heartbeats go over fd. */
+/* Rank 0 of two, whose watcher has heard nothing of rank 1 and has waited for an answer of its machine for as long; its
+ * heartbeats go over fd. */
 static void begin_silence(dc__tcp_group *tcp, int fd) {
   *tcp = (dc__tcp_group){.world = 2, .heartbeat_ns = INT64_C(1000000000)};
   pthread_mutex_init(&tcp->mutex, NULL);
   tcp->control[0] = -1;
   tcp->control[1] = fd;
-  atomic_store(&tcp->heard_ns[1], dc__now_ns() - INT64_C(1000000) * SILENT_MS);
+  tcp->asked_ns[1] = dc__now_ns() - INT64_C(1000000) * SILENT_MS;
+  atomic_store(&tcp->heard_ns[1], tcp->asked_ns[1]);
 }
 
 /* On a machine with too much to do a watcher sends nothing for seconds, and the kernel no probe. A machine that was
@@ -243,6 +245,28 @@ static void fill(int fd) {
   static const char bytes[65536];
   while (send(fd, bytes, sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
   }
+}
+
+/* A busy system sends a probe late, and delivers its answer late. */
+static void test_a_machine_that_was_asked_just_now(void **state) {
+  (void)state;
+  static dc__tcp_group tcp;
+  int ends[2];
+  connect_pair(ends);
+  fill(ends[0]);
+  while (silence_ms(ends[0]) < SILENT_MS) {
+    sleep_ms(10);
+  }
+  begin_silence(&tcp, ends[0]);
+  tcp.asked_ns[1] = dc__now_ns();
+  dc__tcp_send_heartbeats(&tcp, false);
+  assert_int_equal(atomic_load(&tcp.closed[1]), 0);
+  tcp.asked_ns[1] = dc__now_ns() - INT64_C(1000000) * SILENT_MS;
+  dc__tcp_send_heartbeats(&tcp, false);
+  assert_int_equal(atomic_load(&tcp.closed[1]), DC__TCP_DISCONNECTED);
+  pthread_mutex_destroy(&tcp.mutex);
+  close(ends[0]);
+  close(ends[1]);
 }
 
 /* Data that are acknowledged show that the machine is there, whatever the control connection lacks. */
@@ -299,6 +323,7 @@ int main(void) {
                                      cmocka_unit_test(test_stopped),
                                      cmocka_unit_test(test_link_goes_down),
                                      cmocka_unit_test(test_a_machine_that_was_asked_nothing),
+                                     cmocka_unit_test(test_a_machine_that_was_asked_just_now),
                                      cmocka_unit_test(test_a_machine_that_answers_for_data),
                                      cmocka_unit_test(test_heartbeats_that_never_come)};
   return cmocka_run_group_tests_name("tcp liveness", tests, leftovers_note, leftovers_compare);

@@ -29,6 +29,7 @@ void dc__tcp_start_heartbeats(dc__tcp_group *group) {
   const unsigned int timeout_ms = limit_ms < INT32_MAX ? (unsigned int)limit_ms : INT32_MAX;
   for (int32_t r = 0; r < group->world; r++) {
     atomic_store(&group->heard_ns[r], dc__now_ns());
+    group->asked_ns[r] = dc__now_ns();
     if (group->control[r] >= 0) {
       dc__tcp_start_probes(group->control[r]);
       (void)setsockopt(group->control[r], IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
@@ -52,23 +53,36 @@ static int64_t silence_of_connection(int fd, struct tcp_info *info) {
   return told ? (int64_t)info->tcpi_last_ack_recv * 1000000 : INT64_MAX;
 }
 
-/* Time since rank r's machine last acknowledged anything, if it owes an answer to bytes or to a probe of the control
- * connection. On a machine with too much to do nothing may have been sent for as long. Where a heartbeat waits in a
- * slow link's queue, its acknowledgement is late, and those of the data ahead of it show that the machine is there. 0
- * if the system does not tell. Requires group->mutex. */
-static int64_t silence_of_machine(const dc__tcp_group *group, int32_t r) {
-  struct tcp_info info = {0}, data;
+/* Whether rank r's machine owes an answer to bytes or to a probe of the control connection. On a machine with too much
+ * to do nothing may have been sent for seconds. Notes when it was first found so. Requires group->mutex. */
+static bool owes_answer(dc__tcp_group *group, int32_t r) {
+  struct tcp_info info = {0};
   int unanswered = 0;
-  int64_t silence_ns = silence_of_connection(group->control[r], &info);
+  const bool told = silence_of_connection(group->control[r], &info) != INT64_MAX;
   const bool owes = ioctl(group->control[r], SIOCOUTQ, &unanswered) != 0 || unanswered > 0 || info.tcpi_probes > 0;
-  if (!owes || silence_ns == INT64_MAX) {
-    return 0;
-  }
+  group->asked_ns[r] = told && owes ? group->asked_ns[r] : dc__now_ns();
+  return told && owes;
+}
+
+/* Time since rank r's machine last acknowledged anything. Where a heartbeat waits in a slow link's queue, its
+ * acknowledgement is late, and those of the data ahead of it show that the machine is there. Requires group->mutex. */
+static int64_t silence_of_machine(const dc__tcp_group *group, int32_t r) {
+  struct tcp_info info;
+  int64_t silence_ns = silence_of_connection(group->control[r], &info);
   for (const dc__tcp *c = group->members; c != NULL; c = c->next) {
-    const int64_t data_ns = silence_of_connection(c->fds[r], &data);
+    const int64_t data_ns = silence_of_connection(c->fds[r], &info);
     silence_ns = data_ns < silence_ns ? data_ns : silence_ns;
   }
   return silence_ns;
+}
+
+/* How long rank r's machine has not answered. 0 if it owes no answer, or was asked just now: a busy system sends a
+ * probe late, and delivers the answer late. Requires group->mutex. */
+static int64_t time_without_answer(dc__tcp_group *group, int32_t r, int64_t limit_ns) {
+  if (!owes_answer(group, r) || dc__now_ns() - group->asked_ns[r] < limit_ns / MISSED * (MISSED - 1)) {
+    return 0;
+  }
+  return silence_of_machine(group, r);
 }
 
 void dc__tcp_host_text(const dc__tcp_group *group, int32_t r, char text[DC__TCP_PEER]) {
@@ -97,6 +111,7 @@ static void fail_vanished(dc__tcp_group *group, int32_t r, int64_t silence_ns) {
 void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late) {
   const dc__tcp_control_msg message = {.kind = DC__TCP_HEARTBEAT};
   const int64_t limit_ns = MISSED * group->heartbeat_ns;
+  const int64_t machine_limit_ns = limit_ns > min_silence_ns ? limit_ns : min_silence_ns;
   group->late_ns = was_late ? dc__now_ns() : group->late_ns;
   for (int32_t r = 0; r < group->world; r++) {
     if (!is_connected(group, r)) {
@@ -105,18 +120,15 @@ void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late) {
     /* A watcher that was late itself gives the others time to be heard. */
     const int64_t awake_ns = dc__now_ns() - group->late_ns, heard_ns = silence_of(group, r);
     const int64_t silence_ns = heard_ns < awake_ns ? heard_ns : awake_ns;
-    int64_t machine_ns = 0;
-    if (silence_ns >= limit_ns) {
-      pthread_mutex_lock(&group->mutex);
-      machine_ns = silence_of_machine(group, r);
-      pthread_mutex_unlock(&group->mutex);
-    }
-    if (machine_ns >= (limit_ns > min_silence_ns ? limit_ns : min_silence_ns)) {
-      fail_vanished(group, r, machine_ns);
-    } else if (silence_ns < limit_ns + group->heartbeat_ns) { /* a stopped process must not be filled up */
-      pthread_mutex_lock(&group->mutex);
+    pthread_mutex_lock(&group->mutex);
+    const int64_t machine_ns = time_without_answer(group, r, machine_limit_ns);
+    const bool vanished = silence_ns >= limit_ns && machine_ns >= machine_limit_ns;
+    if (!vanished && silence_ns < limit_ns + group->heartbeat_ns) { /* a stopped process must not be filled up */
       dc__tcp_send_control(group, r, &message);
-      pthread_mutex_unlock(&group->mutex);
+    }
+    pthread_mutex_unlock(&group->mutex);
+    if (vanished) {
+      fail_vanished(group, r, machine_ns);
     }
   }
 }
