@@ -17,7 +17,9 @@ static void fill_transfer(const dc__tcp_plan *p, int32_t r, dc__tcp_transfer *tr
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     int64_t size = (int64_t)dc_dtype_size(item->dtype);
-    if (coll->kind == DC__COLL_BROADCAST) {
+    if (p->scatters) {
+      dc__tcp_fill_scatter(p, r, transfer);
+    } else if (coll->kind == DC__COLL_BROADCAST) {
       dc__tcp_add_iov(transfer->out, &transfer->out_count, item->send, coll->root == me ? item->total : 0);
       dc__tcp_add_iov(transfer->in, &transfer->in_count, item->recv, coll->root == r ? item->total : 0);
     } else if (coll->kind == DC__COLL_REDUCE) {
@@ -44,8 +46,9 @@ static void tcp_begin_collective(dc__tcp_plan *p) {
   p->has_checksums = atomic_load_explicit(&self->group->checksums, memory_order_relaxed) != 0;
 }
 
-static dc_status prepare_transfers(const dc__tcp_plan *p) {
+static dc_status prepare_transfers(dc__tcp_plan *p) {
   dc__tcp *self = p->self;
+  p->scatters = dc__tcp_scatters(p);
   if (p->has_data && p->coll->kind == DC__COLL_REDUCE) {
     DC__TRY(dc__tcp_reserve_scratch(self, dc__tcp_part_bytes(p->coll, self->head.rank) * self->head.world + 1));
   }
@@ -151,8 +154,11 @@ static dc_status tcp_compare_signatures(const dc__tcp_plan *p) {
   return DC_OK;
 }
 
-/* The ranks whose call is missing. If all calls have arrived, the ranks with data still to send or receive. */
-static dc__rank_set tcp_find_missing(const dc__tcp *self, bool *all_headers) {
+/* The ranks whose call is missing. If all calls have arrived, the ranks with data still to send or receive: the root
+ * alone while this rank lacks what it must send on to the others. */
+static dc__rank_set tcp_find_missing(const dc__tcp_plan *p, bool *all_headers) {
+  const dc__tcp *self = p->self;
+  const bool waits_for_root = dc__tcp_missing_part(p) > 0;
   dc__rank_set no_header = {{0}}, open = {{0}};
   *all_headers = true;
   for (int32_t r = 0; r < self->head.world; r++) {
@@ -160,7 +166,7 @@ static dc__rank_set tcp_find_missing(const dc__tcp *self, bool *all_headers) {
       dc__rank_set_add(&no_header, r);
       *all_headers = false;
     }
-    if (r != self->head.rank && !is_complete(&self->transfers[r])) {
+    if (r != self->head.rank && !is_complete(&self->transfers[r]) && (!waits_for_root || r == p->coll->root)) {
       dc__rank_set_add(&open, r);
     }
   }
@@ -173,13 +179,13 @@ static dc_status wait_for_io(dc__tcp_plan *p) {
   for (int32_t r = 0; r < self->head.world; r++) {
     const dc__tcp_transfer *transfer = &self->transfers[r];
     bool reads = !has_header(transfer) || (p->signatures_match && transfer->in_pos < transfer->in_count);
-    short events = (short)((reads ? POLLIN : 0) | (transfer->out_pos < transfer->out_count ? POLLOUT : 0));
+    short events = (short)((reads ? POLLIN : 0) | (dc__tcp_can_send(p, r) ? POLLOUT : 0));
     if (r != self->head.rank && events != 0) {
       self->polls[count++] = (struct pollfd){.fd = self->fds[r], .events = events};
     }
   }
   bool all_headers;
-  const dc__rank_set missing = tcp_find_missing(self, &all_headers);
+  const dc__rank_set missing = tcp_find_missing(p, &all_headers);
   return dc__tcp_wait_ready(p, count, &missing, all_headers);
 }
 

@@ -1,5 +1,6 @@
-/* A collective over TCP in progress. collective.c exchanges the calls and the data of all ranks with all; relay.c does
- * small ones in few rounds; transfer.c moves bytes, and waits, for both. */
+/* A collective over TCP in progress. collective.c exchanges the calls and the data of all ranks with all; scatter.c
+ * says what goes of a large broadcast. relay.c does small collectives in few rounds. transfer.c moves bytes, and waits,
+ * for all of them. */
 #ifndef DC_COMM_TCP_COLLECTIVE_H
 #define DC_COMM_TCP_COLLECTIVE_H
 
@@ -53,6 +54,7 @@ typedef struct dc__tcp_plan {
   const dc__coll *coll;
   bool has_data;             /* data follow the calls */
   bool signatures_match;     /* all calls have arrived and match */
+  bool scatters;             /* the data are a broadcast's of which ranks send on parts */
   bool same_words;           /* of agree(): all ranks passed this rank's */
   bool queried;              /* the deadline has passed, and the peers were queried */
   bool has_checksums;        /* of what this rank sends */
@@ -77,7 +79,9 @@ dc_status dc__tcp_fail_transfer(const dc__tcp_plan *p, int32_t r, int error);
 /* Rank r sent something else than a message of this collective. */
 dc_status dc__tcp_fail_garbled(const dc__tcp_plan *p, int32_t r);
 dc_status dc__tcp_fail_size(const dc__tcp_plan *p, int32_t r, uint64_t bytes, uint64_t expected);
-/* Sends what fits of transfer->out, and reads what is there of transfer->in. */
+/* Whether there is something of transfer->out that may be sent now. */
+bool dc__tcp_can_send(const dc__tcp_plan *p, int32_t r);
+/* Sends what fits of it, and reads what is there of transfer->in. */
 dc_status dc__tcp_send_some(const dc__tcp_plan *p, int32_t r, bool *progress);
 dc_status dc__tcp_receive_some(const dc__tcp_plan *p, int32_t r, bool *progress);
 /* DC_E_CORRUPT unless what came from rank r has its checksum, or rank r sends none. */
@@ -96,6 +100,15 @@ int64_t dc__tcp_part_bytes(const dc__coll *coll, int32_t rank);
 void dc__tcp_copy_own(const dc__tcp *self, const dc__coll *coll);
 /* Adds what lies in scratch memory, in rank order. */
 void dc__tcp_reduce_own(const dc__tcp *self, const dc__coll *coll);
+
+/* ---- scatter.c ---- */
+
+/* Whether the root of a broadcast sends each rank a part to send on: the same on all ranks whose calls match. */
+bool dc__tcp_scatters(const dc__tcp_plan *p);
+/* Adds what goes to rank r and what comes from it. */
+void dc__tcp_fill_scatter(const dc__tcp_plan *p, int32_t r, dc__tcp_transfer *transfer);
+/* Bytes that have not come yet of the part that this rank sends on. */
+uint64_t dc__tcp_missing_part(const dc__tcp_plan *p);
 
 /* ---- relay.c ---- */
 

@@ -106,12 +106,34 @@ static bool sums_next(uint64_t has_checksum, int32_t pos, int32_t count) {
   return has_checksum != 0 && pos < count - 1;
 }
 
+/* The next entries of transfer->out that may be sent now, without what this rank shall send on and has not got. Returns
+ * their number. */
+static int32_t list_sendable(const dc__tcp_plan *p, int32_t r, struct iovec list[DC__COMM_GROUP + 2]) {
+  const dc__tcp_transfer *transfer = &p->self->transfers[r];
+  const uint64_t missing = p->scatters && r != p->coll->root ? dc__tcp_missing_part(p) : 0;
+  const bool without_sum = missing > 0 || sums_next(p->has_checksums, transfer->out_pos, transfer->out_count);
+  const int32_t end = transfer->out_count - (p->has_checksums && without_sum ? 1 : 0);
+  uint64_t left = dc__tcp_iov_bytes(transfer->out, transfer->out_pos, end) - missing;
+  int32_t count = 0;
+  for (int32_t i = transfer->out_pos; i < end && left > 0; i++) {
+    list[count] = transfer->out[i];
+    list[count].iov_len = left < list[count].iov_len ? (size_t)left : list[count].iov_len;
+    left -= list[count++].iov_len;
+  }
+  return count;
+}
+
+bool dc__tcp_can_send(const dc__tcp_plan *p, int32_t r) {
+  struct iovec list[DC__COMM_GROUP + 2];
+  return list_sendable(p, r, list) > 0;
+}
+
 dc_status dc__tcp_send_some(const dc__tcp_plan *p, int32_t r, bool *progress) {
   dc__tcp_transfer *transfer = &p->self->transfers[r];
-  while (transfer->out_pos < transfer->out_count) {
+  struct iovec list[DC__COMM_GROUP + 2];
+  for (int32_t count = list_sendable(p, r, list); count > 0; count = list_sendable(p, r, list)) {
     bool sums = sums_next(p->has_checksums, transfer->out_pos, transfer->out_count);
-    ssize_t sent = dc__tcp_write_list(transfer->fd, transfer->out + transfer->out_pos,
-                                      (size_t)(transfer->out_count - transfer->out_pos - (sums ? 1 : 0)));
+    ssize_t sent = dc__tcp_write_list(transfer->fd, list, (size_t)count);
     if (sent < 0) {
       return would_block() ? DC_OK : dc__tcp_fail_transfer(p, r, errno);
     }

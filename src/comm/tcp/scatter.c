@@ -1,0 +1,41 @@
+/* A broadcast of much data between three ranks or more. The root sends each of the others a part, and they send it on
+ * to all the rest while it comes. So a rank's link carries the data once each way, where a root that sends all to each
+ * rank needs as many times that time. */
+#include "comm/tcp/collective.h"
+
+enum { PART = 8 << 10, /* bytes below which a second hop costs more than it saves */ ALIGN = 64 };
+
+bool dc__tcp_scatters(const dc__tcp_plan *p) {
+  const int32_t parts = p->self->head.world - 1;
+  return p->has_data && p->coll->kind == DC__COLL_BROADCAST && parts > 1 && p->coll->items[0].total / parts >= PART;
+}
+
+/* Where the part begins that goes by rank r, or ends that goes by the rank before. The root has none. */
+static int64_t part_begin(const dc__tcp_plan *p, int32_t r) {
+  const int64_t parts = p->self->head.world - 1, total = p->coll->items[0].total;
+  const int64_t place = r - (r > p->coll->root ? 1 : 0);
+  return place == parts ? total : total / ALIGN * place / parts * ALIGN;
+}
+
+void dc__tcp_fill_scatter(const dc__tcp_plan *p, int32_t r, dc__tcp_transfer *transfer) {
+  const int32_t me = p->self->head.rank, root = p->coll->root;
+  char *data = p->coll->items[0].recv;
+  const int32_t sent = me == root ? r : me, received = r == root ? me : r; /* by which rank the parts go */
+  if (r != root) {
+    dc__tcp_add_iov(transfer->out, &transfer->out_count, data + part_begin(p, sent),
+                    part_begin(p, sent + 1) - part_begin(p, sent));
+  }
+  if (me != root) {
+    dc__tcp_add_iov(transfer->in, &transfer->in_count, data + part_begin(p, received),
+                    part_begin(p, received + 1) - part_begin(p, received));
+  }
+}
+
+uint64_t dc__tcp_missing_part(const dc__tcp_plan *p) {
+  const dc__tcp_transfer *from = &p->self->transfers[p->coll->root];
+  if (!p->scatters || p->self->head.rank == p->coll->root) {
+    return 0;
+  }
+  const bool has_checksum = p->signatures_match && from->recv_header.has_checksum != 0;
+  return dc__tcp_iov_bytes(from->in, from->in_pos, from->in_count - (has_checksum ? 1 : 0));
+}

@@ -1,0 +1,166 @@
+/* Large broadcasts over TCP, of which ranks send on parts while they come. Each rank gets the root's bytes, each link
+ * carries them once, and a root that stops is the one that the others name. */
+#include "comm/tcp/tcp.h"
+#include "comm_data.h"
+
+#include <linux/tcp.h> /* bytes sent, which netinet's does not have */
+#include <signal.h>
+#include <sys/mman.h>
+
+enum { MOST = 9, PART = 8 << 10, HEADS = 4096 /* of calls to all ranks */ };
+
+static const int32_t worlds[] = {2, 3, 4, 5, 8, MOST};
+static const int64_t limit = INT64_C(60000000000);
+
+static dc_status broadcast(dc_comm *comm, unsigned char *data, int64_t bytes, int32_t root) {
+  dc_tensor tensor = flat(data, &bytes, DC_INT8);
+  return dc_comm_broadcast(comm, &tensor, root, NULL);
+}
+
+static unsigned char byte_at(int64_t i, int32_t root) {
+  return (unsigned char)(i * 31 + (i >> 11) + root);
+}
+
+/* ---- data ---- */
+
+static int broadcast_bytes(dc_comm *comm, int64_t bytes, int32_t root) {
+  unsigned char *data = calloc((size_t)bytes + 1, 1);
+  for (int64_t i = 0; i < bytes && comm->rank == root; i++) {
+    data[i] = byte_at(i, root);
+  }
+  CHECK_OK(broadcast(comm, data, bytes, root));
+  for (int64_t i = 0; i < bytes; i++) {
+    CHECK(data[i] == byte_at(i, root));
+  }
+  CHECK(data[bytes] == 0);
+  free(data);
+  return 0;
+}
+
+static int all_sizes(dc_comm *comm, void *arg) {
+  const int64_t least = (int64_t)PART * (comm->world - 1); /* of which parts are sent on */
+  const int64_t sizes[] = {least - 1, least, least + 1, least + 63, 2 * least + 4097, 900001};
+  if (arg != NULL) {
+    CHECK_OK(dc_comm_set_checksums(comm, 1));
+  }
+  for (size_t i = 0; i < DC__COUNT(sizes); i++) {
+    for (int32_t root = 0; root < comm->world; root++) {
+      CHECK(broadcast_bytes(comm, sizes[i], root) == 0);
+    }
+  }
+  return 0;
+}
+
+static void test_sizes(void **state) {
+  (void)state;
+  int checksums = 1;
+  dc_comm_options tls = DC_COMM_OPTIONS_INIT;
+  tls.timeout_ns = limit;
+  tls.secret = "0123456789abcdef";
+  tls.tls = 1;
+  for (size_t i = 0; i < DC__COUNT(worlds); i++) {
+    assert_int_equal(on_tcp(worlds[i], limit, all_sizes, NULL), 0);
+    assert_int_equal(on_tcp(worlds[i], limit, all_sizes, &checksums), 0);
+  }
+  assert_int_equal(on_tcp_with(4, &tls, all_sizes, NULL), 0);
+  assert_int_equal(on_tcp_with(5, &tls, all_sizes, &checksums), 0);
+}
+
+/* ---- links ---- */
+
+static int64_t bytes_sent(const dc_comm *comm) {
+  int64_t sum = 0;
+  for (int32_t r = 0; r < comm->world; r++) {
+    struct tcp_info info = {0};
+    socklen_t length = sizeof info;
+    if (r != comm->rank && getsockopt(((const dc__tcp *)comm)->fds[r], IPPROTO_TCP, TCP_INFO, &info, &length) == 0) {
+      sum += (int64_t)info.tcpi_bytes_sent - (int64_t)info.tcpi_bytes_retrans;
+    }
+  }
+  return sum;
+}
+
+static int count_bytes(dc_comm *comm, void *arg) {
+  const int64_t bytes = INT64_C(3) << 20, before = bytes_sent(comm);
+  (void)arg;
+  CHECK(broadcast_bytes(comm, bytes, 1) == 0);
+  const int64_t others = comm->world - 1, sent = bytes_sent(comm) - before;
+  const int64_t expected = comm->rank == 1 ? bytes : bytes / others * (others - 1);
+  CHECK(sent >= expected - 64 * others && sent <= expected + 64 * others + HEADS);
+  return 0;
+}
+
+static void test_each_link_carries_the_data_once(void **state) {
+  (void)state;
+  for (int32_t world = 3; world <= 6; world++) {
+    assert_int_equal(on_tcp(world, limit, count_bytes, NULL), 0);
+  }
+}
+
+/* ---- a root that stops ---- */
+
+typedef struct shared {
+  atomic_int go, ready; /* ranks that will wait no longer than the deadline */
+  dc_status status[4];
+  char text[4][512];
+} shared;
+
+static void run_rank(const char *address, int32_t rank, shared *s) {
+  dc_comm *comm = NULL;
+  const int64_t bytes = INT64_C(16) << 20;
+  const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
+  dc_status status = dc_comm_create_tcp(address, "stops", rank, 4, &options, &comm);
+  unsigned char *data = calloc((size_t)bytes, 1);
+  while (status == DC_OK) {
+    if (atomic_load(&s->go) && comm->timeout_ns == limit) {
+      comm->timeout_ns = INT64_C(5000000000);
+      atomic_fetch_add(&s->ready, 1);
+    }
+    status = broadcast(comm, data, bytes, 2);
+    atomic_store(&s->go, 1);
+  }
+  s->status[rank] = status;
+  snprintf(s->text[rank], sizeof s->text[0], "%s", dc_last_error());
+  dc_comm_destroy(comm);
+  free(data);
+  _exit(0);
+}
+
+static void test_a_root_that_stops(void **state) {
+  (void)state;
+  char address[64];
+  pid_t children[4];
+  shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  assert_true((void *)s != MAP_FAILED);
+  fresh_address(address);
+  fflush(NULL);
+  for (int32_t r = 0; r < 4; r++) {
+    children[r] = fork();
+    if (children[r] == 0) {
+      run_rank(address, r, s);
+    }
+  }
+  while (atomic_load(&s->ready) < 4 && waitpid(-1, NULL, WNOHANG) == 0) { /* none has failed */
+    sleep_ms(1);
+  }
+  assert_int_equal(kill(children[2], SIGSTOP), 0);
+  for (int32_t r = 0; r < 4; r++) {
+    assert_true(r == 2 || end_rank(children[r]) == 0);
+  }
+  kill(children[2], SIGKILL);
+  assert_int_equal(end_rank(children[2]), -SIGKILL);
+  for (int32_t r = 0; r < 4; r++) {
+    if (r != 2 && (s->status[r] != DC_E_TIMEOUT || strstr(s->text[r], "for rank 2 of 4 to ") == NULL)) {
+      fail_msg("rank %d: %s: %s", r, dc_status_name(s->status[r]), s->text[r]);
+    }
+  }
+  print_message("%s\n", s->text[0]);
+  munmap(s, sizeof *s);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_sizes),
+                                     cmocka_unit_test(test_each_link_carries_the_data_once),
+                                     cmocka_unit_test(test_a_root_that_stops)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
