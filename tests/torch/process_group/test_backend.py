@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from libdc.torch.distributed import LibdcProcessGroup, rendezvous
 from libdc.torch.distributed.exchange import Table
-from libdc.torch.distributed.pairs import _Channel
+from libdc.torch.distributed.pairs import _Channel, _peers
 from libdc.torch.distributed.tensors import byte_views, flat_alias, flat_output, flattened
 from libdc.torch.distributed.work import Lane, Work
 
@@ -290,6 +290,17 @@ def test_tables() -> None:
         table.take(outs)
         assert table.in_row == [fits] * 2
         assert torch.equal(out.chunk(2)[0], whole.chunk(2)[1]) or not fits
+
+
+@pytest.mark.parametrize("size", [*range(1, 10), 16, 25])
+def test_each_rank_meets_each_other_one_in_as_few_rounds_as_can_be(size: int) -> None:
+    rounds = list(zip(*(_peers(rank, size) for rank in range(size))))
+    assert len(rounds) == size - 1 + size % 2
+    for peers in rounds:  # two agree on each other, and of an odd number of ranks one rests
+        assert all(peers[peer] == rank for rank, peer in enumerate(peers))
+        assert sum(peer == rank for rank, peer in enumerate(peers)) == size % 2
+    for rank in range(size):
+        assert {peers[rank] for peers in rounds} | {rank} == set(range(size))
 
 
 def test_the_store_does_not_grow() -> None:

@@ -267,10 +267,8 @@ class Pairs:
             return ready
 
     def exchange(self, parts: Sequence[libdc.Tensor], outs: Sequence[libdc.Tensor]) -> None:
-        """Each rank's part for each other one, flat and in bytes. In round k the ranks whose numbers add up to k meet,
-        so a round has all ranks at work. A part without bytes is no message."""
-        for k in range(self.size):
-            peer = (k - self.rank) % self.size
+        """Each rank's part for each other one, flat and in bytes. A part without bytes is no message."""
+        for peer in _peers(self.rank, self.size):
             sent, received = parts[peer], outs[peer]
             if peer == self.rank or not (sent.shape[0] or received.shape[0]):
                 continue
@@ -321,6 +319,18 @@ class Pairs:
             if len(ended) == len(channels):
                 return
             time.sleep(0.001)
+
+
+def _peers(rank: int, size: int) -> List[int]:
+    """The rank to meet in each round, or the rank itself. In round k ranks meet whose numbers add up to k, modulo their
+    number if it is odd, and one rank rests. Of an even number the last rank meets the one that would rest."""
+    odd = size - 1 + size % 2
+    peers = [(k - rank) % odd for k in range(odd)]
+    if odd == size:
+        return peers
+    if rank == odd:
+        return [k * (size // 2) % odd for k in range(odd)]  # twice that is k
+    return [odd if peer == rank else peer for peer in peers]
 
 
 def _watch(pairs: "weakref.ref[Pairs]") -> None:
