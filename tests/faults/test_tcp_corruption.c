@@ -8,7 +8,7 @@
 
 #include "leftovers.h"
 
-enum { WORLD = 2, LONGEST = 6000, FEW = 60, LIMIT_S = 30 };
+enum { MOST_RANKS = 3, LONGEST = 6000, FEW = 60, LIMIT_S = 30 };
 
 static int32_t transfers = FEW;
 static uint32_t seed = 1;
@@ -58,14 +58,14 @@ typedef struct transfer {
   char address[64], name[64];
   int64_t count;
   int64_t flip; /* a byte of rank 1's; -1: none */
-  int32_t rank;
+  int32_t rank, world;
   bool reduces;
   bool tls; /* else checksums */
 } transfer;
 
 static bool has_right_sum(const transfer *t, const float *data) {
   for (int64_t i = 0; i < t->count; i++) {
-    if (data[i] != (t->reduces ? (float)(i + i + 1) : (float)i)) {
+    if (data[i] != (float)(t->reduces ? t->world * i + t->world * (t->world - 1) / 2 : i)) {
       return false;
     }
   }
@@ -99,7 +99,7 @@ static void *transfer_rank(void *arg) {
                                    .tls = t->tls};
   dc_comm *comm = NULL;
   intptr_t result = 1;
-  if (dc_comm_create_tcp(t->address, t->name, t->rank, WORLD, &options, &comm) == DC_OK) {
+  if (dc_comm_create_tcp(t->address, t->name, t->rank, t->world, &options, &comm) == DC_OK) {
     result = transfer_once(t, comm);
   } else {
     fprintf(stderr, "%s\n", dc_last_error());
@@ -108,18 +108,18 @@ static void *transfer_rank(void *arg) {
   return (void *)result;
 }
 
-static void run_transfer(int64_t count, int64_t flip, bool reduces, bool tls) {
-  transfer ranks[WORLD];
-  pthread_t threads[WORLD];
-  transfer t = {.count = count, .flip = flip, .reduces = reduces, .tls = tls};
+static void run_transfer(int32_t world, int64_t count, int64_t flip, bool reduces, bool tls) {
+  transfer ranks[MOST_RANKS];
+  pthread_t threads[MOST_RANKS];
+  transfer t = {.count = count, .flip = flip, .world = world, .reduces = reduces, .tls = tls};
   fresh_address(t.address);
   fresh_name(t.name);
-  for (int32_t r = 0; r < WORLD; r++) {
+  for (int32_t r = 0; r < world; r++) {
     ranks[r] = t;
     ranks[r].rank = r;
     assert_int_equal(pthread_create(&threads[r], NULL, transfer_rank, &ranks[r]), 0);
   }
-  for (int32_t r = 0; r < WORLD; r++) {
+  for (int32_t r = 0; r < world; r++) {
     void *result = NULL;
     pthread_join(threads[r], &result);
     assert_null(result);
@@ -129,10 +129,10 @@ static void run_transfer(int64_t count, int64_t flip, bool reduces, bool tls) {
 static void test_no_damage(void **state) {
   (void)state;
   for (int tls = 0; tls < 2; tls++) {
-    run_transfer(0, -1, true, tls);
-    run_transfer(1, -1, true, tls);
-    run_transfer(LONGEST, -1, true, tls);
-    run_transfer(LONGEST, -1, false, tls);
+    run_transfer(2, 0, -1, true, tls);
+    run_transfer(2, 1, -1, true, tls);
+    run_transfer(3, LONGEST, -1, true, tls);
+    run_transfer(3, LONGEST, -1, false, tls);
   }
 }
 
@@ -143,7 +143,16 @@ static void test_no_wrong_sum(void **state) {
     uint32_t chosen = seed >> 8;
     int64_t count = 1 + chosen % (i % 2 == 0 ? 16 : LONGEST);
     int64_t bytes = (int64_t)sizeof(struct dc__tcp_header) + count * (int64_t)sizeof(float);
-    run_transfer(count, (chosen >> 3) % bytes, i % 3 != 0, i % 4 == 3);
+    run_transfer(2, count, (chosen >> 3) % bytes, i % 3 != 0, i % 4 == 3);
+  }
+}
+
+/* Rank 1 sends on what came damaged: rank 2 must not end with it. */
+static void test_no_damage_is_sent_on(void **state) {
+  (void)state;
+  for (int32_t i = 0; i < transfers / 3; i++) {
+    seed = seed * 1664525 + 1013904223;
+    run_transfer(3, LONGEST, (seed >> 8) % (LONGEST * sizeof(float)), false, false);
   }
 }
 
@@ -153,6 +162,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_no_damage),
       cmocka_unit_test(test_no_wrong_sum),
+      cmocka_unit_test(test_no_damage_is_sent_on),
   };
   return cmocka_run_group_tests_name("tcp_corruption", tests, leftovers_note, leftovers_compare);
 }

@@ -124,8 +124,12 @@ static dc_status receive_header(const dc__tcp_plan *p, int32_t r, bool *progress
   return reads && !dc__tcp_has_left(transfer) ? DC_OK : dc__tcp_fail_transfer(p, r, errno);
 }
 
+static bool is_received(const dc__tcp_transfer *transfer) {
+  return has_header(transfer) && transfer->in_pos == transfer->in_count;
+}
+
 static bool is_complete(const dc__tcp_transfer *transfer) {
-  return has_header(transfer) && transfer->in_pos == transfer->in_count && transfer->out_pos == transfer->out_count;
+  return is_received(transfer) && transfer->out_pos == transfer->out_count;
 }
 
 static dc_status tcp_compare_signatures(const dc__tcp_plan *p) {
@@ -154,11 +158,8 @@ static dc_status tcp_compare_signatures(const dc__tcp_plan *p) {
   return DC_OK;
 }
 
-/* The ranks whose call is missing. If all calls have arrived, the ranks with data still to send or receive: the root
- * alone while this rank lacks what it must send on to the others. */
-static dc__rank_set tcp_find_missing(const dc__tcp_plan *p, bool *all_headers) {
-  const dc__tcp *self = p->self;
-  const bool waits_for_root = dc__tcp_missing_part(p) > 0;
+/* The ranks whose call is missing. If all calls have arrived, the ranks with data still to send or receive. */
+static dc__rank_set tcp_find_missing(const dc__tcp *self, bool *all_headers) {
   dc__rank_set no_header = {{0}}, open = {{0}};
   *all_headers = true;
   for (int32_t r = 0; r < self->head.world; r++) {
@@ -166,7 +167,7 @@ static dc__rank_set tcp_find_missing(const dc__tcp_plan *p, bool *all_headers) {
       dc__rank_set_add(&no_header, r);
       *all_headers = false;
     }
-    if (r != self->head.rank && !is_complete(&self->transfers[r]) && (!waits_for_root || r == p->coll->root)) {
+    if (r != self->head.rank && !is_complete(&self->transfers[r])) {
       dc__rank_set_add(&open, r);
     }
   }
@@ -177,15 +178,18 @@ static dc_status wait_for_io(dc__tcp_plan *p) {
   dc__tcp *self = p->self;
   int32_t count = 0;
   for (int32_t r = 0; r < self->head.world; r++) {
+    if (r == self->head.rank) {
+      continue;
+    }
     const dc__tcp_transfer *transfer = &self->transfers[r];
     bool reads = !has_header(transfer) || (p->signatures_match && transfer->in_pos < transfer->in_count);
     short events = (short)((reads ? POLLIN : 0) | (dc__tcp_can_send(p, r) ? POLLOUT : 0));
-    if (r != self->head.rank && events != 0) {
+    if (events != 0) {
       self->polls[count++] = (struct pollfd){.fd = self->fds[r], .events = events};
     }
   }
   bool all_headers;
-  const dc__rank_set missing = tcp_find_missing(p, &all_headers);
+  const dc__rank_set missing = tcp_find_missing(self, &all_headers);
   return dc__tcp_wait_ready(p, count, &missing, all_headers);
 }
 
@@ -196,7 +200,12 @@ static dc_status exchange_some(dc__tcp_plan *p, int32_t r, bool *sent_some, bool
   }
   DC__TRY(dc__tcp_send_some(p, r, sent_some));
   DC__TRY(receive_header(p, r, received_some));
-  return p->signatures_match ? dc__tcp_receive_some(p, r, received_some) : DC_OK;
+  if (!p->signatures_match) {
+    return DC_OK;
+  }
+  DC__TRY(dc__tcp_receive_some(p, r, received_some));
+  const bool may_go_on = p->scatters && is_received(&p->self->transfers[r]);
+  return may_go_on ? dc__tcp_compare_checksum(p, r) : DC_OK;
 }
 
 /* Sends and receives until all is done; no header is left over then. */

@@ -107,7 +107,7 @@ void dc__tcp_reduce_own(const dc__tcp *self, const dc__coll *coll);
 bool dc__tcp_scatters(const dc__tcp_plan *p);
 /* Adds what goes to rank r and what comes from it. */
 void dc__tcp_fill_scatter(const dc__tcp_plan *p, int32_t r, dc__tcp_transfer *transfer);
-/* Bytes that have not come yet of the part that this rank sends on. */
+/* Bytes of the part that this rank sends on and may not send yet, since they or the checksum have not come. */
 uint64_t dc__tcp_missing_part(const dc__tcp_plan *p);
 
 /* ---- relay.c ---- */

@@ -19,17 +19,22 @@ enum { MISSED = 3 /* heartbeats that a machine may miss */ };
 /* A silent rank's machine is asked by keep-alive probes alone, each two seconds (socket.c). */
 static const int64_t min_silence_ns = INT64_C(3000000000);
 
+static int64_t machine_limit(const dc__tcp_group *group) {
+  const int64_t limit_ns = MISSED * group->heartbeat_ns;
+  return limit_ns > min_silence_ns ? limit_ns : min_silence_ns;
+}
+
 static bool is_connected(dc__tcp_group *group, int32_t r) {
   return group->control[r] >= 0 && atomic_load(&group->closed[r]) == 0;
 }
 
 void dc__tcp_start_heartbeats(dc__tcp_group *group) {
-  /* The system's own limit, for a watcher that cannot run: one heartbeat more than the watcher's. */
-  const int64_t limit_ms = (MISSED + 1) * group->heartbeat_ns / 1000000;
+  /* The system's own limit, for a watcher that cannot run: twice the watcher's. */
+  const int64_t limit_ms = 2 * machine_limit(group) / 1000000;
   const unsigned int timeout_ms = limit_ms < INT32_MAX ? (unsigned int)limit_ms : INT32_MAX;
   for (int32_t r = 0; r < group->world; r++) {
     atomic_store(&group->heard_ns[r], dc__now_ns());
-    group->asked_ns[r] = dc__now_ns();
+    group->asked_ns[r] = 0;
     if (group->control[r] >= 0) {
       dc__tcp_start_probes(group->control[r]);
       (void)setsockopt(group->control[r], IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
@@ -53,15 +58,16 @@ static int64_t silence_of_connection(int fd, struct tcp_info *info) {
   return told ? (int64_t)info->tcpi_last_ack_recv * 1000000 : INT64_MAX;
 }
 
-/* Whether rank r's machine owes an answer to bytes or to a probe of the control connection. On a machine with too much
- * to do nothing may have been sent for seconds. Notes when it was first found so. Requires group->mutex. */
-static bool owes_answer(dc__tcp_group *group, int32_t r) {
+/* Since when rank r's machine owes an answer to bytes or to a probe of the control connection; 0: it owes none. On a
+ * machine with too much to do nothing may have been sent for seconds. Requires group->mutex. */
+static int64_t owes_since(dc__tcp_group *group, int32_t r) {
   struct tcp_info info = {0};
   int unanswered = 0;
   const bool told = silence_of_connection(group->control[r], &info) != INT64_MAX;
   const bool owes = ioctl(group->control[r], SIOCOUTQ, &unanswered) != 0 || unanswered > 0 || info.tcpi_probes > 0;
-  group->asked_ns[r] = told && owes ? group->asked_ns[r] : dc__now_ns();
-  return told && owes;
+  const int64_t since_ns = group->asked_ns[r] != 0 ? group->asked_ns[r] : dc__now_ns();
+  group->asked_ns[r] = told && owes ? since_ns : 0;
+  return group->asked_ns[r];
 }
 
 /* Time since rank r's machine last acknowledged anything. Where a heartbeat waits in a slow link's queue, its
@@ -78,11 +84,10 @@ static int64_t silence_of_machine(const dc__tcp_group *group, int32_t r) {
 
 /* How long rank r's machine has not answered. 0 if it owes no answer, or was asked just now: a busy system sends a
  * probe late, and delivers the answer late. Requires group->mutex. */
-static int64_t time_without_answer(dc__tcp_group *group, int32_t r, int64_t limit_ns) {
-  if (!owes_answer(group, r) || dc__now_ns() - group->asked_ns[r] < limit_ns / MISSED * (MISSED - 1)) {
-    return 0;
-  }
-  return silence_of_machine(group, r);
+static int64_t time_without_answer(dc__tcp_group *group, int32_t r) {
+  const int64_t since_ns = owes_since(group, r);
+  const bool proves = since_ns != 0 && dc__now_ns() - since_ns >= machine_limit(group) / MISSED * (MISSED - 1);
+  return proves ? silence_of_machine(group, r) : 0;
 }
 
 void dc__tcp_host_text(const dc__tcp_group *group, int32_t r, char text[DC__TCP_PEER]) {
@@ -111,7 +116,6 @@ static void fail_vanished(dc__tcp_group *group, int32_t r, int64_t silence_ns) {
 void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late) {
   const dc__tcp_control_msg message = {.kind = DC__TCP_HEARTBEAT};
   const int64_t limit_ns = MISSED * group->heartbeat_ns;
-  const int64_t machine_limit_ns = limit_ns > min_silence_ns ? limit_ns : min_silence_ns;
   group->late_ns = was_late ? dc__now_ns() : group->late_ns;
   for (int32_t r = 0; r < group->world; r++) {
     if (!is_connected(group, r)) {
@@ -121,10 +125,11 @@ void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late) {
     const int64_t awake_ns = dc__now_ns() - group->late_ns, heard_ns = silence_of(group, r);
     const int64_t silence_ns = heard_ns < awake_ns ? heard_ns : awake_ns;
     pthread_mutex_lock(&group->mutex);
-    const int64_t machine_ns = time_without_answer(group, r, machine_limit_ns);
-    const bool vanished = silence_ns >= limit_ns && machine_ns >= machine_limit_ns;
+    const int64_t machine_ns = time_without_answer(group, r);
+    const bool vanished = silence_ns >= limit_ns && machine_ns >= machine_limit(group);
     if (!vanished && silence_ns < limit_ns + group->heartbeat_ns) { /* a stopped process must not be filled up */
       dc__tcp_send_control(group, r, &message);
+      group->asked_ns[r] = group->asked_ns[r] != 0 ? group->asked_ns[r] : dc__now_ns();
     }
     pthread_mutex_unlock(&group->mutex);
     if (vanished) {

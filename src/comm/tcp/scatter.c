@@ -1,6 +1,6 @@
 /* A broadcast of much data between three ranks or more. The root sends each of the others a part, and they send it on
- * to all the rest while it comes. So a rank's link carries the data once each way, where a root that sends all to each
- * rank needs as many times that time. */
+ * to all the rest while it comes. So a rank's link carries the data once each way, where that of a root that sends all
+ * to each rank carries them once for each. The others get the last byte of a part only when its checksum was right. */
 #include "comm/tcp/collective.h"
 
 enum { PART = 8 << 10, /* bytes below which a second hop costs more than it saves */ ALIGN = 64 };
@@ -37,5 +37,6 @@ uint64_t dc__tcp_missing_part(const dc__tcp_plan *p) {
     return 0;
   }
   const bool has_checksum = p->signatures_match && from->recv_header.has_checksum != 0;
-  return dc__tcp_iov_bytes(from->in, from->in_pos, from->in_count - (has_checksum ? 1 : 0));
+  const uint64_t bytes = dc__tcp_iov_bytes(from->in, from->in_pos, from->in_count - (has_checksum ? 1 : 0));
+  return bytes == 0 && from->in_pos < from->in_count ? 1 : bytes; /* the last byte waits for the checksum */
 }

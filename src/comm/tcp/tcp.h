@@ -117,7 +117,7 @@ typedef struct dc__tcp_group {
   atomic_int closed[DC__COMM_MAX_WORLD]; /* DC__TCP_CLOSED, DC__TCP_DISCONNECTED; 0: connected */
   int64_t heartbeat_ns;
   int64_t late_ns;                           /* when the watcher last found itself late; for the watcher */
-  int64_t asked_ns[DC__COMM_MAX_WORLD];      /* since when its machine may owe an answer; for the watcher */
+  int64_t asked_ns[DC__COMM_MAX_WORLD];      /* since when its machine owes an answer, or 0; for the watcher */
   atomic_llong heard_ns[DC__COMM_MAX_WORLD]; /* when the last bytes of its watcher came */
   atomic_int error[DC__COMM_MAX_WORLD];      /* errno if disconnected; 0: the peer closed the connection */
   atomic_bool outlived[DC__COMM_MAX_WORLD];  /* a connection for data stood when the control connection had ended */

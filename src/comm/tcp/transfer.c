@@ -110,7 +110,7 @@ static bool sums_next(uint64_t has_checksum, int32_t pos, int32_t count) {
  * their number. */
 static int32_t list_sendable(const dc__tcp_plan *p, int32_t r, struct iovec list[DC__COMM_GROUP + 2]) {
   const dc__tcp_transfer *transfer = &p->self->transfers[r];
-  const uint64_t missing = p->scatters && r != p->coll->root ? dc__tcp_missing_part(p) : 0;
+  const uint64_t missing = r != p->coll->root ? dc__tcp_missing_part(p) : 0;
   const bool without_sum = missing > 0 || sums_next(p->has_checksums, transfer->out_pos, transfer->out_count);
   const int32_t end = transfer->out_count - (p->has_checksums && without_sum ? 1 : 0);
   uint64_t left = dc__tcp_iov_bytes(transfer->out, transfer->out_pos, end) - missing;

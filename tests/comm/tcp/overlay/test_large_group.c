@@ -102,6 +102,21 @@ static int sums_are_right(dc_comm *comm, const crowd *c, int32_t d) {
   return 0;
 }
 
+/* A broadcast of which each rank sends on a part. */
+static int is_sent_on(dc_comm *comm) {
+  const int64_t bytes = (INT64_C(8) << 10) * (comm->world - 1) + 5;
+  char *sent = make(DC_INT8, 7, bytes), *got = calloc((size_t)bytes, 1);
+  if (comm->rank == 2) {
+    memcpy(got, sent, (size_t)bytes);
+  }
+  dc_tensor whole = flat(got, &bytes, DC_INT8);
+  CHECK_OK(dc_comm_broadcast(comm, &whole, 2, NULL));
+  CHECK(memcmp(got, sent, (size_t)bytes) == 0);
+  free(sent);
+  free(got);
+  return 0;
+}
+
 /* ---- trainings ---- */
 
 /* All ranks have the same weights, after each of these trainings. */
@@ -118,6 +133,7 @@ static int use_all(dc_comm *comm, void *arg) {
   for (int32_t d = 0; d < KINDS; d++) {
     CHECK(sums_are_right(comm, c, d) == 0);
   }
+  CHECK(is_sent_on(comm) == 0);
   for (int32_t i = 0; i < TRAININGS; i++) {
     setting s = {.stage = trainings[i][0], .replicas = trainings[i][1], .hashes = c->hashes[i]};
     CHECK(train(comm, &s) == 0);
