@@ -43,7 +43,7 @@ def test_collectives_have_the_values_of_gloo(launch: Callable[..., str], head: s
 
 def test_training_has_the_losses_of_gloo(launch: Callable[..., str]) -> None:
     out = launch(RUN.format("training"), 4)
-    assert out.count("as over Gloo") == 4 * 11, out
+    assert out.count("as over Gloo") == 4 * 13, out
 
 
 def test_behaviours_of_pytorchs_own_tests(launch: Callable[..., str]) -> None:

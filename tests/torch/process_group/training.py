@@ -79,6 +79,32 @@ def ddp_float16_hook(group: Any) -> List[float]:
     return train(net, dist.get_rank(group))
 
 
+def ddp_uneven_batches(group: Any) -> List[float]:
+    from torch.distributed.algorithms.join import Join
+
+    net, rank = DistributedDataParallel(model(), process_group=group), dist.get_rank(group)
+    with Join([net]):
+        return train(net, rank, 2 + rank)
+
+
+def pipeline(group: Any) -> List[float]:
+    """Messages between stages, two of them a rank."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    torch.manual_seed(0)
+    blocks = [Block(12) for _ in range(2 * size)]
+    stages = [PipelineStage(blocks[place], place, 2 * size, torch.device("cpu"), group=group)
+              for place in (rank, rank + size)]
+    schedule = ScheduleInterleaved1F1B(stages, size, loss_fn=nn.functional.mse_loss)
+    losses: List[torch.Tensor] = []
+    inputs = (batch(0),) if rank == 0 else ()
+    outputs = {"target": batch(1), "losses": losses} if rank == size - 1 else {}
+    schedule.step(*inputs, **outputs)
+    norms = [p.grad.norm() for stage in stages for p in stage.submod.parameters() if p.grad is not None]
+    return [each.item() for each in losses + norms]
+
+
 def zero_redundancy(group: Any) -> List[float]:
     net = DistributedDataParallel(model(), process_group=group)
     optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW, process_group=group, lr=1e-2)
@@ -172,8 +198,8 @@ def functional(group: Any) -> List[float]:
 
 
 CASES: List[Callable[[Any], List[float]]] = [
-    ddp, ddp_unused_parameters, ddp_float16_hook, zero_redundancy, fsdp2, fsdp2_mixed_precision, dtensor,
-    tensor_parallel, checkpoint, functional,
+    ddp, ddp_unused_parameters, ddp_float16_hook, ddp_uneven_batches, pipeline, zero_redundancy, fsdp2,
+    fsdp2_mixed_precision, dtensor, tensor_parallel, checkpoint, functional,
 ]  # fmt: skip
 
 
