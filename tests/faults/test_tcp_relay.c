@@ -239,7 +239,8 @@ static bool meet(fault f, bool tls, int32_t world, int64_t meeting_ns, int64_t d
     if (i == 0 && !await_rank_0(&r, &ms[0])) {
       pthread_join(threads[0], NULL);
       close_relay(&r);
-      assert_int_equal(ms[0].status, DC_E_EXISTS); /* another program took the port */
+      const bool was_slow = ms[0].status == DC_E_TIMEOUT && meeting_ns < limit; /* this thread got no processor */
+      assert_true(was_slow || ms[0].status == DC_E_EXISTS);                     /* another program took the port */
       return meet(f, tls, world, meeting_ns, deadline_ns, ms);
     }
     if (i == 0) {
