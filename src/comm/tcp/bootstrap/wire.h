@@ -7,7 +7,7 @@
 
 enum {
   DC__TCP_PROTOCOL = 10, /* raise it when a message changes */
-  DC__TCP_NAME = 88,    /* of the group, zero-padded */
+  DC__TCP_NAME = 88,     /* of the group, zero-padded */
   DC__TCP_TEXT = 512,
   DC__TCP_RUN = 16, /* random bytes of one meeting: ranks of an earlier one have others */
   DC__TCP_DENIED = -1,
