@@ -322,9 +322,9 @@ class Pairs:
 
 
 def _peers(rank: int, size: int) -> List[int]:
-    """The rank to meet in each round, or the rank itself. Of 2^k ranks those of one machine meet in the same rounds, and
-    else all links are in use. Of another number ranks meet in round k whose numbers add up to k, modulo their number if
-    it is odd, and one rank rests. Of an even number the last rank meets the one that would rest."""
+    """The rank to meet in each round, or the rank itself. Of 2^k ranks those of one machine meet in the same rounds, so
+    that all links are in use in the others. Of another number ranks meet in round k whose numbers add up to k, modulo
+    their number if it is odd, and one rank rests. Of an even number the last rank meets the one that would rest."""
     if size & (size - 1) == 0:
         return [rank ^ k for k in range(1, size)]
     odd = size - 1 + size % 2
