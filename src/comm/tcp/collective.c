@@ -13,13 +13,15 @@
 static void fill_transfer(const dc__tcp_plan *p, int32_t r, dc__tcp_transfer *transfer) {
   int32_t me = p->self->head.rank;
   const dc__coll *coll = p->coll;
+  if (p->scatters) {
+    dc__tcp_fill_scatter(p, r, transfer);
+    return;
+  }
   char *from = coll->kind == DC__COLL_REDUCE ? p->self->scratch + r * dc__tcp_part_bytes(coll, me) : NULL;
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     int64_t size = (int64_t)dc_dtype_size(item->dtype);
-    if (p->scatters) {
-      dc__tcp_fill_scatter(p, r, transfer);
-    } else if (coll->kind == DC__COLL_BROADCAST) {
+    if (coll->kind == DC__COLL_BROADCAST) {
       dc__tcp_add_iov(transfer->out, &transfer->out_count, item->send, coll->root == me ? item->total : 0);
       dc__tcp_add_iov(transfer->in, &transfer->in_count, item->recv, coll->root == r ? item->total : 0);
     } else if (coll->kind == DC__COLL_REDUCE) {
@@ -204,8 +206,7 @@ static dc_status exchange_some(dc__tcp_plan *p, int32_t r, bool *sent_some, bool
     return DC_OK;
   }
   DC__TRY(dc__tcp_receive_some(p, r, received_some));
-  const bool may_go_on = p->scatters && is_received(&p->self->transfers[r]);
-  return may_go_on ? dc__tcp_compare_checksum(p, r) : DC_OK;
+  return is_received(&p->self->transfers[r]) ? dc__tcp_compare_checksum(p, r) : DC_OK;
 }
 
 /* Sends and receives until all is done; no header is left over then. */
@@ -238,7 +239,6 @@ static dc_status exchange_all(dc__tcp_plan *p) {
   for (int32_t r = 0; r < self->head.world; r++) {
     self->transfers[r].bytes_received = 0;
     p->same_words = p->same_words && self->transfers[r].recv_header.call.word == p->call.word;
-    DC__TRY(r == self->head.rank ? DC_OK : dc__tcp_compare_checksum(p, r));
   }
   return DC_OK;
 }

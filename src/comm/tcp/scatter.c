@@ -17,17 +17,18 @@ static int64_t part_begin(const dc__tcp_plan *p, int32_t r) {
   return place == parts ? total : total / ALIGN * place / parts * ALIGN;
 }
 
+static void add_part(const dc__tcp_plan *p, int32_t r, struct iovec *list, int32_t *count) {
+  const int64_t begin = part_begin(p, r);
+  dc__tcp_add_iov(list, count, (char *)p->coll->items[0].recv + begin, part_begin(p, r + 1) - begin);
+}
+
 void dc__tcp_fill_scatter(const dc__tcp_plan *p, int32_t r, dc__tcp_transfer *transfer) {
   const int32_t me = p->self->head.rank, root = p->coll->root;
-  char *data = p->coll->items[0].recv;
-  const int32_t sent = me == root ? r : me, received = r == root ? me : r; /* by which rank the parts go */
   if (r != root) {
-    dc__tcp_add_iov(transfer->out, &transfer->out_count, data + part_begin(p, sent),
-                    part_begin(p, sent + 1) - part_begin(p, sent));
+    add_part(p, me == root ? r : me, transfer->out, &transfer->out_count);
   }
   if (me != root) {
-    dc__tcp_add_iov(transfer->in, &transfer->in_count, data + part_begin(p, received),
-                    part_begin(p, received + 1) - part_begin(p, received));
+    add_part(p, r == root ? me : r, transfer->in, &transfer->in_count);
   }
 }
 

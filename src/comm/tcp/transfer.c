@@ -106,26 +106,29 @@ static bool sums_next(uint64_t has_checksum, int32_t pos, int32_t count) {
   return has_checksum != 0 && pos < count - 1;
 }
 
-/* The next entries of transfer->out that may be sent now, without what this rank shall send on and has not got. Returns
- * their number. */
-static int32_t list_sendable(const dc__tcp_plan *p, int32_t r, struct iovec list[DC__COMM_GROUP + 2]) {
+/* Bytes of transfer->out that may be sent now, without what this rank shall send on and has not got. */
+static uint64_t sendable_bytes(const dc__tcp_plan *p, int32_t r) {
   const dc__tcp_transfer *transfer = &p->self->transfers[r];
   const uint64_t missing = r != p->coll->root ? dc__tcp_missing_part(p) : 0;
   const bool without_sum = missing > 0 || sums_next(p->has_checksums, transfer->out_pos, transfer->out_count);
   const int32_t end = transfer->out_count - (p->has_checksums && without_sum ? 1 : 0);
-  uint64_t left = dc__tcp_iov_bytes(transfer->out, transfer->out_pos, end) - missing;
-  int32_t count = 0;
-  for (int32_t i = transfer->out_pos; i < end && left > 0; i++) {
-    list[count] = transfer->out[i];
-    list[count].iov_len = left < list[count].iov_len ? (size_t)left : list[count].iov_len;
-    left -= list[count++].iov_len;
-  }
-  return count;
+  return dc__tcp_iov_bytes(transfer->out, transfer->out_pos, end) - missing;
 }
 
 bool dc__tcp_can_send(const dc__tcp_plan *p, int32_t r) {
-  struct iovec list[DC__COMM_GROUP + 2];
-  return list_sendable(p, r, list) > 0;
+  return sendable_bytes(p, r) > 0;
+}
+
+/* The next entries of transfer->out that may be sent now. Returns their number. */
+static int32_t list_sendable(const dc__tcp_plan *p, int32_t r, struct iovec list[DC__COMM_GROUP + 2]) {
+  const struct iovec *next = p->self->transfers[r].out + p->self->transfers[r].out_pos;
+  int32_t count = 0;
+  for (uint64_t left = sendable_bytes(p, r); left > 0; count++) {
+    list[count] = next[count];
+    list[count].iov_len = left < list[count].iov_len ? (size_t)left : list[count].iov_len;
+    left -= list[count].iov_len;
+  }
+  return count;
 }
 
 dc_status dc__tcp_send_some(const dc__tcp_plan *p, int32_t r, bool *progress) {
