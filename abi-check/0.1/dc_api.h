@@ -507,7 +507,8 @@ typedef struct dc_comm_callbacks {
   int32_t (*split)(const int32_t *ranks, int32_t count, void *user, void **new_user);
   /** send has send_counts[r] elements for rank r, one part behind the other, and recv gets recv_counts[r] from it. With
    *  this function libdc adds itself: the bits are those of every other transport, 16-bit types are sent as they are,
-   *  nothing is padded, and reduce_scatter may be NULL. NULL: reductions go through reduce_scatter. Never in place. */
+   *  nothing is padded, and reduce_scatter may be NULL. NULL: reductions go through reduce_scatter, and an all-to-all
+   *  gathers all that any rank sends. Never in place. */
   int32_t (*all_to_all)(const void *send, const int64_t *send_counts, void *recv, const int64_t *recv_counts,
                         int32_t dtype, void *user);
 } dc_comm_callbacks;
@@ -730,6 +731,45 @@ DC_API dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, 
  *  stream  as in dc_comm_all_gather
  *  Errors as dc_comm_all_reduce. [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_stream *stream);
+
+/** All-to-all: every rank gets a part of each rank's send, in rank order.
+ *
+ *      part s of recv on rank r = part r of send on rank s
+ *
+ *  Ranks compare what they expect with what the others send. A difference is DC_E_MISMATCH for the group, whose text
+ *  names both ranks; over TCP a rank whose own parts have come may learn of it at its next call.
+ *  Source: MPI_Alltoallv of the Message Passing Interface standard (MPI 4.1, section 6.8).
+ *  send         [in] contiguous, sum of the send_counts elements: the parts for all ranks, in rank order
+ *  send_counts  ws element counts, which may differ and be 0; NULL: all are alike, send's elements divided by ws
+ *  recv         [out] contiguous, sum of the recv_counts elements of the same dtype; must not overlap send
+ *  recv_counts  ws element counts, recv_counts[s] of what rank s sends to this rank; NULL: all are alike
+ *  stream       as in dc_comm_all_gather
+ *  Errors as dc_comm_all_reduce. [handle, collective] Since 0.1. */
+DC_API dc_status dc_comm_all_to_all(dc_comm *comm, const dc_tensor *send, const int64_t *send_counts, dc_tensor *recv,
+                                    const int64_t *recv_counts, dc_stream *stream);
+
+/** Gather: recv of rank root = the ranks' send tensors one after the other, in rank order. Ranks compare what they send
+ *  with what the root expects, as in dc_comm_all_to_all(). Source: MPI_Gatherv (MPI 4.1, section 6.5).
+ *  send    [in] contiguous, count_r elements on rank r, which may differ and be 0
+ *  recv    [out] on the root: contiguous, sum of the counts elements of the same dtype; must not overlap send. Elsewhere
+ *          it is not read, and may be NULL
+ *  counts  on the root: ws element counts; NULL: all are alike. Elsewhere it is not read
+ *  root    0..size-1, the same on every rank
+ *  stream  as in dc_comm_all_gather
+ *  Errors as dc_comm_all_reduce. [handle, collective] Since 0.1. */
+DC_API dc_status dc_comm_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts,
+                                int32_t root, dc_stream *stream);
+
+/** Scatter: recv = this rank's part of rank root's send, in rank order. Ranks compare what they expect with what the
+ *  root sends, as in dc_comm_all_to_all(). Source: MPI_Scatterv (MPI 4.1, section 6.6).
+ *  send    [in] on the root: contiguous, sum of the counts elements. Elsewhere it is not read, and may be NULL
+ *  counts  on the root: ws element counts, which may differ and be 0; NULL: all are alike. Elsewhere it is not read
+ *  recv    [out] contiguous, counts[rank] elements of the same dtype; must not overlap send
+ *  root    0..size-1, the same on every rank
+ *  stream  as in dc_comm_all_gather
+ *  Errors as dc_comm_all_reduce. [handle, collective] Since 0.1. */
+DC_API dc_status dc_comm_scatter(dc_comm *comm, const dc_tensor *send, const int64_t *counts, dc_tensor *recv,
+                                 int32_t root, dc_stream *stream);
 
 /** Blocks the caller until every rank has called. Errors as dc_comm_all_reduce. [handle, collective] Since 0.1. */
 DC_API dc_status dc_comm_barrier(dc_comm *comm);
@@ -1268,7 +1308,10 @@ enum dc_op {
   DC_OP_COMM_ALL_REDUCE = 34,      /**< dc_comm_all_reduce */
   DC_OP_COMM_BROADCAST = 35,       /**< dc_comm_broadcast */
   DC_OP_COMM_BARRIER = 36,         /**< dc_comm_barrier */
-  DC_OP_COMM_SPLIT = 37            /**< dc_comm_split */
+  DC_OP_COMM_SPLIT = 37,           /**< dc_comm_split */
+  DC_OP_COMM_ALL_TO_ALL = 38,      /**< dc_comm_all_to_all */
+  DC_OP_COMM_GATHER = 39,          /**< dc_comm_gather */
+  DC_OP_COMM_SCATTER = 40          /**< dc_comm_scatter */
 };
 
 /** An operator's name, "allgather_param".

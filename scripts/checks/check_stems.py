@@ -36,8 +36,8 @@ ELSEWHERE: List[Elsewhere] = [
     Elsewhere("api/test_bad_input.c", "api/operators", "each argument refused by its name"),
     Elsewhere("optim/test_elementwise_errors.c", "api/optimizer/optimizer", "each argument refused by its name"),
     # communicators
-    Elsewhere("comm/test_comm.c", "comm/all_reduce comm/shm/shm comm/shm/collective comm/shm/single_rank "
-              "comm/tcp/collective comm/tcp/transfer", "each type, split and kind of group"),
+    Elsewhere("comm/test_comm.c", "comm/all_reduce comm/shm/shm comm/shm/collective comm/shm/staging "
+              "comm/shm/single_rank comm/tcp/collective comm/tcp/transfer", "each type, split and kind of group"),
     Elsewhere("comm/external/test_external.c", "comm/external/collective", "ragged, grouped and 16-bit data"),
     Elsewhere("comm/test_coll_group.c", "comm/shm/heap", "memory that peers read, and its limit"),
     Elsewhere("comm/test_comm_errors.c", "comm/shm/wait comm/shm/group", "every wait ends, and nothing is left"),

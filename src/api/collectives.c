@@ -41,15 +41,15 @@ static dc_status read_coll_tensor(const char *fn, const char *argument, const dc
 }
 
 /* The ranks' ranges, back to back. If counts is NULL, each has `each` elements. */
-static dc_status ranges_of_counts(const char *fn, const dc_comm *comm, const int64_t *counts, int64_t each,
-                                  dc__range *ranges, int64_t *total) {
+static dc_status ranges_of_counts(const char *fn, const char *argument, const dc_comm *comm, const int64_t *counts,
+                                  int64_t each, dc__range *ranges, int64_t *total) {
   *total = 0;
   for (int32_t r = 0; r < comm->world; r++) {
     int64_t count = counts != NULL ? counts[r] : each;
     ranges[r] = (dc__range){*total, count};
     if (count < 0 || __builtin_add_overflow(*total, count, total)) {
-      return dc__fail(DC_E_INVALID, "%s: counts[%" PRId32 "] = %" PRId64 ", must be >= 0 and the sum an int64", fn, r,
-                      count);
+      return dc__fail(DC_E_INVALID, "%s: %s[%" PRId32 "] = %" PRId64 ", must be >= 0 and the sum an int64", fn,
+                      argument, r, count);
     }
   }
   return DC_OK;
@@ -111,7 +111,7 @@ dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *re
   dc__range ranges[DC__COMM_MAX_WORLD];
   int64_t total;
   DC__TRY(read_send_recv(fn, send, recv, &p));
-  DC__TRY(ranges_of_counts(fn, comm, counts, p.send_count, ranges, &total));
+  DC__TRY(ranges_of_counts(fn, "counts", comm, counts, p.send_count, ranges, &total));
   DC__TRY(check_numel(fn, "send", p.send_count, "counts[rank]", ranges[comm->rank].count));
   DC__TRY(check_numel(fn, "recv", p.recv_count, "the sum of counts", total));
   const char *own_part = p.recv.data; /* NULL if nothing is gathered */
@@ -138,7 +138,7 @@ dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor
   DC__TRY(check_reduce_op(fn, op, p.send.dtype));
   DC__TRY(check_summable(fn, "send", &p.send, p.send_count, stream));
   DC__TRY(check_summable(fn, "recv", &p.recv, p.recv_count, stream));
-  DC__TRY(ranges_of_counts(fn, comm, counts, p.recv_count, ranges, &total));
+  DC__TRY(ranges_of_counts(fn, "counts", comm, counts, p.recv_count, ranges, &total));
   DC__TRY(check_numel(fn, "recv", p.recv_count, "counts[rank]", ranges[comm->rank].count));
   DC__TRY(check_numel(fn, "send", p.send_count, "the sum of counts", total));
   if (tensors_overlap(p.send.data, p.send_count, p.recv.data, p.recv_count, p.recv.dtype)) {
@@ -153,6 +153,105 @@ dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor
                               .recv_dtype = p.recv.dtype,
                               .reduce_op = op};
   return dc__comm_submit(comm, stream, DC__COLL_REDUCE, &item);
+}
+
+/* ---- all-to-all, gather, scatter ---- */
+
+/* The parts of send or recv. If counts is NULL, all have the same number of elements. */
+static dc_status read_parts(const char *fn, const char *tensor, int64_t numel, const char *argument,
+                            const dc_comm *comm, const int64_t *counts, dc__range *ranges) {
+  int64_t total;
+  if (counts == NULL && numel % comm->world != 0) {
+    return dc__fail(DC_E_SHAPE,
+                    "%s: %s has %" PRId64 " element%s, must be a multiple of the %" PRId32 " ranks where %s is NULL",
+                    fn, tensor, numel, DC__PLURAL_S(numel), comm->world, argument);
+  }
+  DC__TRY(ranges_of_counts(fn, argument, comm, counts, numel / comm->world, ranges, &total));
+  return check_numel(fn, tensor, numel, "the sum of its counts", total);
+}
+
+/* The parts of a tensor that has them for or from one rank alone. */
+static void place_one_part(const dc_comm *comm, int32_t rank, int64_t count, dc__range *ranges) {
+  for (int32_t r = 0; r < comm->world; r++) {
+    ranges[r] = (dc__range){r > rank ? count : 0, r == rank ? count : 0};
+  }
+}
+
+static dc_status check_root(const char *fn, const dc_comm *comm, int32_t root) {
+  return root >= 0 && root < comm->world
+             ? DC_OK
+             : dc__fail(DC_E_INVALID, "%s: root = %" PRId32 ", must be 0 to %" PRId32, fn, root, comm->world - 1);
+}
+
+/* Reads the other tensor on the root. Elsewhere it is an empty one, whatever was given. */
+static dc_status read_root_tensor(const char *fn, const char *argument, const dc_tensor *tensor, bool is_root,
+                                  const dc_tensor *other, dc_tensor *out, int64_t *count) {
+  *out = (dc_tensor){.dtype = other->dtype};
+  *count = 0;
+  DC__TRY(is_root ? read_coll_tensor(fn, argument, tensor, out, count) : DC_OK);
+  return out->dtype == other->dtype ? DC_OK
+                                    : dc__fail(DC_E_DTYPE, "%s: %s is %s, must be %s as this rank's part", fn, argument,
+                                               dc_dtype_name(out->dtype), dc_dtype_name(other->dtype));
+}
+
+static dc_status submit_parts(const char *fn, dc_comm *comm, dc_stream *stream, int32_t op, int32_t root,
+                              const send_recv_pair *p, const dc__range *ranges) {
+  if (tensors_overlap(p->send.data, p->send_count, p->recv.data, p->recv_count, p->send.dtype)) {
+    return dc__fail(DC_E_INVALID, "%s: send and recv overlap", fn);
+  }
+  DC__TRY(check_no_group(fn, comm));
+  const dc__coll_item item = {.send = p->send.data,
+                              .recv = p->recv.data,
+                              .ranges = ranges,
+                              .total = p->send_count,
+                              .id = -1,
+                              .dtype = p->send.dtype};
+  return dc__comm_all_to_all(comm, stream, op, root, &item);
+}
+
+dc_status dc_comm_all_to_all(dc_comm *comm, const dc_tensor *send, const int64_t *send_counts, dc_tensor *recv,
+                             const int64_t *recv_counts, dc_stream *stream) {
+  DC__WITHOUT_TRAPS;
+  static const char fn[] = "dc_comm_all_to_all";
+  DC__TRY(check_comm(fn, comm, stream));
+  send_recv_pair p;
+  dc__range ranges[2 * DC__COMM_MAX_WORLD];
+  DC__TRY(read_send_recv(fn, send, recv, &p));
+  DC__TRY(read_parts(fn, "send", p.send_count, "send_counts", comm, send_counts, ranges));
+  DC__TRY(read_parts(fn, "recv", p.recv_count, "recv_counts", comm, recv_counts, ranges + comm->world));
+  return submit_parts(fn, comm, stream, DC_OP_COMM_ALL_TO_ALL, 0, &p, ranges);
+}
+
+dc_status dc_comm_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts, int32_t root,
+                         dc_stream *stream) {
+  DC__WITHOUT_TRAPS;
+  static const char fn[] = "dc_comm_gather";
+  DC__TRY(check_comm(fn, comm, stream));
+  send_recv_pair p;
+  dc__range ranges[2 * DC__COMM_MAX_WORLD];
+  DC__TRY(check_root(fn, comm, root));
+  const bool is_root = comm->rank == root;
+  DC__TRY(read_coll_tensor(fn, "send", send, &p.send, &p.send_count));
+  DC__TRY(read_root_tensor(fn, "recv", recv, is_root, &p.send, &p.recv, &p.recv_count));
+  place_one_part(comm, root, p.send_count, ranges);
+  DC__TRY(read_parts(fn, "recv", p.recv_count, "counts", comm, is_root ? counts : NULL, ranges + comm->world));
+  return submit_parts(fn, comm, stream, DC_OP_COMM_GATHER, root, &p, ranges);
+}
+
+dc_status dc_comm_scatter(dc_comm *comm, const dc_tensor *send, const int64_t *counts, dc_tensor *recv, int32_t root,
+                          dc_stream *stream) {
+  DC__WITHOUT_TRAPS;
+  static const char fn[] = "dc_comm_scatter";
+  DC__TRY(check_comm(fn, comm, stream));
+  send_recv_pair p;
+  dc__range ranges[2 * DC__COMM_MAX_WORLD];
+  DC__TRY(check_root(fn, comm, root));
+  const bool is_root = comm->rank == root;
+  DC__TRY(read_coll_tensor(fn, "recv", recv, &p.recv, &p.recv_count));
+  DC__TRY(read_root_tensor(fn, "send", send, is_root, &p.recv, &p.send, &p.send_count));
+  DC__TRY(read_parts(fn, "send", p.send_count, "counts", comm, is_root ? counts : NULL, ranges));
+  place_one_part(comm, root, p.recv_count, ranges + comm->world);
+  return submit_parts(fn, comm, stream, DC_OP_COMM_SCATTER, root, &p, ranges);
 }
 
 /* ---- all-reduce, broadcast, barrier ---- */
@@ -178,9 +277,7 @@ dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_str
   dc_tensor tensor;
   int64_t count;
   DC__TRY(read_coll_tensor(fn, "data", data, &tensor, &count));
-  if (root < 0 || root >= comm->world) {
-    return dc__fail(DC_E_INVALID, "%s: root = %" PRId32 ", must be 0 to %" PRId32, fn, root, comm->world - 1);
-  }
+  DC__TRY(check_root(fn, comm, root));
   DC__TRY(check_no_group(fn, comm));
   const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_BROADCAST};
   dc__comm_broadcast(comm, stream, &tag, tensor.data, (size_t)count * dc_dtype_size(tensor.dtype), root);

@@ -27,6 +27,9 @@ static const char *const names[] = {
     [DC_OP_COMM_BROADCAST] = "broadcast",
     [DC_OP_COMM_BARRIER] = "barrier",
     [DC_OP_COMM_SPLIT] = "split",
+    [DC_OP_COMM_ALL_TO_ALL] = "all_to_all",
+    [DC_OP_COMM_GATHER] = "gather",
+    [DC_OP_COMM_SCATTER] = "scatter",
 };
 
 const char *dc_op_name(int32_t op) {

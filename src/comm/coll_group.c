@@ -74,6 +74,28 @@ static dc_status submit_members(dc_comm *comm, dc_stream *stream, const group_me
   return stream == NULL ? dc__comm_check(comm) : DC_OK;
 }
 
+dc_status dc__comm_all_to_all(dc_comm *comm, dc_stream *stream, int32_t op, int32_t root, const dc__coll_item *item) {
+  const dc__tag tag = {.graph_id = -1, .id = -1, .op = op};
+  if (comm->world == 1 && item->ranges[0].count != item->ranges[1].count) { /* of more ranks all shall learn of it */
+    const dc__coll coll = {.tag = tag};
+    return dc__coll_fail_counts(&coll, 0, item->ranges[0].count, 0, item->ranges[1].count);
+  }
+  if (stream == NULL) {
+    comm->ops->all_to_all(comm, NULL, &tag, item, root);
+    return dc__comm_check(comm);
+  }
+  size_t bytes = 2 * (size_t)comm->world * sizeof(dc__range);
+  dc__range *ranges = dc__calloc(1, bytes);
+  if (ranges == NULL) {
+    return DC_E_NO_MEMORY;
+  }
+  dc__coll_item copy = *item;
+  copy.ranges = memcpy(ranges, item->ranges, bytes);
+  comm->ops->all_to_all(comm, stream, &tag, &copy, root);
+  dc__comm_run_behind(comm, stream, free_block_task, ranges);
+  return DC_OK;
+}
+
 /* Requires comm->mutex. */
 static dc_status append_to_group(dc_comm *comm, const group_member *m) {
   struct dc__comm_group_state *group = comm->group;

@@ -70,13 +70,19 @@ typedef struct dc__tag {
   uint64_t number;     /* dc__comm_number(); 0: none yet */
 } dc__tag;
 
-enum dc__coll_kind { DC__COLL_GATHER = 1, DC__COLL_REDUCE = 2, DC__COLL_BROADCAST = 3, DC__COLL_BARRIER = 4 };
+enum dc__coll_kind {
+  DC__COLL_GATHER = 1,
+  DC__COLL_REDUCE = 2,
+  DC__COLL_BROADCAST = 3,
+  DC__COLL_BARRIER = 4,
+  DC__COLL_ALL_TO_ALL = 5 /* a gather to one rank and a scatter from one too, as the operator says */
+};
 
 typedef struct dc__coll_item {
-  const void *send;        /* gather: this rank's range of the tensor; reduce: the whole tensor */
-  void *recv;              /* gather: the whole tensor; reduce: this rank's range of it */
-  const dc__range *ranges; /* one for each rank; lives until the collective is done */
-  int64_t total;           /* elements of the ranges; all of the tensor, but for a part of two levels */
+  const void *send;        /* gather: this rank's range of the tensor; else the whole tensor */
+  void *recv;              /* reduce: this rank's range of the tensor; else the whole tensor */
+  const dc__range *ranges; /* for each rank, until the collective is done; all-to-all: of send, then of recv */
+  int64_t total;           /* elements of the ranges, fewer than the tensor's in two levels; all-to-all: of send */
   int64_t id;              /* parameter; -1: none */
   int32_t dtype;           /* of send, and of recv in a gather */
   int32_t recv_dtype;      /* reduce: of recv; results are converted after the division */
@@ -96,6 +102,7 @@ typedef struct dc__comm_ops {
   void (*reduce_scatter)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                          int32_t count);
   void (*broadcast)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root);
+  void (*all_to_all)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *item, int32_t root);
   void (*barrier)(dc_comm *comm, const dc__tag *tag);
   dc_status (*dup)(dc_comm *comm, dc_comm **copy);
   /* Optional; called by all ranks at once (split.h). */
@@ -228,6 +235,8 @@ dc_status dc__comm_all_gather_int64(dc_comm *comm, const dc__tag *tag, const int
 
 /* A caller's all-gather or reduce-scatter, checked: starts it, or adds it to the open group. Copies the ranges. */
 dc_status dc__comm_submit(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__coll_item *item);
+/* A caller's all-to-all, or its gather to the root or scatter from it, checked. Copies the ranges. */
+dc_status dc__comm_all_to_all(dc_comm *comm, dc_stream *stream, int32_t op, int32_t root, const dc__coll_item *item);
 bool dc__comm_group_is_open(dc_comm *comm);
 dc_status dc__comm_group_begin(const char *fn, dc_comm *comm);
 dc_status dc__comm_group_end(const char *fn, dc_comm *comm, dc_stream *stream);

@@ -161,6 +161,12 @@ void dc__host_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, vo
   submit_collective(comm, stream, &coll, &item);
 }
 
+void dc__host_all_to_all(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *item,
+                         int32_t root) {
+  dc__coll coll = {.tag = *tag, .kind = DC__COLL_ALL_TO_ALL, .count = 1, .root = root};
+  submit_collective(comm, stream, &coll, item);
+}
+
 void dc__host_barrier(dc_comm *comm, const dc__tag *tag) {
   dc__coll coll = {.tag = *tag, .kind = DC__COLL_BARRIER};
   submit_collective(comm, NULL, &coll, coll.items);
@@ -196,6 +202,12 @@ dc_status dc__coll_fail_capture_mismatch(int32_t captures, const dc__tag *captur
                   captures, captured_text, other, plain_text);
 }
 
+dc_status dc__coll_fail_counts(const dc__coll *coll, int32_t from, int64_t sent, int32_t to, int64_t expected) {
+  return dc__fail(DC_E_MISMATCH,
+                  "%s: rank %" PRId32 " sends %" PRId64 " element%s to rank %" PRId32 ", which expects %" PRId64,
+                  dc_op_name(coll->tag.op), coll->first + from, sent, DC__PLURAL_S(sent), coll->first + to, expected);
+}
+
 void dc__coll_describe(char text[DC__COLL_TEXT], const dc__coll_name *name) {
   dc__coll_describe_op(text, name->op, name->id);
   size_t used = strlen(text);
@@ -205,6 +217,12 @@ void dc__coll_describe(char text[DC__COLL_TEXT], const dc__coll_name *name) {
   if (name->kind == DC__COLL_BROADCAST) {
     snprintf(text + used, DC__COLL_TEXT - used, " (%" PRId64 " byte%s from rank %" PRId32 ")", name->total,
              DC__PLURAL_S(name->total), name->root);
+  } else if (name->kind == DC__COLL_ALL_TO_ALL) { /* sizes may differ from rank to rank */
+    char root[24] = "";
+    if (name->op != DC_OP_COMM_ALL_TO_ALL) {
+      snprintf(root, sizeof root, ", root %" PRId32, name->root);
+    }
+    snprintf(text + used, DC__COLL_TEXT - used, " (%s%s)", dc_dtype_name(name->dtype), root);
   } else if (name->kind != DC__COLL_BARRIER) {
     char tensors[40] = "";
     if (name->count > 1) {

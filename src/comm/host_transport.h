@@ -14,7 +14,8 @@ struct dc__coll {
   dc__tag tag;
   int32_t kind;
   int32_t count;
-  int32_t root;     /* broadcast */
+  int32_t root;     /* broadcast, and an all-to-all that is a gather or scatter */
+  int32_t first;    /* the number that rank 0 has in the caller's communicator, for error texts */
   int32_t captured; /* 1 if the issued work becomes part of a graph, on every rank */
   dc__coll_item items[DC__COMM_GROUP];
 };
@@ -25,6 +26,7 @@ void dc__host_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, c
 void dc__host_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                              int32_t count);
 void dc__host_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root);
+void dc__host_all_to_all(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *item, int32_t root);
 void dc__host_barrier(dc_comm *comm, const dc__tag *tag);
 
 enum { DC__HOST_FUNC_BYTES = 64 };
@@ -55,6 +57,8 @@ enum { DC__COLL_NO_GRAPH = -1, DC__COLL_TEXT = 160 };
 void dc__coll_describe(char text[DC__COLL_TEXT], const dc__coll_name *name);
 /* "reduce_grad of parameter 3", without sizes. */
 void dc__coll_describe_op(char text[DC__COLL_TEXT], int32_t op, int64_t id);
+/* DC_E_MISMATCH: a rank of an all-to-all sends another number of elements than the other one expects. */
+dc_status dc__coll_fail_counts(const dc__coll *coll, int32_t from, int64_t sent, int32_t to, int64_t expected);
 /* DC_E_MISMATCH: one of two ranks captures. */
 dc_status dc__coll_fail_capture_mismatch(int32_t captures, const dc__tag *captured, int32_t other,
                                          const dc__tag *plain);

@@ -33,11 +33,12 @@ void dc__signature_fill(dc__signature *call, const dc_comm *comm, const dc__coll
   call->memory_space = coll->device == NULL ? 0 : coll->device->memory_space;
   call->captured = coll->captured;
   call->missing_recv = 1 + dc__coll_missing_recv(coll, comm->rank);
+  const bool shared = coll->kind != DC__COLL_ALL_TO_ALL; /* else sizes are each rank's own */
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
-    call->items[i] = (dc__signature_item){.total = item->total,
+    call->items[i] = (dc__signature_item){.total = shared ? item->total : 0,
                                           .id = item->id,
-                                          .ranges = dc__coll_ranges_hash(item, comm->world),
+                                          .ranges = shared ? dc__coll_ranges_hash(item, comm->world) : 0,
                                           .dtype = item->dtype,
                                           .reduce_op = item->reduce_op};
   }

@@ -21,13 +21,30 @@ int64_t dc__max_part_bytes(const dc__coll *coll, int32_t world) {
   return largest;
 }
 
+static int64_t received_of_item(const dc__coll *coll, const dc__coll_item *item, int32_t rank, int32_t world) {
+  int64_t count = 0;
+  switch (coll->kind) {
+    case DC__COLL_BROADCAST:
+      count = coll->root == rank ? 0 : item->total;
+      break;
+    case DC__COLL_REDUCE:
+      count = item->ranges[rank].count * (world - 1);
+      break;
+    case DC__COLL_GATHER:
+      count = item->total - item->ranges[rank].count;
+      break;
+    default: /* all-to-all */
+      for (int32_t r = 0; r < world; r++) {
+        count += r == rank ? 0 : item->ranges[world + r].count;
+      }
+  }
+  return count * (int64_t)dc_dtype_size(item->dtype);
+}
+
 int64_t dc__received_bytes(const dc__coll *coll, int32_t rank, int32_t world) {
   int64_t bytes = 0;
   for (int32_t i = 0; i < coll->count; i++) {
-    const dc__coll_item *item = &coll->items[i];
-    int64_t own = coll->kind == DC__COLL_BROADCAST ? (coll->root == rank ? item->total : 0) : item->ranges[rank].count;
-    int64_t count = coll->kind == DC__COLL_REDUCE ? own * (world - 1) : item->total - own;
-    bytes += count * (int64_t)dc_dtype_size(item->dtype);
+    bytes += received_of_item(coll, &coll->items[i], rank, world);
   }
   return bytes;
 }

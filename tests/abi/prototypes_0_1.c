@@ -54,6 +54,9 @@ dc_status dc_comm_all_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *re
 dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts, int32_t op, dc_stream *stream);
 dc_status dc_comm_all_reduce(dc_comm *comm, dc_tensor *data, int32_t op, dc_stream *stream);
 dc_status dc_comm_broadcast(dc_comm *comm, dc_tensor *data, int32_t root, dc_stream *stream);
+dc_status dc_comm_all_to_all(dc_comm *comm, const dc_tensor *send, const int64_t *send_counts, dc_tensor *recv, const int64_t *recv_counts, dc_stream *stream);
+dc_status dc_comm_gather(dc_comm *comm, const dc_tensor *send, dc_tensor *recv, const int64_t *counts, int32_t root, dc_stream *stream);
+dc_status dc_comm_scatter(dc_comm *comm, const dc_tensor *send, const int64_t *counts, dc_tensor *recv, int32_t root, dc_stream *stream);
 dc_status dc_comm_barrier(dc_comm *comm);
 dc_status dc_comm_group_begin(dc_comm *comm);
 dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream);

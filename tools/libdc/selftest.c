@@ -167,6 +167,20 @@ static bool check_broadcast(const collectives_state *g) {
          check_equal(g, "broadcast", g->part, g->expected, g->count);
 }
 
+/* A rank's part for another one begins at an element of that rank's number. */
+static bool check_all_to_all(const collectives_state *g) {
+  int64_t total = g->count * g->r->world;
+  for (int64_t i = 0; i < total; i++) {
+    int64_t other = i / g->count, element = i % g->count;
+    store_element(g->part, g->dtype, i, exact_value(g->r->rank, element + other, g->dtype));
+    store_element(g->expected, g->dtype, i, exact_value(other, element + g->r->rank, g->dtype));
+  }
+  dc_tensor send = flat(g->part, &total, g->dtype);
+  dc_tensor recv = flat(g->whole, &total, g->dtype);
+  return collectives_ok(g, "all-to-all", dc_comm_all_to_all(g->r->comm, &send, NULL, &recv, NULL, NULL)) &&
+         check_equal(g, "all-to-all", g->whole, g->expected, total);
+}
+
 bool check_collectives(rank *r) {
   static const int32_t dtypes[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16, DC_INT8, DC_INT32, DC_INT64};
   static const int64_t counts[] = {1, 7, 1000, 300001}; /* staged, in one round and more, and read in place */
@@ -183,7 +197,7 @@ bool check_collectives(rank *r) {
                                    .whole = memory + bytes,
                                    .expected = memory + 2 * bytes};
       well = check_all_gather(&g) && check_reduce(&g, true) && check_reduce(&g, false) && check_broadcast(&g) &&
-             collectives_ok(&g, "barrier", dc_comm_barrier(r->comm));
+             check_all_to_all(&g) && collectives_ok(&g, "barrier", dc_comm_barrier(r->comm));
     }
   }
   free(memory);

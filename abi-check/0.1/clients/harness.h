@@ -69,6 +69,12 @@ static inline dc_status open_test_device(const rank *r, dc_device **device) {
   return dc_device_open(name, NULL, device);
 }
 
+/* Over TCP so many ranks have a machine of their own together; 0: they have this one. */
+static inline int32_t test_node_ranks(void) {
+  const char *ranks = getenv("LIBDC_TEST_NODE_RANKS");
+  return ranks == NULL ? 0 : atoi(ranks);
+}
+
 #ifdef DC_TESTS_ADDRESS_H
 /* One over TCP; `base` tells all ranks where they meet. */
 static inline dc_status meet_over_tcp(const rank *r, dc_comm *base, dc_comm **comm) {
@@ -79,7 +85,13 @@ static inline dc_status meet_over_tcp(const rank *r, dc_comm *base, dc_comm **co
   }
   dc_tensor text = {.struct_size = sizeof text, .data = address, .shape = &bytes, .ndim = 1, .dtype = DC_INT8};
   dc_status status = dc_comm_broadcast(base, &text, 0, NULL);
-  return status != DC_OK ? status : dc_comm_create_tcp(address, "test", r->rank, r->world, NULL, comm);
+  dc_comm_options options = DC_COMM_OPTIONS_INIT;
+  char node[32];
+  if (test_node_ranks() > 0) {
+    snprintf(node, sizeof node, "node %d", r->rank / test_node_ranks());
+    options.node = node;
+  }
+  return status != DC_OK ? status : dc_comm_create_tcp(address, "test", r->rank, r->world, &options, comm);
 }
 #endif
 

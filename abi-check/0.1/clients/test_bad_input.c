@@ -129,6 +129,7 @@ static void registration(rank *r) {
         "tensor of parameter 2 has 6 elements");
   FAILS(r, dc_register_param(c, WHOLE, &twelve, 1, NULL, &grad, 7), DC_E_SHAPE, "covers elements 7 to 13");
   FAILS(r, dc_register_param(c, WHOLE, &twelve, 1, NULL, &grad, -1), DC_E_SHAPE, "covers elements -1 to 5");
+  FAILS(r, dc_register_param(c, WHOLE, &twelve, 1, NULL, &grad, INT64_MAX), DC_E_SHAPE, "to 9223372036854775807,");
   OK(r, dc_register_param(c, WHOLE, &twelve, 1, NULL, &grad, r->rank == 0 ? 0 : 6));
   FAILS(r, dc_unregister_param(c, UNKNOWN), DC_E_NOT_FOUND, "id = 99");
   FAILS(r, dc_register_graph_z3(c, Z3, ids, 2), DC_E_INVALID, "ids has parameter 1 twice");

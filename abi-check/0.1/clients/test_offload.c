@@ -235,6 +235,9 @@ static void dry_runs(rank *r) {
   CHECK(r, info.wire_bytes == 20 && info.host == 0); /* two ranks: half of it comes from the other */
   OK(r, dc_context_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_BFLOAT16, &info));
   CHECK(r, info.dtype == DC_BFLOAT16 && info.wire_bytes == 10);
+  OK(r, dc_context_dry_run(r->ctx, DC_OP_PREFETCH_PARAMS_FUSED, GRAPH, id, DC_DTYPE_NONE, &info));
+  CHECK(r, info.ndim == -1 && info.shape == NULL && info.dtype == DC_DTYPE_NONE); /* the call returns no tensor */
+  CHECK(r, info.device_bytes == 40 && info.wire_bytes == 20);
   OK(r, dc_context_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, id, DC_FLOAT32, &info));
   CHECK(r, info.ndim == -1 && info.wire_bytes == 20);
   OK(r, dc_context_dry_run(r->ctx, DC_OP_OFFLOAD_TENSOR, GRAPH, 9, DC_DTYPE_NONE, &info));

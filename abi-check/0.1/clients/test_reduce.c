@@ -238,10 +238,13 @@ static void accumulation_is_per_parameter(rank *r) {
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   CHECK(r, has_mean(r, &p[0], 0) && has_mean(r, &p[1], 1));
   OK(r, dc_start_backward(r->ctx, 1));
+  OK(r, dc_context_accumulate_grads(r->ctx, NULL, 0)); /* an empty list is none of them, not all */
+  OK(r, reduce(r, &p[0], 4));
   OK(r, dc_context_accumulate_grads(r->ctx, &ids[1], 1));
   OK(r, reduce(r, &p[1], 2));
   OK(r, reduce(r, &p[1], 3)); /* tied weights reduce twice in a backward */
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
+  CHECK(r, has_mean(r, &p[0], 4));
   for (int64_t i = 0; i < p[1].count; i++) {
     float sum = mean_over_ranks(r->world, 3, 1, p[1].begin + i) + mean_over_ranks(r->world, 3, 2, p[1].begin + i);
     CHECK(r, p[1].grad[i] == sum + mean_over_ranks(r->world, 3, 3, p[1].begin + i));

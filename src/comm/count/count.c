@@ -42,23 +42,32 @@ static int32_t count_block_length(const count_comm *self) {
   return 1;
 }
 
-static void receive_from(const count_comm *self, received *bytes, int32_t from, int64_t count, int32_t dtype) {
-  bool same_node = count_same_node(self, from, self->head.rank);
-  *(same_node ? &bytes->node : &bytes->network) += count * (int64_t)dc_dtype_size(dtype);
+/* Whether a part comes within the node. In two levels an all-to-all goes over the network to other blocks. */
+static bool count_is_near(const count_comm *self, const dc__coll *coll, int32_t from) {
+  const int32_t rank = self->head.rank, length = self->length;
+  return coll->kind == DC__COLL_ALL_TO_ALL && length > 1 ? from / length == rank / length
+                                                         : count_same_node(self, from, rank);
+}
+
+static int64_t *link_from(const count_comm *self, const dc__coll *coll, received *bytes, int32_t from) {
+  return count_is_near(self, coll, from) ? &bytes->node : &bytes->network;
 }
 
 /* As the other transports move data: each rank reads its part from every other one. */
 static received count_received(const count_comm *self, const dc__coll *coll) {
-  const int32_t rank = self->head.rank;
+  const int32_t rank = self->head.rank, world = self->head.world;
   received bytes = {0, 0};
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     if (coll->kind == DC__COLL_BROADCAST && coll->root != rank) {
-      receive_from(self, &bytes, coll->root, item->total, item->dtype);
+      *link_from(self, coll, &bytes, coll->root) += item->total * (int64_t)dc_dtype_size(item->dtype);
     }
-    for (int32_t from = 0; from < self->head.world && item->ranges != NULL; from++) {
+    for (int32_t from = 0; from < world && item->ranges != NULL; from++) {
+      const int32_t range = coll->kind == DC__COLL_REDUCE       ? rank
+                            : coll->kind == DC__COLL_ALL_TO_ALL ? world + from
+                                                                : from;
       if (from != rank) {
-        receive_from(self, &bytes, from, item->ranges[coll->kind == DC__COLL_REDUCE ? rank : from].count, item->dtype);
+        *link_from(self, coll, &bytes, from) += item->ranges[range].count * (int64_t)dc_dtype_size(item->dtype);
       }
     }
   }
@@ -118,9 +127,24 @@ static void fill_host_item(const count_comm *self, const dc__coll_item *item) {
   }
 }
 
+/* The others' parts are taken to be this rank's part for itself. */
+static void fill_all_to_all(const count_comm *self, const dc__coll_item *item) {
+  const size_t size = dc_dtype_size(item->dtype);
+  const dc__range own = item->ranges[self->head.rank];
+  for (int32_t rank = 0; rank < self->head.world; rank++) {
+    const dc__range *range = &item->ranges[self->head.world + rank];
+    if (range->count > 0 && own.count > 0) {
+      memcpy((char *)item->recv + (size_t)range->begin * size, (const char *)item->send + (size_t)own.begin * size,
+             (size_t)(range->count < own.count ? range->count : own.count) * size);
+    }
+  }
+}
+
 static void count_run(dc_comm *comm, const dc__coll *coll) {
   count_comm *self = (count_comm *)comm;
-  const bool in_levels = self->length > 1 && dc__levels_pay(coll, self->length);
+  const bool exchange = coll->kind == DC__COLL_ALL_TO_ALL;
+  const bool in_levels = self->length > 1 && !exchange && dc__levels_pay(coll, self->length);
+  const bool only_network = in_levels || (self->length > 1 && exchange);
   const received bytes = in_levels ? count_received_in_levels(self, coll) : count_received(self, coll);
   for (int32_t i = 0; coll->kind == DC__COLL_GATHER && coll->device == NULL && i < coll->count; i++) {
     fill_host_item(self, &coll->items[i]);
@@ -131,7 +155,10 @@ static void count_run(dc_comm *comm, const dc__coll *coll) {
   dc__count_add(self->device, DC__COUNT_NODE_BYTES, bytes.node);
   dc__count_add(self->device, DC__COUNT_NETWORK_BYTES, bytes.network);
   dc__count_add(self->device, DC__COUNT_COLLECTIVES, 1);
-  atomic_fetch_add_explicit(&comm->wire_bytes, in_levels ? bytes.network : bytes.node + bytes.network,
+  if (exchange && coll->device == NULL) {
+    fill_all_to_all(self, &coll->items[0]);
+  }
+  atomic_fetch_add_explicit(&comm->wire_bytes, only_network ? bytes.network : bytes.node + bytes.network,
                             memory_order_relaxed);
 }
 
@@ -180,10 +207,10 @@ static void count_comm_destroy(dc_comm *comm) {
   dc__device_release(device);
 }
 
-#define COUNT_OPS                                                                                                 \
-  .name = "count", .all_gather = dc__host_all_gather, .reduce_scatter = dc__host_reduce_scatter,                  \
-  .broadcast = dc__host_broadcast, .barrier = dc__host_barrier, .dup = count_dup, .split_even = count_split_even, \
-  .abort = count_abort, .run = count_run, .destroy = count_comm_destroy
+#define COUNT_OPS                                                                                                    \
+  .name = "count", .all_gather = dc__host_all_gather, .reduce_scatter = dc__host_reduce_scatter,                     \
+  .broadcast = dc__host_broadcast, .all_to_all = dc__host_all_to_all, .barrier = dc__host_barrier, .dup = count_dup, \
+  .split_even = count_split_even, .abort = count_abort, .run = count_run, .destroy = count_comm_destroy
 
 static const dc__comm_ops with_heap = {COUNT_OPS, .heap_alloc = count_heap_alloc, .heap_free = count_heap_free,
                                        .peer_accessible = count_peer_accessible};

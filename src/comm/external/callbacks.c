@@ -63,6 +63,25 @@ void dc__external_fail_alone(dc__external_group *group, dc_status status) {
   pthread_mutex_unlock(&group->mutex);
 }
 
+/* Functions that either all ranks' tables have or none: a rank that calls another one waits for the others in vain. */
+static const char *const shared_functions[] = {"reduce_scatter", "all_to_all", "dup", "split"};
+
+int64_t dc__external_functions(const dc_comm_callbacks *c) {
+  return (c->reduce_scatter != NULL) | (c->all_to_all != NULL) << 1 | (c->dup != NULL) << 2 | (c->split != NULL) << 3;
+}
+
+dc_status dc__external_fail_functions(int32_t rank, int64_t functions, int64_t zero_functions) {
+  size_t i = 0;
+  while (i + 1 < DC__COUNT(shared_functions) && ((functions ^ zero_functions) >> i & 1) == 0) {
+    i++;
+  }
+  const bool zero_has = (zero_functions >> i & 1) != 0;
+  return dc__fail(DC_E_MISMATCH,
+                  "rank %" PRId32 "'s callbacks have no %s where those of rank %" PRId32
+                  " have one; all ranks must give dc_comm_create_external the same functions",
+                  zero_has ? rank : 0, shared_functions[i], zero_has ? 0 : rank);
+}
+
 static dc__external_callback *callback_slot(dc__external *self, const dc__coll *coll) {
   return &self->running[coll != NULL ? DC__EXTERNAL_COLLECTIVE : DC__EXTERNAL_DUP];
 }

@@ -7,8 +7,7 @@
 #include "comm/windows.h"
 #include "kernels/kernels.h"
 
-/* Memory that only grows, for packed data and for counts. */
-static dc_status external_reserve_scratch(dc__external *self, int32_t which, int64_t bytes, char **ptr) {
+dc_status dc__external_reserve_scratch(dc__external *self, int32_t which, int64_t bytes, char **ptr) {
   if (self->scratch_bytes[which] < bytes) {
     dc__free(self->scratch[which]);
     self->scratch_bytes[which] = 0;
@@ -113,9 +112,9 @@ static dc_status exchange_once(dc__external *self, const dc__coll *coll) {
   if (whole == 0) {
     return DC_OK;
   }
-  DC__TRY(external_reserve_scratch(self, 0, reduce ? whole : own * world, &send));
-  DC__TRY(external_reserve_scratch(self, 1, reduce ? own * world : whole, &recv));
-  DC__TRY(external_reserve_scratch(self, 2, world * (int64_t)(2 * sizeof(int64_t) + sizeof(void *)), &table));
+  DC__TRY(dc__external_reserve_scratch(self, 0, reduce ? whole : own * world, &send));
+  DC__TRY(dc__external_reserve_scratch(self, 1, reduce ? own * world : whole, &recv));
+  DC__TRY(dc__external_reserve_scratch(self, 2, world * (int64_t)(2 * sizeof(int64_t) + sizeof(void *)), &table));
   int64_t *counts = (int64_t *)(void *)table;
   int64_t *send_counts = reduce ? counts : counts + world, *recv_counts = reduce ? counts + world : counts;
   for (int32_t r = 0; r < world; r++) {
@@ -181,8 +180,8 @@ dc_status dc__external_gather(dc__external *self, const dc__coll *coll) {
   }
   char *send;
   char *recv;
-  DC__TRY(external_reserve_scratch(self, 0, block, &send));
-  DC__TRY(external_reserve_scratch(self, 1, block * world, &recv));
+  DC__TRY(dc__external_reserve_scratch(self, 0, block, &send));
+  DC__TRY(dc__external_reserve_scratch(self, 1, block * world, &recv));
   int64_t pos = 0;
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
@@ -269,8 +268,8 @@ static dc_status reduce_dtype(dc__external *self, const dc__coll *coll, int32_t 
   char *send;
   char *recv;
   int64_t bytes = block * (int64_t)dc_dtype_size(dtype);
-  DC__TRY(external_reserve_scratch(self, 0, bytes * self->head.world, &send));
-  DC__TRY(external_reserve_scratch(self, 1, bytes, &recv));
+  DC__TRY(dc__external_reserve_scratch(self, 0, bytes * self->head.world, &send));
+  DC__TRY(dc__external_reserve_scratch(self, 1, bytes, &recv));
   pack_sends(self, coll, dtype, send);
   const dc_comm_callbacks *c = &self->callbacks;
   DC__TRY(dc__external_callback_begin(self, coll, "reduce_scatter"));

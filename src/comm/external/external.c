@@ -56,42 +56,24 @@ static dc_status fail_alone(dc__external *self, dc_status status) {
 
 /* ---- the comparison ---- */
 
-/* Functions that either all ranks' tables have or none: a rank that calls another one waits for the others in vain. */
-static const char *const shared_functions[] = {"reduce_scatter", "all_to_all", "dup", "split"};
-
-static int64_t functions_of(const dc_comm_callbacks *c) {
-  return (c->reduce_scatter != NULL) | (c->all_to_all != NULL) << 1 | (c->dup != NULL) << 2 | (c->split != NULL) << 3;
-}
-
-static dc_status fail_other_functions(int32_t rank, int64_t functions, int64_t zero_functions) {
-  size_t i = 0;
-  while (i + 1 < DC__COUNT(shared_functions) && ((functions ^ zero_functions) >> i & 1) == 0) {
-    i++;
-  }
-  const bool zero_has = (zero_functions >> i & 1) != 0;
-  return dc__fail(DC_E_MISMATCH,
-                  "rank %" PRId32 "'s callbacks have no %s where those of rank %" PRId32
-                  " have one; all ranks must give dc_comm_create_external the same functions",
-                  zero_has ? rank : 0, shared_functions[i], zero_has ? 0 : rank);
-}
-
 static void make_signature(const dc__external *self, const dc__coll *coll, int64_t signature[SIG_WORDS]) {
   uint64_t hash = 0;
+  const bool shared = coll->kind != DC__COLL_ALL_TO_ALL; /* else sizes are each rank's own */
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
-    hash = hash * 31 + dc__coll_ranges_hash(item, self->head.world);
-    hash = hash * 31 + (uint64_t)item->total;
+    hash = hash * 31 + (shared ? dc__coll_ranges_hash(item, self->head.world) : 0);
+    hash = hash * 31 + (shared ? (uint64_t)item->total : 0);
     hash = hash * 31 + (uint64_t)item->id;
     hash = hash * 31 + (uint64_t)item->dtype * 4 + (uint64_t)item->reduce_op;
   }
   const dc__coll_item none = {.total = 0};
   const dc__coll_item *first = coll->count > 0 ? &coll->items[0] : &none;
-  signature[SIG_FUNCTIONS] = functions_of(&self->callbacks);
+  signature[SIG_FUNCTIONS] = dc__external_functions(&self->callbacks);
   signature[SIG_OP] = coll->tag.op;
   signature[SIG_KIND] = coll->kind;
   signature[SIG_ID] = coll->tag.id;
   signature[SIG_GRAPH] = coll->tag.graph_id;
-  signature[SIG_TOTAL] = first->total;
+  signature[SIG_TOTAL] = shared ? first->total : 0;
   signature[SIG_DTYPE] = first->dtype * 4 + first->reduce_op;
   signature[SIG_COUNT] = coll->count;
   signature[SIG_ROOT] = coll->root;
@@ -136,7 +118,7 @@ static dc_status compare_with_rank_zero(const int64_t *zero, int32_t r, const in
   char zero_text[DC__COLL_TEXT];
   char other_text[DC__COLL_TEXT];
   if (zero[SIG_FUNCTIONS] != other[SIG_FUNCTIONS]) {
-    return fail_other_functions(r, other[SIG_FUNCTIONS], zero[SIG_FUNCTIONS]);
+    return dc__external_fail_functions(r, other[SIG_FUNCTIONS], zero[SIG_FUNCTIONS]);
   }
   if (zero[SIG_CAPTURED] != other[SIG_CAPTURED]) {
     const dc__tag zero_tag = external_tag_of(zero), other_tag = external_tag_of(other);
@@ -181,6 +163,9 @@ static dc_status external_move_data(dc__external *self, const dc__coll *coll) {
   if (coll->kind == DC__COLL_REDUCE) {
     return dc__external_reduce(self, coll);
   }
+  if (coll->kind == DC__COLL_ALL_TO_ALL) {
+    return dc__external_all_to_all(self, coll);
+  }
   if (coll->kind == DC__COLL_BROADCAST) {
     const int64_t bytes = coll->items[0].total;
     atomic_fetch_add(&self->head.wire_bytes, coll->root == self->head.rank ? 0 : bytes);
@@ -197,6 +182,10 @@ static dc_status external_move_data(dc__external *self, const dc__coll *coll) {
 static dc_status external_run_collective(dc__external *self, const dc__coll *coll) {
   bool same;
   DC__TRY(external_compare_signatures(self, coll, 0, &same));
+  if (coll->kind == DC__COLL_ALL_TO_ALL) {
+    DC__TRY(fail_alone(self, dc__external_exchange_counts(self, coll)));
+    DC__TRY(dc__external_compare_counts(self, coll));
+  }
   return fail_alone(self, external_move_data(self, coll));
 }
 
@@ -239,6 +228,10 @@ static bool external_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
 
 static dc_status external_dup(dc_comm *comm, dc_comm **copy);
 static dc_status external_split(dc_comm *comm, const dc__split *split, dc_comm **part);
+
+static void external_fail_group(dc_comm *comm, dc_status status) {
+  (void)fail_alone((dc__external *)comm, status);
+}
 
 static void external_abort_group(dc_comm *comm, const char *reason) {
   dc__external *self = (dc__external *)comm;
@@ -285,12 +278,14 @@ static const dc__comm_ops ops = {.name = "external",
                                  .all_gather = dc__host_all_gather,
                                  .reduce_scatter = dc__host_reduce_scatter,
                                  .broadcast = dc__host_broadcast,
+                                 .all_to_all = dc__host_all_to_all,
                                  .barrier = dc__host_barrier,
                                  .run = external_run,
                                  .agree = external_agree,
                                  .dup = external_dup,
                                  .split = external_split,
                                  .abort = external_abort_group,
+                                 .fail_group = external_fail_group,
                                  .poll = external_poll_failure,
                                  .destroy = external_destroy};
 

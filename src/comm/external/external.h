@@ -46,6 +46,10 @@ void dc__external_fail(dc__external_group *group, dc_status status);
 /* The same for a failure that the other ranks may not see: calls abort, once, which ends their waits. */
 void dc__external_fail_alone(dc__external_group *group, dc_status status);
 
+/* callbacks.c: which functions a table has of those that all ranks' tables have or none, as bits. */
+int64_t dc__external_functions(const dc_comm_callbacks *c);
+/* DC_E_MISMATCH: a rank has others than rank 0. */
+dc_status dc__external_fail_functions(int32_t rank, int64_t functions, int64_t zero_functions);
 /* callbacks.c: brackets each callback; the first one refuses it in a failed group, the second one turns its result into
  * a status. coll is NULL for dup. */
 dc_status dc__external_callback_begin(dc__external *self, const dc__coll *coll, const char *callback);
@@ -58,5 +62,13 @@ void dc__external_stop_watchdog(dc__external_group *group);
 /* collective.c */
 dc_status dc__external_gather(dc__external *self, const dc__coll *coll);
 dc_status dc__external_reduce(dc__external *self, const dc__coll *coll);
+/* Memory that only grows: 0 for packed sends, 1 for packed receives, 2 for counts. */
+dc_status dc__external_reserve_scratch(dc__external *self, int32_t which, int64_t bytes, char **ptr);
+
+/* all_to_all.c */
+dc_status dc__external_exchange_counts(dc__external *self, const dc__coll *coll);
+/* All ranks find the same difference. */
+dc_status dc__external_compare_counts(const dc__external *self, const dc__coll *coll);
+dc_status dc__external_all_to_all(dc__external *self, const dc__coll *coll);
 
 #endif

@@ -238,6 +238,43 @@ static bool levels_reduce(dc__levels *self, const dc__coll *coll) {
   return true;
 }
 
+/* ---- all-to-all ---- */
+
+/* Runs it in the block, whose error texts have the ranks' numbers in the whole. */
+static void exchange_in_block(dc__levels *self, const dc__coll *coll, const dc__range *ranges, int32_t first) {
+  dc__coll near = *coll;
+  near.comm = self->block;
+  near.first = first;
+  near.items[0].ranges = ranges;
+  near.tag = part_tag(coll);
+  near.tag.number = dc__comm_number(self->block, 1);
+  dc__comm_note_request(self->block, 1);
+  dc__levels_progress(self, true);
+  self->block->ops->run(self->block, &near);
+  dc__levels_progress(self, false);
+  (void)levels_check_block(self);
+}
+
+/* Parts for ranks of other blocks go directly, and those for the own block over shared memory. */
+static void levels_all_to_all(dc__levels *self, const dc__coll *coll) {
+  const int32_t world = self->head.world, length = self->length, first = self->head.rank - self->head.rank % length;
+  dc__range *far = self->ranges, *near = far + 2 * (size_t)world;
+  dc__coll direct = *coll;
+  direct.items[0].ranges = far;
+  memcpy(far, coll->items[0].ranges, 2 * (size_t)world * sizeof *far);
+  for (int32_t side = 0; side < 2; side++) {
+    for (int32_t i = 0; i < length; i++) {
+      dc__range *part = &far[side * world + first + i];
+      near[side * length + i] = *part;
+      part->count = 0;
+    }
+  }
+  self->whole->ops->run(self->whole, &direct);
+  if (dc__comm_check(self->whole) == DC_OK) {
+    exchange_in_block(self, coll, near, first);
+  }
+}
+
 /* ---- the whole ---- */
 
 bool dc__levels_pay(const dc__coll *coll, int32_t length) {
@@ -273,9 +310,13 @@ void dc__levels_run(dc_comm *comm, const dc__coll *coll) {
   dc__levels *self = (dc__levels *)comm;
   dc_comm *whole = self->whole;
   pthread_mutex_lock(&self->collective_mutex);
-  if (!dc__levels_pay(coll, self->length)) {
+  if (coll->kind == DC__COLL_ALL_TO_ALL || !dc__levels_pay(coll, self->length)) {
     const long long before = atomic_load(&whole->wire_bytes);
-    whole->ops->run(whole, coll);
+    if (coll->kind == DC__COLL_ALL_TO_ALL) {
+      levels_all_to_all(self, coll);
+    } else {
+      whole->ops->run(whole, coll);
+    }
     atomic_fetch_add(&comm->wire_bytes, atomic_load(&whole->wire_bytes) - before);
   } else if (whole->ops->agree(whole, coll, 0)) {
     run_in_levels(self, coll);

@@ -61,6 +61,17 @@ static void levels_abort_group(dc_comm *comm, const char *reason) {
   levels_poll_failure(comm);
 }
 
+static void levels_fail_group(dc_comm *comm, dc_status status) {
+  const dc__levels *self = (const dc__levels *)comm;
+  dc_comm *const parts[] = {self->whole, self->block, self->column};
+  dc__failure failure = {DC_OK, ""};
+  dc__failure_keep(&failure, status);
+  for (size_t i = 0; i < DC__COUNT(parts); i++) {
+    parts[i]->ops->fail_group(parts[i], dc__failure_raise(&failure));
+  }
+  levels_poll_failure(comm);
+}
+
 static void levels_set_parent(dc_comm *comm, dc_comm *parent) {
   dc__comm_set_parent(((dc__levels *)comm)->whole, parent);
 }
@@ -112,6 +123,7 @@ static const dc__comm_ops ops = {.name = "two levels",
                                  .all_gather = dc__host_all_gather,
                                  .reduce_scatter = dc__host_reduce_scatter,
                                  .broadcast = dc__host_broadcast,
+                                 .all_to_all = dc__host_all_to_all,
                                  .barrier = dc__host_barrier,
                                  .run = dc__levels_run,
                                  .agree = levels_agree,
@@ -120,6 +132,7 @@ static const dc__comm_ops ops = {.name = "two levels",
                                  .dup = levels_dup,
                                  .split = levels_split,
                                  .abort = levels_abort_group,
+                                 .fail_group = levels_fail_group,
                                  .poll = levels_poll_failure,
                                  .heap_alloc = levels_heap_alloc,
                                  .heap_free = levels_heap_free,
@@ -136,7 +149,7 @@ static dc_status create_on_parts(const dc__levels *parts, dc_comm **comm) {
   dc_status status = self == NULL ? DC_E_NO_MEMORY : DC_OK;
   if (status == DC_OK) {
     *self = *parts;
-    self->ranges = dc__calloc((size_t)self->blocks * DC__COMM_GROUP, sizeof *self->ranges);
+    self->ranges = dc__calloc(dc__levels_range_count(self), sizeof *self->ranges);
     self->items = dc__calloc((size_t)self->blocks * DC__COMM_GROUP, sizeof *self->items);
     status = self->ranges == NULL || self->items == NULL
                  ? DC_E_NO_MEMORY

@@ -21,11 +21,17 @@ typedef struct dc__levels {
   int32_t length, blocks;           /* of a block; of the world */
   uint64_t node[2];                 /* of the machine */
   pthread_mutex_t collective_mutex; /* one collective at a time; guards what follows */
-  dc__range *ranges;                /* of a group of items, in a column */
+  dc__range *ranges;                /* dc__levels_range_count(): of a group in a column, or of an all-to-all */
   dc__coll_item *items;             /* of a group, for every block */
   char *scratch;                    /* partial sums of this block, and sums over all ranks */
   int64_t scratch_bytes;
 } dc__levels;
+
+static inline size_t dc__levels_range_count(const dc__levels *self) {
+  const size_t group = (size_t)self->blocks * DC__COMM_GROUP;
+  const size_t all_to_all = 2 * (size_t)self->length * ((size_t)self->blocks + 1); /* of the whole, and of the block */
+  return group > all_to_all ? group : all_to_all;
+}
 
 /* levels.c: brackets a wait in the block. A rank of another machine may wait for data of the network, which has taken
  * them, but not yet sent them. With it wait this machine's ranks that need its part. */

@@ -15,26 +15,15 @@ enum {
   VECTORS = 4                /* counts and offsets, of what is sent and received */
 };
 
-/* The window [lo, lo + size) of every rank's part. */
-typedef struct mpi_round {
-  dc__mpi *self;
-  const dc__coll *coll;
-  dc__mpi_wait *wait;
-  int64_t lo;
-  int64_t size;
-  int64_t largest; /* bytes of a part */
-  bool packed;
-} mpi_round;
-
 int *dc__mpi_alloc_vectors(int32_t world) {
   return dc__calloc((size_t)DC__COMM_GROUP * VECTORS * (size_t)world, sizeof(int));
 }
 
-static int *vector_of(const dc__mpi *self, int32_t item, int32_t which) {
+int *dc__mpi_vector(const dc__mpi *self, int32_t item, int32_t which) {
   return self->vectors + ((size_t)item * VECTORS + (size_t)which) * (size_t)self->head.world;
 }
 
-static dc_status mpi_reserve_scratch(dc__mpi *self, int32_t which, int64_t bytes) {
+dc_status dc__mpi_reserve_scratch(dc__mpi *self, int32_t which, int64_t bytes) {
   if (self->scratch_bytes[which] < (size_t)bytes) {
     dc__free(self->scratch[which]);
     self->scratch_bytes[which] = 0;
@@ -72,7 +61,7 @@ static bool is_packed(const dc__mpi *self, const dc__coll *coll) {
 }
 
 /* Adds a request that MPI has started, or gives up those before it. */
-static dc_status add_request(const mpi_round *r, const char *call, int error) {
+dc_status dc__mpi_add_request(const dc__mpi_round *r, const char *call, int error) {
   dc_status status = dc__mpi_check_result(r->wait, call, error);
   if (status != DC_OK) {
     dc__mpi_abandon(r->wait);
@@ -82,16 +71,16 @@ static dc_status add_request(const mpi_round *r, const char *call, int error) {
   return DC_OK;
 }
 
-static dc__mpi_handle *next_request(const mpi_round *r) {
+dc__mpi_handle *dc__mpi_next_request(const dc__mpi_round *r) {
   return &r->wait->requests[r->wait->count];
 }
 
 /* ---- packed data ---- */
 
-typedef void (*slice_fn)(const mpi_round *r, const dc__coll_item *item, int32_t rank, dc__window_slice slice);
+typedef void (*slice_fn)(const dc__mpi_round *r, const dc__coll_item *item, int32_t rank, dc__window_slice slice);
 
 /* Calls fn for each slice of a rank's part that falls into the round. Returns the bytes up to the last one's end. */
-static int64_t each_slice(const mpi_round *r, int32_t rank, slice_fn fn) {
+static int64_t each_slice(const dc__mpi_round *r, int32_t rank, slice_fn fn) {
   int64_t pos = 0, end = 0;
   for (int32_t i = 0; i < r->coll->count; i++) {
     const dc__coll_item *item = &r->coll->items[i];
@@ -111,34 +100,34 @@ static void copy_elements(void *to, const void *from, int64_t count, int32_t dty
   memcpy(to, from, (size_t)count * dc_dtype_size(dtype));
 }
 
-static void pack_contribution(const mpi_round *r, const dc__coll_item *item, int32_t rank, dc__window_slice slice) {
+static void pack_contribution(const dc__mpi_round *r, const dc__coll_item *item, int32_t rank, dc__window_slice slice) {
   copy_elements(r->self->scratch[0] + rank * r->size + slice.at,
                 dc__bytes_at(item->send, item->ranges[rank].begin + slice.begin, item->dtype), slice.count,
                 item->dtype);
 }
 
-static void pack_own(const mpi_round *r, const dc__coll_item *item, int32_t rank, dc__window_slice slice) {
+static void pack_own(const dc__mpi_round *r, const dc__coll_item *item, int32_t rank, dc__window_slice slice) {
   copy_elements(r->self->scratch[1] + rank * r->size + slice.at, dc__bytes_at(item->send, slice.begin, item->dtype),
                 slice.count, item->dtype);
 }
 
-static void unpack_gathered(const mpi_round *r, const dc__coll_item *item, int32_t rank, dc__window_slice slice) {
+static void unpack_gathered(const dc__mpi_round *r, const dc__coll_item *item, int32_t rank, dc__window_slice slice) {
   char *to = (char *)item->recv + (item->ranges[rank].begin + slice.begin) * (int64_t)dc_dtype_size(item->dtype);
   if (rank != r->self->head.rank || to != dc__bytes_at(item->send, slice.begin, item->dtype)) {
     copy_elements(to, r->self->scratch[1] + rank * r->size + slice.at, slice.count, item->dtype);
   }
 }
 
-static dc_status gather_packed(const mpi_round *r) {
+static dc_status gather_packed(const dc__mpi_round *r) {
   dc__mpi *self = r->self;
-  int *counts = vector_of(self, 0, 0), *at = vector_of(self, 0, 1);
+  int *counts = dc__mpi_vector(self, 0, 0), *at = dc__mpi_vector(self, 0, 1);
   for (int32_t rank = 0; rank < self->head.world; rank++) {
     counts[rank] = (int)each_slice(r, rank, rank == self->head.rank ? pack_own : NULL);
     at[rank] = (int)(rank * r->size);
   }
-  DC__TRY(
-      add_request(r, "MPI_Iallgatherv",
-                  self->mpi->calls->iallgatherv(self->mpi, self->scratch[1], counts, at, self->comm, next_request(r))));
+  DC__TRY(dc__mpi_add_request(
+      r, "MPI_Iallgatherv",
+      self->mpi->calls->iallgatherv(self->mpi, self->scratch[1], counts, at, self->comm, dc__mpi_next_request(r))));
   DC__TRY(dc__mpi_wait_all(r->wait));
   for (int32_t rank = 0; rank < self->head.world; rank++) {
     (void)each_slice(r, rank, unpack_gathered);
@@ -146,9 +135,10 @@ static dc_status gather_packed(const mpi_round *r) {
   return DC_OK;
 }
 
-static dc_status exchange_packed(const mpi_round *r) {
+static dc_status exchange_packed(const dc__mpi_round *r) {
   dc__mpi *self = r->self;
-  int *send_counts = vector_of(self, 0, 0), *at = vector_of(self, 0, 1), *recv_counts = vector_of(self, 0, 2);
+  int *send_counts = dc__mpi_vector(self, 0, 0), *at = dc__mpi_vector(self, 0, 1),
+      *recv_counts = dc__mpi_vector(self, 0, 2);
   int64_t own = each_slice(r, self->head.rank, NULL);
   for (int32_t rank = 0; rank < self->head.world; rank++) {
     bool other = rank != self->head.rank;
@@ -156,19 +146,20 @@ static dc_status exchange_packed(const mpi_round *r) {
     recv_counts[rank] = other ? (int)own : 0;
     at[rank] = (int)(rank * r->size);
   }
-  DC__TRY(add_request(r, "MPI_Ialltoallv",
-                      self->mpi->calls->ialltoallv(self->mpi, self->scratch[0], send_counts, at, self->scratch[1],
-                                                   recv_counts, at, self->comm, next_request(r))));
+  DC__TRY(
+      dc__mpi_add_request(r, "MPI_Ialltoallv",
+                          self->mpi->calls->ialltoallv(self->mpi, self->scratch[0], send_counts, at, self->scratch[1],
+                                                       recv_counts, at, self->comm, dc__mpi_next_request(r))));
   return dc__mpi_wait_all(r->wait);
 }
 
 /* ---- data in place ---- */
 
-static dc_status gather_item(const mpi_round *r, int32_t i) {
+static dc_status gather_item(const dc__mpi_round *r, int32_t i) {
   dc__mpi *self = r->self;
   const dc__coll_item *item = &r->coll->items[i];
   int64_t size = (int64_t)dc_dtype_size(item->dtype), bytes = dc__item_bytes(item, self->head.rank);
-  int *counts = vector_of(self, i, 0), *at = vector_of(self, i, 1);
+  int *counts = dc__mpi_vector(self, i, 0), *at = dc__mpi_vector(self, i, 1);
   char *own = (char *)item->recv + item->ranges[self->head.rank].begin * size;
   if (bytes > 0 && own != item->send) {
     memcpy(own, item->send, (size_t)bytes);
@@ -177,11 +168,12 @@ static dc_status gather_item(const mpi_round *r, int32_t i) {
     counts[rank] = (int)dc__item_bytes(item, rank);
     at[rank] = (int)(item->ranges[rank].begin * size);
   }
-  return add_request(r, "MPI_Iallgatherv",
-                     self->mpi->calls->iallgatherv(self->mpi, item->recv, counts, at, self->comm, next_request(r)));
+  return dc__mpi_add_request(
+      r, "MPI_Iallgatherv",
+      self->mpi->calls->iallgatherv(self->mpi, item->recv, counts, at, self->comm, dc__mpi_next_request(r)));
 }
 
-static dc_status gather_in_place(const mpi_round *r) {
+static dc_status gather_in_place(const dc__mpi_round *r) {
   for (int32_t i = 0; i < r->coll->count; i++) {
     DC__TRY(gather_item(r, i));
   }
@@ -190,12 +182,12 @@ static dc_status gather_in_place(const mpi_round *r) {
 
 /* Sends each rank its slice of an item, and receives the others' slices of this rank's range. pos: of the item in each
  * rank's part, which moves on to the next item. */
-static dc_status exchange_item(const mpi_round *r, int32_t i, int64_t *pos) {
+static dc_status exchange_item(const dc__mpi_round *r, int32_t i, int64_t *pos) {
   dc__mpi *self = r->self;
   const dc__coll_item *item = &r->coll->items[i];
   int64_t size = (int64_t)dc_dtype_size(item->dtype);
-  int *send_counts = vector_of(self, i, 0), *send_at = vector_of(self, i, 1);
-  int *recv_counts = vector_of(self, i, 2), *recv_at = vector_of(self, i, 3);
+  int *send_counts = dc__mpi_vector(self, i, 0), *send_at = dc__mpi_vector(self, i, 1);
+  int *recv_counts = dc__mpi_vector(self, i, 2), *recv_at = dc__mpi_vector(self, i, 3);
   dc__window_slice own = dc__window_intersect(item, self->head.rank, pos[self->head.rank], r->lo, r->size);
   for (int32_t rank = 0; rank < self->head.world; rank++) {
     dc__window_slice slice = dc__window_intersect(item, rank, pos[rank], r->lo, r->size);
@@ -206,12 +198,12 @@ static dc_status exchange_item(const mpi_round *r, int32_t i, int64_t *pos) {
     recv_at[rank] = (int)(rank * r->size + own.at);
     pos[rank] += dc__item_stride(item, rank);
   }
-  return add_request(r, "MPI_Ialltoallv",
-                     self->mpi->calls->ialltoallv(self->mpi, item->send, send_counts, send_at, self->scratch[1],
-                                                  recv_counts, recv_at, self->comm, next_request(r)));
+  return dc__mpi_add_request(r, "MPI_Ialltoallv",
+                             self->mpi->calls->ialltoallv(self->mpi, item->send, send_counts, send_at, self->scratch[1],
+                                                          recv_counts, recv_at, self->comm, dc__mpi_next_request(r)));
 }
 
-static dc_status exchange_in_place(const mpi_round *r) {
+static dc_status exchange_in_place(const dc__mpi_round *r) {
   int64_t pos[DC__COMM_MAX_WORLD] = {0};
   for (int32_t i = 0; i < r->coll->count; i++) {
     DC__TRY(exchange_item(r, i, pos));
@@ -221,29 +213,32 @@ static dc_status exchange_in_place(const mpi_round *r) {
 
 /* ---- the collectives ---- */
 
-static int64_t round_bytes(const dc__mpi *self, int64_t largest) {
+int64_t dc__mpi_round_bytes(const dc__mpi *self, int64_t largest) {
   int64_t most = (STAGING_BYTES / self->head.world) & ~(int64_t)(DC__PART_ALIGN - 1);
   return largest < most ? largest : most;
 }
 
 /* Sizes, and the memory for them, before the ranks' comparison. Behind it the others' calls of MPI would wait for a
  * rank that fails alone, and cannot be taken back. */
-static dc_status plan_rounds(mpi_round *r) {
+static dc_status plan_rounds(dc__mpi_round *r) {
   const dc__coll *coll = r->coll;
   const int32_t world = r->self->head.world;
+  if (coll->kind == DC__COLL_ALL_TO_ALL) {
+    return dc__mpi_plan_all_to_all(r);
+  }
   if (coll->kind != DC__COLL_GATHER && coll->kind != DC__COLL_REDUCE) {
     return DC_OK;
   }
   r->packed = is_packed(r->self, coll);
   r->largest = dc__max_part_bytes(coll, world);
-  r->size = round_bytes(r->self, r->largest);
+  r->size = dc__mpi_round_bytes(r->self, r->largest);
   if (r->packed || coll->kind == DC__COLL_REDUCE) {
-    DC__TRY(mpi_reserve_scratch(r->self, 1, r->size * world));
+    DC__TRY(dc__mpi_reserve_scratch(r->self, 1, r->size * world));
   }
-  return r->packed && coll->kind == DC__COLL_REDUCE ? mpi_reserve_scratch(r->self, 0, r->size * world) : DC_OK;
+  return r->packed && coll->kind == DC__COLL_REDUCE ? dc__mpi_reserve_scratch(r->self, 0, r->size * world) : DC_OK;
 }
 
-static dc_status mpi_gather(mpi_round *r) {
+static dc_status mpi_gather(dc__mpi_round *r) {
   if (!r->packed) {
     return gather_in_place(r);
   }
@@ -253,7 +248,7 @@ static dc_status mpi_gather(mpi_round *r) {
   return DC_OK;
 }
 
-static void add_contributions(const mpi_round *r, const dc__coll_item *item, int32_t rank, dc__window_slice slice) {
+static void add_contributions(const dc__mpi_round *r, const dc__coll_item *item, int32_t rank, dc__window_slice slice) {
   const void *src[DC__COMM_MAX_WORLD];
   for (int32_t peer = 0; peer < r->self->head.world; peer++) {
     src[peer] = peer == rank ? dc__bytes_at(item->send, item->ranges[rank].begin + slice.begin, item->dtype)
@@ -264,7 +259,7 @@ static void add_contributions(const mpi_round *r, const dc__coll_item *item, int
   dc__reduce(&sum);
 }
 
-static dc_status mpi_reduce(mpi_round *r) {
+static dc_status mpi_reduce(dc__mpi_round *r) {
   for (; r->lo < r->largest; r->lo += r->size) {
     DC__TRY(r->packed ? exchange_packed(r) : exchange_in_place(r));
     (void)each_slice(r, r->self->head.rank, add_contributions);
@@ -272,30 +267,31 @@ static dc_status mpi_reduce(mpi_round *r) {
   return DC_OK;
 }
 
-static dc_status mpi_broadcast(const mpi_round *r) {
+static dc_status mpi_broadcast(const dc__mpi_round *r) {
   const dc__coll_item *item = &r->coll->items[0];
   for (int64_t done = 0; done < item->total; done += BROADCAST_BYTES) {
     int64_t left = item->total - done;
     int count = (int)(left < BROADCAST_BYTES ? left : BROADCAST_BYTES);
-    DC__TRY(add_request(r, "MPI_Ibcast",
-                        r->self->mpi->calls->ibcast(r->self->mpi, (char *)item->recv + done, count, r->coll->root,
-                                                    r->self->comm, next_request(r))));
+    DC__TRY(dc__mpi_add_request(r, "MPI_Ibcast",
+                                r->self->mpi->calls->ibcast(r->self->mpi, (char *)item->recv + done, count,
+                                                            r->coll->root, r->self->comm, dc__mpi_next_request(r))));
     DC__TRY(dc__mpi_wait_all(r->wait));
   }
   return DC_OK;
 }
 
 static dc_status mpi_run_collective(dc__mpi *self, const dc__coll *coll, dc__mpi_wait *wait) {
-  mpi_round r = {.self = self, .coll = coll, .wait = wait};
+  dc__mpi_round r = {.self = self, .coll = coll, .wait = wait};
   DC__TRY(dc__comm_check(self->control));
   DC__TRY(dc__mpi_check_usable(self->mpi, wait->what));
   DC__TRY(plan_rounds(&r));
   (void)self->head.ops->agree(&self->head, coll, 0);
   DC__TRY(dc__comm_check(self->control));
-  DC__TRY(coll->kind == DC__COLL_GATHER      ? mpi_gather(&r)
-          : coll->kind == DC__COLL_REDUCE    ? mpi_reduce(&r)
-          : coll->kind == DC__COLL_BROADCAST ? mpi_broadcast(&r)
-                                             : DC_OK); /* a barrier is the comparison alone */
+  DC__TRY(coll->kind == DC__COLL_GATHER       ? mpi_gather(&r)
+          : coll->kind == DC__COLL_REDUCE     ? mpi_reduce(&r)
+          : coll->kind == DC__COLL_BROADCAST  ? mpi_broadcast(&r)
+          : coll->kind == DC__COLL_ALL_TO_ALL ? dc__mpi_all_to_all(&r)
+                                              : DC_OK); /* a barrier is the comparison alone */
   atomic_fetch_add_explicit(&self->head.wire_bytes, dc__received_bytes(coll, self->head.rank, self->head.world),
                             memory_order_relaxed);
   return DC_OK;

@@ -106,9 +106,34 @@ dc_status dc__mpi_split_comm(dc__mpi *self, const dc__split *split, dc__mpi_hand
 
 /* ---- collective.c ---- */
 
+/* The window [lo, lo + size) of every rank's part. */
+typedef struct dc__mpi_round {
+  dc__mpi *self;
+  const dc__coll *coll;
+  dc__mpi_wait *wait;
+  int64_t lo;
+  int64_t size;
+  int64_t largest; /* bytes of a part */
+  bool packed;
+} dc__mpi_round;
+
+/* Counts or offsets of an item, one for each rank: which = 0 to 3. */
+int *dc__mpi_vector(const dc__mpi *self, int32_t item, int32_t which);
+dc_status dc__mpi_reserve_scratch(dc__mpi *self, int32_t which, int64_t bytes);
+/* Bytes of a window for each rank, where the largest part has so many. */
+int64_t dc__mpi_round_bytes(const dc__mpi *self, int64_t largest);
+/* Adds a request that MPI has started at the next place, or gives up those before it. */
+dc__mpi_handle *dc__mpi_next_request(const dc__mpi_round *r);
+dc_status dc__mpi_add_request(const dc__mpi_round *r, const char *call, int error);
 /* Fails the group on all ranks with this thread's last error, unless it has failed, and the communicator with it. */
 void dc__mpi_fail(dc__mpi *self, dc_status status);
 int *dc__mpi_alloc_vectors(int32_t world);
 void dc__mpi_run(dc_comm *comm, const dc__coll *coll);
+
+/* ---- all_to_all.c ---- */
+
+/* Memory for it, before the ranks' comparison. */
+dc_status dc__mpi_plan_all_to_all(dc__mpi_round *r);
+dc_status dc__mpi_all_to_all(dc__mpi_round *r);
 
 #endif

@@ -150,13 +150,12 @@ void dc__nccl_free_staging(dc_device *device, dc__nccl_staging *staging) {
   }
 }
 
-/* Grows twofold: replaced buffers stay for queued work, and together are smaller than the current one. */
-static dc_status reserve_staging(dc__nccl *self, size_t bytes) {
+dc_status dc__nccl_reserve_staging(dc__nccl *self, size_t bytes) {
   size_t before = self->staging == NULL ? 0 : self->staging->bytes;
   if (before >= bytes) {
     return DC_OK;
   }
-  size_t doubled = 2 * before < STAGING_BYTES ? 2 * before : STAGING_BYTES;
+  size_t doubled = 2 * before > STAGING_BYTES && bytes <= STAGING_BYTES ? STAGING_BYTES : 2 * before;
   dc__nccl_staging *grown = dc__calloc(1, sizeof *grown);
   if (grown == NULL) {
     return DC_E_NO_MEMORY;
@@ -220,7 +219,7 @@ static dc_status reduce_rounds(dc__nccl *self, const dc__coll *coll, const char 
                   .size = largest < max_bytes ? largest : max_bytes, /* the same on all ranks */
                   .staged = dc__nccl_sends_registered(self, coll)};
   if (world > 1) {
-    DC__TRY(reserve_staging(self, (size_t)(r.size * world) * (r.staged ? 2 : 1)));
+    DC__TRY(dc__nccl_reserve_staging(self, (size_t)(r.size * world) * (r.staged ? 2 : 1)));
   }
   for (; r.lo < largest; r.lo += r.size) {
     if (world > 1) {
@@ -247,6 +246,8 @@ static dc_status nccl_enqueue(dc__nccl *self, const dc__coll *coll, const char *
   }
   if (coll->kind == DC__COLL_REDUCE) {
     DC__TRY(reduce_rounds(self, coll, name));
+  } else if (coll->kind == DC__COLL_ALL_TO_ALL) {
+    DC__TRY(dc__nccl_all_to_all(self, coll, name));
   } else {
     nccl_round r = {.coll = coll, .asymmetric = !same};
     if (coll->kind == DC__COLL_GATHER) {

@@ -111,10 +111,14 @@ static dc__nccl_block *block_of(dc__nccl *self, const char *ptr) {
   return block;
 }
 
+bool dc__nccl_is_registered(dc__nccl *self, const void *ptr) {
+  return block_of(self, ptr) != NULL;
+}
+
 bool dc__nccl_sends_registered(dc__nccl *self, const dc__coll *coll) {
   bool registered = false;
   for (int32_t i = 0; i < coll->count; i++) {
-    registered = registered || block_of(self, coll->items[i].send) != NULL;
+    registered = registered || dc__nccl_is_registered(self, coll->items[i].send);
   }
   return registered;
 }

@@ -141,6 +141,7 @@ uint64_t dc__nccl_buffers_hash(dc__nccl *self, const dc__coll *coll, bool *unreg
 dc_status dc__nccl_register_windows(dc__nccl *self, const dc__coll *coll, const char *name);
 /* Whether an item's send lies in the heap. */
 bool dc__nccl_sends_registered(dc__nccl *self, const dc__coll *coll);
+bool dc__nccl_is_registered(dc__nccl *self, const void *ptr);
 bool dc__nccl_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes);
 
 /* ---- collective.c ---- */
@@ -148,6 +149,12 @@ bool dc__nccl_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes);
 void dc__nccl_run(dc_comm *comm, const dc__coll *coll);
 /* Equal ranges in rank order, as NCCL's all-gather requires. */
 bool dc__nccl_is_even(const dc__coll_item *item, int32_t world);
+/* Grows twofold: replaced buffers stay for queued work, and together are smaller than the current one. */
+dc_status dc__nccl_reserve_staging(dc__nccl *self, size_t bytes);
 void dc__nccl_free_staging(dc_device *device, dc__nccl_staging *staging);
+
+/* ---- all_to_all.c ---- */
+
+dc_status dc__nccl_all_to_all(dc__nccl *self, const dc__coll *coll, const char *name);
 
 #endif

@@ -234,6 +234,7 @@ void dc__shm_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, co
                         int32_t count);
 void dc__shm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                             int32_t count);
+void dc__shm_all_to_all(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *item, int32_t root);
 bool dc__shm_agree(dc_comm *comm, const dc__coll *coll, uint64_t word);
 
 /* Checksums of a round's slices, [rank * DC__COMM_GROUP + item], behind a rank's staging buffers. */

@@ -38,3 +38,11 @@ void dc__shm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag
   }
   dc__op_timing_end_on(tag->span, stream);
 }
+
+void dc__shm_all_to_all(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *item, int32_t root) {
+  if (is_single_rank(comm, stream)) { /* its own part is all */
+    dc__shm_all_gather(comm, stream, tag, item, 1);
+  } else {
+    dc__host_all_to_all(comm, stream, tag, item, root);
+  }
+}

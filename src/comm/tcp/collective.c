@@ -9,6 +9,14 @@
 
 #include "comm/windows.h"
 
+/* A range of an item in the tensor that begins at `base`, which may be NULL if it has no elements. */
+static void add_range(struct iovec *list, int32_t *count, const void *base, const dc__coll_item *item, int32_t range) {
+  if (item->ranges[range].count > 0) {
+    dc__tcp_add_iov(list, count, dc__bytes_at(base, item->ranges[range].begin, item->dtype),
+                    dc__item_bytes(item, range));
+  }
+}
+
 /* Fills in the buffers to send to rank r, and to receive from it. */
 static void fill_transfer(const dc__tcp_plan *p, int32_t r, dc__tcp_transfer *transfer) {
   int32_t me = p->self->head.rank;
@@ -20,19 +28,19 @@ static void fill_transfer(const dc__tcp_plan *p, int32_t r, dc__tcp_transfer *tr
   char *from = coll->kind == DC__COLL_REDUCE ? p->self->scratch + r * dc__tcp_part_bytes(coll, me) : NULL;
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
-    int64_t size = (int64_t)dc_dtype_size(item->dtype);
     if (coll->kind == DC__COLL_BROADCAST) {
       dc__tcp_add_iov(transfer->out, &transfer->out_count, item->send, coll->root == me ? item->total : 0);
       dc__tcp_add_iov(transfer->in, &transfer->in_count, item->recv, coll->root == r ? item->total : 0);
     } else if (coll->kind == DC__COLL_REDUCE) {
-      dc__tcp_add_iov(transfer->out, &transfer->out_count, dc__bytes_at(item->send, item->ranges[r].begin, item->dtype),
-                      dc__item_bytes(item, r));
+      add_range(transfer->out, &transfer->out_count, item->send, item, r);
       dc__tcp_add_iov(transfer->in, &transfer->in_count, from, dc__item_bytes(item, me));
       from += dc__item_stride(item, me);
     } else if (coll->kind == DC__COLL_GATHER) {
       dc__tcp_add_iov(transfer->out, &transfer->out_count, item->send, dc__item_bytes(item, me));
-      dc__tcp_add_iov(transfer->in, &transfer->in_count, (char *)item->recv + item->ranges[r].begin * size,
-                      dc__item_bytes(item, r));
+      add_range(transfer->in, &transfer->in_count, item->recv, item, r);
+    } else if (coll->kind == DC__COLL_ALL_TO_ALL) {
+      add_range(transfer->out, &transfer->out_count, item->send, item, r);
+      add_range(transfer->in, &transfer->in_count, item->recv, item, p->self->head.world + r);
     }
   }
 }
@@ -134,6 +142,21 @@ static bool is_complete(const dc__tcp_transfer *transfer) {
   return is_received(transfer) && transfer->out_pos == transfer->out_count;
 }
 
+/* Rank r, which may be this one, sends what this rank expects of it. */
+static dc_status compare_bytes(const dc__tcp_plan *p, int32_t r) {
+  const dc__tcp_transfer *transfer = &p->self->transfers[r];
+  const dc__coll_item *item = &p->coll->items[0];
+  const int32_t rank = p->self->head.rank;
+  const uint64_t bytes = transfer->recv_header.bytes;
+  if (p->has_data && p->coll->kind == DC__COLL_ALL_TO_ALL) {
+    const int64_t sent = r == rank ? item->ranges[rank].count : (int64_t)(bytes / dc_dtype_size(item->dtype));
+    const int64_t expected = item->ranges[p->self->head.world + r].count;
+    DC__TRY(sent == expected ? DC_OK : dc__coll_fail_counts(p->coll, r, sent, rank, expected));
+  }
+  const uint64_t expected_bytes = dc__tcp_iov_bytes(transfer->in, 0, transfer->in_count);
+  return r == rank || bytes == expected_bytes ? DC_OK : dc__tcp_fail_size(p, r, bytes, expected_bytes);
+}
+
 static dc_status tcp_compare_signatures(const dc__tcp_plan *p) {
   const dc__tcp *self = p->self;
   const dc__signature *calls[DC__COMM_MAX_WORLD];
@@ -148,10 +171,7 @@ static dc_status tcp_compare_signatures(const dc__tcp_plan *p) {
   DC__TRY(dc__signature_compare(self->head.rank, self->head.world, calls));
   for (int32_t r = 0; r < self->head.world; r++) {
     dc__tcp_transfer *transfer = &self->transfers[r];
-    uint64_t expected = dc__tcp_iov_bytes(transfer->in, 0, transfer->in_count);
-    if (r != self->head.rank && transfer->recv_header.bytes != expected) {
-      return dc__tcp_fail_size(p, r, transfer->recv_header.bytes, expected);
-    }
+    DC__TRY(compare_bytes(p, r));
     if (r != self->head.rank && transfer->recv_header.has_checksum != 0) {
       transfer->received_crc = dc__crc32c(0, &transfer->recv_header, sizeof transfer->recv_header);
       dc__tcp_add_iov(transfer->in, &transfer->in_count, &transfer->peer_crc, sizeof transfer->peer_crc);
@@ -246,7 +266,7 @@ static dc_status exchange_all(dc__tcp_plan *p) {
 static dc_status exchange_with_data(dc__tcp_plan *p) {
   DC__TRY(prepare_transfers(p));
   DC__TRY(exchange_all(p));
-  if (p->has_data && p->coll->kind == DC__COLL_GATHER) {
+  if (p->has_data && (p->coll->kind == DC__COLL_GATHER || p->coll->kind == DC__COLL_ALL_TO_ALL)) {
     dc__tcp_copy_own(p->self, p->coll);
   } else if (p->has_data && p->coll->kind == DC__COLL_REDUCE) {
     dc__tcp_reduce_own(p->self, p->coll);
@@ -287,21 +307,6 @@ static dc_status exchange_small(dc__tcp_plan *p, bool with_data) {
   return dc__fail(DC_E_CORRUPT, "%s: the ranks' calls are alike, but what was relayed of them is not", p->op_text);
 }
 
-/* The part of the others' data that this rank needs, however it comes. */
-static int64_t foreign_bytes(const dc__tcp_plan *p) {
-  int32_t me = p->self->head.rank;
-  int64_t bytes = 0;
-  for (int32_t i = 0; i < p->coll->count && p->has_data; i++) {
-    const dc__coll_item *item = &p->coll->items[i];
-    int64_t size = (int64_t)dc_dtype_size(item->dtype);
-    bytes += p->coll->kind == DC__COLL_BROADCAST ? (p->coll->root == me ? 0 : item->total)
-             : p->coll->kind == DC__COLL_REDUCE  ? dc__item_bytes(item, me) * (p->self->head.world - 1)
-             : p->coll->kind == DC__COLL_GATHER  ? item->total * size - dc__item_bytes(item, me)
-                                                 : 0;
-  }
-  return bytes;
-}
-
 /* In an overlay ranks compare all calls in rounds, which few connections take. */
 static dc_status exchange(dc__tcp_plan *p) {
   const bool small = dc__tcp_is_small(p);
@@ -317,7 +322,7 @@ static dc_status tcp_run_collective(dc__tcp_plan *p) {
   DC__TRY(dc__tcp_group_check(self->group));
   tcp_begin_collective(p);
   dc__signature_fill(&p->call, &self->head, p->coll, p->call.word);
-  int64_t bytes = foreign_bytes(p);
+  int64_t bytes = p->has_data ? dc__received_bytes(p->coll, self->head.rank, self->head.world) : 0;
   dc_status status = exchange(p);
   dc__tcp_wait_end(&self->wait);
   atomic_store_explicit(&self->usage.blocked_in, 0, memory_order_relaxed);

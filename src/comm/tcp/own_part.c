@@ -14,13 +14,18 @@ int64_t dc__tcp_part_bytes(const dc__coll *coll, int32_t rank) {
 }
 
 void dc__tcp_copy_own(const dc__tcp *self, const dc__coll *coll) {
-  int32_t me = self->head.rank;
+  const int32_t me = self->head.rank, all_to_all = coll->kind == DC__COLL_ALL_TO_ALL;
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
-    int64_t bytes = dc__item_bytes(item, me);
-    char *to = (char *)item->recv + item->ranges[me].begin * (int64_t)dc_dtype_size(item->dtype);
-    if (bytes > 0 && to != item->send) {
-      memcpy(to, item->send, (size_t)bytes);
+    const dc__range place = item->ranges[all_to_all ? self->head.world + me : me];
+    const int64_t bytes = dc__item_bytes(item, me);
+    if (bytes == 0) {
+      continue; /* the tensors may be NULL */
+    }
+    const void *from = dc__bytes_at(item->send, all_to_all ? item->ranges[me].begin : 0, item->dtype);
+    char *to = (char *)item->recv + place.begin * (int64_t)dc_dtype_size(item->dtype);
+    if (to != from) {
+      memcpy(to, from, (size_t)bytes);
     }
   }
 }

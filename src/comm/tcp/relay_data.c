@@ -25,8 +25,8 @@ bool dc__tcp_relays(const dc__tcp *self) {
 bool dc__tcp_is_small(const dc__tcp_plan *p) {
   const dc__coll *coll = p->coll;
   int64_t bytes = 0;
-  if (!dc__tcp_relays(p->self)) {
-    return false;
+  if (!dc__tcp_relays(p->self) || (p->has_data && coll->kind == DC__COLL_ALL_TO_ALL)) {
+    return false; /* of an all-to-all each byte is for one rank */
   }
   for (int32_t i = 0; i < coll->count && p->has_data; i++) {
     int64_t total = item_total(&coll->items[i]);

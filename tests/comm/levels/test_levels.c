@@ -1,8 +1,11 @@
 /* Collectives in two levels: blocks of ranks on several machines, which are told apart by options.node here. Every
  * type, split and layout has the bits of the direct exchange, and fewer bytes go between machines. */
+#include "all_to_all_checks.h"
 #include "comm_checks.h"
 #include "comm_trainer.h"
 #include "nodes.h"
+
+enum { MOVES = 6 };
 
 /* ---- blocks ---- */
 
@@ -60,8 +63,9 @@ static long long received_since(dc_comm *comm, long long *before) {
   return bytes;
 }
 
-/* The wire bytes of a large gather, of reductions in both kinds of sums, of a broadcast and of a small gather. */
-static int move_all(dc_comm *comm, long long wire_bytes[5]) {
+/* The wire bytes of a large gather, of reductions in both kinds of sums, of a broadcast, of a small gather and of an
+ * all-to-all. */
+static int move_all(dc_comm *comm, long long wire_bytes[MOVES]) {
   const int64_t per = 20000, total = per * dc_comm_size(comm), few = 10, all = few * dc_comm_size(comm);
   float *whole = calloc((size_t)total, sizeof *whole), *part = calloc((size_t)per, sizeof *part);
   const dc_tensor small = flat(part, &few, DC_FLOAT32);
@@ -79,6 +83,11 @@ static int move_all(dc_comm *comm, long long wire_bytes[5]) {
   wire_bytes[3] = received_since(comm, &before);
   CHECK_OK(dc_comm_all_gather(comm, &small, &small_to, NULL, NULL));
   wire_bytes[4] = received_since(comm, &before);
+  float *others = calloc((size_t)total, sizeof *others);
+  dc_tensor from_all = flat(others, &total, DC_FLOAT32);
+  CHECK_OK(dc_comm_all_to_all(comm, &to, NULL, &from_all, NULL, NULL));
+  wire_bytes[5] = received_since(comm, &before);
+  free(others);
   free(whole);
   free(part);
   return 0;
@@ -86,7 +95,7 @@ static int move_all(dc_comm *comm, long long wire_bytes[5]) {
 
 static int counts_alike(dc_comm *comm, void *arg) {
   const layout *l = arg;
-  long long moved[5], counted[5];
+  long long moved[MOVES], counted[MOVES];
   dc_device *device;
   dc_comm *count;
   CHECK(length_of(comm) == l->length && move_all(comm, moved) == 0);
@@ -96,7 +105,7 @@ static int counts_alike(dc_comm *comm, void *arg) {
   CHECK(move_all(count, counted) == 0);
   dc_comm_destroy(count);
   dc_device_destroy(device);
-  for (int i = 0; i < 5; i++) {
+  for (int i = 0; i < MOVES; i++) {
     CHECK(moved[i] == counted[i]);
   }
   return 0;
@@ -221,6 +230,39 @@ static void test_accumulation(void **state) {
   }
 }
 
+/* Parts for the own block come over shared memory, and are no wire bytes. */
+static int exchanges(dc_comm *comm, void *arg) {
+  const int64_t per = 100, total = per * dc_comm_size(comm);
+  float *send = calloc((size_t)total, sizeof *send), *recv = calloc((size_t)total, sizeof *recv);
+  const dc_tensor from = flat(send, &total, DC_FLOAT32);
+  dc_tensor to = flat(recv, &total, DC_FLOAT32);
+  const long long before = atomic_load(&comm->wire_bytes);
+  CHECK(length_of(comm) > 1);
+  CHECK_OK(dc_comm_all_to_all(comm, &from, NULL, &to, NULL, NULL));
+  CHECK(atomic_load(&comm->wire_bytes) - before == per * 4 * (dc_comm_size(comm) - length_of(comm)));
+  free(send);
+  free(recv);
+  return all_to_alls_with(comm, false) != 0 || gathers_and_scatters(comm, arg) != 0;
+}
+
+/* In the first block, in the last one, or between two of them: the text has the ranks' numbers in the whole. */
+static int exchanges_other_counts(dc_comm *comm, void *arg) {
+  return other_counts_of(comm, *(const int32_t *)arg);
+}
+
+static void test_exchanges(void **state) {
+  static const layout layouts[] = {{4, 2, 2}, {8, 4, 4}, {12, 6, 2}};
+  (void)state;
+  for (size_t i = 0; i < DC__COUNT(layouts); i++) {
+    assert_int_equal(on_nodes(&layouts[i], exchanges, NULL), 0);
+    for (int32_t sender = 1; sender < layouts[i].world; sender += layouts[i].world - 2) {
+      assert_int_equal(on_nodes(&layouts[i], exchanges_other_counts, &sender), 0);
+    }
+    int32_t first_of_second = layouts[i].length;
+    assert_int_equal(on_nodes(&layouts[i], exchanges_other_counts, &first_of_second), 0);
+  }
+}
+
 /* ---- contexts, copies, parts ---- */
 
 static int trains(dc_comm *comm, void *arg) {
@@ -261,9 +303,9 @@ static void test_copies_and_parts(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_blocks),        cmocka_unit_test(test_bits),   cmocka_unit_test(test_bytes),
-      cmocka_unit_test(test_counted_bytes), cmocka_unit_test(test_losses), cmocka_unit_test(test_copies_and_parts),
-      cmocka_unit_test(test_accumulation),
+      cmocka_unit_test(test_blocks),        cmocka_unit_test(test_bits),      cmocka_unit_test(test_bytes),
+      cmocka_unit_test(test_counted_bytes), cmocka_unit_test(test_losses),    cmocka_unit_test(test_copies_and_parts),
+      cmocka_unit_test(test_accumulation),  cmocka_unit_test(test_exchanges),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

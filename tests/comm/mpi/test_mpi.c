@@ -1,6 +1,7 @@
 /* Communicators over MPI. This program is both the test and, started by mpirun with the name of a role, a rank. It runs
  * with MPICH and with Open MPI, as far as their launchers are there. Tested are the communicator's checks, the bits of
  * a training's losses, and wrong launchers. */
+#include "all_to_all_checks.h"
 #include "comm_checks.h"
 #include "comm_trainer.h"
 #include "mpi_launchers.h"
@@ -85,10 +86,11 @@ static int check_everything(dc_comm *comm) {
   dc_comm *copy = NULL, *second = NULL;
   uint64_t hashes[DC__COMM_MAX_WORLD];
   CHECK(gather_and_reduce(comm, NULL) == 0 && many_rounds(comm, NULL) == 0);
+  CHECK(all_to_alls(comm, NULL) == 0 && gathers_and_scatters(comm, NULL) == 0);
   CHECK(without_counts(comm, NULL) == 0 && broadcast_all_roots(comm, NULL) == 0 && exchange(comm, NULL) == 0);
   CHECK(grouped(comm, (void *)(uintptr_t)&packed_group) == 0 && grouped(comm, (void *)(uintptr_t)&large_group) == 0);
   ((dc__mpi *)comm)->max_bytes = 100000; /* tensors beyond an int's offsets are packed */
-  CHECK(many_rounds(comm, NULL) == 0);
+  CHECK(many_rounds(comm, NULL) == 0 && all_to_alls(comm, NULL) == 0);
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK(gather_and_reduce(copy, NULL) == 0);
   CHECK(train_and_hash(copy, hashes) == 0);
@@ -96,7 +98,9 @@ static int check_everything(dc_comm *comm) {
   CHECK(split_off_the_last(comm) == 0);
   CHECK((second = open_comm(60000 * MS)) != NULL && mismatched(second) == 0);
   dc_comm_destroy(second);
-  CHECK_OK(dc_comm_barrier(comm));
+  CHECK((second = open_comm(60000 * MS)) != NULL && (dc_comm_size(comm) == 1 || other_counts(second, NULL) == 0));
+  dc_comm_destroy(second);
+  CHECK(all_to_alls(comm, NULL) == 0); /* MPI did not see the mismatches */
   if (dc_comm_rank(comm) == 0) {
     const char *version;
     CHECK_OK(dc_mpi_get_version(&version));
