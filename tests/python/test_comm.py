@@ -20,6 +20,13 @@ def test_collectives():
         assert recv.tolist() == [0, 1, 1, 1]
         part = comm.reduce_scatter(np.arange(6, dtype=np.float32), np.empty(2, np.float32), op=ReduceOp.SUM)
         assert part.tolist() == [6 * r, 6 * r + 3]
+        ragged = comm.all_to_all(np.full(3 * r, r, np.int8), np.empty(3, np.int8), [r] * 3, [0, 1, 2])
+        assert ragged.tolist() == [1, 2, 2]
+        column = comm.all_to_all(np.arange(3.0) + 10 * r, np.empty(3))
+        assert column.tolist() == [r, 10 + r, 20 + r]
+        whole = comm.gather(np.array([r]), np.empty(3, np.int64) if r == 1 else None, root=1)
+        assert r != 1 or whole.tolist() == [0, 1, 2]
+        assert comm.scatter(whole, np.empty(r, np.int64), [0, 1, 2], root=1).tolist() == [[], [0], [1, 2]][r]
         assert comm.all_reduce(np.array([1.0 + r]), ReduceOp.MEAN).tolist() == [2]
         assert comm.broadcast(np.array([r, r]), root=2).tolist() == [2, 2]
         comm.set_checksums()
@@ -55,6 +62,8 @@ def test_groups_and_streams_keep_their_arrays():
 def test_wrong_counts_are_refused():
     with pytest.raises(ValueError, match="counts has 2 entries, must have one for each of 1 rank$"):
         Comm.single().all_gather(np.zeros(1), np.zeros(1), [1, 0])
+    with pytest.raises(ValueError, match="recv_counts has 2 entries, must have one for each of 1 rank$"):
+        Comm.single().all_to_all(np.zeros(1), np.zeros(1), None, [1, 0])
     with pytest.raises(ValueError, match="timeout"):
         Comm.threads(2, timeout=0)
     with pytest.raises(Error) as caught:

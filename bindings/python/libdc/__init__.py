@@ -10,10 +10,11 @@ from ._lib import ffi as _ffi
 from ._lib import lib as _lib
 from ._lib import mode as ffi_mode
 from ._lib import text as _text
-from .comm import Collectives, Comm
+from .comm import Comm
 from .context import Context
 from .device import Allocator, Device, Event, Stream
 from .errors import Error, check
+from .external import Collectives
 from .launch import get_launch, init_comm
 from .tensors import Buffer, Tensor
 from .types import Config, DType, Launch, LogLevel, MemoryKind, MemoryStats, Op, OpInfo, ReduceOp, Status, TraceEvent

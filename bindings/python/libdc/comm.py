@@ -3,171 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from ._handle import OwnedHandle
-from ._lib import InCallback, Registry, callback, ffi, gc_handle, lib, new_struct
+from ._lib import ffi, gc_handle, lib, new_struct
 from .arguments import c_string, check_size, counted, handle_arg, int64_array, timeout_ns
 from .device import Device, Stream, handle_of, place_of
 from .errors import check
+from .external import Collectives, External, drop_table, make_table
 from .tensors import View
-from .types import DType, ReduceOp, Status
-
-
-class Collectives:
-    """A transport of the caller's; subclass it for Comm.external. Every method blocks until done, on whatever thread
-    it is called, and returns None or raises. Buffers are writable memoryviews of bytes; their sizes give the counts."""
-
-    def all_gather(self, send: memoryview, recv: memoryview, dtype: DType) -> None:
-        """recv = every rank's send, in rank order."""
-        raise NotImplementedError
-
-    def reduce_scatter(self, send: memoryview, recv: memoryview, dtype: DType) -> None:
-        """recv = sum over ranks of block `rank` of send."""
-        raise NotImplementedError
-
-    def broadcast(self, data: memoryview, root: int) -> None:
-        raise NotImplementedError
-
-    def barrier(self) -> None:
-        raise NotImplementedError
-
-    def all_to_all(self, send: memoryview, send_counts: Sequence[int], recv: memoryview, recv_counts: Sequence[int],
-                   dtype: DType) -> None:
-        """Rank r gets send_counts[r] elements. With it libdc adds itself, in the order of every other transport, and
-        pads nothing; a subclass may leave it out."""
-        raise NotImplementedError
-
-    def split(self, ranks: Sequence[int]) -> "Collectives":
-        """A group of these ranks of this one, in this order. All ranks call at once, each with its group's ranks;
-        one in no group with none, and returns itself. Comm.split needs it."""
-        raise NotImplementedError
-
-    def dup(self) -> Optional["Collectives"]:
-        """An independent group of the same ranks; None: there is none, and all work shares this one."""
-        return None
-
-    def abort(self) -> None:
-        """Makes blocked calls raise, on other ranks too if it can, and also one that has just begun and blocks later.
-        Called at the deadline and by Comm.abort, on another thread, and when this rank alone cannot go on. The deadline
-        cannot end a method that blocks and is not ended here."""
-
-    def close(self) -> None:
-        """Called once, when the communicator is gone."""
-
-
-class _External:
-    """Collectives in use, their world size, and the exceptions of the whole family of duplicates."""
-
-    def __init__(self, collectives: Collectives, world: int, errors: List[BaseException]) -> None:
-        self.collectives = collectives
-        self.world = world
-        self.errors = errors
-
-
-_externals = Registry()
-_TABLE = dict(ffi.typeof("dc_comm_callbacks").fields)
-_CALLBACK_FAILED = 1
-
-
-def _bytes(pointer: Any, count: int) -> memoryview:
-    return memoryview(ffi.buffer(ffi.cast("char *", pointer), count)) if count else memoryview(bytearray())
-
-
-def _guarded(user: Any, call: Any) -> int:
-    """Runs a method of the caller's. An exception or a result, as of unfinished work, becomes an error number."""
-    with InCallback():
-        external = None
-        try:
-            external = _externals.get(user)
-            result = call(external)
-            if result is not None:
-                raise TypeError(f"{type(external.collectives).__name__}'s method returned {result!r}, must return None")
-            return 0
-        except BaseException as error:
-            if external is not None:
-                external.errors.append(error)
-            return _CALLBACK_FAILED
-
-
-@callback(_TABLE["all_gather"].type, error=_CALLBACK_FAILED)
-def _all_gather(send: Any, recv: Any, count: int, dtype: int, user: Any) -> int:
-    size = count * lib.dc_dtype_size(dtype)
-    return _guarded(user, lambda external: external.collectives.all_gather(
-        _bytes(send, size), _bytes(recv, size * external.world), DType(dtype)))
-
-
-@callback(_TABLE["reduce_scatter"].type, error=_CALLBACK_FAILED)
-def _reduce_scatter(send: Any, recv: Any, count: int, dtype: int, user: Any) -> int:
-    size = count * lib.dc_dtype_size(dtype)
-    return _guarded(user, lambda external: external.collectives.reduce_scatter(
-        _bytes(send, size * external.world), _bytes(recv, size), DType(dtype)))
-
-
-@callback(_TABLE["broadcast"].type, error=_CALLBACK_FAILED)
-def _broadcast(data: Any, size: int, root: int, user: Any) -> int:
-    return _guarded(user, lambda external: external.collectives.broadcast(_bytes(data, size), root))
-
-
-@callback(_TABLE["barrier"].type, error=_CALLBACK_FAILED)
-def _barrier(user: Any) -> int:
-    return _guarded(user, lambda external: external.collectives.barrier())
-
-
-@callback(_TABLE["dup"].type, error=_CALLBACK_FAILED)
-def _dup(user: Any, new_user: Any) -> int:
-    def dup(external: _External) -> None:
-        copy = external.collectives.dup()
-        if copy is None:
-            raise RuntimeError(f"{type(external.collectives).__name__}.dup() returned None after it had been used")
-        new_user[0] = _externals.put(_External(copy, external.world, external.errors))
-
-    return _guarded(user, dup)
-
-
-@callback(_TABLE["split"].type, error=_CALLBACK_FAILED)
-def _split(ranks: Any, count: int, user: Any, new_user: Any) -> int:
-    def split(external: _External) -> None:
-        part = external.collectives.split(ffi.unpack(ranks, count) if count else [])
-        if count:
-            new_user[0] = _externals.put(_External(part, count, external.errors))
-
-    return _guarded(user, split)
-
-
-@callback(_TABLE["all_to_all"].type, error=_CALLBACK_FAILED)
-def _all_to_all(send: Any, send_counts: Any, recv: Any, recv_counts: Any, dtype: int, user: Any) -> int:
-    def all_to_all(external: _External) -> None:
-        counts = [ffi.unpack(each, external.world) for each in (send_counts, recv_counts)]
-        sent, received = (_bytes(data, sum(each) * lib.dc_dtype_size(dtype))
-                          for data, each in zip((send, recv), counts))
-        external.collectives.all_to_all(sent, counts[0], received, counts[1], DType(dtype))
-
-    return _guarded(user, all_to_all)
-
-
-@callback(_TABLE["abort"].type)
-def _abort(user: Any) -> None:
-    _guarded(user, lambda external: external.collectives.abort())
-
-
-@callback(_TABLE["destroy_user"].type)
-def _destroy_user(user: Any) -> None:
-    with InCallback():
-        external = _externals.pop(user)
-        try:
-            external.collectives.close()
-        except Exception as error:
-            sys.unraisablehook(_Unraisable(error, external.collectives))
-        del external
-
-
-class _Unraisable:
-    def __init__(self, error: BaseException, where: Any) -> None:
-        self.exc_type, self.exc_traceback, self.object = type(error), error.__traceback__, where
-        self.exc_value: Optional[BaseException] = error
-        self.err_msg: Optional[str] = None
+from .types import ReduceOp, Status
 
 
 def _options(timeout: Optional[float], heap_bytes: int) -> Any:
@@ -195,7 +40,7 @@ class Comm(OwnedHandle):
 
     _kind = "communicator"
 
-    def __init__(self, pointer: Any, external: Optional[_External] = None, takes_devices: bool = False,
+    def __init__(self, pointer: Any, external: Optional[External] = None, takes_devices: bool = False,
                  shares_memory: bool = True) -> None:
         self._owned = gc_handle(pointer, lib.dc_comm_destroy)
         self._external = external
@@ -251,22 +96,11 @@ class Comm(OwnedHandle):
     @classmethod
     def external(cls, collectives: Collectives, rank: int, world: int, timeout: Optional[float] = None) -> "Comm":
         """A communicator over the caller's transport. An exception in it is the cause of the Error that follows."""
-        table = new_struct("dc_comm_callbacks")
-        table.all_gather, table.reduce_scatter = _all_gather, _reduce_scatter
-        table.broadcast, table.barrier = _broadcast, _barrier
-        if type(collectives).dup is not Collectives.dup:
-            table.dup = _dup
-        if type(collectives).split is not Collectives.split:
-            table.split = _split
-        if type(collectives).all_to_all is not Collectives.all_to_all:
-            table.all_to_all = _all_to_all
-        table.abort, table.destroy_user = _abort, _destroy_user
-        state = _External(collectives, world, [])
-        table.user = user = _externals.put(state)
+        table, state = make_table(collectives, world)
         out = ffi.new("dc_comm **")
         status = lib.dc_comm_create_external(table, rank, world, _options(timeout, 0), out)
         if status != Status.OK:
-            _externals.pop(user)
+            drop_table(table)
         check(status)
         return cls(out[0], state)
 
@@ -346,6 +180,33 @@ class Comm(OwnedHandle):
         self._pin(stream, view)
         return data
 
+    def all_to_all(self, send: Any, recv: Any, send_counts: Optional[Sequence[int]] = None,
+                   recv_counts: Optional[Sequence[int]] = None, stream: Optional[Stream] = None) -> Any:
+        """recv = part `rank` of each rank's send, in rank order. Parts are alike, or have counts. Returns recv."""
+        views = self._view("all_to_all: send", send, stream), self._view("all_to_all: recv", recv, stream, True)
+        self._check(lib.dc_comm_all_to_all(self._handle, views[0].c, self._counts(send_counts, "send_counts"),
+                                           views[1].c, self._counts(recv_counts, "recv_counts"), handle_of(stream)))
+        self._pin(stream, views)
+        return recv
+
+    def gather(self, send: Any, recv: Any = None, counts: Optional[Sequence[int]] = None, root: int = 0,
+               stream: Optional[Stream] = None) -> Any:
+        """recv of rank root, which alone needs one = the ranks' send tensors one after the other. Returns recv."""
+        views = self._view("gather: send", send, stream), self._root_view("gather: recv", recv, root, stream, True)
+        self._check(lib.dc_comm_gather(self._handle, views[0].c, views[1].c, self._root_counts(counts, root), root,
+                                       handle_of(stream)))
+        self._pin(stream, views)
+        return recv
+
+    def scatter(self, send: Any, recv: Any, counts: Optional[Sequence[int]] = None, root: int = 0,
+                stream: Optional[Stream] = None) -> Any:
+        """recv = this rank's part of send of rank root, which alone needs one. Returns recv."""
+        views = self._root_view("scatter: send", send, root, stream), self._view("scatter: recv", recv, stream, True)
+        self._check(lib.dc_comm_scatter(self._handle, views[0].c, self._root_counts(counts, root), views[1].c, root,
+                                        handle_of(stream)))
+        self._pin(stream, views)
+        return recv
+
     def barrier(self) -> None:
         self._check(lib.dc_comm_barrier(self._handle))
 
@@ -375,13 +236,19 @@ class Comm(OwnedHandle):
         """Raises the first failure of this communicator's group, if there was one."""
         self._check(lib.dc_comm_check(self._handle))
 
-    def _counts(self, counts: Optional[Sequence[int]]) -> Any:
+    def _root_view(self, name: str, array: Any, root: int, stream: Optional[Stream], writable: bool = False) -> View:
+        return self._view(name, array if self.rank == root else None, stream, writable)
+
+    def _root_counts(self, counts: Optional[Sequence[int]], root: int) -> Any:
+        return self._counts(counts) if self.rank == root else ffi.NULL
+
+    def _counts(self, counts: Optional[Sequence[int]], name: str = "counts") -> Any:
         if counts is None:
             return ffi.NULL
         if len(counts) != self.size:
-            raise ValueError(f"counts has {counted(len(counts), 'entry', 'entries')}, must have one for each of "
+            raise ValueError(f"{name} has {counted(len(counts), 'entry', 'entries')}, must have one for each of "
                              f"{counted(self.size, 'rank')}")
-        return int64_array("counts", counts)[0]
+        return int64_array(name, counts)[0]
 
     def _pin(self, stream: Optional[Stream], views: Any) -> None:
         if self._group is not None:

@@ -127,6 +127,9 @@ class Op(enum.IntEnum):
     COMM_BROADCAST = 35
     COMM_BARRIER = 36
     COMM_SPLIT = 37
+    COMM_ALL_TO_ALL = 38
+    COMM_GATHER = 39
+    COMM_SCATTER = 40
 
 
 class Config(NamedTuple):

@@ -1063,6 +1063,36 @@ extern "C" {
     pub fn dc_comm_broadcast(comm: *mut dc_comm, data: *mut dc_tensor, root: i32, stream: *mut dc_stream) -> dc_status;
 }
 extern "C" {
+    pub fn dc_comm_all_to_all(
+        comm: *mut dc_comm,
+        send: *const dc_tensor,
+        send_counts: *const i64,
+        recv: *mut dc_tensor,
+        recv_counts: *const i64,
+        stream: *mut dc_stream,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_comm_gather(
+        comm: *mut dc_comm,
+        send: *const dc_tensor,
+        recv: *mut dc_tensor,
+        counts: *const i64,
+        root: i32,
+        stream: *mut dc_stream,
+    ) -> dc_status;
+}
+extern "C" {
+    pub fn dc_comm_scatter(
+        comm: *mut dc_comm,
+        send: *const dc_tensor,
+        counts: *const i64,
+        recv: *mut dc_tensor,
+        root: i32,
+        stream: *mut dc_stream,
+    ) -> dc_status;
+}
+extern "C" {
     pub fn dc_comm_barrier(comm: *mut dc_comm) -> dc_status;
 }
 extern "C" {
@@ -1816,6 +1846,9 @@ pub const DC_OP_COMM_ALL_REDUCE: dc_op = 34;
 pub const DC_OP_COMM_BROADCAST: dc_op = 35;
 pub const DC_OP_COMM_BARRIER: dc_op = 36;
 pub const DC_OP_COMM_SPLIT: dc_op = 37;
+pub const DC_OP_COMM_ALL_TO_ALL: dc_op = 38;
+pub const DC_OP_COMM_GATHER: dc_op = 39;
+pub const DC_OP_COMM_SCATTER: dc_op = 40;
 pub type dc_op = i32;
 extern "C" {
     pub fn dc_op_name(op: i32) -> *const ::std::os::raw::c_char;

@@ -3,7 +3,7 @@
 use crate::device::nanoseconds;
 use crate::error::{c_name, check, counted, Error, Result, Status};
 use crate::sys;
-use crate::tensor::{view_of, Element};
+use crate::tensor::{view_of, view_of_mut, Element};
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
 use std::fmt;
@@ -217,14 +217,14 @@ impl Comm {
         Abort(self.handle.clone())
     }
 
-    fn counts(&self, counts: Option<&[i64]>) -> Result<*const i64> {
+    fn counts(&self, name: &str, counts: Option<&[i64]>) -> Result<*const i64> {
         match counts {
             None => Ok(ptr::null()),
             Some(counts) if counts.len() == self.size() as usize => Ok(counts.as_ptr()),
             Some(counts) => {
                 let (entries, ranks) = (counted(counts.len(), "entry", "entries"), self.size() as usize);
                 let text =
-                    format!("counts has {entries}, must have one for each of {}", counted(ranks, "rank", "ranks"));
+                    format!("{name} has {entries}, must have one for each of {}", counted(ranks, "rank", "ranks"));
                 Err(Error::new(Status::INVALID, text))
             }
         }
@@ -232,9 +232,8 @@ impl Comm {
 
     unsafe fn queue_all_gather<T: Element>(&self, send: &[T], recv: &mut [T], counts: Option<&[i64]>) -> Result<()> {
         let (sent, received) = ([send.len() as i64], [recv.len() as i64]);
-        let mut out = view_of(recv, &received);
-        out.data = recv.as_mut_ptr().cast();
-        let counts = self.counts(counts)?;
+        let mut out = view_of_mut(recv, &received);
+        let counts = self.counts("counts", counts)?;
         check(sys::dc_comm_all_gather(self.as_ptr(), &view_of(send, &sent), &mut out, counts, ptr::null_mut()))
     }
 
@@ -246,9 +245,8 @@ impl Comm {
         op: ReduceOp,
     ) -> Result<()> {
         let (sent, received) = ([send.len() as i64], [recv.len() as i64]);
-        let mut out = view_of(recv, &received);
-        out.data = recv.as_mut_ptr().cast();
-        let (counts, op) = (self.counts(counts)?, op as i32);
+        let mut out = view_of_mut(recv, &received);
+        let (counts, op) = (self.counts("counts", counts)?, op as i32);
         check(sys::dc_comm_reduce_scatter(self.as_ptr(), &view_of(send, &sent), &mut out, counts, op, ptr::null_mut()))
     }
 
@@ -282,17 +280,64 @@ impl Comm {
     /// `data` = the sum or mean of it over ranks.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         let length = [data.len() as i64];
-        let mut tensor = view_of(data, &length);
-        tensor.data = data.as_mut_ptr().cast();
+        let mut tensor = view_of_mut(data, &length);
         check(unsafe { sys::dc_comm_all_reduce(self.as_ptr(), &mut tensor, op as i32, ptr::null_mut()) })
     }
 
     /// `data` of rank `root` to every rank.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: i32) -> Result<()> {
         let length = [data.len() as i64];
-        let mut tensor = view_of(data, &length);
-        tensor.data = data.as_mut_ptr().cast();
+        let mut tensor = view_of_mut(data, &length);
         check(unsafe { sys::dc_comm_broadcast(self.as_ptr(), &mut tensor, root, ptr::null_mut()) })
+    }
+
+    /// `recv` = part `rank` of each rank's `send`, in rank order. The counts are those of the parts, if they differ.
+    pub fn all_to_all<T: Element>(
+        &self,
+        send: &[T],
+        send_counts: Option<&[i64]>,
+        recv: &mut [T],
+        recv_counts: Option<&[i64]>,
+    ) -> Result<()> {
+        let (sent, received) = ([send.len() as i64], [recv.len() as i64]);
+        let mut out = view_of_mut(recv, &received);
+        let (to, from) = (self.counts("send_counts", send_counts)?, self.counts("recv_counts", recv_counts)?);
+        check(unsafe {
+            sys::dc_comm_all_to_all(self.as_ptr(), &view_of(send, &sent), to, &mut out, from, ptr::null_mut())
+        })
+    }
+
+    /// `recv` of rank `root` = the ranks' `send` one after the other; other ranks give none. `counts`: each rank's
+    /// number of elements, if they differ.
+    pub fn gather<T: Element>(
+        &self,
+        send: &[T],
+        recv: Option<&mut [T]>,
+        counts: Option<&[i64]>,
+        root: i32,
+    ) -> Result<()> {
+        let sent = [send.len() as i64];
+        let received = [recv.as_ref().map_or(0, |recv| recv.len()) as i64];
+        let mut out = recv.map(|recv| view_of_mut(recv, &received));
+        let to = out.as_mut().map_or(ptr::null_mut(), |out| out as *mut _);
+        let counts = self.counts("counts", counts.filter(|_| self.rank() == root))?;
+        check(unsafe { sys::dc_comm_gather(self.as_ptr(), &view_of(send, &sent), to, counts, root, ptr::null_mut()) })
+    }
+
+    /// `recv` = this rank's part of `send` of rank `root`; other ranks give none.
+    pub fn scatter<T: Element>(
+        &self,
+        send: Option<&[T]>,
+        counts: Option<&[i64]>,
+        recv: &mut [T],
+        root: i32,
+    ) -> Result<()> {
+        let (sent, received) = ([send.map_or(0, <[T]>::len) as i64], [recv.len() as i64]);
+        let whole = send.map(|send| view_of(send, &sent));
+        let from = whole.as_ref().map_or(ptr::null(), |whole| whole as *const _);
+        let mut out = view_of_mut(recv, &received);
+        let counts = self.counts("counts", counts.filter(|_| self.rank() == root))?;
+        check(unsafe { sys::dc_comm_scatter(self.as_ptr(), from, counts, &mut out, root, ptr::null_mut()) })
     }
 
     /// Compares checksums of all that ranks read from each other, for debugging; to be set on every rank.

@@ -165,6 +165,13 @@ pub(crate) fn view_of<T: Element>(slice: &[T], length: &[i64; 1]) -> sys::dc_ten
     view(slice.as_ptr().cast(), length, T::DTYPE)
 }
 
+/// For data that the library writes.
+pub(crate) fn view_of_mut<T: Element>(slice: &mut [T], length: &[i64; 1]) -> sys::dc_tensor {
+    let mut view = view_of(slice, length);
+    view.data = slice.as_mut_ptr().cast();
+    view
+}
+
 /// An output for the library to fill in.
 pub(crate) fn output() -> sys::dc_tensor {
     sys::dc_tensor { struct_size: size_of::<sys::dc_tensor>(), ..Default::default() }

@@ -163,6 +163,17 @@ fn collectives_on_slices() {
         let mut sum = [0.0f32];
         comm.reduce_scatter(&[1.0, 2.0, 3.0], &mut sum, None, ReduceOp::Mean).unwrap();
         assert_eq!(sum[0], (rank + 1) as f32);
+        let (mut column, mut ragged) = ([0i32; 3], vec![0i8; 3]);
+        comm.all_to_all(&[10 * rank, 10 * rank + 1, 10 * rank + 2], None, &mut column, None).unwrap();
+        assert_eq!(column, [rank, 10 + rank, 20 + rank]);
+        let (to, from) = (vec![rank as i64; 3], [0i64, 1, 2]); // rank r sends r elements to each
+        comm.all_to_all(&vec![rank as i8; 3 * rank as usize], Some(&to), &mut ragged, Some(&from)).unwrap();
+        assert_eq!(ragged, [1, 2, 2]);
+        let (mut whole, mut own) = (vec![0i32; 3], [0i32]);
+        comm.gather(&[rank], (rank == 1).then(|| &mut whole[..]), None, 1).unwrap();
+        assert_eq!(whole, if rank == 1 { [0, 1, 2] } else { [0, 0, 0] });
+        comm.scatter((rank == 1).then(|| &whole[..]), None, &mut own, 1).unwrap();
+        assert_eq!(own, [rank]);
         let mut data = [rank];
         comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         assert_eq!(data, [3]);
