@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from libdc.torch.distributed.work import Work
 
-LARGE = 40000  # of which a part does not travel in a row of the table
+LARGE = 40000  # of which a part takes several rounds
 
 
 def in_place(group: Any, rank: int, size: int) -> None:

@@ -53,16 +53,12 @@ def calls_differ(group: Any, rank: int) -> None:
 def exchange_and_reduction(group: Any, rank: int) -> None:
     out, tensor = torch.empty(8), torch.ones(8)
     calls = (lambda: dist.all_reduce(tensor, group=group), lambda: dist.all_to_all_single(out, tensor, group=group))
-    fails(calls[rank], "all_gather", "all_reduce", "DC_E_MISMATCH")
+    fails(calls[rank], "all_to_all", "all_reduce", "DC_E_MISMATCH")
 
 
 def exchanges_differ(group: Any, rank: int) -> None:
-    """Calls that send the same bytes, or none."""
-    empty, out, parts = torch.empty(0), torch.empty(2), list(torch.ones(2, 2))
-    calls = (lambda: dist.gather(empty, [empty] * 2, group=group, group_dst=0),
-             lambda: dist.scatter(empty, [empty] * 2, group=group, group_src=1))
-    fails(calls[rank], "rank 1 called scatter (root 1) where rank 0 called gather (root 0)", "DC_E_MISMATCH")
-    fails(lambda: dist.scatter(out, parts, group=group, group_src=rank), "scatter (root 1)", "scatter (root 0)")
+    """Calls that send as many bytes."""
+    out = torch.empty(2)
     whole = list(torch.ones(3, dtype=torch.int16).split([1, 2][:: 1 - 2 * rank]))
     fails(lambda: dist.reduce_scatter(whole[rank].clone(), whole, group=group),
           "rank 1 called reduce_scatter (3 elements in parts [2, 1], int16, sum) where", "parts [1, 2]")
@@ -71,18 +67,33 @@ def exchanges_differ(group: Any, rank: int) -> None:
     dist.barrier(group)  # the group goes on
 
 
+def gather_and_scatter(group: Any, rank: int) -> None:
+    """Calls that send nothing."""
+    empty = torch.empty(0)
+    calls = (lambda: dist.gather(empty, [empty] * 2, group=group, group_dst=0),
+             lambda: dist.scatter(empty, [empty] * 2, group=group, group_src=1))
+    fails(calls[rank], "rank 1 called scatter (float32, root 1) where rank 0 called gather (float32, root 0)",
+          "DC_E_MISMATCH")
+
+
+def roots_differ(group: Any, rank: int) -> None:
+    out, parts = torch.empty(2), list(torch.ones(2, 2))
+    fails(lambda: dist.scatter(out, parts, group=group, group_src=rank), "scatter (float32, root 1)",
+          "scatter (float32, root 0)")
+
+
 def splits_differ(group: Any, rank: int) -> None:
-    fails(lambda: dist.all_to_all_single(torch.empty(4), torch.ones(3), [2, 2], [1, 2], group=group),
-          "all_to_all_single: rank 0 sends 4 bytes to rank 0, which expects 8")
     fails(lambda: dist.all_to_all_single(torch.empty(2), torch.ones(2), [-1, 3], [1, 1], group=group),
           "the split sizes of output are [-1, 3], must be 2, not negative, that add up to 2", kind=ValueError)
     dist.barrier(group)  # the group goes on
+    fails(lambda: dist.all_to_all_single(torch.empty(4), torch.ones(3), [2, 2], [1, 2], group=group),
+          "all_to_all: rank 0 sends 1 element to rank 0, which expects 2", "DC_E_MISMATCH")
 
 
 def types_differ(group: Any, rank: int) -> None:
     dtype = (torch.float32, torch.int32)[rank]
     fails(lambda: dist.all_to_all_single(torch.empty(4, dtype=dtype), torch.ones(4, dtype=dtype), group=group),
-          "rank 1 has tensors of another type than rank 0")
+          "rank 1 called all_to_all (int32) where rank 0 called all_to_all (float32)")
 
 
 def message_sizes_differ(group: Any, rank: int) -> None:
@@ -262,9 +273,9 @@ def dies(group: Any, rank: int) -> None:
     fails(lambda: dist.all_reduce(torch.ones(4), group=group), "rank 1", "DC_E_PEER_DEAD")
 
 
-CASES = [sizes_differ, reductions_differ, calls_differ, exchange_and_reduction, exchanges_differ, splits_differ,
-         types_differ, message_sizes_differ, futures, ddp, aborted, waits, arguments, monitored, split, unanswered,
-         unanswered_again, aborted_message, sent_again, late, dies]  # fmt: skip
+CASES = [sizes_differ, reductions_differ, calls_differ, exchange_and_reduction, exchanges_differ, gather_and_scatter,
+         roots_differ, splits_differ, types_differ, message_sizes_differ, futures, ddp, aborted, waits, arguments,
+         monitored, split, unanswered, unanswered_again, aborted_message, sent_again, late, dies]  # fmt: skip
 
 
 def main() -> None:

@@ -17,9 +17,8 @@ import libdc.torch
 import torch
 import torch.distributed as dist
 from libdc.torch.distributed import LibdcProcessGroup, rendezvous
-from libdc.torch.distributed.exchange import Table
-from libdc.torch.distributed.pairs import _Channel, _peers
-from libdc.torch.distributed.tensors import byte_views, flat_alias, flat_output, flattened
+from libdc.torch.distributed.pairs import _Channel
+from libdc.torch.distributed.tensors import flat_alias, flat_output, flattened
 from libdc.torch.distributed.work import Lane, Work
 
 RUN = """import warnings
@@ -276,31 +275,6 @@ def test_messages_that_are_waited_for_take_no_thread() -> None:
 
     with futures.ThreadPoolExecutor(2) as pool:
         assert list(pool.map(rank, range(2))) == [[0, 1], [1, 1]]
-
-
-def test_tables() -> None:
-    """Small parts travel in rows; large ones do not, of one rank or of all."""
-    for whole, fits in ((torch.arange(6, dtype=torch.int16), True), (torch.arange(6000.0), False)):
-        out = torch.empty_like(whole)
-        parts, outs = (byte_views(tensor, [whole.nbytes // 2] * 2) for tensor in (whole, out))
-        comms = libdc.Comm.threads(2)
-        with futures.ThreadPoolExecutor(2) as pool:
-            table = list(pool.map(lambda comm: Table(comm, parts, outs, "scatter", 0, whole.dtype), comms))[1]
-        table.check("scatter")
-        table.take(outs)
-        assert table.in_row == [fits] * 2
-        assert torch.equal(out.chunk(2)[0], whole.chunk(2)[1]) or not fits
-
-
-@pytest.mark.parametrize("size", [*range(2, 12), 16, 25])
-def test_each_rank_meets_each_other_one_in_as_few_rounds_as_can_be(size: int) -> None:
-    rounds = list(zip(*(_peers(rank, size) for rank in range(size))))
-    assert len(rounds) == size - 1 + size % 2
-    for peers in rounds:  # two agree on each other, and of an odd number of ranks one rests
-        assert all(peers[peer] == rank for rank, peer in enumerate(peers))
-        assert sum(peer == rank for rank, peer in enumerate(peers)) == size % 2
-    for rank in range(size):
-        assert {peers[rank] for peers in rounds} | {rank} == set(range(size))
 
 
 def test_the_store_does_not_grow() -> None:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, List, Sequence
 
 import libdc
 import torch
 
-from .exchange import Table as _Table
-from .pairs import Pairs
 from .reductions import Reduction, sparse_signature, sum_sparse
 from .tensors import (
-    byte_views, check, check_device, check_parts, contiguous_output, flat_count, flat_output, flat_view, flattened,
-    is_in, overlap)
+    check, check_device, check_parts, contiguous_output, flat_count, flat_output, flat_view, flattened, overlap)
 
 _ROWS_BYTES = 1 << 22  # of one gather for a reduction that is not libdc's
-_NOTHING = libdc.Tensor(0, (0,), libdc.DType.INT8)
 
 
 class Collectives:
     """One rank's end."""
 
-    def __init__(self, comm: libdc.Comm, pairs: Pairs) -> None:
-        self.comm, self.pairs = comm, pairs
+    def __init__(self, comm: libdc.Comm) -> None:
+        self.comm = comm
         self.rank, self.size = comm.rank, comm.size
 
     # ---- reductions ----
@@ -146,64 +141,59 @@ class Collectives:
         with contiguous_output(tensor) as data:
             self.comm.broadcast(flat_view(data), root)
 
-    def all_to_all(self, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], call: str = "all_to_all",
-                   root: int = -1) -> None:
-        """parts: what each rank gets from this one; outs: what this one gets. root: -1 where there is none."""
+    def all_to_all(self, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+        """parts: what each rank gets from this one; outs: what this one gets."""
+        call = "all_to_all"
         check(call, *outs, *parts)
         _check_length(call, "output", outs, self.size)
         _check_length(call, "input", parts, self.size)
         _check_one_type(call, *outs, *parts)
-        memory = {(out.untyped_storage().data_ptr(), out.untyped_storage().nbytes()) for out in outs}
-        own = [part.contiguous() for part in parts]
-        own = [part.clone() if any(is_in(part, begin, count) for begin, count in memory) else part
-               for part in own]  # what comes must not overwrite what has not gone
-        whole = [out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
-                 for out in outs]
-        views = [[view for each in tensors for view in byte_views(each, [each.nbytes])] for tensors in (whole, own)]
-        self._exchange(*views, call, root, outs[0].dtype)
+        with flat_output(outs) as block:
+            whole = _apart(flattened(parts), block)
+            self.comm.all_to_all(flat_view(whole), flat_view(block), _counts(parts), _counts(outs))
         torch.autograd.graph.increment_version(outs)
-        for out, data in zip(outs, whole):
-            if data is not out:
-                out.copy_(data)
 
-    def all_to_all_flat(self, out: torch.Tensor, whole: torch.Tensor, out_bytes: Sequence[int],
-                        part_bytes: Sequence[int]) -> None:
-        """The parts lie along dimension 0, so many bytes each."""
-        call = "all_to_all_single"
-        _check_one_type(call, out, whole)
-        data = whole.contiguous()
+    def all_to_all_flat(self, out: torch.Tensor, whole: torch.Tensor, out_counts: Sequence[int],
+                        counts: Sequence[int]) -> None:
+        """The parts lie along dimension 0, so many elements of flat_view() each."""
+        _check_one_type("all_to_all_single", out, whole)
         with contiguous_output(out, keep=False) as target:
-            if overlap(data, target):
-                data = data.clone()
-            self._exchange(byte_views(target, out_bytes), byte_views(data, part_bytes), call, -1, out.dtype)
+            data = _apart(whole.contiguous(), target)
+            self.comm.all_to_all(flat_view(data), flat_view(target), counts, out_counts)
         torch.autograd.graph.increment_version(out)
 
-    def _exchange(self, outs: List[libdc.Tensor], parts: List[libdc.Tensor], call: str, root: int, dtype: torch.dtype
-                  ) -> None:
-        """Of bytes: operations of PyTorch on each part would take longer than all else."""
-        table = _Table(self.comm, parts, outs, call, root, dtype)
-        table.check(call)
-        ctypes.memmove(outs[self.rank].data, parts[self.rank].data, parts[self.rank].shape[0])
-        table.take(outs)
-        if not all(table.in_row):
-            self.pairs.exchange([_NOTHING] * self.size if table.in_row[self.rank] else parts,
-                                [_NOTHING if in_row else out for out, in_row in zip(outs, table.in_row)])
-
     def gather(self, outs: Sequence[torch.Tensor], mine: torch.Tensor, root: int) -> None:
-        nothing = mine.new_empty(0)
-        if self.rank == root:
-            _check_length("gather", "output", outs, self.size)
-        else:
-            outs = [nothing] * self.size
-        self.all_to_all(outs, [mine if rank == root else nothing for rank in range(self.size)], "gather", root)
+        check("gather", mine, *outs)
+        if self.rank != root:
+            self.comm.gather(flat_view(mine.contiguous()), root=root)
+            return
+        _check_length("gather", "output", outs, self.size)
+        _check_one_type("gather", mine, *outs)
+        with flat_output(outs) as block:
+            part = _apart(mine.contiguous(), block)
+            self.comm.gather(flat_view(part), flat_view(block), _counts(outs), root)
+        torch.autograd.graph.increment_version(outs)
 
     def scatter(self, out: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> None:
-        nothing = out.new_empty(0)
-        if self.rank == root:
-            _check_length("scatter", "input", parts, self.size)
-        else:
-            parts = [nothing] * self.size
-        self.all_to_all([out if rank == root else nothing for rank in range(self.size)], parts, "scatter", root)
+        check("scatter", out, *parts)
+        with contiguous_output(out, keep=False) as part:
+            if self.rank != root:
+                self.comm.scatter(None, flat_view(part), root=root)
+            else:
+                _check_length("scatter", "input", parts, self.size)
+                _check_one_type("scatter", out, *parts)
+                whole = _apart(flattened(parts), part)
+                self.comm.scatter(flat_view(whole), flat_view(part), _counts(parts), root)
+        torch.autograd.graph.increment_version(out)
+
+
+def _apart(data: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A copy where received data would overwrite what has not gone yet."""
+    return data.clone() if overlap(data, target) else data
+
+
+def _counts(tensors: Sequence[torch.Tensor]) -> List[int]:
+    return [flat_count(tensor.dtype, tensor.numel()) for tensor in tensors]
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from ..sharding.untraced import untraced
 from .collectives import Collectives
 from .pairs import Pairs
 from .rendezvous import Rendezvous, poll
-from .tensors import check, refuse_tracing, settled
+from .tensors import check, flat_count, refuse_tracing, settled
 from .work import Lane, Work
 
 _Tensors = List[torch.Tensor]
@@ -43,7 +43,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
         self._store = rendezvous.store
         self.comm = rendezvous.comm()
         self._pairs = Pairs(rendezvous, self.comm.check)
-        self._calls = Collectives(self.comm, self._pairs)
+        self._calls = Collectives(self.comm)
         self._lane = Lane()
         self._sequence = self._monitored = self._splits = 0
 
@@ -208,7 +208,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
                           in_sizes: Sequence[int], opts: Any = None) -> Work:
         out, mine = settled([out, mine])
         check("all_to_all_single", out, mine)
-        counts = [_part_bytes("all_to_all_single", *each, self.size())
+        counts = [_part_counts("all_to_all_single", *each, self.size())
                   for each in (("output", out, out_sizes), ("input", mine, in_sizes))]
         return self._call(lambda: self._calls.all_to_all_flat(out, mine, *counts), [out], opts)
 
@@ -312,18 +312,19 @@ def _op_of(opts: Optional[Any]) -> Any:
     return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
 
 
-def _part_bytes(call: str, what: str, tensor: torch.Tensor, sizes: Sequence[int], ranks: int) -> List[int]:
-    """Of a tensor's parts along dimension 0, equal ones without sizes."""
+def _part_counts(call: str, what: str, tensor: torch.Tensor, sizes: Sequence[int], ranks: int) -> List[int]:
+    """Elements of flat_view() of a tensor's parts along dimension 0, equal ones without sizes."""
     length = tensor.shape[0] if tensor.dim() else 1
+    count = flat_count(tensor.dtype, tensor.numel())
     if not sizes:
         if length % ranks:
             raise ValueError(f"{call}: {what} has {length} rows, must have a multiple of {ranks}, the number of ranks")
-        return [tensor.nbytes // ranks] * ranks
+        return [count // ranks] * ranks
     rows = [operator.index(size) for size in sizes]
     if len(rows) != ranks or sum(rows) != length or min(rows) < 0:
         raise ValueError(f"{call}: the split sizes of {what} are {rows}, must be {ranks}, not negative, that add up to "
                          f"{length}, its rows")
-    return [count * (tensor.nbytes // max(length, 1)) for count in rows]
+    return [each * (count // max(length, 1)) for each in rows]
 
 
 # Where Dynamo leaves a call of torch.distributed to the interpreter, it would compile these, and can't.

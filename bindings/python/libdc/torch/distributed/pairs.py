@@ -124,21 +124,6 @@ class _Channel:
         """root: a rank of the group, one of the two."""
         self._run(lambda comm: comm.broadcast(data, 0 if root == self.first else 1))
 
-    def swap(self, sent: libdc.Tensor, received: libdc.Tensor) -> None:
-        """Each of the two sends and receives bytes at once: two gathers, started as one, in which one of them has a
-        part."""
-        own = 0 if self.rendezvous.rank == self.first else 1
-        nothing = libdc.Tensor(0, (0,), libdc.DType.INT8)
-
-        def run(comm: libdc.Comm) -> None:
-            with comm.group():
-                for place, whole in enumerate((received, sent) if own else (sent, received)):
-                    counts = [0, 0]
-                    counts[place] = whole.shape[0]
-                    comm.all_gather(whole if place == own else nothing, whole, counts)
-
-        self._run(run)
-
     def _run(self, call: Callable[[libdc.Comm], Any]) -> None:
         try:
             call(self.comm())
@@ -266,20 +251,6 @@ class Pairs:
             taken.update(ready)
             return ready
 
-    def exchange(self, parts: Sequence[libdc.Tensor], outs: Sequence[libdc.Tensor]) -> None:
-        """Each rank's part for each other one, flat and in bytes. A part without bytes is no message."""
-        for peer in _peers(self.rank, self.size):
-            sent, received = parts[peer], outs[peer]
-            if peer == self.rank or not (sent.shape[0] or received.shape[0]):
-                continue
-            channel = self._channel("exchange", min(peer, self.rank), max(peer, self.rank), "an exchange of")
-            if sent.shape[0] and received.shape[0]:
-                channel.swap(sent, received)
-            elif sent.shape[0]:
-                channel.move(sent, self.rank)
-            else:
-                channel.move(received, peer)
-
     def _check_peer(self, call: str, what: str, peer: int) -> None:
         if not 0 <= peer < self.size or peer == self.rank:
             raise ValueError(f"{call}: {what} rank = {peer}, must be another rank of 0..{self.size - 1} (this is rank "
@@ -319,21 +290,6 @@ class Pairs:
             if len(ended) == len(channels):
                 return
             time.sleep(0.001)
-
-
-def _peers(rank: int, size: int) -> List[int]:
-    """The rank to meet in each round, or the rank itself. Of 2^k ranks those of one machine meet in the same rounds, so
-    that all links are in use in the others. Of another number ranks meet in round k whose numbers add up to k, modulo
-    their number if it is odd, and one rank rests. Of an even number the last rank meets the one that would rest."""
-    if size & (size - 1) == 0:
-        return [rank ^ k for k in range(1, size)]
-    odd = size - 1 + size % 2
-    peers = [(k - rank) % odd for k in range(odd)]
-    if odd == size:
-        return peers
-    if rank == odd:
-        return [k * (size // 2) % odd for k in range(odd)]  # twice that is k
-    return [odd if peer == rank else peer for peer in peers]
 
 
 def _watch(pairs: "weakref.ref[Pairs]") -> None:

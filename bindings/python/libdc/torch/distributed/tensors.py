@@ -83,12 +83,7 @@ def check_parts(name: str, parts: Sequence[torch.Tensor], rank: int, mine: torch
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two contiguous tensors have memory in common."""
-    return is_in(a, b.data_ptr(), b.nbytes)
-
-
-def is_in(tensor: torch.Tensor, begin: int, count: int) -> bool:
-    """Whether a contiguous tensor has memory in common with so many bytes from an address on."""
-    return tensor.data_ptr() < begin + count and begin < tensor.data_ptr() + tensor.nbytes
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
 
 
 def flat_view(tensor: torch.Tensor) -> libdc.Tensor:
@@ -98,15 +93,6 @@ def flat_view(tensor: torch.Tensor) -> libdc.Tensor:
     if dtype is None:
         return libdc.Tensor(tensor.data_ptr(), (count * tensor.element_size(),), libdc.DType.INT8)
     return libdc.Tensor(tensor.data_ptr(), (count,), dtype)
-
-
-def byte_views(tensor: torch.Tensor, counts: Sequence[int]) -> List[libdc.Tensor]:
-    """A contiguous tensor's parts, which the caller keeps, one after the other: so many bytes each."""
-    address, views = tensor.data_ptr(), []
-    for count in counts:
-        views.append(libdc.Tensor(address, (count,), libdc.DType.INT8))
-        address += count
-    return views
 
 
 def flat_count(dtype: torch.dtype, numel: int) -> int:
