@@ -208,6 +208,25 @@ dc_status dc__coll_fail_counts(const dc__coll *coll, int32_t from, int64_t sent,
                   dc_op_name(coll->tag.op), coll->first + from, sent, DC__PLURAL_S(sent), coll->first + to, expected);
 }
 
+void dc__coll_list_counts(const dc__coll *coll, int32_t world, int64_t *row) {
+  for (int32_t i = 0; i < 2 * world; i++) {
+    row[i] = coll->items[0].ranges[i].count;
+  }
+}
+
+dc_status dc__coll_compare_counts(const dc__coll *coll, int32_t world, const int64_t *rows) {
+  const int64_t length = 2 * (int64_t)world;
+  for (int32_t from = 0; from < world; from++) {
+    for (int32_t to = 0; to < world; to++) {
+      const int64_t sent = rows[from * length + to], expected = rows[to * length + world + from];
+      if (sent != expected) {
+        return dc__coll_fail_counts(coll, from, sent, to, expected);
+      }
+    }
+  }
+  return DC_OK;
+}
+
 void dc__coll_describe(char text[DC__COLL_TEXT], const dc__coll_name *name) {
   dc__coll_describe_op(text, name->op, name->id);
   size_t used = strlen(text);

@@ -59,6 +59,10 @@ void dc__coll_describe(char text[DC__COLL_TEXT], const dc__coll_name *name);
 void dc__coll_describe_op(char text[DC__COLL_TEXT], int32_t op, int64_t id);
 /* DC_E_MISMATCH: a rank of an all-to-all sends another number of elements than the other one expects. */
 dc_status dc__coll_fail_counts(const dc__coll *coll, int32_t from, int64_t sent, int32_t to, int64_t expected);
+/* For transports that tell all ranks all sizes of an all-to-all: a row of 2 * world counts for each rank, of what it
+ * sends and then of what it expects. All ranks find the same difference. */
+void dc__coll_list_counts(const dc__coll *coll, int32_t world, int64_t *row);
+dc_status dc__coll_compare_counts(const dc__coll *coll, int32_t world, const int64_t *rows);
 /* DC_E_MISMATCH: one of two ranks captures. */
 dc_status dc__coll_fail_capture_mismatch(int32_t captures, const dc__tag *captured, int32_t other,
                                          const dc__tag *plain);

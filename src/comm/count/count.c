@@ -143,7 +143,7 @@ static void fill_all_to_all(const count_comm *self, const dc__coll_item *item) {
 static void count_run(dc_comm *comm, const dc__coll *coll) {
   count_comm *self = (count_comm *)comm;
   const bool exchange = coll->kind == DC__COLL_ALL_TO_ALL;
-  const bool in_levels = self->length > 1 && !exchange && dc__levels_pay(coll, self->length);
+  const bool in_levels = self->length > 1 && dc__levels_pay(coll, self->length);
   const bool only_network = in_levels || (self->length > 1 && exchange);
   const received bytes = in_levels ? count_received_in_levels(self, coll) : count_received(self, coll);
   for (int32_t i = 0; coll->kind == DC__COLL_GATHER && coll->device == NULL && i < coll->count; i++) {

@@ -16,25 +16,14 @@ dc_status dc__external_exchange_counts(dc__external *self, const dc__coll *coll)
   char *memory;
   DC__TRY(dc__external_reserve_scratch(self, 2, row * (world + 1) * (int64_t)sizeof(int64_t), &memory));
   int64_t *own = counts_of(self, world);
-  for (int32_t i = 0; i < row; i++) {
-    own[i] = coll->items[0].ranges[i].count;
-  }
+  dc__coll_list_counts(coll, world, own);
   const dc_comm_callbacks *c = &self->callbacks;
   DC__TRY(dc__external_callback_begin(self, coll, "all_gather"));
   return dc__external_callback_end(self, coll, c->all_gather(own, counts_of(self, 0), row, DC_INT64, c->user));
 }
 
 dc_status dc__external_compare_counts(const dc__external *self, const dc__coll *coll) {
-  const int32_t world = self->head.world;
-  for (int32_t from = 0; from < world; from++) {
-    for (int32_t to = 0; to < world; to++) {
-      const int64_t sent = counts_of(self, from)[to], expected = counts_of(self, to)[world + from];
-      if (sent != expected) {
-        return dc__coll_fail_counts(coll, from, sent, to, expected);
-      }
-    }
-  }
-  return DC_OK;
+  return dc__coll_compare_counts(coll, self->head.world, counts_of(self, 0));
 }
 
 static int64_t sum_of(const int64_t *counts, int32_t length) {

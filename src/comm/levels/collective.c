@@ -30,11 +30,7 @@ static bool levels_check_part(dc__levels *self, const char *where, dc_comm *part
     self->whole->ops->check_peers(self->whole);
     nanosleep(&pause, NULL);
   }
-  dc_comm *const parts[] = {self->whole, self->block, self->column};
-  for (size_t i = 0; i < DC__COUNT(parts); i++) {
-    parts[i]->ops->fail_group(parts[i], dc__fail(failure.status, "%s: %s", where, failure.text));
-  }
-  self->head.ops->poll(&self->head);
+  self->head.ops->fail_group(&self->head, dc__fail(failure.status, "%s: %s", where, failure.text));
   return false;
 }
 
@@ -284,7 +280,7 @@ bool dc__levels_pay(const dc__coll *coll, int32_t length) {
     direct += item->total * (int64_t)dc_dtype_size(item->dtype);
     partial += item->total * (int64_t)dc_dtype_size(dc__levels_sum_dtype(item));
   }
-  return coll->kind != DC__COLL_BARRIER && direct > DC__LEVELS_DIRECT_BYTES &&
+  return coll->kind != DC__COLL_BARRIER && coll->kind != DC__COLL_ALL_TO_ALL && direct > DC__LEVELS_DIRECT_BYTES &&
          (coll->kind != DC__COLL_REDUCE || partial < direct * length);
 }
 
@@ -310,7 +306,7 @@ void dc__levels_run(dc_comm *comm, const dc__coll *coll) {
   dc__levels *self = (dc__levels *)comm;
   dc_comm *whole = self->whole;
   pthread_mutex_lock(&self->collective_mutex);
-  if (coll->kind == DC__COLL_ALL_TO_ALL || !dc__levels_pay(coll, self->length)) {
+  if (!dc__levels_pay(coll, self->length)) {
     const long long before = atomic_load(&whole->wire_bytes);
     if (coll->kind == DC__COLL_ALL_TO_ALL) {
       levels_all_to_all(self, coll);

@@ -4,56 +4,28 @@
 #include "comm/windows.h"
 #include "kernels/kernels.h"
 
-/* Gathers each rank's sizes over the bootstrap communicator, behind the handshake. */
-static dc_status gather_counts(dc__nccl *self, const dc__coll *coll, const int64_t *own, int64_t *all) {
-  const int32_t world = self->head.world;
-  dc__range rows[DC__NCCL_MAX_WORLD];
-  for (int32_t r = 0; r < world; r++) {
-    rows[r] = (dc__range){2 * (int64_t)world * r, 2 * (int64_t)world};
-  }
+/* Over the bootstrap communicator, behind the handshake. The group fails with a difference, rather than with an abort.
+ */
+static dc_status gather_and_compare(dc__nccl *self, const dc__coll *coll, const int64_t *own, int64_t *rows) {
   if (self->head.usage != NULL) { /* so that later requests have the numbers of their handshakes */
     atomic_fetch_add_explicit(&self->head.usage->requested, 1, memory_order_release);
   }
-  const dc__coll counts = {.comm = self->bootstrap,
-                           .tag = coll->tag,
-                           .kind = DC__COLL_GATHER,
-                           .count = 1,
-                           .captured = coll->captured,
-                           .items = {{.send = own,
-                                      .recv = all,
-                                      .ranges = rows,
-                                      .total = 2 * (int64_t)world * world,
-                                      .id = -1,
-                                      .dtype = DC_INT64}}};
-  self->bootstrap->ops->run(self->bootstrap, &counts);
+  DC__TRY(dc__comm_all_gather_int64(self->bootstrap, &coll->tag, own, 2 * (int64_t)self->head.world, rows));
+  const dc_status status = dc__coll_compare_counts(coll, self->head.world, rows);
+  if (status != DC_OK) {
+    self->bootstrap->ops->fail_group(self->bootstrap, status);
+  }
   return dc__comm_check(self->bootstrap);
 }
 
-/* All ranks find the same difference, and the group fails with it rather than with an abort. */
-static dc_status find_other_count(dc__nccl *self, const dc__coll *coll, const int64_t *all) {
-  const int32_t world = self->head.world;
-  for (int32_t i = 0; i < world * world; i++) {
-    const int32_t from = i / world, to = i % world;
-    const int64_t sent = all[from * 2 * (int64_t)world + to], expected = all[(to * 2 + 1) * (int64_t)world + from];
-    if (sent != expected) {
-      self->bootstrap->ops->fail_group(self->bootstrap, dc__coll_fail_counts(coll, from, sent, to, expected));
-      return dc__comm_check(self->bootstrap);
-    }
-  }
-  return DC_OK;
-}
-
 static dc_status compare_counts(dc__nccl *self, const dc__coll *coll) {
-  const int32_t world = self->head.world;
-  int64_t *own = dc__calloc(2 * (size_t)world * ((size_t)world + 1), sizeof *own);
+  const size_t row = 2 * (size_t)self->head.world;
+  int64_t *own = dc__calloc(row * ((size_t)self->head.world + 1), sizeof *own);
   if (own == NULL) {
     return DC_E_NO_MEMORY;
   }
-  for (int32_t i = 0; i < 2 * world; i++) {
-    own[i] = coll->items[0].ranges[i].count;
-  }
-  dc_status status = gather_counts(self, coll, own, own + 2 * world);
-  status = status == DC_OK ? find_other_count(self, coll, own + 2 * world) : status;
+  dc__coll_list_counts(coll, self->head.world, own);
+  const dc_status status = gather_and_compare(self, coll, own, own + row);
   dc__free(own);
   return status;
 }
@@ -76,17 +48,11 @@ static dc_status send_and_receive(dc__nccl *self, void *native, const dc__coll_i
   return DC_OK;
 }
 
-/* As one NCCL group, which is ended even if a call fails. */
-static dc_status enqueue_exchange(dc__nccl *self, void *native, void *args) {
-  const dc__coll_item *item = args;
-  DC__TRY(dc__nccl_check_alive(self));
-  DC__TRY(dc__nccl_check_result(self, "ncclGroupStart", self->library.ncclGroupStart()));
-  dc_status status = DC_OK;
-  for (int32_t i = 1; i < self->head.world && status == DC_OK; i++) { /* starts at its neighbour */
-    status = send_and_receive(self, native, item, (self->head.rank + i) % self->head.world);
+dc_status dc__nccl_send_parts(dc__nccl *self, void *native, const dc__coll_item *item) {
+  for (int32_t i = 1; i < self->head.world; i++) { /* starts at its neighbour, so that traffic spreads */
+    DC__TRY(send_and_receive(self, native, item, (self->head.rank + i) % self->head.world));
   }
-  dc__nccl_result ended = self->library.ncclGroupEnd();
-  return status != DC_OK ? status : dc__nccl_check_result(self, "ncclGroupEnd", ended);
+  return DC_OK;
 }
 
 static size_t bytes_of(const dc__coll_item *item, const dc__range *ranges, int32_t world) {
@@ -98,21 +64,21 @@ static size_t bytes_of(const dc__coll_item *item, const dc__range *ranges, int32
 static dc_status exchange(dc__nccl *self, const dc__coll *coll, const char *name) {
   const dc__coll_item *item = &coll->items[0];
   const int32_t world = self->head.world;
+  dc__coll moved = *coll;
   const size_t sent = bytes_of(item, item->ranges, world), received = bytes_of(item, item->ranges + world, world);
   const bool copies_send = sent > 0 && dc__nccl_is_registered(self, item->send);
   const bool copies_recv = received > 0 && dc__nccl_is_registered(self, item->recv);
-  dc__coll_item moved = *item;
   if (copies_send || copies_recv) {
     DC__TRY(dc__nccl_reserve_staging(self, (copies_send ? sent : 0) + (copies_recv ? received : 0)));
-    moved.send = copies_send ? self->staging->ptr : item->send;
-    moved.recv = copies_recv ? self->staging->ptr + (copies_send ? sent : 0) : item->recv;
+    moved.items[0].send = copies_send ? self->staging->ptr : item->send;
+    moved.items[0].recv = copies_recv ? self->staging->ptr + (copies_send ? sent : 0) : item->recv;
   }
   if (copies_send) {
     dc__internal_copy(coll->stream, self->staging->ptr, item->send, sent);
   }
-  DC__TRY(dc__nccl_call_and_wait(self, coll->stream, enqueue_exchange, &moved, "ncclGroupEnd", name));
+  DC__TRY(dc__nccl_submit(self, &moved, name));
   if (copies_recv) {
-    dc__internal_copy(coll->stream, item->recv, moved.recv, received);
+    dc__internal_copy(coll->stream, item->recv, moved.items[0].recv, received);
   }
   return DC_OK;
 }

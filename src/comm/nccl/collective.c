@@ -127,9 +127,10 @@ static dc_status enqueue_group(dc__nccl *self, void *native, void *args) {
   const nccl_round *r = args;
   DC__TRY(dc__nccl_check_alive(self));
   DC__TRY(dc__nccl_check_result(self, "ncclGroupStart", self->library.ncclGroupStart()));
-  dc_status status = r->coll->kind == DC__COLL_GATHER   ? gather_all(self, native, r)
-                     : r->coll->kind == DC__COLL_REDUCE ? send_recv_all(self, native, r)
-                                                        : nccl_broadcast(self, native, r);
+  dc_status status = r->coll->kind == DC__COLL_GATHER       ? gather_all(self, native, r)
+                     : r->coll->kind == DC__COLL_REDUCE     ? send_recv_all(self, native, r)
+                     : r->coll->kind == DC__COLL_ALL_TO_ALL ? dc__nccl_send_parts(self, native, &r->coll->items[0])
+                                                            : nccl_broadcast(self, native, r);
   dc__nccl_result ended = self->library.ncclGroupEnd();
   return status != DC_OK ? status : dc__nccl_check_result(self, "ncclGroupEnd", ended);
 }
@@ -137,6 +138,11 @@ static dc_status enqueue_group(dc__nccl *self, void *native, void *args) {
 static dc_status submit_group(dc__nccl *self, nccl_round *r, const char *name) {
   return dc__nccl_call_and_wait(self, r->coll->stream, enqueue_group, r, "ncclGroupEnd",
                                 name); /* the first one connects the ranks */
+}
+
+dc_status dc__nccl_submit(dc__nccl *self, const dc__coll *coll, const char *name) {
+  nccl_round r = {.coll = coll};
+  return submit_group(self, &r, name);
 }
 
 /* ---- reductions ---- */

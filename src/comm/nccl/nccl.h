@@ -147,6 +147,8 @@ bool dc__nccl_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes);
 /* ---- collective.c ---- */
 
 void dc__nccl_run(dc_comm *comm, const dc__coll *coll);
+/* All of a collective as one NCCL group on its stream. */
+dc_status dc__nccl_submit(dc__nccl *self, const dc__coll *coll, const char *name);
 /* Equal ranges in rank order, as NCCL's all-gather requires. */
 bool dc__nccl_is_even(const dc__coll_item *item, int32_t world);
 /* Grows twofold: replaced buffers stay for queued work, and together are smaller than the current one. */
@@ -156,5 +158,7 @@ void dc__nccl_free_staging(dc_device *device, dc__nccl_staging *staging);
 /* ---- all_to_all.c ---- */
 
 dc_status dc__nccl_all_to_all(dc__nccl *self, const dc__coll *coll, const char *name);
+/* Its calls of NCCL, in a group. */
+dc_status dc__nccl_send_parts(dc__nccl *self, void *native, const dc__coll_item *item);
 
 #endif

@@ -76,12 +76,16 @@ static void nothing_left(void) {
   assert_int_equal(cudasim_live(), 0);
 }
 
-static void with_nccl(card_rank *c) {
+static void in_plain_memory(card_rank *c) {
   void *send = on_card(c, LARGEST), *recv = on_card(c, LARGEST);
-  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
   all_of_them(c, send, recv);
   off_card(c, send, LARGEST);
   off_card(c, recv, LARGEST);
+}
+
+static void with_nccl(card_rank *c) {
+  OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
+  in_plain_memory(c);
 }
 
 static void test_parts(void **state) {
@@ -121,11 +125,8 @@ static void test_registered_memory(void **state) {
 }
 
 static void without_nccl(card_rank *c) {
-  void *send = on_card(c, LARGEST), *recv = on_card(c, LARGEST);
   OK(&c->r, dc_comm_dup(c->r.comm, &c->nccl));
-  all_of_them(c, send, recv);
-  off_card(c, send, LARGEST);
-  off_card(c, recv, LARGEST);
+  in_plain_memory(c);
 }
 
 static void test_in_place(void **state) {
