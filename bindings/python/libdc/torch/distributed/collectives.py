@@ -106,8 +106,8 @@ class Collectives:
             return
         if reduction.factor is not None:
             whole = whole.clone().mul_(reduction.factor)
-        elif overlap(out, whole):
-            whole = whole.clone()
+        else:
+            whole = _apart(whole, out)
         if counts and whole.is_complex():
             counts = [2 * count for count in counts]
         self.comm.reduce_scatter(flat_view(_real(whole)), flat_view(_real(out)), counts, reduction.native_op)
@@ -125,15 +125,14 @@ class Collectives:
         check("all_gather", mine, *outs)
         _check_length("all_gather", "output", outs, self.size)
         check_parts("all_gather", outs, self.rank, mine)
-        counts = [flat_count(out.dtype, out.numel()) for out in outs]
         with flat_output(outs) as block:
-            self._gather(mine, block, sum(out.numel() for out in outs[: self.rank]), counts)
+            self._gather(mine, block, sum(out.numel() for out in outs[: self.rank]), _counts(outs))
 
     def _gather(self, mine: torch.Tensor, whole: torch.Tensor, place: int, counts: Any) -> None:
         """mine may lie anywhere in whole, whose element `place` is its first one there."""
         part = mine.contiguous()
-        if part.data_ptr() != whole.data_ptr() + place * whole.element_size() and overlap(part, whole):
-            part = part.clone()
+        if part.data_ptr() != whole.data_ptr() + place * whole.element_size():
+            part = _apart(part, whole)
         self.comm.all_gather(flat_view(part), flat_view(whole), counts)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:

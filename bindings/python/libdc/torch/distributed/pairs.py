@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 import libdc
 import torch
@@ -122,11 +122,8 @@ class _Channel:
 
     def move(self, data: libdc.Tensor, root: int) -> None:
         """root: a rank of the group, one of the two."""
-        self._run(lambda comm: comm.broadcast(data, 0 if root == self.first else 1))
-
-    def _run(self, call: Callable[[libdc.Comm], Any]) -> None:
         try:
-            call(self.comm())
+            self.comm().broadcast(data, 0 if root == self.first else 1)
         except libdc.Error as error:  # it knows the two as ranks 0 and 1
             raise libdc.Error(error.status, f"{self.messages} rank {self.first} to rank {self.second} (below they are "
                                             f"ranks 0 and 1): {error.text}") from None
