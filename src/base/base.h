@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/spin.h"
 #include "base/traps.h"
 #include "dc_api.h"
 

@@ -222,23 +222,17 @@ static pool_job *find_job(dc__threadpool *pool) {
   return j;
 }
 
-static void pause_briefly(void) {
-#ifdef __x86_64__
-  __builtin_ia32_pause();
-#endif
-}
-
 static void spin_for_work(dc__threadpool *pool, int32_t seen) {
   for (int32_t i = 0; i < SPINS && atomic_load_explicit(&pool->job_epoch, memory_order_relaxed) == seen &&
                       !atomic_load_explicit(&pool->stopping, memory_order_relaxed);
        i++) {
-    pause_briefly();
+    dc__cpu_relax();
   }
 }
 
 static void spin_for_helpers(pool_job *j) {
   for (int32_t i = 0; i < SPINS && atomic_load_explicit(&j->helpers, memory_order_relaxed) > 0; i++) {
-    pause_briefly();
+    dc__cpu_relax();
   }
 }
 

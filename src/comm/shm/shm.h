@@ -219,8 +219,7 @@ typedef struct dc__shm {
   pthread_mutex_t collective_mutex; /* one collective at a time */
   uint32_t seq;                     /* rounds posted */
   uint64_t calls;                   /* collectives started */
-  uint32_t waits;                   /* wait.c: the spin heuristic */
-  int32_t spin_credit;
+  dc__spin spin;
   dc__shm_wait_cycle cycle; /* deadlock.c: of the present wait */
   char *stage;              /* two buffers of stage_bytes */
   size_t stage_bytes;

@@ -14,13 +14,7 @@
 #include "comm/rank_set.h"
 #include "comm/shm/shm.h"
 
-enum { LONG_SPINS = 256, SHORT_SPINS = 16, SPIN_PROBE_INTERVAL = 32, SPIN_CREDIT = 8, SLICE_NS = 20000000 };
-
-static inline void cpu_relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#endif
-}
+enum { SLICE_NS = 20000000 };
 
 /* False if the time ran out. */
 static bool futex_wait(const dc__shm_group *group, atomic_uint *counter, uint32_t value, int64_t ns) {
@@ -246,19 +240,13 @@ static dc_status sleep_until_reached(const wait_state *w, int32_t rank) {
   return status;
 }
 
-/* Spinning pays off if the peer runs on another core, and delays the peer otherwise. So a rank spins long while that
- * has worked lately, and else only as an occasional probe. */
 static bool shm_spin_until(dc__shm *self, dc__shm_counter *counter, uint32_t seq) {
-  int spins = self->spin_credit > 0 || self->waits++ % SPIN_PROBE_INTERVAL == 0 ? LONG_SPINS : SHORT_SPINS;
-  for (int i = 0; i < spins; i++) {
-    if (has_reached(counter, seq)) {
-      self->spin_credit = SPIN_CREDIT;
-      return true;
-    }
-    cpu_relax();
+  bool reached = has_reached(counter, seq);
+  for (int spins = dc__spin_begin(&self->spin); spins > 0 && !reached; spins--) {
+    dc__cpu_relax();
+    reached = has_reached(counter, seq);
   }
-  self->spin_credit -= self->spin_credit > 0;
-  return false;
+  return dc__spin_end(&self->spin, reached);
 }
 
 static dc_status wait_for_all(wait_state *w) {

@@ -45,9 +45,11 @@ typedef struct dc__cpu_stream {
   pthread_cond_t progress; /* for all waiters: done reached wake_at */
   uint64_t wake_at;        /* the smallest count of done that a waiter sleeps for */
   dc__cpu_sleeper *sleepers;
+  dc__spin spin; /* the worker's */
   atomic_ullong queued;
   atomic_ullong done;
   bool stop;
+  bool asleep;               /* the worker waits for `work` */
   dc__cpu_task *ring;        /* task n lies at n % DC__CPU_QUEUE */
   dc__cpu_spill *spilled;    /* the tasks behind the ring's, in order */
   dc__cpu_spill **spill_end; /* where the next one is linked */

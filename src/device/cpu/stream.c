@@ -31,12 +31,11 @@ void dc__cpu_stream_release(dc__cpu_stream *stream) {
   dc__free(stream);
 }
 
-/* Waking a thread costs more than a small task, so both sides spin for SPIN_NS before they sleep. They yield
- * meanwhile: the other one may need this very core. Says whether the counter reached `count`. */
-static bool spin_until(atomic_ullong *counter, uint64_t count) {
+/* A waiter yields while it spins: the worker may need this very core. */
+static bool spin_until_reached(dc__cpu_stream *stream, uint64_t count) {
   int64_t end = dc__now_ns() + SPIN_NS;
   do {
-    if (atomic_load_explicit(counter, memory_order_acquire) >= count) {
+    if (dc__cpu_stream_reached(stream, count)) {
       return true;
     }
     sched_yield();
@@ -44,18 +43,30 @@ static bool spin_until(atomic_ullong *counter, uint64_t count) {
   return false;
 }
 
+/* The worker does not yield: that would cost the program's thread two switches for each task. */
+static void spin_for_task(dc__cpu_stream *stream, uint64_t done) {
+  bool queued = false;
+  for (int spins = dc__spin_begin(&stream->spin); spins > 0 && !queued; spins--) {
+    dc__cpu_relax();
+    queued = atomic_load_explicit(&stream->queued, memory_order_acquire) > done;
+  }
+  (void)dc__spin_end(&stream->spin, queued);
+}
+
 /* Waits for a task after the first `done`, the mutex held; NULL: there is none and the handle is gone. */
 static dc__cpu_task *next_task(dc__cpu_stream *stream, uint64_t done) {
   if (atomic_load_explicit(&stream->queued, memory_order_relaxed) == done && !stream->stop) {
     pthread_mutex_unlock(&stream->mutex);
-    (void)spin_until(&stream->queued, done + 1);
+    spin_for_task(stream, done);
     pthread_mutex_lock(&stream->mutex);
   }
   while (atomic_load_explicit(&stream->queued, memory_order_relaxed) == done) {
     if (stream->stop) {
       return NULL;
     }
+    stream->asleep = true;
     pthread_cond_wait(&stream->work, &stream->mutex);
+    stream->asleep = false;
   }
   return &stream->ring[done % DC__CPU_QUEUE];
 }
@@ -246,7 +257,7 @@ dc_status dc__cpu_stream_wait(dc__cpu_stream *stream, uint64_t count, int64_t ti
   if (own_stream == stream) {
     return dc__fail(DC_E_STATE, "a task must not wait for its own stream, which waits for the task");
   }
-  if (spin_until(&stream->done, count)) {
+  if (spin_until_reached(stream, count)) {
     return DC_OK;
   }
   struct timespec deadline;
@@ -286,12 +297,18 @@ dc_status dc__cpu_stream_call(dc_stream *stream, dc__task_fn fn, const void *arg
   } else {
     status = cpu_stream_spill(self, fn, args, bytes);
   }
+  bool asleep = self->asleep;
   if (status == DC_OK) {
     atomic_store_explicit(&self->queued, ticket + 1, memory_order_release);
-    /* Under the mutex: the task itself may destroy the stream. */
-    pthread_cond_signal(&self->work);
+  }
+  if (asleep) {
+    (void)dc__cpu_stream_retain(self); /* the task itself may destroy the stream */
   }
   pthread_mutex_unlock(&self->mutex);
+  if (asleep) { /* not under the mutex, which the worker takes first */
+    pthread_cond_signal(&self->work);
+    dc__cpu_stream_release(self);
+  }
   return status;
 }
 
