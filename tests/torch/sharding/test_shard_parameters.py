@@ -284,7 +284,7 @@ def test_what_cannot_be_sharded_says_so() -> None:
         with pytest.raises(ValueError, match="1.weight shares memory with 0.weight"):
             dct.shard(model, 3, comm=comm)
         model = sharded(comm)
-        with pytest.raises(ValueError, match="group_size = 262144, but the model is sharded with 300 already"):
+        with pytest.raises(ValueError, match="group_size = 1048576, but the model is sharded with 300 already"):
             dct.shard(model, 3, comm=comm)
         with pytest.raises(ValueError, match="shard: the model is sharded already: shard.. takes a whole model"):
             dct.shard(model.head, 3, comm=comm)

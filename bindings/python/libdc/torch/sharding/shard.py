@@ -23,7 +23,7 @@ from .sharded_param import ShardedParam
 
 
 def shard(model: nn.Module, stage: Union[int, str] = 3, *, comm: Any = None, bucket_size: int = BUCKET_SIZE,
-          prefetch: int = 1, group_size: int = 1 << 18, reduce_dtype: Optional[torch.dtype] = None,
+          prefetch: int = 1, group_size: int = 1 << 20, reduce_dtype: Optional[torch.dtype] = None,
           param_dtype: Optional[torch.dtype] = None, broadcast: bool = True, check_finite: bool = False,
           device: Any = None, mesh: Any = None, batch: Any = None, unused: Optional[str] = None,
           policy: Optional[Mapping[str, Policy]] = None) -> nn.Module:
