@@ -30,8 +30,8 @@ TESTS = [
     *(f"faults/test_{stem}" for stem in ("fork", "corruption", "system_calls", "rank_faults", "tcp_trust")),
     *(f"comm/{stem}" for stem in ("test_comm", "test_coll_group", "test_host_transport", "shm/test_rendezvous",
                                   "test_signature", "test_comm_errors", "test_deadlock", "external/test_callbacks",
-                                  "tcp/test_stragglers", "tcp/bootstrap/test_handshake", "tcp/test_mesh",
-                                  "tcp/test_relay", "tcp/tls/test_tls", "levels/test_levels_errors")),
+                                  "tcp/failure/test_stragglers", "tcp/bootstrap/test_handshake", "tcp/test_mesh",
+                                  "tcp/relay/test_relay", "tcp/tls/test_tls", "levels/test_levels_errors")),
     "optim/blockwise/test_muon", "abi/test_results", "conformance/conformance_finite_sim"]
 
 

@@ -1,6 +1,6 @@
 /* Where data go in the rounds of a small collective. A way is the number of ranks from a part of a reduction to its
  * owner. Its binary digits are the rounds in which the part hops. */
-#include "comm/tcp/relay.h"
+#include "comm/tcp/relay/relay.h"
 
 #include <string.h>
 

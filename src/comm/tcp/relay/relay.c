@@ -8,7 +8,7 @@
  * rank order, as ever, so the bits are the same.
  *
  * Data wait in scratch memory until the last round has shown that all calls are alike. */
-#include "comm/tcp/relay.h"
+#include "comm/tcp/relay/relay.h"
 
 #include <errno.h>
 
