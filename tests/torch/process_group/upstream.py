@@ -97,6 +97,22 @@ def all_to_all_of_messages(group: Any, rank: int, size: int) -> None:
     assert all(got[r].item() == r for r in peers)
 
 
+def gather_single(group: Any, rank: int, size: int) -> None:
+    """test_gather_single, of dist.gather_single() in PyTorch 2.14: the parts in one tensor of the root."""
+    root, options = size - 1, dist.GatherOptions()
+    options.rootRank = root
+    for dtype in (torch.float32, torch.int16, torch.complex64):
+        mine = torch.full((2, 3), rank, dtype=dtype)
+        out = torch.zeros((size, 2, 3), dtype=dtype) if rank == root else torch.zeros(0, dtype=dtype)
+        group.gather_single(out, mine, options).wait()
+        want = torch.arange(size).view(-1, 1, 1).expand(size, 2, 3)
+        assert torch.equal(out, want.to(dtype) if rank == root else torch.zeros(0, dtype=dtype))
+        if hasattr(dist, "gather_single"):
+            again = torch.zeros_like(out)
+            dist.gather_single(mine, again if rank == root else None, root, group)
+            assert torch.equal(again, out)
+
+
 def barrier_implies_wait(group: Any, rank: int, size: int) -> None:
     """test_barrier_implies_wait."""
     tensors = [torch.full((100, 100), float(i)) for i in range(4)]
@@ -120,7 +136,7 @@ def main() -> None:
     dist.init_process_group("libdc")
     group, rank, size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
     for case in (empty_tensors, allreduce_basics, allreduce_coalesced, stress, noncontiguous, all_to_all_of_messages,
-                 barrier_implies_wait, sequence_numbers):
+                 gather_single, barrier_implies_wait, sequence_numbers):
         case(group, rank, size)
     dist.barrier()
     dist.destroy_process_group()

@@ -173,6 +173,18 @@ class Collectives:
             self.comm.gather(flat_view(part), flat_view(block), _counts(outs), root)
         torch.autograd.graph.increment_version(outs)
 
+    def gather_flat(self, out: torch.Tensor, mine: torch.Tensor, root: int) -> None:
+        """out: the parts behind each other, of the root alone."""
+        check("gather_single", mine)
+        if self.rank != root:
+            self.comm.gather(flat_view(mine.contiguous()), root=root)
+            return
+        check("gather_single", out)
+        _check_parts("gather_single", "input", mine, "output", out, self.size)
+        with contiguous_output(out, keep=False) as whole:
+            self.comm.gather(flat_view(_apart(mine.contiguous(), whole)), flat_view(whole), root=root)
+        torch.autograd.graph.increment_version(out)
+
     def scatter(self, out: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> None:
         check("scatter", out, *parts)
         with contiguous_output(out, keep=False) as part:

@@ -32,7 +32,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
-    supports_shrinking = False
+    supports_shrinking = supports_reconfigure = supports_window = supports_abort_hooks = False
     options = None
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
@@ -85,6 +85,8 @@ class LibdcProcessGroup(dist.ProcessGroup):
         if torch.device(device).type != "cpu":
             raise RuntimeError(f"the process group's backend libdc has no device {device}, only cpu")
         return self
+
+    get_backend = _get_backend
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         raise NotImplementedError("libdc: a group keeps the timeout of init_process_group(timeout=...) or "
@@ -222,6 +224,13 @@ class LibdcProcessGroup(dist.ProcessGroup):
         root, parts = self._root("gather", opts), settled(outs[0]) if outs else []
         mine = settled(ins)[0]
         return self._call(lambda: self._calls.gather(parts, mine, root), parts, opts)
+
+    def gather_single(self, out: torch.Tensor, mine: torch.Tensor, opts: Any) -> Work:
+        root = self._root("gather_single", opts)
+        out, mine = settled([out, mine])
+        return self._call(lambda: self._calls.gather_flat(out, mine, root), [out], opts)
+
+    gather_into_tensor = gather_single
 
     def scatter(self, outs: _Tensors, ins: Sequence[_Tensors], opts: Any) -> Work:
         root, parts = self._root("scatter", opts), settled(ins[0]) if ins else []
