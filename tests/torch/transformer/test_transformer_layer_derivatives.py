@@ -35,6 +35,7 @@ def test_forward_mode_is_refused(call: Callable[[Any], Any], trained: bool) -> N
 
 
 def test_inputs_without_tangents_are_computed() -> None:
+    torch._dynamo.reset()  # PyTorch 2.15 still skips a function whose call has raised in another test
     layer = dct.TransformerLayer(LayerConfig(16, 2))
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     output = layer(X)

@@ -37,7 +37,9 @@ def _checkpoints_told(trace: "Trace") -> Iterator[None]:
     """Lets torch.utils.checkpoint call functions as they are, and tell of it. Its own hooks would hide what they save.
     Modules have its function by name, so what that calls is replaced. Other threads go on as before."""
     module = torch.utils.checkpoint
-    with_hooks, reentrant = module._checkpoint_without_reentrant_generator, module.CheckpointFunction
+    name = "_checkpoint_without_reentrant_generator"
+    name += "_impl" * hasattr(module, f"{name}_impl")  # from PyTorch 2.15 on
+    with_hooks, reentrant = getattr(module, name), module.CheckpointFunction
 
     def generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
         if not trace.is_here():
@@ -60,11 +62,13 @@ def _checkpoints_told(trace: "Trace") -> Iterator[None]:
             with trace.checkpoint(args, True):
                 return function(*args)
 
-    module._checkpoint_without_reentrant_generator, module.CheckpointFunction = generator, Direct
+    module.CheckpointFunction = Direct
+    setattr(module, name, generator)
     try:
         yield
     finally:
-        module._checkpoint_without_reentrant_generator, module.CheckpointFunction = with_hooks, reentrant
+        module.CheckpointFunction = reentrant
+        setattr(module, name, with_hooks)
 
 
 class Segment:
