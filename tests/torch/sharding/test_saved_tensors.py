@@ -194,3 +194,57 @@ def test_selective_checkpointing(op: Any) -> None:
         for found in libdc.run.threads(2, lambda comm: losses(dct.shard(copy.deepcopy(plain), stage, comm=comm)),
                                        timeout=60):
             assert found == pytest.approx(wanted), stage
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn, self.head = nn.LSTM(3, 4, batch_first=True, bidirectional=True), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor, lengths: List[int]) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        _, (hidden, _) = self.rnn(packed)
+        return self.head(torch.cat([*hidden], -1)).square().mean()
+
+
+def test_weights_of_many_uses_are_gathered_once() -> None:
+    """An RNN's backward asks for weights at each step of a sequence, and sequences of other ranks have other lengths.
+    """
+    x, lengths = torch.linspace(-1, 1, 4 * 6 * 3).view(4, 6, 3), [6, 2, 3, 4]
+    plain = Recurrent()
+    plain(x, lengths).backward()
+
+    def rank(comm: Any) -> None:
+        model = dct.shard(Recurrent(), 3, comm=comm)
+        mine = slice(2 * comm.rank, 2 * comm.rank + 2)
+        for _ in range(3):
+            model.zero_grad()
+            dct.stats(model, reset=True)
+            loss = model(x[mine], lengths[mine])
+            loss.backward(retain_graph=True)
+            assert dct.stats(model).gathers == 10 + 3  # the head and what multiplies hidden states
+            assert dct.stats(model).gathered_bytes == 0
+            for name, param in plain.named_parameters():
+                torch.testing.assert_close(model.get_parameter(name).grad.full_tensor(), param.grad)
+        model.zero_grad()
+        loss.backward()
+        torch.testing.assert_close(model.head.weight.grad.full_tensor(), plain.head.weight.grad)
+
+    libdc.run.threads(2, rank, timeout=60)
+
+
+class Twice(nn.Linear):
+    def forward(self, x: torch.Tensor) -> Any:
+        first = super().forward(x)
+        return first, super().forward(first)
+
+
+def test_weights_are_given_back_where_a_backward_needs_less_than_was_saved() -> None:
+    model = dct.shard(Twice(4, 4), 3)
+    first, second = model(torch.ones(2, 4, requires_grad=True))
+    assert second.grad_fn._saved_mat2.shape == (4, 4)
+    first.sum().backward(retain_graph=True)
+    assert dct.stats(model).gathered_bytes == 0
+    second.sum().backward()
+    assert dct.stats(model).gathered_bytes == 0

@@ -27,6 +27,7 @@ _saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tens
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _is_autocast_enabled: Callable[[str], bool] = torch.is_autocast_enabled
 _functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 _frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
@@ -95,6 +96,35 @@ def _refuse_changed(tensor: Tensor, version: int) -> None:
                        "torch.autograd.set_detect_anomaly(True), which finds the operation")
 
 
+class _ReadWeights:
+    """Whole weights that a forward has read. A backward gathers them once, however often it asks for them: that of an
+    RNN asks at each step of a sequence, and ranks may have sequences of other lengths."""
+
+    __slots__ = ("entry", "version", "optimizer_steps", "saved", "weights", "graph_task", "left")
+
+    def __init__(self, entry: ShardedParam) -> None:
+        self.entry, self.version, self.optimizer_steps = entry, entry.data._version, entry.optimizer_steps
+        self.saved = 0  # how often autograd has saved them
+        self.weights: Optional[Tensor] = None  # gathered for the backward graph_task, which asks `left` times more
+
+    def unshard(self, root: Root) -> Tensor:
+        """For a backward, which keeps them until it has asked for all that was saved, or ends."""
+        task, weights = _graph_task(), self.weights
+        if weights is None or task != self.graph_task:
+            weights = self.entry.unshard(root)
+            if task == -1:
+                return weights  # a program looks at what autograd has saved
+            self.weights, self.graph_task, self.left = weights, task, self.saved
+            _queue_callback(self._release)
+        self.left -= 1
+        if self.left <= 0:
+            self.weights = None
+        return weights
+
+    def _release(self) -> None:
+        self.weights = None
+
+
 def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     """The hooks by which saved_tensors_hooks() saves gathered weights by name, and others with their version."""
     by_storage, root_of_hooks = root.read_by_storage, weakref.ref(root)
@@ -106,7 +136,8 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
         if read is None:
             # An operator's own output would keep the graph that keeps it, for ever: a cycle that is never freed.
             return tensor if tensor.is_leaf else tensor.detach(), tensor._version
-        entry = read[0]
+        read.saved += 1
+        entry = read.entry
         view: Any = tensor.shape, tensor.stride(), tensor.storage_offset()
         if tensor.dtype != entry.placeholder.dtype or tensor.is_neg() or tensor.is_conj():
             view = *view, tensor.dtype, tensor.is_conj(), tensor.is_neg()
@@ -121,14 +152,17 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
             if tensor._version != version:
                 _refuse_changed(tensor, version)
             return tensor  # type: ignore[no-any-return]
-        root, (entry, version, optimizer_steps), view = saved
-        if version != entry.data._version or optimizer_steps != entry.optimizer_steps:
+        root, read, view = saved
+        entry = read.entry
+        if read.version != entry.data._version or read.optimizer_steps != entry.optimizer_steps:
             _refuse_changed_weights(entry)
         if root.graph_task != _graph_task():
             root.pre_backward()
-        if view is None:
+        if view is None and read.saved == 1:
             return entry.unshard(root, True)  # type: ignore[no-any-return]
-        weights = entry.unshard(root)
+        weights = entry.unshard(root) if read.saved == 1 else read.unshard(root)
+        if view is None:
+            return weights.t()  # type: ignore[no-any-return]
         if len(view) > 3:
             return _reinterpreted(weights, *view)
         return weights if view[:2] == (weights.shape, weights.stride()) else weights.as_strided(*view)
@@ -306,7 +340,7 @@ class ModuleState:
             track(weights, entry, root)
         if root.depth > 0 and (grads or tracked) and root.group.stage == 3:
             storage = weights.untyped_storage()._cdata
-            root.read_by_storage[storage] = entry, entry.data._version, entry.optimizer_steps
+            root.read_by_storage[storage] = _ReadWeights(entry)
             root.lent.append((storage, weights, entry))
         elif root.depth > 0 and gathered is None and root.group.stage and not weights.is_inference():
             root.read_elsewhere.append((entry, _version_of(weights, entry)))

@@ -112,8 +112,7 @@ class Root:
         # See eager.py. Storages and weights that the innermost forward has read:
         self.lent: List[Tuple[int, Tensor, ShardedParam]] = []
         self.read_elsewhere: List[Tuple[ShardedParam, Tensor]] = []  # by forwards of other modules, and not lent
-        # Of those of all forwards under way: the parameter, its version and its optimizer steps.
-        self.read_by_storage: Dict[int, Tuple[ShardedParam, int, int]] = {}
+        self.read_by_storage: Dict[int, Any] = {}  # _ReadWeights of all forwards under way
         self.saved_tensor_hooks: Optional[Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = None  # at stage 3
 
     @property
