@@ -38,6 +38,7 @@ ELEMENTWISE: Dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "an operand of one element": lambda p: p // 0.3 + (torch.ones((1,) * p.dim()).double() if p.dim() else 1),
     "in place": lambda p: p.detach().clone().mul_(3).add_(p, alpha=2).clamp_(min=-1),
     "where": lambda p: torch.where(p > 0, p, torch.zeros_like(p)),
+    "a type of another's": lambda p: p.type_as(torch.ones(9).double()),
     "double": lambda p: p.double().sqrt().nan_to_num(),
     "written items": lambda p: written(p.detach().clone()),
     "lists": lambda p: torch._foreach_lerp([p], [p * 2], 0.25)[0],
@@ -86,6 +87,9 @@ def test_functions_give_the_wholes_results(world: int, stage: int) -> None:
                 torch.testing.assert_close(torch.as_tensor(function(p.detach())),
                                            torch.as_tensor(function(whole[name].detach())), msg=f"{case} {name}")
             assert p.numel() == len(p.flatten()) == whole[name].numel() and p.view(-1).dim() == 1
+            other = torch.arange(p.numel())
+            for got in (other[:p.size(-1) if p.dim() else 1].to(p), other.type_as(p), other.view_as(p)):
+                assert type(got) is torch.Tensor and got.sum() == sum(range(got.numel()))
 
     on(world, rank)
 

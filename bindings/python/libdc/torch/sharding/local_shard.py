@@ -213,6 +213,15 @@ def _with_operands(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     return _wrap(result, source, source._part, shape)
 
 
+def _to(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    """to() and type_as(). Another tensor tells its type and device alone, whatever shape it has."""
+    if kwargs.get("memory_format") in (torch.channels_last, torch.channels_last_3d):
+        refuse_call(func, args, kwargs)
+    source, part = args[0], part_of(args[0])
+    result = func(*args, **kwargs)
+    return result if part is None else _wrap(result, source, part, source.shape)
+
+
 def _wrap(result: Any, source: Tensor, part: Part, shape: Optional[torch.Size]) -> Any:
     if result is source or not isinstance(result, Tensor) or result.shape != shape:
         return result
@@ -248,7 +257,7 @@ def _view(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     """A contiguous piece of the whole is a part again."""
     source = args[0]
     if part_of(source) is None:
-        refuse_call(func, args, kwargs)
+        return (_on_shape if func.__name__.endswith("_as") else refuse_call)(func, args, kwargs)
     meta = torch.empty(source._part.shape, dtype=source.dtype, device="meta")
     shown = func(meta, *_as_meta(tuple(args[1:])), **kwargs)
 
@@ -297,8 +306,8 @@ _DRAWS = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", 
           "kaiming_uniform_"}
 _DRAWS_LIKE = {"bernoulli", "rand_like", "randint_like", "randn_like"}
 _SHAPES = {"__len__", "dim", "ndimension", "nelement", "numel", "size", "stride"}
-_VIEWS = {"__getitem__", "chunk", "flatten", "narrow", "ravel", "reshape", "reshape_as", "select", "split", "squeeze",
-          "tensor_split", "unbind", "unflatten", "unsqueeze", "view", "view_as"}
+_VIEWS = {"__getitem__", "chunk", "expand_as", "flatten", "narrow", "ravel", "reshape", "reshape_as", "select", "split",
+          "squeeze", "tensor_split", "unbind", "unflatten", "unsqueeze", "view", "view_as"}
 _LOCAL = {"__format__", "__hash__", "_has_compatible_shallow_copy_type", "_is_view", "backward", "constant_",
           "element_size", "get_device", "has_names", "is_complex", "is_conj", "is_contiguous",
           "is_floating_point", "is_inference", "is_neg",
@@ -306,8 +315,8 @@ _LOCAL = {"__format__", "__hash__", "_has_compatible_shallow_copy_type", "_is_vi
           "retain_grad", "storage_offset"}
 # Besides those that PyTorch calls pointwise.
 _ELEMENTWISE = {"alias", "bfloat16", "bool", "contiguous", "copy", "cpu", "cuda", "detach", "double", "empty_like",
-                "fill", "float", "floor_divide", "full_like", "half", "int", "isclose", "long", "ones_like", "to",
-                "type", "type_as", "zero", "zeros_like"}
+                "fill", "float", "floor_divide", "full_like", "half", "int", "isclose", "long", "ones_like",
+                "type", "zero", "zeros_like"}
 _OPERATORS = {"and": "bitwise_and", "floordiv": "floor_divide", "invert": "bitwise_not", "lshift": "bitwise_left_shift",
               "mod": "remainder", "or": "bitwise_or", "pos": "positive", "rshift": "bitwise_right_shift",
               "truediv": "div", "xor": "bitwise_xor"}
@@ -328,7 +337,7 @@ def _find_handler(func: Any) -> _Handler:
                                                             torch.Tensor.mH, torch.Tensor.real, torch.Tensor.imag)
         return refuse_call if changes_shape else _on_local
     for names, handler in ((_LOCAL, _on_local), (_SHAPES, _on_shape), (_VIEWS, _view), (_DRAWS, _draw),
-                           (_DRAWS_LIKE, _draw_like), (_FUSED, _foreach)):
+                           (_DRAWS_LIKE, _draw_like), (_FUSED, _foreach), ({"to", "type_as"}, _to)):
         if name in names:
             return handler
     if name == "__setitem__":
