@@ -38,7 +38,7 @@ ELEMENTWISE: Dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "an operand of one element": lambda p: p // 0.3 + (torch.ones((1,) * p.dim()).double() if p.dim() else 1),
     "in place": lambda p: p.detach().clone().mul_(3).add_(p, alpha=2).clamp_(min=-1),
     "where": lambda p: torch.where(p > 0, p, torch.zeros_like(p)),
-    "a type of another's": lambda p: p.type_as(torch.ones(9).double()),
+    "other names": lambda p: torch.multiply(p.absolute(), p.conj()).type_as(torch.ones(9).double()).negative_(),
     "double": lambda p: p.double().sqrt().nan_to_num(),
     "written items": lambda p: written(p.detach().clone()),
     "lists": lambda p: torch._foreach_lerp([p], [p * 2], 0.25)[0],
@@ -50,6 +50,7 @@ REDUCTIONS: Dict[str, Callable[[torch.Tensor], Any]] = {
     "least": lambda p: torch.amin(p), "some": lambda p: (p > 0).any(), "all": lambda p: (p > -9).all(),
     "count": lambda p: torch.count_nonzero(p > 0), "equal": lambda p: torch.equal(p, p + 0),
     "finite": lambda p: torch.isfinite(p).all().item(), "close": lambda p: torch.allclose(p, p * (1 + 1e-7)),
+    "norms": lambda p: torch.stack(torch._foreach_norm([p, torch.ones(3), p], 1)), "of any": torch.linalg.norm,
 }  # fmt: skip
 
 
@@ -304,7 +305,7 @@ def test_functions_that_need_the_whole() -> None:
                       "sum": lambda p: p.sum(0), "__getitem__": lambda p: p[:, 1], "sort": lambda p: p.sort(),
                       "cat": lambda p: torch.cat([p, p]), "data_ptr": lambda p: p.data_ptr(),
                       "numpy": lambda p: p.detach().numpy(), "softmax": lambda p: p.softmax(0),
-                      "_foreach_norm": lambda p: torch._foreach_norm([p]), "transpose": lambda p: p.transpose(0, 1)}
+                      "norm of order": lambda p: torch.linalg.norm(p, 2), "transpose": lambda p: p.transpose(0, 1)}
         for name, call in calls.items():
             for value in (model.weight, model.weight.detach() * 1):
                 with pytest.raises(RuntimeError, match=name):

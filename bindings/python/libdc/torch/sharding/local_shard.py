@@ -316,7 +316,11 @@ _LOCAL = {"__format__", "__hash__", "_has_compatible_shallow_copy_type", "_is_vi
 # Besides those that PyTorch calls pointwise.
 _ELEMENTWISE = {"alias", "bfloat16", "bool", "contiguous", "copy", "cpu", "cuda", "detach", "double", "empty_like",
                 "fill", "float", "floor_divide", "full_like", "half", "int", "isclose", "long", "ones_like",
-                "type", "zero", "zeros_like"}
+                "type", "zero", "zeros_like",
+                # Other names of theirs, which are not tagged.
+                "absolute", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "byte", "char",
+                "conj", "divide", "fix", "greater", "greater_equal", "less", "less_equal", "multiply", "negative",
+                "not_equal", "resolve_conj", "resolve_neg", "short", "subtract"}
 _OPERATORS = {"and": "bitwise_and", "floordiv": "floor_divide", "invert": "bitwise_not", "lshift": "bitwise_left_shift",
               "mod": "remainder", "or": "bitwise_or", "pos": "positive", "rshift": "bitwise_right_shift",
               "truediv": "div", "xor": "bitwise_xor"}
@@ -344,6 +348,8 @@ def _find_handler(func: Any) -> _Handler:
         return _set_item
     if name in reductions.HANDLERS:
         return reductions.HANDLERS[name]
+    if name == "_foreach_norm":
+        return reductions.norms
     if name.startswith("_foreach_"):
         single = name[len("_foreach_") :]
         return _foreach if _is_elementwise(single) and single not in reductions.HANDLERS else refuse_call

@@ -117,9 +117,11 @@ def _one_argument(call: str, args: Any) -> None:
 
 
 def _norm(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
-    part, local = _elements("norm", args[:1], kwargs, ("p", "ord", "input", "x"))
+    part, local = _elements("norm", args[:1], kwargs, ("p", "ord", "input", "x", "A"))
     _one_argument("norm", args[1:])
-    order = args[1] if len(args) > 1 else kwargs.get("p", kwargs.get("ord", 2.0))
+    order = args[1] if len(args) > 1 else kwargs.get("p", kwargs.get("ord"))
+    if order == "nuc" or (func.__name__ == "linalg_norm" and len(part.shape) > 1 and order not in (None, "fro")):
+        _refuse_some(f"norm of order {order!r}")  # a matrix norm
     order = 2.0 if order in (None, "fro") else float(order)
     if math.isinf(order):
         return _extreme(local.abs(), part, largest=order > 0)
@@ -129,6 +131,12 @@ def _norm(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
     powers = _without_zeros(wide, lambda size: size.pow(order)) if 0 < order < 1 else wide.pow(order)
     total = _SumOverRanks.apply(powers.sum(), part)
     return _without_zeros(total, lambda power: power.pow(1.0 / order)).to(local.dtype)
+
+
+def norms(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tuple[Tensor, ...]:
+    """torch._foreach_norm(), which is collective for each part in the list."""
+    return tuple(func([tensor], *args[1:], **kwargs)[0] if part_of(tensor) is None
+                 else _norm(func, (tensor, *args[1:]), kwargs) for tensor in args[0])
 
 
 def _without_zeros(value: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
@@ -198,7 +206,7 @@ def _on_whole(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
 
 
 HANDLERS: Dict[str, Callable[..., Any]] = {
-    "sum": _sum, "mean": _mean, "norm": _norm, "vector_norm": _norm, "linalg_vector_norm": _norm,
+    "sum": _sum, "mean": _mean, "norm": _norm, "vector_norm": _norm, "linalg_norm": _norm, "linalg_vector_norm": _norm,
     "max": _extreme_of(True), "amax": _extreme_of(True), "min": _extreme_of(False), "amin": _extreme_of(False),
     "all": _truth_of(True), "any": _truth_of(False), "count_nonzero": _count_nonzero, "equal": _equal,
     "allclose": _equal, "item": _on_whole, "tolist": _on_whole, "__float__": _on_whole, "__int__": _on_whole,
