@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List
 
 import libdc.run
 import libdc.torch as dct
@@ -37,7 +37,27 @@ def _in_a_hook(model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-@pytest.mark.parametrize("make", [_in_step, _nested, _in_a_hook])
+class Around(torch.optim.Optimizer):
+    """As timm's Lookahead, which does not call PyTorch's constructor: it has no hooks of states."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}  # type: ignore[assignment]
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+    def state_dict(self) -> Dict[str, Any]:
+        return self.inner.state_dict()
+
+
+def _around(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = Around(_in_step(model))
+    optimizer.zero_grad()  # from now on its step() calls hooks
+    return optimizer
+
+
+@pytest.mark.parametrize("make", [_in_step, _nested, _in_a_hook, _around])
 @pytest.mark.parametrize("closure", [None, "args", "kwargs"])
 def test_steps_that_leave_no_gradient(make: Callable[[nn.Module], torch.optim.Optimizer], closure: Any) -> None:
     """Fused ones change no version. At stages 1 and 2 the model was trained with its first weights for ever."""

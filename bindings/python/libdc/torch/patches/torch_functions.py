@@ -230,7 +230,9 @@ def _inspect_param_groups(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _add_state_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Once it has sharded parameters."""
+    """Once it has sharded parameters. One around another, as Lookahead, may have none, and call the other's methods."""
+    if not hasattr(optimizer, "_optimizer_state_dict_post_hooks"):
+        return
     if "_dc_has_state_hooks" not in optimizer.__dict__ and any(map(entry_of, _params_of(optimizer))):
         optimizer.__dict__["_dc_has_state_hooks"] = True
         optimizer.register_state_dict_post_hook(_state_as_parts)
