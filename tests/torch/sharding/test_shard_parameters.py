@@ -283,6 +283,8 @@ def test_what_cannot_be_sharded_says_so() -> None:
         model[1].weight = nn.Parameter(model[0].weight.data)
         with pytest.raises(ValueError, match="1.weight shares memory with 0.weight"):
             dct.shard(model, 3, comm=comm)
+        with pytest.raises(ValueError, match="0 is a RecursiveScriptModule of torch.jit"):
+            dct.shard(nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.Linear(2, 2)), 3, comm=comm)
         model = sharded(comm)
         with pytest.raises(ValueError, match="group_size = 1048576, but the model is sharded with 300 already"):
             dct.shard(model, 3, comm=comm)

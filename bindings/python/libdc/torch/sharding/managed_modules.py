@@ -61,6 +61,10 @@ def check_modules(model: nn.Module, root: Optional[Root] = None) -> None:
             continue
         if _wrapper_name(module) is not None:
             raise ValueError(f"shard: {where} is a {_wrapper_name(module)}, which {_UNWRAP}")
+        if isinstance(module, torch.jit.ScriptModule) and next(module.parameters(recurse=False), None) is not None:
+            raise ValueError(f"shard: {where} is a {type(module).__name__} of torch.jit, which reads its parameters "
+                             "without Python, and so would find parts of them: give shard() the module that was "
+                             "scripted or traced, or compile it by torch.compile()")
         if MODULE_STATE in module.__dict__:
             raise ValueError(f"shard: {where} is sharded already: shard() takes a whole model")
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
