@@ -199,3 +199,22 @@ def test_weights_that_are_read_under_no_grad(reentrant: Optional[bool]) -> None:
             assert found.keys() == expected.keys()
             for name in expected:
                 torch.testing.assert_close(found[name], expected[name])
+
+
+def test_an_encoder_in_a_model_called_by_itself() -> None:
+    """Its fast path, whose result is zero where padding is, is for weights without a class of their own."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    plain = nn.Sequential(nn.TransformerEncoder(layer, 1), nn.Linear(4, 2)).eval()
+    x, padding = torch.randn(2, 5, 4), torch.arange(5).expand(2, 5) > 2
+
+    def rank(comm: Any) -> None:
+        for stage in range(4):
+            model = dct.shard(copy.deepcopy(plain), stage, comm=comm)
+            with torch.no_grad():
+                got, wanted = (net[0](x, src_key_padding_mask=padding) for net in (model, plain))
+            torch.testing.assert_close(got, wanted)
+            assert got[:, 3:].count_nonzero() == 0
+            model(x).sum().backward()
+
+    on(2, rank)

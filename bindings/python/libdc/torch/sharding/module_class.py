@@ -47,6 +47,11 @@ def convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Pa
         module.__class__ = _get_class(_ClassKey(base, tuple(names), is_root, has_forward_hooks(module), casts))
 
 
+def reads_others(module: nn.Module) -> bool:
+    """Whether its forward reads parameters of modules inside it, and takes another path where those are parts."""
+    return isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer))
+
+
 def has_forward_hooks(module: nn.Module) -> bool:
     return bool(module._forward_pre_hooks or module._forward_hooks)
 

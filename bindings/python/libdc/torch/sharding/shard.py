@@ -183,7 +183,8 @@ def _convert(model: nn.Module, root: Root, entries: Dict[nn.Parameter, ShardedPa
         entry.take_direct_gradients()
     for module in model.modules():
         own = [name for name, param in module._parameters.items() if param in entries]
-        if own or module is model or module in root.policies.casts or module_class.has_forward_hooks(module):
+        if (own or module is model or module in root.policies.casts or module_class.has_forward_hooks(module)
+                or module_class.reads_others(module)):
             module_class.convert(module, own, root, entries, module is model)
     managed_modules.watch(model, root)
     root.ignored = {id(param): weakref.ref(param) for param, rules in root.policies.params.items() if rules.ignored}
