@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from libdc.torch.distributed.work import Work
 
+from process_group.failures import fails
+
 LARGE = 40000  # of which a part takes several rounds
 
 
@@ -269,6 +271,24 @@ def coalesced(group: Any, rank: int, size: int) -> None:
     assert [out.tolist() for out in outs] == [[float(r) for r in range(size) for _ in range(k + 1)] for k in range(5)]
 
 
+def coalesced_on_a_device(group: Any, rank: int, size: int) -> None:
+    """As programs for NCCL do it, with any calls. The work has their errors."""
+    def manager() -> Any:
+        return dist._coalescing_manager(group=group, device=torch.device("cpu"), async_ops=True)
+
+    total, got = torch.ones(2), torch.zeros(2)
+    with manager() as works:
+        dist.all_reduce(total, group=group)
+        dist.irecv(got, group=group, group_src=(rank - 1) % size)
+    dist.barrier(group)  # does not wait for the message
+    dist.send(torch.full((2,), rank + 1.0), group=group, group_dst=(rank + 1) % size)
+    works.wait()
+    assert total.tolist() == [size] * 2 and got.tolist() == [(rank - 1) % size + 1] * 2
+    with manager() as works:
+        dist.all_gather([got] * (size + 1), total, group=group, async_op=True)
+    fails(works.wait, f"{size + 1} output tensors, must be {size}", kind=ValueError)
+
+
 def forked(group: Any, rank: int, size: int) -> None:
     """A child has no thread that would do the work: each call is an error, and the parent goes on."""
     dist.all_reduce(torch.ones(1), group=group, async_op=True).wait()
@@ -365,7 +385,7 @@ def forked_message(group: Any, rank: int, size: int) -> None:
 
 
 CASES = [in_place, overlapping, shapes, waits, callbacks, lists, default_device, results, sparse, messages, withdrawn,
-         threads, large_objects, coalesced, forked, forked_message, aborted_by_another,
+         threads, large_objects, coalesced, coalesced_on_a_device, forked, forked_message, aborted_by_another,
          ends_with_any_source, ends_with_work]
 
 

@@ -46,6 +46,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
         self._calls = Collectives(self.comm)
         self._lane = Lane()
         self._sequence = self._monitored = self._splits = 0
+        self._coalesced: Optional[List[Work]] = None
 
     @classmethod
     def create(cls, options: Any, _backend_options: Any = None) -> "LibdcProcessGroup":
@@ -121,8 +122,26 @@ class LibdcProcessGroup(dist.ProcessGroup):
         refuse_tracing()
         self._sequence += 1
         blocking = not getattr(opts, "asyncOp", True)
-        work = self._lane.submit(Work(run, result), blocking)
-        return work if blocking else work.register()
+        return self._submitted(self._lane.submit(Work(run, result), blocking), blocking)
+
+    def _submitted(self, work: Work, blocking: bool) -> Work:
+        if blocking:
+            return work
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work.register()
+
+    # For dist._coalescing_manager(device=...). The calls go one by one, as there is nothing to gain.
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._get_backend(device)
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        """A work for all calls since the start, on a lane of its own: later calls do not wait for its messages."""
+        works, self._coalesced = self._coalesced or [], None
+        result = [work._result for work in works]
+        return Lane().submit(Work(lambda: [work.wait() for work in works], result), False)
 
     def _root(self, call: str, opts: Optional[Any]) -> int:
         root = 0 if opts is None else int(opts.rootRank)
@@ -269,17 +288,17 @@ class LibdcProcessGroup(dist.ProcessGroup):
     def send(self, tensors: _Tensors, to: int, tag: int = 0) -> Work:
         tensor, blocking = self._message("send", tensors), _is_waited_for()
         work = self._pairs.send(tensor, to, tag, blocking)
-        return work if blocking else work.register()
+        return self._submitted(work, blocking)
 
     def recv(self, tensors: _Tensors, source: int, tag: int = 0) -> Work:
         tensor, blocking = self._message("recv", tensors), _is_waited_for()
         work = self._pairs.recv(tensor, source, tag, blocking)
-        return work if blocking else work.register()
+        return self._submitted(work, blocking)
 
     def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> Work:
         tensor, blocking = self._message("recv", tensors), _is_waited_for()
         work = self._pairs.recv_anysource(tensor, tag, blocking)
-        return work if blocking else work.register()
+        return self._submitted(work, blocking)
 
     # ---- the end ----
 
