@@ -50,6 +50,17 @@ def calls_differ(group: Any, rank: int) -> None:
     fails(calls[rank], "broadcast", "all_reduce", "DC_E_MISMATCH")
 
 
+def gather_and_maximum(group: Any, rank: int) -> None:
+    """A maximum begins with a gather, which is what the other rank sees. So its own rank names the call."""
+    tensor = torch.ones(8)
+    for op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN):  # the group is broken, and says why
+        calls = (lambda: dist.all_reduce(tensor, op, group),
+                 lambda: dist.all_gather_into_tensor(torch.empty(16), tensor, group))
+        fails(calls[rank], "rank 1 called all_gather (16 elements, float32) where rank 0 called all_gather",
+              "; rank 0 called all_reduce (8 elements, float32, max), which begins with that all_gather" if rank == 0
+              else "DC_E_MISMATCH")
+
+
 def exchange_and_reduction(group: Any, rank: int) -> None:
     out, tensor = torch.empty(8), torch.ones(8)
     calls = (lambda: dist.all_reduce(tensor, group=group), lambda: dist.all_to_all_single(out, tensor, group=group))
@@ -273,9 +284,10 @@ def dies(group: Any, rank: int) -> None:
     fails(lambda: dist.all_reduce(torch.ones(4), group=group), "rank 1", "DC_E_PEER_DEAD")
 
 
-CASES = [sizes_differ, reductions_differ, calls_differ, exchange_and_reduction, exchanges_differ, gather_and_scatter,
-         roots_differ, splits_differ, types_differ, message_sizes_differ, futures, ddp, aborted, waits, arguments,
-         monitored, split, unanswered, unanswered_again, aborted_message, sent_again, late, dies]  # fmt: skip
+CASES = [sizes_differ, reductions_differ, calls_differ, gather_and_maximum, exchange_and_reduction, exchanges_differ,
+         gather_and_scatter, roots_differ, splits_differ, types_differ, message_sizes_differ, futures, ddp, aborted,
+         waits, arguments, monitored, split, unanswered, unanswered_again, aborted_message, sent_again, late,
+         dies]  # fmt: skip
 
 
 def main() -> None:

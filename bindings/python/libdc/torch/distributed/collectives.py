@@ -7,7 +7,7 @@ from typing import Any, List, Sequence
 import libdc
 import torch
 
-from .reductions import Reduction, sparse_signature, sum_sparse
+from .reductions import Reduction, sparse_signature, sum_sparse, text_of
 from .tensors import (
     check, check_device, check_parts, contiguous_output, flat_count, flat_output, flat_view, flattened, overlap)
 
@@ -20,6 +20,7 @@ class Collectives:
     def __init__(self, comm: libdc.Comm) -> None:
         self.comm = comm
         self.rank, self.size = comm.rank, comm.size
+        self._cause = ""  # of an error that names a gather of descriptions
 
     # ---- reductions ----
 
@@ -41,10 +42,23 @@ class Collectives:
                 data.mul_(reduction.factor)
             self.comm.all_reduce(flat_view(_real(data)), reduction.native_op)
         else:
-            reduction.compare(self._rows(reduction.signature(data.numel(), details)))
+            self._compare(reduction.signature(data.numel(), details))
             flat = data.view(-1)
             for window in flat.split(max(1, _ROWS_BYTES // (self.size * flat.element_size()))):
                 window.copy_(reduction.combine(self._rows(window)))
+
+    def _compare(self, call: torch.Tensor) -> None:
+        """Refuses ranks whose reductions differ. Where another rank's call is no such reduction, libdc's error has the
+        gather of the descriptions, and this rank's part of it is named."""
+        try:
+            rows = self._rows(call)
+        except libdc.Error as error:
+            if f"({self.size * call.numel()} elements, int8)" not in error.text:
+                raise
+            self._cause = self._cause or text_of(call)  # a broken group keeps its error
+            raise libdc.Error(error.status, f"{error.text}; rank {self.rank} called {self._cause}, which begins with "
+                                            "that all_gather") from None
+        Reduction.compare(rows)
 
     def _rows(self, part: torch.Tensor) -> torch.Tensor:
         """Every rank's part."""
@@ -59,7 +73,7 @@ class Collectives:
 
     def _sum_sparse(self, tensor: torch.Tensor) -> None:
         own = tensor.coalesce()
-        Reduction.compare(self._rows(sparse_signature(own)))
+        self._compare(sparse_signature(own))
         counts = [int(count) for count, in self._rows(torch.tensor([own._nnz()], device="cpu")).tolist()]
         indices = self._ragged(own.indices().t().contiguous(), counts)
         values = self._ragged(own.values().contiguous(), counts)

@@ -82,7 +82,7 @@ class Reduction:
     @staticmethod
     def compare(signatures: torch.Tensor) -> None:
         """Refuses ranks whose calls differ: a gather of their values would not see another reduction or type."""
-        calls = [bytes(row.tolist()).decode().rstrip() for row in signatures]
+        calls = [text_of(row) for row in signatures]
         for rank, call in enumerate(calls):
             if call != calls[0]:
                 raise RuntimeError(f"rank {rank} called {call} where rank 0 called {calls[0]}")
@@ -99,6 +99,10 @@ def _name(op: Any) -> str:
 
 def _as_bytes(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(text.encode().ljust(_SIGNATURE_BYTES)), dtype=torch.uint8)
+
+
+def text_of(signature: torch.Tensor) -> str:
+    return bytes(signature.tolist()).decode().rstrip()
 
 
 def sparse_signature(tensor: torch.Tensor) -> torch.Tensor:
