@@ -66,12 +66,12 @@ def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Ten
         if not root.reduce_grads:
             raise RuntimeError("no_sync: the graph of this compiled forward averages its gradients, since the forward "
                                "was outside of the block: call it in `with libdc.torch.no_sync(model):`, too")
-        root.stop_dropping()  # which an autograd.grad() inside of this backward has begun
+        root.compiled_grads.stop_dropping()  # which an autograd.grad() inside of this backward has begun
         root.begin_reductions()
         for id in ids:
             root.begin_reduction(root.group.entries[id])
     else:
-        root.drop_compiled_grads()
+        root.compiled_grads.drop()
     return torch.ops.aten.alias.default(grad)
 
 
@@ -79,7 +79,7 @@ def _reduce_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
     root = root_by_graph(graph_id)
     _refuse_compiled_autograd()
     root.pre_backward()
-    if root.takes_grad(root.group.entries[id]) and accumulates(_anchor_of(root)):
+    if root.compiled_grads.wants(root.group.entries[id]) and accumulates(_anchor_of(root)):
         root.group.entries[id].reduce(grad, root)
         root.flush_reductions()  # the graph uses the gradient's memory again
     return grad.new_empty(0)

@@ -58,13 +58,14 @@ def make_run_backward(inner: _Function) -> _Function:
             with input_backwards.note(map(_node_of, outputs)) if inputs else contextlib.nullcontext():
                 return inner(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
         inputs = (*inputs, *leaves)
-        outer = {root: root.inputs for root in (entry.root_ref() for entry in entries) if root is not None}
-        for root in outer:
-            root.inputs = entries
+        roots = {entry.root_ref() for entry in entries} - {None}
+        outer = {root.compiled_grads: root.compiled_grads.inputs for root in roots}
+        for compiled_grads in outer:
+            compiled_grads.inputs = entries
         try:
             return inner(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
         finally:
-            for root, before in outer.items():
-                root.inputs = before
+            for compiled_grads, before in outer.items():
+                compiled_grads.inputs = before
 
     return run_backward

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from ..ops import eager_calls
 from . import input_backwards
+from .compiled_grads import CompiledGrads
 from .local_sums import LocalSums
 from .order.agreed_order import AgreedOrder, Fills, WholeModelOrder
 from .order.exec_order import ExecOrder, split_into_groups
 from .param_group import Options, ParamGroup
-from .part import plain_tensor
 from .policy import Policies
 from .sharded_param import ShardedParam
 
@@ -103,9 +103,7 @@ class Root:
         self.direct: Dict[int, Tensor] = {}  # autograd's own parts of gradients, which libdc adds up meanwhile
         self.hooked: Dict[int, ShardedParam] = {}  # got one of these, and have hooks to call at the end
         self.local_sums = LocalSums()
-        self.kept_grads: Dict[int, Optional[Tensor]] = {}  # `.grad` before a compiled graph reduces what is not wanted
-        self.inputs: Optional[Set[ShardedParam]] = None  # the parameters in backward(inputs=...)
-        self.drops_compiled = False  # compiled graphs' gradients do nothing in this backward
+        self.compiled_grads = CompiledGrads(self.group)
         self.queued: Tuple[List[Tensor], List[int]] = [], []  # gradients that are not reduced yet, and their ids
         self.queued_elements = 0
         self.queue_limit = _REDUCED_TOGETHER if device.type == "cpu" else 0
@@ -297,32 +295,12 @@ class Root:
         if accumulated:
             self.group.context.accumulate_grads(accumulated)
 
-    def takes_grad(self, entry: ShardedParam) -> bool:
-        """Whether a gradient that a compiled graph makes is wanted. Eager mode's graphs have a leaf for each."""
-        return entry.requires_grad and (self.inputs is None or entry in self.inputs)
-
     def begin_reduction(self, entry: ShardedParam) -> None:
-        """A compiled graph will reduce the parameter's gradient. If that is not wanted, `.grad` gets its value back."""
-        if self.takes_grad(entry):
+        """A compiled graph will reduce the parameter's gradient."""
+        if self.compiled_grads.wants(entry):
             self.with_grad[entry.id] = entry
-        elif entry.id not in self.kept_grads:
-            grad = None if entry.param.grad is None else entry.grad
-            self.kept_grads[entry.id] = None if grad is None else plain_tensor(grad).clone()
-
-    def drop_compiled_grads(self) -> None:
-        """Compiled graphs reduce whenever their backward runs. In autograd.grad() none of it may reach `.grad`."""
-        self.drops_compiled = True
-        self.group.context.enable_profiling(True)  # in which reductions do nothing, and gathers are real
-
-    def stop_dropping(self) -> None:
-        if self.drops_compiled:
-            self.drops_compiled = False
-            self.group.context.enable_profiling(False)
-
-    def _restore_grads(self, kept: Dict[int, Optional[Tensor]]) -> None:
-        for id, grad in kept.items():
-            if grad is not None:
-                plain_tensor(self.group.entries[id].grad).copy_(grad)  # type: ignore[arg-type]
+        else:
+            self.compiled_grads.keep(entry)
 
     def queue_reduction(self, entry: ShardedParam, grad: Tensor) -> None:
         """Reduces a whole gradient of the running backward, soon."""
@@ -340,15 +318,15 @@ class Root:
     def flush_reductions(self) -> None:
         (grads, ids), self.queued, self.queued_elements = self.queued, ([], []), 0
         if ids:
-            if self.drops_compiled:
+            if self.compiled_grads.dropped:
                 self.group.context.enable_profiling(False)
             eager_calls.reduce_grads(grads, self.group.graph_id, ids)
-            if self.drops_compiled:
+            if self.compiled_grads.dropped:
                 self.group.context.enable_profiling(True)
 
     def _post_backward(self) -> None:
         adds = self.state is _REDUCING or self.hooked or self.reductions  # else maybe autograd.grad(), by inputs
-        sums, kept = self.local_sums.waiting() if adds and self.reduce_grads else [], self.kept_grads
+        sums, kept = self.local_sums.waiting() if adds and self.reduce_grads else [], self.compiled_grads.kept
         self._finish_backward([entry for entry in sums if entry.id not in kept])
         self._finish_backward([entry for entry in sums if entry.id in kept])  # their buffers had gradients of no use
 
@@ -360,14 +338,15 @@ class Root:
         self._end_order()
         reducing = self.state is TrainingState.REDUCING
         self.state, self.graph_task, hooked, self.hooked = TrainingState.IDLE, -1, self.hooked, {}
-        self.stop_dropping()
+        self.compiled_grads.stop_dropping()
         if not reducing:
             return self._call_hooks(hooked.values())
-        (entries, self.with_grad), (kept, self.kept_grads) = (self.with_grad, {}), (self.kept_grads, {})
+        entries, self.with_grad = self.with_grad, {}
         own, self.direct = self.direct, {}
+        kept = self.compiled_grads.take_kept()
         self.group.end_backward()
         self.local_sums.end()
-        self._restore_grads(kept)
+        self.compiled_grads.restore(kept)
         with torch._C.DisableTorchFunctionSubclass():
             for entry in entries.values():
                 param = entry.param_ref()
@@ -391,9 +370,9 @@ class Root:
         self._abort_order()
         self.state, self.graph_task = TrainingState.IDLE, -1
         self.with_grad, self.direct, self.hooked, self.queued, self.queued_elements = {}, {}, {}, ([], []), 0
-        kept, self.kept_grads = self.kept_grads, {}
-        self.stop_dropping()
+        kept = self.compiled_grads.take_kept()
+        self.compiled_grads.stop_dropping()
         self.group.context.step_abort()
         self.local_sums.put_back()
-        self._restore_grads(kept)
+        self.compiled_grads.restore(kept)
         self.group.stale = True
