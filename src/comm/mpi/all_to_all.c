@@ -6,6 +6,10 @@
 #include "comm/mpi/mpi.h"
 #include "comm/windows.h"
 
+/* A rank whose sizes differ fails the group while others still exchange theirs. All have begun, so all end soon; a
+ * request that is given up would end MPI's use for every other communicator too. */
+static const int64_t sizes_grace_ns = INT64_C(2000000000);
+
 /* Each rank tells each other one so much. */
 typedef struct part_size {
   int64_t count;   /* elements that it sends it */
@@ -56,7 +60,9 @@ static dc_status compare_sizes(dc__mpi_round *r) {
     own[peer] = (part_size){ranges[peer].count, r->largest, r->packed};
     set_vectors(self, peer, sizeof *own, peer * (int64_t)sizeof *own, sizeof *own, peer * (int64_t)sizeof *own);
   }
+  r->wait->grace_ns = sizes_grace_ns;
   DC__TRY(exchange(r, own, theirs));
+  r->wait->grace_ns = 0;
   for (int32_t peer = 0; peer < world; peer++) {
     const int64_t expected = ranges[world + peer].count;
     if (theirs[peer].count != expected) {

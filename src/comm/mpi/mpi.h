@@ -86,6 +86,7 @@ typedef struct dc__mpi_wait {
   dc_comm *control; /* that tells of dead ranks; NULL: not yet */
   int32_t rank;
   int64_t timeout_ns;
+  int64_t grace_ns; /* how long requests may still end after the group has failed; 0: they are given up at once */
   const char *what; /* for error texts */
   int32_t count;
   dc__mpi_handle requests[DC__MPI_REQUESTS];

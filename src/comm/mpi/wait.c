@@ -129,13 +129,19 @@ static dc_status fail_late(const dc__mpi_wait *wait) {
                   silent.count == 1 ? "does" : "do");
 }
 
-static dc_status check_deadline(const dc__mpi_wait *wait, int64_t begun) {
-  DC__TRY(check_control(wait));
-  return dc__now_ns() - begun < wait->timeout_ns ? DC_OK : fail_late(wait);
+/* *failed_ns: when the group's failure was first seen. */
+static dc_status check_deadline(const dc__mpi_wait *wait, int64_t begun, int64_t *failed_ns) {
+  const dc_status status = check_control(wait);
+  const int64_t now = dc__now_ns();
+  if (status != DC_OK) {
+    *failed_ns = *failed_ns == 0 ? now : *failed_ns;
+    return now - *failed_ns < wait->grace_ns ? DC_OK : status;
+  }
+  return now - begun < wait->timeout_ns ? DC_OK : fail_late(wait);
 }
 
 static dc_status wait_requests(dc__mpi_wait *wait) {
-  int64_t begun = dc__now_ns(), checked = begun;
+  int64_t begun = dc__now_ns(), checked = begun, failed = 0;
   int32_t left;
   for (int64_t tests = 0;; tests++) {
     DC__TRY(test_all(wait, &left));
@@ -143,7 +149,7 @@ static dc_status wait_requests(dc__mpi_wait *wait) {
       return DC_OK;
     }
     if (dc__now_ns() - checked > CHECK_NS) {
-      DC__TRY(check_deadline(wait, begun));
+      DC__TRY(check_deadline(wait, begun, &failed));
       checked = dc__now_ns();
     }
     pause_before_test(tests);

@@ -4,9 +4,8 @@
 #include "all_to_all_checks.h"
 #include "comm_checks.h"
 #include "comm_trainer.h"
+#include "mpi_calls.h"
 #include "mpi_launchers.h"
-
-#include "comm/mpi/mpi.h"
 
 enum { MOST_RANKS = 4 };
 
@@ -116,9 +115,41 @@ static int rank_checks(void) {
   return result;
 }
 
+static dc_comm *slow_comm; /* whose requests are not done before a while after the group's failure */
+
+static int slow_test(const dc__mpi_library *mpi, dc__mpi_handle *request, int *done) {
+  static int tests_after_failure;
+  *done = 0;
+  if (dc__comm_check(((dc__mpi *)slow_comm)->control) == DC_OK) {
+    return 0;
+  }
+  sleep_ms(10); /* longer than between two looks at the group */
+  return tests_after_failure++ < 3 ? 0 : real_calls->test(mpi, request, done);
+}
+
+/* Rank 2 still exchanges sizes when rank 0 finds that rank 1 has others. MPI stays usable. */
+static int rank_is_slow(void) {
+  dc_comm *comm = open_comm(60000 * MS);
+  CHECK(comm != NULL);
+  replace_calls();
+  if (dc_comm_rank(comm) == 2) {
+    slow_comm = comm;
+    calls.test = slow_test;
+  }
+  CHECK(other_counts(comm, NULL) == 0);
+  calls.test = real_calls->test;
+  dc_comm_destroy(comm);
+  CHECK((comm = open_comm(60000 * MS)) != NULL && all_to_alls(comm, NULL) == 0);
+  dc_comm_destroy(comm);
+  return 0;
+}
+
 static int run_rank(const char *role) {
   if (strcmp(role, "checks") == 0) {
     return rank_checks();
+  }
+  if (strcmp(role, "slow") == 0) {
+    return rank_is_slow();
   }
   dc_comm *comm = open_comm(0);
   dc_comm_destroy(comm);
@@ -147,6 +178,18 @@ static void test_checks(void **state) {
         }
         printf("%s", strstr(output, "losses"));
       }
+    }
+  }
+}
+
+static void test_sizes_that_differ_give_up_no_request(void **state) {
+  char output[OUTPUT];
+  (void)state;
+  skip_without_launchers();
+  for (size_t i = 0; i < DC__COUNT(launchers); i++) {
+    const int status = is_there(&launchers[i]) ? launch_ranks(&launchers[i], 3, "slow", false, output) : 0;
+    if (status != 0) {
+      fail_msg("%s: status %d, said: %s", launchers[i].program, status, output);
     }
   }
 }
@@ -193,6 +236,7 @@ int main(int argc, char **argv) {
   }
   set_own_path(argv[0]);
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_bad_arguments), cmocka_unit_test(test_wrong_pairs),
-                                     cmocka_unit_test(test_checks)};
+                                     cmocka_unit_test(test_checks),
+                                     cmocka_unit_test(test_sizes_that_differ_give_up_no_request)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
