@@ -41,6 +41,12 @@ uint64_t dc__comm_number(dc_comm *comm, uint64_t collectives) {
   return atomic_fetch_add_explicit(&comm->numbered, collectives, memory_order_relaxed) + 1;
 }
 
+void dc__comm_note_handshakes(dc_comm *comm, uint64_t count) {
+  if (comm->usage != NULL) {
+    atomic_fetch_add_explicit(&comm->usage->requested, count, memory_order_release);
+  }
+}
+
 void dc__comm_note_request(dc_comm *comm, uint64_t collectives) {
   dc__comm_usage *usage = comm->usage;
   if (usage == NULL) {
@@ -53,7 +59,7 @@ void dc__comm_note_request(dc_comm *comm, uint64_t collectives) {
     atomic_store(&usage->user, DC__COMM_SEVERAL_USERS);
   }
   if (collectives > 0) {
-    atomic_fetch_add_explicit(&usage->requested, collectives, memory_order_release);
+    dc__comm_note_handshakes(comm, collectives);
   }
 }
 

@@ -198,6 +198,8 @@ dc_status dc__comm_dup(dc_comm *comm, dc_comm **copy);
 uint64_t dc__comm_number(dc_comm *comm, uint64_t collectives);
 /* Notes that the calling thread uses the communicator and requests `collectives` of them. */
 void dc__comm_note_request(dc_comm *comm, uint64_t collectives);
+/* Handshakes beside those of requests: later requests get the numbers of theirs. */
+void dc__comm_note_handshakes(dc_comm *comm, uint64_t count);
 /* The only thread that uses the communicator, if the calling thread's work blocks it; else 0. */
 uint64_t dc__comm_blocked_user(const dc_comm *comm);
 

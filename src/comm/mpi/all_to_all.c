@@ -123,9 +123,7 @@ static dc_status exchange_packed(dc__mpi_round *r) {
 /* A rank with other sizes, or without the memory, does not come. */
 static dc_status meet_again(const dc__mpi_round *r) {
   dc__mpi *self = r->self;
-  if (self->head.usage != NULL) { /* so that later requests have the numbers of their handshakes */
-    atomic_fetch_add_explicit(&self->head.usage->requested, 1, memory_order_release);
-  }
+  dc__comm_note_handshakes(&self->head, 1);
   (void)self->head.ops->agree(&self->head, r->coll, 0);
   return dc__comm_check(self->control);
 }

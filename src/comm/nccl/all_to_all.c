@@ -7,9 +7,7 @@
 /* Over the bootstrap communicator, behind the handshake. The group fails with a difference, rather than with an abort.
  */
 static dc_status gather_and_compare(dc__nccl *self, const dc__coll *coll, const int64_t *own, int64_t *rows) {
-  if (self->head.usage != NULL) { /* so that later requests have the numbers of their handshakes */
-    atomic_fetch_add_explicit(&self->head.usage->requested, 1, memory_order_release);
-  }
+  dc__comm_note_handshakes(&self->head, 1);
   DC__TRY(dc__comm_all_gather_int64(self->bootstrap, &coll->tag, own, 2 * (int64_t)self->head.world, rows));
   const dc_status status = dc__coll_compare_counts(coll, self->head.world, rows);
   if (status != DC_OK) {

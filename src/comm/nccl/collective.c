@@ -308,9 +308,7 @@ static dc_status connect_ranks(dc__nccl *self, const dc__tag *tag) {
   void *send;
   DC__TRY(self->device->ops->alloc(self->device, 2 * BUFFER_BYTES, DC_MEMORY_DEVICE, &send));
   dc__stream_zero(self->stream, send, 2 * BUFFER_BYTES);
-  if (self->head.usage != NULL) { /* so that later requests have the numbers of their handshakes */
-    atomic_fetch_add_explicit(&self->head.usage->requested, DC__COUNT(calls), memory_order_release);
-  }
+  dc__comm_note_handshakes(&self->head, DC__COUNT(calls));
   dc__coll coll = {
       .comm = &self->head,
       .device = self->device,

@@ -14,7 +14,8 @@ int64_t dc__tcp_part_bytes(const dc__coll *coll, int32_t rank) {
 }
 
 void dc__tcp_copy_own(const dc__tcp *self, const dc__coll *coll) {
-  const int32_t me = self->head.rank, all_to_all = coll->kind == DC__COLL_ALL_TO_ALL;
+  const int32_t me = self->head.rank;
+  const bool all_to_all = coll->kind == DC__COLL_ALL_TO_ALL;
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     const dc__range place = item->ranges[all_to_all ? self->head.world + me : me];
