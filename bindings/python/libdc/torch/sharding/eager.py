@@ -158,11 +158,10 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
             _refuse_changed_weights(entry)
         if root.graph_task != _graph_task():
             root.pre_backward()
-        if view is None and read.saved == 1:
-            return entry.unshard(root, True)  # type: ignore[no-any-return]
-        weights = entry.unshard(root) if read.saved == 1 else read.unshard(root)
+        once = read.saved == 1
         if view is None:
-            return weights.t()  # type: ignore[no-any-return]
+            return entry.unshard(root, True) if once else read.unshard(root).t()  # type: ignore[no-any-return]
+        weights = entry.unshard(root) if once else read.unshard(root)
         if len(view) > 3:
             return _reinterpreted(weights, *view)
         return weights if view[:2] == (weights.shape, weights.stride()) else weights.as_strided(*view)

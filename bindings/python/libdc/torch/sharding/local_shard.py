@@ -200,9 +200,13 @@ def _single(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> Any:
     return refuse_call(func, args, kwargs) if isinstance(result, tuple) else result
 
 
-def _with_operands(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+def _refuse_channels_last(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
     if kwargs.get("memory_format") in (torch.channels_last, torch.channels_last_3d):
         refuse_call(func, args, kwargs)
+
+
+def _with_operands(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    _refuse_channels_last(func, args, kwargs)
     source = next(tensor for tensor in tensors_in([*args, *kwargs.values()]) if part_of(tensor) is not None)
     values = *args, *kwargs.values()
     operands, shape = find_operands(values, source, func, kwargs.get("out", args[0] if is_in_place(func) else None))
@@ -215,8 +219,7 @@ def _with_operands(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
 
 def _to(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     """to() and type_as(). Another tensor tells its type and device alone, whatever shape it has."""
-    if kwargs.get("memory_format") in (torch.channels_last, torch.channels_last_3d):
-        refuse_call(func, args, kwargs)
+    _refuse_channels_last(func, args, kwargs)
     source, part = args[0], part_of(args[0])
     result = func(*args, **kwargs)
     return result if part is None else _wrap(result, source, part, source.shape)

@@ -318,11 +318,11 @@ class Root:
     def flush_reductions(self) -> None:
         (grads, ids), self.queued, self.queued_elements = self.queued, ([], []), 0
         if ids:
-            if self.compiled_grads.dropped:
-                self.group.context.enable_profiling(False)
+            dropped = self.compiled_grads.dropped
+            self.compiled_grads.stop_dropping()
             eager_calls.reduce_grads(grads, self.group.graph_id, ids)
-            if self.compiled_grads.dropped:
-                self.group.context.enable_profiling(True)
+            if dropped:
+                self.compiled_grads.drop()
 
     def _post_backward(self) -> None:
         adds = self.state is _REDUCING or self.hooked or self.reductions  # else maybe autograd.grad(), by inputs
