@@ -12,6 +12,7 @@
 #include "runtime/flight_recorder_internal.h"
 
 enum { PATH_BYTES = 4096, CHUNK = 16384, MAX_LINE = 512 };
+static const int64_t STUCK_NS = 2000000000;
 
 /* ---- writing ---- */
 
@@ -202,6 +203,30 @@ static bool is_failure(dc_status status) {
   return status <= DC_E_MISMATCH;
 }
 
+/* With the recorder's mutex held, as the ring must stay. */
+static bool has_running_collective(const dc__recorder *r) {
+  const dc__clocks c = dc__recorder_clocks(r);
+  int64_t last = atomic_load(&r->recorded);
+  for (int64_t serial = last > r->ring->capacity ? last - r->ring->capacity + 1 : 1; serial <= last; serial++) {
+    dc__recorder_entry *e = dc__ring_entry(r->ring, serial);
+    const dc__span_interval times = dc__span_times(&e->span, &c);
+    if ((atomic_load(&e->kind) >> 8 & 255) != DC__GROUP_NONE && times.begun != 0 && times.ended == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* The caller may see a group's failure before the stream's thread has ended the collective that failed, and a dump
+ * would call that one running. One that does not end for seconds is stuck, and is dumped as running. */
+static void wait_for_failed_collective(const dc__recorder *r) {
+  const struct timespec pause = {.tv_nsec = 100000};
+  int64_t deadline = dc__now_ns() + STUCK_NS;
+  while (has_running_collective(r) && dc__now_ns() < deadline) {
+    nanosleep(&pause, NULL);
+  }
+}
+
 void dc__recorder_set_failure(dc_context *ctx, dc_status status) {
   dc__recorder *r = ctx->recorder;
   if (!is_failure(status) || r->failure.status != DC_OK) { /* written under the context's mutex alone */
@@ -210,6 +235,9 @@ void dc__recorder_set_failure(dc_context *ctx, dc_status status) {
   pthread_mutex_lock(&r->mutex);
   dc__failure_keep(&r->failure, status);
   bool dump = r->folder != NULL && atomic_load(&r->world) > 0;
+  if (dump) {
+    wait_for_failed_collective(r);
+  }
   if (dump && dump_write_file(r, "dump", r->folder) != DC_OK) {
     dc__logf(ctx, DC_LOG_WARNING, "no dump of rank %" PRId32 ": %s", ctx->rank, dc_last_error());
   }
