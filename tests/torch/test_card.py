@@ -16,6 +16,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # sums in one order
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 import libdc  # noqa: E402
@@ -245,6 +246,18 @@ def test_a_compiled_step_has_the_bits_of_eager_mode() -> None:
     with one_order():
         comm = libdc.Comm.single()
         assert losses(3, comm, 3, "libdc") == losses(3, comm, 3)
+
+
+def test_collectives_of_the_backend() -> None:
+    dist.init_process_group("libdc", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        x, out = torch.arange(3.0, device=DEVICE), torch.zeros(3, device=DEVICE)
+        dist.all_reduce(x)
+        dist.all_gather_into_tensor(out, x)
+        dist.barrier()
+        assert out.tolist() == [0, 1, 2]
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.skipif(not ON_CARD, reason="needs a card, for its streams")

@@ -60,6 +60,11 @@ def test_what_pytorch_has_around_calls(launch: Callable[..., str]) -> None:
     assert out.count("right") == 6 * 2, out
 
 
+def test_tensors_of_a_card_go_to_nccl(launch: Callable[..., str]) -> None:
+    out = launch(RUN.format("card"))
+    assert out.count("NCCL's place was taken") == 2, out
+
+
 def test_failures_are_errors_on_every_rank(launch: Callable[..., str]) -> None:
     out = launch(RUN.format("failures"))
     assert "rank 0 dies" in out and "rank 1 late" in out

@@ -7,6 +7,7 @@ import datetime
 import inspect
 import operator
 import sys
+import threading
 import types
 from typing import Any, Callable, List, Optional, Sequence
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..sharding.untraced import untraced
+from .card import create_nccl_group, nccl_options, route_calls
 from .collectives import Collectives
 from .pairs import Pairs
 from .rendezvous import Rendezvous, poll
@@ -27,7 +29,7 @@ _SEND, _RECV = (getattr(inspect.unwrap(call), "__code__", None) for call in (dis
 
 class LibdcProcessGroup(dist.ProcessGroup):
     """Made by init_process_group("libdc") and new_group(). Calls have the semantics of PyTorch's other backends, and
-    any two groups' calls may overlap."""
+    any two groups' calls may overlap. Collectives of a card's tensors go to NCCL."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -35,9 +37,14 @@ class LibdcProcessGroup(dist.ProcessGroup):
     supports_shrinking = supports_reconfigure = supports_window = supports_abort_hooks = False
     options = None
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta, nccl: Optional[Any] = None,
+                 global_ranks: Sequence[int] = ()) -> None:
+        """nccl: a ProcessGroupNCCL.Options, for a card's tensors."""
         super().__init__(rank, size)
         self._timeout = timeout
+        self._nccl, self._global_ranks = nccl, global_ranks
+        self._card: Optional[dist.ProcessGroup] = None
+        self._card_lock = threading.Lock()
         self._name = self._desc = "undefined"
         rendezvous = Rendezvous(store, rank, size, timeout)
         self._store = rendezvous.store
@@ -49,9 +56,10 @@ class LibdcProcessGroup(dist.ProcessGroup):
         self._coalesced: Optional[List[Work]] = None
 
     @classmethod
-    def create(cls, options: Any, _backend_options: Any = None) -> "LibdcProcessGroup":
+    def create(cls, options: Any, nccl: Optional[Any] = None) -> "LibdcProcessGroup":
         """For torch.distributed.Backend.register_backend."""
-        return cls(options.store, options.group_rank, options.group_size, options.timeout)
+        return cls(options.store, options.group_rank, options.group_size, options.timeout, nccl,
+                   options.global_ranks_in_group)
 
     # ---- what the group is ----
 
@@ -82,12 +90,25 @@ class LibdcProcessGroup(dist.ProcessGroup):
     def _device_types(self) -> List[torch.device]:
         return [torch.device("cpu")]
 
-    def _get_backend(self, device: torch.device) -> "LibdcProcessGroup":
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(f"the process group's backend libdc has no device {device}, only cpu")
+    def _get_backend(self, device: torch.device) -> Any:
+        device = torch.device(device)
+        if self._card is not None and device.type != "cpu":
+            return self._card._get_backend(device)
+        if device.type != "cpu":
+            raise RuntimeError(f"the process group's backend libdc has no device {device}, only cpu, and a card of "
+                               "CUDA from the first collective of a tensor there")
         return self
 
     get_backend = _get_backend
+
+    def card_group(self) -> dist.ProcessGroup:
+        """The group over NCCL, made at the first collective of a card's tensors, which all ranks call."""
+        with self._card_lock:
+            if self._card is None:
+                options = nccl_options(self._nccl, self._timeout, self._global_ranks, self._name)
+                self._card = create_nccl_group(dist.PrefixStore("cuda", self._store), self.rank(), self.size(), options)
+                self._card._set_group_name(self._name)
+            return self._card
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         raise NotImplementedError("libdc: a group keeps the timeout of init_process_group(timeout=...) or "
@@ -102,7 +123,8 @@ class LibdcProcessGroup(dist.ProcessGroup):
             return None
         ordered = sorted(ranks)
         store = dist.PrefixStore(f"split/{self._splits}/{ordered[0]}", self._store)
-        group = LibdcProcessGroup(store, ordered.index(self.rank()), len(ordered), timeout or self._timeout)
+        group = type(self)(store, ordered.index(self.rank()), len(ordered), timeout or self._timeout, opts,
+                           [self._global_ranks[rank] for rank in ordered] if self._global_ranks else ordered)
         group.setGroupName(group_name or f"{self._name}:split:{self._splits}:{ordered[0]}")
         group.setGroupDesc(group_desc or f"{self._desc}:split")
         return group
@@ -134,7 +156,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     # For dist._coalescing_manager(device=...). The calls go one by one, as there is nothing to gain.
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self._get_backend(device)
+        self._get_backend(device)  # refuses others
         self._coalesced = []
 
     def _end_coalescing(self, device: torch.device) -> Work:
@@ -305,11 +327,15 @@ class LibdcProcessGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """Ends all calls of the group, on every rank."""
         reason = "abort() of the process group"
+        if self._card is not None:
+            self._card.abort()
         self.comm.abort(reason)
         self._pairs.abort(reason)
 
     def shutdown(self) -> None:
         """After what was called before it."""
+        if self._card is not None:
+            self._card.shutdown()
         self._lane.close()
         self._pairs.close()
         self.comm.close()
@@ -354,6 +380,9 @@ def _part_counts(call: str, what: str, tensor: torch.Tensor, sizes: Sequence[int
                          f"{length}, its rows")
     return [each * (count // max(length, 1)) for each in rows]
 
+
+if torch.backends.cuda.is_built() and dist.is_nccl_available():
+    route_calls(LibdcProcessGroup)
 
 # Where Dynamo leaves a call of torch.distributed to the interpreter, it would compile these, and can't.
 for _method in (*vars(LibdcProcessGroup).values(), *vars(Work).values()):

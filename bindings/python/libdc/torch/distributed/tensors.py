@@ -69,8 +69,8 @@ def check(name: str, *tensors: torch.Tensor) -> None:
 
 def check_device(name: str, tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu":
-        raise ValueError(f"{name}: a tensor is on {tensor.device}, must be on the CPU: the backend libdc has no other "
-                         "device; make a group of the backend nccl for tensors of a card")
+        raise ValueError(f"{name}: a tensor is on {tensor.device}, must be on the CPU, or for a collective on a card "
+                         "of CUDA where PyTorch has NCCL; messages of cards need a group of the backend nccl")
 
 
 def check_parts(name: str, parts: Sequence[torch.Tensor], rank: int, mine: torch.Tensor) -> None:

@@ -47,8 +47,7 @@ class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
         self._stage, self._options = stage, options
 
     def _get_process_group_backend(self) -> str:
-        default = "libdc" if self.root_device.type == "cpu" else "cpu:libdc,cuda:nccl"
-        return self._process_group_backend or default
+        return self._process_group_backend or "libdc"
 
     # Setting up
 
