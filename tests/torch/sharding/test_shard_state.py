@@ -272,3 +272,24 @@ def test_ends_of_models_free_the_library() -> None:
         assert root() is None
 
     on(1, rank)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_load_state_dict_on_one_rank_alone(stage: int) -> None:
+    """The whole was a mixture of new and old parts."""
+    whole = {name: torch.ones_like(value) for name, value in make().state_dict().items()}
+
+    def rank(comm: Any) -> str:
+        model = sharded(comm, stage)
+        model.load_state_dict(whole)
+        model(*data(0, 0))
+        assert all(value.eq(1).all() for value in dct.full_state_dict(model).values())
+        if comm.rank == 0:
+            model.load_state_dict(whole)
+        with pytest.raises(RuntimeError) as caught:
+            model(*data(0, 0)).backward()
+        return str(caught.value)
+
+    first, second = on(2, rank)
+    assert "rank 0 is in all_gather where rank 1 is in" in second
+    assert "load_state_dict() was called on this rank" in first and "every rank must call it" in first

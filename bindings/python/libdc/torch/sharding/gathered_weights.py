@@ -99,6 +99,7 @@ class GatheredWeights:
     def write_back(self) -> None:
         """Writes each rank's part of the changed weights. Collective."""
         if self.write:
+            self.root.group.loaded = False  # a load is a write, and the writes are compared
             self._write_back()
         else:
             self._refuse_writes()

@@ -212,6 +212,7 @@ def _make_load_from_state_dict(base: Type[nn.Module]) -> Callable[..., None]:
     def load(self: nn.Module, state_dict: Dict[str, Any], prefix: str, local_metadata: Dict[str, Any],
              *args: Any) -> None:
         """With assign=True: parameters get the values, since libdc holds their memory, and buffers are replaced."""
+        self.__dict__[MODULE_STATE].root.group.loaded = True
         if not local_metadata.get("assign_to_params_buffers", False):
             inner(self, state_dict, prefix, local_metadata, *args)
             return

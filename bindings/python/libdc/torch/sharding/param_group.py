@@ -61,6 +61,7 @@ class ParamGroup:
         if self.fills_unused:
             input_backwards.groups.add(self)
         self.taken: Dict[int, Tensor] = {}  # by take(), until they are read; under ~id a transpose
+        self.loaded = False  # load_state_dict() was called on this rank since the last forward
         self.captured = False  # steps are in a CUDA graph, whose launches leave no trace on the host
         self.uninitialized: Optional[Uninitialized] = None  # of a model that was on meta
         self._paddings: Dict[int, Tensor] = {}  # of gradients, behind this rank's elements
@@ -267,10 +268,25 @@ class ParamGroup:
             self.uninitialized.check()
             self.uninitialized = None
 
+    def compare_loads(self) -> None:
+        """Raises if load_state_dict() was called on some ranks alone, where whole weights would be a mixture of new and
+        old parts. Another rank gathers weights meanwhile, which libdc refuses as another call. At stage 0 a forward
+        waits for no other rank."""
+        if not self.loaded or self.stage == 0:
+            return
+        self.loaded = False
+        try:
+            self.all_gather_bytes(b"", all_ranks=True)
+        except libdc.Error as error:
+            raise libdc.Error(error.status, f"{error.text}; load_state_dict() was called on this rank, which then "
+                                            "compares with the others: every rank must call it, as each loads its part"
+                              ) from None
+
     def detect_param_changes(self) -> None:
         """Finds changes that no call announces: shards written by hand or by load_state_dict(), moved, frozen,
         unfrozen; and launches of captured steps, which leave no trace on the host."""
         self.check_initialized()
+        self.compare_loads()
         if self.captured and not devices.captures(self.device):
             self.params_updated()
         edited, unfrozen = [], []
