@@ -274,18 +274,25 @@ def test_ends_of_models_free_the_library() -> None:
     on(1, rank)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_load_state_dict_on_one_rank_alone(stage: int) -> None:
+@pytest.mark.parametrize("stage, of", [(1, "model"), (3, "model"), (3, "optimizer")])
+def test_load_state_dict_on_one_rank_alone(stage: int, of: str) -> None:
     """The whole was a mixture of new and old parts."""
     whole = {name: torch.ones_like(value) for name, value in make().state_dict().items()}
 
     def rank(comm: Any) -> str:
         model = sharded(comm, stage)
+        optimizer = adamw(model)
         model.load_state_dict(whole)
-        model(*data(0, 0))
+        model(*data(0, 0)).backward()
         assert all(value.eq(1).all() for value in dct.full_state_dict(model).values())
-        if comm.rank == 0:
+        optimizer.step()
+        state = optimizer.state_dict()
+        optimizer.load_state_dict(state)
+        model(*data(0, 0))
+        if comm.rank == 0 and of == "model":
             model.load_state_dict(whole)
+        elif comm.rank == 0:
+            optimizer.load_state_dict(state)
         with pytest.raises(RuntimeError) as caught:
             model(*data(0, 0)).backward()
         return str(caught.value)

@@ -287,6 +287,8 @@ def _state_as_tensors(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) 
         return plain_tensor(value) if plain else value
 
     params = _params_by_number(optimizer, packed)
+    for entry in filter(None, map(entry_of, params.values())):
+        entry.group.loaded = True  # every rank must load its part
 
     def is_others(number: Any, key: str) -> bool:
         entry = entry_of(params.get(number))
