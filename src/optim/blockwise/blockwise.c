@@ -251,7 +251,7 @@ static dc_status finish_step(dc__blockwise *self) {
 
 /* ---- functions of the kinds ---- */
 
-static dc_status run_phases(dc__blockwise *self, const char *fn) {
+static dc_status each_phase(dc__blockwise *self, const char *fn) {
   const dc__block_rules *rules = dc__block_rules_of(&self->head);
   DC__TRY(dc__redistribute_to_owners(self->redistribute, self->skip, dc__blockwise_fill, self));
   DC__TRY(each_block(self, fn, rules->before_refresh));
@@ -263,6 +263,17 @@ static dc_status run_phases(dc__blockwise *self, const char *fn) {
     self->skip[i] = self->skip[i] || self->steps[i].skip_update;
   }
   return dc__redistribute_from_owners(self->redistribute, self->skip, dc__blockwise_apply, self);
+}
+
+/* A rank that fails here has agreed to the step, so the others wait for its blocks. */
+static dc_status run_phases(dc__blockwise *self, const char *fn) {
+  dc_comm *comm = self->head.comm;
+  dc__failure failure = {DC_OK, ""};
+  dc__failure_keep(&failure, each_phase(self, fn));
+  if (failure.status != DC_OK && comm != NULL) {
+    comm->ops->abort(comm, failure.text);
+  }
+  return dc__failure_raise(&failure);
 }
 
 dc_status dc__blockwise_step(dc_optimizer *o, const char *fn) {

@@ -104,6 +104,47 @@ static void test_a_batch_that_fails(void **state) {
   close_optimizer(&s);
 }
 
+static void *train_alone(void *arg) {
+  rank_of *r = arg;
+  r->failed = train(r) == DC_OK ? NULL : strdup(dc_last_error());
+  return NULL;
+}
+
+/* A rank whose device fails within a step, whose caller does not abort the group: no other rank waits for a deadline.
+ */
+static void test_a_rank_fails(void **state) {
+  const dc_shampoo_options options = options_of();
+  const job what = {make_shampoo, &options};
+  dc_comm_options limit = DC_COMM_OPTIONS_INIT;
+  limit.timeout_ns = 60000000000;
+  (void)state;
+  for (int before = 0; before < 4; before++) {
+    rank_of ranks[2] = {{.train = NULL}};
+    dc_comm *comms[2];
+    cudasim_reset();
+    assert_int_equal(dc_comm_create_threads(2, &limit, comms), DC_OK);
+    for (int r = 0; r < 2; r++) {
+      ranks[r] = (rank_of){.comm = comms[r], .job = &what};
+      open_optimizer(&ranks[r].s, "cuda");
+    }
+    cudasim_fail("cublasLtMatmul", before, DC__LT_ALLOC_FAILED);
+    for (int r = 0; r < 2; r++) {
+      assert_int_equal(pthread_create(&ranks[r].thread, NULL, train_alone, &ranks[r]), 0);
+    }
+    for (int r = 0; r < 2; r++) {
+      pthread_join(ranks[r].thread, NULL);
+      assert_non_null(ranks[r].failed);
+      assert_null(strstr(ranks[r].failed, "waited"));
+      free(ranks[r].failed);
+    }
+    for (int r = 1; r >= 0; r--) {
+      dc_optimizer_destroy(ranks[r].s.optimizer);
+      dc_comm_destroy(comms[r]);
+      close_optimizer(&ranks[r].s);
+    }
+  }
+}
+
 static void test_every_call_fails(void **state) {
   static const char *const functions[] = {"cuLaunchKernel",          "cuMemcpyAsync",  "cuMemsetD8Async",
                                           "cuMemAllocFromPoolAsync", "cublasLtCreate", "cublasLtMatmul",
@@ -127,7 +168,7 @@ static void test_every_call_fails(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(test_ranks), TEST(test_a_solver_that_fails), TEST(test_a_batch_that_fails), TEST(test_a_qr_that_fails),
-      TEST(test_no_qr), TEST(test_every_call_fails),
+      TEST(test_no_qr), TEST(test_a_rank_fails),        TEST(test_every_call_fails),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
