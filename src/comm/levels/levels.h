@@ -10,7 +10,7 @@
 #include "comm/host_transport.h"
 
 enum {
-  DC__LEVELS_DIRECT_BYTES = 1 << 16 /* smaller collectives gain less from fewer bytes than two more handshakes cost */
+  DC__LEVELS_DIRECT_BYTES = 1 << 14 /* smaller collectives gain less from fewer bytes than two more handshakes cost */
 };
 
 typedef struct dc__levels {
