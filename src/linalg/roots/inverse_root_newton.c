@@ -10,6 +10,10 @@
  * assume that no eigenvalue is below the cushion. */
 static const double MIN_EIG_FLOOR = 0.05;
 
+/* Below A's own rounding few matrices have an eigenvalue, and such steps would turn the others' vectors away from A's,
+ * by more with each. Those with this cushion do not, as their slope is below 1 from there on. */
+static const double CALM_FLOOR = 0.5;
+
 static const double zeros[DC__CUDA_BATCH_SLICE];
 static const double ones[DC__CUDA_BATCH_SLICE] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
                                                   1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -38,7 +42,7 @@ static void multiply_power(dc__newton_iteration *w, void **m, void **h) {
 /* The next step's a and c for matrix i; `least` becomes M's smallest eigenvalue after the step. */
 static void step_coefficients(dc__newton_iteration *w, int32_t i, double *a, double *c) {
   double p = w->job->r->root;
-  double low = fmax(w->min_eig[i], MIN_EIG_FLOOR);
+  double low = fmax(w->min_eig[i], w->min_eig[i] < dc__epsilon(w->dtype) ? CALM_FLOOR : MIN_EIG_FLOOR);
   *c = (1 - pow(low, 1 / p)) / (1 - pow(low, 1 + 1 / p));
   double top = 1 / ((p + 1) * *c) * pow(p / (p + 1), p); /* of y (1 - c y)^p over y, at y = 1 / ((p + 1) c) */
   *a = pow(top, -1 / p);

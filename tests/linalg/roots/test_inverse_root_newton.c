@@ -68,6 +68,33 @@ static void test_17_18_newton_is_the_root(void **state) {
   }
 }
 
+/* An epsilon far below a well-conditioned matrix's rounding costs no digits; an eigenvalue that small has its root. */
+static void test_tiny_epsilons(void **state) {
+  (void)state;
+  double a[N * N], x[N * N], want[N * N], values[N];
+  float narrow[N * N], root[N * N], apart[4] = {1, 0, 0, 1e-20f}, roots[4];
+  dc_tensor tn = matrix(narrow, DC_FLOAT32, N, N), tr = matrix(root, DC_FLOAT32, N, N),
+            td = matrix(apart, DC_FLOAT32, 2, 2), ts = matrix(roots, DC_FLOAT32, 2, 2);
+  dc_iteration_options o = with_eps(1e-30);
+  for (int64_t i = 0; i < N; i++) {
+    values[i] = pow(10, -(double)i / (N - 1));
+  }
+  with_spectrum(a, N, values, 17);
+  for (int64_t i = 0; i < N * N; i++) {
+    narrow[i] = (float)a[i];
+  }
+  for (int32_t r = 1; r <= 8; r *= 2) {
+    OK(dc_matrix_inverse_root_newton(linalg, &tn, r, &o, &tr, NULL, 0));
+    oracle(a, r, 0, want);
+    for (int64_t i = 0; i < N * N; i++) {
+      x[i] = (double)root[i];
+    }
+    assert_true(relative(x, want) < 1e-5);
+    OK(dc_matrix_inverse_root_newton(linalg, &td, r, &o, &ts, NULL, 0));
+    assert_true(fabs((double)roots[3] / pow(1e-20, -1 / (double)r) - 1) < 1e-4 && fabs((double)roots[0] - 1) < 1e-4);
+  }
+}
+
 static void test_17_what_does_not_converge(void **state) {
   (void)state;
   double a[N * N], x[N * N], best[N * N], values[N];
@@ -148,6 +175,7 @@ static void test_17_batches(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_17_18_newton_is_the_root),
+      cmocka_unit_test(test_tiny_epsilons),
       cmocka_unit_test(test_17_what_does_not_converge),
       cmocka_unit_test(test_17_batches),
   };
