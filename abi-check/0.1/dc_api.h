@@ -2266,7 +2266,7 @@ DC_API void dc_adamw_options_init(dc_adamw_options *options, size_t struct_size)
 DC_API dc_status dc_adamw_create(dc_linalg *linalg, const dc_adamw_options *options, dc_optimizer **optimizer);
 /** Sets the options of a group.
  *  group    a group, or the number of groups: then this adds one
- *  options  as in dc_adamw_create; amsgrad must stay where the group has parameters
+ *  options  as in dc_adamw_create; amsgrad must stay once the group has a state
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_adamw_set_group(dc_optimizer *optimizer, int32_t group, const dc_adamw_options *options);
 
@@ -2299,7 +2299,7 @@ DC_API void dc_sgd_options_init(dc_sgd_options *options, size_t struct_size);
 DC_API dc_status dc_sgd_create(dc_linalg *linalg, const dc_sgd_options *options, dc_optimizer **optimizer);
 /** Sets the options of a group.
  *  group    a group, or the number of groups: then this adds one
- *  options  as in dc_sgd_create; momentum must not appear or vanish where the group has parameters
+ *  options  as in dc_sgd_create; momentum must not appear or vanish once the group has a state
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_sgd_set_group(dc_optimizer *optimizer, int32_t group, const dc_sgd_options *options);
 
@@ -2548,7 +2548,7 @@ DC_API dc_status dc_kfac_create(dc_linalg *linalg, dc_comm *comm, const dc_kfac_
                                 dc_optimizer **optimizer);
 /** Sets the options of a group.
  *  group    a group, or the number of groups: then this adds one
- *  options  as in dc_kfac_create; momentum may not appear or vanish where the group has parameters
+ *  options  as in dc_kfac_create; momentum may not appear or vanish once the group has a state
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (optimizer is of another kind), DC_E_NO_MEMORY. [handle] Since 0.1. */
 DC_API dc_status dc_kfac_set_group(dc_optimizer *optimizer, int32_t group, const dc_kfac_options *options);
 /** Says which parameters are a layer's. With a communicator, on all ranks alike.

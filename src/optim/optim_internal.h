@@ -31,8 +31,9 @@ struct dc__optim_kind {
   bool matrices;       /* uses linear algebra, on a device too */
   int32_t exponent;    /* checked gradients must be below 2^exponent, 50 or 128: finite */
   const void *rules;   /* parameters of kinds that share functions */
-  /* The option that must not change in a group with parameters, but does; NULL: none. A NULL function: it always is. */
+  /* The option that must not change in a group with state, but does; NULL: none. A NULL function: it always is. */
   const char *(*fixed_option_changed)(const void *options, const void *old);
+  bool fixed_by_params; /* options are fixed from a group's first parameter on: its shape was held against them */
   /* Whether it supports parameters of this shape and options, or DC_E_SHAPE. NULL for any. */
   dc_status (*accept)(const char *fn, const void *options, const int64_t *shape, int32_t ndim);
   /* Adds the pieces of the parameters from `first` on, and what else they need. Called when the state is first needed

@@ -107,6 +107,19 @@ static dc_status check_group(const dc_optimizer *o, const char *fn, int32_t grou
                         max, o->group_count == 1 ? "is" : "are", o->group_count, DC__PLURAL_S(o->group_count));
 }
 
+/* Whether options that decide on the shape of a group's state must stay. */
+static bool options_are_fixed(const dc_optimizer *o, int32_t group) {
+  if (o->kind->fixed_by_params) {
+    return o->groups[group].params > 0;
+  }
+  for (int64_t i = 0; i < o->prepared; i++) {
+    if (o->params[i].group == group) {
+      return true;
+    }
+  }
+  return false;
+}
+
 dc_status dc__optim_set_group(dc_optimizer *o, const char *fn, int32_t group, const void *options, bool check_finite) {
   DC__TRY(check_group(o, fn, group, o->group_count));
   if (group == o->group_count) {
@@ -120,12 +133,12 @@ dc_status dc__optim_set_group(dc_optimizer *o, const char *fn, int32_t group, co
     o->groups[o->group_count++] = (dc__optim_group){.lr = 1e-3, .options = copy};
   }
   dc__optim_group *g = &o->groups[group];
-  const char *fixed_option = g->params > 0 && o->kind->fixed_option_changed != NULL
+  const char *fixed_option = o->kind->fixed_option_changed != NULL && options_are_fixed(o, group)
                                  ? o->kind->fixed_option_changed(options, g->options)
                                  : NULL;
   if (fixed_option != NULL) {
-    return dc__fail(DC_E_INVALID, "%s: group %" PRId32 " has parameters: %s must stay as it is", fn, group,
-                    fixed_option);
+    return dc__fail(DC_E_INVALID, "%s: group %" PRId32 " has %s: %s must stay as it is", fn, group,
+                    o->kind->fixed_by_params ? "parameters" : "a state", fixed_option);
   }
   memcpy(g->options, options, o->kind->options_size);
   g->check_finite = check_finite;

@@ -73,9 +73,12 @@ static void test_43_bad_groups_and_params(void **state) {
   FAILS(dc_optimizer_add_param(a.optimizer, 0, shape, 2, 0, 12, DC_FLOAT64, NULL), DC_E_DTYPE, "float64");
   OK(dc_optimizer_add_param(a.optimizer, 0, shape, 2, 0, 12, 0, NULL));
   s.momentum = 0.9;
+  OK(dc_sgd_set_group(a.optimizer, 0, &s)); /* as a scheduler does before the first step */
+  piece(&a, 0, "momentum_buffer");
+  s.momentum = 0;
   FAILS(dc_sgd_set_group(a.optimizer, 0, &s), DC_E_INVALID, "whether there is momentum must stay");
   OK(dc_sgd_set_group(a.optimizer, 1, &s)); /* a new group may */
-  s.momentum = 0, s.weight_decay = 1;
+  s.momentum = 0.5, s.weight_decay = 1;
   OK(dc_sgd_set_group(a.optimizer, 0, &s));
   dc_optimizer_destroy(a.optimizer);
   dc_optimizer_destroy(NULL);

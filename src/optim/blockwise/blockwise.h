@@ -253,10 +253,10 @@ void dc__blockwise_stats(const dc_optimizer *o, dc_optimizer_stats *stats);
 void dc__blockwise_destroy(dc_optimizer *o);
 
 /* Options checks common to the kinds. Squares of gradients, and sums of them, fit float32. */
-#define DC__BLOCKWISE_KIND                                                                           \
-  .size = sizeof(dc__blockwise), .matrices = true, .exponent = 50, .prepare = dc__blockwise_prepare, \
-  .ready = dc__blockwise_ready, .step = dc__blockwise_step, .stats = dc__blockwise_stats,            \
-  .destroy = dc__blockwise_destroy
+#define DC__BLOCKWISE_KIND                                                                    \
+  .size = sizeof(dc__blockwise), .matrices = true, .exponent = 50, .fixed_by_params = true,   \
+  .prepare = dc__blockwise_prepare, .ready = dc__blockwise_ready, .step = dc__blockwise_step, \
+  .stats = dc__blockwise_stats, .destroy = dc__blockwise_destroy
 
 /* blockwise_update.c: a dc__fill_fn and a dc__apply_fn. */
 void dc__blockwise_fill(void *user, int64_t entry, float *part);

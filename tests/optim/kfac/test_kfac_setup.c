@@ -42,6 +42,12 @@ static void point_43_bad_options(void **state) {
   open_model(&m, NULL, NULL);
   add_vector(&m, 3);
   options = (dc_kfac_options)DC_KFAC_OPTIONS_INIT;
+  int64_t bytes;
+  options.momentum = -1;
+  OK(dc_kfac_set_group(m.optimizer, 0, &options));
+  options.momentum = 0.9;
+  OK(dc_kfac_set_group(m.optimizer, 0, &options));
+  OK(dc_optimizer_get_save_bytes(m.optimizer, &bytes)); /* makes the state */
   options.momentum = -1;
   FAILS(dc_kfac_set_group(m.optimizer, 0, &options), DC_E_INVALID, "whether there is momentum");
   options.momentum = 0.5;

@@ -65,6 +65,18 @@ def test_43_as_torch_within_rounding(ours: Any, theirs: Any, options: Dict[str, 
     assert int(one.state[a[0]]["step"]) == 48 and int(one.state[a[1]]["step"]) == 50
 
 
+def test_schedulers_give_a_momentum_before_the_first_step() -> None:
+    a, b = parameters(), parameters()
+    optimizers = optim.SGD(a, lr=0.01), torch.optim.SGD(b, lr=0.01)
+    schedules = [torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20) for o in optimizers]
+    for step in range(20):
+        for params, optimizer, schedule in zip((a, b), optimizers, schedules):
+            give(params, step)
+            optimizer.step()
+            schedule.step()
+    close(a, b)
+
+
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.5}, {"momentum": 0.5, "nesterov": True}])
 def test_an_infinite_weight_stays_infinite(options: Dict[str, Any]) -> None:
     """Without weight decay it has no part in the direction, which would be 0 times infinity."""
