@@ -115,6 +115,39 @@ def test_changes_of_state_count(name: str, change: Callable[[Any, torch.nn.Param
     assert all(not torch.equal(before[key], shown[key]) for key in before), "state shows the library's memory"
 
 
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Muon", "Shampoo", "SOAP"])
+@pytest.mark.parametrize("change", [no_state, delete_entry])
+def test_state_that_is_dropped_after_its_first_step_begins_anew(
+        name: str, change: Callable[[Any, torch.nn.Parameter], None]) -> None:
+    """As after later steps: in the first one the state was not yet there to be compared."""
+    options = {"momentum": 0.9} if name == "SGD" else {}
+    moved = []
+    for drops in (True, False):
+        torch.manual_seed(1)
+        param = filled(1.0, 2, 3)
+        optimizer = getattr(optim, name)([param], lr=0.25, **options)
+        for _ in range(3):
+            param.grad = torch.randn(2, 3)
+            optimizer.step()
+            if drops:
+                change(optimizer, param)
+            else:
+                optimizer = getattr(optim, name)([param], lr=0.25, **options)
+        moved.append(param.detach())
+    assert torch.equal(*moved)
+
+
+def test_a_parameter_twice_in_a_group_is_refused() -> None:
+    """It would have two states, where torch.optim's has one that steps twice."""
+    a, b = filled(1.0), filled(1.0)
+    with pytest.raises(ValueError, match="AdamW: parameters 0 and 2 are one tensor"):
+        optim.AdamW([a, b, a])
+    optimizer = optim.AdamW([a])
+    with pytest.raises(ValueError, match="AdamW: parameters 1 and 2 are one tensor"):
+        optimizer.add_param_group({"params": [b, b]})
+    assert len(optimizer.param_groups) == 1
+
+
 def test_state_of_a_new_optimizer_counts() -> None:
     param = filled(1.0)
     optimizer = optim.AdamW([param], lr=0.25)

@@ -81,6 +81,15 @@ def test_43_defaults_and_zeros_of_c_are_refused(kind: str, options: Dict[str, An
     refused(kind, options, text)
 
 
+@pytest.mark.parametrize("kind, name", [
+    ("AdamW", "lr"), ("AdamW", "eps"), ("SGD", "momentum"), ("SGD", "dampening"), ("Muon", "weight_decay"),
+    ("SOAP", "shampoo_beta")])  # fmt: skip
+@pytest.mark.parametrize("value", ["much", (1, 2)])
+def test_what_is_no_number_is_refused_by_name(kind: str, name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"{kind}: {name} = {value!r}, must be a number")):
+        getattr(optim, kind)([torch.nn.Parameter(torch.ones(2, 2))], **{name: value})
+
+
 @pytest.mark.parametrize("step", [math.nan, -1.0, 0.5, 1e20])
 def test_impossible_steps_are_refused(step: float) -> None:
     parameter = torch.nn.Parameter(torch.ones(3))

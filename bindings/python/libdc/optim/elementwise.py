@@ -60,6 +60,6 @@ class SGD(Elementwise):
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
         if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
-        return {"momentum": float(group["momentum"]), "dampening": float(group["dampening"]),
+        return {"momentum": float(group["momentum"]), "dampening": group["dampening"],
                 "weight_decay": float(group["weight_decay"]), "nesterov": bool(group["nesterov"]),
                 "maximize": bool(group["maximize"]), "check_finite": bool(group["check_finite"])}

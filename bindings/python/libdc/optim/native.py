@@ -98,8 +98,12 @@ class NativeOptimizer(NativeState):
         """Adds a group to the library. The first makes the library's optimizer, which depends on all that there are."""
         self._find_device()
         params = self.param_groups[group]["params"]
-        for index, param in enumerate(params):  # all, before any is added to the library
-            self._check_param(param, len(self._parts) + index)
+        numbers: Dict[int, int] = {}
+        for index, param in enumerate(params, len(self._parts)):  # all, before any is added to the library
+            self._check_param(param, index)
+            if numbers.setdefault(id(param), index) != index:
+                raise ValueError(f"{self._name()}: parameters {numbers[id(param)]} and {index} are one tensor, which "
+                                 "would have two states: give it once")
         self._try_group(self.param_groups[group])
         self._sync_group(group)
         for param in params:
@@ -146,8 +150,13 @@ class NativeOptimizer(NativeState):
             except (RuntimeError, ValueError):
                 raise ValueError(f"{self._name()}: {name} = {value!r}, must be one number") from None
         for name, text in self._negative_errors.items():
-            if name in numbers and not numbers[name] >= 0:
-                raise ValueError(f"{text}: {numbers[name]}")
+            value = numbers.get(name, 0)
+            try:
+                allowed = value >= 0
+            except TypeError:
+                raise TypeError(f"{self._name()}: {name} = {value!r}, must be a number") from None
+            if not allowed:
+                raise ValueError(f"{text}: {value}")
         return numbers
 
     def _check_param(self, param: Tensor, index: int) -> None:

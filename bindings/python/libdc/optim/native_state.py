@@ -66,6 +66,7 @@ class NativeState(torch.optim.Optimizer):
     def _show_state(self, index: int, pieces: Dict[str, Tensor]) -> None:
         part = self._parts[index]
         part.pieces, self.state[part.param] = pieces, dict(pieces)
+        self._state_ids = None  # so that its removal is seen
 
     def _views(self, index: int) -> Dict[str, Tensor]:
         """The pieces of a parameter's state: the library's own memory."""

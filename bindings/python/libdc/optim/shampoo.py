@@ -104,4 +104,4 @@ class SOAP(Blockwise):
                                                   "max_block", "merge_below", "tolerated_failures")}
         betas = betas_of(group)
         beta = betas["beta2"] if group["shampoo_beta"] is None else group["shampoo_beta"]
-        return {**options, **betas, "shampoo_beta": float(beta)}
+        return {**options, **betas, "shampoo_beta": beta}
