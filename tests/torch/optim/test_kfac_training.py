@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from typing import List
 
 import libdc
@@ -39,6 +40,14 @@ def test_skipped_frozen_and_evaluated() -> None:
     optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(old, factors(optimizer, model[0])))
     assert KFAC(mlp(), skip=["Linear"]).layers == []
+
+
+def test_patterns_that_are_none_are_refused() -> None:
+    """The letters of one string would skip nearly every layer."""
+    with pytest.raises(TypeError, match=r"KFAC: skip = 'head', must be a list of patterns: \['head'\]"):
+        KFAC(mlp(), skip="head")
+    with pytest.raises(ValueError, match=r"KFAC: skip = \['\['\] has a pattern that re.compile\(\) refuses"):
+        KFAC(mlp(), skip=["["])
 
 
 def test_no_graph_is_kept() -> None:
@@ -152,6 +161,8 @@ def test_saved_states() -> None:
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters()))
     with pytest.raises(TypeError, match="state_dict"):
         copy.deepcopy(a)
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        pickle.dumps(a)
 
 
 @pytest.mark.parametrize("fisher", ["empirical", "sampled"])

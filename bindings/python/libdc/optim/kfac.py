@@ -121,6 +121,7 @@ class KFAC(NativeOptimizer):
         for name, value in self._choices._asdict().items():
             if value not in _CHOICES[name]:
                 raise ValueError(f"KFAC: {name} = {value!r}, must be one of {', '.join(map(repr, _CHOICES[name]))}")
+        patterns = _patterns(skip)
         self.loss_scale = 1.0  # what the loss is multiplied by beside its reduction: 1 / k for k micro-batches
         self._scaler = grad_scaler
         self._comm = _ranks(model, comm)
@@ -134,7 +135,7 @@ class KFAC(NativeOptimizer):
                               inverse=inverse, nesterov=nesterov, tolerated_failures=tolerated_failures))
         self._hooked: List[_Layer] = []
         self.layers: List[str] = []  # names of the modules that are preconditioned
-        self._hook_layers(model, [re.compile(pattern) for pattern in skip])
+        self._hook_layers(model, patterns)
 
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
         names = ("decay", "damping", "kl_clip", "momentum", "weight_decay", "factor_frequency", "refresh_frequency",
@@ -144,9 +145,10 @@ class KFAC(NativeOptimizer):
     def _create_native(self, options: Dict[str, Any]) -> arrays.Optimizer:
         return arrays.KFAC(handle=self._handle(), comm=self._comm, **options)
 
+    def __getstate__(self) -> Any:
+        raise TypeError("KFAC cannot be copied or pickled: it has hooks in its model. Save its state_dict()")
+
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        if "_native" not in self.__dict__:
-            raise TypeError("KFAC cannot be copied or pickled: it has hooks in its model. Save its state_dict()")
         super().__setstate__(state)
         self._recorded.clear()
         if self._has_batches:  # of a step that was left: the library drops them when it loads
@@ -320,6 +322,15 @@ def _ranks(model: nn.Module, comm: Any) -> Optional[libdc.Comm]:
     if comm is not None:
         return resolve_comm(comm)
     return groups[0].comm if groups else None
+
+
+def _patterns(skip: Sequence[str]) -> List["re.Pattern[str]"]:
+    if isinstance(skip, str):  # its letters would be patterns
+        raise TypeError(f"KFAC: skip = {skip!r}, must be a list of patterns: [{skip!r}]")
+    try:
+        return [re.compile(pattern) for pattern in skip]
+    except re.error as error:
+        raise ValueError(f"KFAC: skip = {skip!r} has a pattern that re.compile() refuses: {error}") from None
 
 
 def _skipped(name: str, module: nn.Module, skip: Iterable["re.Pattern[str]"]) -> bool:
