@@ -191,6 +191,7 @@ static void test_27_masks(void **state) {
 #define BAD_TENSOR(calls, name, tensor)                                          \
   do {                                                                           \
     static const int64_t longer[] = {2, 19, 49}, apart[] = {2 * 19 * 48, 96, 2}; \
+    static const int64_t turned[] = {19, 2, 48};                                 \
     BAD(calls, name, DC_E_DTYPE, (tensor)->dtype = DC_FLOAT64);                  \
     BAD(calls, name, DC_E_DTYPE, (tensor)->dtype = 77);                          \
     BAD(calls, name, DC_E_SHAPE, (tensor)->shape = longer; (tensor)->ndim = 3);  \
@@ -201,6 +202,7 @@ static void test_27_masks(void **state) {
     BAD(calls, name, DC_E_INVALID, (tensor)->shape = NULL);                      \
     if ((tensor)->ndim == 3) {                                                   \
       BAD(calls, name, DC_E_SHAPE, (tensor)->strides = apart);                   \
+      BAD(calls, name " is [19, 2, 48]", DC_E_SHAPE, (tensor)->shape = turned);  \
     }                                                                            \
   } while (0)
 
@@ -217,6 +219,11 @@ static void test_27_tensors(void **state) {
     BAD_TENSOR(ALL, "weights[", &r.weights[k]);
     BAD_TENSOR(BACKWARD, "grad_weights[", &r.gradients[k]);
     BAD(ALL, "weights[", DC_E_INVALID, r.weights[k].struct_size = 0);
+    const int64_t *shape = r.weights[k].shape, across[] = {shape[1], shape[0]};
+    if (r.weights[k].ndim == 2 && shape[0] != shape[1]) { /* a transposed matrix */
+      BAD(ALL, "weights[", DC_E_SHAPE, r.weights[k].shape = across; r.weights[k].ndim = 2);
+      BAD(BACKWARD, "grad_weights[", DC_E_SHAPE, r.gradients[k].shape = across; r.gradients[k].ndim = 2);
+    }
   }
   assert_untouched(&r);
   free_rig(&r);

@@ -109,7 +109,7 @@ static dc_status check_overlaps(const layer_reader *r) {
   return DC_OK;
 }
 
-/* A tensor of `numel` elements of `dtype`, aligned to them. data is NULL only if it may be and is. */
+/* A tensor of `numel` elements of `dtype` in any shape, aligned to them. data is NULL only if it may be and is. */
 static dc_status read_tensor(layer_reader *r, const char *name, const dc_tensor *tensor, bool optional, int64_t numel,
                              int32_t dtype, bool written, void **data) {
   *data = NULL;
@@ -133,6 +133,46 @@ static dc_status read_tensor(layer_reader *r, const char *name, const dc_tensor 
   *data = t.data;
   reader_add_span(r, name, t.data, numel * (int64_t)dc_dtype_size(dtype), written);
   return DC_OK;
+}
+
+static const char *shape_text(char text[4 * 24], int32_t ndim, const int64_t *shape) {
+  for (int32_t i = 0, length = 0; i < ndim && i < 4; i++) {
+    length += snprintf(text + length, 24, "%s%" PRId64, i > 0 ? ", " : "", shape[i]);
+  }
+  return text;
+}
+
+/* As many elements in another shape are another matrix, or tokens in another order. 1s change nothing. */
+static dc_status check_shape(const layer_reader *r, const char *name, const dc_tensor *t, int32_t ndim,
+                             const int64_t *shape) {
+  int32_t j = 0;
+  for (int32_t i = 0; i < t->ndim; i++) {
+    while (j < ndim && shape[j] == 1) {
+      j++;
+    }
+    if (t->shape[i] != 1 && (j == ndim || t->shape[i] != shape[j++])) {
+      char is[4 * 24] = "", must[4 * 24] = "";
+      return dc__fail(DC_E_SHAPE, "%s: %s is [%s], must be [%s]", r->fn, name, shape_text(is, t->ndim, t->shape),
+                      shape_text(must, ndim, shape));
+    }
+  }
+  return DC_OK;
+}
+
+/* A tensor of all tokens' features: a dense batch's [B, S, H], or rows of H. */
+static dc_status read_tokens(layer_reader *r, const char *name, const dc_tensor *tensor, bool optional,
+                             const dc__layer_size *size, bool written, void **data) {
+  const int64_t h = r->layer->config.hidden_size;
+  DC__TRY(read_tensor(r, name, tensor, optional, size->tokens * h, r->layer->config.dtype, written, data));
+  if (tensor == NULL || size->tokens == 0) {
+    return DC_OK;
+  }
+  const bool rows = size->cu_seqlens != NULL || tensor->ndim == 2;
+  if (!rows) {
+    return check_shape(r, name, tensor, 3, (int64_t[]){size->batch, size->max_seqlen, h});
+  }
+  const bool has_rows = tensor->ndim > 0 && tensor->shape[tensor->ndim - 1] == h;
+  return has_rows ? DC_OK : check_shape(r, name, tensor, 2, (int64_t[]){size->tokens, h});
 }
 
 static dc_status reader_read_block(layer_reader *r, const char *name, void *data, int64_t bytes, int64_t needed,
@@ -189,6 +229,7 @@ static dc_status read_weights(layer_reader *r, const char *argument, const tenso
     const bool wanted = !gradients || known.dtype != DC_DTYPE_NONE;
     DC__TRY(read_tensor(r, name, wanted ? tensor : NULL, gradients, numel, dtype, gradients, &data[i]));
     if (data[i] != NULL) {
+      DC__TRY(check_shape(r, name, tensor, columns > 0 ? 2 : 1, (int64_t[]){rows, columns}));
       r->spans[r->count - 1].name = WEIGHTS[i]; /* outlives this loop */
     }
   }
@@ -210,7 +251,7 @@ static dc_status layer_read_call(layer_reader *r, const dc_layer_call *call, con
   DC__TRY(read_weights(r, "weights", weights, false, c->dtype, data));
   memcpy(job->weight, data, sizeof data);
   void *x;
-  DC__TRY(read_tensor(r, "input", input, false, job->size.tokens * c->hidden_size, c->dtype, false, &x));
+  DC__TRY(read_tokens(r, "input", input, false, &job->size, false, &x));
   job->input = x;
   job->offset = read->offset;
   job->accumulate = read->accumulate;
@@ -236,8 +277,7 @@ static dc_status layer_infer(const char *fn, dc_layer *layer, const dc_layer_cal
   dc__layer_job job = {0};
   DC__TRY(layer_read_call(&r, call, weights, input, &c, &job));
   job.dropout = false;
-  int64_t numel = job.size.tokens * layer->config.hidden_size;
-  DC__TRY(read_tensor(&r, "output", output, false, numel, layer->config.dtype, true, &job.output));
+  DC__TRY(read_tokens(&r, "output", output, false, &job.size, true, &job.output));
   job.at = dc__layer_inference_workspace(layer, &job.size);
   DC__TRY(reader_read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
   return layer_submit_job(&r, layer, &c, &job, dc__layer_inference);
@@ -261,8 +301,7 @@ dc_status dc_layer_forward(dc_layer *layer, const dc_layer_call *call, const dc_
   dc_layer_call c = DC_LAYER_CALL_INIT;
   dc__layer_job job = {0};
   DC__TRY(layer_read_call(&r, call, &all, input, &c, &job));
-  int64_t numel = job.size.tokens * layer->config.hidden_size;
-  DC__TRY(read_tensor(&r, "output", output, false, numel, layer->config.dtype, true, &job.output));
+  DC__TRY(read_tokens(&r, "output", output, false, &job.size, true, &job.output));
   job.at = dc__layer_forward_workspace(layer, &job.size);
   DC__TRY(reader_read_block(&r, "workspace", c.workspace, c.workspace_bytes, job.at.bytes, true));
   DC__TRY(
@@ -284,12 +323,11 @@ dc_status dc_layer_backward(dc_layer *layer, const dc_layer_call *call, const dc
   if (!config->training) {
     return dc__fail(DC_E_STATE, "%s: config.training was -1: the layer is for inference", __func__);
   }
-  int64_t numel = job.size.tokens * config->hidden_size;
   bool optional = config->pre_layer_norm || !config->normalize_invertible;
   void *grad_output_data;
-  DC__TRY(read_tensor(&r, "output", output, optional, numel, config->dtype, false, &job.output));
-  DC__TRY(read_tensor(&r, "grad_output", grad_output, false, numel, config->dtype, false, &grad_output_data));
-  DC__TRY(read_tensor(&r, "grad_input", grad_input, true, numel, config->dtype, true, &job.grad_input));
+  DC__TRY(read_tokens(&r, "output", output, optional, &job.size, false, &job.output));
+  DC__TRY(read_tokens(&r, "grad_output", grad_output, false, &job.size, false, &grad_output_data));
+  DC__TRY(read_tokens(&r, "grad_input", grad_input, true, &job.size, true, &job.grad_input));
   DC__TRY(read_weights(&r, "grad_weights", &gradients, true, config->grad_dtype, job.grad_weight));
   job.grad_output = grad_output_data;
   job.at = dc__layer_backward_workspace(layer, &job.size);
