@@ -2,6 +2,7 @@
 #include "api/linalg/linalg_api.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 /* The size of the struct in the version that introduced it; frozen from then on. */
 enum { LINALG_OPTIONS_SIZE_0_1 = 16 };
@@ -164,4 +165,35 @@ dc_status dc__read_output(const dc_linalg *l, const char *fn, const char *arg, c
                     like->batched ? 3 : 2);
   }
   return dc__check_matrix(fn, arg, out, like->batch, like->rows, like->cols);
+}
+
+/* Whether a run of `count` elements, `stride` apart, touches memory. */
+static bool run_touches(const dc__mat *in, int64_t first, int64_t stride, int64_t count, uintptr_t begin,
+                        uintptr_t end) {
+  const int64_t last = first + (count - 1) * stride;
+  const uintptr_t low = (uintptr_t)dc__element_ptr(in->data, in->dtype, first < last ? first : last);
+  const uintptr_t high = (uintptr_t)dc__element_ptr(in->data, in->dtype, (first < last ? last : first) + 1);
+  return low < end && begin < high;
+}
+
+/* Line by line, so that an output between the rows of an input is none that overlaps it. */
+dc_status dc__check_apart(const dc_linalg *l, const char *fn, const dc__mat *out, const char *arg, const dc__mat *in) {
+  const int64_t numel = out->batch * out->rows * out->cols;
+  const bool by_rows = in->cols > 1 && (in->rows == 1 || llabs(in->col_stride) <= llabs(in->row_stride));
+  const int64_t lines = by_rows ? in->rows : in->cols;
+  const int64_t line = by_rows ? in->cols : in->rows;
+  if (l->query || numel == 0 || line == 0) {
+    return DC_OK;
+  }
+  const uintptr_t begin = (uintptr_t)out->data;
+  const uintptr_t end = (uintptr_t)dc__element_ptr(out->data, out->dtype, numel);
+  for (int64_t b = 0; b < (in->batch_stride == 0 ? dc__min_int64(in->batch, 1) : in->batch); b++) {
+    for (int64_t i = 0; i < lines; i++) {
+      const int64_t first = by_rows ? dc__mat_offset(in, b, i, 0) : dc__mat_offset(in, b, 0, i);
+      if (run_touches(in, first, by_rows ? in->col_stride : in->row_stride, line, begin, end)) {
+        return dc__fail(DC_E_INVALID, "%s: out, which is written, overlaps %s", fn, arg);
+      }
+    }
+  }
+  return DC_OK;
 }

@@ -25,5 +25,8 @@ dc_status dc__read_vector(const dc_linalg *l, const char *fn, const char *arg, c
 /* Reads a contiguous output of two or three dimensions. */
 dc_status dc__read_output(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype,
                           const dc__mat *like, dc__mat *out);
+/* DC_E_INVALID if the contiguous `out` overlaps an element of the input: products read inputs while they write. In a
+ * query tensors may share memory, since nothing is written. */
+dc_status dc__check_apart(const dc_linalg *l, const char *fn, const dc__mat *out, const char *arg, const dc__mat *in);
 
 #endif

@@ -174,6 +174,8 @@ dc_status dc__matmul_bounded(dc_linalg *l, const char *fn, const dc__matrix_sour
   DC__TRY(dc__file_check(fn, "a", a, true));
   DC__TRY(dc__file_check(fn, "b", b, true));
   DC__TRY(dc__file_check(fn, "out", out, false));
+  DC__TRY(dc__file_check_apart(fn, out, "a", a));
+  DC__TRY(dc__file_check_apart(fn, out, "b", b));
   if (w.m == 0 || w.n == 0) {
     return DC_OK;
   }

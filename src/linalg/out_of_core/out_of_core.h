@@ -70,6 +70,9 @@ static inline bool dc__file_failed(dc__file_failure *failure) {
 dc_status dc__file_status(dc__file_failure *failure, const char *fn);
 /* DC_E_INVALID unless the source is in memory, or in an open file that is long enough. */
 dc_status dc__file_check(const char *fn, const char *arg, const dc__matrix_source *s, bool input);
+/* DC_E_INVALID if both are in one file and have bytes in common. Both were checked. */
+dc_status dc__file_check_apart(const char *fn, const dc__matrix_source *out, const char *arg,
+                               const dc__matrix_source *in);
 /* Whether the destination can be read back: a regular file, open for both. */
 bool dc__file_can_read_back(const dc__matrix_source *s);
 /* Elements [first, first + count), in file order. Returns false on failure. */

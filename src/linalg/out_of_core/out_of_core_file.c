@@ -115,3 +115,19 @@ dc_status dc__file_check(const char *fn, const char *arg, const dc__matrix_sourc
   }
   return DC_OK;
 }
+
+dc_status dc__file_check_apart(const char *fn, const dc__matrix_source *out, const char *arg,
+                               const dc__matrix_source *in) {
+  struct stat a, b;
+  if (!dc__in_file(out) || !dc__in_file(in) || fstat(out->fd, &a) != 0 || fstat(in->fd, &b) != 0 ||
+      a.st_dev != b.st_dev || a.st_ino != b.st_ino || !S_ISREG(a.st_mode)) {
+    return DC_OK;
+  }
+  const int64_t out_bytes = out->mat.rows * out->mat.cols * (int64_t)dc_dtype_size(out->mat.dtype);
+  const int64_t in_bytes = in->mat.rows * in->mat.cols * (int64_t)dc_dtype_size(in->mat.dtype);
+  const bool apart = out->offset >= in->offset + in_bytes || in->offset >= out->offset + out_bytes;
+  return apart || out_bytes == 0 || in_bytes == 0
+             ? DC_OK
+             : dc__fail(DC_E_INVALID, "%s: out.offset = %" PRId64 ": %s lies in the same bytes of the same file", fn,
+                        out->offset, arg);
+}

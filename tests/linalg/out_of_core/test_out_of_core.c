@@ -55,6 +55,39 @@ static void test_27_batches(void **state) {
   free(b);
 }
 
+/* An output over an input would be written while the input is read. One between an input's lines may be. */
+static void test_outputs_over_inputs(void **state) {
+  (void)state;
+  enum { N = 4 };
+  double *x = doubles(4 * N * N, 16), want[2 * N];
+  dc_tensor a = matrix(x, DC_FLOAT64, N, N), b = matrix(x + N * N, DC_FLOAT64, N, N),
+            shifted = matrix(x + 1, DC_FLOAT64, N, N), out = matrix(x + 2 * N * N, DC_FLOAT64, N, N);
+  FAILS(dc_batch_matmul(linalg, &a, &b, 1, 0, &a), DC_E_INVALID, "out, which is written, overlaps a");
+  FAILS(dc_batch_matmul(linalg, &out, &a, 1, 0, &shifted), DC_E_INVALID, "overlaps b");
+  FAILS(dc_kron_apply(linalg, &a, &b, &out, &a), DC_E_INVALID, "overlaps a");
+  FAILS(dc_kron_apply(linalg, &out, &out, &a, &shifted), DC_E_INVALID, "overlaps x");
+  dc_tensor square = matrix(x, DC_FLOAT64, 2, 2), corner = matrix(x + 2, DC_FLOAT64, 2, 2);
+  FAILS(dc_kron(linalg, &square, &corner, &a), DC_E_INVALID, "overlaps a");
+  const int64_t far[2] = {3 * N, 1};
+  dc_tensor lines = matrix(x, DC_FLOAT64, 2, N), between = matrix(x + N, DC_FLOAT64, 2, N);
+  lines.strides = far;
+  multiply(x, x + N * N, want, 1, N, N);
+  multiply(x + 3 * N, x + N * N, want + N, 1, N, N);
+  OK(dc_batch_matmul(linalg, &lines, &b, 1, 0, &between));
+  assert_true(largest_gap(x + N, want, 2 * N) < 1e-14);
+  const int32_t file = file_of(x, 3 * N * N * sizeof *x, 0), again = writer_of(file);
+  dc_tensor none = matrix(NULL, DC_FLOAT64, N, N);
+  dc_matrix_source sa = source_of(&a, -1, 0), sb = source_of(&b, -1, 0), fa = source_of(&none, file, 0),
+                   fo = source_of(&none, again, N * N * sizeof *x - 8);
+  FAILS(dc_matmul_bounded(linalg, &sa, &sb, &sb, 1 << 20, NULL), DC_E_INVALID, "overlaps b");
+  FAILS(dc_matmul_bounded(linalg, &fa, &sb, &fo, 1 << 20, NULL), DC_E_INVALID, "a lies in the same bytes");
+  fo.offset += 8;
+  OK(dc_matmul_bounded(linalg, &fa, &sb, &fo, 1 << 20, NULL));
+  close(again);
+  close(file);
+  free(x);
+}
+
 static void test_29_types(void **state) {
   (void)state;
   enum { LONG = 4096 };
@@ -268,8 +301,10 @@ static void test_a_wide_product(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_27_batches), cmocka_unit_test(test_28_bounded),     cmocka_unit_test(test_28_random),
-      cmocka_unit_test(test_28_threads), cmocka_unit_test(test_a_wide_product), cmocka_unit_test(test_29_types),
+      cmocka_unit_test(test_27_batches), cmocka_unit_test(test_outputs_over_inputs),
+      cmocka_unit_test(test_28_bounded), cmocka_unit_test(test_28_random),
+      cmocka_unit_test(test_28_threads), cmocka_unit_test(test_a_wide_product),
+      cmocka_unit_test(test_29_types),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }
