@@ -52,6 +52,8 @@ def refused(text, call):
     ("kind = 77, must be", lambda c: c.memory_alloc(8, 77)),
     ("limit = -1, must be 0 to", lambda c: c.trace_read(-1)),
     ("capacity = -1, must be 0 to", lambda c: c.trace_start(-1)),
+    ("folder = 'a\\x00b', must be a path without NUL", lambda c: c.trace_dump("a\0b")),
+    ("folder = 7, must be a path", lambda c: c.trace_dump_on_error(7)),
     ("op = 999 is none", lambda c: c.dry_run(999, 1, 1)),
     ("stream = 's', must be a Stream or None", lambda c: c.set_stream("s")),
 ])
@@ -219,3 +221,11 @@ def test_after_a_fork():
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     context.get_memory_stats()
+
+
+@pytest.mark.parametrize("value", ["abc", "-3", "2.5", " 2"])
+def test_of_the_environment(monkeypatch, value):
+    monkeypatch.setenv("LIBDC_NUM_THREADS", value)
+    refused(f"LIBDC_NUM_THREADS={value} in the environment: must be a number >= 0", lambda: Layer(config()))
+    monkeypatch.setenv("LIBDC_NUM_THREADS", "")  # counts as not set
+    Layer(config())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Tuple
+import os
+from typing import Any, Mapping, Optional, Tuple
 
 from ._lib import ffi
 
@@ -18,6 +19,17 @@ def c_string(name: str, value: Any) -> bytes:
         shown = f"a {type(value).__name__}" if name == "secret" else repr(value)
         raise TypeError(f"{name} = {shown}, must be a str without NUL")
     return value.encode()
+
+
+def c_path(name: str, value: Any) -> bytes:
+    """A path for C, which ends it at the first NUL."""
+    try:
+        path = os.fsencode(value)
+    except (TypeError, UnicodeEncodeError):
+        path = b"\0"
+    if b"\0" in path:
+        raise TypeError(f"{name} = {value!r}, must be a path without NUL")
+    return path
 
 
 def check_size(name: str, value: Any, maximum: int = (1 << 63) - 1, minimum: int = 0) -> int:
@@ -75,3 +87,11 @@ def timeout_ns(timeout: Any, name: str = "timeout") -> int:
     if not 0 < seconds <= 9e9:
         raise ValueError(f"{name} = {timeout!r}, must be > 0 seconds and at most 9e9, or None")
     return max(1, int(seconds * 1e9))
+
+
+def environment_number(name: str) -> Optional[int]:
+    """A variable of the environment that has a number; None: it is not set, or empty."""
+    value = os.environ.get(name)
+    if value and not (value.isascii() and value.isdigit()):
+        raise ValueError(f"{name}={value} in the environment: must be a number >= 0")
+    return int(value) if value else None

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ._handle import OwnedHandle
 from ._lib import InCallback, Registry, callback, ffi, gc_handle, lib, new_struct, text
-from .arguments import assign, c_string, check_size, counted, handle_arg, int64_array
+from .arguments import assign, c_path, c_string, check_size, counted, handle_arg, int64_array
 from .comm import Comm, cause_of
 from .device import Device, Stream, handle_of
 from .errors import check
@@ -356,11 +356,12 @@ class Context(OwnedHandle):
 
     def trace_dump(self, folder: Union[str, "os.PathLike[str]"]) -> None:
         """Writes this rank's last operations to folder/rank-R.json. From any thread, also while a call is blocked."""
-        check(lib.dc_context_trace_dump(self._handle, os.fsencode(folder)))
+        check(lib.dc_context_trace_dump(self._handle, c_path("folder", folder)))
 
     def trace_dump_on_error(self, folder: Union[str, "os.PathLike[str]", None]) -> None:
         """Does so at the first communication error; None: not any more."""
-        check(lib.dc_context_trace_dump_on_error(self._handle, ffi.NULL if folder is None else os.fsencode(folder)))
+        c_folder = ffi.NULL if folder is None else c_path("folder", folder)
+        check(lib.dc_context_trace_dump_on_error(self._handle, c_folder))
 
 
 def _config_items(config: Any) -> List[Tuple[str, Any]]:

@@ -11,13 +11,12 @@ every DLPack library read in place. LIBDC_NUM_THREADS is the number of threads w
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ._handle import OwnedHandle
 from ._lib import ffi, gc_handle, lib, new_struct
-from .arguments import assign, choice, counted, handle_arg
+from .arguments import assign, choice, counted, environment_number, handle_arg
 from .device import Device, Stream, handle_of
 from .errors import check
 from .linalg.handle import make
@@ -78,7 +77,7 @@ class LayerConfig:
                     raise ValueError(f"config.{field.name} = {value!r}, must be True or False")
                 value = 1 if value else -1
             elif field.name == "threads":
-                value = value or int(os.environ.get("LIBDC_NUM_THREADS", 0))
+                value = value or environment_number("LIBDC_NUM_THREADS") or 0
             assign(config, field.name, value, f"config.{field.name}")
         return config
 

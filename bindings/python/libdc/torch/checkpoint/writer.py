@@ -6,12 +6,13 @@ writer's and is removed, and one with a lock is a writer's that lives."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Tuple
 
 from ..sharding.root import Root
 from . import crc32c, safetensors_file
@@ -33,7 +34,8 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
         nonlocal lock
         _check_path(path)
         lock = _create(path, part)
-        safetensors_file.reserve(lock, layout.nbytes)
+        with _named(path):
+            safetensors_file.reserve(lock, layout.nbytes)
 
     def fill() -> List[Any]:
         try:
@@ -43,18 +45,20 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
                                     "made: path must be in a file system that all ranks share") from None
         try:
             sums = []
-            for piece in pieces:
-                width = piece.elements.element_size()
-                crc = safetensors_file.write(fd, layout.offset(piece.name) + piece.begin * width, piece.elements)
-                sums.append((piece.name, piece.begin * width, piece.end * width, crc))
-            os.fsync(fd)
+            with _named(path):
+                for piece in pieces:
+                    width = piece.elements.element_size()
+                    crc = safetensors_file.write(fd, layout.offset(piece.name) + piece.begin * width, piece.elements)
+                    sums.append((piece.name, piece.begin * width, piece.end * width, crc))
+                os.fsync(fd)
         finally:
             os.close(fd)
         return sums
 
     def end(sums: Dict[str, int]) -> None:
-        safetensors_file.write_bytes(lock, 0, layout.header(sums))
-        os.fsync(lock)
+        with _named(path):
+            safetensors_file.write_bytes(lock, 0, layout.header(sums))
+            os.fsync(lock)
         os.replace(part, path)
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -76,6 +80,16 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
     finally:
         if lock >= 0:
             os.close(lock)
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """An error of a descriptor, which has no name, gets the path."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = path if error.filename is None else error.filename
+        raise
 
 
 def _check_path(path: str) -> None:
