@@ -11,6 +11,7 @@ every DLPack library read in place. LIBDC_NUM_THREADS is the number of threads w
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -167,6 +168,17 @@ def _type_summary(value: Any) -> str:
     return f"a {type(value).__name__}{f' of {len(value)}' if hasattr(value, '__len__') else ''}"
 
 
+def _read_offsets(cu_seqlens: Any) -> List[int]:
+    try:
+        offsets = [x.__index__() for x in cu_seqlens]
+        ffi.new("int32_t[]", offsets)
+    except (AttributeError, TypeError, OverflowError):
+        raise TypeError(f"cu_seqlens = {reprlib.repr(cu_seqlens)}, must be a sequence of 32-bit integers") from None
+    if not offsets:
+        raise ValueError("cu_seqlens is empty, must have 0 and the end of each sample")
+    return offsets
+
+
 class _Arrays:
     """An array of dc_tensor; None, and an array that is not wanted, is a tensor without a type."""
 
@@ -232,17 +244,19 @@ class Layer(OwnedHandle):
             if len(shape) != 3:
                 raise ValueError(f"x has the shape {tuple(shape)}, must be [batch, sequence, hidden], or packed with "
                                  "cu_seqlens")
-            call.batch, call.seq_length = shape[0], shape[1]
+            assign(call, "batch", shape[0], "batch")
+            assign(call, "seq_length", shape[1], "seq_length")
         else:
-            offsets = [int(x) for x in cu_seqlens]
+            offsets = _read_offsets(cu_seqlens)
             longest = max((b - a for a, b in zip(offsets, offsets[1:])), default=0)
-            call.batch, call.seq_length = len(offsets) - 1, seq_length or longest
+            call.batch = len(offsets) - 1
+            assign(call, "seq_length", seq_length or longest, "seq_length")
             keep.append(ffi.new("int32_t[]", offsets))
             call.cu_seqlens = keep[-1]
         if mask is not None:
             keep.append(self._view(mask, "mask"))
             call.mask = keep[-1].c
-        call.offset = offset
+        assign(call, "offset", offset, "offset")
         return call, keep
 
     def _view(self, array: Any, name: str, writable: bool = False) -> View:
