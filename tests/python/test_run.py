@@ -327,6 +327,7 @@ def test_arguments_of_the_script_are_its_own(tmp_path, arguments):
     ("--nodes", "--nodes", "1..1024", ["x", "", "0", "-2", "1025", "9" * 5000]),
     ("--node-rank", "--node-rank", "0..0", ["x", "", "1", "-1", "9" * 30]),
     ("--master-port", "--master-port", "0..65535", ["x", "", "-1", "65536", "80.0"]),
+    ("--ports", "--ports", "FIRST-LAST, in 1..65535", ["x", "", "5", "5-3", "0-9", "1-65536", "-1-5", "1-2-3"]),
     ("--grace", "--grace", "a number of seconds in 0..1e9", ["x", "", "-1", "nan", "inf", "-inf", "1e10"]),
 ])
 def test_a_bad_value_names_its_option(capsys, option, name, allowed, values):

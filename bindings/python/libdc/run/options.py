@@ -111,6 +111,10 @@ def _read_numbers(parser: Parser, options: argparse.Namespace) -> None:
     if not 0 <= grace <= 1e9:  # which NaN is not, either
         parser.error(f"--grace {options.grace}: must be a number of seconds in 0..1e9")
     options.grace = grace
+    if options.ports is not None:
+        first, _, last = options.ports.partition("-")
+        if not re.fullmatch("[0-9]{1,5}-[0-9]{1,5}", options.ports) or not 0 < int(first) <= int(last) <= 65535:
+            parser.error(f"--ports {options.ports}: must be FIRST-LAST, in 1..65535")
 
 
 def _read_meeting(parser: Parser, options: argparse.Namespace) -> None:
