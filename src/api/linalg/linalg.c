@@ -176,18 +176,32 @@ static bool run_touches(const dc__mat *in, int64_t first, int64_t stride, int64_
   return low < end && begin < high;
 }
 
+/* Whether memory lies among the elements of a matrix or between them. */
+static bool span_touches(const dc__mat *in, uintptr_t begin, uintptr_t end) {
+  const int64_t steps[3] = {(in->batch - 1) * in->batch_stride, (in->rows - 1) * in->row_stride,
+                            (in->cols - 1) * in->col_stride};
+  int64_t low = 0, high = 0;
+  for (int i = 0; i < 3; i++) {
+    *(steps[i] < 0 ? &low : &high) += steps[i];
+  }
+  return run_touches(in, low, high - low, 2, begin, end);
+}
+
 /* Line by line, so that an output between the rows of an input is none that overlaps it. */
 dc_status dc__check_apart(const dc_linalg *l, const char *fn, const dc__mat *out, const char *arg, const dc__mat *in) {
   const int64_t numel = out->batch * out->rows * out->cols;
   const bool by_rows = in->cols > 1 && (in->rows == 1 || llabs(in->col_stride) <= llabs(in->row_stride));
   const int64_t lines = by_rows ? in->rows : in->cols;
   const int64_t line = by_rows ? in->cols : in->rows;
-  if (l->query || numel == 0 || line == 0) {
+  if (l->query || numel == 0 || lines == 0 || line == 0 || in->batch == 0) {
     return DC_OK;
   }
   const uintptr_t begin = (uintptr_t)out->data;
   const uintptr_t end = (uintptr_t)dc__element_ptr(out->data, out->dtype, numel);
-  for (int64_t b = 0; b < (in->batch_stride == 0 ? dc__min_int64(in->batch, 1) : in->batch); b++) {
+  if (!span_touches(in, begin, end)) {
+    return DC_OK;
+  }
+  for (int64_t b = 0; b < (in->batch_stride == 0 ? 1 : in->batch); b++) {
     for (int64_t i = 0; i < lines; i++) {
       const int64_t first = by_rows ? dc__mat_offset(in, b, i, 0) : dc__mat_offset(in, b, 0, i);
       if (run_touches(in, first, by_rows ? in->col_stride : in->row_stride, line, begin, end)) {
