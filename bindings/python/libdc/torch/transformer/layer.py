@@ -248,10 +248,20 @@ def _refuse_tangents(tensors: Sequence[Optional[Tensor]]) -> None:
                            "torch.autograd.forward_ad take it: use backward() or torch.autograd.grad()")
 
 
+def _autocast(tensors: List[Tensor]) -> List[Tensor]:
+    """Under torch.autocast in its type, as nn.Linear takes its input and weights."""
+    kind = tensors[0].device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind) or tensors[0].dtype not in FLOAT_DTYPES:
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return [tensor.to(dtype) for tensor in tensors]
+
+
 class TransformerLayer(nn.Module):
     """One encoder layer of BERT. config: see libdc.transformer.LayerConfig; its dtype is that of the parameters, and
     `module.to(torch.bfloat16)` changes both. Weights have DeepSpeed's names and shapes: attn_qkvw, attn_qkvb, …
-    It computes where its input is, on the CPU or on a CUDA device, and its parameters must be there too."""
+    It computes where its input is, on the CPU or on a CUDA device, and its parameters must be there too. Under
+    torch.autocast it computes in that type."""
 
     def __init__(self, config: LayerConfig, device: Any = None) -> None:
         super().__init__()
@@ -300,6 +310,7 @@ class TransformerLayer(nn.Module):
         x, config = hidden_states, self.config
         if forward_ad._current_level >= 0:
             _refuse_tangents([x, attention_mask, *self.weights])
+        x, *weights = _autocast([x, *self.weights])
         if cu_seqlens is None and x.dim() != 3:
             raise ValueError(f"hidden_states have shape {tuple(x.shape)}, must be [batch, sequence, hidden]")
         if cu_seqlens is not None:
@@ -307,7 +318,6 @@ class TransformerLayer(nn.Module):
         if attention_mask is not None:
             attention_mask = self._mask(attention_mask, x)
         number = _config_id(config, x.dtype)
-        weights = self.weights
         keep = torch.is_grad_enabled() and config.training and (
             x.requires_grad or any(weight.requires_grad for weight in weights))
         if self.training and config.training:
