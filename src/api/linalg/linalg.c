@@ -167,12 +167,17 @@ dc_status dc__read_output(const dc_linalg *l, const char *fn, const char *arg, c
   return dc__check_matrix(fn, arg, out, like->batch, like->rows, like->cols);
 }
 
+/* Of an element, also where the lowest one is before `data`. */
+static uintptr_t address_of(const dc__mat *m, int64_t i) {
+  return (uintptr_t)m->data + (uintptr_t)i * dc_dtype_size(m->dtype);
+}
+
 /* Whether a run of `count` elements, `stride` apart, touches memory. */
 static bool run_touches(const dc__mat *in, int64_t first, int64_t stride, int64_t count, uintptr_t begin,
                         uintptr_t end) {
   const int64_t last = first + (count - 1) * stride;
-  const uintptr_t low = (uintptr_t)dc__element_ptr(in->data, in->dtype, first < last ? first : last);
-  const uintptr_t high = (uintptr_t)dc__element_ptr(in->data, in->dtype, (first < last ? last : first) + 1);
+  const uintptr_t low = address_of(in, first < last ? first : last);
+  const uintptr_t high = address_of(in, (first < last ? last : first) + 1);
   return low < end && begin < high;
 }
 
@@ -197,7 +202,7 @@ dc_status dc__check_apart(const dc_linalg *l, const char *fn, const dc__mat *out
     return DC_OK;
   }
   const uintptr_t begin = (uintptr_t)out->data;
-  const uintptr_t end = (uintptr_t)dc__element_ptr(out->data, out->dtype, numel);
+  const uintptr_t end = address_of(out, numel);
   if (!span_touches(in, begin, end)) {
     return DC_OK;
   }
