@@ -93,6 +93,7 @@ def ddp(group: Any, rank: int, dtype: torch.dtype) -> torch.Tensor:
 def main() -> None:
     setattr(dist, "ProcessGroupNCCL", StandIn)
     dist.Backend.register_backend("over", Group.create, extended_api=True, devices=["cpu"])
+    getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("over")  # as libdc.torch does for libdc
     dist.init_process_group("over", timeout=timedelta(seconds=50), pg_options=Options())
     group, rank, size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
     collectives(group, rank, size, torch.float32)
