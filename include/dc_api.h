@@ -1384,8 +1384,9 @@ DC_API dc_status dc_context_trace_read(dc_context *context, dc_trace_event *even
  *  folder  a path; made if the folder above it is there; a file of the same rank is replaced
  *  Returns DC_OK; DC_E_INVALID, DC_E_STATE (no rank before dc_init), DC_E_SYSTEM. [any] Since 0.1. */
 DC_API dc_status dc_context_trace_dump(dc_context *context, const char *folder);
-/** Does so by itself at the context's first communication error, before the call that found it returns it. May be
- *  called before dc_init, whose errors then are dumped too. A file that can't be written is logged as a warning.
+/** Does so by itself at the context's first communication error, before the call that found it returns it. That
+ *  waits until the collectives that run have ended, for 2 s at most. May be called before dc_init, whose errors then
+ *  are dumped too. A file that can't be written is logged as a warning.
  *  folder  as in dc_context_trace_dump, copied; NULL: not any more
  *  Returns DC_OK; DC_E_INVALID, DC_E_NO_MEMORY. [any] Since 0.1. */
 DC_API dc_status dc_context_trace_dump_on_error(dc_context *context, const char *folder);
@@ -1728,7 +1729,8 @@ DC_API dc_status dc_layer_get_plan(const dc_layer_config *config, const dc_layer
  *
  * Inputs are read through their strides, so a transposed view, a slice of rows or a batch that repeats one matrix
  * (stride 0) needs no copy where it says "any strides". Outputs are contiguous, and may not overlap inputs unless it
- * says so. Arguments are all checked before anything is written.
+ * says so; products of matrices and Kronecker products then return DC_E_INVALID. Arguments are all checked before
+ * anything is written.
  *
  * Functions that say "CPU and CUDA" also compute on a handle's CUDA device, of tensors in its memory, whose elements
  * lie at multiples of their size (DC_E_INVALID). Products are cuBLASLt's, float32 not through TF32; the rest is
