@@ -133,10 +133,9 @@ dc_status dc__optim_set_group(dc_optimizer *o, const char *fn, int32_t group, co
     o->groups[o->group_count++] = (dc__optim_group){.lr = 1e-3, .options = copy};
   }
   dc__optim_group *g = &o->groups[group];
-  const char *fixed_option = o->kind->fixed_option_changed != NULL && options_are_fixed(o, group)
-                                 ? o->kind->fixed_option_changed(options, g->options)
-                                 : NULL;
-  if (fixed_option != NULL) {
+  const char *fixed_option =
+      o->kind->fixed_option_changed == NULL ? NULL : o->kind->fixed_option_changed(options, g->options);
+  if (fixed_option != NULL && options_are_fixed(o, group)) {
     return dc__fail(DC_E_INVALID, "%s: group %" PRId32 " has %s: %s must stay as it is", fn, group,
                     o->kind->fixed_by_params ? "parameters" : "a state", fixed_option);
   }

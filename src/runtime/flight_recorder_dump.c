@@ -117,15 +117,19 @@ static void dump_header(dump_file *f, const dc__recorder *r, const dc__clocks *c
   dump_string(f, r->failure.text);
 }
 
+/* The first serial that the ring still has, if `last` is its last. */
+static int64_t first_kept(const dc__recorder *r, int64_t last) {
+  return last > r->ring->capacity ? last - r->ring->capacity + 1 : 1;
+}
+
 /* With the recorder's mutex held. */
 static void dump_all(dump_file *f, const dc__recorder *r) {
   const dc__clocks c = dc__recorder_clocks(r);
   int64_t last = atomic_load(&r->recorded);
-  int64_t first = last > r->ring->capacity ? last - r->ring->capacity + 1 : 1;
   dump_header(f, r, &c);
   dump_printf(f, ",\"recorded\":%" PRId64 ",\"dropped\":%lld,\"entries\":[", last, (long long)atomic_load(&r->dropped));
   const char *separator = "";
-  for (int64_t serial = first; serial <= last; serial++) {
+  for (int64_t serial = first_kept(r, last); serial <= last; serial++) {
     if (dump_entry(f, r, &c, dc__ring_entry(r->ring, serial), serial, separator)) {
       separator = ",";
     }
@@ -207,7 +211,7 @@ static bool is_failure(dc_status status) {
 static bool has_running_collective(const dc__recorder *r) {
   const dc__clocks c = dc__recorder_clocks(r);
   int64_t last = atomic_load(&r->recorded);
-  for (int64_t serial = last > r->ring->capacity ? last - r->ring->capacity + 1 : 1; serial <= last; serial++) {
+  for (int64_t serial = first_kept(r, last); serial <= last; serial++) {
     dc__recorder_entry *e = dc__ring_entry(r->ring, serial);
     const dc__span_interval times = dc__span_times(&e->span, &c);
     if ((atomic_load(&e->kind) >> 8 & 255) != DC__GROUP_NONE && times.begun != 0 && times.ended == 0) {

@@ -91,13 +91,12 @@ class LibdcProcessGroup(dist.ProcessGroup):
         return [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> Any:
-        device = torch.device(device)
-        if self._card is not None and device.type != "cpu":
-            return self._card._get_backend(device)
-        if device.type != "cpu":
+        if torch.device(device).type == "cpu":
+            return self
+        if self._card is None:
             raise RuntimeError(f"the process group's backend libdc has no device {device}, only cpu, and a card of "
                                "CUDA from the first collective of a tensor there")
-        return self
+        return self._card._get_backend(torch.device(device))
 
     get_backend = _get_backend
 
