@@ -102,12 +102,12 @@ static void *abort_later(void *arg) {
   return NULL;
 }
 
-static int aborted(dc_comm *comm, void *arg) {
-  (void)arg;
+static int aborted(dc_comm *comm, void *arrived) {
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy)); /* which waits for no rank */
-  int64_t begin = dc__now_ns();       /* on every rank before any has passed the barrier */
   CHECK_OK(dc_comm_barrier(comm));
+  int64_t begin = dc__now_ns(); /* on every rank before any aborts */
+  meet_all_ranks(arrived, comm);
   if (comm->rank == 1) {
     pthread_t thread;
     pthread_create(&thread, NULL, abort_later, copy);
@@ -125,7 +125,9 @@ static int aborted(dc_comm *comm, void *arg) {
 
 static void test_aborted(void **state) {
   (void)state;
-  on_threads_and_processes(3, aborted, NULL);
+  atomic_int *arrived = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  on_threads_and_processes(3, aborted, arrived);
+  munmap(arrived, 4096);
 }
 
 /* After an abort no rank reads memory that its owner has freed (under the address sanitizer). */

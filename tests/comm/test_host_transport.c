@@ -1,5 +1,6 @@
 /* Collectives on streams, copies of a communicator, and the arguments that calls refuse. */
 #include <math.h>
+#include <sys/mman.h>
 
 #include "comm_ranks.h"
 
@@ -151,11 +152,10 @@ static int copies_ahead(dc_comm *comm, void *arg) {
 }
 
 /* A rank waits on a channel that the aborting rank has never joined. */
-static int aborted_ahead(dc_comm *comm, void *arg) {
-  (void)arg;
+static int aborted_ahead(dc_comm *comm, void *arrived) {
   dc_comm *copies[COPIES];
   if (dc_comm_rank(comm) == 0) {
-    CHECK_OK(dc_comm_barrier(comm)); /* the others have made their copies */
+    meet_all_ranks(arrived, comm); /* the others have made their copies */
     sleep_ms(50);
     dc_comm_abort(comm, "enough");
     CHECK(dc_comm_check(comm) == DC_E_ABORTED);
@@ -164,7 +164,7 @@ static int aborted_ahead(dc_comm *comm, void *arg) {
   for (int i = 0; i < COPIES; i++) {
     CHECK_OK(dc_comm_dup(comm, &copies[i]));
   }
-  CHECK_OK(dc_comm_barrier(comm));
+  meet_all_ranks(arrived, comm);
   CHECK(dc_comm_barrier(copies[COPIES - 1]) == DC_E_ABORTED);
   CHECK_SAYS("enough");
   for (int i = 0; i < COPIES; i++) {
@@ -185,8 +185,11 @@ static void test_copies_ahead(void **state) {
 
 static void test_aborted_ahead(void **state) {
   (void)state;
-  assert_int_equal(on_threads(3, 0, aborted_ahead, NULL), 0);
-  assert_int_equal(on_processes(2, 0, aborted_ahead, NULL), 0);
+  atomic_int *arrived = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  assert_int_equal(on_threads(3, 0, aborted_ahead, arrived), 0);
+  atomic_store(arrived, 0);
+  assert_int_equal(on_processes(2, 0, aborted_ahead, arrived), 0);
+  munmap(arrived, 4096);
 }
 
 typedef struct own_work {

@@ -14,14 +14,6 @@ static const int64_t limit = INT64_C(60000000000);
 static atomic_int
     *arrived; /* how many ranks, in all processes, have come past the last collective that was to succeed */
 
-/* All have: a rank that ends now ends nothing that came before. */
-static void meet_all_ranks(const dc_comm *comm) {
-  atomic_fetch_add(arrived, 1);
-  while (atomic_load(arrived) < comm->world) { /* the test's own limit is the deadline */
-    sleep_ms(1);
-  }
-}
-
 static int set_up(void **state) {
   (void)state;
   arrived = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -75,7 +67,7 @@ static int kills_itself(dc_comm *comm, void *arg) {
   int64_t count = 100000;
   dc_tensor tensor = flat(big, &count, DC_FLOAT32);
   CHECK_OK(dc_comm_barrier(comm));
-  meet_all_ranks(comm);
+  meet_all_ranks(arrived, comm);
   if (dc_comm_rank(comm) == 1) {
     raise(SIGKILL);
   }
@@ -97,7 +89,7 @@ static int dies_uncopied(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_barrier(comm));
-  meet_all_ranks(comm);
+  meet_all_ranks(arrived, comm);
   if (dc_comm_rank(comm) == 2) {
     raise(SIGKILL);
   }
@@ -123,7 +115,7 @@ static void await_call(const dc_comm *comm, int32_t rank) {
 static int stands_still(dc_comm *comm, void *arg) {
   (void)arg;
   CHECK_OK(dc_comm_barrier(comm));
-  meet_all_ranks(comm);
+  meet_all_ranks(arrived, comm);
   if (dc_comm_rank(comm) == 2) {
     await_failure(comm);
     return 0;
@@ -148,7 +140,7 @@ static void test_a_rank_is_late(void **state) {
 static int leaves(dc_comm *comm, void *arg) {
   (void)arg;
   CHECK_OK(dc_comm_barrier(comm));
-  meet_all_ranks(comm);
+  meet_all_ranks(arrived, comm);
   if (dc_comm_rank(comm) == 0) {
     return 0;
   }
@@ -166,7 +158,7 @@ static int destroys_a_copy(dc_comm *comm, void *arg) {
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK_OK(dc_comm_barrier(copy));
-  meet_all_ranks(comm);
+  meet_all_ranks(arrived, comm);
   if (dc_comm_rank(comm) == 0) {
     dc_comm_destroy(copy);
     await_failure(comm);
@@ -185,7 +177,7 @@ static int aborts(dc_comm *comm, void *arg) {
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK_OK(dc_comm_barrier(copy));
-  meet_all_ranks(comm);
+  meet_all_ranks(arrived, comm);
   if (dc_comm_rank(comm) == 2) {
     dc_comm_abort(comm, "enough");
   }

@@ -16,14 +16,6 @@ typedef struct reports {
   int variant;
 } reports;
 
-/* All ranks have come so far. */
-static void meet_all_ranks(reports *t, const dc_comm *comm) {
-  int round = atomic_fetch_add(&t->arrived, 1) / comm->world + 1;
-  while (atomic_load(&t->arrived) < round * comm->world) {
-    sleep_ms(1);
-  }
-}
-
 static int report(reports *t, const dc_comm *comm, dc_status status) {
   t->status[comm->rank] = status;
   snprintf(t->text[comm->rank], sizeof t->text[0], "%s", dc_last_error());
@@ -61,7 +53,7 @@ static dc_status collective(dc_comm *comm, int variant) {
 static int last_is_late(dc_comm *comm, void *arg) {
   reports *t = arg;
   CHECK_OK(dc_comm_barrier(comm));
-  meet_all_ranks(t, comm);
+  meet_all_ranks(&t->arrived, comm);
   if (comm->rank == comm->world - 1) {
     return report_failure(t, comm);
   }
@@ -83,7 +75,7 @@ static int deadlines_differ(dc_comm *comm, void *arg) {
   reports *t = arg;
   static const int64_t ms[] = {700, 60000, 900, 701, 700};
   CHECK_OK(dc_comm_barrier(comm));
-  meet_all_ranks(t, comm);
+  meet_all_ranks(&t->arrived, comm);
   if (comm->rank == 3) {
     return report_failure(t, comm);
   }
@@ -95,7 +87,7 @@ static int deadlines_differ(dc_comm *comm, void *arg) {
 static int deadlines_are_tiny(dc_comm *comm, void *arg) {
   reports *t = arg;
   CHECK_OK(dc_comm_barrier(comm));
-  meet_all_ranks(t, comm);
+  meet_all_ranks(&t->arrived, comm);
   if (comm->rank == 3) {
     return report_failure(t, comm);
   }
@@ -121,7 +113,7 @@ static int held_up(dc_comm *comm, void *arg) {
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK_OK(dc_comm_barrier(copy));
-  meet_all_ranks(t, comm);
+  meet_all_ranks(&t->arrived, comm);
   if (comm->rank == 2) {
     report_failure(t, comm);
   } else if (comm->rank == 1) {
@@ -143,7 +135,7 @@ static int in_a_circle(dc_comm *comm, void *arg) {
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK_OK(dc_comm_barrier(copy));
-  meet_all_ranks(t, comm);
+  meet_all_ranks(&t->arrived, comm);
   if (comm->rank == 1) {
     report(t, comm, collective(copy, 2));
   } else {
@@ -173,7 +165,7 @@ static int uncopied(dc_comm *comm, void *arg) {
   reports *t = arg;
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_barrier(comm));
-  meet_all_ranks(t, comm);
+  meet_all_ranks(&t->arrived, comm);
   if (comm->rank == 2) {
     return report_failure(t, comm);
   }
@@ -199,7 +191,7 @@ static int all_abort(dc_comm *comm, void *arg) {
   char reason[64];
   CHECK_OK(dc_comm_barrier(comm));
   snprintf(reason, sizeof reason, "reason %d:\n\x1b[2J\xff\xc3\xa9", comm->rank);
-  meet_all_ranks(t, comm);
+  meet_all_ranks(&t->arrived, comm);
   dc_comm_abort(comm, reason);
   return report(t, comm, dc_comm_check(comm));
 }
@@ -221,7 +213,7 @@ enum broken { RESET, CLOSED, BROKEN };
 static int breaks(dc_comm *comm, void *arg) {
   reports *t = arg;
   CHECK_OK(dc_comm_barrier(comm));
-  meet_all_ranks(t, comm);
+  meet_all_ranks(&t->arrived, comm);
   if (comm->rank != 1) {
     float data[BROKEN_ELEMENTS] = {0};
     int64_t count = BROKEN_ELEMENTS, begin = dc__now_ns();
