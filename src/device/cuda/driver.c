@@ -40,8 +40,8 @@ dc_status dc__cuda_driver_open(dc__cuda_driver *driver) {
 
 /* A kernel, a copy or the device itself failed. */
 bool dc__cuda_is_lost(dc__cu_result error) {
-  static const dc__cu_result sticky[] = {46,  214, 220, 226, 700, 702, 710, 714, 715,
-                                         716, 717, 718, 719, 721, 810, 911, 999};
+  static const dc__cu_result sticky[] = {4,   46,  214, 220, 226, 700, 702, 709, 710, 714,
+                                         715, 716, 717, 718, 719, 721, 810, 911, 999};
   for (size_t i = 0; i < DC__COUNT(sticky); i++) {
     if (sticky[i] == error) {
       return true;

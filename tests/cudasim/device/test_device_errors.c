@@ -101,10 +101,10 @@ static void test_an_illegal_address_is_named(void **state) {
   assert_int_equal(cudasim_live(), 0);
 }
 
-/* All errors that cuda.h says this of: a wait ends with them, not at its deadline. */
+/* A wait ends with these errors at once, not at its deadline: cuda.h says this of them, or the context is gone. */
 static void test_errors_that_want_a_new_process(void **state) {
   (void)state;
-  static const int errors[] = {226, 700, 702, 714, 715, 716, 717, 718, 719, 721, 810, 911};
+  static const int errors[] = {4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999};
   for (size_t i = 0; i < DC__COUNT(errors); i++) {
     dc_device *device;
     dc_stream *stream;
