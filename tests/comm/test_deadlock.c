@@ -146,7 +146,7 @@ static int init_beside_barrier(dc_comm *comm, void *arg) {
   sleep_ms(waits ? c->late_ms : 0);
   int64_t begin = dc__now_ns();
   CHECK((waits ? dc_comm_barrier(comm) : dc_init(ctx, comm, NULL, 1024)) == DC_E_MISMATCH);
-  CHECK(within(begin, 900, SOON));
+  CHECK(within(begin, waits ? 900 : 0, SOON)); /* the barrier's second may have begun long before the creation */
   CHECK_SAYS("in barrier");
   CHECK_SAYS("in init");
   CHECK_SAYS("the same order");
