@@ -5,14 +5,14 @@
  *   order   all work is queued on the caller's stream, in order. Nothing waits, and no event is recorded: freed memory
  *           is used again at once
  *   memory  a step's memory comes from arenas that serve captures alone
- *   state   no state enters or leaves the capture: it begins and ends between steps. In it a parameter is gathered
- *           again after its last release, also if it is persistent
+ *   state   no state enters or leaves the capture: it begins and ends between steps. Inside it even a persistent
+ *           parameter loses its copy at the last release, and is gathered again
  *
- * Ranks on NCCL meet when they capture, and must launch their graphs in the same order. Where ranks read each other's
- * memory in place, their hosts synchronise each time, so such steps cannot be captured. */
+ * Ranks on NCCL exchange signatures at capture, and must launch their graphs in the same order. Ranks that read each
+ * other's memory in place synchronise their hosts in each collective, so their steps cannot be captured. */
 #include "runtime/runtime.h"
 
-/* DC_E_STATE names the work under way; `what` is the caller's action. */
+/* DC_E_STATE if a step is in progress. `what`, for the text, says whether the capture begins or has ended. */
 static dc_status between_steps(const dc_context *ctx, const char *fn, const char *what) {
   DC__MAP_EACH (&ctx->params, i) {
     const dc__param *param = ctx->params.values[i];
@@ -29,7 +29,7 @@ static dc_status between_steps(const dc_context *ctx, const char *fn, const char
   return DC_OK;
 }
 
-/* Drops all that one step leaves for the next one, except memory that callers gave or hold. */
+/* Frees all that one step leaves for the next, except memory that callers own or hold. */
 static void free_step_state(dc_context *ctx) {
   dc__reduce_drop(ctx);
   dc__buckets_free(ctx);
@@ -60,10 +60,10 @@ static dc_status capture_begin(dc_context *ctx, const char *fn) {
   if (ctx->saved_arenas.gathered == NULL) {
     DC__TRY(dc__arenas_create(ctx, &ctx->saved_arenas));
   }
-  ctx->capturing = true; /* first: what is dropped must not wait for the stream */
+  ctx->capturing = true; /* set first, so that freeing the step's state does not wait for the stream */
   free_step_state(ctx);
   capture_swap_arenas(ctx);
-  dc__grad_finite_reset(ctx); /* as each launch does */
+  dc__grad_finite_reset(ctx); /* captured too, so each launch resets the findings */
   return DC_OK;
 }
 

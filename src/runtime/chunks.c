@@ -1,16 +1,16 @@
-/* Even splits. A model's parameters have few sizes, so that a split a size is less memory than one a parameter. */
+/* Even splits. A model's parameters have few distinct sizes, so one split per size needs less memory than one each. */
 #include "runtime/runtime.h"
 
-/* Smaller buckets do not make smaller pieces, so that a large gradient is not cut into very many. */
+/* Minimum elements of a piece, so that small buckets do not cut a large gradient into very many pieces. */
 enum { MIN_PIECE = 1 << 16 };
 
-/* In a piece each full chunk has `width` elements; the chunk that is not full comes to its end before; then the rest.
- */
+/* Kinds of pieces. In all but the last, each full chunk has `width` elements. The short (ragged) chunk also has `width`
+ * in PIECE_FULL, ends in PIECE_RAGGED, and has none in PIECE_AFTER. */
 enum { PIECE_FULL, PIECE_RAGGED, PIECE_AFTER, PIECE_LAST, PIECES };
 
 struct dc__chunks {
   int64_t users;
-  dc__range ranges[]; /* the chunks, one a rank; once more for gradients; then the kinds of pieces, if there are any */
+  dc__range ranges[]; /* per rank: chunks; the same for gradients; each kind of piece, if there are any */
 };
 
 int64_t dc__piece_width(const dc_context *ctx) {
@@ -23,7 +23,7 @@ int64_t dc__piece_count(const dc_context *ctx, int64_t numel) {
   return (dc__chunk(numel, ctx->world) + width - 1) / width;
 }
 
-/* The length of the chunk that is shorter than the others, but not empty; else of all. */
+/* The length of the short chunk, which is neither full nor empty; if there is none, that of a full chunk. */
 static int64_t ragged_length(const dc_context *ctx, int64_t numel) {
   int64_t chunk = dc__chunk(numel, ctx->world);
   return chunk == 0 || numel % chunk == 0 ? chunk : numel % chunk;
@@ -54,7 +54,7 @@ const dc__range *dc__chunks_retain(dc_context *ctx, int64_t numel) {
       chunks->ranges[rank] = chunks->ranges[world + rank] = dc__chunk_range(numel, world, rank);
     }
     const int64_t width = dc__piece_width(ctx), ragged = ragged_length(ctx, numel);
-    /* A ragged chunk that ends with a piece leaves no piece that is partly filled. */
+    /* No piece is PIECE_RAGGED if the short chunk ends where a piece does. */
     const int64_t first[PIECES] = {0, ragged / width, (ragged + width - 1) / width, last};
     for (int32_t i = 0; i < tables - 2; i++) {
       fill_piece(ctx, numel, first[i], &chunks->ranges[(2 + i) * world]);

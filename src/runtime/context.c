@@ -1,4 +1,4 @@
-/* Begin and end of a context; its streams and arenas; entering and leaving a call. */
+/* Start and cleanup of a context, its streams and arenas, entering and leaving a call. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -45,7 +45,7 @@ dc_status dc__operator_enter(dc_context *ctx, const char *fn) {
 }
 
 dc_status dc__operator_leave(dc_context *ctx, dc_status status) {
-  dc__device_end(ctx->device); /* before a failure is dumped, which the caller's log may hear of */
+  dc__device_end(ctx->device); /* before a failure is dumped: a dump may call the caller's log */
   return dc__context_leave(ctx, status);
 }
 
@@ -133,12 +133,12 @@ void dc__destroy_event(dc_context *ctx, dc_event **event) {
   }
 }
 
-/* All of them, whatever fails: afterwards memory may be freed. */
+/* Waits for every stream even after a failure, as callers free memory afterwards. */
 dc_status dc__context_synchronize(dc_context *ctx) {
-  dc_status status = dc__context_check(ctx); /* after a rank failed, no rank waits for another */
+  dc_status status = dc__context_check(ctx); /* once this sees a failure, no task waits for other ranks */
   dc__event_wait(ctx->caller_event, NULL);   /* our work on the caller's stream, which may be destroyed by now */
   for (int32_t lane = DC__LANE_GATHER; lane < DC__LANES; lane++) {
-    dc_status done = dc__stream_sync(ctx->lanes[lane], 0); /* every task that waits for others has its own deadline */
+    dc_status done = dc__stream_sync(ctx->lanes[lane], 0); /* no timeout: tasks that wait for ranks have deadlines */
     status = status != DC_OK ? status : done;
   }
   return status != DC_OK ? status : dc__context_check(ctx);
@@ -158,7 +158,7 @@ static void heap_done(void *comm) {
   dc__comm_release(comm);
 }
 
-/* Host memory that copies fast, from the device that knows how. */
+/* Host memory from the device, which makes copies to and from it fast (pinned memory on CUDA). */
 static dc_status host_alloc(void *device, size_t bytes, void **ptr) {
   return ((dc_device *)device)->ops->alloc(device, bytes, DC_MEMORY_HOST, ptr);
 }
@@ -171,7 +171,7 @@ static void host_done(void *device) {
   dc__device_release(device);
 }
 
-/* Memory of a communicator's. */
+/* An arena of the communicator's heap. */
 static dc_status make_heap_arena(dc_context *ctx, dc_comm *comm, bool stream_ordered, dc__arena **arena) {
   dc__arena_source heap = {
       .alloc = heap_alloc, .free = heap_free, .done = heap_done, .user = comm, .stream_ordered = stream_ordered};
@@ -180,10 +180,10 @@ static dc_status make_heap_arena(dc_context *ctx, dc_comm *comm, bool stream_ord
   return DC_OK;
 }
 
-/* On the host peers read the heap alone. Cards exchange any device memory, and registered memory in place.
- * Registration is best where memory has the same offsets on all ranks, so gathers take it in the order of the calls,
- * independent of events. Buckets are sent from: registered, they would be copied before, as NCCL receives what it sums
- * elsewhere. */
+/* On the CPU, peers can read the communicator's heap only. On CUDA, any device memory can be exchanged, and registered
+ * memory without a copy. Registration needs the same offsets on all ranks, so gathers allocate in the order of the
+ * calls, independent of events. Buckets are not registered: their data is received in other memory to be summed, and
+ * NCCL needs both sides registered or none. */
 dc_status dc__arenas_create(dc_context *ctx, dc__arenas *arenas) {
   bool on_card = ctx->device->memory_space != 0;
   bool has_heap =
@@ -197,8 +197,7 @@ dc_status dc__arenas_create(dc_context *ctx, dc__arenas *arenas) {
                                : dc__arena_create(ctx->device, NULL, &arenas->buckets));
   DC__TRY(dc__arena_create(ctx->device, NULL, &arenas->working));
   arenas->staged = ctx->stream_ordered ? arenas->gathered : arenas->shared;
-  arenas->reloaded =
-      ctx->stream_ordered ? arenas->working : arenas->shared; /* events would change the addresses in shared */
+  arenas->reloaded = ctx->stream_ordered ? arenas->working : arenas->shared; /* events change addresses in `shared` */
   return DC_OK;
 }
 
@@ -223,7 +222,7 @@ dc_status dc__context_exchange(dc_context *ctx, int32_t group, dc__tag *tag, con
   return status;
 }
 
-/* The values that ranks must agree on, in the order of the names below. */
+/* Compares the ranks' configurations. `own` has the order of `names`. */
 static dc_status agree_on_config(dc_context *ctx, const char *fn) {
   static const char *const names[] = {"library version",
                                       "world size",
@@ -269,7 +268,7 @@ static dc_status agree_on_config(dc_context *ctx, const char *fn) {
   return status;
 }
 
-/* A private copy of the caller's communicator, which moves the device's memory. */
+/* Creates a private copy of the caller's communicator that can exchange the device's memory. */
 static dc_status copy_comm(dc_context *ctx, const char *fn, dc_comm *comm, dc_comm **copy) {
   if (comm == NULL) {
     return dc__comm_create_self(copy);
@@ -285,7 +284,8 @@ static dc_status copy_comm(dc_context *ctx, const char *fn, dc_comm *comm, dc_co
                                     fn, comm->ops->name, ctx->device->name, dc_last_error());
 }
 
-/* The ranks agree over the first communicator, before others are made as the config says. */
+/* The ranks compare their configurations over the first communicator, since the config decides which others they
+ * create. */
 static dc_status make_comms(dc_context *ctx, const char *fn, dc_comm *comm) {
   DC__TRY(copy_comm(ctx, fn, comm, &ctx->gather_comm));
   ctx->rank = ctx->gather_comm->rank;
@@ -342,7 +342,7 @@ static void free_resources(dc_context *ctx) {
   ctx->item_capacity = ctx->scratch_capacity = 0;
   dc__replicas_disconnect(ctx);
   dc__comm_release(ctx->replica_comm);
-  dc__comm_release_exclusive(ctx->reduce_comm); /* the caller's own where it cannot be copied */
+  dc__comm_release_exclusive(ctx->reduce_comm); /* the caller's own if it cannot be copied */
   dc__comm_release_exclusive(ctx->gather_comm);
   ctx->replica_comm = ctx->reduce_comm = ctx->gather_comm = NULL;
   dc__replicas_free(ctx);
@@ -367,7 +367,7 @@ static dc_status context_start(dc_context *ctx, const char *fn, dc_comm *comm) {
 dc_status dc__context_start(dc_context *ctx, const char *fn, dc_comm *comm, const dc_config *config,
                             int64_t bucket_elements) {
   ctx->config = *config;
-  ctx->config.double_buffer += config->double_buffer == 0; /* ranks compare what they mean, so defaults are filled in */
+  ctx->config.double_buffer += config->double_buffer == 0; /* fills in defaults, as ranks compare effective values */
   ctx->config.replicas += config->replicas == 0;
   ctx->bucket_elements = bucket_elements;
   dc_status status = context_start(ctx, fn, comm);

@@ -57,8 +57,8 @@ void dc__gathered_copy_free(const dc_context *ctx, const dc__param *param, dc__g
   copy->retained = false;
 }
 
-/* A copy that was taken is freed when its holder is done, which no event delays. So gathers into it and casts from it
- * must be done by now. */
+/* A copy that a caller retains is freed when the caller releases it, which no event delays. So gathers into it and
+ * casts from it must end first. */
 static void wait_retained_copies(const dc__param *param) {
   for (int32_t i = 0; i < DC__COPIES; i++) {
     const dc__gathered_copy *copy = &param->copies[i];
@@ -71,13 +71,13 @@ static void wait_retained_copies(const dc__param *param) {
 void dc__gather_free(dc_context *ctx, dc__param *param) {
   dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
   wait_retained_copies(param);
-  if (caller != NULL && has_copy(param)) { /* it may still read */
+  if (caller != NULL && has_copy(param)) { /* the caller's stream may still read it */
     if (dc__ensure_event(ctx, &param->last_read) == DC_OK) {
       dc__context_record_event(ctx, param->last_read, caller);
     } else {
       (void)dc__stream_sync(caller, 0);
     }
-    if (ctx->stream_ordered && param->last_read != NULL) { /* as the next gather would at any rate */
+    if (ctx->stream_ordered && param->last_read != NULL) { /* as the next gather would anyway */
       dc__event_wait(param->last_read, ctx->capturing ? caller : ctx->lanes[DC__LANE_GATHER]);
     }
   }
@@ -98,7 +98,7 @@ static dc_status check_gathered(const char *fn, const dc__param *param) {
                         param->id);
 }
 
-/* A profiler that times operators one by one forgets a gather's result before the wait. */
+/* With profiling, operators are timed one by one, and a gather's copy may be gone before its wait. */
 static bool is_forgotten(const dc_context *ctx, const dc__param *param) {
   return ctx->profiling && !has_copy(param);
 }

@@ -1,6 +1,6 @@
-/* The flight recorder: a ring of a context's last operations, which traces read too. Recording writes one entry under
- * the context's mutex, and the streams write their times into it; nothing is allocated and nothing waits. Entries are
- * made of atomics and carry their serial number last, so that dc__trace_dump (flight_recorder_dump.c) reads them from
+/* The flight recorder: a ring of a context's latest operations, which traces read too. Recording writes one entry under
+ * the context's mutex, and streams write their times into it. Nothing is allocated and nothing waits. An entry's fields
+ * are atomics, and its serial number is written last. So dc__trace_dump (flight_recorder_dump.c) can read entries from
  * any thread while calls are blocked. */
 #include <string.h>
 
@@ -75,27 +75,27 @@ int64_t dc__clocks_ns(const dc__clocks *c, int64_t ticks) {
   return ticks == 0 ? 0 : c->ns - (int64_t)((double)(c->ticks - ticks) * c->rate);
 }
 
-/* 0: not yet. */
+/* 0 until the device has reached the timestamp. */
 static int64_t timestamp_ns(dc__timestamp *stamp) {
   return stamp->device->ops->timestamp_ns(stamp);
 }
 
 dc__span_interval dc__span_times(dc__op_timing *span, const dc__clocks *c) {
-  int32_t pending = atomic_load(&span->pending); /* before the times, which its last piece wrote before */
+  int32_t pending = atomic_load(&span->pending); /* read before the times: the last piece of work writes them first */
   dc__timestamp *first = atomic_load(&span->first);
   dc__timestamp *last = atomic_load(&span->last);
   dc__span_interval times = {dc__clocks_ns(c, atomic_load(&span->begun)), dc__clocks_ns(c, atomic_load(&span->ended))};
-  if (last != NULL) { /* the host has said when it queued the work, or when a later piece of its own was done */
+  if (last != NULL) { /* times.ended is so far when the host queued the work or ended a later piece */
     const int64_t ns = timestamp_ns(last);
-    const bool is_virtual = dc__device_is_counting(last->device); /* then the host's clock is another one */
+    const bool is_virtual = dc__device_is_counting(last->device); /* its clock is not the host's */
     times.ended = ns == 0 || ns > times.ended || is_virtual ? ns : times.ended;
   }
-  times.begun = first != NULL ? timestamp_ns(first) : times.begun; /* after `last`: if that has passed, so has this */
+  times.begun = first != NULL ? timestamp_ns(first) : times.begun; /* after `last`: once that has passed, so has this */
   times.ended = pending > 0 || times.ended == 0 ? 0 : times.ended < times.begun ? times.begun : times.ended;
   return times;
 }
 
-/* The times of stamps become the span's own, if all is done. */
+/* If the operation is done, moves the times of its timestamps to the span. Returns whether it is done. */
 static bool resolve_stamps(const dc__recorder *r, dc__op_timing *span) {
   if (atomic_load(&span->first) == NULL && atomic_load(&span->last) == NULL) {
     return atomic_load_explicit(&span->pending, memory_order_acquire) == 0;
@@ -110,7 +110,7 @@ static bool resolve_stamps(const dc__recorder *r, dc__op_timing *span) {
   return times.ended != 0;
 }
 
-/* The same of a span that will not be read: its times are not needed. */
+/* The same for a span that is about to be overwritten, so its times are not stored. */
 static bool finish_span(dc__op_timing *span) {
   dc__timestamp *last = atomic_load(&span->last);
   if (atomic_load_explicit(&span->pending, memory_order_acquire) > 0 || (last != NULL && timestamp_ns(last) == 0)) {
@@ -142,16 +142,16 @@ dc__op_timing *dc__recorder_begin(dc_context *ctx, const dc__recorded_op *note) 
   int64_t serial = atomic_load_explicit(&r->recorded, memory_order_relaxed) + 1;
   dc__recorder_entry *e = dc__ring_entry(r->ring, serial);
   if (serial > DC__RECORDER_ENTRIES &&
-      r->ring->capacity > DC__RECORDER_ENTRIES) { /* so many have stamps, also in a larger ring */
+      r->ring->capacity > DC__RECORDER_ENTRIES) { /* this many entries may hold timestamps, also in a larger ring */
     (void)resolve_stamps(r, &dc__ring_entry(r->ring, serial - DC__RECORDER_ENTRIES)->span);
   }
   if (!finish_span(&e->span)) {
-    /* A stream still has this piece of work, a whole ring later: the reader will look for it, so it stays. */
+    /* The operation of one ring ago is still running. A reader looks for it, so it keeps the entry. */
     atomic_fetch_add_explicit(&r->dropped, 1, memory_order_relaxed);
     return NULL;
   }
   int64_t now = dc__ticks();
-  atomic_store_explicit(&e->serial, 0, memory_order_relaxed); /* readers: not whole */
+  atomic_store_explicit(&e->serial, 0, memory_order_relaxed); /* tells readers that the entry is incomplete */
   store_release_int64(&e->queued, now);
   store_release_int64(&e->span.begun, note->lane == DC__LANE_CALLER && group == DC__GROUP_NONE ? now : 0);
   store_release_int64(&e->span.ended, 0);
@@ -203,7 +203,7 @@ void dc__recorded_copy(dc_context *ctx, const dc__tag *tag, int32_t lane, void *
 
 /* ---- traces ---- */
 
-/* Another size, with the entries that fit. Nothing is queued: the streams hold pointers to the old ring. */
+/* Changes the size and keeps the latest entries that fit. No work may be queued, as it points into the old ring. */
 static dc_status resize_ring(dc__recorder *r, int64_t capacity) {
   dc__ring *old = r->ring;
   if (old->capacity == capacity) {
@@ -217,13 +217,13 @@ static dc_status resize_ring(dc__recorder *r, int64_t capacity) {
   int64_t keep = capacity < old->capacity ? capacity : old->capacity;
   for (int64_t i = 0; i < old->capacity; i++) {
     if (!resolve_stamps(r, &old->entries[i].span)) {
-      free_stamps(&old->entries[i].span); /* of a device that failed, which will not say */
+      free_stamps(&old->entries[i].span); /* the device has failed and will not report times */
     }
   }
   for (int64_t serial = last > keep ? last - keep + 1 : 1; serial <= last; serial++) {
     memcpy(dc__ring_entry(ring, serial), dc__ring_entry(old, serial), sizeof(dc__recorder_entry));
   }
-  pthread_mutex_lock(&r->mutex); /* a dump may be reading the old one */
+  pthread_mutex_lock(&r->mutex); /* a dump may be reading the old ring */
   r->ring = ring;
   pthread_mutex_unlock(&r->mutex);
   dc__free(old);

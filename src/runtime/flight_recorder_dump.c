@@ -1,5 +1,6 @@
-/* The flight recorder as a file of JSON, one a rank: written whole, or not at all. It takes no memory and not the
- * context's mutex, since it is wanted when calls hang or memory is short. `libdc trace` and `libdc doctor` read it. */
+/* Dumps the flight recorder to a JSON file, one per rank, which is written completely or not at all. A dump allocates
+ * nothing and does not lock the context's mutex, as it is needed when calls hang or memory is short. `libdc trace` and
+ * `libdc doctor` read the files. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -42,7 +43,7 @@ DC__PRINTF(2, 3) static void dump_printf(dump_file *f, const char *format, ...) 
   }
   va_list args;
   va_start(args, format);
-  int n = vsnprintf(f->text + f->used, MAX_LINE, format, args); /* every piece is shorter */
+  int n = vsnprintf(f->text + f->used, MAX_LINE, format, args); /* no call formats more */
   va_end(args);
   f->used += n > 0 && n < MAX_LINE ? (size_t)n : 0;
 }
@@ -62,7 +63,7 @@ static void dump_string(dump_file *f, const char *text) {
 
 /* ---- what is written ---- */
 
-/* One entry, unless it was being replaced meanwhile. */
+/* Writes one entry. Returns false if it was overwritten meanwhile. */
 static bool dump_entry(dump_file *f, const dc__recorder *r, const dc__clocks *c, dc__recorder_entry *e, int64_t serial,
                        const char *separator) {
   static const char *const lanes[DC__LANES] = {"caller", "gather", "reduce", "offload", "reload"};
@@ -84,7 +85,7 @@ static bool dump_entry(dump_file *f, const dc__recorder *r, const dc__clocks *c,
   if (atomic_load(&e->serial) != serial) {
     return false;
   }
-  bool is_offload = op >= DC_OP_OFFLOAD_TENSOR && op <= DC_OP_WAIT_RELOAD; /* whose numbers are its own */
+  bool is_offload = op >= DC_OP_OFFLOAD_TENSOR && op <= DC_OP_WAIT_RELOAD; /* its ids are not those of parameters */
   const char *name = is_offload ? NULL : dc__map_get(&r->names, id);
   const char *state = times.begun == 0 ? "queued" : times.ended == 0 ? "running" : failed ? "failed" : "done";
   dump_printf(f, "%s\n{\"n\":%" PRId64 ",\"op\":\"%s\",\"graph\":%" PRId32 ",\"id\":%lld", separator, serial,
@@ -117,7 +118,7 @@ static void dump_header(dump_file *f, const dc__recorder *r, const dc__clocks *c
   dump_string(f, r->failure.text);
 }
 
-/* The first serial that the ring still has, if `last` is its last. */
+/* The first serial in the ring if `last` is the latest. */
 static int64_t first_kept(const dc__recorder *r, int64_t last) {
   return last > r->ring->capacity ? last - r->ring->capacity + 1 : 1;
 }
@@ -138,7 +139,7 @@ static void dump_all(dump_file *f, const dc__recorder *r) {
   dump_flush(f);
 }
 
-/* Written under another name first, so that a reader of the folder finds all of it or nothing. */
+/* The file has another name until it is complete, so readers of the folder find all of it or nothing. */
 static dc_status dump_write_file(const dc__recorder *r, const char *fn, const char *folder) {
   char path[PATH_BYTES];
   char part[PATH_BYTES];
@@ -207,7 +208,7 @@ static bool is_failure(dc_status status) {
   return status <= DC_E_MISMATCH;
 }
 
-/* With the recorder's mutex held, as the ring must stay. */
+/* With the recorder's mutex held, so that the ring is not replaced. */
 static bool has_running_collective(const dc__recorder *r) {
   const dc__clocks c = dc__recorder_clocks(r);
   int64_t last = atomic_load(&r->recorded);
@@ -221,8 +222,8 @@ static bool has_running_collective(const dc__recorder *r) {
   return false;
 }
 
-/* The caller may see a group's failure before the stream's thread has ended the collective that failed, and a dump
- * would call that one running. One that does not end for seconds is stuck, and is dumped as running. */
+/* The caller may see a failure before the stream's thread has ended the collective that failed, which a dump would then
+ * show as running. A collective that does not end within STUCK_NS is stuck, and is dumped as running. */
 static void wait_for_failed_collective(const dc__recorder *r) {
   const struct timespec pause = {.tv_nsec = 100000};
   int64_t deadline = dc__now_ns() + STUCK_NS;
@@ -245,6 +246,6 @@ void dc__recorder_set_failure(dc_context *ctx, dc_status status) {
   if (dump && dump_write_file(r, "dump", r->folder) != DC_OK) {
     dc__logf(ctx, DC_LOG_WARNING, "no dump of rank %" PRId32 ": %s", ctx->rank, dc_last_error());
   }
-  (void)dc__failure_raise(&r->failure); /* the call's error is what the caller asks for */
+  (void)dc__failure_raise(&r->failure); /* restores the call's error, which the dump may have replaced */
   pthread_mutex_unlock(&r->mutex);
 }

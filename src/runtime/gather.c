@@ -18,7 +18,7 @@ dc_status dc__gather_dtype(const char *fn, const dc__param *param, int32_t *dtyp
   return DC_OK;
 }
 
-/* Memory and an event for a copy in a type. *made: it is new, and is dropped if the gather does not start. */
+/* Provides memory and an event for a copy in a type. *made: the copy is new, to be freed if no gather starts. */
 static dc_status open_copy(dc_context *ctx, const char *fn, dc_stream *stream, dc__param *param, int32_t dtype,
                            dc__gathered_copy **copy, bool *made) {
   *copy = dc__gather_copy(param, dtype);
@@ -49,7 +49,7 @@ static const void *device_shard(const dc__param *param) {
   return dc__shard_is_reloaded(param) ? param->device_shard : NULL;
 }
 
-/* Does this rank's shard have to be staged (cast, or copied to where peers can read it) before the gather? */
+/* Whether this rank's shard must be staged before the gather: cast, or copied to memory that peers can read. */
 static bool needs_staging(const dc_context *ctx, const dc__param *param, int32_t dtype) {
   if (dtype != param->dtype) {
     return true;
@@ -87,7 +87,7 @@ static void cancel_plan(dc_context *ctx, gather_plan *p) {
   }
 }
 
-/* Queues what precedes the collective and describes it; false if there is none for this parameter. */
+/* Queues the work before the collective and fills in its item. Returns false if a cast replaces the collective. */
 static bool gather_start_one(dc_context *ctx, dc_stream *stream, dc__op_timing *span, gather_plan *p,
                              dc__coll_item *item) {
   dc__param *param = p->param;
@@ -120,7 +120,7 @@ static bool gather_start_one(dc_context *ctx, dc_stream *stream, dc__op_timing *
   return true;
 }
 
-/* Counts what goes over the wire, and records it. */
+/* Counts the bytes on the wire and records the operation. */
 static dc__op_timing *record_gather(dc_context *ctx, const dc__tag *tag, const gather_plan *plans, int64_t count) {
   dc__recorded_op note = {.tag = tag, .lane = DC__LANE_GATHER, .dtype = plans[0].copy->dtype};
   for (int64_t i = 0; i < count; i++) {
@@ -160,7 +160,7 @@ static void gather_start(dc_context *ctx, dc_stream *stream, const dc__tag *name
   }
 }
 
-/* For all before any is started, so that a failure leaves nothing half-done. */
+/* Plans all gathers before any starts, so that a failure leaves nothing half done. */
 static dc_status plan_all(dc_context *ctx, const char *fn, dc_stream *stream, gather_plan *plans,
                           dc__param *const *params, const int32_t *dtypes, int64_t count) {
   dc_status status = DC_OK;
@@ -169,7 +169,7 @@ static dc_status plan_all(dc_context *ctx, const char *fn, dc_stream *stream, ga
     status = plan_gather(ctx, fn, stream, params[planned], dtypes[planned], &plans[planned]);
   }
   if (status != DC_OK) {
-    (void)dc__stream_sync(stream, 0); /* the stream may have to wait for the memory's earlier users */
+    (void)dc__stream_sync(stream, 0); /* the stream may still wait for earlier users of the memory */
     for (int64_t i = 0; i < planned; i++) {
       cancel_plan(ctx, &plans[i]);
     }
@@ -185,7 +185,7 @@ static dc_status gather_missing(dc_context *ctx, const char *fn, const dc__tag *
     DC__TRY(dc__context_synchronize(ctx));
   }
   dc_status status = plan_all(ctx, fn, stream, plans, params, dtypes, count);
-  if (status == DC_E_NO_MEMORY && ctx->stream_ordered && !ctx->capturing) { /* idle chunks may be the missing memory */
+  if (status == DC_E_NO_MEMORY && ctx->stream_ordered && !ctx->capturing) { /* idle chunks may have the memory */
     dc__arena_trim(ctx->arenas.gathered);
     status = plan_all(ctx, fn, stream, plans, params, dtypes, count);
   }
@@ -194,7 +194,7 @@ static dc_status gather_missing(dc_context *ctx, const char *fn, const dc__tag *
   return ctx->config.sync_after_allgather == 1 ? dc__context_synchronize(ctx) : DC_OK;
 }
 
-/* Says whether this call has planned the parameter in the type before, and notes that it has. */
+/* Returns whether this call has already planned the parameter in the type, and marks it as planned. */
 static bool note_planned(const dc_context *ctx, dc__param *param, int32_t dtype) {
   const uint32_t bit = UINT32_C(1) << dtype;
   if (param->planned_in != ctx->gather_calls) {
@@ -206,7 +206,7 @@ static bool note_planned(const dc_context *ctx, dc__param *param, int32_t dtype)
   return before;
 }
 
-enum { ON_STACK = 16 }; /* a plain gather, and most fused ones, need no memory of their own */
+enum { ON_STACK = 16 }; /* plans on the stack: single gathers and most fused ones allocate nothing */
 
 dc_status dc__gather(dc_context *ctx, const char *fn, int32_t op, dc__graph *graph, dc__param *const *params,
                      const int32_t *dtypes, int64_t count) {

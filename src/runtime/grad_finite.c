@@ -1,10 +1,10 @@
-/* Whether the gradients of a step are finite. The copies into buckets scan them (reduce.c) and note findings in memory
- * of the device, in the order of the caller's stream. The host reads that only on request. The context keeps the memory
- * for its whole life, so that a captured graph may write to it at each launch. */
+/* Whether the gradients of a step are finite. The copies into buckets (reduce.c) scan them and write findings to device
+ * memory, in the order of the caller's stream. The host reads them only on request. The context keeps the memory for
+ * its whole life, so that a captured graph may write to it at each launch. */
 #include "kernels/kernels.h"
 #include "runtime/runtime.h"
 
-/* Keys order as ids do, backwards: the largest is that of the lowest id. */
+/* Keys have the reverse order of ids: the largest key is that of the lowest id. */
 static uint64_t key_of(int64_t id) {
   return ~((uint64_t)id ^ (uint64_t)INT64_MIN);
 }
@@ -71,7 +71,7 @@ dc_status dc__grad_finite_query(dc_context *ctx, const char *fn, int32_t *finite
   dc__nonfinite note;
   DC__TRY(read_flag(ctx, &note));
   DC__TRY(dc__lane(ctx, DC__LANE_REDUCE, &stream));
-  DC__TRY(dc__stream_sync(stream, 0)); /* gathers may be under way where there is one communicator for all */
+  DC__TRY(dc__stream_sync(stream, 0)); /* gathers may be in progress if one communicator serves both */
   const int64_t own[2] = {note.found != 0, id_of(note.key)};
   int64_t table[2 * DC__COMM_MAX_WORLD];
   dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_GRADS_FINITE};

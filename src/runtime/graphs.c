@@ -1,4 +1,4 @@
-/* Graphs: registering, finding, forgetting, and what their ranks must agree on. */
+/* Graphs: registering, finding, forgetting, and what ranks must agree on. */
 #include <stdio.h>
 #include <string.h>
 
@@ -42,7 +42,7 @@ static void graph_free(dc_context *ctx, dc__graph *graph) {
   dc__free(graph);
 }
 
-/* Per parameter: what ranks must agree on, and what they exchange, their parts of the gradient. */
+/* A parameter's row: fields on which ranks must agree, then the rank's part of the gradient. */
 enum { ROW_STAGE, ROW_NUMEL, ROW_DTYPE, ROW_EXPECTED, ROW_AGREED, ROW_BEGIN = ROW_AGREED, ROW_COUNT, ROW };
 
 static void write_row(const dc__graph *graph, const dc__param *param, int64_t *row) {
@@ -54,12 +54,12 @@ static void write_row(const dc__graph *graph, const dc__param *param, int64_t *r
   row[ROW_COUNT] = param->grad_count;
 }
 
-/* Whether ranks must have the same: at stage 0 all of them want the whole gradient, or none. */
+/* Whether a field must be the same on all ranks. At stage 0 the count must, as all want the whole gradient or none. */
 static bool is_agreed(const int64_t *row, int field) {
   return field < ROW_AGREED || (field == ROW_COUNT && row[ROW_STAGE] == 0);
 }
 
-/* replicas: the two have the same place in their groups, so their parts of the gradient must be the same too. */
+/* replicas: both ranks hold the same shard in different groups, so their parts of the gradient must be the same too. */
 static dc_status compare_rows(const char *fn, const dc__param *param, const int64_t *row, int32_t rank,
                               const int64_t *peer_row, int32_t peer, bool replicas) {
   static const char *const names[ROW] = {"stage",  "number of elements",         "data type", "expected gradient type",
@@ -76,8 +76,8 @@ static dc_status compare_rows(const char *fn, const dc__param *param, const int6
   return DC_OK;
 }
 
-/* Compares this rank with all, and each rank with its replica in the first group, so that a difference is an error of
- * every rank. rows: those of a parameter, one a rank of the communicator, `step` apart. */
+/* Compares this rank with all, and each rank with its replica in the first group, so that every rank fails if any two
+ * differ. rows: the parameter's, one per rank of the communicator, `step` apart. */
 static dc_status compare_ranks(const dc_context *ctx, const char *fn, const dc_comm *all, const dc__param *param,
                                const int64_t *rows, int64_t step) {
   for (int32_t rank = 0; rank < all->world; rank++) {
@@ -95,7 +95,7 @@ static bool is_in_another_graph(const dc__graph *old, const dc__param *param) {
   return param->graphs > 1 + (old != NULL && dc__map_get(&old->params, param->id) != NULL);
 }
 
-/* Memory for a split that is not even, before ranks have agreed. */
+/* Allocates memory for uneven splits before ranks agree, as no rank may fail afterwards. */
 static dc_status make_splits(const dc_context *ctx, const dc__graph *graph) {
   for (int64_t i = 0; i < graph->params.count; i++) {
     dc__param *param = graph->params.values[i];
@@ -119,7 +119,7 @@ static void drop_unused_splits(const dc__graph *graph) {
   }
 }
 
-/* Takes over which part of a gradient each rank owns. rows: those of the parameter, one a rank, `step` apart. */
+/* Stores which part of a gradient each rank owns. rows: the parameter's, one per rank, `step` apart. */
 static void adopt_split(const dc_context *ctx, dc__param *param, const int64_t *rows, int64_t step) {
   bool even = true;
   param->frozen = true;
@@ -133,7 +133,7 @@ static void adopt_split(const dc_context *ctx, dc__param *param, const int64_t *
   param->owned = even ? dc__chunks_even_split(ctx, param->numel) : param->own_split;
 }
 
-/* Stage 0 reduces into whole gradients, which the split of another graph may not have. */
+/* Stage 0 reduces into whole gradients, but another graph may have fixed a split into parts. */
 static dc_status check_whole(const dc_context *ctx, const char *fn, const dc__param *param) {
   for (int32_t rank = 0; rank < ctx->world && !param->frozen; rank++) {
     const dc__range *owned = &param->owned[rank];
@@ -147,8 +147,8 @@ static dc_status check_whole(const dc_context *ctx, const char *fn, const dc__pa
   return DC_OK;
 }
 
-/* A parameter of another graph has a split already, which that graph keeps. The buffer may be away on all ranks; it is
- * not frozen then, and its split counts all the same. */
+/* A parameter in another graph already has a split, which must not change. If its buffer was removed on all ranks, the
+ * parameter is not frozen, and the split still applies. */
 static dc_status compare_split(const dc_context *ctx, const char *fn, const dc__graph *graph, const dc__param *param,
                                const int64_t *rows, int64_t step) {
   bool all_missing = true;
@@ -172,8 +172,8 @@ static dc_status compare_split(const dc_context *ctx, const char *fn, const dc__
   return DC_OK;
 }
 
-/* Ranks of a counting group are not there. Where this rank has its even part of a gradient, they have theirs; another
- * split cannot be known. */
+/* The other ranks of a counting device's group do not exist. If this rank has its even part of a gradient, so have
+ * they; any other split is unknown. */
 static dc_status write_absent_rows(const dc_context *ctx, const char *fn, const dc__graph *graph, int32_t world,
                                    int64_t *table, int64_t step) {
   for (int64_t i = 0; i < graph->params.count && graph->stage > 0; i++) {
@@ -197,8 +197,8 @@ static dc_status write_absent_rows(const dc_context *ctx, const char *fn, const 
   return DC_OK;
 }
 
-/* One small collective of all ranks: they compare the graph, and learn which rank owns which part of each gradient. A
- * row for the graph itself comes last, so that a rank with an empty graph also takes part. */
+/* In one small collective, all ranks exchange what they compare, and which part of each gradient they own. A row for
+ * the graph itself comes last, so that a rank with an empty graph also takes part. */
 static dc_status exchange_graph(dc_context *ctx, const char *fn, const dc_comm *all, const dc__graph *graph,
                                 int64_t *own_rows, int64_t *table) {
   const int64_t count = graph->params.count, step = (count + 1) * ROW;
@@ -212,7 +212,7 @@ static dc_status exchange_graph(dc_context *ctx, const char *fn, const dc_comm *
   return dc__device_is_counting(ctx->device) ? write_absent_rows(ctx, fn, graph, all->world, table, step) : DC_OK;
 }
 
-/* The split is read from the rows of this rank's group. */
+/* Compares the rows of all ranks, and stores the splits in the rows of this rank's group. */
 static dc_status adopt_splits(const dc_context *ctx, const char *fn, const dc_comm *all, const dc__graph *graph,
                               const dc__graph *old, const int64_t *table) {
   const int64_t count = graph->params.count, step = (count + 1) * ROW;
@@ -328,7 +328,7 @@ dc_status dc__graph_register(dc_context *ctx, const char *fn, int64_t graph_id, 
   if (status == DC_OK) {
     status = graph_fill(ctx, fn, graph, old, ids, count);
     if (status != DC_OK && old != NULL) {
-      (void)dc__map_put(&ctx->graphs, graph_id, old); /* its place is there */
+      (void)dc__map_put(&ctx->graphs, graph_id, old); /* cannot fail: the map has space for it */
     } else if (status != DC_OK) {
       dc__map_remove(&ctx->graphs, graph_id);
     }
@@ -363,6 +363,6 @@ void dc__graphs_free(dc_context *ctx) {
 dc_status dc__graphs_reset(dc_context *ctx, const char *fn) {
   DC__TRY(dc__graph_check_idle(ctx, fn, NULL));
   dc__graphs_free(ctx);
-  ctx->finite_known = false; /* but what was found counts in this step, as the gradients in the buffers do */
+  ctx->finite_known = false; /* findings so far still count in this step, as gradients in the buffers do */
   return DC_OK;
 }

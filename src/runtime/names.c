@@ -1,18 +1,18 @@
-/* Names of parameters, for people. Texts are made with numbers where something is found, in transports and on other
- * ranks too, which know no names. A text gets the names when it leaves the context. */
+/* Names of parameters, for error texts and logs. Texts are first written with ids, since transports and other ranks do
+ * not know the names. The names are added when a text leaves the context. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/flight_recorder_internal.h"
 
-enum { SHOWN = 96 }; /* bytes of a name in a text, which has 512 */
+enum { SHOWN = 96 }; /* maximum bytes of a name in a text of 512 bytes */
 
 static const char *find_name(const dc_context *ctx, int64_t id) {
   return dc__map_get(&ctx->recorder->names, id);
 }
 
-/* A dump reads them without the context's mutex. */
+/* Takes the recorder's mutex, as a dump reads names without the context's. */
 static bool set_name(dc_context *ctx, int64_t id, char *name) {
   dc__recorder *r = ctx->recorder;
   bool set_name = true;
@@ -79,7 +79,7 @@ static void append_text(text_buffer *t, const char *bytes, size_t count) {
   t->at[t->used] = '\0';
 }
 
-/* " (name)"; of a long one the end, which says more of "model.layers.7.mlp.weight". */
+/* Writes " (name)". It keeps the end of a long name, which tells more in "model.layers.7.mlp.weight". */
 static void make_label(const char *name, char label[SHOWN + 8]) {
   size_t length = strlen(name);
   const char *shown = name + (length > SHOWN ? length - SHOWN : 0);
@@ -101,7 +101,7 @@ void dc__names_annotate(const dc_context *ctx, const char *plain, char *named, s
     if (name != NULL) {
       make_label(name, label);
     }
-    bool has_it = strncmp(end, label, strlen(label)) == 0; /* a failure is raised again and again */
+    bool has_it = strncmp(end, label, strlen(label)) == 0; /* a failure that is raised again has its names already */
     append_text(&t, next, (size_t)(end - next));
     append_text(&t, label, has_it ? 0 : strlen(label));
     next = plain = end;

@@ -13,7 +13,7 @@ dc_status dc__offloaded_find(dc__graph *graph, const char *fn, int64_t id, dc__o
                                    graph->id);
 }
 
-/* From here on value->reloaded stands for the caller's reads of both copies too. */
+/* From here on, value->reloaded also covers the caller's reads of both copies. */
 static void mark_last_read(dc_context *ctx, dc__offloaded *value) {
   dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
   if (caller != NULL) {
@@ -86,8 +86,8 @@ static void forget_device(dc_context *ctx, dc__offloaded *value) {
   ctx->reload_bytes -= (int64_t)value->bytes;
 }
 
-/* The device copy lives on while the caller retains it. Blocks until the reload is done, since no later call may wait
- * for it. */
+/* The device copy stays valid while the caller retains it. Blocks until the reload is done, since no later call may
+ * wait for it. */
 static void drop_device(dc_context *ctx, dc__offloaded *value) {
   if (value->device != NULL) {
     dc__event_wait(value->reloaded, NULL);
@@ -122,7 +122,7 @@ dc_status dc__offload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, 
   int64_t numel;
   DC__TRY(dc__tensor_read(fn, "tensor", tensor, false, &t, &numel));
   DC__TRY(dc__tensor_check_output(fn, "out", out));
-  /* A tensor of the calling thread may be freed when the call returns, so that thread copies it. */
+  /* Without a caller's stream, the tensor may be freed when the call returns, so the calling thread copies it. */
   dc_stream *stream = NULL;
   DC__TRY(ctx->lanes[DC__LANE_CALLER] != NULL ? dc__lane(ctx, DC__LANE_OFFLOAD, &stream) : DC_OK);
   dc__offloaded *value = dc__map_get(&graph->values, id);
@@ -178,7 +178,7 @@ dc_status dc__reload_tensor(dc_context *ctx, const char *fn, dc__graph *graph, i
     DC__TRY(dc__arena_alloc(ctx->arenas.working, stream, value->bytes, &data));
     dc_status status = dc__buffer_create(ctx->arenas.working, data, value->bytes, &value->device);
     if (status != DC_OK) {
-      (void)dc__stream_sync(stream, 0); /* for the memory's earlier users */
+      (void)dc__stream_sync(stream, 0); /* it may still wait for earlier users of the memory */
       return status;
     }
     dc__wait_for_caller(ctx, stream);
@@ -210,7 +210,7 @@ dc_status dc__wait_reload(dc_context *ctx, const char *fn, dc__graph *graph, int
   return write_value(fn, value, value->device, out);
 }
 
-/* Whether it is the context's, and stays so: a gathered copy or an offloaded tensor's host copy. */
+/* Whether the context keeps the buffer: a gathered copy, or the host copy of an offloaded tensor. */
 static bool keeps_buffer(const dc_context *ctx, const dc_buffer *buffer) {
   DC__MAP_EACH (&ctx->params, i) {
     const dc__param *param = ctx->params.values[i];
@@ -266,7 +266,7 @@ dc_status dc__reload_shard(dc_context *ctx, const dc__graph *graph, dc__param *p
   DC__TRY(dc__ensure_event(ctx, &param->reloaded));
   DC__TRY(dc__ensure_event(ctx, &param->shard_read));
   size_t bytes = (size_t)param->chunks[ctx->rank].count * dc_dtype_size(param->dtype);
-  dc__free_device_shard(ctx, param); /* the weights changed since */
+  dc__free_device_shard(ctx, param); /* its weights are out of date */
   DC__TRY(dc__arena_alloc(ctx->arenas.reloaded, stream, bytes, &param->device_shard));
   dc__wait_for_caller(ctx, stream);
   const dc__tag tag = {.graph_id = graph->ordinal, .id = param->id, .op = DC_OP_RELOAD_PARAMETER};
@@ -282,7 +282,7 @@ void dc__free_device_shard(dc_context *ctx, dc__param *param) {
   if (param->device_shard == NULL) {
     return;
   }
-  if (ctx->lanes[DC__LANE_GATHER] != NULL) { /* gathers under way read it, and peers do */
+  if (ctx->lanes[DC__LANE_GATHER] != NULL) { /* gathers in progress may read it, on peers too */
     dc__context_record_event(ctx, param->shard_read, ctx->lanes[DC__LANE_GATHER]);
   }
   dc__arena_free(ctx->arenas.reloaded, param->device_shard, param->shard_read, param->reloaded);

@@ -48,7 +48,7 @@ static void param_free(dc_context *ctx, dc__param *param) {
   dc__free(param);
 }
 
-/* The weights that a caller registered: a shard of the right length for stage 3, the whole or nothing before. */
+/* Checks and stores the registered weights: for stage 3 a shard of the right length, else the whole tensor or none. */
 static dc_status set_weights(dc_context *ctx, const char *fn, const dc__param_spec *spec, dc__param *param) {
   dc_tensor t;
   int64_t count;
@@ -82,7 +82,7 @@ static dc_status set_weights(dc_context *ctx, const char *fn, const dc__param_sp
   }
   DC__TRY(dc__device_check_alignment(fn, name, ctx->device, t.data, count, dc_dtype_size(t.dtype)));
   dc_comm *comm = ctx->gather_comm;
-  if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && count > 0 && /* padding too: what other ranks refuse */
+  if (ctx->config.symmetric_memory == 1 && ctx->world > 1 && count > 0 && /* padding too, so that ranks agree */
       !comm->ops->peer_accessible(comm, t.data, (size_t)count * dc_dtype_size(t.dtype))) {
     return dc__fail(DC_E_INVALID,
                     "%s: shard of parameter %" PRId64
@@ -94,11 +94,11 @@ static dc_status set_weights(dc_context *ctx, const char *fn, const dc__param_sp
   return DC_OK;
 }
 
-/* A gradient buffer, checked against the parameter: *part is what it covers, without padding. */
+/* Checks a gradient buffer against the parameter. *part: the elements that it covers, without padding. */
 static dc_status read_grad(const dc_context *ctx, const char *fn, const dc__param *param, const dc_tensor *grad,
                            int64_t offset, dc_tensor *t, int64_t *count, dc__range *part) {
   DC__TRY(dc__tensor_read(fn, "grad_buffer", grad, true, t, count));
-  if (grad != NULL && !dc__dtype_is_float(t->dtype)) { /* also of an empty one: other ranks' may not be */
+  if (grad != NULL && !dc__dtype_is_float(t->dtype)) { /* also if empty, as it may not be on other ranks */
     return dc__fail(DC_E_DTYPE, "%s: grad_buffer of parameter %" PRId64 " is %s, must be a floating-point type", fn,
                     param->id, dc_dtype_name(t->dtype));
   }
@@ -127,7 +127,7 @@ static dc_status read_grad(const dc_context *ctx, const char *fn, const dc__para
   return DC_OK;
 }
 
-/* Set to zero, and taken. count with padding. */
+/* Zeroes the buffer and makes it the parameter's. count includes padding. */
 static void bind_grad(dc_context *ctx, dc__param *param, const dc_tensor *t, int64_t count, dc__range part) {
   if (count > 0) {
     dc_stream *caller = ctx->lanes[DC__LANE_CALLER];
@@ -202,7 +202,7 @@ dc_status dc__param_unregister(dc_context *ctx, const char *fn, int64_t id) {
                     "dc_release_param or dc_context_step_abort first",
                     fn, id);
   }
-  DC__TRY(dc__context_synchronize(ctx)); /* collectives under way read its ranges and its shard */
+  DC__TRY(dc__context_synchronize(ctx)); /* collectives in progress read its ranges and its shard */
   dc__map_remove(&ctx->params, id);
   dc__name_remove(ctx, id);
   param_free(ctx, param);
@@ -232,14 +232,14 @@ dc_status dc__param_set_grad(dc_context *ctx, const char *fn, int64_t id, const 
                     fn, id, part.begin, part.begin + part.count, owned.begin, owned.begin + owned.count);
   }
   if (param->grad != NULL) {
-    dc__event_wait(ctx->caller_event, NULL); /* the old buffer may still be set to zero */
+    dc__event_wait(ctx->caller_event, NULL); /* the stream may still be zeroing the old buffer */
   }
   bind_grad(ctx, param, &t, count, part);
   return DC_OK;
 }
 
-/* A rank that owns nothing cannot tell whether the buffer was taken away. So where there is one, all ranks go on, and
- * learn it when they compare the reduction (comm/signature.h). */
+/* A rank that owns nothing cannot know whether buffers were removed. If there is such a rank, all ranks continue, and
+ * fail when they compare the reduction (comm/signature.h). */
 dc_status dc__param_check_buffer(const dc_context *ctx, const char *fn, const dc__param *param) {
   if (param->grad != NULL) {
     return DC_OK;

@@ -20,7 +20,7 @@ static dc__buckets *find_buckets(dc_context *ctx, int32_t dtype) {
       return &ctx->buckets[i];
     }
   }
-  return NULL; /* four floating-point types have four places */
+  return NULL; /* unreachable: there is a place for each floating-point type */
 }
 
 static void free_data(dc_context *ctx, dc__bucket *bucket) {
@@ -31,7 +31,7 @@ static void free_data(dc_context *ctx, dc__bucket *bucket) {
   }
 }
 
-/* Room for `elements` in an empty bucket. */
+/* Makes space for `elements` in an empty bucket. */
 static dc_status size_bucket(dc_context *ctx, dc__bucket *bucket, int32_t dtype, int64_t elements) {
   if (bucket->data != NULL && bucket->capacity >= elements) {
     return DC_OK;
@@ -64,7 +64,7 @@ void dc__buckets_free(dc_context *ctx) {
 
 /* ---- flushing ---- */
 
-/* At stage 0 every rank reduces its chunk of the gradient in place, and then all get all chunks. */
+/* At stage 0 every rank reduces its chunk of the gradient in place, and then gathers all chunks. */
 static void reduce_items(dc_context *ctx, dc_stream *stream, const dc__tag *tag, dc__buckets *buckets) {
   int64_t count = 0;
   dc__comm_reduce_scatter(ctx->reduce_comm, stream, tag, buckets->items, buckets->item_count);
@@ -161,13 +161,13 @@ int32_t dc__reduce_dtype(const dc__param *param, int32_t dtype) {
   return param->local_sum == NULL ? dtype : type_of_sum(param->local_sum_dtype, dtype);
 }
 
-/* Prepares to drop a local sum, so that the drop cannot fail. */
+/* Creates the event for drop_local_sum(), which cannot fail afterwards. */
 static dc_status prepare_drop(dc_context *ctx, dc__param *param) {
   bool later = param->local_sum != NULL && ctx->lanes[DC__LANE_CALLER] != NULL;
   return later ? dc__ensure_event(ctx, &param->last_read) : DC_OK;
 }
 
-/* After the last work that reads it was queued. */
+/* Call after the last work that reads the sum is queued. */
 static void drop_local_sum(dc_context *ctx, dc__param *param) {
   if (ctx->lanes[DC__LANE_CALLER] != NULL) {
     dc__context_record_event(ctx, param->last_read, ctx->lanes[DC__LANE_CALLER]);
@@ -176,7 +176,7 @@ static void drop_local_sum(dc_context *ctx, dc__param *param) {
   param->local_sum = NULL;
 }
 
-/* Stage 1 between boundaries: the gradient joins the local sum, which moves when it needs a wider type. */
+/* Stage 1, before the step's last backward: adds the gradient to the local sum, which may need a wider type. */
 static dc_status add_locally(dc_context *ctx, dc__param *param, const dc_tensor *grad, int32_t dtype) {
   void *sum = param->local_sum;
   bool first = sum == NULL;
@@ -206,7 +206,7 @@ static dc_status add_locally(dc_context *ctx, dc__param *param, const dc_tensor 
   return DC_OK;
 }
 
-/* A slot of `elements` in the filling bucket; flushes what is there when it does not fit. */
+/* Takes a slot of `elements` in the bucket being filled, after a flush if it does not fit. */
 static dc_status open_slot(dc_context *ctx, dc__buckets *buckets, int64_t elements, void **slot) {
   if (!dc__array_reserve((void **)&buckets->items, &buckets->item_capacity, buckets->item_count + 1,
                          sizeof *buckets->items) ||
@@ -231,7 +231,7 @@ static dc_status open_slot(dc_context *ctx, dc__buckets *buckets, int64_t elemen
   return DC_OK;
 }
 
-/* Where this rank's part of a reduced gradient goes. */
+/* Describes the reduction of a slot: where this rank's part of the result goes. */
 static dc__coll_item reduce_coll_item(const dc_context *ctx, const dc__graph *graph, dc__param *param, const void *slot,
                                       int32_t dtype) {
   dc__coll_item item = {.send = slot,
@@ -253,7 +253,7 @@ static dc__coll_item reduce_coll_item(const dc_context *ctx, const dc__graph *gr
   return item;
 }
 
-/* A gradient, together with the local sum before it; grad NULL: the local sum alone. */
+/* A gradient plus the local sum, if any; grad NULL: the local sum alone. */
 typedef struct grad_contribution {
   const dc__graph *graph;
   dc__param *param;
@@ -265,7 +265,7 @@ static const char *elements_at(const void *base, int64_t elements, int32_t dtype
   return (const char *)base + (size_t)elements * dc_dtype_size(dtype);
 }
 
-/* Copies elements of the gradient, added up, into a slot. */
+/* Writes elements of the gradient plus the local sum to a slot. */
 static void fill_slot(dc_context *ctx, const grad_contribution *c, void *slot, int64_t begin, int64_t count) {
   const dc__param *param = c->param;
   bool summed = param->local_sum != NULL;
@@ -305,7 +305,7 @@ static dc_status add_whole(dc_context *ctx, dc__buckets *buckets, const grad_con
   return DC_OK;
 }
 
-/* The pieces go through both buckets in turn. Nothing but a failure of the group stops them on the way. */
+/* The pieces go through both buckets in turn. Only a failure of the group can stop them halfway. */
 static dc_status add_pieces(dc_context *ctx, dc__buckets *buckets, const grad_contribution *c) {
   const dc__param *param = c->param;
   const int64_t width = dc__piece_width(ctx);
@@ -367,8 +367,8 @@ dc_status dc__reduce_grad(dc_context *ctx, const char *fn, dc__graph *graph, dc_
 
 /* ---- the end of a backward ---- */
 
-/* Stage 1: the local sums that no gradient of the step's last backward took along. Graphs and their parameters have
- * one order on all ranks. */
+/* Stage 1: reduces local sums to which the step's last backward added no gradient. Graphs and their parameters have the
+ * same order on all ranks. */
 static dc_status reduce_local_sums(dc_context *ctx, const char *fn) {
   DC__MAP_EACH (&ctx->graphs, g) {
     const dc__graph *graph = ctx->graphs.values[g];

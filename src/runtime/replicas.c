@@ -1,15 +1,15 @@
-/* Hybrid sharding: the ranks are `replicas` groups of consecutive ranks. Parameters are split inside a group, so that
- * gathers stay there, and each group has all of them.
+/* Hybrid sharding: the ranks form `replicas` groups of consecutive ranks. Parameters are sharded inside a group, so
+ * gathers stay inside it, and each group has all parameters. The ranks with the same part in each group are replicas.
  *
- * Gradients are reduced over all ranks, as plain ZeRO of as many ranks does, with the same bits: each rank sums a piece
- * of its part. Then replicas gather their part's pieces from each other. Together this moves as many bytes as an
- * all-reduce of the parts. */
+ * Gradients are reduced over all ranks, with the same bits as in plain ZeRO: each rank sums one piece of its part. Then
+ * replicas gather the pieces of their part from each other. Both together move as many bytes as an all-reduce of the
+ * parts. */
 #include "runtime/replicas.h"
 
 #include <pthread.h>
 #include <string.h>
 
-/* ---- memory of flushes, which is used again ---- */
+/* ---- memory of flushes, which is reused ---- */
 
 /* Ranges of a flush's items, which collectives read until they are done. */
 typedef struct replica_block {
@@ -20,9 +20,9 @@ typedef struct replica_block {
 } replica_block;
 
 typedef struct dc__replica_blocks {
-  pthread_mutex_t mutex; /* guards `free`: blocks are given back on the reduce stream */
+  pthread_mutex_t mutex; /* guards `free`: the reduce stream returns blocks */
   replica_block *free;
-  size_t count;           /* the most that a flush has needed; new blocks have it */
+  size_t count;           /* ranges of the largest flush so far, the size of new blocks */
   dc__coll_item *gathers; /* of the flush in progress */
   int64_t gather_capacity;
 } dc__replica_blocks;
@@ -107,7 +107,7 @@ void dc__replicas_disconnect(dc_context *ctx) {
   }
 }
 
-/* The parts are groups of their own, which the caller's dc_comm_set_checksums() does not reach. */
+/* gather_comm and replica_comm are separate groups, which the caller's dc_comm_set_checksums() does not reach. */
 void dc__replicas_share_checksums(dc_context *ctx) {
   const dc_comm *all = ctx->reduce_comm;
   if (ctx->replica_comm == NULL || all->ops->has_checksums == NULL) {
@@ -126,7 +126,7 @@ void dc__replicas_share_checksums(dc_context *ctx) {
 
 /* ---- flushes ---- */
 
-/* The pieces of a group's parts, one for each of all ranks. */
+/* Cuts the parts of a group into pieces, one for each rank of all groups. */
 static void cut_parts(const dc_context *ctx, const dc__range *parts, dc__range *pieces) {
   const int32_t replicas = ctx->replica_comm->world;
   for (int32_t all = 0; all < ctx->reduce_comm->world; all++) {
@@ -136,7 +136,7 @@ static void cut_parts(const dc_context *ctx, const dc__range *parts, dc__range *
   }
 }
 
-/* Of an item: pieces of all ranks, and those of this rank's part, from its beginning. */
+/* Ranges of an item: the pieces of all ranks, and those of this rank's part, which count from the part's begin. */
 typedef struct replica_ranges {
   dc__range *pieces, *own;
 } replica_ranges;
@@ -158,8 +158,8 @@ static void *own_piece(const dc_context *ctx, const dc__coll_item *item, replica
   return item->recv == NULL ? NULL : (char *)item->recv + (size_t)begin * dc_dtype_size(item->recv_dtype);
 }
 
-/* The gather that follows an item's reduction: at stage 0 of all pieces among all ranks, else of this rank's part among
- * its replicas. */
+/* The gather after an item's reduction: at stage 0 of all pieces among all ranks, else of this rank's part among its
+ * replicas. */
 static dc__coll_item replicas_gather_item(const dc_context *ctx, const dc__coll_item *item, const dc__param *whole,
                                           replica_ranges r) {
   return (dc__coll_item){.send = own_piece(ctx, item, r),
@@ -171,8 +171,8 @@ static dc__coll_item replicas_gather_item(const dc_context *ctx, const dc__coll_
                          .recv_dtype = item->recv_dtype};
 }
 
-/* Turns the items into reductions of pieces, and fills in the gathers behind them: those among all ranks from the
- * beginning on, those among replicas from the end on. Returns how many of the first there are. */
+/* Turns the items into reductions of pieces, and fills in the gathers that follow: those among all ranks from the
+ * front, those among replicas from the back. Returns the number of the former. */
 static int64_t plan_items(const dc_context *ctx, dc__buckets *buckets, dc__range *block, dc__coll_item *gathers) {
   int64_t among_all = 0, last = buckets->item_count;
   for (int64_t i = 0; i < buckets->item_count; i++) {
@@ -181,7 +181,7 @@ static int64_t plan_items(const dc_context *ctx, dc__buckets *buckets, dc__range
     const dc__param *whole = item->ranges == param->chunks && !param->sharded ? param : NULL;
     const replica_ranges r = ranges_of(ctx, block, i);
     fill_ranges(ctx, item, r);
-    item->lacks_recv = item->recv == NULL && item->ranges[ctx->rank].count > 0; /* its own piece may be empty */
+    item->lacks_recv = item->recv == NULL && item->ranges[ctx->rank].count > 0; /* even if its piece is empty */
     gathers[whole != NULL ? among_all++ : --last] = replicas_gather_item(ctx, item, whole, r);
     item->recv = own_piece(ctx, item, r);
     item->ranges = r.pieces;
@@ -189,7 +189,7 @@ static int64_t plan_items(const dc_context *ctx, dc__buckets *buckets, dc__range
   return among_all;
 }
 
-/* After a reduction that failed, a gather among replicas would move pieces that were never reduced. */
+/* Aborts the replicas' gather if the reduction failed: it would move pieces that were never reduced. */
 static void end_replicas_task(void *args) {
   dc_context *ctx;
   memcpy(&ctx, args, sizeof ctx);
@@ -217,7 +217,7 @@ void dc__replicas_reduce(dc_context *ctx, dc_stream *stream, const dc__tag *tag,
   dc__comm_run_behind(ctx->reduce_comm, stream, replica_give_block, block);
 }
 
-/* Elements of this rank's pieces of a gradient, which goes through buckets whole or in pieces of its own. */
+/* Elements of a gradient that this rank sums. cut: a large gradient goes through buckets in pieces (chunks.c). */
 static int64_t summed_elements(const dc_context *ctx, const dc__param *param, const dc__range *parts, bool cut) {
   const int64_t pieces = cut ? dc__piece_count(ctx, param->numel) : 1;
   int64_t own = 0;
@@ -236,7 +236,7 @@ int64_t dc__replicas_wire_bytes(const dc_context *ctx, int32_t stage, const dc__
          (gathered - own) * (int64_t)dc_dtype_size(param->grad_dtype);
 }
 
-/* Another rank may have ended one of the three for what this one knows from another. */
+/* Keeps a cause rather than DC_E_ABORTED: another rank may have aborted one communicator since another one failed. */
 dc_status dc__replicas_check(dc_context *ctx) {
   dc_comm *const comms[] = {ctx->gather_comm, ctx->reduce_comm, ctx->replica_comm};
   dc__failure failure = {DC_OK, ""};

@@ -74,7 +74,7 @@ static dc_status dry_gather(dc_context *ctx, const char *fn, int32_t op, int64_t
   dc__param *param;
   DC__TRY(dc__graph_find_param(ctx, fn, graph_id, id, true, &graph, &param));
   DC__TRY(dc__gather_dtype(fn, param, &dtype));
-  if (op != DC_OP_PREFETCH_PARAMS_FUSED) { /* which returns no tensor */
+  if (op != DC_OP_PREFETCH_PARAMS_FUSED) { /* a prefetch returns no tensor */
     info->shape = param->ndim > 0 ? param->shape : NULL;
     info->ndim = param->ndim;
     info->dtype = dtype;
@@ -140,7 +140,7 @@ static dc_status dry_end_backward(dc_context *ctx, const char *fn, int64_t graph
   return DC_OK;
 }
 
-/* Offloads that were made before know their shape; the first use has that of its argument. */
+/* After the first offload the shape is known; at the first one it is the argument's. */
 static dc_status dry_value(dc_context *ctx, const char *fn, int32_t op, int64_t graph_id, int64_t id,
                            dc_op_info *info) {
   dc__graph *graph;
