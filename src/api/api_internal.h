@@ -1,4 +1,4 @@
-/* Shared by the public entry points: each checks its arguments, enters the context, calls inward, and leaves. */
+/* Shared by the public functions: each checks its arguments, enters the context, calls its module, and leaves. */
 #ifndef DC_API_INTERNAL_H
 #define DC_API_INTERNAL_H
 
@@ -29,9 +29,9 @@ _Static_assert(sizeof(dc_layer_cost) >= DC__LAYER_COST_SIZE_0_1, "0.1");
 _Static_assert(sizeof(dc_layer_plan_options) >= DC__LAYER_PLAN_OPTIONS_SIZE_0_1, "0.1");
 _Static_assert(sizeof(dc_layer_plan) >= DC__LAYER_PLAN_SIZE_0_1, "0.1");
 
-/* low <= value <= high. */
+/* DC_E_INVALID unless low <= value <= high. */
 dc_status dc__check_range(const char *fn, const char *argument, int64_t value, int64_t low, int64_t high);
-/* A flag that must be 0 or 1. */
+/* DC_E_INVALID unless the flag is 0 or 1. */
 dc_status dc__check_flag(const char *fn, const char *argument, int32_t value);
 
 /* Reads a layer's configuration with its defaults filled in. */

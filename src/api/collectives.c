@@ -1,4 +1,4 @@
-/* Chapter 5: collectives on tensors. Checks the arguments and makes ranges of counts; src/comm launches the rest. */
+/* Chapter 5: collectives on tensors. Checks arguments and turns counts into ranges; src/comm does the rest. */
 #include "comm/comm.h"
 
 #include <inttypes.h>
@@ -40,7 +40,7 @@ static dc_status read_coll_tensor(const char *fn, const char *argument, const dc
   return DC_OK;
 }
 
-/* The ranks' ranges, back to back. If counts is NULL, each has `each` elements. */
+/* Sets the ranks' ranges, one after another. If counts is NULL, each has `each` elements. */
 static dc_status ranges_of_counts(const char *fn, const char *argument, const dc_comm *comm, const int64_t *counts,
                                   int64_t each, dc__range *ranges, int64_t *total) {
   *total = 0;
@@ -86,7 +86,7 @@ static dc_status check_reduce_op(const char *fn, int32_t op, int32_t dtype) {
   return DC_OK;
 }
 
-/* Sums on a device are kernels. */
+/* On a device, sums are computed by kernels, which need aligned elements. */
 static dc_status check_summable(const char *fn, const char *argument, const dc_tensor *t, int64_t count,
                                 const dc_stream *stream) {
   return stream == NULL
@@ -157,7 +157,7 @@ dc_status dc_comm_reduce_scatter(dc_comm *comm, const dc_tensor *send, dc_tensor
 
 /* ---- all-to-all, gather, scatter ---- */
 
-/* The parts of send or recv. If counts is NULL, all have the same number of elements. */
+/* Sets the parts of send or recv. If counts is NULL, all have the same number of elements. */
 static dc_status read_parts(const char *fn, const char *tensor, int64_t numel, const char *argument,
                             const dc_comm *comm, const int64_t *counts, dc__range *ranges) {
   int64_t total;
@@ -170,7 +170,7 @@ static dc_status read_parts(const char *fn, const char *tensor, int64_t numel, c
   return check_numel(fn, tensor, numel, "the sum of its counts", total);
 }
 
-/* The parts of a tensor that has them for or from one rank alone. */
+/* Sets the parts of a tensor that goes to, or comes from, one rank only. */
 static void place_one_part(const dc_comm *comm, int32_t rank, int64_t count, dc__range *ranges) {
   for (int32_t r = 0; r < comm->world; r++) {
     ranges[r] = (dc__range){r > rank ? count : 0, r == rank ? count : 0};
@@ -183,7 +183,7 @@ static dc_status check_root(const char *fn, const dc_comm *comm, int32_t root) {
              : dc__fail(DC_E_INVALID, "%s: root = %" PRId32 ", must be 0 to %" PRId32, fn, root, comm->world - 1);
 }
 
-/* Reads the other tensor on the root. Elsewhere it is an empty one, whatever was given. */
+/* On the root, reads the tensor that only the root uses. Other ranks ignore the argument and use an empty tensor. */
 static dc_status read_root_tensor(const char *fn, const char *argument, const dc_tensor *tensor, bool is_root,
                                   const dc_tensor *other, dc_tensor *out, int64_t *count) {
   *out = (dc_tensor){.dtype = other->dtype};
@@ -310,7 +310,7 @@ dc_status dc_comm_group_end(dc_comm *comm, dc_stream *stream) {
   DC__TRY(dc__owner_check(fn, "communicator", &comm->owner));
   const dc_status status = dc__handle_check_optional(fn, "stream", stream, DC__HANDLE_STREAM);
   if (status != DC_OK) {
-    dc__comm_group_drop(comm); /* an error closes it, whichever it is */
+    dc__comm_group_drop(comm); /* any error closes the group */
     return status;
   }
   return dc__comm_group_end(fn, comm, stream);

@@ -1,4 +1,4 @@
-/* Chapter 5: making, copying and ending communicators. Their collectives are in collectives.c. */
+/* Chapter 5: creating, copying and destroying communicators. Their collectives are in collectives.c. */
 #include "comm/comm.h"
 
 #include <inttypes.h>
@@ -42,10 +42,10 @@ static dc_status read_options(const char *fn, int32_t world, int32_t most, const
   if (out->timeout_ns == 0) {
     out->timeout_ns = default_timeout_ns;
   } else if (out->timeout_ns > INT64_MAX / 4) {
-    out->timeout_ns = INT64_MAX / 4; /* a century; deadlines must not overflow */
+    out->timeout_ns = INT64_MAX / 4; /* 73 years; deadlines must not overflow */
   }
   if (out->heartbeat_ns > INT64_MAX / 16) {
-    out->heartbeat_ns = INT64_MAX / 16; /* four of them must not overflow either */
+    out->heartbeat_ns = INT64_MAX / 16; /* four heartbeats must not overflow either */
   }
   return DC_OK;
 }
@@ -64,7 +64,7 @@ static dc_status check_name(const char *fn, const char *name) {
 static dc_status check_tcp_options(const char *fn, const dc_comm_options *options) {
   enum { MIN_SECRET = 16, MAX_SECRET = 1024, MAX_NETWORK = 63, MAX_NODE = 255 };
   size_t length = options->secret == NULL ? MIN_SECRET : strnlen(options->secret, MAX_SECRET + 1);
-  if (length < MIN_SECRET || length > MAX_SECRET) { /* a short one can be guessed, and its text stays unsaid */
+  if (length < MIN_SECRET || length > MAX_SECRET) { /* a short secret can be guessed; the error text must not show it */
     return dc__fail(DC_E_INVALID, "%s: options.secret has %s bytes, must have %d to %d", fn,
                     length < MIN_SECRET ? "too few" : "too many", MIN_SECRET, MAX_SECRET);
   }
@@ -92,7 +92,7 @@ static dc_status check_tcp_options(const char *fn, const dc_comm_options *option
   return DC_OK;
 }
 
-/* Shared by the creators of one rank. */
+/* Shared by the functions that create one rank's communicator. */
 static dc_status comm_begin_create(const char *fn, int32_t rank, int32_t world, int32_t most,
                                    const dc_comm_options *options, dc_comm_options *known, dc_comm **comm) {
   if (comm == NULL) {
@@ -191,7 +191,7 @@ dc_status dc_nccl_get_version(int32_t *version) {
   return dc__nccl_version(version);
 }
 
-/* MPI knows the rank and the world. */
+/* MPI supplies rank and world, so the checks get rank 0 of 1. */
 dc_status dc_comm_create_mpi(const dc_comm_options *options, dc_comm **comm) {
   DC__WITHOUT_TRAPS;
   static const char fn[] = "dc_comm_create_mpi";
@@ -254,7 +254,7 @@ dc_status dc_comm_dup(dc_comm *comm, dc_comm **copy) {
   return dc__comm_dup(comm, copy);
 }
 
-/* The ranks tell each other of a bad color or part, so that none waits for the one that has it. */
+/* Ranks exchange errors in color and part, so that none waits for a rank with a bad argument. */
 dc_status dc_comm_split(dc_comm *comm, int32_t color, int32_t key, dc_comm **part) {
   DC__WITHOUT_TRAPS;
   if (part != NULL) {

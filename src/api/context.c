@@ -60,7 +60,7 @@ void dc_context_destroy(dc_context *context) {
   pthread_mutex_lock(&context->mutex);
   (void)dc__context_cleanup(context);
   pthread_mutex_unlock(&context->mutex);
-  dc__recorder_free(context); /* its timestamps are the device's */
+  dc__recorder_free(context); /* before the device, which has its timestamps */
   dc__device_release(context->device);
   pthread_mutex_destroy(&context->mutex);
   dc__handle_clear(&context->handle);
@@ -188,7 +188,7 @@ dc_status dc_context_check(dc_context *context) {
 
 static dc_status context_alloc(dc_context *ctx, const char *fn, int64_t bytes, int32_t kind, dc_buffer **buffer) {
   const dc__arenas *arenas =
-      ctx->capturing ? &ctx->saved_arenas : &ctx->arenas; /* what the caller keeps no graph may take */
+      ctx->capturing ? &ctx->saved_arenas : &ctx->arenas; /* no graph may reuse what the caller keeps */
   dc__arena *arena = kind == DC_MEMORY_DEVICE   ? arenas->working
                      : kind == DC_MEMORY_SHARED ? arenas->shared
                      : kind == DC_MEMORY_HOST   ? ctx->host

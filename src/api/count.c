@@ -10,7 +10,7 @@ static dc_status count_check_device(const char *fn, const dc_device *device) {
                         device->name);
 }
 
-/* A live counting device and the number of a figure. */
+/* Checks that the device is a live counting device, and finds the index of a counter by name. */
 static dc_status count_find(const char *fn, const dc_device *device, const char *name, int32_t *which) {
   DC__TRY(dc__handle_check(fn, "device", device, DC__HANDLE_DEVICE));
   DC__TRY(dc__owner_check(fn, "device", &device->owner));

@@ -15,7 +15,7 @@ static dc_status device_check_pointer(const char *function, const char *argument
   return is_null ? dc__fail(DC_E_INVALID, "%s: %s is NULL", function, argument) : DC_OK;
 }
 
-/* Puts the function's name before what the device said. */
+/* Prefixes the device's error text with the function's name. */
 static dc_status device_name_error(const char *function, dc_status status) {
   return status == DC_OK ? DC_OK : dc__fail(status, "%s: %s", function, dc_last_error());
 }
@@ -133,7 +133,7 @@ static void run_user_call(void *args) {
 dc_status dc_stream_call(dc_stream *stream, dc_stream_fn fn, void *user) {
   DC__WITHOUT_TRAPS;
   DC__TRY(device_check_pointer(__func__, "fn", fn == NULL));
-  if (stream == NULL) { /* here and now */
+  if (stream == NULL) { /* runs on this thread, at once */
     fn(user);
     return DC_OK;
   }

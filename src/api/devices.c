@@ -1,4 +1,4 @@
-/* Chapter 13: which devices there are, their memory, and tensors in it. */
+/* Chapter 13: available devices, their memory, and tensors in it. */
 #include <string.h>
 
 #include "device/device.h"
@@ -25,7 +25,7 @@ int32_t dc_device_count(const char *kind) {
   return strcmp(kind, "cpu") == 0 ? 1 : strcmp(kind, "cuda") == 0 ? cuda_devices() : 0;
 }
 
-/* Names and reasons are static, so there are as many as a machine may have devices. */
+/* Returned names are static, so there is one for each device that a machine may have. */
 static const char *cuda_name(int32_t number) {
   static const char *const names[] = {"cuda:0",  "cuda:1",  "cuda:2",  "cuda:3", "cuda:4",  "cuda:5",
                                       "cuda:6",  "cuda:7",  "cuda:8",  "cuda:9", "cuda:10", "cuda:11",
@@ -82,7 +82,7 @@ dc_status dc_device_get_memory(dc_device *device, dc_device_memory *memory) {
   return dc__write_sized(__func__, "memory", memory, &now, sizeof now, DEVICE_MEMORY_SIZE_0_1);
 }
 
-/* Zeroed memory in an arena of its own, which goes with the buffer. */
+/* Creates a zeroed buffer in an arena of its own, which is freed with the buffer. */
 static dc_status devices_create_buffer(dc_device *device, size_t bytes, dc_buffer **buffer) {
   dc__arena *arena;
   void *ptr;

@@ -212,7 +212,7 @@ dc_status dc_free_tensors(dc_context *context, const dc_tensor *tensors, size_t 
   return dc__operator_leave(context, op_free_tensors(context, __func__, tensors, tensor_size, count, freed));
 }
 
-/* Offloading, as gathering, belongs to stage 3. */
+/* Like gathering, offloading is for stage 3 only. */
 static dc_status op_offload(dc_context *ctx, const char *fn, const dc_tensor *tensor, int64_t graph_id, int64_t id,
                             dc_tensor *out) {
   dc__graph *graph;

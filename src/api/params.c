@@ -143,7 +143,7 @@ dc_status dc_clear_all_gathered_params(dc_context *context) {
   return dc__context_leave(context, params_clear_all(context));
 }
 
-/* Applies fn_each to listed parameters, all being found first. */
+/* Calls `each` for the listed parameters, once all are found. */
 static dc_status params_for_each(dc_context *ctx, const char *fn, const int64_t *ids, int64_t count,
                                  void (*each)(dc__param *param)) {
   DC__TRY(dc__check_ids(fn, ids, count));
@@ -181,7 +181,7 @@ static void keep_grad(dc__param *param) {
   param->has_grad = true;
 }
 
-/* Between two steps, the first reduction of the next one is meant too. */
+/* Between two steps, this also covers the first reduction of the next step. */
 static void keep_grad_over_boundary(dc__param *param) {
   param->has_grad = param->keeps_grad = true;
 }

@@ -89,7 +89,7 @@ int32_t dc_is_profiling(const dc_context *context) {
   if (!dc__handle_is(context, DC__HANDLE_CONTEXT) || dc__owner_is_forked(&context->device->owner)) {
     return 0;
   }
-  pthread_mutex_t *mutex = (pthread_mutex_t *)(uintptr_t)&context->mutex; /* locking changes nothing to be seen */
+  pthread_mutex_t *mutex = (pthread_mutex_t *)(uintptr_t)&context->mutex; /* locking does not change visible state */
   pthread_mutex_lock(mutex);
   int32_t profiling = context->profiling ? 1 : 0;
   pthread_mutex_unlock(mutex);

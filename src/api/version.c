@@ -1,4 +1,4 @@
-/* Chapter 1: version and features; and the operators' names, which belong to no room. */
+/* Chapter 1: version and features, and the checksum. */
 #include <string.h>
 
 #include "api/api_internal.h"

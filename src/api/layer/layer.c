@@ -1,4 +1,4 @@
-/* Chapter 12: the transformer layer. The calls: all checks of arguments are here and in layer_config.c; the
+/* Chapter 12: calls of the transformer layer. All checks of arguments are here and in layer_config.c, so that the
  * module transformer gets valid jobs. */
 #include <stdio.h>
 #include <string.h>
@@ -66,14 +66,14 @@ dc_status dc_layer_get_cost(const dc_layer *layer, const dc_layer_call *call, dc
   return dc__write_sized(__func__, "cost", cost, &out, sizeof out, DC__LAYER_COST_SIZE_0_1);
 }
 
-/* The twelve tensors of a call's `weights`; count is checked once for `grad_weights` too. */
+/* A call's array of weights, or of their gradients, as the caller passed it. */
 typedef struct tensor_array {
   const dc_tensor *tensors;
   size_t tensor_size;
   int64_t count;
 } tensor_array;
 
-/* A call's memory, so that written memory overlaps no other. */
+/* A range of memory that a call uses. Ranges are compared, since written memory may overlap no other. */
 typedef struct layer_span {
   const char *name;
   const char *begin, *end;
@@ -109,7 +109,7 @@ static dc_status check_overlaps(const layer_reader *r) {
   return DC_OK;
 }
 
-/* A tensor of `numel` elements of `dtype` in any shape, aligned to them. data is NULL only if it may be and is. */
+/* Reads an aligned tensor of `numel` elements of `dtype`, in any shape. *data is NULL without an optional tensor. */
 static dc_status read_tensor(layer_reader *r, const char *name, const dc_tensor *tensor, bool optional, int64_t numel,
                              int32_t dtype, bool written, void **data) {
   *data = NULL;
@@ -142,7 +142,7 @@ static const char *shape_text(char text[4 * 24], int32_t ndim, const int64_t *sh
   return text;
 }
 
-/* As many elements in another shape are another matrix, or tokens in another order. 1s change nothing. */
+/* Checks the shape: as many elements in another one would be misread. Dimensions of 1 do not count. */
 static dc_status check_shape(const layer_reader *r, const char *name, const dc_tensor *t, int32_t ndim,
                              const int64_t *shape) {
   int32_t j = 0;
@@ -159,7 +159,7 @@ static dc_status check_shape(const layer_reader *r, const char *name, const dc_t
   return DC_OK;
 }
 
-/* A tensor of all tokens' features: a dense batch's [B, S, H], or rows of H. */
+/* Reads the features of all tokens: [B, S, H] of a dense batch, or rows of H. */
 static dc_status read_tokens(layer_reader *r, const char *name, const dc_tensor *tensor, bool optional,
                              const dc__layer_size *size, bool written, void **data) {
   const int64_t h = r->layer->config.hidden_size;
@@ -230,13 +230,13 @@ static dc_status read_weights(layer_reader *r, const char *argument, const tenso
     DC__TRY(read_tensor(r, name, wanted ? tensor : NULL, gradients, numel, dtype, gradients, &data[i]));
     if (data[i] != NULL) {
       DC__TRY(check_shape(r, name, tensor, columns > 0 ? 2 : 1, (int64_t[]){rows, columns}));
-      r->spans[r->count - 1].name = WEIGHTS[i]; /* outlives this loop */
+      r->spans[r->count - 1].name = WEIGHTS[i]; /* a static string, unlike `name` */
     }
   }
   return DC_OK;
 }
 
-/* The parts that all three calls share. */
+/* Reads the arguments that all three calls have. */
 static dc_status layer_read_call(layer_reader *r, const dc_layer_call *call, const tensor_array *weights,
                                  const dc_tensor *input, dc_layer_call *read, dc__layer_job *job) {
   DC__TRY(layer_check_handle(r->fn, r->layer));

@@ -1,4 +1,4 @@
-/* Chapter 12: what a stack of layers needs. Checks what callers pass; the counting is the planner's. */
+/* Chapter 12: what a stack of layers needs. Checks the arguments; the planner does the counting. */
 #include "api/api_internal.h"
 #include "planner/planner.h"
 

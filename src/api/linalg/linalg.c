@@ -167,12 +167,12 @@ dc_status dc__read_output(const dc_linalg *l, const char *fn, const char *arg, c
   return dc__check_matrix(fn, arg, out, like->batch, like->rows, like->cols);
 }
 
-/* Of an element, also where the lowest one is before `data`. */
+/* The address of the element at offset i, which may be negative. */
 static uintptr_t address_of(const dc__mat *m, int64_t i) {
   return (uintptr_t)m->data + (uintptr_t)i * dc_dtype_size(m->dtype);
 }
 
-/* Whether a run of `count` elements, `stride` apart, touches memory. */
+/* Whether the memory from the first to the last of `count` elements, `stride` apart, overlaps [begin, end). */
 static bool run_touches(const dc__mat *in, int64_t first, int64_t stride, int64_t count, uintptr_t begin,
                         uintptr_t end) {
   const int64_t last = first + (count - 1) * stride;
@@ -181,7 +181,7 @@ static bool run_touches(const dc__mat *in, int64_t first, int64_t stride, int64_
   return low < end && begin < high;
 }
 
-/* Whether memory lies among the elements of a matrix or between them. */
+/* Whether the memory from the lowest to the highest element of a matrix overlaps [begin, end). */
 static bool span_touches(const dc__mat *in, uintptr_t begin, uintptr_t end) {
   const int64_t steps[3] = {(in->batch - 1) * in->batch_stride, (in->rows - 1) * in->row_stride,
                             (in->cols - 1) * in->col_stride};
@@ -192,7 +192,7 @@ static bool span_touches(const dc__mat *in, uintptr_t begin, uintptr_t end) {
   return run_touches(in, low, high - low, 2, begin, end);
 }
 
-/* Line by line, so that an output between the rows of an input is none that overlaps it. */
+/* Checks line by line, so that an output between the rows of an input does not count as an overlap. */
 dc_status dc__check_apart(const dc_linalg *l, const char *fn, const dc__mat *out, const char *arg, const dc__mat *in) {
   const int64_t numel = out->batch * out->rows * out->cols;
   const bool by_rows = in->cols > 1 && (in->rows == 1 || llabs(in->col_stride) <= llabs(in->row_stride));

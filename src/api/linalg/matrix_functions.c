@@ -71,7 +71,7 @@ static dc_status spectral_check_options(const char *fn, const dc_spectral_option
   return DC_OK;
 }
 
-/* The matrices, and the reports' size. */
+/* Reads the matrices, and checks the size of the reports. */
 static dc_status read_matrices(const char *fn, const dc_linalg *l, const dc_tensor *a, void *info, size_t info_size,
                                size_t least, dc__spectral_request *r) {
   r->fn = fn;

@@ -12,7 +12,7 @@ void dc_matrix_source_init(dc_matrix_source *source, size_t struct_size) {
   dc__init_sized(source, struct_size, sizeof *source);
 }
 
-/* A float32 or float64 input; of `dtype` unless that is DC_DTYPE_NONE. */
+/* Reads a float32 or float64 input, which must be of `dtype` unless that is DC_DTYPE_NONE. */
 static dc_status read_real(const char *fn, const dc_linalg *l, const char *arg, const dc_tensor *tensor, int32_t layout,
                            int32_t dtype, dc__mat *mat) {
   DC__TRY(dc__read_matrix(l, fn, arg, tensor, layout, mat));
@@ -188,7 +188,7 @@ dc_status dc_batch_matmul(dc_linalg *linalg, const dc_tensor *a, const dc_tensor
   return dc__linalg_leave(linalg, matrix_batch_matmul(__func__, linalg, a, b, alpha, beta, out));
 }
 
-/* Data and file exclude each other, so that a tensor without data, or a descriptor that was not set, is no file. */
+/* Data and file exclude each other, so that missing data or a forgotten descriptor is never taken for a file. */
 static dc_status check_source(const char *fn, const char *arg, const dc_matrix_source *s, const dc_tensor *t) {
   if (s->in_file != 0 && s->in_file != 1) {
     return dc__fail(DC_E_INVALID, "%s: %s.in_file = %" PRId32 ", must be 0 or 1", fn, arg, s->in_file);
@@ -219,7 +219,7 @@ static dc_status read_source(const dc_linalg *l, const char *fn, const char *arg
   DC__TRY(dc__read_options(fn, arg, &t, sizeof t, s.tensor, DC__TENSOR_SIZE_0_1));
   DC__TRY(check_source(fn, arg, &s, &t));
   const bool file = s.in_file == 1;
-  t.data = file ? &t : t.data; /* never followed, but the reader of tensors wants one */
+  t.data = file ? &t : t.data; /* a placeholder, which dc__mat_read() does not access */
   DC__TRY(dc__mat_read(fn, arg, &t, layout, &read->mat));
   DC__TRY(no_batch(fn, arg, &read->mat));
   if (!file) {

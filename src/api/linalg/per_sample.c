@@ -7,7 +7,7 @@ void dc_sample_layer_init(dc_sample_layer *layer, size_t struct_size) {
   dc__init_sized(layer, struct_size, sizeof *layer);
 }
 
-/* The output for a weight or a bias; NULL: not wanted. */
+/* Reads the output for a weight or a bias. A NULL tensor is not wanted, and *data is NULL. */
 static dc_status per_sample_read_part(const char *fn, const dc_linalg *l, const char *arg, const dc__per_sample *s,
                                       const dc_tensor *tensor, bool bias, bool per_sample, void **data) {
   *data = NULL;

@@ -1,4 +1,4 @@
-/* Chapter 14: what all optimizers have. */
+/* Chapter 14: functions common to all optimizers. */
 #include "api/optimizer/optimizer_api.h"
 
 #include <inttypes.h>
@@ -73,7 +73,7 @@ dc_status dc__check_failures(const char *fn, int32_t *value) {
 
 /* ---- handles and groups ---- */
 
-/* The largest options. */
+/* Memory for the options of any kind. */
 typedef union any_options {
   dc_adamw_options adamw;
   dc_kfac_options kfac;
@@ -139,7 +139,7 @@ dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, const i
 
 /* ---- a step ---- */
 
-/* One tensor of a step; the index in the text costs a moment, so it is only looked for when there is a fault. */
+/* Reads one tensor of a step. Its name with the index is formatted only on an error, as that takes time. */
 static dc_status optimizer_read_part(const char *fn, const char *arg, const dc_tensor *tensor, int64_t index,
                                      const dc__optim_param *p, dc_tensor *read) {
   char name[32];
@@ -206,7 +206,7 @@ dc_status dc_optimizer_step(dc_optimizer *optimizer, dc_tensor *weights, const d
                      read_step(optimizer, __func__, weights, grads, tensor_size, count, grad_scale), grad_scale));
 }
 
-/* A number of the caller's; NULL: none. */
+/* Reads a float32 number in the caller's memory; NULL: none. */
 static dc_status optimizer_read_number(const char *fn, const char *arg, const dc_tensor *tensor, const float **number) {
   dc_tensor read;
   int64_t numel;

@@ -1,4 +1,4 @@
-/* Shared by the entry points of optimizers. */
+/* Shared by the public functions of optimizers. */
 #ifndef DC_API_OPTIMIZER_API_H
 #define DC_API_OPTIMIZER_API_H
 
@@ -10,7 +10,7 @@
 dc_status dc__optimizer_enter(dc_optimizer *optimizer, const char *fn);
 dc_status dc__optimizer_leave(dc_optimizer *optimizer, dc_status status);
 
-/* A number that is above 0: 0 stands for its default, and -1, where it may, for 0. */
+/* A number above 0. In options, 0 stands for its default, and -1, if allowed, for 0. */
 typedef struct dc__number_rule {
   double fallback;
   double high; /* INFINITY: any finite number */
@@ -21,14 +21,14 @@ typedef struct dc__number_rule {
 /* Replaces a field's value by what it stands for. */
 dc_status dc__check_number(const char *fn, const char *field, double *value, const dc__number_rule *rule);
 
-/* A whole number; 0 stands for `fallback`. */
+/* The same for an integer from `low` to `high`; 0 stands for `fallback`. */
 dc_status dc__check_count(const char *fn, const char *field, int64_t *value, int64_t fallback, int64_t low,
                           int64_t high);
 /* Replaces a number of failures by how many are tolerated: 0 stands for 3, -1 for none. */
 dc_status dc__check_failures(const char *fn, int32_t *value);
 
-/* Checks a kind's options and fills in defaults: into memory as large as the kind says. *finite, false before: whether
- * gradients are looked at first. */
+/* Checks a kind's options and writes them, with defaults filled in, to `read`, of the kind's options_size. Sets
+ * *finite, false before, if gradients must be finite. */
 typedef dc_status (*dc__read_kind_fn)(const char *fn, const void *options, void *read, bool *finite);
 
 /* Shared by the create and set_group functions of all kinds. */
