@@ -1,11 +1,10 @@
-/* Attention in tiles, forward. For a block of queries, keys come block by block, with online softmax (Milakov and
- * Gimelshein 2018; Dao et al. 2022). A tile's products run on one thread; tasks are blocks of queries of one head of
- * one sample. */
+/* Attention in tiles, forward. A block of queries visits the keys block by block, with online softmax (Milakov and
+ * Gimelshein 2018; Dao et al. 2022). A task is a block of queries of one head of one sample, on one thread. */
 #include <math.h>
 
 #include "transformer/attention.h"
 
-/* Tiles shrink when heads are wide, so that all of a task fits its scratch memory. */
+/* Tiles are smaller for wide heads, so that a task fits in its scratch memory. */
 static int64_t clamp_int64(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;
 }
@@ -64,7 +63,7 @@ dc__attention_head dc__attention_head_of(const dc__layer_job *job, const dc__att
 typedef struct attention_forward_task {
   const dc__layer_job *job;
   const dc__attention_args *a;
-  int64_t blocks; /* of queries, of the longest sample */
+  int64_t blocks; /* blocks of queries in the longest sample */
 } attention_forward_task;
 
 /* Online softmax of one query's row of scores; updates out, sum and row_max. */
@@ -137,7 +136,7 @@ static void attention_forward_block(void *arg, int64_t index, void *scratch) {
   for (int64_t i = 0; i < tile.queries; i++) {
     float *row = at.out[0] + i * head.d;
     int64_t query = tile.first_query + i;
-    if (sum[i] != 0) { /* NaN divides too */
+    if (sum[i] != 0) { /* also true for NaN */
       dc__row_scale(row, head.d, 1 / sum[i]);
     }
     if (a->softmax != NULL) { /* not row_max + log(sum), which loses the sum where scores are large */

@@ -1,4 +1,4 @@
-/* Shared by the attention's two directions. */
+/* Shared by the forward and the backward of attention. */
 #ifndef DC_TRANSFORMER_ATTENTION_H
 #define DC_TRANSFORMER_ATTENTION_H
 
@@ -12,8 +12,8 @@ typedef struct dc__attention_head {
   const char *q, *k, *v;  /* the first token's */
   int64_t length;         /* tokens */
   int64_t first_token;    /* in the batch */
-  int64_t out;            /* the first token's place in an [N, H] tensor */
-  int64_t statistics;     /* and in an [A, N] array */
+  int64_t out;            /* offset of the first token in an [N, H] tensor */
+  int64_t statistics;     /* its offset in an [A, N] array */
   int64_t all_statistics; /* elements of such an array */
   const char *mask;       /* the sample's row, or NULL */
   int32_t mask_dtype;
@@ -29,7 +29,7 @@ typedef struct dc__attention_tile {
   int64_t first_query, queries, first_key, keys;
 } dc__attention_tile;
 
-enum { DC__ATTENTION_GEMM = 5 << 19 }; /* 2.5 MiB: the products of one tile */
+enum { DC__ATTENTION_GEMM = 5 << 19 }; /* 2.5 MiB for the products of one tile */
 
 /* A task's scratch memory. */
 typedef struct dc__attention_scratch {

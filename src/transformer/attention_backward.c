@@ -10,11 +10,11 @@ typedef struct attention_backward_task {
   const dc__attention_args *a;
 } attention_backward_task;
 
-/* Offsets of this head in the [N, H] gradients. */
+/* The gradients of this head, at its first token. */
 typedef struct head_gradients {
-  const char *dc; /* the output's */
+  const char *dc; /* of the output, [N, H] */
   int64_t hidden;
-  char *dq, *dk, *dv; /* stride of head */
+  char *dq, *dk, *dv; /* head.stride apart per token */
   float *delta;
 } head_gradients;
 
@@ -143,7 +143,7 @@ static void attention_backward_head(void *arg, int64_t index, void *scratch) {
   to.dv = to.dk + (size_t)hidden * size;
   to.delta = a->delta + head.statistics;
   dc__attention_scratch at = dc__attention_scratch_layout(scratch, head.d);
-  row_sum_delta(&head, &to, a->c, at.out[0], at.out[1]); /* a tile may have fewer than d elements */
+  row_sum_delta(&head, &to, a->c, at.out[0], at.out[1]); /* in at.out, as a tile may have fewer than d elements */
   int64_t block_queries = dc__attention_queries(head.d);
   int64_t block_keys = dc__attention_keys(head.d);
   float *wide = a->dq != NULL ? a->dq + head.out : NULL;

@@ -43,7 +43,7 @@ static const void *ffn_input(const backward_pass *b) {
   return y1;
 }
 
-/* Post-LN: the input of the last normalisation; NULL if its output serves. */
+/* Post-LN: the input of the last normalisation; NULL if it is recovered from the output. */
 static const void *post_ln_sum(const backward_pass *b, const void *f) {
   if (b->at.t >= 0) {
     return backward_saved(b, b->at.t);
@@ -64,7 +64,7 @@ static const void *post_ln_sum(const backward_pass *b, const void *f) {
   return t;
 }
 
-/* From the output's gradient to that of the second product, dw; for Post-LN also dt, in buffer b. */
+/* Computes dw, the gradient of the second product, from the output's gradient; for Post-LN also dt, in buffer b. */
 static const void *backward_output(const backward_pass *b, const void *f) {
   const dc__layer_job *job = b->job;
   void *dw = backward_buffer(b, b->w.a);
@@ -87,7 +87,7 @@ static const void *backward_output(const backward_pass *b, const void *f) {
   return n.dropped;
 }
 
-/* The feed-forward half; leaves dy1 in buffer b. */
+/* Backward of the feed-forward half; leaves dy1 in buffer b. */
 static void backward_ffn(const backward_pass *b) {
   const dc__layer_job *job = b->job;
   int64_t h = b->c->hidden_size;
@@ -105,7 +105,7 @@ static void backward_ffn(const backward_pass *b) {
                             !b->c->pre_layer_norm, NULL);
 }
 
-/* The attention half; leaves dqkv in buffer wide and returns dz. */
+/* Backward of the attention half; leaves dqkv in buffer wide and returns dz. */
 static const void *backward_attention(const backward_pass *b) {
   const dc__layer_job *job = b->job;
   int64_t h = b->c->hidden_size;
@@ -133,7 +133,7 @@ static const void *backward_attention(const backward_pass *b) {
   return n.dx;
 }
 
-/* The first product and, in Pre-LN, the normalisation before it. */
+/* Backward of the first product and, in Pre-LN, of the normalisation before it. */
 static void backward_input(const backward_pass *b, const void *dz) {
   const dc__layer_job *job = b->job;
   int64_t h = b->c->hidden_size;
@@ -150,7 +150,7 @@ static void backward_input(const backward_pass *b, const void *dz) {
   }
   dc__linear_backward_weight(job, dqkv, x, DC_LAYER_ATTN_QKVW, DC_LAYER_ATTN_QKVB);
   if (!b->c->pre_layer_norm) {
-    if (job->grad_input != NULL) { /* dz is in it */
+    if (job->grad_input != NULL) { /* it already holds dz */
       dc__linear_backward_input(job, dqkv, backward_weight(b, DC_LAYER_ATTN_QKVW), job->grad_input, h, 3 * h, true,
                                 NULL);
     }

@@ -24,7 +24,7 @@ typedef struct export_task {
   uint8_t *mask;
 } export_task;
 
-/* Row `index` of the mask: of all queries of all heads, or of all tokens. */
+/* Exports row `index` of the mask, which has a row for each query of each head, or for each token. */
 static void export_row(void *arg, int64_t index, void *scratch) {
   const export_task *e = arg;
   bool attention = e->site == DC_DROPOUT_ATTENTION;

@@ -2,7 +2,7 @@
  * buffers. Both run the same kernels, so without dropout they give the same bits. */
 #include "transformer/transformer_internal.h"
 
-/* The tensors of a pass; see the drawings at the head of transformer.h and in docs/transformer.md. */
+/* The tensors of a pass (dc__layer_reserve_space, dc__layer_workspace); NULL if not needed. */
 typedef struct layer_tensors {
   void *y0, *qkv, *c, *u, *z, *y1, *h, *f, *t;
   float *softmax, *stats[2];

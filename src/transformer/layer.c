@@ -75,7 +75,7 @@ typedef struct init_task {
   uint32_t key[2];
 } init_task;
 
-/* A piece of a matrix: Box-Muller transform of Philox, two numbers a call, all in float64. */
+/* A piece of a matrix: Box-Muller transform of Philox, two numbers per call, computed in float64. */
 static void init_piece(void *arg, int64_t index, void *scratch) {
   const init_task *w = arg;
   float *row = scratch;

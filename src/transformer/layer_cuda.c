@@ -1,5 +1,5 @@
-/* The layer's operations on a device: kernels and products, queued on the job's stream. Nothing waits for the
- * device, so nothing is decided by values in its memory. */
+/* The layer's operations on a device: kernels and matrix products, queued on the job's stream. The host never waits for
+ * the device, so it cannot decide anything by values in device memory. */
 #include <inttypes.h>
 #include <math.h>
 
@@ -46,7 +46,7 @@ static void layer_gemm_cuda(const dc__layer_job *job, const dc__gemm *g) {
   dc__cuda_gemm(job->stream, g, layer_gemm_workspace(job), DC__CUDA_GEMM_WORKSPACE_BYTES);
 }
 
-/* The library only overwrites sums: to be added they go to the workspace first. */
+/* The GEMM library can only overwrite sums. Sums to be added go to the workspace first. */
 static bool layer_gemm_sums_cuda(const dc__layer_job *job, const dc__gemm *g, void *sums) {
   void *to = job->accumulate ? job->workspace + job->at.sums : sums;
   const bool made = dc__cuda_gemm_sums(job->stream, g, to, layer_gemm_workspace(job), DC__CUDA_GEMM_WORKSPACE_BYTES);
@@ -162,7 +162,7 @@ static void attention_backward_cuda(const dc__layer_job *job, const dc__attentio
   dc__cuda_attention_backward(job->stream, &a, job->layer->config.dtype);
 }
 
-/* It depends on the weights' values, and reading them would wait for the device. The input is recomputed instead. */
+/* The answer depends on the weights' values, and reading them would wait for the device. So the input is recomputed. */
 static bool layernorm_invertible_cuda(const dc__layer_job *job) {
   (void)job;
   return false;

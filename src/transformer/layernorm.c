@@ -1,13 +1,13 @@
 /* Row operations on tokens: sums with the residual, normalisation, dropout, and sums over tokens. */
 #include "transformer/transformer_internal.h"
 
-/* Columns whose sums over tokens one task computes: at most, and at least, even if a thread is idle. Reading a row's
- * piece must be worth the jump to it. Tokens are summed in groups first, to keep rounding small. */
+/* A task sums MIN_COLUMNS to MAX_COLUMNS columns over all tokens. The minimum holds even if threads are idle, as short
+ * pieces of rows are slow to read. Sums are first over CHUNK_TOKENS tokens, to keep rounding errors small. */
 enum { MAX_COLUMNS = 512, MIN_COLUMNS = 128, CHUNK_TOKENS = 128 };
-/* Rows to prefetch when a task reads a piece of each. */
+/* Rows to prefetch ahead when a task reads a piece of each. */
 enum { PREFETCH_ROWS = 4 };
 
-/* Of one piece of rows. */
+/* The cost of a task of DC__ROWS_PER_TASK rows. */
 static int64_t row_cost(const dc__layer_job *job) {
   return 4 * DC__ROWS_PER_TASK * job->layer->config.hidden_size;
 }
@@ -17,7 +17,7 @@ static int64_t last_row(const dc__layer_job *job, int64_t index) {
   return end < job->size.tokens ? end : job->size.tokens;
 }
 
-/* Columns per task: equal tasks, and as many for each thread. */
+/* Columns per task, such that tasks are equal, and each thread gets the same number of them. */
 static int64_t columns_per_task(const dc__layer_job *job, int64_t columns) {
   const int64_t threads = dc__threadpool_threads(job->layer->pool);
   const int64_t tasks = dc__ceil_div(dc__ceil_div(columns, MAX_COLUMNS), threads) * threads;
@@ -32,7 +32,7 @@ typedef struct residual_task {
   const dc__residual_args *r;
 } residual_task;
 
-/* Rounds a row as storing it would. */
+/* Rounds a row as storing it does. */
 static void round_row(float *row, char *store, int32_t dtype, int64_t count) {
   dc__cast(store, dtype, row, DC_FLOAT32, count);
   dc__cast(row, DC_FLOAT32, store, dtype, count);
@@ -134,14 +134,14 @@ void dc__layernorm_recompute(const dc__layer_job *job, void *y, const void *x, c
 typedef struct layernorm_backward_task {
   const dc__layer_job *job;
   const dc__layernorm_backward_args *b;
-  int64_t width; /* of a task over columns */
+  int64_t width; /* columns per task */
 } layernorm_backward_task;
 
 static const char *element_at(const void *array, int32_t dtype, int64_t i) {
   return (const char *)array + (size_t)i * dc_dtype_size(dtype);
 }
 
-/* Prefetches columns [first, first + count) of the row AHEAD of i. */
+/* Prefetches columns [first, first + count) of row i + PREFETCH_ROWS. */
 static void prefetch_row(const dc__layer_job *job, const void *x, int64_t columns, int64_t i, int64_t first,
                          int64_t count) {
   int32_t dtype = job->layer->config.dtype;
@@ -249,7 +249,7 @@ static void layernorm_backward_columns(void *arg, int64_t index, void *scratch) 
 void dc__layernorm_backward(const dc__layer_job *job, const dc__layernorm_backward_args *back) {
   const int64_t hidden = job->layer->config.hidden_size;
   layernorm_backward_task task = {job, back, columns_per_task(job, hidden)};
-  /* Columns first: dx may alias dy. */
+  /* Column sums are first, as dx may alias dy. */
   if (job->grad_weight[back->gamma_index] != NULL || job->grad_weight[back->gamma_index + 1] != NULL) {
     dc__parallel_for_cost(job->layer->pool, dc__ceil_div(hidden, task.width), job->size.tokens * task.width,
                           layernorm_backward_columns, &task);

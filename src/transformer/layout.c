@@ -1,8 +1,8 @@
-/* Memory layout and costs of a call. The formulas are those of docs/transformer.md. */
+/* Memory layout and costs of a call. docs/transformer.md has the formulas. */
 #include "kernels/cuda/kernels_cuda.h"
 #include "transformer/transformer_internal.h"
 
-/* Allocates parts one after the other. */
+/* Appends a part and returns its offset. */
 static int64_t layout_alloc(int64_t *end, int64_t bytes) {
   int64_t at = *end;
   *end += (bytes + DC__LAYER_ALIGN - 1) / DC__LAYER_ALIGN * DC__LAYER_ALIGN;
@@ -50,7 +50,7 @@ dc__layer_reserve_space dc__layer_reserve(const dc_layer *layer, const dc__layer
   return r;
 }
 
-/* Without any buffer. */
+/* A workspace without any buffer. */
 static const dc__layer_workspace unused_workspace = {
     .wide = -1, .a = -1, .b = -1, .c = -1, .d = -1, .delta = -1, .dq = -1, .product = -1, .offsets = -1, .sums = -1};
 
@@ -128,11 +128,11 @@ void dc__layer_cost(const dc_layer *layer, const dc__layer_size *size, dc_layer_
   cost->kept_bytes = c->training ? cost->reserve_bytes + row : 0;
   cost->forward_flops = 8 * n * h * h + 4 * n * h * i + 4 * h * attention_pairs(size);
   cost->backward_flops = 2 * cost->forward_flops;
-  /* LN 2, QKV 4, attention 4, projection 2, sum and LN 4 (Post-LN the same: its second LN is the first's equal), sum 3;
-   * FF1 1 and h, f written; FF2 f read and 1. */
+  /* Reads and writes of [N, H]: LN 2, QKV 4, attention 4, projection 2, sum and LN 4, sum 3, FF1 1, FF2 1. Of [N, I]: h
+   * and f written, f read. In Post-LN the second LN replaces the first. */
   cost->forward_bytes = weights + 21 * row + 3 * wide;
-  /* dw 3, FF2 2 and f, h read, dh written; FF1 2 and dh twice; LN 6; projection 5; attention 8 and qkv's gradient 3;
-   * QKV 8; LN 5; each weight read once and its gradient written. */
+  /* Of [N, H]: dw 3, FF2 2, FF1 2, LN 6, projection 5, attention 8, qkv's gradient 3, QKV 8, LN 5. Of [N, I]: f and h
+   * read, dh written and read twice. Each weight is read, and its gradient written. */
   cost->backward_bytes = 2 * weights + 42 * row + 5 * wide;
   if (c->normalize_invertible) {
     cost->backward_bytes += 4 * row;

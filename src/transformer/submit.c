@@ -4,7 +4,7 @@
 #include "kernels/cuda/kernels_cuda.h"
 #include "transformer/transformer_internal.h"
 
-/* A queued call: the job, and its function. For a stream with its own thread, cu_seqlens has been copied. */
+/* A queued call: the job and its function. The call owns the job's copy of cu_seqlens. */
 typedef struct queued_job {
   void (*run)(const dc__layer_job *job);
   dc__layer_job job;
@@ -18,7 +18,7 @@ static void run_queued(void *args) {
   dc__layer_release(q->job.layer);
 }
 
-/* This thread queues kernels; a NULL stream is the internal one, and is waited for. */
+/* Queues kernels on this thread. A NULL stream means the internal stream, for which the call waits. */
 static dc_status submit_cuda(const char *fn, dc__layer_job *job, dc_stream *stream,
                              void (*run)(const dc__layer_job *job)) {
   dc_device *device = job->layer->device;
@@ -59,7 +59,7 @@ static dc_status submit_task(const char *fn, const dc__layer_job *job, dc_stream
   return DC_OK;
 }
 
-/* An empty batch: nothing to compute, and weight gradients are zeros. */
+/* An empty batch: nothing to compute, and weight gradients are zero unless they are accumulated. */
 static dc_status submit_empty(const dc__layer_job *job, dc_stream *stream) {
   dc_device *device = job->layer->device;
   const bool is_cuda = dc__layer_is_cuda(job->layer);

@@ -1,8 +1,8 @@
-/* The transformer layer: the mathematics once, over the kernels. api/layer/layer.c checks what callers pass; here
- * arguments are right.
+/* The transformer layer: its mathematics, written once on top of each device's kernels. api/layer/layer.c checks the
+ * arguments; here they are valid.
  *
  * Symbols: B samples of at most S tokens, N tokens in all, H hidden and I intermediate features, A heads of d = H / A.
- * Every product, sum over tokens and dropout draw has an order that no number of threads changes. */
+ * The order of every product, sum over tokens and dropout draw is independent of the number of threads. */
 #ifndef DC_TRANSFORMER_H
 #define DC_TRANSFORMER_H
 
@@ -14,8 +14,8 @@
 
 enum {
   DC__LAYER_ALIGN = 64,
-  DC__LAYER_MAX_HIDDEN = 131072, /* float32 rows are in a thread's scratch memory, several at a time */
-  DC__LAYER_MAX_HEAD = 8192      /* a tile of the attention, too */
+  DC__LAYER_MAX_HIDDEN = 131072, /* a thread's scratch memory holds several float32 rows */
+  DC__LAYER_MAX_HEAD = 8192      /* and a tile of attention */
 };
 
 struct dc_layer {
@@ -40,14 +40,14 @@ typedef struct dc__layer_workspace {
   int64_t wide;  /* backward: f, then dh, then dqkv; inference: qkv, then f */
   int64_t a;     /* [N, H] forward: products before their residual sum; backward: dw, then dc */
   int64_t b;     /* [N, H] backward: dt or dy1, then dy0; inference: c, then y1 */
-  int64_t c;     /* [N, H] backward: dz, before that the sum t if it is computed again; inference: z */
-  int64_t d;     /* [N, H] backward: du, and activations that are computed again */
-  int64_t delta; /* [A, N] float32: backward of the attention */
-  int64_t dq;    /* [N, H] float32: the gradient of q, where it is summed over key blocks and has 16 bits */
+  int64_t c;     /* [N, H] backward: the sum t if it is recomputed, then dz; inference: z */
+  int64_t d;     /* [N, H] backward: du, and recomputed activations */
+  int64_t delta; /* [A, N] float32: backward of attention */
+  int64_t dq;    /* [N, H] float32: q's gradient, if it has 16 bits and is summed over key blocks */
   /* On a device (layer_cuda.c): */
-  int64_t product; /* of a matrix product */
+  int64_t product; /* workspace of a matrix product */
   int64_t offsets; /* packed: [B + 1] int32, cu_seqlens */
-  int64_t sums;    /* backward: [2, chunks of tokens, the widest] float32, of a gradient's column */
+  int64_t sums;    /* backward: [2, chunks of tokens, widest] float32, partial sums of gradients over tokens */
   int64_t bytes;
 } dc__layer_workspace;
 /* One call, as it is queued. Pointers are to elements of the layer's dtype unless said. */
@@ -77,7 +77,7 @@ dc_status dc__layer_create(const char *fn, dc_device *device, const dc_layer_con
 dc_layer *dc__layer_retain(dc_layer *layer);
 void dc__layer_release(dc_layer *layer);
 int64_t dc__layer_weight_numel(const dc_layer *layer, int32_t index, int64_t *rows, int64_t *columns);
-/* weights: of dtype, one for each index. */
+/* Fills in the initial values of weight `index`, of dtype, in host memory. */
 void dc__layer_init_weight(const dc_layer *layer, int32_t index, void *weight, int32_t dtype);
 
 /* ---- layout.c: memory layout and costs ---- */
@@ -98,7 +98,7 @@ typedef struct dc__layer_reserve_space {
 } dc__layer_reserve_space;
 dc__layer_reserve_space dc__layer_reserve(const dc_layer *layer, const dc__layer_size *size);
 
-/* Of the three workspaces. */
+/* The layouts of the three workspaces. */
 dc__layer_workspace dc__layer_forward_workspace(const dc_layer *layer, const dc__layer_size *size);
 dc__layer_workspace dc__layer_backward_workspace(const dc_layer *layer, const dc__layer_size *size);
 dc__layer_workspace dc__layer_inference_workspace(const dc_layer *layer, const dc__layer_size *size);
@@ -122,7 +122,7 @@ void dc__layer_backward(const dc__layer_job *job);
 /* Runs the job on the stream; with NULL, synchronously. */
 dc_status dc__layer_submit(const char *fn, dc__layer_job *job, dc_stream *stream,
                            void (*run)(const dc__layer_job *job));
-/* Host memory for computing what goes to *data; and the copy at the end. */
+/* Replaces *data by host memory if it is on a device. The flush copies that memory to `data` and frees it. */
 dc_status dc__layer_host_buffer_alloc(const dc_layer *layer, size_t bytes, void **data);
 dc_status dc__layer_host_buffer_flush(const dc_layer *layer, size_t bytes, void *data, void *host);
 

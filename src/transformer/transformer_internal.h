@@ -6,7 +6,7 @@
 
 #include "transformer/transformer.h"
 
-/* Rows of tokens are cut into pieces of this many for the threads. */
+/* Rows (tokens) per task of a thread. */
 enum { DC__ROWS_PER_TASK = 16 };
 
 /* Where a sample's tokens are. */
@@ -17,7 +17,7 @@ static inline int64_t dc__sample_length(const dc__layer_size *size, int64_t samp
   return dc__first_token(size, sample + 1) - dc__first_token(size, sample);
 }
 
-/* Walks tokens in order, with their sample and their place in it. */
+/* Walks tokens in order, with their sample and their position in it. */
 typedef struct dc__token_cursor {
   int64_t sample;
   int64_t position;
@@ -45,7 +45,7 @@ typedef struct dc__linear_args {
   const void *w;    /* [out, in] */
   const void *bias; /* NULL for none */
   void *y;          /* [N, out] */
-  void *aux;        /* GELU's input */
+  void *aux;        /* GELU's input, stored by DC__EPILOGUE_GELU; NULL if not kept */
   int64_t in, out;
   int32_t epilogue;
 } dc__linear_args;
@@ -118,8 +118,8 @@ int64_t dc__attention_keys(int64_t d);
  * above, on the calling thread and the pool, or those of layer_cuda.c, which queue kernels on the job's stream. */
 typedef struct dc__layer_work {
   void (*gemm)(const dc__layer_job *job, const dc__gemm *gemm);
-  /* The same, and the sums of op(A)'s rows, of C's type, stored or added as the job says. It makes them only where they
-   * cost less in the product, and returns whether it did. */
+  /* The same, and perhaps the sums of op(A)'s rows, of C's type, stored or added as the job says. Returns whether it
+   * computed the sums, which it does only where they are cheaper within the product. */
   bool (*gemm_sums)(const dc__layer_job *job, const dc__gemm *gemm, void *sums);
   /* f = GELU(h). */
   void (*gelu)(const dc__layer_job *job, void *f, const void *h);
@@ -131,12 +131,12 @@ typedef struct dc__layer_work {
   void (*column_sums)(const dc__layer_job *job, const void *x, int64_t columns, int32_t index);
   void (*attention_forward)(const dc__layer_job *job, const dc__attention_args *attention);
   void (*attention_backward)(const dc__layer_job *job, const dc__attention_args *attention);
-  /* Whether the last normalisation's input is had from its output, to the accuracy of the type. */
+  /* Whether the last normalisation's input can be recovered from its output, to the accuracy of the type. */
   bool (*invertible)(const dc__layer_job *job);
 } dc__layer_work;
 extern const dc__layer_work dc__layer_work_cpu;
 extern const dc__layer_work dc__layer_work_cuda;
-/* Before a job is queued on a device: copies its host inputs to its workspace. */
+/* Call before a job is queued on a device: copies cu_seqlens to its workspace. */
 void dc__layer_upload_offsets(const dc__layer_job *job);
 
 #endif
