@@ -64,7 +64,7 @@ static dc_status walk_constant(checkpoint_walk *w, const void *data, size_t byte
   return walk_bytes(w, copy, bytes) ? DC_OK : fail_truncated(w);
 }
 
-/* Counters, too small in practice to overflow. */
+/* Checks that counters are far from overflow. */
 static dc_status check_counts(const checkpoint_walk *w, const dc__optim_piece *piece, int64_t index) {
   for (int64_t i = 0; i < piece->numel; i++) {
     int64_t count;

@@ -1,6 +1,6 @@
-/* Common parts of AdamW and SGD: state as long as the part, constants of a step, and one pass over all elements, on
- * the threads or by kernels. On a device the steps are counted in device memory, and a step's factors are computed
- * there by the same code. So a step that the device itself may skip needs nothing of the host. */
+/* Common parts of AdamW and SGD: state as long as the part, constants of a step, and one pass over all elements, on the
+ * threads or by kernels. On a device the steps are counted in device memory, and a step's factors are computed there by
+ * the same code. So the host need not know whether the device skips a step. */
 #include "optim/optim_internal.h"
 
 static const dc__elementwise_rules *rules_of(const dc_optimizer *o) {

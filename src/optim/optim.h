@@ -1,5 +1,5 @@
-/* Optimizers: the header of the module. The public functions of src/api check the caller's options and tensors, lock
- * the handle, and call inward. */
+/* Optimizers: the header of the module. The public functions in src/api check the caller's options and tensors, lock
+ * the handle, and call these. */
 #ifndef DC_OPTIM_H
 #define DC_OPTIM_H
 
@@ -27,7 +27,7 @@ typedef struct dc__optim_io {
   void *weight;
   const void *grad;
   int32_t grad_dtype; /* DC_DTYPE_NONE without a gradient: the parameter stays unchanged */
-  int64_t first;      /* for param_update_cpu.c */
+  int64_t first;      /* its first chunk in the step (param_update_cpu.c) */
 } dc__optim_io;
 
 typedef struct dc__optim_group {
@@ -52,11 +52,11 @@ struct dc_optimizer {
   int64_t group_count, group_capacity;
   dc__update_status *device_state; /* in device memory; NULL on the CPU */
   double grad_scale;               /* of the step in progress */
-  bool found_nonfinite;            /* from the caller or another rank: a gradient is not finite */
+  bool found_nonfinite;            /* the caller, or another rank, found a nonfinite gradient */
   const float *loss_scale;         /* the caller's, read in each step; NULL for 1 */
   const float *found_inf;          /* likewise; NULL for 0 */
   dc_stream *stream;               /* the caller's, for queued steps; NULL if steps are synchronous */
-  dc_event *done;                  /* after the last step queued on it; NULL before */
+  dc_event *done;                  /* passes after the last step queued on a stream; NULL: none was set */
   dc_optimizer_stats stats;        /* counters; memory and bytes are filled in by queries */
 };
 
@@ -64,20 +64,20 @@ struct dc_optimizer {
  *
  * All but dc__optim_create() and dc__optim_destroy() need the handle locked. fn is the public function's name. */
 
-/* options: of group 0, checked, with defaults, of the kind's size. comm is copied; NULL for one rank. */
+/* options: those of group 0, checked, with defaults, of the kind's options_size. comm is copied; NULL for one rank. */
 dc_status dc__optim_create(const dc__optim_kind *kind, const char *fn, const dc_linalg *linalg, dc_comm *comm,
                            const void *options, bool check_finite, dc_optimizer **optimizer);
 void dc__optim_destroy(dc_optimizer *o);
 /* DC_E_STATE unless the optimizer is of this kind. */
 dc_status dc__optim_check_kind(const dc_optimizer *o, const char *fn, const dc__optim_kind *kind);
-/* group: at most the number of groups, which adds one. options as in dc__optim_create(). */
+/* group: a group's index, or the number of groups to add one. options as in dc__optim_create(). */
 dc_status dc__optim_set_group(dc_optimizer *o, const char *fn, int32_t group, const void *options, bool check_finite);
 dc_status dc__optim_set_lr(dc_optimizer *o, const char *fn, int32_t group, double lr);
 dc_status dc__optim_add_param(dc_optimizer *o, const char *fn, int32_t group, const int64_t *shape, int32_t ndim,
                               int64_t offset, int64_t count, int32_t dtype, int64_t *index);
-/* o->io is filled in. `status`: of the arguments' check; a failure is sent to the other ranks, and the step fails. */
+/* Makes a step with the tensors in o->io. `status`: of the arguments' check; a failure fails the step on all ranks. */
 dc_status dc__optim_step(dc_optimizer *o, const char *fn, dc_status status, double grad_scale);
-/* The caller's memory for weights. */
+/* Sets pointers to the caller's values, in the memory space of the weights, which each step reads; NULL: none. */
 void dc__optim_set_loss_scale(dc_optimizer *o, const float *loss_scale, const float *found_inf);
 dc_status dc__optim_get_steps(dc_optimizer *o, const char *fn, int64_t *steps);
 dc_status dc__optim_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *stats);
@@ -85,7 +85,7 @@ dc_status dc__optim_stats(dc_optimizer *o, const char *fn, dc_optimizer_stats *s
 /* ---- steps on a stream (stream_step.c) ---- */
 
 dc_status dc__optim_set_stream(dc_optimizer *o, const char *fn, dc_stream *stream);
-/* Waits for a step queued on a CPU stream, which uses the handle itself. Called before all else. */
+/* Waits for a step queued on a CPU stream, which uses the handle itself. Every call on the handle does so first. */
 dc_status dc__optim_wait_task(const dc_optimizer *o);
 
 /* ---- K-FAC's layers (kfac.c) ---- */

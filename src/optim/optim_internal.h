@@ -8,9 +8,8 @@
 
 #include "optim/optim.h"
 
-/* A piece of a parameter's state. All that a kind keeps from one step to the next is in pieces, and nothing derived
- * from them is kept. So pieces can be saved, loaded, and written by the caller between steps, without the kind's help.
- */
+/* A piece of a parameter's state. All that a kind keeps from step to step is in pieces, and nothing derived from them
+ * is kept. So pieces can be saved, loaded, and written by the caller between steps, without the kind's help. */
 struct dc__optim_piece {
   dc__optim_piece *next;
   char name[24];
@@ -31,14 +30,14 @@ struct dc__optim_kind {
   bool matrices;       /* uses linear algebra, on a device too */
   int32_t exponent;    /* checked gradients must be below 2^exponent, 50 or 128: finite */
   const void *rules;   /* parameters of kinds that share functions */
-  /* The option that must not change in a group with state, but does; NULL: none. A NULL function: it always is. */
+  /* Returns an option that changed but must not in a group with state, or NULL. A NULL function: there is none. */
   const char *(*fixed_option_changed)(const void *options, const void *old);
-  bool fixed_by_params; /* options are fixed from a group's first parameter on: its shape was held against them */
+  bool fixed_by_params; /* options are fixed from a group's first parameter on: its shape was checked against them */
   /* Whether it supports parameters of this shape and options, or DC_E_SHAPE. NULL for any. */
   dc_status (*accept)(const char *fn, const void *options, const int64_t *shape, int32_t ndim);
   /* Adds the pieces of the parameters from `first` on, and what else they need. Called when the state is first needed
-   * after parameters were added; communicates nothing. May fail, and is then called again: pieces that are there
-   * already are found again. */
+   * after parameters were added; communicates nothing. After a failure it is called again, and finds the pieces that
+   * exist. */
   dc_status (*prepare)(dc_optimizer *o, const char *fn, int64_t first);
   /* Whether the state allows a step; o->io has the tensors. The other ranks learn of a failure here before anything
    * changes. NULL: always. */
@@ -98,16 +97,16 @@ dc_status dc__optim_synchronize(const dc_optimizer *o, const char *fn);
 /* Learning rates in device memory: allocates missing ones; sets one, in stream order. */
 dc_status dc__optim_alloc_device_lr(dc_optimizer *o, const char *fn);
 dc_status dc__optim_set_device_lr(const dc_optimizer *o, const char *fn, double *device_lr, double lr);
-/* Counters of whole steps, kept on the device. */
+/* Reads the device's counters of steps, made and skipped, into stats. */
 dc_status dc__optim_read_device_state(const dc_optimizer *o, dc_optimizer_stats *stats);
 
 /* ---- pieces (state.c) ---- */
 
-/* A piece's memory, zeroed, from the optimizer's arena; or that of the existing piece of this name. NULL if out of
- * memory, with the last error set. */
+/* Returns zeroed memory of a new piece, from the optimizer's arena, or that of the existing piece of this name. NULL if
+ * out of memory, with the last error set. */
 void *dc__optim_add_piece(dc_optimizer *o, dc__optim_param *p, const char *name, int32_t dtype, const int64_t *shape,
                           int32_t ndim);
-/* The same in zeroed memory of the kind's, which outlives the piece. */
+/* The same with zeroed memory that the kind owns, which outlives the piece. */
 void *dc__optim_add_borrowed_piece(dc__optim_param *p, const char *name, int32_t dtype, const int64_t *shape,
                                    int32_t ndim, void *memory);
 /* NULL if there is none of this name. */
@@ -119,7 +118,7 @@ void dc__optim_free_pieces(dc_optimizer *o, dc__optim_param *p);
 bool dc__optim_is_cuda(const dc_optimizer *o);
 /* Kernels need elements aligned to their size. */
 dc_status dc__optim_check_alignment(const dc_optimizer *o, const char *fn);
-/* A step's tensors of a parameter, into its span. */
+/* Fills in a span with a parameter's tensors in this step. */
 void dc__optim_fill_span(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span);
 /* Fills in state and factors of a parameter's span. Returns false to skip it. */
 typedef bool (*dc__optim_span_fn)(const dc_optimizer *o, const dc__optim_param *p, dc__update_span *span);
@@ -128,11 +127,11 @@ void dc__optim_launch_spans(const dc_optimizer *o, dc_stream *on, int32_t kind, 
                             dc__optim_span_fn fn);
 /* The same for one parameter with a gradient: the batch's one span, with the caller's state and factors. */
 void dc__optim_launch_param(const dc_optimizer *o, int32_t kind, const dc__optim_param *p, dc__update_batch *batch);
-/* Checks for too large gradients, in groups that want it, into o->device_state. scale:
- * dc__optim_read_grad_scaler_cuda()'s; NULL without. */
+/* Writes the first parameter with a too large gradient, among groups with checks, to o->device_state. scale: from
+ * dc__optim_read_grad_scaler_cuda(), or NULL. */
 void dc__optim_scan_nonfinite_cuda(const dc_optimizer *o, dc_stream *on, const float *scale);
-/* The first such parameter; o->count if there is none; more if the caller found one. Waits for the internal stream,
- * which did the check. */
+/* Gets that parameter: o->count if there is none, INT64_MAX if the caller found one. Waits for the internal stream,
+ * which did the scan. */
 dc_status dc__optim_first_nonfinite_cuda(const dc_optimizer *o, int64_t *index);
 
 /* ---- work on single elements (param_update_cpu.c) ---- */
@@ -178,7 +177,7 @@ typedef struct dc__elementwise_rules {
   int32_t kernel; /* DC__UPDATE_ADAMW or _SGD */
   /* Adds the pieces; false: no memory. */
   bool (*add_state)(dc_optimizer *o, dc__optim_param *p, float *state[3]);
-  dc__optim_rule_fn rule; /* what a step's factors are made of */
+  dc__optim_rule_fn rule; /* fills in what a step's factors are computed from */
 } dc__elementwise_rules;
 
 dc_status dc__elementwise_prepare(dc_optimizer *o, const char *fn, int64_t first);

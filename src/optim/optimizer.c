@@ -107,7 +107,7 @@ static dc_status check_group(const dc_optimizer *o, const char *fn, int32_t grou
                         max, o->group_count == 1 ? "is" : "are", o->group_count, DC__PLURAL_S(o->group_count));
 }
 
-/* Whether options that decide on the shape of a group's state must stay. */
+/* Whether the options that determine the shape of a group's state must stay. */
 static bool options_are_fixed(const dc_optimizer *o, int32_t group) {
   if (o->kind->fixed_by_params) {
     return o->groups[group].params > 0;
@@ -264,7 +264,7 @@ static dc_status first_nonfinite(dc_optimizer *o, int64_t *index) {
   return DC_OK;
 }
 
-/* The agreed step. */
+/* Makes the step to which all ranks agreed. */
 static dc_status run_step(dc_optimizer *o, const char *fn) {
   DC__TRY(o->kind->step(o, fn));
   for (int64_t i = 0; i < o->count; i++) {

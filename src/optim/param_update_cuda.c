@@ -1,4 +1,4 @@
-/* Steps on a device: kernels update whole parameters, a few a launch, in stream order. */
+/* Steps on a device: kernels update whole parameters, a few per launch, in stream order. */
 #include "optim/optim_internal.h"
 
 bool dc__optim_is_cuda(const dc_optimizer *o) {

@@ -12,10 +12,10 @@ enum { WINDOW_ELEMENTS = 1 << 22 }; /* elements that are worth one round */
  * Aligned blocks make the bits independent of their position. */
 enum { DEVICE_ALIGNMENT = 4 };
 
-/* A block's offsets: among its owner's blocks, and in its flow sorted by owner. */
+/* A block's offsets: among its owner's blocks, and in its entry sorted by owner. */
 typedef struct block_offset {
   int64_t own;    /* in `owned`; -1 if another rank's */
-  int64_t packed; /* from the flow's begin */
+  int64_t packed; /* from the entry's begin */
 } block_offset;
 
 typedef struct redistribute_entry {
@@ -78,7 +78,7 @@ static int64_t block_count(const dc__partition *partition, int64_t block) {
   return box.count;
 }
 
-/* Assigns blocks by owner: offsets in the ranks' pieces of the flow, and in all that this rank owns, *owned so far. */
+/* Assigns blocks by owner: offsets in the ranks' pieces of the entry, and in all that this rank owns, *owned so far. */
 static void assign_offsets(dc__redistribute *x, redistribute_entry *f, int64_t *owned) {
   int64_t packed = 0;
   for (int32_t r = 0; r < x->world; r++) {
@@ -96,7 +96,7 @@ static void assign_offsets(dc__redistribute *x, redistribute_entry *f, int64_t *
   *owned += f->packed[x->rank].count;
 }
 
-/* Whole on every rank, or a partition: the parts cover each element once. */
+/* Checks that parts are whole on every rank, or cover each element once. */
 static dc_status check_parts(const dc__redistribute *x, redistribute_entry *f) {
   int64_t numel = f->in.partition->numel;
   int64_t covered = 0;
@@ -140,7 +140,7 @@ static dc_status gather_parts(dc__redistribute *x, int64_t *own_parts, int64_t *
   return DC_OK;
 }
 
-/* The flow after the last of the window that begins with `first`, and the window's elements. */
+/* Returns the end of the window that begins with entry `first`. *elements: those of the window. */
 static int64_t window_end(const dc__redistribute *x, int64_t first, int64_t *elements) {
   *elements = 0;
   int64_t end = first;
@@ -357,7 +357,7 @@ dc_status dc__redistribute_to_owners(dc__redistribute *x, const bool *skip, dc__
   return DC_OK;
 }
 
-/* packed: the flow's directions in owner order. */
+/* packed: the entry's directions in owner order. */
 static void unpack_part(const dc__redistribute *x, int64_t i, const float *packed, dc__apply_fn apply, void *user) {
   const redistribute_entry *f = &x->entries[i];
   if (f->in.count == 0) {

@@ -9,8 +9,8 @@
 
 enum { DC__ORDER_MAX = 32 };
 
-/* A parameter's shape for blocks: without lengths of 1, small neighbours merged, and cut at `sides`; or a matrix
- * that is several. */
+/* A parameter's shape for blocks: without lengths of 1, small neighbours merged, and cut at `sides`; or several
+ * matrices below each other. */
 typedef struct dc__partition {
   int32_t order; /* 1 to DC__ORDER_MAX; a scalar is [1] */
   int64_t shape[DC__ORDER_MAX];
@@ -21,7 +21,7 @@ typedef struct dc__partition {
 
 /* Merges neighbours, from the last dimension on, as long as their product is at most `merge` and more than two
  * dimensions are left; 0 merges nothing. Then cuts every dimension into pieces of `side` and a rest. The product of the
- * shape is known to fit. DC_E_UNSUPPORTED for more than DC__ORDER_MAX dimensions longer than 1. */
+ * shape must fit int64_t. DC_E_UNSUPPORTED for more than DC__ORDER_MAX dimensions longer than 1. */
 dc_status dc__partition_merged(const char *fn, const int64_t *shape, int32_t ndim, int64_t merge, int64_t side,
                                dc__partition *partition);
 /* [d0, rest] as `splits` matrices, one below the other; ndim is at least 2, and splits divides d0. */
@@ -37,7 +37,7 @@ typedef struct dc__box {
 } dc__box;
 
 void dc__partition_box(const dc__partition *partition, int64_t block, dc__box *box);
-/* From the whole parameter to the dense block. stream: NULL on a CPU, else one of the memory's device. */
+/* Copies a block of the whole parameter to dense memory. stream: NULL on a CPU, else one of the memory's device. */
 void dc__box_pack(dc_stream *stream, const dc__partition *partition, const dc__box *box, const float *whole,
                   float *block);
 /* Copies the part of the dense block in elements [first, first + count) of the parameter to its position there. */
@@ -76,18 +76,18 @@ void dc__redistribute_destroy(dc__redistribute *x); /* NULL does nothing */
 void dc__redistribute_set_stream(dc__redistribute *x, dc_stream *stream);
 
 /* This rank's copy of an owned block, dense: the gradient after dc__redistribute_to_owners(), the direction's buffer
- * before dc__redistribute_from_owners(). The blocks of a flow are contiguous. NULL if another rank's. */
+ * before dc__redistribute_from_owners(). An entry's blocks are contiguous. NULL if another rank owns the block. */
 float *dc__redistribute_block(const dc__redistribute *x, int64_t of_flow, int64_t block);
 
-/* Writes this rank's part of a flow's gradient, or queues it on dc_device.internal_stream. */
+/* Writes this rank's part of an entry's gradient, or queues that on dc_device.internal_stream. */
 typedef void (*dc__fill_fn)(void *user, int64_t entry, float *part);
-/* Reads this rank's part of a flow's direction, or queues it. */
+/* Reads this rank's part of an entry's direction, or queues that. */
 typedef void (*dc__apply_fn)(void *user, int64_t entry, const float *part);
 
-/* Brings the gradients to the owners of their blocks. skip: NULL, or flags of skipped flows, the same on every rank.
- * Collective; a few flows at a time, so that no rank holds a whole model. Errors are the communicator's. */
+/* Sends the gradients to the owners of their blocks. skip: NULL, or flags of skipped entries, the same on every rank.
+ * Collective; a few entries at a time, so that no rank holds a whole model. Errors are the communicator's. */
 dc_status dc__redistribute_to_owners(dc__redistribute *x, const bool *skip, dc__fill_fn fill, void *user);
-/* Brings the directions from the owners to every rank's part. Collective. */
+/* Sends the directions from the owners to every rank's part. Collective. */
 dc_status dc__redistribute_from_owners(dc__redistribute *x, const bool *skip, dc__apply_fn apply, void *user);
 
 /* The stream for collectives on the device's memory; NULL for this thread. */

@@ -27,7 +27,7 @@ static dc__optim_piece *make_piece(const char *name, int32_t dtype, const int64_
   return piece;
 }
 
-/* Zeroed. On the host all pieces share one arena. */
+/* Allocates a piece's zeroed memory. On the host all pieces share one arena. */
 static bool alloc_piece(dc_optimizer *o, dc__optim_piece *piece) {
   const bool record =
       piece->dtype == DC_INT64 && dc__optim_counts_on_device(o); /* with a step's factors behind the count */

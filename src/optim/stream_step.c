@@ -1,7 +1,7 @@
-/* Steps on the caller's stream. On a device AdamW's, SGD's and one rank of Muon's are kernels in stream order, and
- * the host waits for nothing. Nonfinite gradients, step numbers and learning rates are checked and read in device
- * memory. So each launch of a captured graph is a full step. On the CPU a step is one stream task, which uses the
- * handle: the next call waits for it. */
+/* Steps on the caller's stream. On a device, the steps of AdamW, SGD and one-rank Muon are kernels in stream order, and
+ * the host waits for nothing. Kernels check gradients and read step numbers and learning rates in device memory. So
+ * each launch of a captured graph is a full step. On the CPU a step is one stream task, which uses the handle: the next
+ * call waits for it. */
 #include "optim/optim_internal.h"
 
 bool dc__optim_counts_on_device(const dc_optimizer *o) {
@@ -49,7 +49,7 @@ dc_status dc__optim_synchronize(const dc_optimizer *o, const char *fn) {
   return dc__device_check(o->linalg->device);
 }
 
-/* Queued work is all before `done`; a capture queues none. Without a stream, waits. */
+/* Records `done` after all queued work, unless in a capture, which queues none. Without a stream, waits. */
 static dc_status record_done(const dc_optimizer *o) {
   dc_device *device = o->linalg->device;
   if (o->stream != NULL && !dc__stream_captures(o->stream)) {
@@ -71,7 +71,7 @@ dc__update_step_state *dc__optim_step_record(const dc__optim_param *p) {
   return (dc__update_step_state *)(void *)p->step;
 }
 
-/* Parameters of a group share a count. */
+/* Adjacent parameters of a group share a launch that counts their steps. */
 void dc__optim_begin_step_cuda(dc_optimizer *o, int32_t kernel, dc__optim_rule_fn rule, dc__update_batch *batch) {
   dc_stream *on = o->linalg->stream;
   const bool checks_finite = dc__optim_checks_finite(o);

@@ -105,7 +105,7 @@ void dc__block_group_destroy(dc__blockwise *self) {
 
 /* ---- a step ---- */
 
-/* Larger batches no longer hide launch latency. */
+/* The maximum batch. Larger ones would not hide more launch latency. */
 static int32_t group_max_batch(const dc__block_group *block_group) {
   return dc__batch_slice_max_count(block_group->capacity,
                                    3 * (size_t)dc__block_group_stride(block_group->count) * sizeof(float));
@@ -150,7 +150,7 @@ static int32_t batch_count(const dc__blockwise *self, int64_t first) {
   return count;
 }
 
-/* Gathers the blocks' gradients into a stack, or with `give` scatters the results back. */
+/* Gathers the blocks' gradients into a stack, or with `unpack` scatters the results back. */
 static void stack_blocks(const dc__block_context *ctx, const dc__optim_block *lead, bool unpack) {
   dc__cuda_stack_args args = {.stack = lead->data, .count = lead->count, .stride = dc__block_group_stride(lead->count)};
   args.batch = ctx->count;

@@ -1,7 +1,7 @@
 /* A step over blocks, in phases. Gradients go to the owners of blocks. There each block runs its kind's functions
  * before and after matrices that are due are refreshed. Directions go to every rank's part of the weights. In each
- * phase blocks run side by side, each on one thread. A block larger than a thread's share of all work is split over
- * the threads. On a device, blocks run one after the other. */
+ * phase blocks run in parallel, each on one thread. A block larger than a thread's share of all work is split over the
+ * threads. On a device, batches of equal blocks run one after the other. */
 #include <stdatomic.h>
 
 #include "optim/blockwise/blockwise.h"
@@ -89,7 +89,7 @@ static void sort_sides(dc__blockwise *self) {
   }
 }
 
-/* Requests of the sides that are due, or of all. */
+/* Lists the requests of the sides that are due, or of all. */
 static int64_t list_requests(dc__blockwise *self, const char *fn, bool all) {
   int64_t count = 0;
   for (int64_t i = 0; i < self->side_count; i++) {
@@ -265,7 +265,7 @@ static dc_status each_phase(dc__blockwise *self, const char *fn) {
   return dc__redistribute_from_owners(self->redistribute, self->skip, dc__blockwise_apply, self);
 }
 
-/* A rank that fails here has agreed to the step, so the others wait for its blocks. */
+/* Aborts the communicator on failure: this rank has agreed to the step, so the others wait for its blocks. */
 static dc_status run_phases(dc__blockwise *self, const char *fn) {
   dc_comm *comm = self->head.comm;
   dc__failure failure = {DC_OK, ""};

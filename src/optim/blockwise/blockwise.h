@@ -58,7 +58,7 @@ struct dc__block_context {
   const dc__block_work *work;
   dc__threadpool *pool;
   void *scratch;       /* DC__SCRATCH_BYTES; pool NULL */
-  float *temp;         /* temporaries, rules' `temps` times the block's elements, at least twice: */
+  float *temp;         /* temporaries, at least two, each of the block's elements (dc__block_options.temps): */
   int64_t temp_stride; /* between two temporaries */
   double graft_norm;   /* the graft's norm */
   /* On a device, `count` blocks of a group run together. Functions get the first one, whose data is in the stack: */
@@ -66,7 +66,7 @@ struct dc__block_context {
   dc__optim_block *const *blocks;
   float *stack;
   dc_linalg *linalg;              /* NULL on the host */
-  const uint64_t *found;          /* momentum stays unchanged unless it is 0; NULL if not checked */
+  const uint64_t *found;          /* momentum stays unchanged if *found is not 0; NULL if not checked */
   void *gemm_workspace;           /* for matrix products */
   dc__cuda_matrix_stats *lengths; /* [2, count] */
   double *sums;                   /* one for each row of the blocks */
@@ -82,19 +82,19 @@ struct dc__block_work {
   /* to [cols, rows] = from [rows, cols], transposed. */
   void (*transpose)(const dc__block_context *ctx, const float *from, int64_t rows, int64_t cols, float *to);
   void (*copy)(const dc__block_context *ctx, float *to, const float *from, int64_t count);
-  /* The matrix of the block's side d times factor, if its latest refresh succeeded. */
+  /* Multiplies the matrix of the block's side d by factor, if its latest refresh succeeded. */
   void (*scale)(const dc__block_context *ctx, const dc__optim_block *b, int32_t d, float factor);
-  /* Shampoo's: the graft's squares and the filtered gradient; the graft's direction, to data, or its length alone; that
-   * length given to data where `scaled`, and momentum. */
+  /* Shampoo's. The first updates the graft's squares and filters the gradient. The second replaces data by the graft's
+   * direction; the third only measures its norm. The last gives data that norm if `scaled`, and adds momentum. */
   void (*graft_accumulate)(const dc__block_context *ctx, const dc__graft *g);
   void (*graft_direction)(const dc__block_context *ctx, const dc__graft *g);
   void (*graft_measure_norm)(dc__block_context *ctx, const dc__graft *g);
   void (*graft_finish)(const dc__block_context *ctx, const dc__graft *g, bool scaled);
-  /* SOAP's: data becomes what a step of AdamW takes a weight of zero to; and the parts of the squares along dimension
-   * d, `inner` elements each, come in the order of the latest refresh. */
+  /* SOAP's. adam replaces data by the weights after a step of AdamW from zero. permute puts the squares along dimension
+   * d, in parts of `inner` elements, in the order of the latest refresh. */
   void (*adam)(const dc__block_context *ctx, const dc__optim_block *b, const dc__adamw_factors *factors);
   void (*permute)(const dc__block_context *ctx, const dc__optim_block *b, int32_t d, int64_t inner);
-  /* Muon's: data becomes dc__polar's result; p has all parameters but the matrices. */
+  /* Muon's: replaces data by the result of dc__polar; p has all arguments but the matrices. */
   void (*polar)(const dc__block_context *ctx, const dc__optim_block *b, const dc__polar *p);
   /* Adds ones to the diagonal of a new matrix of zeros. */
   void (*set_identity)(const dc_linalg *l, float *a, int64_t n);
@@ -107,7 +107,7 @@ extern const dc__block_work dc__block_work_cpu, dc__block_work_cuda;
 static inline const dc__block_work *dc__block_work_of(const dc_optimizer *o) {
   return dc__linalg_is_cuda(o->linalg) ? &dc__block_work_cuda : &dc__block_work_cpu;
 }
-/* A context on a device; the assignment follows the order of plan_scratch(). */
+/* Makes a context on a device. Its parts of memory are in the order of plan_scratch(). */
 dc__block_context dc__block_context_cuda(dc_linalg *l, void *memory, int64_t elements, int32_t temps, int64_t rows);
 
 /* The part of a kind's options that blockwise.c needs. */
@@ -130,8 +130,7 @@ typedef struct dc__block_rules {
   void (*partition)(const void *options, const dc__optim_param *p, dc__partition *partition);
   /* The cost of a block's step. NULL for that of its sides' decompositions and products. */
   double (*cost)(const void *options, const dc__box *box);
-  /* Adds the pieces that a block has beside its sides', and a side has beside factor, matrix and failures. NULL: none.
-   */
+  /* Add a block's own pieces, and those of a side beside factor, matrix and failures. NULL: none. */
   bool (*add_elements)(dc_optimizer *o, dc__optim_param *p, dc__optim_block *b, const int64_t *shape, int32_t ndim);
   bool (*add_side)(dc_optimizer *o, dc__optim_param *p, dc__optim_block *b, int32_t d);
   /* Sets due and skip_update for step t. If NULL, both are always false. */
@@ -153,7 +152,7 @@ typedef struct dc__soap_basis {
   dc_device *device;
   void *device_memory; /* all of it */
   size_t device_bytes;
-  int64_t *orders; /* the sides' */
+  int64_t *orders; /* column orders of all sides */
   void **pointers;
   int32_t *failed;
   /* On the host: */
@@ -166,10 +165,9 @@ typedef struct dc__soap_basis {
   char *memory;
   size_t bytes; /* of memory */
 } dc__soap_basis;
-/* Allocates for so many sides with so many rows in all, with device memory for orders. On failure the owner destroys
- * it. */
+/* Allocates memory for this many sides and rows in all, on the device for orders. On failure the owner destroys it. */
 dc_status dc__soap_basis_create(dc__soap_basis *b, const dc_linalg *l, int64_t sides, int64_t rows);
-/* Allocates for requests of all sides at once; l in a query. */
+/* Allocates memory for requests of all sides at once; l is in a query. */
 dc_status dc__soap_basis_reserve(dc__soap_basis *b, dc_linalg *l, const char *fn, const dc__spectral_request *requests,
                                  int64_t count);
 /* As dc__spectral_run_grouped(), but results and orders are queued. The status of those computed on the device is
@@ -223,8 +221,8 @@ struct dc__blockwise {
   const float *scale;         /* the factor of its gradients; NULL if the host sets it */
   dc__optim_block **by_cost;  /* descending cost */
   dc__optim_block **by_group; /* on a device: ordered by group */
-  int64_t large;              /* how many of them are split over the threads */
-  dc__side_ref *by_size;      /* those with a factor, descending size */
+  int64_t large;              /* so many first blocks of by_cost are split over the threads */
+  dc__side_ref *by_size;      /* sides with a factor, descending size */
   int64_t side_count;
   int64_t *orders; /* orders of the sides, if the kind sorts */
   dc__spectral_request *requests;
@@ -232,7 +230,7 @@ struct dc__blockwise {
   dc__slots slots;
   size_t slots_bytes;
   int64_t max_elements, max_rows; /* maxima over the blocks */
-  int32_t temps;                  /* of a context: the maximum of the groups */
+  int32_t temps;                  /* maximum of the groups' `temps` */
 };
 
 static inline dc__blockwise *dc__blockwise_of(dc_optimizer *o) {
@@ -270,12 +268,12 @@ double dc__block_cost(const dc_optimizer *o, const dc__optim_param *p, const dc_
 void *dc__block_piece(dc_optimizer *o, dc__optim_param *p, const char *what, const dc__optim_block *b,
                       int32_t dimension, int32_t dtype, const int64_t shape[2], int32_t ndim);
 
-/* block_group_cuda.c: blocks that run together. The stride between a group's blocks, in elements; each begins at 256
+/* block_group_cuda.c: blocks that run together. The stride between a group's blocks, in elements, is a multiple of 256
  * bytes. */
 static inline int64_t dc__block_group_stride(int64_t elements) {
   return (elements + 63) / 64 * 64;
 }
-/* Before blocks are created: all are reserved first, then each joins and takes its pieces. */
+/* Call the first before blocks are created, and reserve all blocks. Then add each, and take its pieces. */
 void dc__block_group_open(dc__blockwise *self);
 dc_status dc__block_group_reserve(dc__blockwise *self, int64_t param, int64_t index);
 void dc__block_group_add(dc__blockwise *self, dc__optim_block *b, const dc__partition *partition, const dc__box *box);
@@ -294,7 +292,7 @@ void dc__block_group_run(dc__blockwise *self, void *memory, dc__block_fn work);
 void dc__block_update_factors(const dc__optim_block *b, double beta, double alpha, const dc__block_context *ctx);
 /* Multiplies x by each side's matrix along that side; back: by its transpose. */
 void dc__block_multiply_sides(const dc__optim_block *b, float *x, bool back, const dc__block_context *ctx);
-/* Whether its latest refresh changed the order of the matrix' columns. */
+/* Whether its latest refresh changed the order of the matrix's columns. */
 bool dc__side_is_permuted(const dc__side *side);
 /* A side's matrix for a request. */
 dc__mat dc__side_mat(void *data, int32_t dtype, int64_t n);

@@ -7,7 +7,7 @@ static dc_stream *context_stream(const dc__block_context *ctx) {
   return ctx->linalg->stream;
 }
 
-/* For all blocks that run together, with the group's stride. Their number does not change the bits. */
+/* Runs the product for all blocks of the batch, with the group's stride. Their number does not change the bits. */
 static void blockwise_gemm_cuda(const dc__block_context *ctx, const dc__gemm *g) {
   dc__gemm all = *g;
   all.batch = ctx->count;
@@ -80,7 +80,7 @@ static void graft_direction_cuda(const dc__block_context *ctx, const dc__graft *
   dc__cuda_graft_direction(context_stream(ctx), &args);
 }
 
-/* The squared norms of x, to the first or the second reports. */
+/* Writes the squared norms of x to the first or the second half of ctx->lengths. */
 static void reduce_squares(const dc__block_context *ctx, const dc__graft *g, const float *x, int32_t which) {
   const dc__cuda_matrix_norm_args args = {.from = batch_view(ctx, x, g->rows, g->count / g->rows),
                                           .sums = ctx->sums,

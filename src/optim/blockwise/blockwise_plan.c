@@ -83,7 +83,7 @@ void *dc__block_piece(dc_optimizer *o, dc__optim_param *p, const char *what, con
   return memory == NULL ? NULL : dc__optim_add_borrowed_piece(p, name, dtype, shape, ndim, memory);
 }
 
-/* Starts as the identity. */
+/* Adds a side's pieces. Its matrix starts as the identity. */
 static bool add_side(dc_optimizer *o, dc__optim_param *p, dc__optim_block *b, int32_t d) {
   const dc__block_rules *rules = dc__block_rules_of(o);
   dc__side *side = &b->sides[d];
@@ -138,7 +138,7 @@ static bool has_block(const dc__blockwise *self, int64_t param, int64_t index) {
   return last != NULL && (last->param > param || (last->param == param && last->index >= index));
 }
 
-/* Creates this rank's blocks of the parameters from `first` on. */
+/* Calls fn for each new block of this rank, of the parameters from `first` on. */
 static dc_status each_new(dc__blockwise *self, int64_t first,
                           dc_status (*fn)(dc__blockwise *self, int64_t param, int64_t index)) {
   for (int64_t i = first; i < self->head.count; i++) {

@@ -134,7 +134,7 @@ static void run_next(partition_runs *r) {
 static void copy_box_cuda(dc_stream *stream, const dc__partition *partition, const dc__box *box, const float *block,
                           int64_t first, int64_t length, const float *part, bool unpack) {
   dc__cuda_box_copy_args args = {.count = box->count, .first = first, .length = length};
-  args.block = (float *)(uintptr_t)block; /* read or written by `give` */
+  args.block = (float *)(uintptr_t)block; /* read if `unpack`, else written */
   args.part = (float *)(uintptr_t)part;
   int64_t stride = 1;
   args.dims = partition->order;
@@ -185,7 +185,7 @@ static bool is_costlier(const double *costs, int64_t a, int64_t b) {
   return costs[a] > costs[b] || (!(costs[a] < costs[b]) && a < b);
 }
 
-/* Sifts node `at` down in a heap whose root comes last. */
+/* Sifts node `at` down in a heap whose root is the cheapest item. */
 static void sift_down(const double *costs, int64_t *order, int64_t at, int64_t count) {
   int64_t child;
   while ((child = 2 * at + 1) < count) {

@@ -1,5 +1,5 @@
 /* A block and its sides' matrices. A block is viewed as [n, rest], its first dimension and all others. Transposed to
- * [rest, n], it has the next dimension first. A product with a matrix transposes too, so after one product a
+ * [rest, n], it has the next dimension first. A product with a matrix transposes too, so after one product per
  * dimension the layout is the original one. */
 #include "optim/blockwise/blockwise.h"
 

@@ -133,7 +133,7 @@ static void scale_root(const dc__optim_block *b, int32_t d, const dc__block_step
   }
 }
 
-/* From the filtered gradient to the direction. */
+/* Turns the filtered gradient into the direction. */
 static void shampoo_after_refresh(const dc__optim_block *b, const dc__block_step *s, dc__block_context *ctx) {
   const dc_shampoo_options *o = s->options;
   const dc__graft g = graft_of(b, s);

@@ -64,7 +64,7 @@ static void soap_before_refresh(const dc__optim_block *b, const dc__block_step *
   }
 }
 
-/* Eigenvectors at first, and later one step of orthogonal iteration from them. */
+/* Eigenvectors at first, and later one step of orthogonal iteration from the latest ones. */
 static dc__spectral_request soap_request(const char *fn, dc__side *side, const dc__optim_block *b,
                                          const dc__block_step *s) {
   (void)b;

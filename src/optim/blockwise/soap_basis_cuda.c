@@ -68,7 +68,7 @@ static dc_status create_host_linalg(const dc_linalg *l, dc_linalg **host) {
   return status;
 }
 
-/* Host scratch memory for any of them. */
+/* Reserves host scratch memory for any of the requests. */
 static dc_status reserve_host(dc__soap_basis *b, const char *fn, const dc__spectral_request *requests, int64_t count) {
   void *memory;
   b->host->query = true;
@@ -79,7 +79,7 @@ static dc_status reserve_host(dc__soap_basis *b, const char *fn, const dc__spect
 
 /* ---- on the device ---- */
 
-/* `count` neighbours of one size. */
+/* Queues `count` adjacent requests of one size. */
 static dc_status enqueue_batch(const dc__soap_basis *b, dc_linalg *l, const dc__spectral_request *requests,
                                int64_t first, int64_t count) {
   void **pointers = b->pointers + first;

@@ -8,14 +8,12 @@
 
 enum { DC__FACTOR_A, DC__FACTOR_G, DC__FACTORS };
 
-/* A or G: a matrix of `order` rows for each group. Where the layer has a bias, A's last row is that of its one. */
+/* A or G: a matrix of `order` rows for each group. With a bias, A's last row is that of the constant input 1. */
 typedef struct dc__factor {
   int64_t order;
-  /* The batches since the last step, as the sum of v v^T over the vectors v: upper triangles without that last corner.
-   */
+  /* The sum of v v^T over the vectors v of batches since the last step: upper triangles without that last corner. */
   float *sum;
-  /* Within a step, where `changed`: the factor as it will be is in the lower triangles of sum and on its diagonals,
-   * which are kept here. */
+  /* Within a step, if `changed`: the diagonals of `sum`. Their place, and the lower triangles, have the new factor. */
   float *diagonal;
   int64_t count; /* the sum's divisor; 0 if nothing was added, with sum uninitialised */
   double bound;  /* bounds the sum's elements */
@@ -36,7 +34,7 @@ typedef struct dc__kfac_layer {
   int64_t shape[5];     /* the weight's */
   int32_t ndim;
   int32_t owner;
-  int64_t *updates; /* of the factors; NULL if another rank owns the layer */
+  int64_t *updates; /* number of factor updates; NULL if another rank owns the layer */
   bool due;         /* to be decomposed in this step */
   int64_t tolerated;
   dc__factor factors[DC__FACTORS];
@@ -66,11 +64,11 @@ typedef struct dc__kfac_direction {
 typedef struct dc__kfac_work {
   /* The largest absolute value of x and of delta, or DC_E_NOT_FINITE. */
   dc_status (*scan)(dc_linalg *l, const dc__per_sample *s, double max_abs[DC__FACTORS]);
-  /* A batch of at least one sample and position, to the layer's sums. */
+  /* Adds a batch of at least one sample and position to the layer's sums. */
   dc_status (*accumulate)(dc_linalg *l, dc__kfac_layer *layer, const dc__per_sample *s, double scale);
-  /* A factor's sums, one row of the triangles after the other, in float64. */
+  /* Packs a factor's sums in float64, one row of the triangles after the other. */
   void (*pack)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which, double *packed);
-  /* The factor as it will be: decay mean + (1 - decay) packed / count. */
+  /* Computes the new factor: decay mean + (1 - decay) packed / count. */
   void (*average)(dc_linalg *l, const dc__kfac_layer *layer, int32_t which, const double *packed, double decay,
                   double count);
   /* The mean takes its new value, or the sums' diagonals are restored. */
@@ -81,7 +79,7 @@ typedef struct dc__kfac_work {
   /* Adds a direction's bytes of memory. Returns false on overflow. */
   bool (*direction_size)(const dc_linalg *l, const dc__kfac_layer *layer, size_t *bytes);
   dc_status (*precondition)(dc_linalg *l, const dc__kfac_direction *d);
-  /* The error of a rejected direction: DC_E_NOT_POSITIVE, by the eigenvalues. NULL if precondition() sets it. */
+  /* Sets the error of a rejected direction: DC_E_NOT_POSITIVE, with the eigenvalues. NULL if precondition() does so. */
   dc_status (*report_not_positive)(dc_linalg *l, const dc__kfac_direction *d);
 } dc__kfac_work;
 /* On the host (kfac_cpu.c), synchronous; on a device (kfac_cuda.c), queued. */
@@ -118,8 +116,8 @@ int64_t dc__kfac_packed_count(const dc__kfac_layer *layer);
 static inline int64_t dc__kfac_triangle_count(const dc__kfac_layer *layer, int32_t which) {
   return layer->factors[which].order * (layer->factors[which].order + 1) / 2;
 }
-/* Reduces the ranks' sums to the layer's owner, which computes the new factors. counts: of all ranks together. comm
- * may be NULL, and errors are its own; moves: of device memory. Collective. */
+/* Reduces the ranks' sums to the layer's owner, which computes the new factors. counts: of all ranks together. comm:
+ * NULL for one rank; its errors are returned. comm_stream: for collectives on device memory. Collective. */
 dc_status dc__kfac_update(dc_linalg *l, dc_comm *comm, dc_stream *comm_stream, dc__kfac_layer *layer, double decay,
                           const int64_t counts[DC__FACTORS], double *memory);
 
@@ -133,9 +131,9 @@ typedef struct dc__kfac_matrix {
 typedef struct dc__kfac_matrices {
   dc__kfac_matrix *list; /* descending size */
   int64_t count;
-  dc__spectral_request *requests; /* as many, as are the next */
+  dc__spectral_request *requests; /* [count], as are the next two */
   dc_spectral_info *infos;
-  int64_t *list_index; /* of the requests' matrices in the list */
+  int64_t *list_index; /* index in `list` of each request's matrix */
 } dc__kfac_matrices;
 
 /* The matrices of the layers that this rank owns. */

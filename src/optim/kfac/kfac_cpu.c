@@ -106,7 +106,7 @@ static void kfac_clamp_negative_cpu(dc_linalg *l, float *values, int64_t count) 
 
 /* ---- directions ---- */
 
-/* A group's gradient, and its shifted eigenvalues. */
+/* Counts memory for a group's gradient and its shifted eigenvalues. */
 static bool kfac_direction_size_cpu(const dc_linalg *l, const dc__kfac_layer *layer, size_t *bytes) {
   (void)l;
   int64_t a = layer->factors[DC__FACTOR_A].order;
@@ -114,7 +114,7 @@ static bool kfac_direction_size_cpu(const dc_linalg *l, const dc__kfac_layer *la
   return dc__linalg_add_bytes(bytes, a * g + a + g, sizeof(float));
 }
 
-/* Martens and Grosse 2015, section 6.3: sqrt(damping), shared out so that both terms it adds have one trace. */
+/* Martens and Grosse 2015, section 6.3: splits sqrt(damping) so that both terms that it adds have the same trace. */
 static void kfac_damp_eigenvalues_cpu(const float *values_a, int64_t a, const float *values_g, int64_t g,
                                       double damping, float *to_a, float *to_g) {
   double mean_a = 0;

@@ -141,7 +141,7 @@ static bool kfac_direction_size_cuda(const dc_linalg *l, const dc__kfac_layer *l
   return plan_direction(l, layer, NULL, &s, bytes);
 }
 
-/* The eigenvalues that divide, and what is added to their products. */
+/* Sets the eigenvalues to divide by. Returns what is added to their products. */
 static double kfac_damp_eigenvalues_cuda(dc_linalg *l, const dc__kfac_direction *d, const direction_plan *s,
                                          const float *values[DC__FACTORS]) {
   const dc__cuda_damp_eigenvalues_args args = {.values_a = d->values[DC__FACTOR_A],

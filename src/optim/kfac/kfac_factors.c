@@ -22,7 +22,7 @@ static dc_status factor_check_layer(const dc__kfac_layer *layer, const dc__per_s
   return factor_check_length(s, "delta", conv ? "channels" : "features", s->out, layer->shape[0]);
 }
 
-/* Bounds on sums of products, so that they are finite. */
+/* Checks a bound on sums of products, which must fit float32. */
 static dc_status check_bound(const dc__per_sample *s, const char *arg, double bound) {
   return bound <= (double)FLT_MAX
              ? DC_OK

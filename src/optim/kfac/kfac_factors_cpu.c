@@ -198,7 +198,7 @@ static void layout_scratch(factor_job_cpu *w, const dc__kfac_layer *layer, void 
   }
 }
 
-/* The products of all samples, of one group. */
+/* Adds the products of all samples, of one group. */
 static void add_group(dc_linalg *l, factor_job_cpu *w) {
   const dc__per_sample *s = w->s;
   kfac_vectors *v = &w->gram.v;
@@ -282,7 +282,7 @@ static void scan_chunk(void *arg, int64_t index, void *scratch) {
   }
 }
 
-/* The largest absolute value. */
+/* Finds the largest absolute value of x or of delta. */
 static dc_status factor_scan_cpu(dc_linalg *l, const dc__per_sample *s, int32_t which, double *max_abs) {
   const bool inputs = which == DC__FACTOR_A;
   const uint32_t infinity = UINT32_C(0x7f800000);

@@ -109,8 +109,8 @@ static void factor_add_products_cuda(const factor_job_cuda *w, const void *data,
 
 /* ---- computed vectors ---- */
 
-/* `rows` rows of positions for each of `count` samples of `from`, its patches or, of kernels of 1, its channels: row r
- * of sample n begins at n * step + r * pitch. */
+/* Unfolds `count` samples of `from`: inputs into patches, gradients (a kernel of 1) into channels. Row r of sample n,
+ * one number per position, begins at n * step + r * pitch. */
 static void factor_im2col_cuda(const factor_job_cuda *w, const void *from, int32_t dtype, int64_t count, int64_t step,
                                int64_t pitch, void *to) {
   const dc__per_sample *s = w->s;

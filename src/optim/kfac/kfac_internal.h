@@ -26,7 +26,7 @@ typedef struct dc__kfac {
   dc__redist_entry *entries; /* of the layers' parameters, weight before bias */
   dc__partition *partitions;
   int64_t entry_count;
-  bool *skipped; /* flows without a gradient */
+  bool *skipped; /* entries without a gradient */
   dc__kfac_matrices matrices;
   int64_t *counts;                     /* of all ranks' batches, one per factor */
   dc__kfac_direction_info *host_found; /* host copy of `found` */

@@ -16,7 +16,7 @@ static bool updates_factors(const dc__kfac *k, const dc__kfac_layer *layer) {
   return layer_has_grad(k, layer) && dc__kfac_updates(&k->head, layer);
 }
 
-/* Vectors seen by all ranks together. */
+/* Sums the ranks' numbers of vectors, for each factor. */
 static dc_status sum_counts(dc__kfac *k) {
   const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_COMM_ALL_GATHER};
   const int64_t all = DC__FACTORS * k->layer_count;

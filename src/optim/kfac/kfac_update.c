@@ -41,7 +41,7 @@ static dc__sgd_factors kfac_sgd_factors(const dc_kfac_options *options, double l
   return f;
 }
 
-/* A parameter's direction and factor: its layer's direction, or its gradient. */
+/* A parameter's direction and its scale: the direction of its layer, or its gradient. */
 static dc__update_span span_of(const dc__kfac *k, const dc__optim_param *p, float *scale) {
   const dc__kfac_param *own = &k->params[p - k->head.params];
   dc__update_span span = {.state = {own->momentum}, .factors = {.sgd = own->factors}};
@@ -69,7 +69,7 @@ static void kfac_launch_batch(const dc__kfac *k, dc__update_batch *batch) {
   }
 }
 
-/* A few parameters a launch, with one scale for all directions. */
+/* A few parameters per launch, which share one scale. */
 static void update_weights_cuda(const dc__kfac *k) {
   dc__update_batch batch = {.spans_used = 0};
   for (int64_t i = 0; i < k->head.count; i++) {
