@@ -12,7 +12,7 @@
 
 #include "runtime/flight_recorder_internal.h"
 
-enum { PATH_BYTES = 4096, CHUNK = 16384, MAX_LINE = 512 };
+enum { PATH_BYTES = 4096, CHUNK = 16384, MAX_LINE = 512 }; /* bytes; MAX_LINE for one dump_printf() */
 static const int64_t STUCK_NS = 2000000000;
 
 /* ---- writing ---- */

@@ -195,7 +195,7 @@ struct dc_context {
 
   dc__coll_item *items; /* scratch of a fused gather */
   int64_t item_capacity;
-  void **scratch; /* staged shards of a fused gather */
+  void **scratch; /* no longer used */
   int64_t scratch_capacity;
 };
 

@@ -142,7 +142,7 @@ static const char *shape_text(char text[4 * 24], int32_t ndim, const int64_t *sh
   return text;
 }
 
-/* Checks the shape: as many elements in another one would be misread. Dimensions of 1 do not count. */
+/* Checks the shape, as the same elements in another one would be misread. Dimensions of 1 do not count. */
 static dc_status check_shape(const layer_reader *r, const char *name, const dc_tensor *t, int32_t ndim,
                              const int64_t *shape) {
   int32_t j = 0;

@@ -203,7 +203,7 @@ typedef struct dc__block_group {
 
 struct dc__blockwise {
   dc_optimizer head;
-  dc__block_plan *plans; /* one a parameter */
+  dc__block_plan *plans; /* one per parameter */
   int64_t plan_capacity;
   int64_t planned; /* parameters that have a plan */
   double load[DC__COMM_MAX_WORLD];
@@ -214,7 +214,7 @@ struct dc__blockwise {
   /* Resources of a step, rebuilt when parameters were added. */
   int64_t set_up_params; /* parameters included so far */
   dc__redistribute *redistribute;
-  dc__redist_entry *entries;  /* one a parameter */
+  dc__redist_entry *entries;  /* one per parameter */
   dc__block_step *steps;      /* of each parameter */
   bool *skip;                 /* parameters without a gradient */
   uint64_t *found;            /* of a queued step: flag that skips it; NULL without */
@@ -250,7 +250,7 @@ dc_status dc__blockwise_enqueue(dc_optimizer *o, const char *fn);
 void dc__blockwise_stats(const dc_optimizer *o, dc_optimizer_stats *stats);
 void dc__blockwise_destroy(dc_optimizer *o);
 
-/* Options checks common to the kinds. Squares of gradients, and sums of them, fit float32. */
+/* Members common to the kinds. Below 2^50, squares of gradients, and sums of them, fit float32. */
 #define DC__BLOCKWISE_KIND                                                                    \
   .size = sizeof(dc__blockwise), .matrices = true, .exponent = 50, .fixed_by_params = true,   \
   .prepare = dc__blockwise_prepare, .ready = dc__blockwise_ready, .step = dc__blockwise_step, \

@@ -5,6 +5,7 @@
 
 #include "optim/kfac/kfac.h"
 
+/* Rows of a factor per task, bytes of unfolded vectors, elements of a scan's task and of a tile on the stack. */
 enum { ROWS = 128, PANEL_BYTES = 4 << 20, CHUNK = 1 << 16, TILE = 512 };
 
 /* Vectors for outer products: [count][order], or by rows [order][count]. */

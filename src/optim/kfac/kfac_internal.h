@@ -8,7 +8,7 @@
 
 /* A step's data of a parameter. */
 typedef struct dc__kfac_param {
-  int64_t entry;    /* of its gradient and direction; -1 without a layer */
+  int64_t entry;    /* index of its entry in the redistribution; -1 without a layer */
   float *momentum;  /* NULL: none */
   float *direction; /* this rank's part */
   float nu;
@@ -31,7 +31,7 @@ typedef struct dc__kfac {
   int64_t *counts;                     /* of all ranks' batches, one per factor */
   dc__kfac_direction_info *host_found; /* host copy of `found` */
   int64_t *products;                   /* bits of doubles, each layer's */
-  int64_t *table;                      /* all ranks' values of either */
+  int64_t *table;                      /* all ranks' counts, or their products */
   int64_t host_bytes;
   /* In the device's memory space: */
   void *memory;
@@ -50,7 +50,7 @@ static inline const dc_kfac_options *dc__kfac_options(const dc_optimizer *o, con
   return dc__optim_options(o, &o->params[layer->weight]);
 }
 
-/* Steps that a layer has made. */
+/* The completed steps of a layer. */
 static inline int64_t dc__kfac_steps(const dc_optimizer *o, const dc__kfac_layer *layer) {
   const int64_t *weight = o->params[layer->weight].step;
   const int64_t *bias = layer->bias < 0 ? NULL : o->params[layer->bias].step;

@@ -166,7 +166,7 @@ static dc_status kfac_clip(dc__kfac *k) {
   return DC_OK;
 }
 
-/* Brings the directions of all layers to every rank's parts. */
+/* Computes the directions of all layers and sends every rank its parts. */
 static dc_status precondition_all(dc__kfac *k, const char *fn) {
   if (k->redistribute == NULL) {
     DC__TRY(dc__kfac_set_up_steps(k, fn));
