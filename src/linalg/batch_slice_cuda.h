@@ -1,5 +1,5 @@
-/* CUDA memory for linear algebra: a slice of a batch goes through an operator at a time. The calling thread queues
- * work on the device's internal stream. Results for the host come back in one copy of a few hundred bytes a matrix. */
+/* Slices of a batch on CUDA: an operator computes one slice at a time. The calling thread queues work on the device's
+ * internal stream. One copy, of a few hundred bytes per matrix, brings the results to the host. */
 #ifndef DC_LINALG_BATCH_SLICE_CUDA_H
 #define DC_LINALG_BATCH_SLICE_CUDA_H
 
@@ -8,24 +8,24 @@
 
 enum { DC__BATCH_SLICE_BYTES = 256 << 20 }; /* larger slices no longer hide launch latency */
 
-/* A slice of a batch: matrices that go through an operator together, in device memory. */
+/* Matrices of a batch that an operator computes together, and its scratch memory on the device. */
 typedef struct dc__batch_slice {
   dc_linalg *l;
   dc_stream *stream;
-  void *gemm_workspace; /* for matrix products */
-  dc__cuda_matrix_stats *reports;
+  void *gemm_workspace;                                     /* for matrix products */
+  dc__cuda_matrix_stats *reports;                           /* on the device, [max_count] */
   dc__cuda_matrix_stats host_reports[DC__CUDA_BATCH_SLICE]; /* `reports` as of the latest sync */
-  double *sums;                                             /* [count, rows] */
-  char *matrices;                                           /* the operator's own, 256-byte aligned */
-  int64_t first;                                            /* matrix of the batch */
+  double *sums;                                             /* on the device, [max_count, rows] */
+  char *matrices;                                           /* the operator's own memory, 256-byte aligned */
+  int64_t first;                                            /* the first matrix's index in the batch */
   int32_t count, max_count;                                 /* matrices in this slice; in any slice of the batch */
 } dc__batch_slice;
 
-/* Allocates scratch for the slices of a batch: `bytes` of squares and `rows` sums a matrix, and `more` bytes behind
- * all squares. max_count is 0 if there is nothing to compute. */
+/* Allocates scratch for the slices of a batch: `bytes` bytes and `rows` sums per matrix, and `more` bytes behind all
+ * matrices. max_count is 0 in a query and for an empty batch. */
 dc_status dc__batch_slice_init(dc__batch_slice *f, dc_linalg *l, const char *fn, int64_t batch, int64_t rows,
                                size_t bytes, size_t more);
-/* The part of a slice with `count` matrices from its matrix `begin` on. */
+/* Returns the part of a slice with `count` matrices from its matrix `begin` on. */
 dc__batch_slice dc__batch_slice_subslice(const dc__batch_slice *f, int32_t begin, int32_t count);
 /* Moves on to the matrices from `first` and clears the reports. Returns false at the end of the batch. */
 bool dc__batch_slice_advance(dc__batch_slice *f, int64_t first, int64_t batch);
@@ -41,10 +41,10 @@ dc__cuda_matrices dc__batch_slice_dense_view(const dc__batch_slice *f, void *dat
 
 /* Sets reports to each matrix's largest entry. */
 void dc__batch_slice_measure(dc__batch_slice *f, const dc__cuda_matrices *from);
-/* The same of square matrices, and also to their asymmetry, and to the largest entry of low times the lower triangle
- * plus high times the upper one. */
+/* Sets reports of square matrices: the largest entry, the asymmetry, and the largest entry of low times the lower
+ * triangle plus high times the upper one. */
 void dc__batch_slice_measure_symmetric(dc__batch_slice *f, const dc__cuda_matrices *from, double low, double high);
-/* Sets reports to the largest row sum, or to the sum of squares. */
+/* Sets `norm` in the reports: the largest sum of a row's magnitudes, or with `squares` the sum of all squares. */
 void dc__batch_slice_reduce(dc__batch_slice *f, const dc__cuda_matrices *from, bool squares);
 /* Copies matrix i of the slice to dense host memory, which the caller frees. `staging` is device memory of the same
  * size. Returns false if out of memory. */

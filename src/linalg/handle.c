@@ -118,7 +118,7 @@ dc_status dc__linalg_scratch(dc_linalg *l, const char *fn, size_t bytes, void **
   if (bytes > l->scratch_bytes || l->scratch == NULL) {
     void *grown;
     if (l->scratch != NULL && dc__linalg_is_cuda(l)) {
-      dc__device_sync_internal(l->device, NULL); /* queued work may still use it */
+      dc__device_sync_internal(l->device, NULL); /* queued work may still use the old memory */
     }
     free_scratch(l);
     dc_status status = l->device->ops->alloc(l->device, bytes, scratch_kind(l), &grown);

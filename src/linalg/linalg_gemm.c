@@ -1,4 +1,4 @@
-/* Matrix products on the handle's device, by its table of operations. The CPU's table is here. */
+/* Matrix products on the handle's device, through its table of operations. This file has the CPU's table. */
 #include "linalg/linalg.h"
 
 static dc_status check_cpu(dc_linalg *l, const char *fn) {
@@ -33,7 +33,7 @@ dc_status dc__linalg_synchronize(dc_linalg *l) {
 }
 
 dc_status dc__linalg_copy_to_host(dc_linalg *l, void *to, const void *from, size_t bytes) {
-  DC__TRY(dc__device_check(l->device)); /* one that failed is waited for no more */
+  DC__TRY(dc__device_check(l->device)); /* do not wait for a device that failed */
   dc__stream_copy(l->device->internal_stream, to, from, bytes);
   return dc__linalg_synchronize(l);
 }
@@ -61,7 +61,7 @@ void dc__linalg_gemm(dc_linalg *l, const dc__gemm *gemm, void *workspace) {
 
 dc_status dc__linalg_check_alignment(const dc_linalg *l, const char *fn, const char *arg, const void *data,
                                      int32_t dtype) {
-  return dc__device_check_alignment(fn, arg, l->device, data, 1, dc_dtype_size(dtype)); /* of empty ones too */
+  return dc__device_check_alignment(fn, arg, l->device, data, 1, dc_dtype_size(dtype)); /* empty tensors too */
 }
 
 dc_status dc__batch_matmul(dc_linalg *l, const char *fn, const dc__mat *a, const dc__mat *b, double alpha, double beta,

@@ -1,4 +1,4 @@
-/* Matrix products on a device: its GEMM library, queued on the handle's stream. */
+/* Matrix products by a device's GEMM library, queued on the handle's stream. */
 #include "kernels/cuda/kernels_cuda.h"
 #include "linalg/linalg.h"
 
@@ -15,7 +15,7 @@ static dc_status synchronize_cuda(dc_linalg *l) {
   return dc__device_check(l->device);
 }
 
-/* c = beta c, as a product of a column and a row of zeros, a piece of c at a time. */
+/* c = beta c, one piece of c at a time, by adding the product of a column and a row of zeros. */
 static void scale_output(dc_stream *stream, const dc__gemm *g, void *product) {
   const int64_t limit = DC__CUDA_GEMM_WORKSPACE_BYTES / 8;
   dc__stream_zero(stream, product, DC__CUDA_GEMM_WORKSPACE_BYTES);
@@ -35,8 +35,8 @@ static void scale_output(dc_stream *stream, const dc__gemm *g, void *product) {
   }
 }
 
-/* The library has no batches of 2^16 matrices and more. A power of two keeps the parts' alignment, and so the
- * algorithm. */
+/* The library takes fewer than 2^16 matrices per batch. With a power of two all parts have the same alignment, so the
+ * library uses one algorithm for them. */
 static void gemm_cuda(dc_linalg *l, const dc__gemm *g, void *workspace) {
   enum { MAX_BATCH = 1 << 15 };
   for (int64_t i = 0; i < g->batch; i += MAX_BATCH) {

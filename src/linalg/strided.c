@@ -137,7 +137,7 @@ dc__gemm dc__mat_gemm(const dc__mat *a, const dc__mat *b, double alpha, double b
                 .beta = beta};
   mat_gemm_operand(a, &g.trans_a, &g.lda);
   mat_gemm_operand(b, &g.trans_b, &g.ldb);
-  g.a = g.a != NULL ? g.a : out->data; /* empty, so never read; but offsets into it are computed */
+  g.a = g.a != NULL ? g.a : out->data; /* an empty operand is never read, but offsets are added to its pointer */
   g.b = g.b != NULL ? g.b : out->data;
   return g;
 }

@@ -1,5 +1,5 @@
-/* Back transformation from tridiagonal form. A panel's reflections together are a matrix product (Schreiber and Van
- * Loan, 1989). It is applied to eigenvectors from one side, and to symmetric matrices from both sides at once. */
+/* Back transformation from tridiagonal form. A panel's reflections are applied together, as matrix products (Schreiber
+ * and Van Loan, 1989): to eigenvectors from one side, and to symmetric matrices from both sides at once. */
 #include <string.h>
 
 #include "linalg/eigh/tridiagonal.h"
@@ -8,12 +8,12 @@ enum {
   SMALL_NUMEL = DC__REFLECTOR_BLOCK * DC__REFLECTOR_BLOCK
 }; /* elements of the small matrices; their rows are DC__REFLECTOR_BLOCK apart */
 
-/* Element i of a matrix of the job's type. */
+/* Element i of a matrix of the form's present type. */
 static void *form_element(const dc__tridiagonal_form *w, const void *data, int64_t i) {
   return dc__element_ptr(data, w->dtype, i);
 }
 
-/* c [count, cols] = alpha x b (x b^T if `turned`) + beta c. Leading dimensions: x has ld, b has n, c has ldc. */
+/* c [count, cols] = alpha x op(b) + beta c. Leading dimensions: x has ld, b has n, c has ldc. */
 static void panel_gemm(const dc__tridiagonal_form *w, int64_t count, int64_t cols, int64_t depth, double alpha,
                        const void *x, int64_t ld, const void *b, bool trans_b, double beta, void *c, int64_t ldc) {
   dc__gemm g = {.dtype = w->dtype,
@@ -34,7 +34,7 @@ static void panel_gemm(const dc__tridiagonal_form *w, int64_t count, int64_t col
   dc__gemm_on(dc__tridiagonal_pool(w), &g, w->scratch);
 }
 
-/* Small matrices are float64 whatever the job's type. Their copy in that type is last in w->rest. */
+/* Small matrices are float64, whatever the form's type. Their copy in that type is at the end of w->rest. */
 static void *small_workspace(const dc__tridiagonal_form *w) {
   return w->rest + 4 * SMALL_NUMEL;
 }
@@ -53,8 +53,8 @@ static void small_gemm(const dc__tridiagonal_form *w, int64_t count, int64_t col
   panel_gemm(w, count, cols, count, alpha, small_workspace(w), DC__REFLECTOR_BLOCK, b, false, beta, c, w->n);
 }
 
-/* A panel's reflections together are I - V^T T V with T lower triangular; the last row's is applied last. gram: V
- * V^T. */
+/* A panel's reflections together are I - V^T T V with T lower triangular; the last row's is applied last. gram_v is
+ * V V^T. */
 static void triangular_factor(const double *gram_v, int64_t count, const double *tau, double *t) {
   double sums[DC__REFLECTOR_BLOCK];
   memset(t, 0, SMALL_NUMEL * sizeof *t);
@@ -83,16 +83,16 @@ static void half_tmt(const double *m, int64_t count, const double *t, double *tm
   }
 }
 
-/* v [count, across] = the reflections of rows from `begin` on. */
+/* v [count, across] = the reflections in the `count` rows from `begin` on. */
 static void read_panel(const dc__tridiagonal_form *w, int64_t begin, int64_t count, int64_t across, void *v) {
-  for (int64_t k = 0; k < count; k++) { /* entries beyond a row's end, left by a narrower panel, are not part of it */
+  for (int64_t k = 0; k < count; k++) { /* entries beyond a reflection's end are left from a narrower panel */
     int64_t end = begin + k;
     dc__cast(form_element(w, v, k * w->n), w->dtype, w->a + end * w->n, DC_FLOAT64, end);
     memset(form_element(w, v, k * w->n + end), 0, (size_t)(across - end) * dc_dtype_size(w->dtype));
   }
 }
 
-/* z [count, n] = V F, where V's columns end at `across` and F is its lower triangle. */
+/* z [count, n] = V F, where V has `across` columns and F is stored in its lower triangle. */
 static void times_result(const dc__tridiagonal_form *w, const void *v, int64_t count, int64_t across, void *z) {
   enum { BLOCK = DC__TRIANGLE_BLOCK };
   int64_t n = w->n;
@@ -110,7 +110,7 @@ static void times_result(const dc__tridiagonal_form *w, const void *v, int64_t c
   }
 }
 
-/* Makes the block that column `across` cuts whole again after its lower left part has changed. */
+/* Mirrors the changed lower left part of the diagonal block that column `across` cuts. */
 static void mirror_cut(const dc__tridiagonal_form *w, int64_t across) {
   bool wide = w->dtype == DC_FLOAT64;
   int64_t begin = across - across % DC__TRIANGLE_BLOCK;
@@ -122,7 +122,7 @@ static void mirror_cut(const dc__tridiagonal_form *w, int64_t across) {
   }
 }
 
-/* The rows of F from `across` on, below the leading block: - Y^T V. */
+/* Subtracts Y^T V from the rows of F below the leading block, from `across` on. */
 static void below_leading(const dc__tridiagonal_form *w, int64_t count, int64_t across, const void *y, const void *v) {
   int64_t n = w->n;
   dc__gemm g = {.dtype = w->dtype,
@@ -144,8 +144,8 @@ static void below_leading(const dc__tridiagonal_form *w, int64_t count, int64_t 
   mirror_cut(w, across);
 }
 
-/* F = P F P^T with P = I - V^T T V: rows [begin, end) are V. With Y = T V F and S as above, U = Y - S V: the leading
- * block loses U^T V + V^T U, the rows below it Y^T V. */
+/* F = P F P^T with P = I - V^T T V, where V is the reflections of rows [begin, end). Let Y = T V F and U = Y - S V with
+ * half_tmt()'s S. The leading block loses U^T V + V^T U, the rows below it Y^T V. */
 static void apply_panel_both_sides(const dc__tridiagonal_form *w, int64_t begin, int64_t end) {
   int64_t n = w->n;
   int64_t count = end - begin;
@@ -173,7 +173,7 @@ static void apply_panel_both_sides(const dc__tridiagonal_form *w, int64_t begin,
   dc__tridiagonal_syr2k(w, across, 2 * count, w->f);
 }
 
-/* The last reflections computed were those of the first rows. */
+/* Starts with the first rows, whose reflections were computed last. */
 void dc__back_transform_matrix(const dc__tridiagonal_form *w) {
   for (int64_t begin = 1; begin < w->n; begin += DC__REFLECTOR_BLOCK) {
     apply_panel_both_sides(w, begin, begin + DC__REFLECTOR_BLOCK < w->n ? begin + DC__REFLECTOR_BLOCK : w->n);

@@ -1,6 +1,6 @@
 /* Batches of symmetric matrices. With many matrices, each runs on one thread from end to end. With few, they share
  * the threads inside a product. LAPACK always runs on one thread, so the bits do not depend on the number of
- * threads. It is also faster than a threaded LAPACK on one block after the other. */
+ * threads. It is also faster than a threaded LAPACK on one matrix after the other. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -47,7 +47,7 @@ static void bind_slot(const spectral_batch *b, dc__spectral_task *t, int64_t slo
   t->iwork = dc__linalg_suballoc(memory, &offset, 5 * n + 3, sizeof(int32_t));
 }
 
-/* float32 is enough where epsilon hides what its decomposition does to small eigenvalues. */
+/* float32 is enough where epsilon hides the error of its small eigenvalues. */
 int32_t dc__spectral_compute_dtype(const dc__spectral_request *r, double bound) {
   const dc__mat *a = &r->a;
   if (r->basis.data != NULL) {
@@ -308,8 +308,8 @@ static bool can_batch(const dc__spectral_request *a, const dc__spectral_request 
          (a->values != NULL) == (b->values != NULL) && memcmp(&a->options, &b->options, sizeof a->options) == 0;
 }
 
-/* Runs like requests as one batch. If the batch has not enough memory, each matrix is tried alone, and only those
- * that still fail report it. */
+/* Runs similar requests as one batch. Matrices that it leaves without a status, because memory was short for example,
+ * run again one by one; only those that still fail report it. */
 static dc_status run_batch_cuda(dc_linalg *l, const dc__spectral_request *requests, int64_t count) {
   dc__spectral_request all = requests[0];
   all.grouped = requests;

@@ -1,5 +1,5 @@
-/* Eigendecompositions on a device, a slice of the batch at a time. Kernels load and store; the device's solver
- * decomposes. The host's code maps eigenvalues, as for the CPU. */
+/* Eigendecompositions on a device, one slice of the batch at a time. Kernels load and store, the device's solver
+ * decomposes, and the host maps eigenvalues by the same code as for the CPU. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -10,7 +10,7 @@ enum { ALIGNMENT = 256 }; /* alignment of arrays */
 
 /* ---- loading ---- */
 
-/* Sets the compute type of each valid matrix. */
+/* Measures and checks the matrices, and sets each one's compute type. */
 static void measure_slice(dc__eigh_cuda *w) {
   dc__batch_slice *f = &w->slice;
   const dc__cuda_matrices a = dc__batch_slice_view(f, &w->job.r->a);
@@ -29,7 +29,8 @@ static bool needs_decomposition(const dc__spectral_task *t) {
   return t->status == DC_OK && !t->solved;
 }
 
-/* Counts the next matrices, from *begin on, that wait for a decomposition of one type. */
+/* Moves *begin to the next matrix that needs a decomposition, and counts the neighbours from there that need one of the
+ * same type. */
 static int32_t count_same_dtype(const dc__eigh_cuda *w, int32_t *begin) {
   const int32_t count = w->slice.count;
   while (*begin < count && !needs_decomposition(&w->tasks[*begin])) {
@@ -53,7 +54,7 @@ static uint32_t solved_mask(const dc__batch_slice *f, const dc__spectral_task *t
   return mask;
 }
 
-/* Rows into the columns of the caller's matrices. */
+/* Stores rows as the columns of the caller's matrices. */
 static void store_vectors(const dc__eigh_cuda *w, const dc__batch_slice *f, int32_t dtype, void *rows, uint32_t mask,
                           const dc__mat *to, bool descending) {
   const int64_t n = w->job.n;
@@ -117,14 +118,14 @@ static void store_power(const dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtyp
   square.stride_a = square.stride_b = square.stride_c = n * n;
   dc__linalg_gemm(f->l, &square, f->gemm_workspace);
   dc__symmetric_store_slice(f, &w->job, dtype, w->result, solved_mask(f, tasks), tasks);
-  if (r->basis.data != NULL) { /* but of results that do not fit */
+  if (r->basis.data != NULL) { /* only of matrices whose results fit */
     store_vectors(w, f, dtype, w->rotated, solved_mask(f, tasks), &r->basis, false);
   }
 }
 
 /* ---- solving ---- */
 
-/* Reads the solver's status of a matrix. One that failed in float32 is retried. */
+/* Reads the solver's status of a matrix. A matrix that failed in float32 is to be retried in float64. */
 static void check_solver_info(const dc__eigh_cuda *w, int32_t dtype, int32_t i, dc__spectral_task *t) {
   const int64_t n = w->job.n;
   bool good = w->host_info[i] == 0;
@@ -144,7 +145,7 @@ static void check_solver_info(const dc__eigh_cuda *w, int32_t dtype, int32_t i, 
   }
 }
 
-/* A slice, from the caller's memory and back to it. */
+/* Loads, decomposes and stores a slice whose matrices have one compute type. */
 static dc_status decompose_slice(dc__eigh_cuda *w, dc__batch_slice *f, dc__spectral_task *tasks) {
   const int32_t dtype = tasks[0].dtype;
   const size_t bytes = (size_t)(f->count * w->job.n) * dc_dtype_size(dtype);
@@ -195,13 +196,15 @@ static dc_status eigh_run(dc__eigh_cuda *w) {
 
 /* ---- memory ---- */
 
-/* A slice's arrays on the device, in the order of eigh_alloc(): bytes of each per matrix. */
+/* Numbers of a slice's arrays on the device, in the order of eigh_alloc(): all, without a basis, and with a basis but
+ * no warm start. NORMS is a matrix's number of norms. */
 enum { ARRAYS = 9, ALWAYS = 5, WITH_BASIS = 6, NORMS = DC__WARM_POWER_STEPS * DC__PROBES };
 
 static size_t eigh_align_up(size_t bytes) {
   return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
+/* Sets each array's bytes per matrix, 0 for one that is not needed. Returns their sum. */
 static size_t array_bytes(const dc__spectral_request *r, size_t arrays[ARRAYS]) {
   const int64_t n = r->a.rows;
   const size_t row = (size_t)n * sizeof(double), square = (size_t)n * row;
@@ -264,7 +267,7 @@ static dc_status query_workspace(dc__eigh_cuda *w) {
   return DC_OK;
 }
 
-/* Host memory, which the caller frees. tables: on the device. */
+/* Allocates *host, which the caller frees. `tables` is on the device. */
 static dc_status eigh_alloc_host(dc__eigh_cuda *w, dc__spectral_request *r, void *tables, void **host) {
   const int64_t max_count = w->slice.max_count, n = w->job.n;
   const int64_t row = n > NORMS ? n : NORMS;
@@ -292,7 +295,7 @@ static dc_status eigh_alloc_host(dc__eigh_cuda *w, dc__spectral_request *r, void
   return DC_OK;
 }
 
-/* Allocates device memory for solver and arrays, and host memory. r: the job's. */
+/* Allocates device memory for solver and arrays, and host memory. r is the job's request, whose pointers it sets. */
 static dc_status eigh_alloc(dc__eigh_cuda *w, dc__spectral_request *r, int64_t batch, void **host) {
   size_t arrays[ARRAYS];
   const size_t bytes = array_bytes(r, arrays);

@@ -8,7 +8,7 @@
 
 enum { MAX_SWEEPS = 64 }; /* QL steps for one eigenvalue; 2 or 3 are usual */
 
-/* Replaces row `row` of the lower triangle by its Householder vector. h = |v|^2 / 2, or 0 for no reflection. */
+/* Replaces row `row` of the lower triangle by its Householder vector v. Returns |v|^2 / 2, or 0 for no reflection. */
 static double householder_row(double *a, int64_t n, int64_t row, double *off) {
   double *v = a + row * n;
   double scale = 0;
@@ -58,7 +58,7 @@ static void apply_householder(double *a, int64_t n, int64_t row, double h, doubl
   }
 }
 
-/* A becomes the transposed product of the reflections, so that row j will be eigenvector j; d the diagonal. */
+/* Sets d to T's diagonal and A to the transposed product of the reflections, so that row j will be eigenvector j. */
 static void accumulate_householder(double *a, int64_t n, double *d, const double *h, double *p) {
   for (int64_t row = 0; row < n; row++) {
     double *v = a + row * n;

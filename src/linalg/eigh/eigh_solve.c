@@ -13,7 +13,7 @@ static bool solve_reference(int64_t n, dc__spectral_task *t) {
   return done;
 }
 
-/* Reloads the matrix in float64, for another type or after s was overwritten. */
+/* Reloads the matrix in float64, since s has another type or was overwritten. */
 static bool reload_float64(const dc__spectral_job *job, int64_t index, dc__spectral_task *t) {
   t->dtype = DC_FLOAT64;
   return dc__symmetric_load(job, index, t);

@@ -7,7 +7,7 @@
 
 #include "linalg/eigh/eigh.h"
 
-/* q's rows are the columns of the caller's basis. */
+/* Loads the columns of the caller's basis into q's rows. */
 static void iteration_load_basis(const dc__spectral_job *job, int64_t index, const dc__spectral_task *t, void *q) {
   const dc__mat *basis = &job->r->basis;
   bool wide = t->dtype == DC_FLOAT64;
@@ -20,7 +20,8 @@ static void iteration_load_basis(const dc__spectral_job *job, int64_t index, con
   }
 }
 
-/* Sorts the vectors, the largest first; they are nearly sorted. p = A q. Returns false if a value is not finite. */
+/* Sets values to the diagonal of Q^T A Q and the order to sort by it, the largest first; p = A q. Insertion sort is
+ * fast, since they are nearly sorted. Returns false if a value is not finite. */
 static bool sort_columns(const dc__spectral_job *job, dc__spectral_task *t, const void *q, const void *p) {
   int64_t n = job->n;
   bool wide = t->dtype == DC_FLOAT64;
@@ -45,7 +46,7 @@ static bool sort_columns(const dc__spectral_job *job, dc__spectral_task *t, cons
 static bool qr_lapack(const dc_linalg *l, int64_t n, dc__spectral_task *t) {
   void *tau = t->values + n;
   const int32_t order = (int32_t)n;
-  const int32_t size = (int32_t)(n < 32 ? n : 32 * n); /* of work, which has more */
+  const int32_t size = (int32_t)(n < 32 ? n : 32 * n); /* `work` is larger */
   int32_t info = 0;
   if (t->dtype == DC_FLOAT64) {
     l->blas->dgeqrf(&order, &order, t->s, &order, tau, t->work, &size, &info);
@@ -72,8 +73,8 @@ static void apply_reflector(const double *v, double tau, double *y, int64_t coun
   }
 }
 
-/* Replaces row k from k on by the Householder vector that annihilates it behind k. Returns its factor, or 0 if it is
- * zero already. */
+/* Replaces `row` by the Householder vector that zeroes all but its first element. Returns the vector's factor, or 0 if
+ * they are zero already. */
 static double make_reflector(double *row, int64_t count) {
   double norm = 0;
   for (int64_t i = 1; i < count; i++) {
@@ -90,7 +91,7 @@ static double make_reflector(double *row, int64_t count) {
   return 2 / (1 + (norm / head) * (norm / head));
 }
 
-/* The same without LAPACK, in float64. */
+/* qr_lapack() without LAPACK, in float64. */
 static void qr_reference(int64_t n, double *s, double *tau) {
   for (int64_t k = 0; k < n; k++) {
     double *v = s + k * n + k;
@@ -99,7 +100,7 @@ static void qr_reference(int64_t n, double *s, double *tau) {
       apply_reflector(v, tau[k], s + j * n + k, n - k);
     }
   }
-  for (int64_t k = n - 1; k >= 0; k--) { /* the product of all reflections, the last one first */
+  for (int64_t k = n - 1; k >= 0; k--) { /* the product of all reflections, from the last one on */
     double *v = s + k * n + k;
     for (int64_t j = k + 1; j < n; j++) {
       apply_reflector(v, tau[k], s + j * n + k, n - k);
@@ -123,7 +124,7 @@ void dc__orthogonal_iteration_step(const dc__spectral_job *job, int64_t index, d
   int64_t n = job->n;
   if (job->l->blas == NULL && t->dtype != DC_FLOAT64) {
     t->dtype = DC_FLOAT64;
-    (void)dc__symmetric_load(job, index, t); /* succeeded before */
+    (void)dc__symmetric_load(job, index, t); /* it succeeded before, so it does now */
   }
   size_t row = (size_t)n * dc_dtype_size(t->dtype);
   char *q = t->work;

@@ -1,5 +1,5 @@
 /* Orthogonal iteration on a device, with the steps of orthogonal_iteration.c. A slice of the batch goes through
- * kernels and products, and the device's solver does the QR. Nothing waits: the device itself checks the result. */
+ * kernels and products, and the device's solver does the QR. The host does not wait: the device checks the result. */
 #include "linalg/batch_slice_cuda.h"
 #include "linalg/eigh/eigh.h"
 
@@ -43,7 +43,7 @@ static dc_status iteration_alloc(iteration_slice *w, const dc__orthogonal_iterat
   return DC_OK;
 }
 
-/* Vectors in rows, and p = q s, their images. */
+/* Loads the matrices into s and the vectors into q's rows, and computes their images p = q s. */
 static void iteration_load(const iteration_slice *w, dc__batch_slice *f, const dc__orthogonal_iteration_batch *b) {
   const int64_t n = w->job.n;
   dc__cuda_matrices columns = dc__batch_slice_dense_view(f, w->q, DC_FLOAT32, n, n);

@@ -13,7 +13,7 @@ enum { TILE = 32 }; /* two tiles that mirror each other fit the first-level cach
   for (int64_t i0 = 0; i0 < (n); i0 += TILE) \
     for (int64_t j0 = 0; j0 <= i0; j0 += TILE)
 
-/* A tile across the diagonal, transposed into its own memory. Rows whose length is a power of two would otherwise
+/* The tile's mirror tile, transposed into its own memory. In the matrix, rows whose length is a power of two would
  * evict each other from the cache. */
 #define TRANSPOSED(T, transposed, a, m, i0, j0, n)               \
   T transposed[TILE][TILE];                                      \
@@ -29,12 +29,12 @@ enum { TILE = 32 }; /* two tiles that mirror each other fit the first-level cach
 
 typedef struct triangle_stats {
   double low, high; /* the largest entry of each triangle */
-  double mean;      /* of the mean of both */
+  double mean;      /* the largest entry of both triangles' mean */
   double gap;       /* half the largest difference of two entries that mirror each other */
-} triangle_stats;   /* NaN if an entry is */
+} triangle_stats;   /* each is NaN if one of its entries is */
 
-/* The bits of a magnitude, which grow with it: those of infinity and NaN are the greatest. The compiler makes vectors
- * of a search for the greatest whole number, but not of one for the greatest number with a point. */
+/* The bits of |x|, which as integers have the order of the magnitudes, with infinity and NaN last. The compiler
+ * vectorises a search for the largest integer, but not for the largest floating-point number. */
 static int32_t magnitude_float(float x) {
   int32_t bits;
   memcpy(&bits, &x, sizeof bits);
@@ -47,8 +47,8 @@ static int64_t magnitude_double(double x) {
   return bits & INT64_MAX;
 }
 
-/* In one tile, on both sides of the diagonal: raises the largest magnitudes of each side and of the mean, if it is
- * asked for, and the largest half difference. */
+/* Measures a tile and its mirror tile: raises the largest magnitude of each triangle and, if wanted, of their mean, and
+ * the largest half difference. */
 #define MEASURE(name, T, Bits, magnitude)                                                      \
   static void name(const T *a, const dc__mat *m, bool mean, int64_t i0, int64_t j0, int64_t n, \
                    triangle_stats *stats) {                                                    \
@@ -105,7 +105,7 @@ static dc__symmetric_stats measure_matrix(const dc__spectral_job *job, int64_t i
       measure_float(data, a, symmetry == DC_SYMMETRY_MEAN, i0, j0, job->n, &t);
     }
   }
-  const double largest = t.low > t.high ? t.low : t.high; /* which that of nearly symmetric ones is */
+  const double largest = t.low > t.high ? t.low : t.high; /* also the mean's, if nearly symmetric */
   return (dc__symmetric_stats){.max_abs = largest,
                                .max_combined = symmetry == DC_SYMMETRY_LOWER   ? t.low
                                                : symmetry == DC_SYMMETRY_UPPER ? t.high
@@ -115,7 +115,7 @@ static dc__symmetric_stats measure_matrix(const dc__spectral_job *job, int64_t i
                                .finite = isfinite(t.low) && isfinite(t.high)};
 }
 
-/* The first nonfinite entry, or else the largest asymmetry. */
+/* Finds the first nonfinite entry, or else the largest asymmetry. */
 void dc__symmetric_locate(const dc__spectral_job *job, int64_t index, dc__spectral_task *t) {
   const dc__mat *a = &job->r->a;
   bool wide = a->dtype == DC_FLOAT64;
@@ -151,7 +151,7 @@ static load_weights load_weights_of(int32_t symmetry, dc__pow2_scale scale) {
   return (load_weights){w.low * scale.first, w.high * scale.first, scale.second};
 }
 
-/* One tile of the lower triangle into s. */
+/* Loads one tile of the lower triangle into s. */
 #define LOAD(name, From, To)                                                                                           \
   static void name(const From *a, const dc__mat *m, load_weights w, To *s, int64_t i0, int64_t j0, int64_t n) {        \
     TRANSPOSED(From, transposed, a, m, i0, j0, n)                                                                      \
@@ -194,7 +194,7 @@ bool dc__symmetric_check(const dc__spectral_job *job, dc__spectral_task *t, cons
     t->status = DC_E_NOT_SYMMETRIC;
     return false;
   }
-  /* Half of the least subnormal number is 0. */
+  /* max_combined can be 0 for a matrix that is not: half of the smallest subnormal number is 0. */
   const double largest = stats->max_combined > 0 ? stats->max_combined : stats->max_abs;
   t->exponent = largest > 0 ? ilogb(largest) : 0;
   return true;

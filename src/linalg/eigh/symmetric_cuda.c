@@ -1,4 +1,4 @@
-/* Symmetric matrices to and from a device, a slice at a time, as symmetric.c does in host memory. */
+/* Loading and storing symmetric matrices on a device, one slice at a time, as symmetric.c does in host memory. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "linalg/batch_slice_cuda.h"
 #include "linalg/eigh/eigh.h"
 
-/* Finds the position of an invalid entry in a copy on the host. Without memory the text says [0, 0]. */
+/* Finds the position of an invalid entry in a copy on the host. If memory is short, the error text says [0, 0]. */
 static void symmetric_locate_one(dc__batch_slice *f, const dc__spectral_job *job, int32_t i, void *staging,
                                  dc__spectral_task *t) {
   dc__spectral_request r = *job->r;

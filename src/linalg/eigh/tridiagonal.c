@@ -1,5 +1,5 @@
 /* Symmetric matrices by tridiagonal form. Householder reflections reduce A to a tridiagonal T = Q^T A Q. Its inverse
- * root is a sum of inverses (root_quadrature.c), each with one multiplication an entry. The reflections, applied
+ * root is a sum of inverses (root_quadrature.c), each with one multiplication per entry. The reflections, applied
  * from both sides, give Q f(T) Q^T. If the spectrum does not suit, LAPACK's divide and conquer solves T, and the
  * reflections transform its eigenvectors to those of A. Rows are reduced from the last one up, so the rest is the
  * leading block, and each row's reflection stays in place. A panel of rows is reduced before the rest of the matrix
@@ -27,7 +27,7 @@ int64_t dc__tridiagonal_work(int64_t n) {
   return n * n + 3 * n + (panels > solve_stedc_work(n) ? panels : solve_stedc_work(n));
 }
 
-/* Its type is the task's. */
+/* The form begins in the task's type. */
 static dc__tridiagonal_form make_form(const dc__spectral_job *job, dc__spectral_task *t, void *scratch) {
   int64_t n = job->n;
   dc__tridiagonal_form w = {.job = job, .t = t, .scratch = scratch, .n = n, .dtype = t->dtype, .a = t->s, .f = t->work};
@@ -45,8 +45,8 @@ static dc__tridiagonal_form make_form(const dc__spectral_job *job, dc__spectral_
  * reflection would not be orthogonal; the elements that are dropped instead are below 2^-480. */
 #define LEAST_SQUARE 0x1p-960
 
-/* v [0, row] becomes the reflection that leaves its last but one element alone, v[row - 1] = 1, and zero from there up
- * to `end`. Returns its factor. */
+/* Makes v[0, row) the Householder vector that zeroes all elements before row - 1; v[row - 1] is 1, and the rest up to
+ * `end` is 0. Sets T's entries *d and *off. Returns the vector's factor. */
 static double make_householder(double *v, int64_t row, int64_t end, double *d, double *off) {
   double square = 0;
   dc__tridiagonal_gemv(&square, v, 0, 1, v, row - 1);
@@ -79,7 +79,7 @@ static void subtract_panel(double *y, const double *x_rows, const double *z_rows
   dc__tridiagonal_gemv_t(y, x_rows, n, count, factors, across);
 }
 
-/* Row `row`, updated by the panel's rows below it, up to `end`. w: theirs, beside the reflections. */
+/* Updates row `row` by the panel's rows below it, up to `end`. `rows` has their vectors w of reduce_row(). */
 static void update_row(const dc__tridiagonal_form *w, int64_t row, int64_t end, const double *rows) {
   int64_t n = w->n;
   int64_t count = end - row - 1;
@@ -93,7 +93,7 @@ static void update_row(const dc__tridiagonal_form *w, int64_t row, int64_t end, 
   dc__tridiagonal_gemv_t(v, v + n, n, count, of_w, row + 1);
 }
 
-/* Row `row`: its reflection v, and the w with which the matrix becomes A - v w^T - w v^T. */
+/* Computes the reflection v of row `row`, in place, and in `rows` the w with which A becomes A - v w^T - w v^T. */
 static void reduce_row(const dc__tridiagonal_form *w, int64_t row, int64_t end, double *rows) {
   int64_t n = w->n;
   int64_t count = end - row - 1;
@@ -133,7 +133,7 @@ void dc__tridiagonal_syr2k(const dc__tridiagonal_form *w, int64_t m, int64_t dep
   dc__gemmt(dc__tridiagonal_pool(w), &g, w->scratch);
 }
 
-/* Reduces A to T and the reflections, whose rows are in a panel's own memory. */
+/* Reduces A to T, and leaves the reflections in A's rows. */
 static void reduce_to_tridiagonal(const dc__tridiagonal_form *w) {
   int64_t n = w->n;
   int64_t panel = panel_rows(n);
@@ -141,7 +141,7 @@ static void reduce_to_tridiagonal(const dc__tridiagonal_form *w) {
     int64_t begin = end > panel + 1 ? end - panel : 1;
     int64_t count = end - begin;
     double *p = w->p, *q = w->q;
-    double *rows = p + count * n; /* of w; those of v go in front of them */
+    double *rows = p + count * n; /* the vectors w; the vectors v go in front of them */
     for (int64_t row = end - 1; row >= begin; row--) {
       reduce_row(w, row, end, rows + (row - begin) * n);
     }
@@ -157,9 +157,9 @@ static void reduce_to_tridiagonal(const dc__tridiagonal_form *w) {
 
 /* ---- roots ---- */
 
-static const double RANGE = 1e-12; /* of the regularised eigenvalues: root_quadrature.c */
-static const double FAR = 1e100;   /* their size beside the matrix's entries */
-static const double NEAR = 64;     /* of the root's own eigenvalues, where float32 is enough */
+static const double RANGE = 1e-12; /* the least allowed ratio of regularised eigenvalues: root_quadrature.c */
+static const double FAR = 1e100;   /* regularised eigenvalues are above 1 / FAR and below FAR times the largest entry */
+static const double NEAR = 64;     /* up to this ratio of the root's eigenvalues float32 is enough */
 
 int32_t dc__rational_root_order(const dc_linalg *l, const dc__spectral_request *r) {
   double root = r->op == DC__SPECTRAL_ROOT || r->op == DC__SPECTRAL_POWER ? -1 / r->power : 0;
@@ -173,7 +173,7 @@ static bool allows_float32(const dc__spectral_job *job) {
   return job->r->out.dtype == DC_FLOAT32 && job->r->options.precision != DC_FLOAT64;
 }
 
-/* The lower triangle of F in float32, in the same memory. */
+/* Converts the lower triangle of F to float32 in place. */
 static void cast_result(const dc__tridiagonal_form *w) {
   const double *f = w->f;
   float *narrowed = w->f;
@@ -185,7 +185,7 @@ static void cast_result(const dc__tridiagonal_form *w) {
   w->t->dtype = DC_FLOAT32;
 }
 
-/* The root of T in F. Returns false if the spectrum does not suit. */
+/* Computes the root of T in F. Returns false if the spectrum does not suit. */
 static bool rational_root(const dc__tridiagonal_form *w, int32_t root) {
   const dc__spectral_job *job = w->job;
   dc__spectral_task *t = w->t;
@@ -244,8 +244,8 @@ static bool finite_values(const dc__spectral_task *t, int64_t n) {
   return true;
 }
 
-/* T's eigenvalues in the task's, and its eigenvectors in the rows of F, of a type. LAPACK's info is not enough:
- * OpenBLAS can return 0 with values that are not finite. */
+/* Computes T's eigenvalues in the task's `values` and its eigenvectors in F's rows, in `dtype`. LAPACK's info is not
+ * enough: OpenBLAS can return 0 with values that are not finite. */
 static bool solve_stedc(const dc__tridiagonal_form *w, int32_t dtype, bool vectors) {
   dc__spectral_task *t = w->t;
   const dc__blas *blas = w->job->l->blas;
@@ -261,7 +261,7 @@ static bool solve_stedc(const dc__tridiagonal_form *w, int32_t dtype, bool vecto
     memcpy(off, w->off + 1, (size_t)(n - 1) * sizeof(double));
     blas->dstedc(what, &order, t->values, off, w->f, &order, w->p, &size, t->iwork, &isize, &info, 1);
   } else {
-    float *d = (float *)off + n; /* both fit behind the float64 arrays */
+    float *d = (float *)off + n; /* float32 d and off fit into the memory of float64 off */
     dc__cast(d, DC_FLOAT32, w->d, DC_FLOAT64, n);
     dc__cast(off, DC_FLOAT32, w->off + 1, DC_FLOAT64, n - 1);
     blas->sstedc(what, &order, d, off, w->f, &order, w->p, &size, t->iwork, &isize, &info, 1);

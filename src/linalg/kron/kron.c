@@ -84,7 +84,7 @@ static dc__mat dense_mat(void *data, int32_t dtype, int64_t batch, int64_t rows,
   return m;
 }
 
-/* Memory of a sandwich product: its intermediate, and the workspace for products. */
+/* Memory for A X B^T: the intermediate product, and the workspace for products. */
 typedef struct kron_scratch {
   dc_linalg *l;
   void *t, *product;

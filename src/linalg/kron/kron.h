@@ -1,10 +1,11 @@
-/* Kronecker products, internal: the work that differs by memory space. */
+/* Kronecker products, internal: the work that differs between host and device. */
 #ifndef DC_LINALG_KRON_H
 #define DC_LINALG_KRON_H
 
 #include "linalg/linalg.h"
 
-/* Eigenvalues of the factors, and the damping of their products, of each matrix of a batch. */
+/* The factors' eigenvalues for each matrix of a batch, a [count, rows] and b [count, cols], and the damping that is
+ * added to their products. */
 typedef struct dc__kron_damped {
   const char *fn;
   const void *a, *b;
@@ -15,7 +16,7 @@ typedef struct dc__kron_damped {
   uint64_t *not_positive; /* device flag for a nonpositive eigenvalue; NULL if checked already */
 } dc__kron_damped;
 
-/* On the host (kron.c), synchronous; on a device (kron_cuda.c), queued. */
+/* Work on the host (kron.c), or on a device (kron_cuda.c), where form and divide_damped are queued. */
 typedef struct dc__kron_work {
   void (*form)(dc_linalg *l, const dc__mat *a, const dc__mat *b, const dc__mat *out);
   /* dc__kron_check_values() of values in the handle's memory space. */
@@ -25,7 +26,7 @@ typedef struct dc__kron_work {
 } dc__kron_work;
 extern const dc__kron_work dc__kron_work_cpu, dc__kron_work_cuda;
 
-/* DC_E_NOT_POSITIVE for the first damped eigenvalue that is not positive; values in host memory. */
+/* Returns DC_E_NOT_POSITIVE for the first damped eigenvalue that is not positive. Values are in host memory. */
 dc_status dc__kron_check_values(const dc__kron_damped *d);
 
 #endif

@@ -7,7 +7,7 @@ static void kron_form_cuda(dc_linalg *l, const dc__mat *a, const dc__mat *b, con
   dc__cuda_kron(l->device->internal_stream, &args);
 }
 
-/* Copies the few eigenvalues to the host. */
+/* Copies the eigenvalues to the host, since they are few, and checks them there. */
 static dc_status check_values_cuda(dc_linalg *l, const dc__kron_damped *d) {
   const size_t size = d->wide ? sizeof(double) : sizeof(float);
   const size_t bytes[2] = {(size_t)d->rows * size, (size_t)d->cols * size};

@@ -1,15 +1,15 @@
-/* The nearest Kronecker product: the largest singular value of the matrix of blocks (Van Loan and Pitsianis, 1993), by
- * power iteration. */
+/* The nearest Kronecker product, by power iteration for the largest singular value of x's rearrangement, which has a
+ * row for each block of x (Van Loan and Pitsianis, 1993). */
 #include <inttypes.h>
 #include <math.h>
 
 #include "linalg/kron/kron_nearest.h"
 
-/* x as a matrix of blocks: u [m, n] and v [p, q] are the vectors of its largest singular value. */
+/* x has [m, n] blocks of [p, q]. u [m, n] and v [p, q] are the singular vectors of its rearrangement. */
 typedef struct kron_nearest {
   const dc__mat *x, *a, *b;
   bool wide;
-  int exponent; /* of the power of two that x was scaled by */
+  int exponent; /* x is scaled by 2^-exponent */
   dc__pow2_scale scale;
   double *u, *v, *old, *rows;
 } kron_nearest;
@@ -19,7 +19,7 @@ static double nearest_entry(const kron_nearest *s, int64_t row, int64_t col) {
                          s->scale);
 }
 
-/* Row i of u from v, or row k of v from u. */
+/* Computes row i of u from v. right_factor_rows() computes row k of v from u. */
 static void left_factor_rows(void *arg, int64_t i, void *scratch) {
   (void)scratch;
   kron_nearest *s = arg;

@@ -11,12 +11,13 @@ static inline double dc__nearest_tolerance(int32_t dtype) {
   return 8 * dc__epsilon(dtype);
 }
 
-/* The exponent that x is scaled by, even, so that a and b get the same half. */
+/* x is scaled by 2^-exponent. The exponent is even, so that a and b get the same half of it. */
 static inline int dc__nearest_exponent(double max_abs) {
   return max_abs > 0 ? ilogb(max_abs) & ~1 : 0;
 }
 
-/* Raises *most to the largest entry of x. Returns DC_E_NOT_FINITE with the position; `first` is row 0. */
+/* Raises *max_abs to x's largest magnitude. Returns DC_E_NOT_FINITE, with the position in the error text, for a NaN or
+ * an infinity. `first` is the index of x's first row. */
 dc_status dc__nearest_check_finite(const char *fn, const dc__mat *x, int64_t first, double *max_abs);
 dc_status dc__nearest_not_converged(const char *fn); /* DC_E_NOT_CONVERGED */
 

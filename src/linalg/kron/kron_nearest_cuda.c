@@ -16,7 +16,7 @@ typedef struct nearest_cuda {
   int64_t staging_bytes;
 } nearest_cuda;
 
-/* Chunks of rows that a vector of `count` elements is computed in, each by that many threads. */
+/* The number of chunks to split `rows` into, so that `count` elements with `threads` threads each fill the device. */
 static int32_t nearest_chunks(int64_t count, int64_t threads, int64_t rows) {
   const int64_t wanted = THREADS / (count < THREADS ? count * threads : THREADS) + 1;
   const int64_t most = dc__min_int64(rows, DC__CUDA_MAX_GRID_YZ); /* chunks are on the second axis */
@@ -52,7 +52,7 @@ static bool nearest_layout(nearest_cuda *w, size_t *bytes) {
   return true;
 }
 
-/* Scales by x's largest entry, and locates a nonfinite one row by row. */
+/* Chooses the scale by x's largest entry. If that is not finite, searches for it row by row. */
 static dc_status nearest_scale_cuda(nearest_cuda *w, const char *fn, const dc__mat *x, int *exponent) {
   double max_abs;
   dc__batch_slice_measure(&w->f, &w->args.x);
@@ -99,7 +99,7 @@ static void nearest_store_cuda(const nearest_cuda *w, const double *from, double
   dc__cuda_load_uniform(w->f.stream, x, dc__mat_cuda_view(to), 1, factor);
 }
 
-/* An x without entries: a or b may still have some. */
+/* x is empty, but a or b may still have entries. */
 static dc_status zero_factors(dc_linalg *l, const dc__mat *a, const dc__mat *b, double *residual) {
   const dc__mat *const both[] = {a, b};
   for (int i = 0; i < 2; i++) {
@@ -139,7 +139,7 @@ dc_status dc__kron_nearest_cuda(dc_linalg *l, const char *fn, const dc__mat *x, 
   dc__cuda_nearest_residual(w.f.stream, &w.args);
   dc__cuda_totals(w.f.stream, &add);
   DC__TRY(dc__linalg_copy_to_host(l, totals, w.totals, sizeof totals));
-  /* a and b get the same norm, and each half of the scale's exponent. */
+  /* a and b get the same norm, and half of the scale's exponent each. */
   const double factor = copysign(sqrt(result.state.sigma), result.trace);
   nearest_store_cuda(&w, w.args.u, ldexp(factor, exponent / 2), a);
   nearest_store_cuda(&w, w.args.v, ldexp(factor, exponent / 2), b);

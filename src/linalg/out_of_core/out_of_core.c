@@ -31,7 +31,8 @@ static bool next_part(out_of_core_pass *x, int64_t *row, int64_t *rows) {
   return true;
 }
 
-/* Memory from scratch + DC__GEMM_PACKED_SCRATCH on is unused by products with a packed B. */
+/* Packs slices of B. It reads them into scratch behind DC__GEMM_PACKED_SCRATCH, which products with a packed B leave
+ * unused. */
 static void pack_slices(void *arg, int64_t index, void *scratch) {
   (void)index;
   out_of_core_pass *x = arg;
@@ -73,7 +74,8 @@ static bool write_rows(out_of_core_pass *x, const char *sums, const char *before
   return true;
 }
 
-/* Writes a strip of C, from row i on, to its file. `own`: memory from the strip's on, if any. */
+/* Writes a strip of C, from row i on, to its file. `own` is scratch memory, which begins with the strip unless that is
+ * in C's tile. */
 static bool write_strip(out_of_core_pass *x, char *sums, char *own, int64_t i, int64_t rows) {
   const dc__out_of_core *w = x->w;
   if (!w->plan.coalesces) {
@@ -121,7 +123,7 @@ static void multiply_row_strips(void *arg, int64_t index, void *scratch) {
   }
 }
 
-/* Shares out rows between the threads, in parts of at most `longest`, rounded to units. */
+/* Shares out `length` rows between the threads, in parts of at most `longest`, rounded to `unit`. */
 static dc_status run_parts(dc_linalg *l, out_of_core_pass *x, dc__parallel_fn fn, int64_t length, int64_t longest,
                            int64_t unit) {
   const int64_t threads = dc__threadpool_threads(l->pool);

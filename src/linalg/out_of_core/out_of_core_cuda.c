@@ -1,12 +1,12 @@
 /* Out-of-core products on a device, whose memory the budget bounds. C's tile stays on the device while k is summed.
- * Blocks of A and B in files pass through two pinned stages and a copy stream, into two alternating buffers an
+ * Blocks of A and B in files pass through two pinned stages and a copy stream, into two alternating buffers per
  * operand. So the next blocks are read and copied while a product runs. Operands in device memory are used in place. */
 #include "kernels/cuda/kernels_cuda.h"
 #include "linalg/out_of_core/out_of_core.h"
 
 enum {
   NUM_BUFFERS = 2,
-  STAGE_BYTES = 4 << 20, /* pinned bytes a copy: enough to hide its launch latency */
+  STAGE_BYTES = 4 << 20, /* pinned bytes per copy: enough to hide its launch latency */
   ALIGNMENT = DC__MATMUL_ALIGNMENT,
   TILE = 64 /* pieces are multiples of it */
 };
@@ -33,7 +33,7 @@ typedef struct out_of_core_block {
 
 /* The transfer of A or B to the device. */
 typedef struct out_of_core_operand {
-  out_of_core_block present;
+  out_of_core_block present; /* the block in the current buffer */
   char *buffer[NUM_BUFFERS];
   dc_event **used;
   int32_t current;
@@ -110,7 +110,7 @@ static bool pipeline_fits(const dc__out_of_core *w, dc__out_of_core_plan *p) {
   return true;
 }
 
-/* The tile and the buffers. */
+/* Bytes of the tile and the buffers; SIZE_MAX on overflow. */
 static size_t blocks_of(const dc__out_of_core *w, const dc__out_of_core_plan *p) {
   size_t total = 0;
   bool fine = true;
@@ -124,7 +124,7 @@ static size_t blocks_of(const dc__out_of_core *w, const dc__out_of_core_plan *p)
   return fine ? total : SIZE_MAX;
 }
 
-/* Workspace of products beside `bytes` of blocks: an eighth, up to the useful maximum. */
+/* Bytes of GEMM workspace beside `bytes` of blocks: an eighth of them, up to the useful maximum. */
 static size_t gemm_workspace_share(size_t bytes) {
   const size_t share = bytes / 8 / ALIGNMENT * ALIGNMENT;
   return share < DC__CUDA_GEMM_WORKSPACE_BYTES ? share : DC__CUDA_GEMM_WORKSPACE_BYTES;
@@ -209,7 +209,7 @@ static bool is_ok(out_of_core_pipeline *x) {
   return !dc__file_failed(&x->failure) && dc__device_check(x->l->device) == DC_OK;
 }
 
-/* The next stage in turn, after its copy has finished and its pending block is written. */
+/* Returns the next stage in turn, once its copy has finished and its pending block is written. */
 static int32_t next_stage(out_of_core_pipeline *x) {
   x->current = (x->current + 1) % NUM_BUFFERS;
   dc__event_wait(x->staging->staged[x->current], NULL);
@@ -244,7 +244,7 @@ static void write_block(out_of_core_pipeline *x, const out_of_core_block *b) {
   }
 }
 
-/* A block of A or B for the next product: in place, or its buffer. */
+/* Returns a block of A or B for the next product: in place, or read into a buffer unless one has it already. */
 static dc__mat operand_fetch(out_of_core_pipeline *x, out_of_core_operand *o, dc__matrix_part part) {
   const dc__matrix_source *s = o->present.source;
   if (dc__in_file(s) && (o->present.rows == 0 || o->present.row != part.row || o->present.col != part.col)) {
@@ -321,12 +321,12 @@ static void multiply_tiles(out_of_core_pipeline *x) {
   }
 }
 
-/* Memory gets PLACE bytes more than the minimum. */
+/* Aligns the beginning of the memory, which has ALIGNMENT bytes to spare. */
 static char *staging_align(void *memory) {
   return (char *)(((uintptr_t)memory + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
 }
 
-/* Parts of the memory, as pipeline_bytes() counts them. */
+/* Lays out the memory as pipeline_bytes() counts it. */
 static void pipeline_layout(out_of_core_pipeline *x, void *memory) {
   const dc__out_of_core *w = x->w;
   const dc__out_of_core_plan *s = &w->plan;

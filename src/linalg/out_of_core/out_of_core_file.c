@@ -1,4 +1,4 @@
-/* Matrices in files: rows that are read and written by pread() and pwrite(). */
+/* Matrices in files, whose rows are read by pread() and written by pwrite(). */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -15,7 +15,8 @@ dc_status dc__file_status(dc__file_failure *failure, const char *fn) {
                         failure->error != 0 ? strerror(failure->error) : "the file ends");
 }
 
-/* One contiguous run of bytes. Returns false with errno (0 at end of file) and the position in *at. */
+/* Reads or writes one contiguous run of bytes. On failure returns false with errno, which is 0 at the end of the file,
+ * and the position in *at. */
 static bool io_contiguous(const dc__matrix_source *s, char *memory, int64_t *at, int64_t bytes, bool write) {
   while (bytes > 0) {
     errno = 0;

@@ -6,7 +6,7 @@
 enum {
   MIN_K = 16,           /* minimum length of k's pieces */
   MAX_CANDIDATES = 64,  /* lengths tried for a dimension */
-  MAX_STRIP_ROWS = 168, /* beyond it, longer strips no longer amortise the pass over the packed piece */
+  MAX_STRIP_ROWS = 168, /* longer strips no longer reduce the cost of passing over the packed piece */
   STRIP_BYTES = DC__SCRATCH_BYTES - DC__GEMM_PACKED_SCRATCH
 };
 
@@ -15,13 +15,13 @@ enum {
  * A piece of B is packed for all threads. Strips of A's and C's rows pass by it, each in its thread's scratch memory.
  * If kb < k, C's tile is kept until k is summed; else mb is m. */
 
-/* Costs beyond the multiplications, in nanoseconds, to choose a plan by: a system call; a byte that it copies; an
- * element packed; one of C read and added to; one of B that a strip passes. */
+/* Nanoseconds beyond the multiplications, for choosing a plan only: a read or a write call; a byte that it copies; a
+ * packed element; an element of C that is read and added to; an element of B that a strip passes. */
 static const double READ = 430, WRITE = 2000, BYTE = 0.06, PACKED = 0.25, REACCUMULATED = 0.3, STREAMED = 0.07;
 
 typedef dc__out_of_core_plan plan;
 
-/* The packed piece, and C's tile. */
+/* Bytes of the packed piece and C's tile; SIZE_MAX on overflow. */
 static size_t packed_bytes(const dc__out_of_core *w, const plan *p) {
   size_t total = 0;
   bool fits = dc__linalg_add_bytes(&total, 1, dc__gemm_packed_bytes(w->a->mat.dtype, p->nb, p->kb));
@@ -31,7 +31,7 @@ static size_t packed_bytes(const dc__out_of_core *w, const plan *p) {
   return fits ? total : SIZE_MAX;
 }
 
-/* Rows of a strip that fit a thread's scratch memory, at most STRIP; 0 if none, or no slice of B, fits. */
+/* Rows of a strip that fit a thread's scratch memory, at most MAX_STRIP_ROWS; 0 if no row or no slice of B fits. */
 static int64_t strip_of(const dc__out_of_core *w, const plan *p) {
   const double a = dc__in_file(w->a) ? (double)p->kb * (double)w->in_size : 0;
   const double c = (double)dc__strip_row_bytes(w, p->kb, p->nb);
@@ -43,7 +43,7 @@ static int64_t strip_of(const dc__out_of_core *w, const plan *p) {
                                                   : strip;
 }
 
-/* If all of k is summed at once C has no tile, and its rows are processed in strips. */
+/* If all of k is summed at once, C has no tile, and its rows are processed in strips; so mb is m then. */
 static bool plan_fits(const dc__out_of_core *w, plan *p) {
   p->strip = strip_of(w, p);
   p->coalesces = w->can_read_back && p->nb < w->n &&
@@ -58,7 +58,7 @@ double dc__out_of_core_io_cost(const dc__matrix_source *s, bool write, double ti
   return dc__in_file(s) ? times * (call * calls + BYTE * bytes) : 0;
 }
 
-/* Strips that wait are written, read, merged and written again. */
+/* Strips that wait in the file are written, read back, merged and written again. */
 static double output_io_cost(const dc__out_of_core *w, const plan *p, double times) {
   const double strips = (double)w->m / (double)p->strip + 1;
   const double bytes = (double)w->m * (double)w->n * (double)w->out_size;

@@ -1,4 +1,4 @@
-/* A convolution's patches: one row for each channel and place in the kernel, one column for each output position. */
+/* A convolution's patches: one row per input channel and kernel element, one column per output position. */
 #include <string.h>
 
 #include "linalg/linalg.h"
@@ -14,7 +14,7 @@ int64_t dc__im2col_numel(const dc__per_sample *s) {
   return fits ? all : INT64_MAX;
 }
 
-/* A line of output positions of one patch row: in[offset + stride * o], zero outside. */
+/* Copies a line of output positions o of one patch row: in[offset + stride * o], or 0 outside of `in`. */
 static void im2col_line(void *to, const void *in, size_t size, int64_t count, int64_t length, int64_t offset,
                         int64_t stride) {
   char *target = to;
@@ -34,7 +34,7 @@ static void im2col_line(void *to, const void *in, size_t size, int64_t count, in
   }
 }
 
-/* All positions of one patch row; k: the place in the kernel. */
+/* Copies all positions of one patch row. k is the position in the kernel. */
 static void im2col_plane(const dc__per_sample *s, const char *channel, const int64_t k[3], char *to, size_t size) {
   const dc_sample_layer *c = &s->layer;
   int64_t width = s->size_out[2];

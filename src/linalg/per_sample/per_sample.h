@@ -1,11 +1,11 @@
 /* Per-sample gradients, internal. A linear layer and a group of a convolution are alike: a pair of matrices per
- * sample whose product is the weight's gradient. Embeddings and norms have code of their own. */
+ * sample whose product is the weight's gradient. Embeddings and norm layers have code of their own. */
 #ifndef DC_LINALG_PER_SAMPLE_H
 #define DC_LINALG_PER_SAMPLE_H
 
 #include "linalg/linalg.h"
 
-/* One sample's (and group's) two factors: gradient [out, in] = D A over the positions.
+/* The two factors of one sample's and group's gradient [out, in], which is D times A, summed over the positions.
  * by_rows: D is stored [out][positions] and A [in][positions]; otherwise [positions][out] and [positions][in]. */
 typedef struct dc__grad_factors {
   const void *a, *d;
@@ -46,7 +46,7 @@ dc_status dc__per_sample_linear_sum(dc_linalg *l, const dc__per_sample *s, const
 
 /* per_sample_embedding.c */
 dc_status dc__per_sample_embedding_check(dc_linalg *l,
-                                         const dc__per_sample *s); /* copies indices from a device to the host */
+                                         const dc__per_sample *s); /* checks a device's indices in host memory */
 dc_status dc__per_sample_embedding_grads(dc_linalg *l, const dc__per_sample *s, void *weight);
 dc_status dc__per_sample_embedding_norms(dc_linalg *l, const dc__per_sample *s, bool accumulate, void *squares);
 dc_status dc__per_sample_embedding_sum(dc_linalg *l, const dc__per_sample *s, const void *factors, bool accumulate,
@@ -62,7 +62,7 @@ dc_status dc__per_sample_norm_layer_sum(dc_linalg *l, const dc__per_sample *s, c
 static inline double dc__per_sample_factor(const dc__per_sample *s, const void *factors, int64_t sample) {
   return factors == NULL ? 1 : dc__load_element(factors, s->dtype == DC_FLOAT64, sample);
 }
-/* Rounding may make a sum of products negative where a square cannot be; NaN stays. */
+/* Stores a square as 0 if rounding in a sum of products has made it negative. NaN stays. */
 static inline void dc__store_squared_norm(const dc__per_sample *s, void *squares, int64_t sample, double square,
                                           bool accumulate) {
   bool wide = s->dtype == DC_FLOAT64;

@@ -71,7 +71,7 @@ static void queue_statistics(const per_sample_cuda *w) {
   dc__cuda_statistics(w->stream, &args);
 }
 
-/* A norm's weight, or a bias. */
+/* Queues the gradients of a norm layer's weight, or of any layer's bias. */
 static void queue_columns(const per_sample_cuda *w, bool weight) {
   const dc__per_sample *s = w->s;
   dc__cuda_columns_args args = {.delta = s->delta, .samples = s->samples, .positions = s->positions, .columns = s->out};
@@ -163,7 +163,7 @@ static void run_linear_cuda(const per_sample_cuda *w) {
 
 static void run_call(const per_sample_cuda *w) {
   const dc__per_sample *s = w->s;
-  if (w->call->op == DC__PER_SAMPLE_NORMS) { /* an empty part has no gradient */
+  if (w->call->op == DC__PER_SAMPLE_NORMS) { /* an empty part adds nothing */
     dc__stream_zero(w->stream, w->parts, (size_t)(s->samples * w->width) * sizeof(double));
   }
   if (w->call->weight && dc__is_embedding(s->layer.kind)) {

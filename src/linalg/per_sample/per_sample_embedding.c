@@ -19,7 +19,7 @@ static int64_t embedding_row(const dc__per_sample *s, int64_t place) {
   return dc__is_embedding_bag(s->layer.kind) ? place / s->positions : place;
 }
 
-/* The weight of a row in a sample: for a mean, 1 over the number of rows that count. */
+/* The factor of a sample's rows: for a mean 1 over the number of positions that are not padding, otherwise 1. */
 static double mean_weight(const dc__per_sample *s, int64_t sample) {
   int64_t count = 0;
   for (int64_t t = sample * s->positions; s->layer.kind == DC_SAMPLE_BAG_MEAN && t < (sample + 1) * s->positions; t++) {
@@ -56,7 +56,7 @@ dc_status dc__per_sample_embedding_check(dc_linalg *l, const dc__per_sample *s) 
   return status;
 }
 
-/* row += factor * delta's row, columns [begin, end). */
+/* Adds columns [begin, end) of factor * delta's row to row `row` of the table. */
 static void add_delta_row(const dc__per_sample *s, void *table, int64_t row, int64_t place, double factor,
                           int64_t begin, int64_t end) {
   bool wide = s->dtype == DC_FLOAT64;

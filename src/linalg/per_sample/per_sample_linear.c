@@ -4,6 +4,7 @@
 
 #include "linalg/per_sample/per_sample.h"
 
+/* Positions in a Gram tile; rows of a gradient computed at a time; bytes of scaled delta in a slice. */
 enum { TILE = 128, ROWS = 64, SUM_BYTES = 8 << 20 };
 
 typedef struct linear_job {
@@ -28,7 +29,7 @@ static linear_job make_linear_job(dc_linalg *l, const dc__per_sample *s) {
   return job;
 }
 
-/* patches: buffer for a convolution's. A linear layer's factors are used in place. */
+/* A linear layer's factors are used in place. A convolution's patches are written to `patches`. */
 static dc__grad_factors linear_factors(const linear_job *job, int64_t sample, int32_t group, void *patches) {
   const dc__per_sample *s = job->s;
   dc__grad_factors p = {.by_rows = job->conv, .in = job->in, .out = job->out, .positions = s->positions, .a = patches};
@@ -41,7 +42,7 @@ static dc__grad_factors linear_factors(const linear_job *job, int64_t sample, in
   return p;
 }
 
-/* c [rows, in] = rows [row, row + rows) of D, times A. */
+/* Returns the product c [rows, in] = D A for rows [row, row + rows) of D. */
 static dc__gemm gradient_gemm(const dc__grad_factors *p, int32_t dtype, int64_t row, int64_t rows, void *c) {
   const void *d = dc__element_ptr(p->d, dtype, p->by_rows ? row * p->positions : row);
   dc__gemm g = dc__gemm_dense(dtype, !p->by_rows, p->by_rows, rows, p->in, p->positions, d, p->a, c);
@@ -49,7 +50,7 @@ static dc__gemm gradient_gemm(const dc__grad_factors *p, int32_t dtype, int64_t 
   return g;
 }
 
-/* Row `row` of D, summed over positions. */
+/* Returns the sum of row `row` of D over the positions. */
 static double row_sum(const dc__grad_factors *p, bool wide, int64_t row) {
   double sum = 0;
   for (int64_t t = 0; t < p->positions; t++) {
@@ -60,7 +61,9 @@ static double row_sum(const dc__grad_factors *p, bool wide, int64_t row) {
 
 /* ---- gradients ---- */
 
-enum { OUTER_WIDTH = 16 }; /* columns a round: a loop of one vector a round is as fast as its address lets it be */
+enum {
+  OUTER_WIDTH = 16
+}; /* columns per iteration: with one vector each, the speed would depend on the loop's address */
 
 #define OUTER(name, T)                                                                \
   static void name(T *restrict to, const T *d, const T *a, int64_t out, int64_t in) { \
@@ -109,7 +112,7 @@ static void linear_grads_of(void *arg, int64_t index, void *scratch) {
   }
 }
 
-/* A slot: a convolution's patches, and `more` bytes. */
+/* Allocates slots, each for a convolution's patches and `more` bytes. */
 static dc_status alloc_slots(linear_job *job, int64_t work, size_t more, bool *query) {
   size_t slot = 0;
   size_t total = 0;
@@ -164,7 +167,7 @@ static void linear_gram(const dc__grad_factors *p, const void *factor, int64_t w
   dc__gemm_serial(&g, scratch);
 }
 
-/* sum over t, u of (a_t . a_u) (d_t . d_u), in tiles: the memory does not grow with the positions. */
+/* Returns the sum over t, u of (a_t . a_u) (d_t . d_u), in tiles, so that memory does not grow with the positions. */
 static double ghost_square(const dc__grad_factors *p, int32_t dtype, void *tiles, void *scratch) {
   bool wide = dtype == DC_FLOAT64;
   void *other = dc__element_ptr(tiles, dtype, TILE * TILE);
@@ -183,7 +186,7 @@ static double ghost_square(const dc__grad_factors *p, int32_t dtype, void *tiles
   return sum;
 }
 
-/* The gradient itself, a few rows at a time. */
+/* Returns the square of the gradient itself, computed a few rows at a time. */
 static double direct_square(const dc__grad_factors *p, int32_t dtype, void *rows, void *scratch) {
   double sum = 0;
   for (int64_t row = 0; row < p->out; row += ROWS) {
@@ -254,9 +257,9 @@ dc_status dc__per_sample_linear_norms(dc_linalg *l, const dc__per_sample *s, int
 
 typedef struct linear_sum_job {
   linear_job pair;
-  char *scaled; /* the slice's delta times their factors */
-  int64_t begin, each;
-  bool added; /* weights are initialised, so later products add */
+  char *scaled;        /* a slice's delta times the samples' factors, or a convolution's patches */
+  int64_t begin, each; /* the slice's first sample; elements of delta per sample */
+  bool added;          /* weights are initialised, so later products add */
 } linear_sum_job;
 
 static void scale_sample(void *arg, int64_t index, void *scratch) {
@@ -272,7 +275,7 @@ static void scale_sample(void *arg, int64_t index, void *scratch) {
   }
 }
 
-/* weight += D A over all positions of p; the pool works on one product. */
+/* weight += alpha D A over all positions of p, with the whole pool on one product. */
 static void linear_add_product(linear_sum_job *job, const dc__grad_factors *p, int32_t group, double alpha) {
   const dc__per_sample *s = job->pair.s;
   void *to = dc__element_ptr(job->pair.weight, s->dtype, group * p->out * p->in);
@@ -323,7 +326,7 @@ static void sum_conv(linear_sum_job *job) {
   }
 }
 
-/* Element `index` of the bias, over all samples and positions, in order. */
+/* Sums element `index` of the bias over all samples and positions, in order. */
 static void linear_bias_of(void *arg, int64_t index, void *scratch) {
   (void)scratch;
   linear_job *job = arg;

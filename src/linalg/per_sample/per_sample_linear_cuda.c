@@ -1,7 +1,7 @@
 /* Linear layers and convolutions on a device: batched products over slices of samples. */
 #include "linalg/per_sample/per_sample_cuda.h"
 
-/* Positions of a Gram tile, and rows of a gradient, at a time, so that a norm's memory grows with neither. */
+/* Positions in a Gram tile, and rows of a gradient computed at a time, so that a norm's memory grows with neither. */
 enum { TILE = 256, ROWS = 256 };
 
 typedef dc__per_sample_cuda per_sample_cuda;
@@ -75,7 +75,7 @@ static sample_slice sample_slice_at(const per_sample_cuda *w, int64_t first) {
   return f;
 }
 
-/* c [pairs, rows, in] = rows from `row` on of each gradient. */
+/* c [pairs, rows, in] = rows [row, row + rows) of each gradient. */
 static void sample_slice_gemm(const sample_slice *f, int64_t row, int64_t rows, void *c) {
   const per_sample_cuda *w = f->w;
   const int64_t positions = w->s->positions;
@@ -99,7 +99,7 @@ void dc__per_sample_linear_grads_cuda(const per_sample_cuda *w) {
 
 /* ---- norms ---- */
 
-/* sums [pairs, rows] of products of rows, which are [columns]. */
+/* sums [pairs, rows] = the dot products of a's and b's rows, of `columns` elements each. */
 static void row_dots(const sample_slice *f, const void *a, const void *b, int64_t rows, int64_t columns, double *sums) {
   dc__cuda_dots_args args = {.a = a, .b = b, .sums = sums, .columns = columns, .step = 1};
   args.rows = f->count * f->w->groups * rows;
@@ -118,7 +118,7 @@ static void add_totals(const sample_slice *f, double factor, int64_t rows) {
   dc__cuda_totals(w->stream, &args);
 }
 
-/* Gram tile [pairs, rows, columns] of positions t and u of one factor, `width` values a position. */
+/* c = the Gram tile [pairs, rows, columns] of positions from t and u on of one factor, with `width` values each. */
 static void linear_gram_cuda(const sample_slice *f, const void *factor, int64_t width, int64_t t, int64_t rows,
                              int64_t u, int64_t columns, void *c) {
   const per_sample_cuda *w = f->w;
@@ -133,7 +133,7 @@ static void linear_gram_cuda(const sample_slice *f, const void *factor, int64_t 
   dc__linalg_gemm(w->l, &g, w->product);
 }
 
-/* Sums over t, u of (a_t . a_u) (d_t . d_u), in tiles. */
+/* Adds the sums over t, u of (a_t . a_u) (d_t . d_u), in tiles. */
 static void ghost_squares(const sample_slice *f) {
   const per_sample_cuda *w = f->w;
   const int64_t positions = w->s->positions;
@@ -150,7 +150,7 @@ static void ghost_squares(const sample_slice *f) {
   }
 }
 
-/* The gradients themselves, a few rows at a time. */
+/* Adds the squares of the gradients themselves, computed a few rows at a time. */
 static void direct_squares(const sample_slice *f) {
   const per_sample_cuda *w = f->w;
   for (int64_t row = 0; row < w->out; row += ROWS) {
@@ -161,7 +161,7 @@ static void direct_squares(const sample_slice *f) {
   }
 }
 
-/* Of one position: the product of the factors' squares. */
+/* With one position, a gradient's square is the product of its factors' squares. */
 static void outer_squares(const sample_slice *f) {
   const per_sample_cuda *w = f->w;
   const int64_t pairs = f->count * w->groups;
@@ -188,7 +188,7 @@ void dc__per_sample_linear_norms_cuda(const per_sample_cuda *w) {
 
 /* ---- sums ---- */
 
-/* weights (+)= D A over `positions` of all groups' factors, in the slice's layout. */
+/* weights = D A, or += with `adds`, over `positions` of all groups' factors, which are laid out as in a slice. */
 static void linear_add_product_cuda(const per_sample_cuda *w, const void *d, const void *a, int64_t positions,
                                     bool adds) {
   dc__gemm g = dc__gemm_dense(w->s->dtype, !is_conv(w), is_conv(w), w->out, w->in, positions, d, a, w->call->to_weight);
@@ -217,7 +217,7 @@ static void gather_samples(const sample_slice *f, const void *from, int64_t rows
   dc__cuda_im2col(f->w->stream, &p);
 }
 
-/* A slice's factors packed for one product: copies without the samples of factor 0. */
+/* Adds a slice's product. Its factors are copied side by side, with zeros for samples of factor 0. */
 static void add_sample_slice(const sample_slice *f, bool adds) {
   const per_sample_cuda *w = f->w;
   const dc__per_sample *s = w->s;

@@ -1,5 +1,5 @@
-/* Layer norm, RMS norm and group norm: x-hat from x in float64, then sums over positions, column by column. Layer and
- * RMS norm have a row of columns for each position, group norm a row of positions for each column, its channel. */
+/* Layer norm, RMS norm and group norm: computes x-hat from x in float64, then sums over positions, column by column.
+ * Layer and RMS norm store a row of columns per position, group norm a row of positions per column, its channel. */
 #include <math.h>
 
 #include "linalg/per_sample/per_sample.h"
@@ -8,7 +8,7 @@ typedef struct norm_job {
   dc_linalg *l;
   const dc__per_sample *s;
   int64_t width;       /* length of a normalised row */
-  double *mean, *rstd; /* of each row: x-hat = (x - mean) * rate */
+  double *mean, *rstd; /* of each row: x-hat = (x - mean) * rstd */
   void *weight, *bias, *out;
   const void *factors;
   int32_t parts;
@@ -34,7 +34,7 @@ static void norm_statistics(void *arg, int64_t row, void *scratch) {
   job->rstd[row] = 1 / sqrt(square + s->layer.eps);
 }
 
-/* Column i of one sample's gradients. */
+/* Computes column i of one sample's gradients. */
 static void norm_column(const norm_job *job, int64_t sample, int64_t i, double *weight, double *bias) {
   const dc__per_sample *s = job->s;
   bool wide = s->dtype == DC_FLOAT64;
@@ -51,7 +51,7 @@ static void norm_column(const norm_job *job, int64_t sample, int64_t i, double *
   }
 }
 
-/* Computes the statistics of all rows. Nothing to do in a query. */
+/* Computes the statistics of all rows. In a query it only sets *query. */
 static dc_status norm_prepare(norm_job *job, bool *query) {
   const dc__per_sample *s = job->s;
   bool channels = s->layer.kind == DC_SAMPLE_GROUP_NORM;

@@ -29,7 +29,7 @@ static dc_status check_ndim(const dc__per_sample *s, const dc_tensor *x, const d
   return check_positions_length(s, delta, 0, x->shape[0]);
 }
 
-/* Positions are the dimensions between the samples and the last `last` ones. */
+/* Positions are dimensions [1, end). Dimension 0 is the samples. */
 static dc_status read_positions(dc__per_sample *s, const dc_tensor *x, const dc_tensor *delta, int32_t end) {
   s->samples = x->shape[0];
   s->positions = 1;
@@ -84,7 +84,7 @@ static dc_status check_eps(const dc__per_sample *s) {
 static dc_status read_norm(dc__per_sample *s, const dc_tensor *x, const dc_tensor *delta) {
   DC__TRY(check_ndim(s, x, delta, 2, 0));
   int64_t wanted = s->layer.features != 0 ? s->layer.features : x->shape[x->ndim - 1];
-  int32_t end = x->ndim - 1; /* the last length counts even where the product is 1 */
+  int32_t end = x->ndim - 1; /* features span the last dimension at least */
   s->in = x->shape[end];
   while (end > 1 && s->in > 0 && s->in < wanted) {
     s->in *= x->shape[--end];
@@ -179,7 +179,7 @@ static dc_status read_layer(dc__per_sample *s, const dc_sample_layer *layer) {
   return s->layer.reserved0 == 0 ? DC_OK : invalid_field(s, "reserved0", s->layer.reserved0, "0");
 }
 
-/* The constants and the tensors, of any type. */
+/* Reads the layer's constants and the tensors, whatever their types. */
 static dc_status read_tensors(const dc_sample_layer *layer, const dc_tensor *x, const dc_tensor *delta,
                               dc_tensor *input, dc_tensor *gradient, dc__per_sample *s) {
   int64_t count;

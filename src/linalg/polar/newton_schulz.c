@@ -98,7 +98,7 @@ dc__gemm dc__newton_schulz_gemm(const dc__newton_schulz *o, double alpha, const 
   return g;
 }
 
-/* ---- CPU: a matrix on a thread, or few that share the threads ---- */
+/* ---- CPU: one matrix per thread, or few matrices that share the threads ---- */
 
 typedef struct orthogonalize_job {
   dc_linalg *l;
@@ -123,7 +123,7 @@ static bool load_normalised(const orthogonalize_job *o, int64_t index, void *x) 
   for (int64_t i = 0; i < a->rows; i++) {
     for (int64_t j = 0; j < a->cols; j++) {
       double size = fabs(dc__load_element(a->data, wide, dc__mat_offset(a, index, i, j)));
-      max_abs = size > max_abs ? size : max_abs; /* not fmax(): gcc 12 fails inside at its vectors for 64-bit ARM */
+      max_abs = size > max_abs ? size : max_abs; /* not fmax(): gcc 12 for 64-bit ARM crashes when it vectorises it */
     }
   }
   dc__pow2_scale scale = dc__pow2_scale_of(max_abs > 0 ? -ilogb(max_abs) : 0);
@@ -142,7 +142,7 @@ static bool load_normalised(const orthogonalize_job *o, int64_t index, void *x) 
   return max_abs > 0;
 }
 
-/* Computes one triangle. */
+/* Computes one triangle and mirrors it. */
 static void newton_schulz_syrk_cpu(const dc__newton_schulz *o, double alpha, const void *a, double beta, void *c,
                                    int64_t k) {
   const cpu_context *cpu = o->context;
@@ -219,9 +219,9 @@ dc_status dc__orthogonalize(dc_linalg *l, const char *fn, const dc__mat *a, bool
   return DC_OK;
 }
 
-/* ---- CPU: as part of other work ---- */
+/* ---- CPU: inside other operators ---- */
 
-/* A matrix of float32 by its strides. */
+/* A float32 matrix with strides in elements. */
 typedef struct strided_floats {
   float *data;
   int64_t row, col;
@@ -264,6 +264,6 @@ void dc__polar_cpu(dc__threadpool *pool, void *scratch, const dc__polar *p, floa
   if (narrow) {
     dc__cast(temp, DC_FLOAT32, o.x, p->dtype, count);
   }
-  iterate.data = narrow ? temp : o.x; /* the run has exchanged o.x */
+  iterate.data = narrow ? temp : o.x; /* the run may have exchanged o.x and o.next */
   scale_into(x, iterate, o.rows, o.cols, p->factor);
 }

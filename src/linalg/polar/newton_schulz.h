@@ -1,5 +1,5 @@
-/* Polar factors, internal. newton_schulz.c has the order of the products, over a work table for each device: its own
- * for one matrix on the CPU, newton_schulz_cuda.c's for a batch slice. */
+/* Polar factors, internal. newton_schulz.c runs the products in order through a table of operations: its own for one
+ * matrix on the CPU, newton_schulz_cuda.c's for a slice of a batch. */
 #ifndef DC_LINALG_NEWTON_SCHULZ_H
 #define DC_LINALG_NEWTON_SCHULZ_H
 
@@ -24,19 +24,20 @@ typedef struct dc__newton_schulz_work {
   /* c [rows, n] = alpha a [rows, k] op(b) + beta c, of each matrix. */
   void (*gemm)(const dc__newton_schulz *o, double alpha, const void *a, bool trans_b, const void *b, double beta,
                void *c, int64_t n, int64_t k);
-  /* [count, rows, cols] */
+  /* Copies [count, rows, cols]. */
   void (*copy)(const dc__newton_schulz *o, void *to, const void *from, int64_t cols);
 } dc__newton_schulz_work;
 
-/* The steps, from x to x, which may then be another buffer. */
+/* Runs the steps on x, which may be another buffer afterwards. */
 void dc__newton_schulz_run(dc__newton_schulz *o, bool use_polar_express, int32_t steps);
 dc__gemm dc__newton_schulz_gemm(const dc__newton_schulz *o, double alpha, const void *a, bool trans_b, const void *b,
                                 double beta, void *c, int64_t n, int64_t k);
-/* x, next, gram and poly for `count` matrices, one after the other. */
+/* Places x, next, gram and poly of `count` matrices in `memory`, one after the other. */
 void dc__newton_schulz_layout(dc__newton_schulz *o, void *memory, int64_t count);
-/* The matrix, or its transpose if it is tall. */
+/* Returns the matrix, or its transpose if it is tall. */
 dc__mat dc__mat_as_wide(const dc__mat *m);
-/* Returns DC_E_NOT_FINITE with the position; `first` is the first matrix's number. */
+/* Returns DC_E_NOT_FINITE for a NaN or an infinity. `first` is the index of a's first matrix in the batch, for the
+ * error text. */
 dc_status dc__newton_schulz_check_finite(const char *fn, const dc__mat *a, int64_t first);
 
 dc_status dc__orthogonalize_cuda(dc_linalg *l, const char *fn, const dc__mat *a, bool polar_express, int32_t steps,

@@ -1,4 +1,4 @@
-/* Polar factors on a device, a slice of the batch at a time. */
+/* Polar factors on a device, one slice of the batch at a time. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -95,10 +95,10 @@ dc_status dc__orthogonalize_cuda(dc_linalg *l, const char *fn, const dc__mat *a,
   return dc__linalg_synchronize(l);
 }
 
-/* ---- as part of other work ---- */
+/* ---- inside other operators ---- */
 
-/* The next part of temporary memory. A product's algorithm depends on the alignment of its operands, so parts begin at
- * 16 bytes whatever the number of matrices. */
+/* Returns the next part of temporary memory. A product's algorithm depends on its operands' alignment, so parts are
+ * 16-byte aligned whatever the number of matrices. */
 static void *polar_part(char **end, int64_t elements, int32_t dtype) {
   enum { ALIGNMENT = 16 };
   void *part = *end;
@@ -127,7 +127,7 @@ void dc__polar_cuda(dc_linalg *l, const dc__polar *p, float *temp, void *gemm_wo
   char *end = (char *)temp;
   o.dtype = p->dtype;
   o.batch_invariant = true;
-  (void)polar_part(&end, narrow ? count : 0, DC_FLOAT32); /* at temp: the matrices in float32 */
+  (void)polar_part(&end, narrow ? count : 0, DC_FLOAT32); /* temp itself: the matrices in float32 */
   o.x = polar_part(&end, count, p->dtype);
   o.next = polar_part(&end, count, p->dtype);
   o.gram = polar_part(&end, squares, p->dtype);

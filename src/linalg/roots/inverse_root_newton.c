@@ -1,17 +1,17 @@
-/* Inverse roots by matrix products alone. Coupled Newton: M starts as z (A + epsilon I) with eigenvalues in [least,
- * 1], X as I. A step multiplies X by H = a (I - c M) and M by H^p, so that X^p z (A + epsilon I) stays M, and M
- * converges to I. The step's two numbers raise the smallest eigenvalue most while none leaves (0, 1]. They depend on
- * p and least alone. */
+/* Inverse roots by matrix products alone. Coupled Newton: M starts as z (A + epsilon I) with eigenvalues in (0, 1], X
+ * as I. A step multiplies X by H = a (I - c M) and M by H^p, so that X^p z (A + epsilon I) stays M, and M converges to
+ * I. The coefficients a and c raise the smallest eigenvalue most while none leaves (0, 1]. They depend on p and the
+ * smallest eigenvalue alone. */
 #include <math.h>
 
 #include "linalg/roots/inverse_root_newton.h"
 
 /* The optimal step would take the largest eigenvalue down to the smallest one and lose its digits. Steps therefore
- * assume that no eigenvalue is below the cushion. */
+ * assume that no eigenvalue is below this floor. */
 static const double MIN_EIG_FLOOR = 0.05;
 
-/* Below A's own rounding few matrices have an eigenvalue, and such steps would turn the others' vectors away from A's,
- * by more with each. Those with this cushion do not, as their slope is below 1 from there on. */
+/* The floor if the smallest eigenvalue is below A's rounding error, where few matrices have any. Lower floors would
+ * turn the other eigenvectors further from A's with each step. This one does not, as the slope is below 1 above it. */
 static const double CALM_FLOOR = 0.5;
 
 static const double zeros[DC__CUDA_BATCH_SLICE];
@@ -24,7 +24,7 @@ static void swap_pointers(void **a, void **b) {
   *b = first;
 }
 
-/* m = h^p m; h is overwritten. */
+/* m = h^p m, where h is overwritten. */
 static void multiply_power(dc__newton_iteration *w, void **m, void **h) {
   for (int32_t p = w->job->r->root;; swap_pointers(h, &w->other)) {
     if (p % 2 == 1) {
@@ -39,12 +39,12 @@ static void multiply_power(dc__newton_iteration *w, void **m, void **h) {
   }
 }
 
-/* The next step's a and c for matrix i; `least` becomes M's smallest eigenvalue after the step. */
+/* Computes the next step's a and c for matrix i, and updates min_eig[i] to M's smallest eigenvalue after the step. */
 static void step_coefficients(dc__newton_iteration *w, int32_t i, double *a, double *c) {
   double p = w->job->r->root;
   double low = fmax(w->min_eig[i], w->min_eig[i] < dc__epsilon(w->dtype) ? CALM_FLOOR : MIN_EIG_FLOOR);
   *c = (1 - pow(low, 1 / p)) / (1 - pow(low, 1 + 1 / p));
-  double top = 1 / ((p + 1) * *c) * pow(p / (p + 1), p); /* of y (1 - c y)^p over y, at y = 1 / ((p + 1) c) */
+  double top = 1 / ((p + 1) * *c) * pow(p / (p + 1), p); /* maximum of y (1 - c y)^p, at y = 1 / ((p + 1) c) */
   *a = pow(top, -1 / p);
   w->min_eig[i] = fmin(w->min_eig[i] * pow(1 - *c * w->min_eig[i], p), pow(1 - *c, p)) / top;
 }
@@ -71,7 +71,7 @@ static bool all_ended(const dc__newton_iteration *w) {
   return ended;
 }
 
-/* A device's state is not read while some steps are still rough. */
+/* The device's state is not read while the step of any matrix is rough. */
 static void newton_iterate(dc__newton_iteration *w) {
   double factor[DC__CUDA_BATCH_SLICE], shift[DC__CUDA_BATCH_SLICE];
   double p = w->job->r->root;
@@ -94,7 +94,7 @@ static void newton_iterate(dc__newton_iteration *w) {
   }
 }
 
-/* |X^p (A + epsilon I) - I| from A itself. */
+/* Computes the largest entry of |X^p (A + epsilon I) - I| from A itself. */
 static void newton_residuals(dc__newton_iteration *w, double *distances) {
   w->work->affine(w, ones, w->x, zeros, w->h, false);
   w->work->affine(w, w->scale, w->s, w->shift, w->m, false);
@@ -131,7 +131,7 @@ static void newton_init(dc__newton_iteration *w, int32_t i, double bound) {
   t->path = DC_PATH_FRESH;
 }
 
-/* Sets the result's values for a matrix whose X is stored. */
+/* Sets a matrix's iterations, residual and status after its X is stored. */
 static void newton_write_info(dc__newton_iteration *w, int32_t i, double residual) {
   const dc__spectral_request *r = w->job->r;
   dc__spectral_task *t = &w->tasks[i];
@@ -170,7 +170,7 @@ void dc__newton_run(dc__newton_iteration *w, const double *bounds) {
 
 /* ---- CPU: one matrix ---- */
 
-/* Symmetric, so only one triangle is computed. */
+/* The product is symmetric, so only one triangle is computed. */
 static void newton_multiply_cpu(const dc__newton_iteration *w, const void *a, const void *b, void *c) {
   dc__spectral_gemmt(w->job, w->dtype, false, false, a, b, c, w->context);
   dc__mirror_lower(c, w->dtype, w->job->n);

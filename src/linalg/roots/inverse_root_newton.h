@@ -16,38 +16,39 @@ typedef struct dc__newton_iteration {
   const struct dc__newton_work *work;
   void *context; /* the table's own */
   dc__spectral_task *tasks;
-  int64_t first; /* matrix of the batch */
+  int64_t first; /* the first matrix's index in the batch */
   int32_t count, dtype;
   void *s;
   void *x, *next; /* X now, and before or after the step */
   void *m, *h;
   void *spare, *other;
   double scale[DC__CUDA_BATCH_SLICE], shift[DC__CUDA_BATCH_SLICE]; /* M begins as scale s + shift I */
-  double min_eig[DC__CUDA_BATCH_SLICE], top[DC__CUDA_BATCH_SLICE];
-  int32_t unit[DC__CUDA_BATCH_SLICE];
-  dc__newton_state state[DC__CUDA_BATCH_SLICE]; /* as of the latest read */
+  double min_eig[DC__CUDA_BATCH_SLICE], top[DC__CUDA_BATCH_SLICE]; /* lower bound of M's eigenvalues; see unit */
+  int32_t unit[DC__CUDA_BATCH_SLICE];                              /* A + epsilon I = top 2^unit M at first */
+  dc__newton_state state[DC__CUDA_BATCH_SLICE];                    /* as of the latest read */
 } dc__newton_iteration;
 
 typedef struct dc__newton_work {
   /* c = a b for commuting symmetric matrices. */
   void (*multiply)(const dc__newton_iteration *w, const void *a, const void *b, void *c);
-  /* to = factor from + shift I, by matrix; with `steps` to = I for those that have ended, so that they stay. */
+  /* to = factor from + shift I for each matrix; with `steps`, to = I where the iteration has ended, so that M and X
+   * stay. */
   void (*affine)(const dc__newton_iteration *w, const double *factor, const void *from, const double *shift, void *to,
                  bool steps);
-  /* dc__newton_check_convergence() of M, which becomes exactly symmetric; a step that is refused leaves `next` as x.
-   * rough: a bit a matrix. */
+  /* dc__newton_check_convergence() of M, which becomes exactly symmetric. A refused step sets `next` to x. `rough` has
+   * a bit per matrix. */
   void (*check_convergence)(dc__newton_iteration *w, uint32_t rough);
   /* Reads `state` from the device. */
   void (*sync_state)(dc__newton_iteration *w);
-  /* The largest entry of |m - I| of each matrix, NaN if it has one; also reads `state`. */
+  /* Sets distances to the largest entry of |m - I| of each matrix, NaN if any is NaN. Also reads `state`. */
   void (*distance)(dc__newton_iteration *w, double *distances);
-  /* `next` to the caller's memory, exactly symmetric, where the matrix' status is DC_OK; DC_E_NOT_FINITE where a value
-   * does not fit. */
+  /* Stores `next`, exactly symmetric, of the matrices with status DC_OK. Sets DC_E_NOT_FINITE where a value does not
+   * fit. */
   void (*store)(dc__newton_iteration *w);
 } dc__newton_work;
 
-/* From s and a bound of its eigenvalues to a matrix in `out` and its report. Does nothing for a status other than
- * DC_OK. */
+/* Computes and stores the roots and their reports from s and bounds of its eigenvalues. Skips matrices whose status is
+ * not DC_OK. */
 void dc__newton_run(dc__newton_iteration *w, const double *bounds);
 
 #endif

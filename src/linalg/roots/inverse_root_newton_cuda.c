@@ -1,6 +1,6 @@
-/* Newton's iteration on a device, a slice of the batch at a time. Kernels accept or reject steps and detect
- * convergence. The host reads the state when no step is rough any more, and once before and once after the
- * iteration. */
+/* Newton's iteration on a device, one slice of the batch at a time. Kernels accept or reject steps and detect
+ * convergence. The host reads the state once before the iteration, after each step that is not rough, and once after
+ * the iteration. */
 #include <string.h>
 
 #include "linalg/batch_slice_cuda.h"
@@ -85,7 +85,8 @@ static void newton_load_cuda(dc__newton_iteration *w, double *bounds) {
   dc__symmetric_load_slice(f, w->job, w->dtype, w->s);
   dc__batch_slice_reduce(f, &s, false);
   dc__batch_slice_sync_reports(f);
-  dc__symmetric_check_slice(f, w->job, w->x, w->tasks); /* temporary memory behind x is larger than a matrix */
+  dc__symmetric_check_slice(f, w->job, w->x,
+                            w->tasks); /* x and the memory behind it are free, and larger than a matrix */
   for (int32_t i = 0; i < f->count; i++) {
     w->tasks[i].dtype = w->dtype;
     bounds[i] = f->host_reports[i].norm;

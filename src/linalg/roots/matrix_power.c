@@ -1,4 +1,4 @@
-/* Matrix powers from eigenvectors and eigenvalues, stored to the caller's memory. */
+/* Matrix powers from eigenvectors and eigenvalues, stored in the caller's memory, and products for them. */
 #include <float.h>
 #include <math.h>
 
@@ -132,8 +132,8 @@ static bool finish_eigh(const dc__spectral_job *job, int64_t index, dc__spectral
   return true;
 }
 
-/* V diag(f) V^T = Y^T Y with rows of Y = sqrt(f) times the eigenvectors: symmetric, so half the work. The eigenvectors
- * stay as they are for the basis, which a result that does not fit leaves alone. */
+/* V diag(f) V^T = Y^T Y, where the rows of Y are sqrt(f) times the eigenvectors: it is symmetric, so half the work.
+ * Eigenvectors are stored to the basis only if the result fits. */
 static bool finish_power(const dc__spectral_job *job, int64_t index, dc__spectral_task *t, void *scratch) {
   const dc__spectral_request *r = job->r;
   int64_t n = job->n;

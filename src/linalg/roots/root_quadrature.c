@@ -1,9 +1,9 @@
-/* x^(-1/p) as a sum of fractions. For 0 < a <= 1 and x in [least, 1]
+/* x^(-1/p) as a sum of fractions. For 0 < a <= 1 and x in [min_x, 1]
  *   x^-a = sin(pi a) / pi * integral over t > 0 of t^-a / (t + x).
- * With t = least sc(u)^2, sc = sn / cn of Jacobi's functions for the modulus that belongs to `least`, let 0 < u < K.
+ * With t = min_x sc(u)^2, sc = sn / cn of Jacobi's functions for the modulus that belongs to min_x, let 0 < u < K.
  * The integrand is smooth except for u^(1 - 2 a) at one end and (K - u)^(2 a - 1) at the other. It stays so in a strip
- * around the interval that hardly narrows as `least` falls. So Gauss and Jacobi's rule of DC__TRIDIAGONAL_SHIFTS points
- * has an error below 1e-11 down to 1e-12. All weights are positive. */
+ * around the interval that hardly narrows as min_x falls. So a Gauss-Jacobi rule of DC__TRIDIAGONAL_SHIFTS points has
+ * an error below 1e-11 for min_x down to 1e-12. All weights are positive. */
 #include <math.h>
 
 #include "linalg/eigh/eigh.h"
@@ -12,7 +12,7 @@ enum { POINTS = DC__TRIDIAGONAL_SHIFTS, MEANS = 16 };
 
 static const double PI = 3.14159265358979323846;
 
-/* Gauss-Jacobi's rule for (1 - x)^a (1 + x)^-a on [-1, 1], by the eigenvalues of the recurrence's matrix. */
+/* The Gauss-Jacobi rule for (1 - x)^a (1 + x)^-a on [-1, 1], from the eigenvalues of the recurrence's matrix. */
 static void gauss_jacobi(double a, double x[POINTS], double weight[POINTS]) {
   double off[POINTS];
   for (int64_t k = 0; k < POINTS; k++) {
@@ -44,7 +44,7 @@ void dc__quadrature_init(dc__quadrature_rule *rule, int32_t root) {
   }
 }
 
-/* Landen's transformation: alternating arithmetic and geometric means of 1 and sqrt(least). */
+/* Landen's transformation: alternating arithmetic and geometric means of 1 and sqrt(min_x). */
 typedef struct landen_means {
   double arithmetic[MEANS], geometric[MEANS];
   double last; /* the common mean: K is pi / 2 over it */
@@ -61,7 +61,7 @@ static landen_means landen_means_of(double min_x) {
     l.geometric[i] = g;
     l.count = i + 1;
     l.last = (a + g) / 2;
-    if (fabs(a - g) <= 1e-8 * a) { /* the next difference is its square */
+    if (fabs(a - g) <= 1e-8 * a) { /* the next difference is about its square */
       break;
     }
     product = g * a;
@@ -98,7 +98,7 @@ void dc__quadrature_partial_fractions(const dc__quadrature_rule *rule, double mi
     bool left = rule->node[k] < rule->one_minus_node[k];
     double sc, dn;
     jacobi_functions(&l, whole * (left ? rule->node[k] : rule->one_minus_node[k]), &sc, &dn);
-    double t = left ? min_x * sc * sc : 1 / (sc * sc); /* sc(K - u) sc(u) sqrt(least) = 1 */
+    double t = left ? min_x * sc * sc : 1 / (sc * sc); /* sc(K - u) sc(u) sqrt(min_x) = 1 */
     shifts[k] = t;
     weights[k] = rule->weight[k] * whole * pow(t, 1 - a) * dn * (1 + sc * sc) / sc;
   }

@@ -37,7 +37,7 @@ static double column_norm(const void *v, bool wide, int64_t n, int64_t column) {
   return sqrt(sum);
 }
 
-/* Q^T (Q v) = v for random v, up to rounding: a basis that is not orthonormal fails with certainty in practice. */
+/* Checks that Q^T (Q v) = v for random v, up to rounding. In practice every basis that is not orthonormal fails. */
 static bool is_orthonormal(const dc__spectral_job *job, const dc__spectral_task *t, const void *q, void *v, void *qv,
                            void *back, void *scratch) {
   int64_t n = job->n;
@@ -54,7 +54,7 @@ static bool is_orthonormal(const dc__spectral_job *job, const dc__spectral_task 
   return true;
 }
 
-/* |E|_2 of a symmetric matrix with zero diagonal: the largest growth of a column of v in a step of power iteration. */
+/* Estimates |E|_2 of a symmetric matrix: the largest growth of a column of v in a step of power iteration. */
 static double power_iteration_norm(const dc__spectral_job *job, const dc__spectral_task *t, const void *e, void *v,
                                    void *ev, void *scratch) {
   int64_t n = job->n;
@@ -79,7 +79,8 @@ static double power_iteration_norm(const dc__spectral_job *job, const dc__spectr
   return max_norm;
 }
 
-/* values from the diagonal of b (lower triangle there), and e = D^-1/2 E D^-1/2, whole. */
+/* Sets values to b's regularised diagonal and e to D^-1/2 E D^-1/2, both triangles. b has its lower triangle only.
+ * Returns false if an eigenvalue is not allowed. */
 static bool split_diagonal(const dc__spectral_job *job, dc__spectral_task *t, const void *b, void *e) {
   int64_t n = job->n;
   dc__pow2_scale scale = dc__pow2_scale_of(t->exponent);
@@ -107,7 +108,7 @@ static bool split_diagonal(const dc__spectral_job *job, dc__spectral_task *t, co
   return true;
 }
 
-/* A lower triangular G with G G^T = f(B) to first order, in g. rows: 2 n of scratch. */
+/* Computes in g a lower triangular G with G G^T = f(B) to first order. `rows` is scratch of 2 n elements. */
 static void first_order_factor(const dc__spectral_job *job, const dc__spectral_task *t, const void *b, int32_t g_dtype,
                                void *g, double *rows) {
   int64_t n = job->n;
@@ -148,14 +149,14 @@ static void cast_to_float(const double *from, float *to, int64_t count) {
   }
 }
 
-/* float32 for the remaining work if the allowed error hides its rounding. The root's entries span fewer powers of
- * ten than the matrix's. */
+/* float32 is enough for the remaining work if the allowed error hides its rounding. The root's entries span fewer
+ * powers of ten than the matrix's. */
 int32_t dc__warm_start_result_dtype(const dc__spectral_request *r, int32_t dtype) {
   bool enough = r->out.dtype == DC_FLOAT32 && r->options.tolerance >= (double)r->a.rows * dc__epsilon(DC_FLOAT32);
   return enough ? DC_FLOAT32 : dtype;
 }
 
-/* out = (Q G) (Q G)^T: its lower triangle in p. b has B, and is as large as p. */
+/* Computes the lower triangle of (Q G) (Q G)^T in p. b has B at first, and is as large as p. */
 static void warm_start_result(const dc__spectral_job *job, dc__spectral_task *t, const void *q, void *p, void *b,
                               double *rows, void *scratch) {
   int64_t n = job->n;

@@ -1,5 +1,5 @@
-/* Roots from an earlier basis on a device, as in root_warm_start.c, a slice of the batch at a time. The host decides
- * twice: by Q^T A Q's diagonal and Q's orthonormality, and by the size of the rest. */
+/* Roots from an earlier basis on a device, as in root_warm_start.c, one slice of the batch at a time. The host decides
+ * twice whether a basis is near enough: by Q's orthonormality and Q^T A Q's diagonal, and by the size of the rest. */
 #include <math.h>
 #include <string.h>
 
@@ -34,7 +34,7 @@ static void warm_start_gemm(const dc__eigh_cuda *w, dc__batch_slice *f, const wa
   dc__linalg_gemm(f->l, &g, f->gemm_workspace);
 }
 
-/* Reports: the error of Q^T Q v. rotated = Q^T A Q, and its diagonal in values. */
+/* Computes rotated = Q^T A Q, with its diagonal in values. Reports receive the error of Q^T Q v. */
 static void rotate_to_basis(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, const void *q) {
   const int64_t n = w->job.n;
   const size_t bytes = (size_t)(n * DC__PROBES) * dc_dtype_size(dtype);
@@ -68,7 +68,8 @@ static void rotate_to_basis(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype,
   dc__batch_slice_measure(f, &back);
 }
 
-/* Mask of the matrices with an orthonormal basis and a regular diagonal. Sets factors to the inverse square roots. */
+/* Returns the mask of the matrices with an orthonormal basis and a diagonal that is allowed. Sets factors to the
+ * diagonals' inverse square roots. */
 static uint32_t check_diagonal(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, dc__spectral_task *tasks) {
   const int64_t n = w->job.n;
   uint32_t mask = 0;
@@ -83,7 +84,7 @@ static uint32_t check_diagonal(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dty
     mask |= (uint32_t)(orthonormal && dc__regularise_eigenvalues(&w->job, t)) << i;
     t->status = DC_OK; /* an approximate eigenvalue may be negative although the matrix's are not */
   }
-  for (int32_t i = 0; i < f->count; i++) { /* after the whole slice: the numbers had another type */
+  for (int32_t i = 0; i < f->count; i++) { /* a loop of its own, since host_values had another type so far */
     for (int64_t j = 0; j < n; j++) {
       w->host_values[i * n + j] = (mask >> i & 1u) != 0 ? 1 / sqrt(tasks[i].values[j]) : 0;
     }
@@ -105,7 +106,7 @@ static dc__cuda_warm_start_args warm_start_args(const dc__eigh_cuda *w, const dc
   return args;
 }
 
-/* Mask of those in `mask` whose rest is small enough for first order. */
+/* Returns the bits of `mask` whose matrices have a rest that is small enough for first order. */
 static uint32_t check_rest(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, uint32_t mask,
                            dc__spectral_task *tasks) {
   const int64_t n = w->job.n;
@@ -130,7 +131,7 @@ static uint32_t check_rest(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, 
   dc__stream_copy(f->stream, w->host_values, w->norms, (size_t)(DC__WARM_POWER_STEPS * norms) * sizeof *w->norms);
   dc__device_sync_internal(f->l->device, NULL);
   for (int32_t i = 0; i < f->count; i++) {
-    double max_stretch = 0; /* the square of a step's stretch */
+    double max_stretch = 0; /* the largest square of a step's growth */
     for (int64_t at = i * DC__PROBES; at < (i + 1) * DC__PROBES; at++) {
       for (int32_t step = 1; step < DC__WARM_POWER_STEPS; step++) {
         const double before = w->host_values[(step - 1) * norms + at];
@@ -188,7 +189,7 @@ dc_status dc__root_warm_start_cuda(dc__eigh_cuda *w, dc__batch_slice *f, dc__spe
   const dc__mat *basis = &w->job.r->basis;
   const void *q =
       basis->pointers != NULL ? w->basis : dc__element_ptr(basis->data, basis->dtype, f->first * w->job.n * w->job.n);
-  if (basis->pointers != NULL) { /* products need it contiguous */
+  if (basis->pointers != NULL) { /* products need a contiguous basis */
     warm_start_load_basis(w, f, basis->dtype, w->basis);
   }
   rotate_to_basis(w, f, basis->dtype, q);
