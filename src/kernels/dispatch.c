@@ -18,8 +18,8 @@
 const char *const dc__kernels_names[DC__KERNELS_LEVELS] = {"generic", "avx2", "avx512", "avx512bf16", "amx"};
 
 static dc__kernel_table tables[DC__KERNELS_LEVELS]; /* [0]: plain C, no functions */
-static int32_t highest;
-static atomic_int level = -1; /* -1 until the tables are filled */
+static int32_t highest;                             /* the highest level that has a table */
+static atomic_int level = -1;                       /* -1 until the tables are filled */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char unknown[32]; /* LIBDC_CPU's value, if it is no level's name */
 
@@ -39,7 +39,7 @@ static int32_t dispatch_max_level(void) {
 }
 
 #ifdef __x86_64__
-/* Tiles of bfloat16. The operating system grants their registers only on request. */
+/* AMX with bfloat16 tiles. The operating system grants the tiles' registers only on request. */
 static bool has_amx(void) {
   enum { BF16 = 1 << 22, TILE = 1 << 24, REQUEST_STATE = 0x1023, TILE_DATA = 18 };
   unsigned int a = 0, b = 0, c = 0, d = 0;

@@ -1,4 +1,4 @@
-/* The instruction-set versions of the kernels behind one table of functions. */
+/* The kernels' versions for instruction sets, behind one table of functions. */
 #ifndef DC_KERNELS_DISPATCH_H
 #define DC_KERNELS_DISPATCH_H
 
@@ -6,25 +6,25 @@
 
 enum {
   DC__KERNELS_STEP = 32,  /* the functions below take multiples of this many elements; plain C does the rest */
-  DC__KERNELS_FAN_IN = 8, /* most sources of a table's reduce */
+  DC__KERNELS_FAN_IN = 8, /* maximum number of sources of a table's reduce */
   DC__KERNELS_TILE = 512, /* elements of a temporary on the stack: a few of them fit the first-level cache */
   DC__KERNELS_DTYPES = 8  /* the types of dc__dtype_is_castable and DC_DTYPE_NONE */
 };
 
-/* From this size on copies bypass the caches. Measured on one core with 1 MiB of second-level and 32 MiB of third-level
- * cache. Such a copy is faster than memcpy from 1 MiB on. But to read the result at once costs more than it saves up to
- * 16 MiB. Ranks share that cache, so half of it. */
+/* Copies of at least this many bytes bypass the caches. On a core with 1 MiB of second-level and 32 MiB of third-level
+ * cache they are faster than memcpy from 1 MiB on. But below 16 MiB, reading the result at once costs more than that
+ * saves. Ranks share the third-level cache, so it is half of that. */
 #define DC__COPY_STREAM ((size_t)8 << 20)
 
-/* dst = (dst_dtype)src and dst += src. */
+/* dst = (dst_dtype)src, or dst += src. */
 typedef void (*dc__binary_fn)(void *dst, const void *src, int64_t count);
-/* The same; returns whether dst is finite then. */
+/* The same. Returns whether all of dst is finite afterwards. */
 typedef bool (*dc__combine_fn)(void *dst, const void *src, int64_t count);
-/* dc__reduce of 2 to DC__KERNELS_FAN_IN sources, from element `begin` of each on; dst is not shifted. The mean is
- * over n. */
+/* dc__reduce() of n sources, 2 to DC__KERNELS_FAN_IN. Sources are read from element `begin` on, and dst is written from
+ * element 0 on. */
 typedef void (*dc__reduce_fn)(void *dst, const void *const *src, int32_t n, int64_t begin, int64_t count, bool mean,
                               bool accumulate);
-/* Copies of at least DC__COPY_STREAM bytes. */
+/* Copies at least DC__COPY_STREAM bytes. */
 typedef void (*dc__copy_fn)(void *dst, const void *src, size_t bytes);
 
 /* The tile of a matrix product, of mr rows and nr columns, over packed panels: a is [steps][mr] and b [steps][nr]
@@ -35,17 +35,17 @@ typedef struct dc__tile {
   /* acc[mr][nr] = a b, or += with `add`; rows of acc lie ld elements apart and are aligned to 64 bytes. acc is float32,
    * or float64 for DC__TILE_F64. */
   void (*fn)(int64_t steps, const void *a, const void *b, void *acc, int64_t ld, bool add);
-  /* One panel of `panel` (mr or nr) rows that run along k, ld bytes apart, and `steps` words long: dst[p][i] =
-   * src[i][p]. Beyond `rows` it gets zeros. */
+  /* Packs one panel of `panel` (mr or nr) rows that run along k, ld bytes apart and `steps` words long: dst[p][i] =
+   * src[i][p]. Rows beyond `rows` become zeros. */
   void (*pack_rows)(void *dst, int64_t panel, const void *src, int64_t ld, int64_t rows, int64_t steps);
-  /* Panels, `steps` words long, of `width` elements in all from `depth` rows that run across k, ld bytes apart:
-   * dst[i / panel][p][i % panel] = src[p][i]. Beyond width, and in the second half of an odd last pair, they get
+  /* Packs panels, `steps` words long, from `depth` rows of `width` elements that run across k, ld bytes apart:
+   * dst[i / panel][p][i % panel] = src[p][i]. Elements beyond width, and the second half of an odd last pair, become
    * zeros. */
   void (*pack_columns)(void *dst, int64_t panel, int64_t steps, const void *src, int64_t ld, int64_t width,
                        int64_t depth);
   int32_t mr, nr;
-  /* A panel of A if its layout is not that of B's panels, else NULL. src has `rows` of at most mr rows of op(A) and
-   * `depth` elements in k. Its stored rows lie ld bytes apart, and are op(A)'s if k_runs, else its columns. */
+  /* Packs a panel of A, if its layout is not that of B's panels; else NULL. src has `rows` rows of op(A), at most mr,
+   * and `depth` elements in k. Its stored rows lie ld bytes apart, and are op(A)'s rows if k_runs, else its columns. */
   void (*pack_a)(void *dst, const void *src, int64_t ld, bool k_runs, int64_t rows, int64_t depth);
   /* Called before and after the tiles of a thread; may be NULL. */
   void (*begin)(void);
@@ -107,7 +107,7 @@ extern const dc__tridiagonal dc__tridiagonal_plain;
 extern const dc__tridiagonal dc__tridiagonal_avx2;
 extern const dc__tridiagonal dc__tridiagonal_avx512;
 
-/* NULL if there is only the plain C version. Pairs are [dst_dtype][src_dtype]. */
+/* Entries are NULL where there is only the plain C version. Pairs are [dst_dtype][src_dtype]. */
 typedef struct dc__kernel_table {
   dc__binary_fn cast[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
   dc__binary_fn accumulate[DC__KERNELS_DTYPES][DC__KERNELS_DTYPES];
@@ -139,7 +139,7 @@ void dc__gemm_avx512(dc__kernel_table *table);
 void dc__gemm_avx512bf16(dc__kernel_table *table);
 void dc__gemm_amx(dc__kernel_table *table);
 
-/* The type in which two others are combined: conversion to it is exact, except from integers to float32. */
+/* Returns the type in which two others are combined. Conversion to it is exact, except from integers to float32. */
 static inline int32_t dc__compute_dtype(int32_t a, int32_t b) {
   if (a == DC_FLOAT64 || b == DC_FLOAT64) {
     return DC_FLOAT64;

@@ -13,31 +13,31 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { MIN_PARALLEL_COST = 1 << 18 }; /* about 20 microseconds of work, the cost of waking a thread */
-/* A worker spins before it sleeps, since the kernels of a layer follow each other closely. So does a caller, since the
- * pieces of work are alike. */
+enum { MIN_PARALLEL_COST = 1 << 18 }; /* multiplications or loads: about 20 microseconds, the cost of waking a thread */
+/* A worker spins this often before it sleeps, since the kernels of a layer follow each other closely. So does a caller
+ * before it sleeps, since its helpers' pieces of work take about as long as its own. */
 enum { SPINS = 4000 };
 
 typedef struct pool_job {
   dc__parallel_fn fn;
   void *arg;
   int64_t n;
-  atomic_llong claimed; /* taken indices: the caller takes them from the first up, helpers from the last down */
-  int64_t front;        /* the caller's next */
-  atomic_llong back;    /* taken by helpers */
-  atomic_int helpers;   /* workers inside; changes under the pool's mutex */
+  atomic_llong claimed; /* number of indices taken, by the caller from the first up, by helpers from the last down */
+  int64_t front;        /* the caller's next index */
+  atomic_llong back;    /* number of indices that helpers have taken */
+  atomic_int helpers;   /* workers in the job; changes under the pool's mutex */
   struct pool_job *link;
 } pool_job;
 
-/* A worker, under the pool's mutex. */
+/* A worker, accessed under the pool's mutex. */
 typedef struct worker_slot {
   pid_t thread;
-  int processor; /* on which it fell asleep; AWAKE if it has not */
+  int processor; /* where it fell asleep; AWAKE if it is not asleep */
 } worker_slot;
 
 enum { AWAKE = -1 };
 
-/* A block of scratch memory; free ones are chained through themselves. */
+/* A block of scratch memory. Free blocks form a list. */
 typedef union pool_scratch {
   union pool_scratch *link;
   unsigned char bytes[DC__SCRATCH_BYTES];
@@ -46,8 +46,8 @@ typedef union pool_scratch {
 struct dc__threadpool {
   int32_t threads;
   int32_t refs;         /* under `registry` */
-  dc__threadpool *link; /* the next living pool; under `registry` */
-  pid_t process;
+  dc__threadpool *link; /* the next open pool; under `registry` */
+  pid_t process;        /* the process that opened it: a child of fork() has no workers */
   pthread_mutex_t mutex;
   pthread_cond_t work; /* a job was added, or the pool ends */
   pthread_cond_t done; /* a helper left a job, or a block of scratch memory was returned */
@@ -55,11 +55,11 @@ struct dc__threadpool {
   atomic_int job_epoch; /* changes with every job, for workers that spin */
   atomic_bool stopping;
   bool started;
-  int32_t workers; /* that were started */
+  int32_t workers; /* number of started workers */
   pthread_t *ids;
   worker_slot *slots;
   int32_t num_slots;
-  cpu_set_t processors; /* of the workers at their start */
+  cpu_set_t processors; /* the workers' affinity when they were started */
   pool_scratch *free;
 };
 
@@ -181,7 +181,8 @@ int32_t dc__threadpool_threads(const dc__threadpool *pool) {
   return pool->threads;
 }
 
-/* From both ends, so that a thread finds more of its own data in its caches: successive kernels cut the same rows. */
+/* Takes indices from both ends. Successive kernels cut the same rows, so a thread finds more of its data in its caches
+ * that way. */
 static void run_job(pool_job *j, bool helper, void *block) {
   memset(block, 0, DC__SCRATCH_HEADER);
   while (atomic_fetch_add_explicit(&j->claimed, 1, memory_order_relaxed) < j->n) {
@@ -189,7 +190,7 @@ static void run_job(pool_job *j, bool helper, void *block) {
   }
 }
 
-/* A block for a caller. More callers at once than ever before allocate; if that fails, they wait for each other. */
+/* Returns a block for a caller. If none is free, it allocates one, or waits for another caller's if that fails. */
 static pool_scratch *scratch_acquire(dc__threadpool *pool) {
   pthread_mutex_lock(&pool->mutex);
   while (pool->free == NULL) {
@@ -268,7 +269,7 @@ static void *threadpool_worker_main(void *arg) {
   return NULL;
 }
 
-/* Under the mutex. These threads block the process's signals. */
+/* Called under the mutex. Workers block all signals. */
 static void start_workers(dc__threadpool *pool) {
   sigset_t all;
   sigset_t before;
@@ -283,9 +284,9 @@ static void start_workers(dc__threadpool *pool) {
   pool->started = true;
 }
 
-/* A worker wakes on the processor on which it fell asleep. The caller may run there by now. If no other processor is
- * reported to share its cache, as in many virtual machines, the two would share it for milliseconds. Under the
- * mutex. */
+/* Moves sleeping workers off the caller's processor, under the mutex. A worker wakes on the processor where it fell
+ * asleep. If no other is reported to share that one's cache, as in many virtual machines, the two threads would share
+ * the processor for milliseconds. */
 static void free_callers_cpu(dc__threadpool *pool) {
   int cpu = sched_getcpu();
   for (int32_t i = 0; i < pool->num_slots && cpu >= 0; i++) {

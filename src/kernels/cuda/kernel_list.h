@@ -1,4 +1,5 @@
-/* All kernels. A family is one source of that name and one image; X(number, name, most dynamic shared memory). */
+/* All kernels. A family is one source of that name and one image. X(number, name, maximum bytes of dynamic shared
+ * memory). */
 #ifndef DC_KERNELS_CUDA_KERNEL_LIST_H
 #define DC_KERNELS_CUDA_KERNEL_LIST_H
 
@@ -26,7 +27,7 @@
   X(DC__KERNEL_ACCUMULATE, dc__accumulate_kernel, 0) \
   X(DC__KERNEL_REDUCE, dc__reduce_kernel, 0)
 
-/* In the order of enum dc__update_kind at first. */
+/* The first are in the order of enum dc__update_kind. */
 #define DC__CUDA_update(X)                                           \
   X(DC__KERNEL_ADAMW, dc__adamw_kernel, 0)                           \
   X(DC__KERNEL_SGD, dc__sgd_kernel, 0)                               \
@@ -137,7 +138,7 @@
   X(DC__KERNEL_DAMP_EIGENVALUES, dc__damp_eigenvalues_kernel, 0)   \
   X(DC__KERNEL_STORE_DIRECTION, dc__store_direction_kernel, 0)
 
-/* The numbers, in the order of the images and of their kernels. */
+/* The kernels' numbers, in the order of the images and of the kernels in each. */
 enum dc__cuda_kernel {
 #define X(number, name, shared) number,
 #define FAMILY(family) DC__CUDA_##family(X)

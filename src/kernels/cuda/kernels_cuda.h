@@ -1,5 +1,5 @@
-/* CUDA's kernels in stream order: only files named *_cuda include this (scripts/checks/check_arrows.py). The functions
- * of kernels.h have the same names and meanings. */
+/* CUDA's kernels in stream order. Files named *_cuda include this, and few others (scripts/checks/check_arrows.py). The
+ * functions of kernels.h have the same names and meanings. */
 #ifndef DC_KERNELS_CUDA_KERNELS_CUDA_H
 #define DC_KERNELS_CUDA_KERNELS_CUDA_H
 
@@ -21,7 +21,7 @@
 #include "kernels/cuda/rowops/rowops_args.h"
 #include "kernels/elementwise/elementwise.h"
 
-enum { DC__CUDA_MAX_GRID_YZ = 65535 }; /* blocks on a grid's second axis, or its third */
+enum { DC__CUDA_MAX_GRID_YZ = 65535 }; /* most blocks on a grid's second axis, or its third */
 
 void dc__cuda_cast(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void dc__cuda_accumulate(dc_stream *stream, void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype,
@@ -47,25 +47,25 @@ void dc__cuda_layernorm(dc_stream *stream, const dc__cuda_layernorm_args *args);
 void dc__cuda_layernorm_backward(dc_stream *stream, const dc__cuda_layernorm_backward_args *args);
 void dc__cuda_dropout_rows(dc_stream *stream, const dc__cuda_dropout_args *args);
 void dc__cuda_epilogue(dc_stream *stream, const dc__cuda_epilogue_args *args);
-/* Bytes of partial sums, for LN's backward of `normal` columns and the sums of at most `widest`. */
+/* Returns the bytes of partial sums for layer norm's backward of `normal` columns and sums of at most `widest`. */
 int64_t dc__cuda_sum_parts(int64_t rows, int64_t normal, int64_t widest);
-/* Of at most so many columns, since blocks of columns are a grid's second axis, and a thread has 8. */
+/* The most columns of a sum, since blocks of columns are a grid's second axis, and a thread has 8 columns. */
 enum { DC__CUDA_MAX_SUM_COLUMNS = DC__CUDA_MAX_GRID_YZ * 8 * DC__CUDA_SUM_THREADS };
 void dc__cuda_column_sums(dc_stream *stream, const dc__cuda_sum_args *args);
 void dc__cuda_offsets(dc_stream *stream, int32_t *to, const int32_t *offsets, int64_t count);
-/* dc__gemm_run(), by the device's library. With an epilogue there is one matrix, in which the rows of C, and of aux,
- * have no gaps. The workspace is the device's, for this product alone. */
+/* dc__gemm_run() by the device's library. With an epilogue, batch is 1, and the rows of C and of aux have no gaps. The
+ * workspace, `bytes` bytes of device memory, is for this product alone. */
 enum { DC__CUDA_GEMM_WORKSPACE_BYTES = 32 << 20 }; /* the library's own default on Hopper */
 struct dc__gemm;
 void dc__cuda_gemm(dc_stream *stream, const struct dc__gemm *gemm, void *workspace, size_t bytes);
-/* The same without an epilogue, and the sums of op(A)'s rows, of C's type, if the library supports them; returns
- * whether it does. */
+/* The same without an epilogue. Also computes the sums of op(A)'s rows, in C's type, if the library supports that, and
+ * returns whether it does. */
 bool dc__cuda_gemm_sums(dc_stream *stream, const struct dc__gemm *gemm, void *sums, void *workspace, size_t bytes);
 
 /* Slices of at most DC__CUDA_BATCH_SLICE matrices, none of them empty. */
 void dc__cuda_measure(dc_stream *stream, const dc__cuda_measure_args *args);
 void dc__cuda_load(dc_stream *stream, const dc__cuda_load_args *args);
-/* to = factor from, with the same factor for all in mask; entries are copied as they are, without symmetrization. */
+/* to = factor * from for the matrices with a bit in mask, without symmetrization. */
 void dc__cuda_load_uniform(dc_stream *stream, dc__cuda_matrices from, dc__cuda_matrices to, uint32_t mask,
                            double factor);
 void dc__cuda_matrix_norm(dc_stream *stream, const dc__cuda_matrix_norm_args *args);
@@ -80,7 +80,7 @@ void dc__cuda_basis_store(dc_stream *stream, const dc__cuda_basis_args *args);
 void dc__cuda_kron(dc_stream *stream, const dc__cuda_kron_args *args);
 void dc__cuda_damp(dc_stream *stream, const dc__cuda_damp_args *args);
 
-/* The nearest Kronecker product of matrices that are not empty: the first u, the steps, and the squares of the residual
+/* The nearest Kronecker product of matrices that are not empty: the initial u, a step, and the squares of the residual
  * and of x by rows. */
 void dc__cuda_nearest_begin(dc_stream *stream, const dc__cuda_nearest_args *args);
 void dc__cuda_nearest_step(dc_stream *stream, const dc__cuda_nearest_args *args);

@@ -1,4 +1,4 @@
-/* The grids that the launches of several families share. */
+/* Launches with grids that several families share. */
 #include "kernels/cuda/launch.h"
 
 #include "kernels/cuda/matrix/matrix_args.h"

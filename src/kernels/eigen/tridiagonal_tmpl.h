@@ -1,4 +1,4 @@
-/* The bodies of tridiagonal.h. Included once for each instruction set, whose table's functions TRIDIAGONAL names. */
+/* The bodies of tridiagonal.h. Included once for each instruction set, whose table TRIDIAGONAL names. */
 #include <math.h>
 #include <string.h>
 
@@ -43,7 +43,7 @@ static inline double lanes_sum(lanes v) {
 #endif
 }
 
-/* `rows` of them at a time: each element of the triangle is read once, for its row's sum and for its column's. */
+/* tridiagonal_symv() of `rows` rows: each element of the triangle is read once, for its row's sum and its column's. */
 static inline void tridiagonal_symv_rows(double *restrict y, const double *restrict a, int64_t ld,
                                          const double *restrict x, int64_t first, int rows, int64_t across) {
   lanes sum[LANES];
@@ -171,7 +171,7 @@ static inline void count_below(const double *d, const double *off, int64_t n, co
 }
 
 static void tridiagonal_eigenvalue_bounds(const double *d, const double *off, int64_t n, double *min, double *max) {
-  double low[2], high[2]; /* of the least and of the largest eigenvalue */
+  double low[2], high[2]; /* bounds of the smallest and of the largest eigenvalue */
   double from = d[0];
   double to = d[0];
   for (int64_t i = 0; i < n; i++) {
@@ -188,7 +188,7 @@ static void tridiagonal_eigenvalue_bounds(const double *d, const double *off, in
       points[l] = low[end] + (high[end] - low[end]) * (l % POINTS + 1) / (POINTS + 1);
     }
     count_below(d, off, n, points, below);
-    for (int l = 0; l < 2 * POINTS; l++) { /* the target is not below, or it is */
+    for (int l = 0; l < 2 * POINTS; l++) { /* a point bounds the wanted eigenvalue from below, or from above */
       const int end = l / POINTS;
       if (below[l] <= (end == 0 ? 0 : (double)(n - 1))) {
         low[end] = points[l] > low[end] ? points[l] : low[end];
@@ -206,7 +206,7 @@ static void tridiagonal_eigenvalue_bounds(const double *d, const double *off, in
 /* The pivots of T from the last row up are base[i] = d[i] - off[i + 1]^2 / base[i + 1]. Those of T + shift I are p =
  * base + m, with m[i] = shift + off[i + 1]^2 / base[i + 1] * m[i + 1] / p[i + 1]. Below its diagonal an inverse has the
  * entry above times r[i] = -off[i] / p[i]. On it, it has 1 / p[i] + r[i]^2 times the one before, so nothing cancels
- * except in `base`. Row i of `diagonal`, weighted, and of `ratio`: those of all the shifts. */
+ * except in `base`. For all shifts, row i of `diagonal` has that entry, weighted, and row i of `ratio` has r[i]. */
 static void shifted_pivots(const double *d, const double *off, int64_t n, const double *shifts, const double *weights,
                            double *base, double *diagonal, double *ratio) {
   for (int64_t i = n - 1; i >= 0; i--) {
@@ -242,14 +242,14 @@ static inline lanes without_tiny(lanes x) {
   return (lanes)((mask)x & ((x > tiny) | (x < -tiny)));
 }
 
-/* The first rows of LANES columns, one in each lane, from each column's diagonal entry on. `column` ends with the last
- * row's entries for all the shifts. */
+/* Computes the first rows of LANES columns, one in each lane, from each column's diagonal entry on. Leaves the last
+ * row's entries for all shifts in `column`. */
 static void inverse_head(double *restrict f, int64_t n, int64_t j, const double *restrict diagonal,
                          const double *restrict ratio, lanes *restrict column) {
   const int64_t across = n - j < LANES ? n - j : LANES;
   memset(column, 0, SHIFTS * sizeof *column);
   for (int64_t i = 0; i < across; i++) {
-    lanes own = lanes_set1(0); /* this row's own column begins */
+    lanes own = lanes_set1(0); /* the column that begins in this row */
     lanes sum[4] = {lanes_set1(0), lanes_set1(0), lanes_set1(0), lanes_set1(0)};
     own[i] = 1;
     for (int k = 0; k < SHIFTS; k++) {
@@ -261,8 +261,8 @@ static void inverse_head(double *restrict f, int64_t n, int64_t j, const double 
   }
 }
 
-/* The parts of GROUP shifts in the `rows` rows after those of `column`; from the second group on, added to the
- * result. */
+/* Computes the parts of GROUP shifts in the `rows` rows after those of `column`, and adds them to the result, or
+ * overwrites it for the first group. */
 static inline void inverse_tail(double *restrict f, int64_t n, int64_t rows, const double *restrict ratio,
                                 const lanes *restrict column, bool first) {
   lanes entry[GROUP];

@@ -1,4 +1,4 @@
-/* dst += src: both are converted to the type of the sum, and the sum to dst's. */
+/* dst += src: both are converted to the compute type, and the sum to dst's type. */
 #include "kernels/dispatch.h"
 #include "kernels/elementwise/convert.h"
 

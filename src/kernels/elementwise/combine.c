@@ -2,11 +2,11 @@
 #include "kernels/dispatch.h"
 #include "kernels/elementwise/convert.h"
 
-/* The check costs a call for each tile; two tiles of 4-byte elements are in a first-level cache. */
+/* Elements per check. Each check costs a call, and two tiles of 4-byte elements fit a first-level cache. */
 enum { TILE = 4 * DC__KERNELS_TILE };
 
-/* The elements in 8 bytes: the bits of their magnitudes, and one in each exponent. An exponent of all ones plus one
- * carries into the sign's place, and no further. */
+/* Masks for the elements in 8 bytes: the bits of their magnitudes, and a one in each exponent. An exponent of all ones
+ * plus one carries into the sign's place, and no further. */
 typedef uint64_t word DC__UNALIGNED;
 typedef struct exponent_masks {
   uint64_t magnitude, one;
@@ -50,8 +50,8 @@ static bool is_finite(const void *x, int32_t dtype, int64_t count) {
   return ((a | b | c | d | exponent_carry(l, rest)) & ~l.magnitude) == 0;
 }
 
-/* A tile is checked while it is in the first-level cache. Before a cast to more bytes the source is checked, which is
- * smaller and as good. */
+/* A tile is checked while it is in the first-level cache. For a cast to a larger type the source is checked, which is
+ * smaller and has the same answer. */
 static bool combine_plain(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count, bool add) {
   const bool before = !add && dc_dtype_size(src_dtype) < dc_dtype_size(dst_dtype);
   bool finite = true;

@@ -1,4 +1,4 @@
-/* Copies. */
+/* Copies, which bypass the caches from DC__COPY_STREAM bytes on. */
 #include <string.h>
 
 #include "kernels/dispatch.h"

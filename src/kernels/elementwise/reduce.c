@@ -54,7 +54,7 @@ static void reduce_tree(void *out, const reduce_sources *in, int32_t first, int3
   }
 }
 
-/* A tile of the result, from element `begin` on. */
+/* Computes a tile of the result, from element `begin` on. */
 static void reduce_tile(const dc__reduction *r, const reduce_sources *in, int64_t begin, int64_t count) {
   void *dst = dc__at(r->dst, r->dst_dtype, begin);
   double sum[DC__KERNELS_TILE]; /* of the compute type, which has at most 8 bytes */

@@ -1,5 +1,5 @@
-/* LAPACK, and the BLAS routines that libdc's own product does not cover, from a library opened at run time; libdc is
- * linked with none. OpenBLAS under either of its prefixes, or any library with the Fortran interface and 32-bit
+/* LAPACK, and the BLAS routines that libdc's own product does not cover, from a library that is opened at run time, not
+ * linked. It is OpenBLAS, with or without the prefix scipy_, or any library with the Fortran interface and 32-bit
  * integers. Every routine runs on the calling thread alone: callers bring their own threads (threadpool.h), and the
  * same call gives the same bits. */
 #ifndef DC_KERNELS_BLAS_H
@@ -52,14 +52,14 @@
   X(stedc) X(syevr) X(potrf) X(potri) X(potrs) X(getrf) X(getri) X(getrs) X(geqrf) X(orgqr) X(gesdd) X(trsm)
 
 typedef struct dc__blas {
-  char path[256]; /* the name it was opened by */
+  char path[256]; /* the path by which it was opened */
   DC__BLAS_EACH(DC__BLAS_PAIR)
 } dc__blas;
 
-/* The routines, complete and valid until the process ends. path: the library's file. If it is NULL: the package
- * scipy-openblas32 beside libdc's own, then libopenblas.so.0 on the system's path. The first success is kept, and later
- * calls with NULL or its path return it again; another path is DC_E_STATE. Errors: DC_E_UNSUPPORTED (no such library,
- * or one without a routine: its name is in the text). [any] */
+/* Sets *blas to the routines, which are complete and valid until the process ends. path is the library's file. If it is
+ * NULL, the package scipy-openblas32 beside libdc's own is tried, then libopenblas.so.0 on the system's path. The first
+ * success is kept, and later calls with NULL or its path return it again; another path is DC_E_STATE. Errors:
+ * DC_E_UNSUPPORTED (no such library, or one without a routine: its name is in the text). [any] */
 dc_status dc__blas_open(const char *path, const dc__blas **blas);
 
 #endif

@@ -14,15 +14,15 @@
 enum {
   STEPS = 256,                       /* words in k of a slice: a panel of B stays in the first-level cache */
   STRIP = 168,                       /* rows of a strip, in whole tiles */
-  MAX_M = 3 * 168,                   /* rows of a strip, and of a block, where B is packed again for each */
+  MAX_M = 3 * 168,                   /* rows of a strip and of a block, if B is not packed as a whole */
   MAX_N = DC__GEMM_EPILOGUE_COLUMNS, /* columns of a block, half as many for float64 */
   MIN_SIDE = 128,                    /* the smallest part of a side when it is cut for more tasks */
-  BLOCKS_EACH = 8,                   /* most blocks of a thread when cut for more tasks */
-  LATE_PART = 8,                     /* the cost of a late thread: this part of a block */
+  BLOCKS_EACH = 8,                   /* maximum number of blocks per thread when cut for more tasks */
+  LATE_PART = 8,                     /* a late thread costs 1 / LATE_PART of a block */
   PACK_COST = 32,                    /* multiplications that take as long as packing an element */
   MAX_B_BYTES = 5 << 20,             /* bytes of B packed as a whole */
   GROUP = 256,                       /* columns of B that a thread packs at a time for all threads */
-  PREFETCH_ROWS = 2,                 /* rows of C that are fetched before they are finished */
+  PREFETCH_ROWS = 2,                 /* rows of C by which the epilogue prefetches ahead */
   ALIGN = 64
 };
 
@@ -77,7 +77,7 @@ static int64_t whole_tiles(int64_t rows, const dc__tile *tile) {
   return rows / tile->mr * tile->mr;
 }
 
-/* Where part `index` of `parts` of a side begins, in whole tiles; the parts are even to one tile. */
+/* Returns where part `index` of `parts` of a side begins, in whole tiles; parts differ by at most one tile. */
 static int64_t begin_of(int64_t size, int64_t tile, int64_t parts, int64_t index) {
   int64_t begin = div_up(size, tile) * index / parts * tile;
   return begin < size ? begin : size;
@@ -86,9 +86,9 @@ static int64_t longest_of(int64_t size, int64_t tile, int64_t parts) {
   return div_up(div_up(size, tile), parts) * tile;
 }
 
-/* The cost of a cut over all threads, in multiplications. A is packed for every block of columns. Unless B is packed
- * beforehand, every thread packs it for its columns. The last round may leave threads idle, and a thread may come
- * late. */
+/* Returns the cost of a cut over all threads, in multiplications. A is packed for every block of columns. Unless B is
+ * packed beforehand, every thread packs it for its columns. The last round may leave threads idle, and a thread may
+ * come late. */
 static double gemm_cost(const gemm_plan *p, int64_t threads, int64_t blocks_m, int64_t blocks_n) {
   const dc__gemm *g = p->g;
   const double work = (double)g->m * (double)g->n * (double)g->batch;
@@ -99,7 +99,7 @@ static double gemm_cost(const gemm_plan *p, int64_t threads, int64_t blocks_m, i
   return work * late / (double)tasks + PACK_COST * packed * (double)g->batch;
 }
 
-/* The blocks: the cheapest cut for the number of threads. */
+/* Chooses the cheapest cut into blocks for the number of threads. */
 static void gemm_choose_blocks(gemm_plan *p, int64_t threads) {
   const dc__gemm *g = p->g;
   int64_t max_n = p->kind == DC__TILE_F64 ? MAX_N / 2 : MAX_N;
@@ -145,7 +145,7 @@ static gemm_plan gemm_make_plan(const dc__gemm *g, int32_t threads) {
   return p;
 }
 
-/* One task's computation, and its places in scratch memory. */
+/* One task's block, and its parts of scratch memory. */
 typedef struct gemm_block {
   int64_t matrix, i, j, m, n;
   int64_t across; /* n, as a multiple of the tile */
@@ -153,11 +153,11 @@ typedef struct gemm_block {
   dc__operand a, b;
   char *packed_a, *acc;
   char *packed_b;         /* this block's alone; NULL if all of B is packed */
-  int64_t *packed_number; /* the number of the columns whose B lies packed */
-  int64_t number;         /* of these */
+  int64_t *packed_number; /* the number of the columns of B that packed_b has */
+  int64_t number;         /* the number of this block's columns */
 } gemm_block;
 
-/* The strip's rows times a slice of k. */
+/* Multiplies the strip's rows by a slice of k. */
 static void multiply_slice(const gemm_plan *p, const gemm_block *at, const char *b, int64_t rows, int64_t steps,
                            bool add) {
   const size_t word = dc__tile_word(p->kind);
@@ -175,7 +175,7 @@ static void multiply_slice(const gemm_plan *p, const gemm_block *at, const char 
   }
 }
 
-/* The epilogue of the strip's rows, from row `first` of C on. */
+/* Runs the epilogue of the strip's rows, from row `first` of C on. */
 static void gemm_epilogue_strip(const gemm_plan *p, const gemm_block *at, int64_t first, int64_t rows) {
   const dc__gemm *g = p->g;
   void *c = dc__at(g->c, g->out_dtype, at->matrix * g->stride_c);
@@ -197,7 +197,7 @@ static void gemm_epilogue_strip(const gemm_plan *p, const gemm_block *at, int64_
   }
 }
 
-/* The block's part of a slice of k, packed. */
+/* Returns the block's part of B in a slice of k, packed. */
 static const char *b_slice(const gemm_plan *p, const gemm_block *at, int64_t begin, int64_t k, int64_t part,
                            int64_t steps) {
   const size_t word = dc__tile_word(p->kind);
@@ -211,7 +211,7 @@ static const char *b_slice(const gemm_plan *p, const gemm_block *at, int64_t beg
   return b;
 }
 
-/* `rows` rows of the block from its row `first` on. */
+/* Computes `rows` rows of the block from its row `first` on. */
 static void gemm_run_strip(const gemm_plan *p, const gemm_block *at, int64_t first, int64_t rows) {
   const int64_t depth = dc__tile_depth(p->kind);
   const size_t word = dc__tile_word(p->kind);
@@ -230,11 +230,11 @@ static void gemm_run_strip(const gemm_plan *p, const gemm_block *at, int64_t fir
   gemm_epilogue_strip(p, at, at->i + first, rows);
 }
 
-/* The layout of scratch memory: 1 + the number of the columns whose B is packed, or 0; then A, the sums, B. */
+/* Scratch memory has the number of the columns whose B is packed, or 0; then A, the sums and B. */
 static void gemm_run_block(const gemm_plan *p, int64_t index, char *scratch) {
   const dc__gemm *g = p->g;
   const int64_t word = (int64_t)dc__tile_word(p->kind);
-  /* Where B is packed, blocks of the same rows follow each other. */
+  /* If B is packed beforehand, blocks of the same rows follow each other. */
   const int64_t columns = g->packed != NULL ? index % p->blocks_n : index / p->blocks_m;
   const int64_t rows = g->packed != NULL ? index / p->blocks_n : index % p->blocks_m;
   gemm_block at = {.matrix = columns / p->blocks_n, .a = p->a, .b = p->b, .packed_number = (int64_t *)(void *)scratch};
@@ -271,7 +271,7 @@ static void run_task(void *arg, int64_t index, void *scratch) {
 
 static void run_blocks(dc__threadpool *pool, const dc__gemm *gemm, void *scratch) {
   gemm_plan p = gemm_make_plan(gemm, dc__threadpool_threads(pool));
-  /* A product's operations are cheap: at least eight at a time. */
+  /* A product's operations are cheap: at least eight run at a time. */
   const int64_t elements = div_up(gemm->m, p.blocks_m) * div_up(gemm->n, p.blocks_n);
   int64_t cost = gemm->k < (1 << 20) ? elements * gemm->k / 8 : INT64_MAX;
   dc__parallel_for_scratch(pool, scratch, p.blocks_m * p.blocks_n * gemm->batch, cost, run_task, &p);
@@ -314,7 +314,7 @@ static void pack_piece(void *arg, int64_t index, void *scratch) {
 
 _Static_assert(DC__GEMM_PACKED_SCRATCH + MAX_B_BYTES <= DC__SCRATCH_BYTES, "a shared B beside its caller's own work");
 
-/* As many columns of B at a time as fit the caller's scratch memory beside its own work. */
+/* Packs as many columns of B at a time as fit the caller's scratch memory beside its own work. */
 static void run_shared(dc__threadpool *pool, const dc__gemm *gemm, int64_t columns, char *scratch) {
   char *packed = scratch + DC__GEMM_PACKED_SCRATCH;
   const int64_t tile = dc__gemm_shape_of(gemm->dtype).columns;
@@ -334,8 +334,8 @@ static void run_shared(dc__threadpool *pool, const dc__gemm *gemm, int64_t colum
   }
 }
 
-/* Columns of B that are packed for all threads at a time. 0: each thread packs for itself, since there are enough
- * matrices, only one block of rows, or a long k. */
+/* Returns how many columns of B are packed for all threads at a time. 0: each thread packs for itself, since there are
+ * enough matrices, only one block of rows, or a long k. */
 static int64_t shared_columns(dc__threadpool *pool, const dc__gemm *g) {
   if (dc__threadpool_threads(pool) == 1 || g->batch > 1 || g->packed != NULL || g->m < 2 * MIN_SIDE || g->k == 0) {
     return 0;

@@ -22,7 +22,7 @@ enum dc__epilogue {
 enum dc__gelu_form { DC__GELU_TANH = 0, DC__GELU_ERF = 1 };
 
 typedef struct dc__gemm {
-  int32_t dtype;     /* of A and B, and of bias and aux: float32, float64, float16, bfloat16 */
+  int32_t dtype;     /* of A, B and bias: float32, float64, float16, bfloat16 */
   int32_t out_dtype; /* of C: dtype, or float32 */
   bool trans_a;      /* A is stored [k][m] */
   bool trans_b;      /* B is stored [n][k] */
@@ -33,7 +33,7 @@ typedef struct dc__gemm {
   int64_t batch;         /* 1 or more; elements from one matrix to the next: */
   int64_t stride_a, stride_b, stride_c;
   double alpha, beta;   /* beta 0: C is not read */
-  int32_t epilogue;     /* float64 takes the first two */
+  int32_t epilogue;     /* float64 has the first two only */
   int32_t gelu;         /* enum dc__gelu_form */
   const void *bias;     /* [n]; NULL: zeros */
   void *aux;            /* [m][n] with C's strides; in C's type */
@@ -41,7 +41,7 @@ typedef struct dc__gemm {
   bool batch_invariant; /* on a device: the algorithm does not depend on batch, which is at most DC__CUDA_BATCH_SLICE */
 } dc__gemm;
 
-/* One product of one type, whose matrices' rows lie one behind the other. */
+/* Returns a product of matrices of one type whose rows are contiguous. */
 static inline dc__gemm dc__gemm_dense(int32_t dtype, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
                                       const void *a, const void *b, void *c) {
   dc__gemm g = {.dtype = dtype, .out_dtype = dtype, .trans_a = trans_a, .trans_b = trans_b, .alpha = 1, .batch = 1};
@@ -57,23 +57,24 @@ static inline dc__gemm dc__gemm_dense(int32_t dtype, bool trans_a, bool trans_b,
   return g;
 }
 
-/* Cuts C into blocks for the pool's threads. */
+/* Computes a product, with C cut into blocks for the pool's threads. */
 void dc__gemm_run(dc__threadpool *pool, const dc__gemm *gemm);
 /* The same on the calling thread, with DC__SCRATCH_BYTES of scratch: for use inside dc__parallel_for(). */
 void dc__gemm_serial(const dc__gemm *gemm, void *scratch);
 /* dc__gemm_run(), or with pool NULL dc__gemm_serial(). */
 void dc__gemm_on(dc__threadpool *pool, const dc__gemm *gemm, void *scratch);
 
-/* op(B) packed once, for products in sequence or side by side. The type's slices of k lie one after the other. So the
- * part from a multiple of a slice on can be a packed operand of its own, behind the bytes before it. */
-enum { DC__GEMM_PACKED_SCRATCH = 5 << 18 }; /* the scratch memory that dc__gemm_serial() needs then */
+/* op(B) packed once, for products in sequence or side by side. Slices of k lie one after the other. So the part of k
+ * from the beginning of a slice on can be a packed operand of its own, behind dc__gemm_packed_bytes() of the part
+ * before it. */
+enum { DC__GEMM_PACKED_SCRATCH = 5 << 18 }; /* bytes of scratch that dc__gemm_serial() needs then */
 typedef struct dc__gemm_shape {
-  int64_t rows, columns; /* of a tile: blocks in multiples of these have no padding */
+  int64_t rows, columns; /* of a tile: blocks that are multiples of these have no padding */
   int64_t slice;         /* elements in k */
 } dc__gemm_shape;
 dc__gemm_shape dc__gemm_shape_of(int32_t dtype);
-size_t dc__gemm_packed_bytes(int32_t dtype, int64_t n, int64_t k); /* SIZE_MAX if they are more */
-/* Packs b (n, k, ldb, trans_b and dtype; the fields of m, A and C are not read) at 64-byte aligned memory. */
+size_t dc__gemm_packed_bytes(int32_t dtype, int64_t n, int64_t k); /* SIZE_MAX on overflow */
+/* Packs b into 64-byte aligned memory. Reads n, k, ldb, trans_b and dtype, but not m and the fields of A and C. */
 void dc__gemm_pack(const dc__gemm *gemm, void *packed);
 
 #endif

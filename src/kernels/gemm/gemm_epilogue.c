@@ -6,7 +6,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/kernels.h"
 
-/* Elements from i on in float32: in place, or converted into `row`. */
+/* Returns elements from i on in float32: in place, or converted into `row`. */
 static const float *epilogue_row(float *row, const void *src, int32_t dtype, int64_t i, int64_t count) {
   const void *at = dc__const_at(src, dtype, i);
   if (dtype == DC_FLOAT32) {
@@ -16,7 +16,6 @@ static const float *epilogue_row(float *row, const void *src, int32_t dtype, int
   return row;
 }
 
-/* Row i of C from column j on: `count` sums t in float32. */
 void dc__gemm_epilogue_f32(const dc__gemm *g, void *c, void *aux, float *t, int64_t i, int64_t j, int64_t count) {
   int64_t at = i * g->ldc + j;
   float row[DC__GEMM_EPILOGUE_COLUMNS];

@@ -4,10 +4,10 @@
 
 #include "kernels/gemm/gemm.h"
 
-enum { DC__GEMM_EPILOGUE_COLUMNS = 1024 }; /* columns that are finished at a time at most */
+enum { DC__GEMM_EPILOGUE_COLUMNS = 1024 }; /* maximum number of columns that are finished at a time */
 
-/* Row i of C from column j on: `count` sums t, which are overwritten (float32), become C's. c and aux are the matrix's
- * own. */
+/* Finish `count` elements of row i of C, from column j on, from their sums t. Sums in float32 are overwritten. c and
+ * aux are those of one matrix of the batch. */
 void dc__gemm_epilogue_f32(const dc__gemm *g, void *c, void *aux, float *t, int64_t i, int64_t j, int64_t count);
 void dc__gemm_epilogue_f64(const dc__gemm *g, double *c, const double *restrict t, int64_t i, int64_t j, int64_t count);
 

@@ -47,12 +47,13 @@ typedef struct pack_task {
   const dc__tile *tile;
   int64_t panel;
   const dc__operand *operand;
-  bool converted; /* to float32 on the way */
+  bool converted; /* elements are converted to float32 */
 } pack_task;
 
+/* Maximum rows of a panel; rows across k, and their elements, that are converted at a time. */
 enum { MOST_PANEL = 32, LINES = 8, LINE = 1024 };
 
-/* One panel from rows along k. */
+/* Packs one panel from rows along k. */
 static void rows_panel(const pack_task *t, char *dst, int64_t row, int64_t rows, int64_t k0, int64_t depth,
                        int64_t step) {
   const dc__operand *operand = t->operand;
@@ -67,7 +68,7 @@ static void rows_panel(const pack_task *t, char *dst, int64_t row, int64_t rows,
     ld = sizeof lines[0];
   }
   t->tile->pack_rows(dst, t->panel, src, ld, rows, depth / step);
-  if (depth % step != 0) { /* half a pair */
+  if (depth % step != 0) { /* the last word has half a pair */
     uint32_t *last = (uint32_t *)(void *)dst + depth / step * t->panel;
     memset(last, 0, (size_t)t->panel * sizeof *last);
     for (int64_t i = 0; i < rows; i++) {
@@ -76,7 +77,7 @@ static void rows_panel(const pack_task *t, char *dst, int64_t row, int64_t rows,
   }
 }
 
-/* Panels from rows across k, which are converted to float32 a few at a time. */
+/* Packs panels from rows across k, which are converted to float32 a few at a time. */
 static void columns_converted(const pack_task *t, float *dst, int64_t first, int64_t width, int64_t k0, int64_t depth) {
   float lines[LINES][LINE];
   const int64_t most = LINE / t->panel * t->panel;

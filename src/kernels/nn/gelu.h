@@ -26,7 +26,7 @@ DC__ELEMENT float exp_f32(float x) {
   /* Times 2^n: p's exponent grows by n, the only remaining bits of `shifted`. If n is 128, p is below 1. */
   float y = dc__f32_of_bits(dc__bits_of_f32(p) + (dc__bits_of_f32(shifted) << 23));
   y = x < -87.33654f ? 0.0f : y;
-  /* The sum of exponents makes numbers of NaNs. */
+  /* The sum of exponents would turn NaN into a number. */
   return !(x <= 88.72283f) ? x + dc__f32_of_bits(0x7f800000u) : y;
 }
 
@@ -34,7 +34,7 @@ DC__ELEMENT float multiply_add(float a, float b, float c) {
   return a * b + c;
 }
 
-/* Exactly 1 from the end on, so that GELU of a large negative number is 0. */
+/* Exactly 1 or -1 beyond DC__ERF_END, so that GELU of a large negative number is 0. */
 DC__ELEMENT float erf_f32(float x) {
   float at = x > DC__ERF_END ? DC__ERF_END : x;
   at = at < -DC__ERF_END ? -DC__ERF_END : at;

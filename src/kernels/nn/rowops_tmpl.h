@@ -60,8 +60,8 @@ DC__INLINE float row_tree_sum(float *lane) {
     (result) = row_tree_sum(lane);               \
   } while (0)
 
-/* The second pass removes the first mean's rounding: a row of one value has that mean, and variance 0. Squares that
- * float32 does not have make it NaN, which stays. */
+/* The second pass removes the first mean's rounding: a row of equal values has that mean, and variance 0. A variance
+ * that is NaN stays NaN; one that overflows makes rstd 0. */
 static void row_moments(const float *x, int64_t count, float eps, float *mean, float *rstd) {
   float sum;
   float squares;

@@ -1,10 +1,10 @@
-/* The bodies of update.h. Included once for each instruction set, whose table's functions UPDATE names. VECTORS is
- * defined if it has functions of its own for loops that compilers do not vectorize (x86/optim/update_vector.h). */
+/* The bodies of update.h. Included once for each instruction set, whose table UPDATE names. VECTORS is defined if the
+ * set has functions of its own for loops that compilers do not vectorize (x86/optim/update_vector.h). */
 #include "kernels/dispatch.h"
 #include "kernels/elementwise/convert.h"
 #include "kernels/optim/update.h"
 
-/* ---- types: whole vectors by the instruction set's own functions, which return the number of elements done ---- */
+/* ---- conversions: the set's own functions do whole vectors, and return the number of elements done ---- */
 
 #ifndef VECTORS
 static int64_t read_vectors(float *x, const void *from, int32_t dtype, int64_t count, float scale) {
@@ -21,7 +21,7 @@ static int64_t write_vectors(void *w, int32_t dtype, const float *master, int64_
 }
 #endif
 
-/* In place too. */
+/* x may be `from`. */
 static void read_to(float *x, const void *from, int32_t dtype, int64_t count, float scale) {
   const dc__half *half = from;
   const dc__f32 *whole = from;
@@ -71,12 +71,12 @@ static void write_from(void *w, int32_t dtype, const float *restrict master, int
 
 /* ---- blocks ----
  *
- * Small enough to walk all arrays of a span side by side: hardware prefetchers follow all of them, and conversions stay
- * in the first-level cache. */
+ * Blocks are so small that all arrays of a span are walked side by side: hardware prefetchers follow all of them, and
+ * conversions stay in the first-level cache. */
 
 enum { BLOCK = 64 };
 
-/* A step of a block, with the number of elements a constant where it can be. */
+/* Runs a step for a block. The number of elements is a constant for whole blocks. */
 #define STEP(step, ...) (b.count == BLOCK ? step(__VA_ARGS__, BLOCK, f) : step(__VA_ARGS__, b.count, f))
 #define INLINE static inline __attribute__((always_inline))
 
@@ -91,7 +91,7 @@ static int64_t size_of(int32_t dtype) {
   return dtype == DC_FLOAT32 ? 4 : 2;
 }
 
-/* At most `left` elements, from element i on. */
+/* Begins a block of at most `left` elements, from element i on. */
 static void block_begin(update_block *b, const dc__update_span *s, int64_t i, int64_t left, float scale) {
   const bool in_place = s->grad_dtype == DC_FLOAT32 && scale == 1;
   b->count = left < BLOCK ? left : BLOCK;

@@ -159,7 +159,7 @@ DC__INLINE void store(void *array, int32_t dtype, int64_t i, vector v) {
   }
 }
 
-/* v after a store to the type and a load from it. */
+/* Returns v after a store to the type and a load from it. */
 DC__INLINE vector as(vector v, int32_t dtype) {
   switch (dtype) {
     case DC_FLOAT16:

@@ -2,7 +2,7 @@
 #include "kernels/cuda/kernel_list.h"
 #include "kernels/cuda/kernels_cuda.h"
 
-/* Narrow heads of 16 bits, whose rows are copied 16 bytes at a time, have taller blocks. */
+/* Narrow heads of 16-bit types, whose rows are copied 16 bytes at a time, have taller blocks. */
 static bool has_two_row_tiles(const dc__cuda_attention_args *args, int32_t dtype) {
   return dtype != DC_FLOAT32 && args->d <= 64 && args->d % 8 == 0;
 }
@@ -23,7 +23,7 @@ static void attention_launch(dc_stream *stream, const dc__cuda_attention_args *a
                                                            .bytes = sizeof *args});
 }
 
-/* `first`: the pass for float32 and narrow heads; the others follow by type, then by width. */
+/* `first` is the pass's kernel for float32 and narrow heads. The others follow by type, then by width. */
 static void launch_pass(dc_stream *stream, const dc__cuda_attention_args *args, int32_t dtype, int32_t first) {
   const int32_t type = dtype == DC_FLOAT32 ? 0 : dtype == DC_FLOAT16 ? 1 : 2;
   const bool narrow = has_two_row_tiles(args, dtype) || (type == 0 && args->d <= 64);
@@ -44,6 +44,6 @@ void dc__cuda_attention_backward(dc_stream *stream, const dc__cuda_attention_arg
                      1);
     return;
   }
-  launch_pass(stream, args, dtype, DC__KERNEL_ATTENTION_DQ_float32_64); /* leaves delta */
+  launch_pass(stream, args, dtype, DC__KERNEL_ATTENTION_DQ_float32_64); /* also writes delta for the next pass */
   launch_pass(stream, args, dtype, DC__KERNEL_ATTENTION_DK_DV_float32_64);
 }

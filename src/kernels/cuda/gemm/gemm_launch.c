@@ -4,7 +4,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/gemm/gemm.h"
 
-/* The library's matrices are by columns: its D = B' A' is C = A B by rows. */
+/* The library's matrices are column-major: its D = B' A' is the row-major C = A B. */
 static dc__matmul product_of(const dc__gemm *g, void *workspace, size_t bytes) {
   dc__matmul p = {.dtype = g->dtype, .out_dtype = g->out_dtype, .trans_a = g->trans_b, .trans_b = g->trans_a};
   p.m = g->n;
@@ -28,9 +28,8 @@ static dc__matmul product_of(const dc__gemm *g, void *workspace, size_t bytes) {
   return p;
 }
 
-/* GELU is not left to the library, which would not round its input first: GELU of the kept input would differ from the
- * forward's GELU. So the product goes to the kept input, and a kernel computes GELU from there. The library's
- * derivative uses the kept input. */
+/* The library does not compute GELU, since it would not round the input first: GELU of the kept input aux would differ.
+ * So the product is written to aux, and a kernel computes GELU from there. The library's derivative uses aux. */
 void dc__cuda_gemm(dc_stream *stream, const dc__gemm *g, void *workspace, size_t bytes) {
   bool (*multiply)(dc_stream *, const dc__matmul *) = stream->device->ops->stream_matmul;
   dc__matmul p = product_of(g, workspace, bytes);
@@ -54,7 +53,7 @@ void dc__cuda_gemm(dc_stream *stream, const dc__gemm *g, void *workspace, size_t
     p.epilogue = DC__MATMUL_NONE;
     p.epilogue_ptr = NULL;
     (void)multiply(stream, &p);
-  } else if (g->epilogue == DC__EPILOGUE_GELU) { /* the product has the bias, and is the kept input */
+  } else if (g->epilogue == DC__EPILOGUE_GELU) { /* the product includes the bias, and is in aux if that is kept */
     e.bias = NULL;
     e.aux = NULL;
   }

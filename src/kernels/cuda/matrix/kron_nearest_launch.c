@@ -3,7 +3,7 @@
 #include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/launch.h"
 
-/* Blocks for `count` threads, for each chunk. */
+/* Launches `count` threads for each chunk; chunks are the grid's second axis. */
 static void launch_nearest(dc_stream *stream, int32_t kernel, int64_t count, int32_t chunks,
                            const dc__cuda_nearest_args *args) {
   const int64_t blocks = (count + DC__CUDA_MATRIX_THREADS - 1) / DC__CUDA_MATRIX_THREADS;

@@ -1,4 +1,4 @@
-/* The matrix operators' shared work beside products in stream order, on devices that have kernels of their own. */
+/* The matrix operators' shared work other than products, in stream order, on devices that have kernels of their own. */
 #include "kernels/cuda/kernel_list.h"
 #include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/launch.h"
@@ -22,7 +22,7 @@ void dc__cuda_load_uniform(dc_stream *stream, dc__cuda_matrices from, dc__cuda_m
 }
 
 void dc__cuda_matrix_norm(dc_stream *stream, const dc__cuda_matrix_norm_args *args) {
-  enum { WARPS = 4 }; /* of a block, a row each */
+  enum { WARPS = 4 }; /* warps of a block, each with a row */
   dc__cuda_launch_rows(stream, DC__KERNEL_ROW_SUMS, (args->from.rows + WARPS - 1) / WARPS, WARPS * DC__CUDA_WARP,
                        args->from.count, args, sizeof *args);
   dc__cuda_launch_warps(stream, DC__KERNEL_MATRIX_NORM, args->from.count, args, sizeof *args);

@@ -1,4 +1,4 @@
-/* K-FAC's work beside products in stream order, on devices that have kernels of their own. */
+/* K-FAC's work other than products, in stream order, on devices that have kernels of their own. */
 #include "kernels/cuda/kernel_list.h"
 #include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/launch.h"
@@ -18,13 +18,13 @@ static void kfac_launch(dc_stream *stream, int32_t kernel, int64_t blocks, uint3
   }
 }
 
-/* Blocks for a thread each. */
+/* Returns the number of blocks for `count` threads. */
 static int64_t blocks_for(int64_t count) {
   return (count + THREADS - 1) / THREADS;
 }
 
 void dc__cuda_max_abs(dc_stream *stream, const dc__cuda_max_abs_args *args) {
-  enum { TOGETHER = 4, MAX_BLOCKS = 1024 }; /* as many as fill a device */
+  enum { TOGETHER = 4, MAX_BLOCKS = 1024 }; /* elements per thread; blocks that fill a device */
   const int64_t blocks = blocks_for((args->count + TOGETHER - 1) / TOGETHER);
   kfac_launch(stream, DC__KERNEL_MAX_ABS, blocks < MAX_BLOCKS ? blocks : MAX_BLOCKS, THREADS, args, sizeof *args);
 }

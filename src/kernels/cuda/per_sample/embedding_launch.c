@@ -30,7 +30,7 @@ void dc__cuda_scatter(dc_stream *stream, const dc__cuda_scatter_args *args) {
   }
 }
 
-/* A block a sample. */
+/* Launches a block per sample. */
 void dc__cuda_rows_squared(dc_stream *stream, const dc__cuda_rows_squared_args *args) {
   dc__cuda_launch_elements(stream, DC__KERNEL_ROWS_SQUARED, args->indices.samples * DC__CUDA_THREADS, MAX_BLOCKS, args,
                            sizeof *args);

@@ -1,4 +1,4 @@
-/* Gradients per sample, beside products, in stream order, on devices that have kernels of their own. */
+/* Work other than products for gradients per sample, in stream order, on devices that have kernels of their own. */
 #include "kernels/cuda/kernel_list.h"
 #include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/launch.h"

@@ -5,7 +5,7 @@
 #include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/launch.h"
 
-/* As many blocks as a grid can have: the second step of a sum does not loop over columns. */
+/* Allows as many blocks as a grid can have, since the second step of a sum does not loop over columns. */
 static void rowops_launch(dc_stream *stream, int32_t kernel, int64_t blocks, int64_t blocks_y, int64_t threads,
                           const void *args, size_t bytes) {
   stream->device->ops->stream_launch(stream, &(dc__launch){.kernel = kernel,
@@ -24,14 +24,14 @@ void dc__cuda_layernorm(dc_stream *stream, const dc__cuda_layernorm_args *args) 
   dc__cuda_launch_row_pieces(stream, DC__KERNEL_LAYERNORM, args->rows, args->columns, args, sizeof *args);
 }
 
-/* The second step of `count` sums. */
+/* Launches the second step of `count` sums. */
 static void launch_parts(dc_stream *stream, const dc__cuda_sums *sums, int64_t count) {
   rowops_launch(stream, DC__KERNEL_SUM_PARTS, (sums->columns + 31) / 32, count, DC__CUDA_PART_THREADS, sums,
                 sizeof *sums);
 }
 
-/* The blocks of LN's backward, which run at the same time. Their number, and so the order of the sums, is the same on
- * every device. */
+/* Returns the number of blocks of layer norm's backward, few enough to run at the same time. The number, and so the
+ * order of the sums, is the same on every device. */
 static int64_t backward_blocks(int64_t rows, int64_t columns) {
   const int64_t max = DC__CUDA_MIN_SMS * (DC__CUDA_BACKWARD_WARPS / dc__cuda_row_warps(columns));
   return rows < max ? rows : max;

@@ -1,4 +1,4 @@
-/* Casts between the floating-point types of at most 32 bits. INIT is the name of the function that enters them. */
+/* Casts between the floating-point types of at most 32 bits. INIT names the function that puts them into a table. */
 #include "kernels/x86/vector.h"
 
 #define CAST(name, to, from)                                    \

@@ -1,6 +1,6 @@
-/* Copies, casts and sums of floating-point types that check their output. They keep the largest magnitude, as bits,
- * which have the order of the numbers: an "and" and a maximum beside a load and a store. INIT is the name of the
- * function that enters them. */
+/* Copies, casts and sums of floating-point types that check their output. They keep the largest magnitude as bits,
+ * which have the order of the numbers. That takes an "and" and a maximum beside each load and store. INIT names the
+ * function that puts them into a table. */
 #include <string.h>
 
 #include "kernels/x86/vector.h"
@@ -65,13 +65,13 @@ DC__INLINE integers larger_32(integers a, integers b) {
 
 #endif
 
-/* A maximum waits for the one before it: several of them side by side do not. */
+/* Maxima run in several chains side by side, since each waits for the one before it in its chain. */
 enum { BYTES = sizeof(integers), LINE = 64, CHAINS = DC__KERNELS_STEP / WIDTH };
 
 /* ---- copies ---- */
 
-/* The bits of a magnitude, those of infinity, and whether they are compared as 16-bit integers. The upper half of a
- * float64 is enough. */
+/* A mask of magnitudes' bits, the bits of infinity, and whether magnitudes are compared as 16-bit integers. The upper
+ * half of a float64 is enough. */
 typedef struct finite_test {
   int64_t mask;
   int32_t infinity;
@@ -119,7 +119,8 @@ DC__INLINE void copy_line(char *d, const char *s, integers max_bits[CHAINS], fin
   }
 }
 
-/* Whole lines of d; the first and the last may overlap others, which are written again with the same bits. */
+/* Copies whole lines of d. The first and the last may overlap others, which are then written twice, with the same
+ * bits. */
 DC__INLINE bool combine_copy(void *dst, const void *src, int64_t count, int32_t dtype) {
   const finite_test l = finite_test_of(dtype);
   const size_t size = l.halves ? 2 : dtype == DC_FLOAT32 ? 4 : 8;

@@ -1,4 +1,4 @@
-/* Large copies with non-temporal stores. INIT is the name of the function that enters them. */
+/* Large copies with non-temporal stores. INIT names the function that puts them into a table. */
 #include <string.h>
 
 #include "kernels/x86/vector.h"

@@ -1,5 +1,5 @@
-/* The fixed-order reduction with a loop for each number of sources, so that the sums stay in registers. INIT is the
- * name of the function that enters it. */
+/* The fixed-order reduction with a loop for each number of sources, so that the sums stay in registers. INIT names the
+ * function that puts it into a table. */
 #include "kernels/x86/vector.h"
 
 typedef struct reduce_epilogue {

@@ -1,18 +1,18 @@
 /* The matrix product of bfloat16 with AMX: 32 by 32 sums in four tiles, from two tiles of A and two of B of 16 words of
  * k each. B's panels are those of gemm_vector.h; A's are pieces of 16 words in k, each [MR][16] dense, the last one
- * narrower. Narrower pieces are padded with zeros on the stack: tiles keep one shape, which costs less than to change
- * it. Denormals count as zeros, as in AVX-512's bfloat16 products. */
+ * narrower. Narrower pieces are padded with zeros on the stack: that costs less than changing the tiles' shape.
+ * Denormals count as zeros, as in AVX-512's bfloat16 products. */
 #include <immintrin.h>
 #include <string.h>
 
 #include "kernels/dispatch.h"
 
 enum { MR = 32, NR = 32, LANES = 16 };
-enum { AHEAD = 2 }; /* pieces that A is fetched ahead: it comes from the second-level cache */
+enum { AHEAD = 2 }; /* pieces by which A is prefetched: it comes from the second-level cache */
 
 #include "kernels/x86/gemm/pack_vector.h"
 
-/* 16 rows of 64 bytes, of each of the eight tiles. */
+/* Configures all eight tiles with 16 rows of 64 bytes. */
 static void amx_begin(void) {
   static const struct {
     uint8_t palette, start_row, reserved[14];
@@ -80,7 +80,7 @@ static void tile_bf16(int64_t steps, const void *a, const void *b, void *acc, in
 
 /* ---- A ---- */
 
-/* A piece of a row that runs along k. */
+/* Loads a piece of a row that runs along k. */
 PACK_INLINE lanes load_pairs(const char *src, int64_t elements) {
   const __mmask32 some = elements >= 2 * LANES ? 0xffffffffu : (1u << elements) - 1u;
   return _mm512_maskz_loadu_epi16(some, src);

@@ -1,5 +1,5 @@
-/* The tiles of the matrix product: MR rows of accumulators, two vectors wide. INIT is the name of the function that
- * enters them. */
+/* The tiles of the matrix product: MR rows of accumulators, two vectors wide. INIT names the function that puts them
+ * into a table. */
 #include <immintrin.h>
 
 #include "kernels/dispatch.h"
@@ -18,9 +18,9 @@ typedef __m256d vector_f64;
 
 #include "kernels/x86/gemm/pack_vector.h"
 
-enum { AHEAD = 16 }; /* steps of A's prefetch, across panels: A comes from the second-level cache */
+enum { AHEAD = 16 }; /* steps by which A is prefetched, across panels: it comes from the second-level cache */
 
-/* SUM(c, x, y): c + x y; x is one word of a row, spread over a vector. */
+/* SUM(c, x, y) is c + x y, where x is one word of a row, broadcast to a vector. */
 #define TILE(name, type, vec, width, ZERO, LOAD, STORE, ADD, SPREAD, SUM)                          \
   static void name(int64_t steps, const void *a, const void *b, void *acc, int64_t ld, bool add) { \
     const type *x = a;                                                                             \

@@ -1,5 +1,5 @@
-/* Packing for the tiles of gemm_vector.h: words from rows that run along k are transposed in registers, words from
- * rows that run across are copied panel by panel. Included by gemm_vector.h. */
+/* Packing for the tiles of gemm_vector.h and gemm_amx.c, which include this file. Words from rows that run along k are
+ * transposed in registers, words from rows that run across k are copied panel by panel. */
 
 #define PACK_INLINE static inline __attribute__((always_inline))
 
@@ -16,7 +16,7 @@ PACK_INLINE lanes load_lanes(const void *from, int64_t count) {
 PACK_INLINE void store_lanes(void *to, int64_t count, lanes x) {
   _mm512_mask_storeu_epi32(to, first_lanes(count), x);
 }
-/* LANES x LANES words. */
+/* Transposes LANES x LANES words. */
 PACK_INLINE void transpose(lanes r[LANES]) {
   lanes t[LANES];
   _Pragma("GCC unroll 8") for (int i = 0; i < LANES; i += 2) {
@@ -64,7 +64,7 @@ PACK_INLINE void store_lanes(void *to, int64_t count, lanes x) {
   }
 }
 
-/* LANES x LANES words. */
+/* Transposes LANES x LANES words. */
 PACK_INLINE void transpose(lanes r[LANES]) {
   lanes t[LANES];
   _Pragma("GCC unroll 4") for (int i = 0; i < LANES; i += 2) {
@@ -90,7 +90,7 @@ PACK_INLINE void transpose(lanes r[LANES]) {
 
 #ifndef __AVX512BF16__
 
-/* SQUARE x SQUARE float64. */
+/* The same for float64, in squares of SQUARE x SQUARE. */
 #ifdef __AVX512F__
 enum { SQUARE = 8 };
 typedef __m512d wide;
@@ -165,7 +165,7 @@ static void pack_rows_wide(void *dst, int64_t panel, const void *src, int64_t ld
 
 #endif
 
-/* dst[p * panel + i] = src[i][p], of rows that lie `ld` bytes apart. */
+/* Packs a panel: dst[p * panel + i] = src[i][p], from rows that lie `ld` bytes apart. */
 PACK_INLINE void panel_of_rows(uint32_t *dst, int64_t panel, const char *src, int64_t ld, int64_t rows, int64_t steps) {
   for (int64_t p = 0; p < steps; p += LANES) {
     const int64_t part = steps - p < LANES ? steps - p : LANES;
@@ -200,7 +200,7 @@ enum { DEPTH = 2 };
 enum { DEPTH = 1 };
 #endif
 
-/* The words of one step: pairs of two rows for the tile of bfloat16, else one row. */
+/* Loads the words of one step: pairs from two rows for the tile of bfloat16, else one row. */
 PACK_INLINE lanes load_step(const char *src, int64_t ld, int64_t p, int64_t depth, int64_t i, int64_t count) {
 #ifdef __AVX512BF16__
   const __mmask16 some = first_lanes(count);
@@ -219,7 +219,7 @@ PACK_INLINE lanes load_step(const char *src, int64_t ld, int64_t p, int64_t dept
 
 enum { RUN = 8 }; /* steps copied at a time, so that both sides are read and written in runs */
 
-/* Panels one after the other, dst[p * panel + i] = src[p][i]. */
+/* Packs panels one after the other: dst[p * panel + i] = src[p][i]. */
 PACK_INLINE void panels_of_columns(uint32_t *dst, int64_t panel, const char *src, int64_t ld, int64_t width,
                                    int64_t depth, int64_t steps) {
   const int64_t all = (depth + DEPTH - 1) / DEPTH;

@@ -33,7 +33,8 @@ DC__INLINE void philox_round(words c[4], words k0, words k1) {
   c[3] = low0;
 }
 
-/* Words 0 to 3 of counter 4 i + r lie in part i of t[r]: puts them in order, in vectors as wide as their reader's. */
+/* Stores words 0 to 3 of counter 4 i + r, which are in part i of t[r], in the order of the counters. Its vectors are as
+ * wide as the reader's. */
 DC__INLINE void store_in_order(uint16_t *random_bits, const words t[4]) {
   words *to = (words *)(void *)random_bits;
 #ifdef __AVX512F__
@@ -55,7 +56,7 @@ DC__INLINE void store_in_order(uint16_t *random_bits, const words t[4]) {
 
 DC__INLINE void philox_vector(uint16_t *random_bits, uint32_t block, uint32_t row, uint32_t plane,
                               const uint32_t *key) {
-  /* Counters at even and at odd places: each multiplication makes one product for two words. */
+  /* Counters at even and at odd places are apart, since a multiplication makes a product of two words' size. */
   words count = W(add_epi32)(W(set1_epi32)((int32_t)block), W_COUNT);
   words even[4] = {count, W(set1_epi32)((int32_t)row), W(set1_epi32)((int32_t)plane), W_BITS(setzero)()};
   words odd[4] = {W(srli_epi64)(count, 32), even[1], even[2], even[3]};

@@ -1,10 +1,10 @@
-/* The conversions of kernels/optim/update_tmpl.h by vectors: each function does the whole vectors, and returns the
- * number of elements done. Compilers vectorize the rest of that text, but not float16. */
+/* The conversions of kernels/optim/update_tmpl.h in vectors: each function does whole vectors, and returns the number
+ * of elements done. Compilers vectorize the rest of that source, but not float16. */
 #include "kernels/x86/vector.h"
 
 #define VECTORS
 
-/* work for the dtype, as a constant. */
+/* Runs `work` with dtype as a constant. */
 #define OF_DTYPE(work)         \
   switch (dtype) {             \
     case DC_FLOAT16:           \
