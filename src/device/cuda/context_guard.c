@@ -1,15 +1,15 @@
-/* A thread's current context, and the state it keeps for the duration of an operator. */
+/* A thread's current context, and the state that it keeps during an operator. */
 #include "device/cuda/cuda.h"
 
 enum { UNKNOWN = -1 };
 
 static _Thread_local struct {
-  dc__cuda_device *current;         /* whose context this thread has pushed last; NULL if none */
+  dc__cuda_device *current;         /* the device whose context this thread pushed last; NULL if none */
   dc__cuda_device *operator_device; /* the device that an operator keeps current from its first use on; NULL if none */
   int operators;                    /* nested operators */
-  dc__cuda_context_guard entry;     /* the kept device's guard, undone by the outermost operator's end */
-  uint64_t capture_stream;          /* the stream last asked about in this operator, by serial; 0 if none */
-  bool is_capturing;                /* the answer */
+  dc__cuda_context_guard entry;     /* the guard of operator_device, undone by the outermost operator's end */
+  uint64_t capture_stream;          /* serial of the stream last queried in this operator; 0 if none */
+  bool is_capturing;                /* the query's result */
 } thread_state;
 
 dc__cuda_context_guard dc__cuda_context_enter(dc__cuda_device *device) {
@@ -63,9 +63,9 @@ void dc__cuda_device_end(dc_device *device) {
 
 /* ---- captures ---- */
 
-/* No graph can be captured on the default stream, and a query of it may be an error. The library's
- * own streams are unknown to others, so only a wait for a captured point takes one into a graph. No thread begins or
- * ends a capture within an operator. */
+/* No graph can be captured on the default stream, and a query of it may be an error. Other code does not know the
+ * library's own streams, so one becomes part of a graph only by a wait for a captured point. No thread begins or ends a
+ * capture within an operator. */
 bool dc__cuda_is_capturing(dc__cuda_stream *stream) {
   const bool is_default = stream->native == NULL || (uintptr_t)stream->native == DC__CU_STREAM_LEGACY;
   if (is_default || (!stream->is_foreign && !stream->joined_capture)) {

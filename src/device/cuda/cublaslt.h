@@ -1,4 +1,4 @@
-/* cuBLASLt as a table that is filled at run time, with prototypes of our own, as driver.h has the driver's; `make
+/* cuBLASLt as a table that is filled at run time, with prototypes of our own, like the driver's in driver.h; `make
  * check-vendor-headers` compares them with cublasLt.h. The functions are in every cuBLASLt of CUDA 12 and 13. */
 #ifndef DC_CUDA_CUBLASLT_H
 #define DC_CUDA_CUBLASLT_H
@@ -47,25 +47,26 @@ enum { /* the numbers are the library's */
        DC__LT_LAYOUT_STRIDE = 6,
        DC__LT_PREFER_WORKSPACE = 1, /* attributes of a search */
        DC__LT_PREFER_REDUCTION = 3,
-       DC__LT_PREFER_ALIGN_A = 5, /* and B, C, D */
+       DC__LT_PREFER_ALIGN_A = 5, /* those of B, C and D follow */
        DC__LT_REDUCTION_COMPUTE_TYPE = 2,
-       DC__LT_OLDEST = 12,
+       DC__LT_OLDEST = 12, /* the oldest major version that is supported */
 };
 
 /* The library's contracts; tests/cudasim/vendor refuses what breaks them, except where a line says that it cannot.
  *
  * thread     Any thread may call, also several with one handle. The handle's device must be current.
- * error      A refused call leaves nothing on the stream; wrong memory is an error of the device later.
+ * error      A refused call leaves nothing on the stream. Wrong memory is an error of the device later.
  * alignment  The workspace is a multiple of 256 bytes. A, B, C and D have the alignments that the search was told, and
  *            DGELU wants rows of aux in multiples of 8 elements.
- * size       The workspace is not smaller than the algorithm's, of which its two ends are overwritten. Layouts have a
- *            leading dimension of at least their rows; D's matrices of a batch do not share elements. A batch has at
- *            most 65,535 matrices.
+ * size       The workspace is not smaller than the algorithm's, and the stand-in overwrites both of its ends. Layouts
+ *            have a leading dimension of at least their rows. D's matrices of a batch do not share elements. A batch
+ *            has at most 65,535 matrices.
  * fit        Layouts fit the product at the search, at the check and at the call. An algorithm that was found for
  *            another batch is passed only after cublasLtMatmulAlgoCheck. Epilogues have no batch.
  * pointers   alpha and beta are the host's; they, and an epilogue's bias and aux, are not NULL.
- * lifetime   Descriptions may go when the call has returned; the workspace is the product's until the stream is there.
- * capture    cublasLtMatmul may be captured. Its kernels are loaded at their first use, which the stand-in has not. */
+ * lifetime   Descriptors may be destroyed when the call has returned. The workspace belongs to the product until the
+ *            stream has run it.
+ * capture    cublasLtMatmul may be captured. Its kernels are loaded at their first use, which the stand-in lacks. */
 #define DC__LT_FUNCTIONS(X)                                                                                            \
   X(cublasLtGetProperty, (int type, int *value))                                                                       \
   X(cublasLtCreate, (dc__lt_handle * handle))                                                                          \

@@ -1,4 +1,4 @@
-/* cuSOLVER as a table that is filled at run time, with prototypes of our own, as cublaslt.h has cuBLASLt's; `make
+/* cuSOLVER as a table that is filled at run time, with prototypes of our own, like cuBLASLt's in cublaslt.h; `make
  * check-vendor-headers` compares them with cusolverDn.h. The functions are in every cuSOLVER of CUDA 12 and 13, those
  * for batches in that of CUDA 12.8 and later. */
 #ifndef DC_CUDA_CUSOLVER_H
@@ -11,7 +11,7 @@ typedef struct cusolverDnParams *dc__cusolver_params;
 
 enum { /* the numbers are the library's */
        DC__CUSOLVER_ALLOC_FAILED = 2,
-       DC__CUSOLVER_VALUES = 0, /* alone, or with vectors */
+       DC__CUSOLVER_VALUES = 0, /* eigenvalues alone, or with vectors */
        DC__CUSOLVER_VECTORS = 1,
        DC__CUSOLVER_LOWER = 0,
        DC__CUSOLVER_R_32F = 0,
@@ -24,11 +24,11 @@ enum { /* the numbers are the library's */
  *
  * thread     One thread at a time uses a handle, which also has a stream. The stand-in cannot see two that take turns
  *            without a lock.
- * error      A matrix that does not converge is told by info on the device, not by the call.
+ * error      A matrix that does not converge is reported by info on the device, not by the call.
  * size       Workspaces are not smaller than those of the same arguments' _bufferSize. A batch has at most 2^31 / 8
- *            elements. Types of matrix, values and computation are one.
- * lifetime   Workspaces, also the host's, belong to the call until the stream is there.
- * capture    Decompositions may wait for their stream, which no capture allows. Those of the stand-in do not. */
+ *            elements. Matrix, values and computation have one type.
+ * lifetime   Workspaces, also the host's, belong to the call until the stream has run it.
+ * capture    Decompositions may wait for their stream, which no capture allows. Those of the stand-in do not wait. */
 #define DC__CUSOLVER_FUNCTIONS(X)                                                                                    \
   X(cusolverGetVersion, (int *version))                                                                              \
   X(cusolverDnCreate, (dc__cusolver_handle * handle))                                                                \

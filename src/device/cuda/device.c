@@ -1,4 +1,5 @@
-/* Opening and closing the CUDA device; its table; its first failure; the plug-in's one exported name. */
+/* Opening and closing the CUDA device, its table of operations, its first failure, and the plug-in's one exported
+ * name. */
 #include <stdio.h>
 #include <string.h>
 
@@ -72,7 +73,7 @@ dc_status dc__cuda_check(dc_device *device) {
 
 /* ---- closing ---- */
 
-/* Releases what open() acquired; the rest is NULL. */
+/* Releases whatever open_device() has acquired so far; the rest is NULL. */
 static void device_destroy(dc_device *device) {
   dc__cuda_device *self = (dc__cuda_device *)device;
   const dc__cuda_driver *driver = &self->driver;
@@ -81,7 +82,7 @@ static void device_destroy(dc_device *device) {
       dc__cuda_stream_destroy(self->head.internal_stream);
     }
     if (self->foreign_sync_stream != NULL) {
-      dc__cuda_stream_destroy(self->foreign_sync_stream); /* once their streams no longer run our kernels */
+      dc__cuda_stream_destroy(self->foreign_sync_stream); /* waits until wrapped streams no longer run our kernels */
     }
     dc__cuda_context_guard entry = dc__cuda_context_enter(self);
     dc__cuda_peers_leave(self);
@@ -202,7 +203,7 @@ static dc_status open_device(int32_t number, const char *name, const dc_device_o
     return status;
   }
   if (options != NULL) {
-    self->head.allocator = *options->allocator; /* from here on this function must destroy it */
+    self->head.allocator = *options->allocator; /* a failure after this would have to destroy it */
     self->max_pinned = options->max_pinned_bytes > 0 ? options->max_pinned_bytes : self->max_pinned;
   }
   *device = &self->head;

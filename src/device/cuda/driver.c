@@ -4,7 +4,7 @@
 
 #include "device/cuda/cuda.h"
 
-/* The driver is never closed: threads of its own run its code. */
+/* The driver stays loaded until the process ends, since threads of its own run its code. */
 static dc_status driver_load(dc__cuda_driver *driver) {
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == NULL) {
@@ -38,7 +38,7 @@ dc_status dc__cuda_driver_open(dc__cuda_driver *driver) {
   return DC_OK;
 }
 
-/* A kernel, a copy or the device itself failed. */
+/* The driver's sticky errors: a kernel, a copy or the device itself has failed. */
 bool dc__cuda_is_lost(dc__cu_result error) {
   static const dc__cu_result sticky[] = {4,   46,  214, 220, 226, 700, 702, 709, 710, 714,
                                          715, 716, 717, 718, 719, 721, 810, 911, 999};

@@ -1,6 +1,6 @@
 /* CUDA's driver, libcuda.so.1, as a table that is filled at run time. The prototypes are our own, so that a build needs
- * no header of NVIDIA's and a load none of its libraries. `make check-vendor-headers` compares them with cuda.h. The
- * functions are those of CUDA 11.3 and later, in every driver since; their _v2 names are their ABI. */
+ * no header of NVIDIA's, and a load none of its libraries. `make check-vendor-headers` compares them with cuda.h. Every
+ * driver since CUDA 11.3 has these functions; names with _v2 are their names in the ABI. */
 #ifndef DC_CUDA_DRIVER_H
 #define DC_CUDA_DRIVER_H
 
@@ -18,7 +18,7 @@ typedef struct CUfunc_st *dc__cu_function;
 typedef struct CUmemPoolHandle_st *dc__cu_pool;
 
 typedef struct dc__cu_pool_props {
-  int alloc_type;   /* 1: pinned, the one there is */
+  int alloc_type;   /* 1: pinned, the only one */
   int handle_types; /* 0: not for other processes */
   struct {
     int type; /* 1: a device */
@@ -51,16 +51,16 @@ enum { /* the numbers are the driver's */
        DC__CU_EVENT_NO_TIMING = 2,
        DC__CU_HOST_PORTABLE = 1,
        DC__CU_CAPTURE_RELAXED = 2,       /* capture mode: this thread's calls disturb no capture under way */
-       DC__CU_CAPTURE_INVALIDATED = 901, /* an error: a call has spoiled the capture that the stream is part of */
-       DC__CU_STATUS_INVALIDATED = 2,    /* the same as cuStreamIsCapturing's status */
+       DC__CU_CAPTURE_INVALIDATED = 901, /* error: a call has spoiled the capture that the stream is part of */
+       DC__CU_STATUS_INVALIDATED = 2,    /* cuStreamIsCapturing's status for the same */
        DC__CU_ATTRIBUTE_MAJOR = 75,
        DC__CU_ATTRIBUTE_MINOR = 76,
        DC__CU_ATTRIBUTE_POOLS = 115,
        DC__CU_POINTER_ACCESS = 16, /* a pointer's attribute: the current context's access */
        DC__CU_ACCESS_READ = 1,
        DC__CU_ACCESS_ALL = 3,
-       DC__CU_PEER_ALREADY = 704,        /* access is enabled already */
-       DC__CU_FUNCTION_SHARED_BYTES = 8, /* a function's attribute: most dynamic shared memory */
+       DC__CU_PEER_ALREADY = 704,        /* error: access is enabled already */
+       DC__CU_FUNCTION_SHARED_BYTES = 8, /* a function's attribute: maximum bytes of dynamic shared memory */
        DC__CU_OLDEST_DRIVER = 12000,     /* CUDA 12.0, whose version the kernels' PTX has (scripts/cuda_image.py) */
 };
 
@@ -74,14 +74,14 @@ enum { /* the numbers are the driver's */
  *            of its type.
  * size       Allocations, copies and memsets want at least one byte. A grid has at most 65,535 blocks in y and z, and
  *            shared memory above 48 KiB wants cuFuncSetAttribute first.
- * flags      Streams are non-blocking. Events have the two flags below, waits for events and peer access none. A pool's
- *            memory is pinned memory of a device.
- * lifetime   A pool's memory goes when the stream of cuMemFreeAsync gets there, and the pool after its last block. An
+ * flags      Streams are non-blocking. Events have no flags but the two above, waits for events and peer access have
+ *            none. A pool's memory is pinned memory of a device.
+ * lifetime   A pool's memory is freed when the stream of cuMemFreeAsync gets there, the pool after its last block. An
  *            event may be destroyed while a wait for it is queued. A launch copies its arguments before it returns.
  *            A module outlives its kernels' work, which the simulator does not check.
  * capture    Pinned memory, modules and waits of the host spoil a capture on any thread, unless this one relaxed its
- *            mode. cuCtxSynchronize does so in every mode, and so does a wait for captured work. Waits of streams may
- *            not cross a capture's border. A spoiled capture's streams take no work until it ends, without a graph. */
+ *            mode. cuCtxSynchronize does so in every mode, and so does a wait for captured work. Streams may not wait
+ *            across a capture's border. A spoiled capture's streams take no work until it ends, without a graph. */
 #define DC__CU_FUNCTIONS(X)                                                                                           \
   X(cuInit, (unsigned flags))                                                                                         \
   X(cuDriverGetVersion, (int *version))                                                                               \

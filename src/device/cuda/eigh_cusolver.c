@@ -1,5 +1,6 @@
-/* Eigendecompositions by cuSOLVER: a single matrix by divide and conquer, several by the batched routine where the
- * library has one, else one after the other. And QR, for which the library has no batch of whole matrices. */
+/* Eigendecompositions and QR by cuSOLVER. A single matrix is decomposed by divide and conquer, several by the batched
+ * routine where the library has one, else one after the other. QR runs one matrix after the other, since the library
+ * has no batches of whole matrices for it. */
 #include <dlfcn.h>
 
 #include "device/cuda/cuda.h"
@@ -14,7 +15,7 @@ struct dc__cuda_cusolver {
   bool has_batched;
 };
 
-/* Memory of a library's call beside its matrices. */
+/* Bytes of a call's workspaces on the device and on the host. */
 typedef struct workspace_size {
   size_t device, host;
 } workspace_size;
@@ -75,7 +76,7 @@ static dc_status cusolver_open_handle(dc__cuda_device *device, struct dc__cuda_c
   return error == 0 ? DC_OK : cusolver_error(device->head.name, call, error);
 }
 
-/* Another thread may have created it meanwhile. */
+/* Opens the library at its first use. Another thread may do the same meanwhile: the first one's is kept. */
 static dc_status cusolver_init(dc__cuda_device *device) {
   if (atomic_load(&device->cusolver) != NULL) {
     return DC_OK;
@@ -94,7 +95,7 @@ static dc_status cusolver_init(dc__cuda_device *device) {
   return status;
 }
 
-/* The device is entered. */
+/* Called with the device entered. */
 void dc__cuda_cusolver_close(dc__cuda_device *device) {
   if (device->cusolver != NULL) {
     cusolver_close(device->cusolver);
@@ -111,8 +112,8 @@ static bool in_batches(const struct dc__cuda_cusolver *s, const dc__eigh *e, int
   return s->has_batched && (count > 1 || e->batch_invariant);
 }
 
-/* The workspace for `count` matrices; a may be NULL, as the size does not depend on it. The mutex is held and the
- * device entered. Returns the library's status. */
+/* Sets *bytes to the workspace for `count` matrices; a may be NULL, as the size does not depend on it. Called with the
+ * mutex held and the device entered. Returns the library's status. */
 static int eigh_workspace_of(const struct dc__cuda_cusolver *s, const dc__eigh *e, int64_t count,
                              workspace_size *bytes) {
   const int type = cusolver_type_of(e);
@@ -135,7 +136,8 @@ static int eigh_call(const struct dc__cuda_cusolver *s, const dc__eigh *e, int64
                                        e->info);
 }
 
-/* As many at once as the workspace has room for: the library does not say what a smaller batch needs. */
+/* Decomposes the next *count matrices, as many as the workspace has room for. That is queried for each count, since the
+ * library does not say that a smaller batch needs less. Returns the library's status. */
 static int eigh_next_batch(dc__cuda_stream *stream, const struct dc__cuda_cusolver *s, const dc__eigh *e,
                            size_t *host_bytes, int64_t *count) {
   workspace_size bytes;
@@ -147,7 +149,7 @@ static int eigh_next_batch(dc__cuda_stream *stream, const struct dc__cuda_cusolv
       break;
     }
   }
-  if (*host_bytes > 0) { /* the library may use the host's workspace until the stream has come so far */
+  if (*host_bytes > 0) { /* the call before may use the host's workspace until the stream has run it */
     (void)DC__CUDA_KEEP((dc__cuda_device *)stream->head.device, cuStreamSynchronize, stream->native);
   }
   *host_bytes = bytes.host;
@@ -178,7 +180,7 @@ static void issue_eigh(dc__cuda_stream *stream, void *args) {
   const dc__cuda_device *device = (dc__cuda_device *)stream->head.device;
   struct dc__cuda_cusolver *s = device->cusolver;
   const int64_t size = e.dtype == DC_FLOAT64 ? 8 : 4;
-  size_t host_bytes = 0; /* of the call before */
+  size_t host_bytes = 0; /* host workspace of the call before; 0 if it has none */
   pthread_mutex_lock(&s->mutex);
   int error = s->api.cusolverDnSetStream(s->handle, stream->native);
   while (error == 0 && e.count > 0) {
@@ -220,7 +222,7 @@ dc_status dc__cuda_qr_workspace_size(dc_device *device, dc__qr *qr) {
   return error == 0 ? DC_OK : cusolver_error(device->name, "cusolverDnSgeqrf_bufferSize", error);
 }
 
-/* A matrix that the library refuses keeps its initial state: not done. */
+/* A matrix that the library refuses keeps its initial info, which says that it is not done. */
 static void issue_qr(dc__cuda_stream *stream, void *args) {
   const dc__qr *qr = args;
   struct dc__cuda_cusolver *s = ((dc__cuda_device *)stream->head.device)->cusolver;

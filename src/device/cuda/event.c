@@ -40,7 +40,7 @@ static void cuda_event_set_point(dc_event *event, dc__cuda_pool_event *next) {
   dc__cuda_pool_event_release(event_device(event), before);
 }
 
-/* With a reference for the caller; NULL if it has passed. */
+/* Returns the event's point with a reference for the caller, or NULL if it has passed. */
 static dc__cuda_pool_event *cuda_event_get_point(dc_event *event) {
   cuda_event *self = (cuda_event *)event;
   pthread_mutex_lock(&self->mutex);
@@ -52,7 +52,7 @@ static dc__cuda_pool_event *cuda_event_get_point(dc_event *event) {
   return point;
 }
 
-/* Without a point the work is waited for at once. If this thread cannot wait for it, the device has failed. */
+/* If no point can be recorded, waits for the work at once. If this thread cannot wait, the device fails. */
 void dc__cuda_event_record(dc_event *event, dc_stream *stream) {
   dc__cuda_stream *on = (dc__cuda_stream *)stream;
   dc__cuda_pool_event *point = NULL;

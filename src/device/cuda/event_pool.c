@@ -1,16 +1,16 @@
 /* Recorded points in streams. Each owns an event of the driver's, and returns to the device's pool with its last
- * reference. An issued wait keeps its target, so the event may be recorded again. */
+ * reference. A wait that was issued keeps its target, so the driver's event may be recorded again. */
 #include <errno.h>
 #include <sched.h>
 #include <time.h>
 
 #include "device/cuda/cuda.h"
 
-/* One for all devices: a card may be open several times, and a thread waits on one handle for a record that another
- * handle's stream issues. */
+/* One lock for all devices: a card may be open several times, and a thread may wait on one handle for a record that
+ * another handle's stream issues. */
 static struct {
   pthread_once_t once;
-  pthread_mutex_t mutex; /* changes from DC__EVENT_QUEUED */
+  pthread_mutex_t mutex; /* protects changes of state from DC__EVENT_QUEUED */
   pthread_cond_t changed;
 } issued = {.once = PTHREAD_ONCE_INIT, .mutex = PTHREAD_MUTEX_INITIALIZER};
 
@@ -32,7 +32,7 @@ static dc__cuda_device *pool_event_device(const dc__cuda_stream *stream) {
 
 /* ---- allocation ---- */
 
-/* A failed device still makes points. */
+/* Works for a failed device too. */
 static dc_status pool_event_alloc(dc__cuda_device *device, dc__cuda_pool_event **point) {
   pthread_mutex_lock(&device->mutex);
   dc__cuda_pool_event *m = device->free_events;
@@ -111,7 +111,7 @@ dc_status dc__cuda_pool_event_record(dc__cuda_stream *stream, dc__cuda_pool_even
   return DC_OK;
 }
 
-/* Waits until the point's record was issued. deadline 0: none. False if the deadline passed first. */
+/* Waits until the point's record was issued. Returns false if the deadline, in nanoseconds, passes first; 0 is none. */
 static bool wait_until_issued(dc__cuda_pool_event *point, int64_t deadline) {
   const struct timespec end = {.tv_sec = (time_t)(deadline / 1000000000), .tv_nsec = (long)(deadline % 1000000000)};
   bool is_late = false;
@@ -128,7 +128,8 @@ static bool wait_until_issued(dc__cuda_pool_event *point, int64_t deadline) {
   return !is_late;
 }
 
-/* Waits for an issued point. It has passed then, unless the device failed. */
+/* Waits for an issued or lost point. It has passed afterwards, unless the driver could wait neither for it nor for the
+ * device. */
 static void wait_until_passed(dc__cuda_device *device, dc__cuda_pool_event *point) {
   bool passed = false;
   if (atomic_load(&point->state) == DC__EVENT_ISSUED) {
@@ -143,8 +144,8 @@ static void wait_until_passed(dc__cuda_device *device, dc__cuda_pool_event *poin
   }
 }
 
-/* A graph cannot wait for work outside of it, so the host waits for it during the capture. The host also waits if the
- * driver refuses to let a stream wait, unless for work of a capture, which never passes. */
+/* A graph cannot wait for work outside of it, so the host waits for such work during the capture. The host also waits
+ * if the driver refuses the stream's wait, unless that is for work of a capture, which never passes. */
 static void issue_wait(dc__cuda_stream *stream, void *args) {
   dc__cuda_pool_event *point = *(dc__cuda_pool_event **)args;
   dc__cuda_device *device = pool_event_device(stream);
@@ -166,7 +167,8 @@ static dc_status own_stream_error(void) {
   return dc__fail(DC_E_STATE, "a task must not wait for its own stream, which waits for the task");
 }
 
-/* The state is read before: the issuing thread writes it last. A spoiled capture takes no record: its point is lost. */
+/* The caller has read `state` before, since the issuing thread writes it last. A spoiled capture takes no record, so
+ * its point is lost. */
 static bool is_in_capture(const dc__cuda_pool_event *point, int state) {
   return (state == DC__EVENT_ISSUED || state == DC__EVENT_LOST) && point->captured;
 }
@@ -181,7 +183,7 @@ dc_status dc__cuda_pool_event_wait(dc__cuda_pool_event *point, dc__cuda_stream *
   }
   if (stream->is_foreign && state == DC__EVENT_QUEUED && dc__cuda_is_own_worker(point->stream)) {
     status = own_stream_error();
-  } else if (state == DC__EVENT_LOST && is_in_capture(point, state)) { /* later work would run outside of it */
+  } else if (state == DC__EVENT_LOST && is_in_capture(point, state)) { /* later work would run outside of the capture */
     status = dc__fail(DC_E_STATE, "the event was recorded in a capture of a CUDA graph that had failed");
   } else {
     status = dc__cuda_submit(stream, issue_wait, &point, sizeof point, state == DC__EVENT_QUEUED);
@@ -216,8 +218,8 @@ bool dc__cuda_pool_event_query(dc__cuda_device *device, dc__cuda_pool_event *poi
   return passed;
 }
 
-/* The driver has no wait with a deadline: the event is polled at growing intervals of at most a millisecond. If the
- * driver has no answer, the device has failed. */
+/* The driver has no wait with a deadline, so the event is polled at growing intervals of at most a millisecond. Returns
+ * false if the deadline passes first. */
 static bool poll_until(dc__cuda_device *device, dc__cuda_pool_event *point, int64_t deadline) {
   for (int64_t pause = 0; atomic_load(&point->state) != DC__EVENT_LOST && !dc__cuda_pool_event_query(device, point);) {
     if (dc__now_ns() >= deadline) {

@@ -1,25 +1,25 @@
 /* Matrix products by cuBLASLt. The best algorithm for a shape is cached with its descriptors, so a repeated step
- * neither searches nor allocates. Sums of split products are made in the type of the computation, in one order. */
+ * neither searches nor allocates. Partial sums of split products are added in the compute type, in a fixed order. */
 #include <dlfcn.h>
 #include <string.h>
 
 #include "device/cuda/cuda.h"
 #include "device/cuda/vendor_library.h"
 
-enum { SETS = 64, WAYS = 8 }; /* of the table of shapes: in a full set the least recently used entry is replaced */
+enum { SETS = 64, WAYS = 8 }; /* of the table of plans: a full set's least recently used plan is replaced */
 
 /* The key: everything an algorithm depends on. */
 typedef struct matmul_shape {
   int32_t dtype, out_dtype, trans_a, trans_b, epilogue, alignment;
   int64_t m, n, k, lda, ldb, ldd;
-  int64_t batch, stride_a, stride_b, stride_d; /* batch 1: without strides */
-  int64_t heuristic_batch;                     /* 0, or the batch of the search */
+  int64_t batch, stride_a, stride_b, stride_d; /* strides are 0 without a batch */
+  int64_t heuristic_batch;                     /* 0, or the batch for which the algorithm is searched */
   size_t workspace;
 } matmul_shape;
 
 typedef struct matmul_plan {
   matmul_shape shape;
-  uint64_t used;  /* 0: free */
+  uint64_t used;  /* clock at its last use; 0 if free */
   bool supported; /* false if the library has no algorithm */
   dc__lt_desc desc;
   dc__lt_layout a, b, d;
@@ -29,7 +29,7 @@ typedef struct matmul_plan {
 struct dc__cuda_cublaslt {
   dc__lt lt;
   dc__lt_handle handle;
-  pthread_mutex_t mutex; /* all below */
+  pthread_mutex_t mutex; /* protects all below */
   uint64_t clock;
   matmul_plan plans[SETS][WAYS];
 };
@@ -88,7 +88,7 @@ static void cublaslt_close(struct dc__cuda_cublaslt *cublaslt) {
   dc__free(cublaslt);
 }
 
-/* Another thread may have created it meanwhile. */
+/* Opens the library at its first use. Another thread may do the same meanwhile: the first one's is kept. */
 dc_status dc__cuda_matmul_init(dc_device *device) {
   dc__cuda_device *self = (dc__cuda_device *)device;
   if (atomic_load(&self->cublaslt) != NULL) {
@@ -113,7 +113,7 @@ dc_status dc__cuda_matmul_init(dc_device *device) {
   return status;
 }
 
-/* The device is entered. */
+/* Called with the device entered. */
 void dc__cuda_cublaslt_close(dc__cuda_device *device) {
   if (device->cublaslt != NULL) {
     cublaslt_close(device->cublaslt);
@@ -129,8 +129,8 @@ static int cublaslt_type_of(int32_t dtype) {
                                 : DC__LT_R_32F;
 }
 
-/* Alignment of all operands, in bytes. Algorithms ask for 16 at most; a larger value would let the choice depend on the
- * offset within a tensor. */
+/* Returns the alignment of all operands, in bytes, but at most 16. Algorithms ask for no more, and larger values would
+ * let the choice depend on the offset within a tensor. */
 static int32_t alignment_of(const dc__matmul *product) {
   uintptr_t all =
       (uintptr_t)product->a | (uintptr_t)product->b | (uintptr_t)product->d | (uintptr_t)product->epilogue_ptr | 16;
@@ -163,7 +163,7 @@ static matmul_shape matmul_shape_of(const dc__matmul *p) {
   return s;
 }
 
-/* The epilogue's pointer is part of the descriptor, and changes with each product. */
+/* The epilogue's pointer is part of the descriptor, but changes with each product. Returns the library's status. */
 static int set_epilogue_ptr(const dc__lt *lt, const matmul_plan *p, const dc__matmul *product) {
   if (product->epilogue == DC__MATMUL_NONE) {
     return 0;
@@ -172,7 +172,7 @@ static int set_epilogue_ptr(const dc__lt *lt, const matmul_plan *p, const dc__ma
   return lt->cublasLtMatmulDescSetAttribute(p->desc, attribute, &product->epilogue_ptr, sizeof product->epilogue_ptr);
 }
 
-/* A matrix, or a batch of them. Returns the library's status. */
+/* Creates the layout of a matrix, or of a batch. Returns the library's status. */
 static int cublaslt_create_layout(const dc__lt *lt, dc__lt_layout *layout, int type, int64_t rows, int64_t columns,
                                   int64_t ld, int64_t batch, int64_t stride) {
   const int32_t count = (int32_t)batch;
@@ -185,7 +185,7 @@ static int cublaslt_create_layout(const dc__lt *lt, dc__lt_layout *layout, int t
   return error;
 }
 
-/* Returns the library's status. */
+/* Creates a plan's descriptors. Returns the library's status. */
 static int cublaslt_describe(const dc__lt *lt, matmul_plan *p, const dc__matmul *product) {
   static const int epilogues[] = {DC__LT_EPILOGUE_NONE, DC__LT_EPILOGUE_BIAS, DC__LT_EPILOGUE_DGELU,
                                   DC__LT_EPILOGUE_BGRADB};
@@ -215,7 +215,7 @@ static int cublaslt_describe(const dc__lt *lt, matmul_plan *p, const dc__matmul 
                                              shape->ldd, batch, shape->stride_d);
 }
 
-/* Sets the real batch, after the search with the nominal one. Returns the library's status. */
+/* Sets the real batch, after the search for heuristic_batch. Returns the library's status. */
 static int set_batch(const dc__lt *lt, const matmul_plan *p) {
   const dc__lt_layout layouts[] = {p->a, p->b, p->d};
   const int32_t count = (int32_t)p->shape.batch;
@@ -258,8 +258,8 @@ static int cublaslt_search(const struct dc__cuda_cublaslt *cublaslt, matmul_plan
   return error;
 }
 
-/* The library may refuse an algorithm of the nominal batch for the real one. Then the best one for the real batch is
- * taken. Returns the library's status. */
+/* The library may refuse the algorithm found for heuristic_batch for the real batch. If so, takes the best one for the
+ * real batch. Returns the library's status. */
 static int cublaslt_fit_batch(const struct dc__cuda_cublaslt *cublaslt, matmul_plan *p) {
   int error = set_batch(&cublaslt->lt, p);
   if (error != 0 || !p->supported || p->shape.heuristic_batch == 0 || p->shape.heuristic_batch == p->shape.batch) {
@@ -272,7 +272,8 @@ static int cublaslt_fit_batch(const struct dc__cuda_cublaslt *cublaslt, matmul_p
   return refused ? cublaslt_search(cublaslt, p) : error;
 }
 
-/* The mutex is held and the device entered. Returns the library's status. */
+/* Finds a product's plan, or makes it. Called with the mutex held and the device entered. Returns the library's
+ * status. */
 static int cublaslt_find_plan(struct dc__cuda_cublaslt *cublaslt, const dc__matmul *product, matmul_plan **found) {
   const matmul_shape shape = matmul_shape_of(product);
   uint64_t hash = UINT64_C(1469598103934665603);
@@ -325,7 +326,7 @@ static void cublaslt_keep_error(dc__cuda_device *device, const char *call, int e
   dc__cuda_keep_failure(&device->head, cublaslt_error(device->head.name, call, error));
 }
 
-/* By the time the worker issues it, the plan may have been evicted: then it is made once more. */
+/* If the plan has been evicted before the worker issues the product, it is made again. */
 static void issue_matmul(dc__cuda_stream *stream, void *args) {
   const dc__matmul *product = args;
   dc__cuda_device *device = (dc__cuda_device *)stream->head.device;

@@ -1,5 +1,5 @@
 /* Memory of the device from a stream-ordered pool of its own, and pinned host memory, which is scarce: other processes
- * cannot use pinned pages. The arenas cache their memory, so neither is on a steady step's path. Only the stream that
+ * cannot use pinned pages. The arenas cache their memory, so a steady step allocates neither. Only the stream that
  * orders the pool is ever waited for. */
 #include <inttypes.h>
 
@@ -32,7 +32,7 @@ static dc_status cuda_alloc_device(dc__cuda_device *device, size_t bytes, void *
   dc__cuda_context_guard entry = dc__cuda_context_enter(device);
   const char *call = "cuMemAllocFromPoolAsync";
   dc__cu_result error = device->driver.cuMemAllocFromPoolAsync(&block, bytes, device->pool, device->alloc_stream);
-  if (error == 0) { /* from here on any stream may use it */
+  if (error == 0) { /* after this wait any stream may use the memory */
     call = "cuStreamSynchronize";
     error = device->driver.cuStreamSynchronize(device->alloc_stream);
     if (error != 0) {

@@ -2,11 +2,11 @@
  * fit. */
 #include "device/cuda/cuda.h"
 
-/* A kernel must declare more shared memory than this in advance. */
+/* A kernel that uses more bytes of shared memory than this must declare them in advance. */
 enum { SHARED_BYTES = 48 << 10 };
 
-/* Machine code serves devices of one major capability. For later ones the driver compiles the PTX, and also if it is
- * too old for the CUDA version that made the machine code. */
+/* Machine code runs on devices of one major compute capability. For later devices the driver compiles the PTX. It also
+ * does so if it is too old for the CUDA version that made the machine code. */
 static dc_status load_code(dc__cuda_device *device, const dc__kernel_image *image, dc__cu_module *module) {
   const int code = DC__CODE_SM8 + device->major - 8;
   if (code < DC__CODE_PTX) {

@@ -1,11 +1,11 @@
-/* Peer access of several devices in one process: enabled at the first request, in that direction alone, since each pair
- * costs both devices time and memory. Memory that others allocated belongs to their own pools, so the driver is asked
- * for each address: a read without access loses the device. */
+/* Peer access between devices in one process. It is enabled at the first request, in that direction alone, since each
+ * pair costs both devices time and memory. Memory that other code allocated is not in libdc's pools, so the driver is
+ * asked for each address: a read without access loses the device. */
 #include <inttypes.h>
 
 #include "device/cuda/cuda.h"
 
-enum { CARDS = 64 };
+enum { CARDS = 64 }; /* bits of peer_mask */
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static dc__cuda_device *open_devices;
@@ -37,7 +37,7 @@ dc_status dc__cuda_peers_join(dc__cuda_device *device) {
   return status;
 }
 
-/* A device with no open handle may lose the access it granted. */
+/* A device without an open handle may lose the access that it has granted, so the others forget it. */
 void dc__cuda_peers_leave(dc__cuda_device *device) {
   bool last = true;
   pthread_mutex_lock(&mutex);
@@ -56,7 +56,7 @@ void dc__cuda_peers_leave(dc__cuda_device *device) {
   pthread_mutex_unlock(&mutex);
 }
 
-/* The context's own access, for memory allocated without a pool. */
+/* Enables the context's access to memory that was allocated without a pool. */
 static dc_status enable_context_access(dc__cuda_device *reader, const dc__cuda_device *owner) {
   int can = 0;
   DC__TRY(dc__cuda_return_error(reader, "cuDeviceCanAccessPeer",
@@ -71,7 +71,7 @@ static dc_status enable_context_access(dc__cuda_device *reader, const dc__cuda_d
   return dc__cuda_return_error(reader, "cuCtxEnablePeerAccess", error == DC__CU_PEER_ALREADY ? 0 : error);
 }
 
-/* All handles of that device, which may have been opened more than once. */
+/* Enables access to all handles of that device, which may have been opened more than once. */
 static dc_status enable_access(dc__cuda_device *reader, int32_t memory_space) {
   dc_status status = memory_space <= CARDS
                          ? DC_OK

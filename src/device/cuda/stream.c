@@ -1,4 +1,4 @@
-/* CUDA streams: work is issued at once or, behind a host function, by the stream's worker (cuda.h). */
+/* CUDA streams: work is issued at once or, after a host function, by the stream's worker (cuda.h). */
 #include <string.h>
 
 #include "device/cuda/cuda.h"
@@ -6,18 +6,19 @@
 /* A task of a worker: a host function, or work to issue. */
 typedef struct worker_task {
   dc__cuda_stream *stream;
-  dc__task_fn fn; /* NULL: issue */
+  dc__task_fn fn; /* NULL: call `issue` */
   dc__cuda_issue_fn issue;
   _Alignas(max_align_t) unsigned char args[DC__TASK_BYTES];
 } worker_task;
 
 _Static_assert(offsetof(worker_task, args) <= DC__TASK_HEAD, "the head must fit before a task's arguments");
 
-/* One count for all devices, since a card may be open several times, and its handles take each other's streams. */
+/* The latest stream's serial. All devices share it, since a card may be open several times, and its handles take each
+ * other's streams. */
 static atomic_ullong last_serial;
-/* The stream whose worker runs a task on this thread; 0 if none. */
+/* Serial of the stream whose worker runs a task on this thread; 0 if none. */
 static _Thread_local uint64_t worker_serial;
-/* The stream to which this thread is issuing work: calls from within belong to that work. 0 if none. */
+/* Serial of the stream to which this thread is issuing work; 0 if none. Nested calls belong to that work. */
 static _Thread_local uint64_t issuing_serial;
 
 bool dc__cuda_is_own_worker(uint64_t serial) {
@@ -39,9 +40,9 @@ static dc__cuda_stream *stream_alloc(dc__cuda_device *device, dc__cu_stream nati
   return self;
 }
 
-/* A wrapped stream outlives its handle and may still run our kernels: the device must not close before they end. A wait
- * for the whole context would break captures of other code. The kernels of a graph run when its owner launches it,
- * which is the owner's responsibility. */
+/* A wrapped stream outlives its handle and may still run our kernels: the device must not close before they end. So
+ * foreign_sync_stream waits for them, since a wait for the whole context would break captures of other code. A graph's
+ * kernels run when its owner launches it, for which the owner is responsible. */
 static void stream_sync_foreign(dc__cuda_stream *stream) {
   dc__cuda_pool_event *point;
   if (dc__cuda_stream_captures(&stream->head)) {
@@ -125,7 +126,7 @@ dc_status dc__cuda_stream_wrap(dc_device *device, void *native, dc_stream **stre
 bool dc__cuda_stream_captures(dc_stream *stream) {
   dc__cuda_stream *self = (dc__cuda_stream *)stream;
   dc__cuda_device *device = (dc__cuda_device *)stream->device;
-  if (!self->is_foreign) { /* no other thread has it yet */
+  if (!self->is_foreign) { /* other code does not know the stream, so it begins no capture there */
     return false;
   }
   dc__cuda_context_guard entry = dc__cuda_context_enter(device);
@@ -154,7 +155,7 @@ static void issue_now(dc__cuda_stream *stream, dc__cuda_issue_fn issue, void *ar
   dc__cuda_context_leave(entry);
 }
 
-/* Waits for the issued work. */
+/* Waits for the work that was issued. */
 static void issue_drain(dc__cuda_stream *stream, void *args) {
   (void)args;
   (void)DC__CUDA_KEEP_ON(stream, cuStreamSynchronize, stream->native);
@@ -189,7 +190,7 @@ static dc_status ensure_worker(dc__cuda_stream *stream) {
   return stream->worker != NULL ? DC_OK : device->cpu->ops->stream_create(device->cpu, &stream->worker);
 }
 
-/* The mutex is held, or the caller is a task of the worker. */
+/* Called with the mutex held, or from a task of the worker. */
 static dc_status worker_enqueue(dc__cuda_stream *stream, worker_task *task, const void *args, size_t bytes) {
   task->stream = stream;
   if (bytes > 0) {
@@ -199,7 +200,7 @@ static dc_status worker_enqueue(dc__cuda_stream *stream, worker_task *task, cons
   atomic_fetch_add_explicit(&stream->num_queued, 1, memory_order_relaxed);
   dc_status status = stream->worker->device->ops->stream_call(stream->worker, worker_run_task, task,
                                                               offsetof(worker_task, args) + bytes);
-  if (status != DC_OK) { /* the queue is full, this is one of its tasks, and there is no memory */
+  if (status != DC_OK) { /* the queue is full, the caller is one of its tasks, and memory is short */
     atomic_fetch_sub_explicit(&stream->num_queued, 1, memory_order_relaxed);
     atomic_fetch_sub_explicit(&stream->refs, 1, memory_order_relaxed);
   }

@@ -1,4 +1,4 @@
-/* Operations of streams: copies, zeros, kernels, calls of other libraries. */
+/* Operations on streams: copies, zeros, kernels, and calls of other libraries. */
 #include <string.h>
 
 #include "device/cuda/cuda.h"
@@ -19,7 +19,7 @@ static void issue_copy(dc__cuda_stream *stream, void *args) {
   }
 }
 
-/* A graph takes no copy of 0 bytes. */
+/* A copy of 0 bytes is skipped, since a graph cannot hold it. */
 void dc__cuda_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes) {
   const copy_op m = {dst, src, bytes};
   if (bytes == 0) {

@@ -48,7 +48,7 @@ void dc__cuda_timestamp_release(dc__timestamp *stamp) {
   pthread_mutex_unlock(&device->mutex);
 }
 
-/* The device is entered. */
+/* Called with the device entered. */
 void dc__cuda_timestamps_free(dc__cuda_device *device) {
   while (device->free_timestamps != NULL) {
     dc__cuda_timestamp *next = device->free_timestamps->next;
@@ -65,7 +65,8 @@ void dc__cuda_timestamps_free(dc__cuda_device *device) {
 
 /* ---- recording ---- */
 
-/* The mutex is held and the device entered. Makes the current epoch, and returns the driver's error. */
+/* Begins a new epoch if the latest is too old. Called with the mutex held and the device entered. Returns the driver's
+ * error. */
 static dc__cu_result ensure_epoch(dc__cuda_device *device, int64_t now) {
   if (device->epoch != 0 && now - device->epochs[device->epoch % DC__CUDA_EPOCHS].ns < EPOCH_MS * INT64_C(1000000)) {
     return 0;
@@ -82,7 +83,7 @@ static dc__cu_result ensure_epoch(dc__cuda_device *device, int64_t now) {
   return error;
 }
 
-/* A graph would record it at each run. There, and if the driver refuses, the host's time is taken. */
+/* A graph would record the event at each run. So in a capture, and if the driver refuses, the host's time is taken. */
 static void issue_timestamp(dc__cuda_stream *stream, void *args) {
   dc__cuda_timestamp *s = *(dc__cuda_timestamp **)args;
   dc__cuda_device *device = timestamp_device(&s->head);
@@ -118,9 +119,9 @@ dc__timestamp *dc__cuda_stream_timestamp(dc_stream *stream) {
 
 /* ---- reading ---- */
 
-/* The mutex is held and the device entered: the stamp may be recorded anew at any time. A stamp that was not ready is
- * not asked a second time, since it may pass in between, and would get its time of issue. The epoch's event is on
- * another stream, and may pass later than the stamp. */
+/* Returns the stamp's time, or 0 if it has not passed. Called with the device entered, and with the mutex held, since
+ * its epoch may be recorded anew at any time. The epoch's event is on another stream, and may pass later than the
+ * stamp. A stamp that was not ready is not queried again: it could pass in between, and would get its time of issue. */
 static int64_t timestamp_read(dc__cuda_device *device, dc__cuda_timestamp *s) {
   dc__cuda_epoch *epoch = &device->epochs[s->epoch % DC__CUDA_EPOCHS];
   const bool current = s->epoch + DC__CUDA_EPOCHS > device->epoch;
@@ -132,7 +133,7 @@ static int64_t timestamp_read(dc__cuda_device *device, dc__cuda_timestamp *s) {
       return error == 0 ? epoch->ns + (int64_t)((double)milliseconds * 1e6) : 0;
     }
   }
-  return device->driver.cuEventQuery(s->native) == 0 ? s->ns : 0; /* without its epoch: about then */
+  return device->driver.cuEventQuery(s->native) == 0 ? s->ns : 0; /* without its epoch: its time of issue is close */
 }
 
 int64_t dc__cuda_timestamp_ns(dc__timestamp *stamp) {

@@ -10,8 +10,8 @@
 
 enum { FLAGS = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE };
 
-/* Why none was found. A library that is there and does not load, as without one that it needs, tells more than those
- * that are not there. */
+/* Why no library was found. One that exists but does not load, because it lacks another one for example, tells more
+ * than those that do not exist. */
 typedef struct search_reason {
   char text[256];
   bool tells;
@@ -39,7 +39,7 @@ static void *open_in(const char *folder, const char *name, search_reason *reason
   return NULL;
 }
 
-/* Relative to the folder of this plug-in. */
+/* Opens a wheel's library, relative to the folder of this plug-in. */
 static void *open_wheel(const dc__vendor_library *library, search_reason *reason) {
   Dl_info self;
   char folder[PATH_MAX];
