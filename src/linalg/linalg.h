@@ -1,5 +1,5 @@
-/* Matrix operators: the header of the module. The public functions of src/api read the caller's tensors with it,
- * check them, and call inward. */
+/* Matrix operators: the header of the module. The public functions of src/api read and check the caller's tensors with
+ * it, and call its operators. */
 #ifndef DC_LINALG_H
 #define DC_LINALG_H
 
@@ -235,7 +235,7 @@ typedef struct dc__orthogonal_iteration_batch {
   dc__mat a, basis;
   /* On the device, [batch]: */
   int64_t *const *orders; /* where each order, [n], is written */
-  int32_t *failed;        /* set to 1 for a basis left as it was, with the order 0, 1, ... */
+  int32_t *failed;        /* set to 1 for a basis that is left as it was, with the order 0, 1, ... */
 } dc__orthogonal_iteration_batch;
 dc_status dc__orthogonal_iteration_cuda(dc_linalg *l, const dc__orthogonal_iteration_batch *b);
 

@@ -58,7 +58,7 @@ typedef struct dc__cuda_device {
   int32_t number;
   int major; /* of its compute capability */
   char model[64];
-  struct dc__cuda_device *next; /* peer_access.c: the open devices */
+  struct dc__cuda_device *next; /* the next open device (peer_access.c) */
   atomic_ullong peer_mask;      /* a bit per device whose memory this one reads */
   dc__cu_context context;       /* the primary one, so that other users of the process see the same memory */
   dc__cu_pool pool;
@@ -126,8 +126,8 @@ bool dc__cuda_is_capture_spoiled(dc__cuda_stream *stream);
 /* For a call whose failure no caller can receive: keeps the device's first failure. Returns DC_OK if there is no
  * error. */
 dc_status dc__cuda_keep_error(dc__cuda_device *device, const char *call, dc__cu_result error);
-/* The same for work of a stream. A refusal by its spoiled capture is no failure of the device: the capture's owner is
- * told at its end. A stream outside of the capture has no such owner. */
+/* The same for work of a stream. A refusal by the stream's spoiled capture is no failure of the device: the capture's
+ * owner gets the error when it ends the capture. A stream outside of the capture has no such owner. */
 dc_status dc__cuda_keep_stream_error(dc__cuda_stream *stream, const char *call, dc__cu_result error);
 /* For a call whose caller gets the status: the device fails only if it is lost. Returns DC_OK if there is no error. */
 dc_status dc__cuda_return_error(dc__cuda_device *device, const char *call, dc__cu_result error);

@@ -30,7 +30,7 @@ typedef struct dc__cu_pool_props {
   unsigned char reserved[54];
 } dc__cu_pool_props;
 
-/* The device's access to a pool's memory. */
+/* A device's access to a pool's memory. */
 typedef struct dc__cu_access {
   struct {
     int type; /* 1: a device */

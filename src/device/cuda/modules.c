@@ -1,5 +1,5 @@
-/* The kernels' images, loaded when the device is opened, so that no launch is the first to find that one does not
- * fit. */
+/* The kernels' images. They are loaded when the device is opened, so that an image that does not fit is found then, and
+ * not by a launch. */
 #include "device/cuda/cuda.h"
 
 /* A kernel that uses more bytes of shared memory than this must declare them in advance. */

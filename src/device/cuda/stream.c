@@ -25,7 +25,7 @@ bool dc__cuda_is_own_worker(uint64_t serial) {
   return worker_serial == serial;
 }
 
-/* ---- life ---- */
+/* ---- creation and destruction ---- */
 
 static dc__cuda_stream *stream_alloc(dc__cuda_device *device, dc__cu_stream native) {
   dc__cuda_stream *self = dc__calloc(1, sizeof *self);
@@ -239,8 +239,8 @@ void dc__cuda_submit_kept(dc__cuda_stream *stream, dc__cuda_issue_fn issue, cons
   }
 }
 
-/* The owner of a wrapped stream may queue work of its own, so its work cannot wait for a worker: its host functions run
- * on the calling thread. */
+/* The owner of a wrapped stream may queue work of its own, so libdc's work on it cannot wait for a worker. Its host
+ * functions run on the calling thread. */
 static dc_status call_inline(dc__cuda_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
   _Alignas(max_align_t) unsigned char copy[DC__TASK_BYTES];
   if (dc__cuda_stream_captures(&stream->head)) {

@@ -2,7 +2,7 @@
  * are read on demand. */
 #include "device/cuda/cuda.h"
 
-enum { EPOCH_MS = 8000 }; /* a float of so many milliseconds still resolves half a microsecond */
+enum { EPOCH_MS = 8000 }; /* a float of this many milliseconds still resolves half a microsecond */
 
 static dc__cuda_device *timestamp_device(const dc__timestamp *stamp) {
   return (dc__cuda_device *)stamp->device;

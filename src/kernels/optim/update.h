@@ -11,7 +11,7 @@
  * master, which is synchronized with them first. The gradient is multiplied by scale. */
 void dc__update_cpu(int32_t kind, const dc__update_span *span, int64_t from, int64_t count, float scale);
 
-/* x[i] = scale * from[i], which is of one of these types. */
+/* x[i] = scale * from[i], where `from` has one of the three types. */
 void dc__update_read(float *x, const void *from, int32_t dtype, int64_t count, float scale);
 /* Whether all magnitudes are below 2^exponent, for exponents from -126 to 128. 2^128 means that all are finite. */
 bool dc__update_is_below(const float *x, int64_t count, int32_t exponent);

@@ -63,7 +63,7 @@ int32_t dc__spectral_compute_dtype(const dc__spectral_request *r, double bound) 
   return relative >= 32 * (double)a->rows * dc__epsilon(DC_FLOAT32) ? DC_FLOAT32 : DC_FLOAT64;
 }
 
-/* Bounds the largest eigenvalue by the trace. */
+/* Bounds the largest eigenvalue by the sum of the diagonal's magnitudes. */
 static int32_t matrix_compute_dtype(const dc__spectral_request *r, int64_t index) {
   const dc__mat *a = &r->a;
   double trace = 0;
@@ -81,7 +81,7 @@ static bool load_matrix(const spectral_batch *b, int64_t index, dc__spectral_tas
   return dc__symmetric_load(&b->job, index, t);
 }
 
-/* The part that runs on one thread: up to the root of a tridiagonal matrix, or to eigenvectors. */
+/* Computes the part that runs on one thread: the root of a tridiagonal matrix, or eigenvectors. */
 static void solve_matrix(const spectral_batch *b, int64_t index, void *scratch) {
   const dc__spectral_job *job = &b->job;
   int32_t root = dc__rational_root_order(job->l, job->r);

@@ -113,7 +113,7 @@ static inline bool dc__wants_warm_start(const dc__spectral_request *r) {
 /* Fills v with n times DC__PROBES reproducible pseudorandom numbers. The tolerance bounds |Q^T Q v - v|. */
 void dc__warm_start_probes(void *v, int32_t dtype, int64_t n);
 double dc__orthonormal_tolerance(int32_t dtype);
-/* The type for the remaining computation, once the basis is near enough. */
+/* Returns the type for the remaining computation, once the basis is near enough. */
 int32_t dc__warm_start_result_dtype(const dc__spectral_request *r, int32_t dtype);
 
 /* orthogonal_iteration.c: refines the eigenvectors in the caller's basis and stores them with their order. Sets
@@ -124,7 +124,7 @@ void dc__orthogonal_iteration_step(const dc__spectral_job *job, int64_t index, d
  * converged. */
 void dc__newton_cpu(const dc__spectral_job *job, int64_t index, dc__spectral_task *t, void *scratch);
 
-/* inverse_root_newton_cuda.c, eigh_cuda.c: a whole request on a device. */
+/* inverse_root_newton_cuda.c, eigh_cuda.c: run a whole request on a device. */
 dc_status dc__newton_cuda(dc_linalg *l, const dc__spectral_request *r);
 dc_status dc__spectral_cuda(dc_linalg *l, const dc__spectral_request *r);
 

@@ -45,7 +45,7 @@ static int32_t count_same_dtype(const dc__eigh_cuda *w, int32_t *begin) {
 
 /* ---- results ---- */
 
-/* Mask of the matrices with eigenvectors in s. */
+/* Returns the mask of the matrices with eigenvectors in s. */
 static uint32_t solved_mask(const dc__batch_slice *f, const dc__spectral_task *tasks) {
   uint32_t mask = 0;
   for (int32_t i = 0; i < f->count; i++) {
@@ -250,7 +250,7 @@ static void fill_tables(dc__eigh_cuda *w, dc__spectral_request *r, void **host_t
   dc__stream_copy(w->slice.stream, device_table, host_table, table_bytes(r));
 }
 
-/* The larger of the solver's workspaces in both types. */
+/* Sets the solver's workspaces to the larger ones of both types. */
 static dc_status query_workspace(dc__eigh_cuda *w) {
   dc_device *device = w->job.l->device;
   dc__eigh narrow = w->eigen;

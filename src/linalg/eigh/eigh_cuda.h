@@ -15,14 +15,14 @@ typedef struct dc__eigh_cuda {
   dc__spectral_task tasks[DC__CUDA_BATCH_SLICE];
   dc__eigh eigen; /* with the solver's workspace */
   /* On the device, each [max_count, …]: */
-  void *s, *result; /* [n, n], */
-  void *values;     /* [n], */
-  double *factors;  /* [n], */
+  void *s, *result; /* [n, n] */
+  void *values;     /* [n] */
+  double *factors;  /* [n] */
   int32_t *found;   /* the solver's statuses */
-  void *rotated;    /* [n, n], with a basis only: Q^T A Q, or a decomposition's eigenvectors; */
-  /* for a warm start only: */
-  void *basis;   /* [n, n]: copy of a basis that is not contiguous, */
-  char *probes;  /* DC__WARM_POWER_STEPS times [max_count, n, DC__PROBES], */
+  void *rotated;    /* [n, n], with a basis only: Q^T A Q, or a decomposition's eigenvectors */
+  /* For a warm start only: */
+  void *basis;   /* [n, n]: copy of a basis that is not contiguous */
+  char *probes;  /* DC__WARM_POWER_STEPS times [max_count, n, DC__PROBES] */
   double *norms; /* DC__WARM_POWER_STEPS times [max_count, DC__PROBES] */
   /* On the host: */
   double *host_values; /* [max_count, n], or norms */

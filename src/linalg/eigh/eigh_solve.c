@@ -1,5 +1,5 @@
-/* Eigendecomposition of one matrix, or its root without one, by tridiagonal form and LAPACK. Without LAPACK, or if
- * it fails, by the reference solver. */
+/* Eigendecomposition of one matrix, or its root without one, by tridiagonal form and LAPACK. The reference solver is
+ * used if LAPACK is missing or fails. */
 #include <math.h>
 
 #include "linalg/eigh/eigh.h"

@@ -164,7 +164,7 @@ static size_t out_of_core_block_bytes(const out_of_core_block *b) {
   return (size_t)(b->rows * b->cols) * dc_dtype_size(b->source->mat.dtype);
 }
 
-/* The part of a block from its byte `done` on that fits into a stage: whole rows, or a part of one. */
+/* Returns the part of a block, from its byte `done` on, that fits into a stage: whole rows, or a part of one. */
 static out_of_core_block stage_part(const out_of_core_block *b, size_t done) {
   const size_t size = dc_dtype_size(b->source->mat.dtype);
   const int64_t stage_elements = STAGE_BYTES / (int64_t)size;
@@ -292,7 +292,7 @@ static void multiply_block(out_of_core_pipeline *x, const out_of_core_block *c, 
   mark_used(x, &x->b);
 }
 
-/* C's tiles in order. Only the copy of a finished tile delays the next one. */
+/* Computes C's tiles in order. Only the copy of a finished tile delays the next one. */
 static void multiply_tiles(out_of_core_pipeline *x) {
   const dc__out_of_core *w = x->w;
   const dc__out_of_core_plan *s = &w->plan;
@@ -361,7 +361,7 @@ static dc_status run_pipeline(dc_linalg *l, const dc__out_of_core *w, void *memo
   return dc__file_status(&x.failure, w->fn);
 }
 
-/* No files: one product, with as much of the budget as it can use. */
+/* Runs one product without files, with as much of the budget as it can use. */
 static dc_status run_in_place(dc_linalg *l, const dc__out_of_core *w, int64_t budget) {
   const dc__gemm g = dc__mat_gemm(&w->a->mat, &w->b->mat, 1, 0, &w->out->mat);
   const size_t max_bytes = DC__CUDA_GEMM_WORKSPACE_BYTES + ALIGNMENT;

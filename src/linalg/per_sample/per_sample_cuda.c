@@ -12,7 +12,7 @@ static bool is_linear_or_conv(const dc__per_sample *s) {
   return !dc__is_embedding(s->layer.kind) && !dc__is_norm_layer(s->layer.kind);
 }
 
-/* Samples in a slice: as many as fit, at least one. */
+/* Returns the number of samples in a slice: as many as fit, but at least one. */
 static int64_t slice_samples(const per_sample_cuda *w, const dc__per_sample_linear_sizes *needs) {
   const double size = (double)dc_dtype_size(w->s->dtype);
   const double bytes = ((double)needs->patches + (double)needs->own) * size + (double)needs->sums * sizeof(double);

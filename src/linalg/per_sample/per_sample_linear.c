@@ -285,7 +285,7 @@ static void linear_add_product(linear_sum_job *job, const dc__grad_factors *p, i
   dc__gemm_run(job->pair.l->pool, &g);
 }
 
-/* Samples [begin, end) of a linear layer: one product over all their positions. */
+/* Adds samples [begin, end) of a linear layer by one product over all their positions. */
 static void add_linear(linear_sum_job *job, int64_t begin, int64_t end) {
   const dc__per_sample *s = job->pair.s;
   dc__grad_factors p = {.in = s->in, .out = s->out, .positions = (end - begin) * s->positions};

@@ -10,7 +10,7 @@ struct dc__newton_schulz_work;
 /* Matrices in progress, dense, with no more rows than columns. */
 typedef struct dc__newton_schulz {
   const struct dc__newton_schulz_work *work;
-  void *context; /* the table's own */
+  void *context; /* of the table's operations */
   int64_t rows, cols;
   int32_t count, dtype;
   bool batch_invariant; /* on a device: the bits do not depend on count */

@@ -1,6 +1,6 @@
-/* Newton's iteration, internal. Its order is written once, in inverse_root_newton.c, over a table of the parts of a
- * step. The CPU's table computes one matrix on the calling thread and the pool. inverse_root_newton_cuda.c's queues
- * kernels and products for a slice of the batch. */
+/* Newton's iteration, internal. inverse_root_newton.c has its steps, once for every device, and runs them through a
+ * table of operations. The CPU's table computes one matrix on the calling thread and the pool. The table in
+ * inverse_root_newton_cuda.c queues kernels and products for a slice of the batch. */
 #ifndef DC_LINALG_INVERSE_ROOT_NEWTON_H
 #define DC_LINALG_INVERSE_ROOT_NEWTON_H
 
@@ -14,12 +14,12 @@ struct dc__newton_work;
 typedef struct dc__newton_iteration {
   const dc__spectral_job *job;
   const struct dc__newton_work *work;
-  void *context; /* the table's own */
+  void *context; /* of the table's operations */
   dc__spectral_task *tasks;
   int64_t first; /* the first matrix's index in the batch */
   int32_t count, dtype;
   void *s;
-  void *x, *next; /* X now, and before or after the step */
+  void *x, *next; /* X, and X after or before the current step */
   void *m, *h;
   void *spare, *other;
   double scale[DC__CUDA_BATCH_SLICE], shift[DC__CUDA_BATCH_SLICE]; /* M begins as scale s + shift I */

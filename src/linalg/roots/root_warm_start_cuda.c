@@ -145,7 +145,7 @@ static uint32_t check_rest(dc__eigh_cuda *w, dc__batch_slice *f, int32_t dtype, 
   return mask;
 }
 
-/* Converts the basis to a type. */
+/* Loads the basis, converted to `dtype`, into `to`. */
 static void warm_start_load_basis(const dc__eigh_cuda *w, const dc__batch_slice *f, int32_t dtype, void *to) {
   const int64_t n = w->job.n;
   dc__cuda_load_uniform(f->stream, dc__batch_slice_view(f, &w->job.r->basis),
