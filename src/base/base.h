@@ -22,7 +22,7 @@ static inline int64_t dc__ceil_div(int64_t count, int64_t divisor) {
   return count / divisor + (count % divisor != 0);
 }
 
-/* One function of a table that an open library fills; `missing` becomes its name if the library lacks it. */
+/* Looks up one function of a table in an open library. If the library lacks it, `missing` becomes its name. */
 #define DC__DLSYM(library, table, name, missing)    \
   *(void **)&(table)->name = dlsym(library, #name); \
   (missing) = (table)->name == NULL ? #name : (missing);
@@ -32,7 +32,7 @@ static inline int64_t dc__ceil_div(int64_t count, int64_t divisor) {
 /* Sets this thread's last error and returns status, so that a check reads
  *   return dc__fail(DC_E_SHAPE, "dc_reduce_grad: a has %" PRId64 " elements, must have %" PRId64, …); */
 dc_status dc__fail(dc_status status, const char *format, ...) DC__PRINTF(2, 3);
-/* The end of a noun: 1 element, 2 elements. */
+/* The plural ending of a noun: 1 element, 2 elements. */
 #define DC__PLURAL_S(count) ((count) == 1 ? "" : "s")
 
 /* A failure that outlives its thread: streams and communicators keep the first one. */
@@ -58,20 +58,21 @@ dc_status dc__failure_raise(const dc__failure *failure);
 
 /* DC_E_INVALID for a struct_size that is below min or over 64 KiB. */
 dc_status dc__check_size(const char *function, const char *argument, size_t size, size_t min);
-/* Copies a caller's struct into dst (known bytes, which hold the defaults when src is NULL). Rejects a src shorter than
- * min (its size in the version that introduced it) or longer than 64 KiB. The tail of a src longer than known must be
- * zero. */
+/* Copies a caller's struct into dst, which has `known` bytes. If src is NULL, dst keeps its defaults. Rejects a src
+ * shorter than min (its size in the version that introduced it) or longer than 64 KiB. The tail of a src longer than
+ * known must be zero. */
 dc_status dc__read_options(const char *function, const char *argument, void *dst, size_t known, const void *src,
                            size_t min);
 /* Copies src (known bytes, struct_size first) to the caller's dst, up to dst's struct_size. */
 dc_status dc__write_sized(const char *function, const char *argument, void *dst, const void *src, size_t known,
                           size_t min);
-/* The body of every dc_x_init(): zero, then struct_size; nothing beyond what the caller has. */
+/* The body of every dc_x_init(): zeroes the caller's struct and sets its struct_size. Writes nothing beyond that
+ * size. */
 void dc__init_sized(void *dst, size_t struct_size, size_t known);
 
 /* ---- types and tensors (tensor.c) ---- */
 
-/* The size in the version that introduced it: callers that were built for it stay callers when dc_tensor grows. */
+/* The size of dc_tensor in version 0.1. Callers built for that version keep working when dc_tensor grows. */
 enum { DC__TENSOR_SIZE_0_1 = 48 };
 _Static_assert(sizeof(void *) != 8 || sizeof(dc_tensor) >= DC__TENSOR_SIZE_0_1, "0.1");
 
@@ -79,7 +80,7 @@ bool dc__dtype_is_float(int32_t dtype);
 /* The seven types that collectives and casts take. */
 bool dc__dtype_is_castable(int32_t dtype);
 /* Whether `wide` holds every value of `narrow`, so that a cast through it equals the direct cast: the type itself, or a
- * larger one of the same kind. (From int32 through float64, int8 would saturate.) */
+ * larger one of the same kind. (Through float64, int32 to int8 would saturate instead of wrapping.) */
 bool dc__dtype_can_represent(int32_t wide, int32_t narrow);
 
 /* Product of a shape. DC_E_SHAPE when a length is negative or the product overflows. */
@@ -88,20 +89,20 @@ dc_status dc__numel(const char *function, const char *argument, const int64_t *s
  * may be NULL only if optional: then dst is an empty tensor of no type and numel 0. */
 dc_status dc__tensor_read(const char *function, const char *argument, const dc_tensor *src, bool optional,
                           dc_tensor *dst, int64_t *numel);
-/* An array of tensors, whose elements may be of another version's size: whether it has `count` of them, and the i-th.
- */
+/* For an array of `count` tensors, whose elements may have another version's size: checks it, and returns its i-th
+ * element. */
 dc_status dc__tensors_check(const char *function, const char *argument, const dc_tensor *tensors, size_t tensor_size,
                             int64_t count);
 const dc_tensor *dc__tensors_at(const dc_tensor *tensors, size_t tensor_size, int64_t i);
 /* Fills a caller's output tensor. */
 dc_status dc__tensor_write(const char *function, const char *argument, dc_tensor *dst, void *data, const int64_t *shape,
                            int32_t ndim, int32_t dtype, dc_buffer *buffer);
-/* Says whether dst can be written, before anything is done. */
+/* Checks that dst can be written, before any work is done. */
 dc_status dc__tensor_check_output(const char *function, const char *argument, const dc_tensor *dst);
 
 /* ---- host memory for bookkeeping (memory.c) ---- */
 
-/* Zeroed; NULL with last error set on failure. The one place of the library that calls malloc. */
+/* Zeroed; NULL with last error set on failure. All of the library's bookkeeping memory comes from these functions. */
 void *dc__calloc(size_t count, size_t bytes);
 /* Grows an array to hold at least `need` elements; false (array unchanged, last error set) on failure. */
 bool dc__array_reserve(void **array, int64_t *capacity, int64_t need, size_t element);
@@ -112,40 +113,40 @@ char *dc__strdup(const char *text);
 
 #define DC__CHECKSUM UINT64_C(14695981039346656037)
 
-/* Of data behind what gave `hash`; DC__CHECKSUM: of data alone. */
+/* Continues the checksum `hash` over data. Begin with DC__CHECKSUM. */
 uint64_t dc__checksum(uint64_t hash, const void *data, size_t bytes);
 
 /* ---- CRC-32C (crc32c.c) ---- */
 
-/* Of data behind what gave `crc`; 0: of data alone. */
+/* Continues the checksum `crc` over data. Begin with 0. */
 uint32_t dc__crc32c(uint32_t crc, const void *data, size_t bytes);
 uint32_t dc__crc32c_table(uint32_t crc, const void *data, size_t bytes);
 #ifdef __x86_64__
-/* The processor must have the instructions. */
+/* The processor must support the instructions. */
 uint32_t dc__crc32c_sse42(uint32_t crc, const void *data, size_t bytes);
 uint32_t dc__crc32c_avx512(uint32_t crc, const void *data, size_t bytes);
 #endif
 
 /* ---- maps (map.c): int64 keys to pointers, insertion order kept ---- */
 
-/* Each operation costs a constant on average. Without a removal, entry i is the i-th that was put. */
+/* Each operation takes constant time on average. Without removals, entry i is the i-th that was put. */
 typedef struct dc__map {
   int64_t *keys; /* insertion order */
-  void **values; /* beside keys; NULL: a removed entry, which DC__MAP_EACH skips */
-  int64_t count; /* without removed ones */
-  int64_t used;  /* entries with removed ones */
+  void **values; /* parallel to keys; NULL marks a removed entry, which DC__MAP_EACH skips */
+  int64_t count; /* entries that were not removed */
+  int64_t used;  /* all entries, also removed ones */
   int64_t capacity;
   int32_t *slots; /* open addressing: index + 1 into keys, 0 empty */
   int64_t slot_count;
 } dc__map;
 
-void *dc__map_get(const dc__map *map, int64_t key);       /* NULL: absent */
-bool dc__map_put(dc__map *map, int64_t key, void *value); /* not NULL; false: no memory (last error set); replaces */
+void *dc__map_get(const dc__map *map, int64_t key);       /* NULL if absent */
+bool dc__map_put(dc__map *map, int64_t key, void *value); /* adds or replaces; value is not NULL; false: no memory */
 bool dc__map_reserve(dc__map *map);                       /* room for one more; false: no memory (last error set) */
 void dc__map_remove(dc__map *map, int64_t key);
 void dc__map_clear(dc__map *map); /* frees the map's own memory, not the values */
 
-/* The first entry from `at` on that was not removed; used: there is none. */
+/* The index of the first entry from `at` on that was not removed; map->used if there is none. */
 static inline int64_t dc__map_next(const dc__map *map, int64_t at) {
   while (at < map->used && map->values[at] == NULL) {
     at++;
@@ -153,12 +154,13 @@ static inline int64_t dc__map_next(const dc__map *map, int64_t at) {
   return at;
 }
 
-/* i runs over the entries of a map to which the loop adds and from which it removes nothing. */
+/* Runs i over the entries of a map. The loop must neither add nor remove entries. */
 #define DC__MAP_EACH(map, i) for (int64_t i = dc__map_next(map, 0); i < (map)->used; i = dc__map_next(map, i + 1))
 
 /* ---- handles (handle.c) ---- */
 
-/* The first member of each struct behind a public handle. The numbers are unlikely in other memory. */
+/* The kind of a handle: the first member of each struct behind a public handle. Other memory is unlikely to hold these
+ * numbers. */
 enum {
   DC__HANDLE_DEVICE = 0x6c646300,
   DC__HANDLE_STREAM,
@@ -172,11 +174,11 @@ enum {
   DC__HANDLE_END
 };
 
-/* Whether it is a live handle of that kind; false for NULL. */
+/* Whether `handle` is a live handle of that kind; false for NULL. */
 static inline bool dc__handle_is(const void *handle, int32_t kind) {
   return handle != NULL && *(const int32_t *)handle == kind;
 }
-/* The error of a handle that is none. */
+/* The error for a pointer that is no live handle of that kind. */
 dc_status dc__handle_refuse(const char *fn, const char *argument, const void *handle, int32_t kind);
 static inline dc_status dc__handle_check(const char *fn, const char *argument, const void *handle, int32_t kind) {
   return dc__handle_is(handle, kind) ? DC_OK : dc__handle_refuse(fn, argument, handle, kind);
@@ -186,16 +188,16 @@ static inline dc_status dc__handle_check_optional(const char *fn, const char *ar
                                                   int32_t kind) {
   return handle == NULL ? DC_OK : dc__handle_check(fn, argument, handle, kind);
 }
-/* Before the memory is given back. */
+/* Call before freeing the memory, so that later uses of the handle are refused. */
 static inline void dc__handle_clear(int32_t *kind) {
   *(volatile int32_t *)kind = 0;
 }
 
-/* ---- whose an object is (owner.c) ---- */
+/* ---- the process that owns an object (owner.c) ---- */
 
-/* Tells a child made by fork() that an object is its parent's. It is a page that the kernel empties in children, so
- * that the check costs no system call. Where the kernel cannot (before 4.14), it is the process's number. All zero: any
- * process's. */
+/* Tells a child made by fork() that an object belongs to its parent. The mark is a page that the kernel zeroes in
+ * children, so that the check costs no system call. Where the kernel cannot (before 4.14), the process ID is compared.
+ * An all-zero struct belongs to every process. */
 typedef struct dc__owner {
   const unsigned char *page; /* NULL: compare pid */
   int32_t pid;
@@ -204,15 +206,16 @@ typedef struct dc__owner {
 void dc__owner_init(dc__owner *owner);
 void dc__owner_destroy(dc__owner *owner);
 bool dc__owner_is_forked(const dc__owner *owner);
-/* DC_E_STATE in a child; `what` is the object, "context". */
+/* DC_E_STATE in a child; `what` names the object in the error text, as in "context". */
 dc_status dc__owner_check(const char *function, const char *what, const dc__owner *owner);
 
 /* ---- time (clock.c) ---- */
 
 int64_t dc__now_ns(void); /* monotonic */
-/* From now to the deadline, for poll(): 0 to 2^30, rounded up. */
+/* Milliseconds from now to the deadline, for poll(): 0 to 2^30, rounded up. */
 int dc__poll_timeout_ms(int64_t deadline_ns);
-/* Monotonic too, in a few nanoseconds, but in units of its own: the processor's counter where that runs evenly. */
+/* A faster monotonic clock in its own units: the processor's counter where that runs at a constant rate, else
+ * nanoseconds. */
 int64_t dc__ticks(void);
 
 #endif

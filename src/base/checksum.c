@@ -1,4 +1,4 @@
-/* FNV-1a over 64-bit words: any one change shows. */
+/* FNV-1a over 64-bit words. A change of any single word changes the result. */
 #include <string.h>
 
 #include "base/base.h"

@@ -20,9 +20,9 @@ int dc__poll_timeout_ms(int64_t deadline_ns) {
 
 enum { UNKNOWN, COUNTER, CLOCK };
 
-static atomic_int source = UNKNOWN; /* a fact about the processor: threads that find it out at once find the same */
+static atomic_int source = UNKNOWN; /* a property of the processor: racing threads store the same value */
 
-/* Does the counter run at one rate in every state of the processor? */
+/* Chooses the counter if it runs at one rate in every state of the processor (invariant TSC). */
 static int find_source(void) {
   unsigned int a = 0;
   unsigned int b = 0;

@@ -1,5 +1,5 @@
-/* CRC-32C, the checksum of iSCSI and ext4: by the processor's own instruction (SSE4.2, ARMv8), together with carry-less
- * multiplication of 64-byte vectors (AVX-512), or by a table. All give the same value. */
+/* CRC-32C, the checksum of iSCSI and ext4. It is computed by the processor's CRC instruction (SSE4.2, ARMv8), by that
+ * together with carry-less multiplication of 64-byte vectors (AVX-512), or by a table. All give the same value. */
 #include <string.h>
 
 #include "base/base.h"
@@ -31,7 +31,7 @@ uint32_t dc__crc32c_table(uint32_t crc, const void *data, size_t bytes) {
 
 #if defined(__x86_64__)
 
-/* Without the inversion before and after. */
+/* Continues a CRC without the inversion before and after. */
 __attribute__((target("sse4.2"))) static uint32_t crc32c_words(uint32_t crc, const unsigned char *at, size_t bytes) {
   uint64_t wide = crc;
   for (; bytes >= sizeof wide; bytes -= sizeof wide, at += sizeof wide) {
@@ -46,7 +46,8 @@ __attribute__((target("sse4.2"))) static uint32_t crc32c_words(uint32_t crc, con
   return crc;
 }
 
-/* The instruction takes three cycles, and one begins in each: several streams of bytes go through it in turn. */
+/* The instruction has a latency of three cycles and starts in every cycle, so several streams of bytes are
+ * interleaved. */
 enum { STREAMS = 4, STREAM_BYTES = 2048, STEP_BYTES = 16 /* of each stream */ };
 
 __attribute__((target("sse4.2"), always_inline)) static inline uint64_t crc32c_word(uint64_t sum,
@@ -66,15 +67,15 @@ __attribute__((target("sse4.2"), always_inline)) static inline void crc32c_step(
   }
 }
 
-/* A checksum times x^(8 n), modulo the polynomial: that of its bytes and of n zeros behind them. The factor is
- * x^(8 n - 33), reflected: the product's reflection is one power of x, and the instruction's 32. */
+/* Multiplies a checksum by x^(8 n), modulo the polynomial, which appends n zero bytes to the data. The factor is
+ * x^(8 n - 33), reflected: the reflected product supplies one power of x more, and the instruction 32. */
 __attribute__((target("sse4.2,pclmul"), always_inline)) static inline uint32_t crc32c_shift(uint32_t crc,
                                                                                             uint32_t factor) {
   const __m128i product = _mm_clmulepi64_si128(_mm_cvtsi32_si128((int)crc), _mm_cvtsi32_si128((int)factor), 0x00);
   return (uint32_t)_mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product));
 }
 
-/* The checksum of the bytes before the streams, continued by theirs. */
+/* Continues the checksum of the bytes before the streams with those of the streams. */
 __attribute__((target("sse4.2,pclmul"))) static uint32_t crc32c_join(uint32_t crc, const uint64_t sums[STREAMS]) {
   for (int32_t s = 0; s < STREAMS; s++) {
     crc = crc32c_shift(crc, UINT32_C(0xa51b6135) /* of STREAM_BYTES */) ^ (uint32_t)sums[s];
@@ -110,8 +111,8 @@ __attribute__((target(CRC32C_AVX512), always_inline)) static inline void crc32c_
 }
 
 /* Folds 128 bytes into the next 128: Gopal et al., "Fast CRC computation for generic polynomials using PCLMULQDQ",
- * Intel 2009. The factors are x^1056 and x^992 modulo the polynomial, reflected. The last 128 bytes have the same
- * remainder as all that was read. */
+ * Intel 2009. The factors are x^1056 and x^992 modulo the polynomial, reflected. The last 128 bytes then have the same
+ * remainder as all bytes read so far. */
 __attribute__((target(CRC32C_AVX512), always_inline)) static inline void crc32c_fold(const unsigned char *at,
                                                                                      __m512i folded[VECTORS]) {
   const __m512i factors = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0d3b6092, 0x6992cea2));
@@ -128,9 +129,9 @@ __attribute__((target(CRC32C_AVX512))) static uint32_t crc32c_end(const __m512i 
   return crc32c_words(0, rest, sizeof rest);
 }
 
-/* The multiplier and the instruction are different parts of the processor, and work at once: in a block the first two
- * thirds are folded, and the streams lie behind them. A block does not wait for the sum of those before it, so that the
- * processor begins with one while it joins the sums of another. */
+/* The multiplier and the CRC instruction are separate execution units, which work in parallel. So the first two thirds
+ * of a block are folded, while the instruction takes the streams in its last third. A block does not wait for the
+ * previous block's checksum: the processor starts on it while it still joins that one's sums. */
 __attribute__((target(CRC32C_AVX512))) uint32_t dc__crc32c_avx512(uint32_t crc, const void *data, size_t bytes) {
   enum { FOLDED = FOLDS * FOLD_BYTES, BLOCK = FOLDED + STREAMS * STREAM_BYTES };
   const unsigned char *at = data;

@@ -1,5 +1,5 @@
-/* The kinds of public handles. A handle that was destroyed, or one of another kind, is an error, unless its memory has
- * been used again. */
+/* The kinds of public handles. A destroyed handle, or one of another kind, is reported as an error, unless its memory
+ * has been reused. */
 #include "base/base.h"
 
 static const char *const handle_names[] = {

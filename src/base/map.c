@@ -1,5 +1,6 @@
 /* int64 keys to pointers: open addressing over arrays in insertion order, so that iteration is the same on every rank.
- * A removed entry keeps its place, and its slot, until a rebuild; enough operations lie between two rebuilds. */
+ * A removed entry keeps its place and its slot until a rebuild. Rebuilds are rare enough for constant time on
+ * average. */
 #include <string.h>
 
 #include "base/base.h"
@@ -29,7 +30,7 @@ static void map_fill_slot(dc__map *map, int64_t index) {
   map->slots[probe.at] = (int32_t)(index + 1);
 }
 
-/* Forgets removed entries. The slots are as many as given, at most as many as there is memory for. */
+/* Drops removed entries and fills the slots again. slot_count is at most the number of allocated slots. */
 static void map_rebuild(dc__map *map, int64_t slot_count) {
   int64_t kept = 0;
   DC__MAP_EACH (map, i) {
@@ -44,7 +45,8 @@ static void map_rebuild(dc__map *map, int64_t slot_count) {
   }
 }
 
-/* Half of the slots stay empty; after a rebuild at least a quarter can be filled before the next. */
+/* At least half of the slots stay empty. After a rebuild at least a quarter of them can be filled before the next
+ * one. */
 bool dc__map_reserve(dc__map *map) {
   if (2 * (map->used + 1) > map->slot_count) {
     int64_t slot_count = map->slot_count;

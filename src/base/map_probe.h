@@ -1,6 +1,6 @@
-/* A key's slots in a map, one after the other. The first is its low bits: consecutive numbers then lie side by side,
- * and a walk through them in order reads each cache line once. The next ones are as CPython's dict has them
- * (Objects/dictobject.c): all bits of the key's hash decide, and once they are used up every slot is visited. */
+/* The sequence of slots that a map probes for a key. The first slot is the key's low bits: consecutive keys then lie
+ * side by side, and a walk through them in order reads each cache line once. The later slots follow CPython's dict
+ * (Objects/dictobject.c): they use up all bits of the key's hash, and then visit every slot. */
 #ifndef DC_BASE_MAP_PROBE_H
 #define DC_BASE_MAP_PROBE_H
 
@@ -8,7 +8,7 @@
 
 typedef struct dc__map_probe {
   uint64_t at;
-  uint64_t rest; /* of the hash */
+  uint64_t rest; /* bits of the hash that no slot has used yet */
 } dc__map_probe;
 
 /* SplitMix64's finaliser (Steele, Lea, Flood 2014): each bit of a key reaches each bit of the result. */

@@ -31,7 +31,7 @@ dc_status dc__read_options(const char *function, const char *argument, void *dst
   }
   memset(dst, 0, known);
   memcpy(dst, src, size < known ? size : known);
-  memcpy(dst, &known, sizeof known); /* the copy is of this version's size */
+  memcpy(dst, &known, sizeof known); /* the copy has this version's size */
   return DC_OK;
 }
 

@@ -13,7 +13,7 @@ void dc__owner_init(dc__owner *owner) {
 #ifdef MADV_WIPEONFORK
   unsigned char *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) {
-    return; /* the number will do */
+    return; /* the process ID is compared instead */
   }
   if (madvise(page, PAGE, MADV_WIPEONFORK) != 0) {
     munmap(page, PAGE);

@@ -74,7 +74,7 @@ dc_status dc_last_error_copy(char *buf, int64_t cap, int64_t *needed) {
     *needed = length;
   }
   if (cap < length) {
-    return DC_E_BUFFER_TOO_SMALL; /* the text that was asked for must survive, so no text for this */
+    return DC_E_BUFFER_TOO_SMALL; /* without dc__fail(), which would overwrite the requested text */
   }
   memcpy(buf, last_error, (size_t)length);
   return DC_OK;

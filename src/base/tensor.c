@@ -55,7 +55,7 @@ dc_status dc__numel(const char *function, const char *argument, const int64_t *s
     return dc__fail(DC_E_INVALID, "%s: %s has %" PRId32 " dimension%s, but its shape is NULL", function, argument, ndim,
                     DC__PLURAL_S(ndim));
   }
-  int64_t product = 1; /* of the lengths but 0, since those of an empty tensor are multiplied with each other too */
+  int64_t product = 1; /* of all lengths but 0, since later code multiplies an empty tensor's other lengths too */
   bool empty = false;
   for (int32_t i = 0; i < ndim; i++) {
     if (shape[i] < 0) {
@@ -116,7 +116,7 @@ dc_status dc__tensor_check_output(const char *function, const char *argument, co
     return dc__fail(DC_E_INVALID, "%s: %s is NULL", function, argument);
   }
   size_t size;
-  memcpy(&size, dst, sizeof size); /* the pointer may be as wrong as the rest */
+  memcpy(&size, dst, sizeof size); /* dst may be misaligned */
   return dc__check_size(function, argument, size, DC__TENSOR_SIZE_0_1);
 }
 

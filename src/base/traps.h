@@ -7,11 +7,11 @@
 #include <stdbool.h>
 
 typedef struct dc__traps {
-  fenv_t host; /* while they are masked */
+  fenv_t host; /* the host's environment, kept while its traps are masked */
   bool masked;
 } dc__traps;
 
-/* Whether an exception would end the process. A call costs what this does, unless one would. */
+/* Whether a floating-point exception would trap. If none would, this check is all that a call pays. */
 static inline bool dc__traps_are_set(void) {
 #if defined(__x86_64__)
   unsigned short x87;
@@ -23,7 +23,7 @@ static inline bool dc__traps_are_set(void) {
   __asm__ volatile("mrs %0, fpcr" : "=r"(control)::"memory");
   return (control & 0x9f00) != 0;
 #else
-  return true; /* C has no way to ask */
+  return true; /* C has no query for it */
 #endif
 }
 
@@ -34,15 +34,16 @@ static inline void dc__traps_mask(dc__traps *traps) {
   }
 }
 
-/* The host's environment as it was, with the exceptions that it had seen; none is raised. */
+/* Restores the host's environment with its exception flags, and raises no exception. */
 static inline void dc__traps_restore(const dc__traps *traps) {
   if (__builtin_expect(traps->masked, false)) {
     fesetenv(&traps->host);
   }
 }
 
-/* First in each public function that computes or waits, until it returns. Threads begin with their creator's masks, so
- * those of the library have them masked for good. scripts/checks/check_traps.py knows which functions need this. */
+/* Masks traps until the function returns. Comes first in each public function that computes or waits. Threads inherit
+ * their creator's masks, so traps stay masked in the library's threads. scripts/checks/check_traps.py knows which
+ * functions need this. */
 #define DC__WITHOUT_TRAPS                                               \
   __attribute__((cleanup(dc__traps_restore))) dc__traps dc__host_traps; \
   dc__traps_mask(&dc__host_traps)
