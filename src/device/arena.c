@@ -5,7 +5,7 @@
 #include "device/poison.h"
 
 #ifndef DC_ARENA_UNIT
-#define DC_ARENA_UNIT (2 << 20) /* a huge page; the simulator's memory is scarce, so that it is used again at once */
+#define DC_ARENA_UNIT (2 << 20) /* a huge page; the simulator sets less, so that memory is reused at once */
 #endif
 static const size_t CHUNK_UNIT = DC_ARENA_UNIT;
 static const size_t GROWTH = (size_t)2 * DC_ARENA_UNIT;
@@ -81,7 +81,7 @@ static void free_chunk(dc__arena *arena, arena_chunk *c) {
   arena->chunk_bytes -= (int64_t)c->bytes;
 }
 
-/* Gives back the chunks without blocks; says whether there were any. */
+/* Returns chunks without used blocks to the source. True if there were any. */
 static bool arena_trim(dc__arena *arena) {
   bool any = false;
   for (arena_chunk **link = &arena->chunks, *c = *link; c != NULL; c = *link) {
@@ -159,7 +159,7 @@ void dc__arena_release(dc__arena *arena) {
   dc__free(arena);
 }
 
-/* Takes memory that is free; else, for a stream, memory that it must wait for; else more memory. */
+/* Finds a free block; else, for a stream, a block that the stream must wait for; else grows the arena. */
 static dc_status arena_find_block(dc__arena *arena, bool for_stream, size_t bytes, dc__arena_block **found,
                                   dc_event *after[2]) {
   dc__block_list *blocks = &arena->blocks;
@@ -179,7 +179,7 @@ static dc_status arena_find_block(dc__arena *arena, bool for_stream, size_t byte
     return DC_OK;
   }
   dc_status status = arena_grow(arena, bytes);
-  if (status != DC_OK && !blocks->stream_ordered && arena_trim(arena)) { /* idle chunks may be the missing memory */
+  if (status != DC_OK && !blocks->stream_ordered && arena_trim(arena)) { /* freeing idle chunks may make room */
     status = arena_grow(arena, bytes);
   }
   *found = status == DC_OK ? dc__block_list_alloc(blocks, bytes) : NULL;
@@ -204,7 +204,7 @@ dc_status dc__arena_alloc(dc__arena *arena, dc_stream *stream, size_t bytes, voi
     arena->peak_bytes = arena->blocks.used_bytes > arena->peak_bytes ? arena->blocks.used_bytes : arena->peak_bytes;
   }
   pthread_mutex_unlock(&arena->mutex);
-  for (int i = 0; i < 2; i++) { /* not under the mutex: the stream's queue may be full, and its work free blocks */
+  for (int i = 0; i < 2; i++) { /* not under the mutex: this may wait for a full queue, whose work frees blocks */
     if (after[i] != NULL) {
       dc__event_wait(after[i], stream);
     }
@@ -252,7 +252,7 @@ void dc__arena_trim(dc__arena *arena) {
 
 void dc__arena_get_stats(dc__arena *arena, dc__arena_stats *stats) {
   pthread_mutex_lock(&arena->mutex);
-  dc__block_list_poll(&arena->blocks, true); /* what could be used again is not in use */
+  dc__block_list_poll(&arena->blocks, true); /* blocks whose events have passed do not count as used */
   *stats = (dc__arena_stats){.chunk_bytes = arena->chunk_bytes,
                              .used_bytes = arena->blocks.used_bytes,
                              .peak_bytes = arena->peak_bytes,

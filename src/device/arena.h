@@ -8,7 +8,7 @@
 /* DC__RECORD_BYTES zeroed bytes; NULL: no memory, last error set. They live until given back or the arena dies. */
 void *dc__arena_record_alloc(dc__arena *arena);
 void dc__arena_record_free(dc__arena *arena, void *ptr);
-/* In a child made by fork(): the arena is its parent's. */
+/* Whether this process is a child made by fork() and the arena belongs to its parent. */
 bool dc__arena_is_forked(const dc__arena *arena);
 
 #endif

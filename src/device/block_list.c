@@ -1,4 +1,4 @@
-/* Best fit, with merging; lists that need no memory of their own but headers. */
+/* Best-fit allocation, with merging of free neighbours. The lists link the headers and need no memory of their own. */
 #include "device/block_list.h"
 
 #include <string.h>
@@ -32,14 +32,14 @@ static void block_list_unretire(dc__block_list *self, dc__arena_block *b) {
   dc__block_tree_remove(&self->retired_by_size, b);
 }
 
-/* Neighbours in memory are neighbours among the keys, which dc__map keeps side by side. */
+/* Neighbours in memory have keys close to each other, whose slots dc__map puts side by side. */
 static int64_t block_key(const void *ptr) {
   return (int64_t)((uintptr_t)ptr / DC__BLOCK_ALIGNMENT);
 }
 
 /* ---- blocks ---- */
 
-/* Swallows b's right neighbour, which is in no list. */
+/* Merges b with its right neighbour, which is in no list. */
 static void block_merge_right(dc__block_list *self, dc__arena_block *b) {
   dc__arena_block *right = b->right;
   b->bytes += right->bytes;
@@ -50,7 +50,7 @@ static void block_merge_right(dc__block_list *self, dc__arena_block *b) {
   dc__record_pool_free(&self->records, right);
 }
 
-/* A used or retired block, in no list any more, becomes free. */
+/* Makes a used or retired block free, once it is out of its list, and merges it with free neighbours. */
 static void block_list_make_free(dc__block_list *self, dc__arena_block *b) {
   self->used_bytes -= (int64_t)b->bytes;
   if (!self->stream_ordered) {
@@ -69,7 +69,8 @@ static void block_list_make_free(dc__block_list *self, dc__arena_block *b) {
   dc__block_tree_add(&self->free, b);
 }
 
-/* Cuts a block to size; the rest is in no list. NULL: there is none, or no header for it, and the block keeps all. */
+/* Cuts a block to size and returns the rest, which is in no list. NULL if there is no rest or no header for it; then
+ * the block keeps its size. */
 static dc__arena_block *block_split(dc__block_list *self, dc__arena_block *b, size_t bytes) {
   dc__arena_block *rest = b->bytes > bytes ? dc__record_pool_alloc(&self->records) : NULL;
   if (rest != NULL) {
@@ -83,7 +84,7 @@ static dc__arena_block *block_split(dc__block_list *self, dc__arena_block *b, si
   return rest;
 }
 
-/* Whether no event holds a retired block any more. Once one event has not passed, later ones need not be queried. */
+/* Whether all events of a block have passed. If the first has not, the second need not be queried. */
 static bool block_events_passed(dc__arena_block *b) {
   for (int i = 0; i < 2; i++) {
     if (b->after[i] != NULL && !dc__event_passed(b->after[i])) {
@@ -109,7 +110,7 @@ void dc__block_list_remove(dc__block_list *self, dc__arena_block *whole) {
   dc__record_pool_free(&self->records, whole);
 }
 
-/* There is room: dc__block_list_reserve. */
+/* Cannot fail: dc__block_list_reserve() has reserved the entry. */
 static dc__arena_block *block_list_mark_used(dc__block_list *self, dc__arena_block *b) {
   (void)dc__map_put(&self->used, block_key(b->ptr), b);
   return b;

@@ -1,4 +1,4 @@
-/* A bin's trie: below a node of depth d are the sizes that have its bits above the lowest n - d. */
+/* In the trie of bin n, all sizes below a node of depth d share its bits above the lowest n - d. */
 #include "device/block_tree.h"
 
 #include "device/block_list.h"
@@ -7,7 +7,7 @@ static int bin_of(size_t bytes) {
   return 63 - __builtin_clzll((unsigned long long)(bytes / DC__BLOCK_ALIGNMENT));
 }
 
-/* The size's bits below the highest one, from the top of the word on. */
+/* The size's bits below its highest one, moved to the top of the word. */
 static uint64_t path_of(size_t bytes) {
   uint64_t units = bytes / DC__BLOCK_ALIGNMENT;
   return units << __builtin_clzll(units) << 1;
@@ -39,7 +39,7 @@ void dc__block_tree_add(dc__block_tree *tree, dc__arena_block *b) {
   first->node.earlier = b;
 }
 
-/* Takes a node without children from below, which may stand for any node above it; NULL: there is none. */
+/* Removes and returns a leaf below `top`, which may replace any node above it; NULL if there is none. */
 static dc__arena_block *tree_remove_leaf(dc__arena_block *top) {
   dc__arena_block *leaf = top;
   for (dc__arena_block *next = top; next != NULL; next = leaf->node.child[leaf->node.child[0] == NULL]) {
@@ -81,7 +81,7 @@ static dc__arena_block *tree_smaller(dc__arena_block *a, dc__arena_block *b, siz
   return b->bytes >= bytes && (a == NULL || b->bytes < a->bytes) ? b : a;
 }
 
-/* The best fit below and at a node; below the left child are smaller sizes than below the right one. */
+/* The best fit at or below a node. Sizes below the left child are smaller than those below the right one. */
 static dc__arena_block *tree_leftmost(dc__arena_block *at, dc__arena_block *best, size_t bytes) {
   while (at != NULL) {
     best = tree_smaller(best, at, bytes);
@@ -90,7 +90,8 @@ static dc__arena_block *tree_leftmost(dc__arena_block *at, dc__arena_block *best
   return best;
 }
 
-/* Along the size's own bits. Where they turn left, all sizes to the right are larger; the last such turn is nearest. */
+/* Follows the size's own bits. Where they turn left, all sizes to the right are larger; those of the last turn are
+ * closest. */
 static dc__arena_block *tree_best_in_bin(dc__arena_block *at, size_t bytes) {
   dc__arena_block *best = NULL, *larger = NULL;
   for (uint64_t path = path_of(bytes); at != NULL; path <<= 1) {

@@ -1,6 +1,6 @@
-/* Blocks by size, for the best fit in as many steps as a size has bits. Bins by powers of two; in a bin a binary trie
- * over the size's lower bits, as in Lea's allocator (dlmalloc, tree bins). Each size has one node in it; blocks of one
- * size form a ring, in the order in which they were added. */
+/* Blocks by size. A search for the best fit takes at most as many steps as a size has bits. There is one bin for each
+ * power of two, with a binary trie over the sizes' lower bits, as in Lea's allocator (dlmalloc, tree bins). Each size
+ * has one node in the trie; blocks of one size form a ring, in the order in which they were added. */
 #ifndef DC_DEVICE_BLOCK_TREE_H
 #define DC_DEVICE_BLOCK_TREE_H
 
@@ -15,8 +15,8 @@ typedef struct dc__arena_block dc__arena_block; /* block_list.h */
 /* A block's place in a tree. */
 typedef struct dc__block_node {
   dc__arena_block *child[2];
-  dc__arena_block **link;           /* what points to it, if it is the node of its size; else NULL */
-  dc__arena_block *later, *earlier; /* of its size, in a ring */
+  dc__arena_block **link;           /* the pointer to it, if it is its size's node in the trie; else NULL */
+  dc__arena_block *later, *earlier; /* in the ring of its size */
 } dc__block_node;
 
 typedef struct dc__block_tree {

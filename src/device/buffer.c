@@ -1,5 +1,6 @@
-/* Counted handles on arena blocks. They are the public dc_buffer, so the four functions of dc_api.h are here too:
- * a handle has no argument to check. Foreign tensors own buffers: they may outlive the context and go on any thread. */
+/* Reference-counted handles on arena blocks. They are the public dc_buffer, so the four functions of dc_api.h are here
+ * too: they have no arguments to check but the handle. Other libraries' tensors own buffers, so a buffer may outlive
+ * the context and be released on any thread. */
 #include <string.h>
 
 #include "device/arena.h"
@@ -9,7 +10,7 @@ struct dc_buffer {
   dc__arena *arena;
   _Atomic(void *) ptr; /* NULL: revoked */
   size_t bytes;
-  int64_t *shape; /* of dc_tensor_create(); or NULL */
+  int64_t *shape; /* kept for dc_tensor_create(), else NULL */
   atomic_int refs;
 };
 

@@ -63,7 +63,7 @@ void dc__device_release(dc_device *device) {
   }
 }
 
-/* The operators on devices that this thread is in, and the outermost one's device. */
+/* How many nested operators on devices this thread is in, and the outermost one's device. */
 static _Thread_local struct {
   dc_device *device;
   int operators;
@@ -115,7 +115,7 @@ dc_status dc__stream_check_device(const char *fn, const dc_stream *stream, const
                   owner, device->name);
 }
 
-/* Work that could not be queued on the stream must not be lost in silence. */
+/* The device keeps the failure, since work that could not be queued must not be lost silently. */
 static void stream_keep_failure(const dc_stream *stream, dc_status status) {
   if (status != DC_OK && stream->device->ops->keep_failure != NULL) {
     stream->device->ops->keep_failure(stream->device, status);

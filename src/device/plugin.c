@@ -14,7 +14,7 @@ static dc_status host_fail(dc_status status, const char *text) {
 
 static const dc__plugin_host host = {host_fail, dc_last_error, dc__cpu_device_open};
 
-/* The plug-in's path; false: this library's own is unknown or too long. */
+/* The plug-in's path; false if this library's own path is unknown or too long. */
 static bool path_beside(char path[PATH_MAX]) {
   Dl_info self;
   if (dladdr(&host, &self) == 0 || self.dli_fname == NULL) {
@@ -26,7 +26,8 @@ static bool path_beside(char path[PATH_MAX]) {
   return length > 0 && length < PATH_MAX;
 }
 
-/* It is never closed: devices and their threads run its code. So nothing needs to remember that it is open. */
+/* The plug-in is never unloaded (RTLD_NODELETE), since devices and their threads run its code. So its handle is not
+ * kept. */
 static dc_status open_plugin(const dc__plugin **plugin) {
   char path[PATH_MAX];
   if (!path_beside(path)) {
@@ -47,7 +48,7 @@ static dc_status open_plugin(const dc__plugin **plugin) {
   return DC_OK;
 }
 
-/* "cuda" is the first device. -1: no such name. */
+/* The device's number: "cuda" is device 0; -1 if this is no CUDA device's name. */
 static int32_t number_of(const char *name) {
   if (strcmp(name, "cuda") == 0) {
     return 0;

@@ -1,12 +1,12 @@
-/* Between libdc.so and libdc_cuda.so, which is opened at run time and is of the same build: versions must be equal.
- * The plug-in links nothing of libdc; what it needs of it, it is given. */
+/* The interface between libdc.so and libdc_cuda.so, which is opened at run time and must come from the same build. The
+ * plug-in does not link to libdc; libdc passes it the functions that it needs. */
 #ifndef DC_DEVICE_PLUGIN_H
 #define DC_DEVICE_PLUGIN_H
 
 #include "device/device.h"
 
 typedef struct dc__plugin_host {
-  dc_status (*fail)(dc_status status, const char *text); /* dc__fail: a thread's last error is libdc's */
+  dc_status (*fail)(dc_status status, const char *text); /* dc__fail(): libdc keeps each thread's last error */
   const char *(*last_error)(void);
   dc_status (*cpu_open)(const dc_allocator *allocator, dc_device **device);
 } dc__plugin_host;
@@ -14,9 +14,9 @@ typedef struct dc__plugin_host {
 typedef struct dc__plugin {
   uint32_t version; /* DC_API_VERSION of its build */
   size_t device_ops_bytes;
-  dc_status (*count)(int32_t *count); /* of devices that can be opened; why there is none at all is an error */
-  /* Opens one of NVIDIA's libraries. dlclose ends its use, but it stays loaded. NULL: the last error says why there is
-   * none. `folder` is its wheel's, in the folder of Python's packages. */
+  dc_status (*count)(int32_t *count); /* devices that can be opened; if there is none, the error says why */
+  /* Opens one of NVIDIA's libraries. dlclose() ends its use, but it stays loaded. If it returns NULL, the last error
+   * says why. `folder` is where the library's Python wheel has it, relative to site-packages. */
   void *(*library)(const char *name, const char *folder);
   dc_status (*open)(int32_t number, const char *name, const dc_device_options *options, dc_device **device);
 } dc__plugin;

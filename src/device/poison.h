@@ -1,6 +1,6 @@
 /* With AddressSanitizer, a read of an arena's freed memory is found like a read of freed heap memory. The simulator's
- * tests compile the arena once more, to learn where blocks begin and end to live. That is on the host, or in a stream's
- * order where a stream waits for the memory's earlier users. */
+ * tests compile the arena once more, to learn where a block's lifetime begins and ends. That is on the host, or in
+ * stream order if a stream waits for the memory's earlier users. */
 #ifndef DC_DEVICE_POISON_H
 #define DC_DEVICE_POISON_H
 

@@ -24,7 +24,7 @@ typedef struct dc__record_slab {
 static void record_pool_push(dc__record_pool *records, dc__record *freed) {
   freed->as.next = records->free_list;
   records->free_list = freed;
-  /* All but the link, so that the use of a dead handle is found. */
+  /* Poisons all but the link, so that uses of a destroyed handle are found. */
   POISON(freed->as.bytes + sizeof(void *), sizeof(*freed) - sizeof(void *));
 }
 

@@ -1,4 +1,4 @@
-/* Small zeroed structs of one size that are used again. The owner locks. */
+/* A pool of small structs of one size. Its owner does the locking. */
 #ifndef DC_DEVICE_RECORD_POOL_H
 #define DC_DEVICE_RECORD_POOL_H
 
@@ -12,7 +12,7 @@ typedef struct dc__record_pool {
 /* DC__RECORD_BYTES zeroed bytes, aligned for anything; NULL: no memory, last error set. */
 void *dc__record_pool_alloc(dc__record_pool *records);
 void dc__record_pool_free(dc__record_pool *records, void *ptr);
-/* All of them at once, also those that were not given back. */
+/* Frees all structs, also those that were not given back. */
 void dc__record_pool_destroy(dc__record_pool *records);
 
 #endif

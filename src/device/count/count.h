@@ -1,8 +1,9 @@
 /* The counting device: memory has addresses but no bytes, and work takes virtual time alone. So the runtime, the
- * optimizers and the layer run on it unchanged and show what they would take, on one thread and at once.
+ * optimizers and the layer run on it unchanged, and show at once how much memory and time they would take.
  *
- * Work is done when it is queued. Each stream has a clock, at which its latest work ends; an event keeps the time of
- * its record. The host has a clock too, which moves only when the host waits: calls themselves take no time. */
+ * Work is done when it is queued. Each stream has a clock, at which its latest work ends; an event keeps the time at
+ * which it was recorded. The host has a clock too, which moves only when the host waits: calls themselves take no
+ * time. */
 #ifndef DC_DEVICE_COUNT_H
 #define DC_DEVICE_COUNT_H
 
@@ -15,8 +16,8 @@ typedef struct dc__count_stream {
 
 typedef struct dc__count_device {
   struct dc_device head;
-  dc__count_stream internal; /* without a reference to the device, which it is part of */
-  pthread_mutex_t mutex;     /* all below, and the clocks of streams and events */
+  dc__count_stream internal; /* holds no reference to the device, whose part it is */
+  pthread_mutex_t mutex;     /* guards all below, and the clocks of streams and events */
   int64_t values[DC__COUNT_VALUES];
   uintptr_t next_device, next_host; /* addresses of the next blocks */
 } dc__count_device;
@@ -42,7 +43,7 @@ bool dc__count_event_passed(dc_event *event);
 dc_status dc__count_event_sync(dc_event *event, int64_t timeout_ns);
 void dc__count_event_set(dc_event *event);
 
-/* Which memory an address is of: 0 the program's own, else that of alloc(), by its kind. */
+/* The memory that an address belongs to: the program's own, or memory of alloc() by its kind. */
 enum { DC__COUNT_OWN, DC__COUNT_DEVICE, DC__COUNT_HOST };
 int32_t dc__count_memory_of(const void *ptr);
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* No processor maps these addresses, so a touch of such memory is a fault at once. */
+/* No processor maps these addresses, so any access to such memory faults at once. */
 static const uintptr_t FIRST_DEVICE = (uintptr_t)1 << (sizeof(uintptr_t) * 8 - 4);
 static const uintptr_t FIRST_HOST = (uintptr_t)2 << (sizeof(uintptr_t) * 8 - 4);
 static const uintptr_t END_HOST = (uintptr_t)3 << (sizeof(uintptr_t) * 8 - 4);
@@ -89,8 +89,8 @@ static size_t count_alloc_size(size_t bytes) {
   return (bytes == 0 ? 1 : bytes + DC__ALIGNMENT - 1) / DC__ALIGNMENT * DC__ALIGNMENT;
 }
 
-/* Addresses never come back, so a late use of freed memory is not taken for another block's. NULL: none are left of
- * the kind; beyond them lies memory of another kind, or the program's own. */
+/* Addresses are never reused, so a late use of freed memory is not mistaken for another block's. NULL if the kind's
+ * range is used up; the next range belongs to another kind, or to the program. */
 static void *take_addresses(dc__count_device *self, size_t size, int32_t kind) {
   const uintptr_t end = kind == DC_MEMORY_HOST ? END_HOST : FIRST_HOST;
   uintptr_t *next = kind == DC_MEMORY_HOST ? &self->next_host : &self->next_device;
@@ -158,7 +158,7 @@ static dc_status count_matmul_init(dc_device *device) {
   return DC_OK;
 }
 
-/* How much memory a library's decomposition takes is that library's to say. */
+/* Only the vendor's library knows how much memory a decomposition takes. */
 static dc_status count_eigh_workspace_size(dc_device *device, dc__eigh *eigen) {
   (void)eigen;
   return dc__fail(DC_E_UNSUPPORTED, "device \"%s\" counts no eigendecompositions", device->name);

@@ -5,7 +5,7 @@
 
 typedef struct count_event {
   struct dc_event head;
-  int64_t passes_ns; /* 0: passed */
+  int64_t passes_ns; /* in virtual time; 0: passed */
 } count_event;
 
 typedef struct count_timestamp {
@@ -93,7 +93,7 @@ dc_status dc__count_stream_issue(dc_stream *stream, dc__native_fn fn, const void
   return DC_OK;
 }
 
-/* A program reads zeros back from the device. */
+/* Only the program's own memory has bytes to set. */
 void dc__count_stream_zero(dc_stream *stream, void *dst, size_t bytes) {
   if (dc__count_memory_of(dst) == DC__COUNT_OWN) {
     memset(dst, 0, bytes);
@@ -101,7 +101,8 @@ void dc__count_stream_zero(dc_stream *stream, void *dst, size_t bytes) {
   dc__count_work(stream, dc__count_duration(stream->device, DC__COUNT_MEMORY_RATE, (int64_t)bytes));
 }
 
-/* A copy within the device reads and writes its memory; any other one crosses the host's link. */
+/* A copy within the device reads and writes its memory; any other one crosses the host's link. The program reads zeros
+ * back from the device. */
 void dc__count_stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes) {
   dc_device *device = stream->device;
   bool inside = dc__count_memory_of(dst) == DC__COUNT_DEVICE && dc__count_memory_of(src) == DC__COUNT_DEVICE;
@@ -135,7 +136,7 @@ dc__timestamp *dc__count_stream_timestamp(dc_stream *stream) {
   }
   dc__count_device *device = count_device_of(stream);
   self->head.device = stream->device;
-  self->ns = begin_work(device, lock_stream(stream)) + 1; /* 0 would mean that the stream is not there yet */
+  self->ns = begin_work(device, lock_stream(stream)) + 1; /* 0 would mean that the stream has not reached it */
   pthread_mutex_unlock(&device->mutex);
   return &self->head;
 }

@@ -11,7 +11,7 @@ enum { DC__CPU_QUEUE = 256 }; /* tasks a stream holds before other threads block
 
 typedef struct dc__cpu_device {
   struct dc_device head;
-  pthread_mutex_t mutex; /* the failure */
+  pthread_mutex_t mutex; /* guards the failure */
   dc__failure failure;
   atomic_int failed; /* failure.status != DC_OK, for a check without the mutex */
 } dc__cpu_device;
@@ -21,7 +21,7 @@ typedef struct dc__cpu_task {
   _Alignas(max_align_t) unsigned char args[DC__TASK_HEAD + DC__TASK_BYTES];
 } dc__cpu_task;
 
-/* A task that a stream's own task queued while the ring was full. */
+/* A task that one of the stream's own tasks queued while the ring was full. */
 typedef struct dc__cpu_spill {
   struct dc__cpu_spill *next;
   dc__task_fn fn;
@@ -40,7 +40,7 @@ typedef struct dc__cpu_stream {
   struct dc_stream head;
   atomic_int refs; /* the handle, the worker, and every point and waiting task that names this stream */
   pthread_t worker;
-  pthread_mutex_t mutex;   /* all below; the counters are written under it and read without */
+  pthread_mutex_t mutex;   /* guards all below; the counters are written under it and read without it */
   pthread_cond_t work;     /* for the worker: queued or stop changed */
   pthread_cond_t progress; /* for all waiters: done reached wake_at */
   uint64_t wake_at;        /* the smallest count of done that a waiter sleeps for */
@@ -52,7 +52,7 @@ typedef struct dc__cpu_stream {
   bool asleep;               /* the worker waits for `work` */
   dc__cpu_task *ring;        /* task n lies at n % DC__CPU_QUEUE */
   dc__cpu_spill *spilled;    /* the tasks behind the ring's, in order */
-  dc__cpu_spill **spill_end; /* where the next one is linked */
+  dc__cpu_spill **spill_end; /* the pointer that links the next one */
 } dc__cpu_stream;
 
 /* device.c */

@@ -29,7 +29,7 @@ static void *map_huge(size_t bytes) {
   return map + before;
 }
 
-/* Both kinds of memory are the same here. The size is rounded so that alloc and free agree on what was taken. */
+/* Both kinds of memory are the same here. The size is rounded, so that alloc and free agree on it. */
 static size_t cpu_alloc_size(size_t bytes) {
   return bytes >= HUGE_PAGE ? cpu_round_up(bytes, HUGE_PAGE) : cpu_round_up(bytes == 0 ? 1 : bytes, DC__ALIGNMENT);
 }

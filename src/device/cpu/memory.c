@@ -21,7 +21,7 @@ static bool memory_read_text(const char *path, char text[TEXT]) {
   return length > 0;
 }
 
-/* The number behind a key, times a unit; -1: not there. */
+/* The number after a key, times a unit; -1 if the key is missing. */
 static int64_t number_after(const char *text, const char *key, int64_t unit) {
   const char *at = strstr(text, key);
   return at == NULL ? -1 : strtoll(at + strlen(key), NULL, 10) * unit;

@@ -11,7 +11,7 @@
 
 enum { SPIN_NS = 5000 };
 
-/* The stream whose worker this thread is: a wait for it would never end. */
+/* The stream whose worker this thread is, else NULL. A worker that waited for its own stream would wait forever. */
 static _Thread_local dc__cpu_stream *own_stream;
 
 dc__cpu_stream *dc__cpu_stream_retain(dc__cpu_stream *stream) {
@@ -31,7 +31,7 @@ void dc__cpu_stream_release(dc__cpu_stream *stream) {
   dc__free(stream);
 }
 
-/* A waiter yields while it spins: the worker may need this very core. */
+/* A waiter yields while it spins, since the worker may need its core. */
 static bool spin_until_reached(dc__cpu_stream *stream, uint64_t count) {
   int64_t end = dc__now_ns() + SPIN_NS;
   do {
@@ -43,7 +43,7 @@ static bool spin_until_reached(dc__cpu_stream *stream, uint64_t count) {
   return false;
 }
 
-/* The worker does not yield: that would cost the program's thread two switches for each task. */
+/* The worker does not yield: that would cost the program's thread two context switches for each task. */
 static void spin_for_task(dc__cpu_stream *stream, uint64_t done) {
   bool queued = false;
   for (int spins = dc__spin_begin(&stream->spin); spins > 0 && !queued; spins--) {
@@ -53,7 +53,8 @@ static void spin_for_task(dc__cpu_stream *stream, uint64_t done) {
   (void)dc__spin_end(&stream->spin, queued);
 }
 
-/* Waits for a task after the first `done`, the mutex held; NULL: there is none and the handle is gone. */
+/* Waits for the task after the first `done` ones, with the mutex held. NULL if there is none and the stream was
+ * destroyed. */
 static dc__cpu_task *next_task(dc__cpu_stream *stream, uint64_t done) {
   if (atomic_load_explicit(&stream->queued, memory_order_relaxed) == done && !stream->stop) {
     pthread_mutex_unlock(&stream->mutex);
@@ -78,7 +79,8 @@ static void cpu_task_set(dc__cpu_task *task, dc__task_fn fn, const void *args, s
   }
 }
 
-/* A task that waited for room in its own stream would wait for itself, so its calls go on behind the full ring. */
+/* Queues a task behind the full ring. This is for calls by the stream's own tasks, which would wait for themselves if
+ * they waited for a slot. */
 static dc_status cpu_stream_spill(dc__cpu_stream *stream, dc__task_fn fn, const void *args, size_t bytes) {
   dc__cpu_spill *last = dc__calloc(1, sizeof(*last) + bytes);
   if (last == NULL) {
@@ -94,8 +96,8 @@ static dc_status cpu_stream_spill(dc__cpu_stream *stream, dc__task_fn fn, const 
   return DC_OK;
 }
 
-/* Other threads wait until a slot is free, and the first spilled task takes it at once. So the spilled tasks are always
- * those that follow the ring's. The mutex is held. */
+/* Gives a free slot to the first spilled task, before threads that wait for one can take it. So the spilled tasks
+ * always follow the ring's. The mutex is held. */
 static void cpu_stream_refill(dc__cpu_stream *stream, dc__cpu_task *slot) {
   dc__cpu_spill *first = stream->spilled;
   if (first == NULL) {
@@ -126,7 +128,7 @@ static void *cpu_stream_worker_main(void *arg) {
       pthread_cond_broadcast(&stream->progress);
     }
   }
-  /* Points may keep the struct for long; the queue is its large part. */
+  /* Events may keep the struct for long, so its largest part is freed now. */
   dc__free(stream->ring);
   stream->ring = NULL;
   pthread_mutex_unlock(&stream->mutex);
@@ -134,7 +136,8 @@ static void *cpu_stream_worker_main(void *arg) {
   return NULL;
 }
 
-/* Workers leave the program's signals to the program's threads; faults stay where they happen. */
+/* Workers block the program's signals, which its own threads handle. Faults stay enabled in the thread that causes
+ * them. */
 static int start_worker(dc__cpu_stream *stream) {
   static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
   sigset_t blocked;
@@ -192,7 +195,7 @@ void dc__cpu_stream_destroy(dc_stream *stream) {
   pthread_cond_signal(&self->work);
   pthread_mutex_unlock(&self->mutex);
   if (own_stream == self) {
-    pthread_detach(pthread_self()); /* a task of this very stream: the worker ends after the queue */
+    pthread_detach(pthread_self()); /* called by a task of this stream: the worker ends once the queue is empty */
   } else {
     pthread_join(self->worker, NULL);
   }
@@ -227,7 +230,7 @@ static void remove_sleeper(dc__cpu_stream *stream, const dc__cpu_sleeper *sleepe
   *link = sleeper->next;
 }
 
-/* Sleeps until `count` tasks are done, the mutex held; false at the deadline (NULL: none). */
+/* Sleeps until `count` tasks are done, with the mutex held; false if the deadline (NULL: none) came first. */
 static bool sleep_until(dc__cpu_stream *stream, uint64_t count, const struct timespec *deadline) {
   dc__cpu_sleeper self = {stream->sleepers, dc__thread_id(), count};
   if (deadline == NULL) {
@@ -302,7 +305,7 @@ dc_status dc__cpu_stream_call(dc_stream *stream, dc__task_fn fn, const void *arg
     atomic_store_explicit(&self->queued, ticket + 1, memory_order_release);
   }
   if (asleep) {
-    (void)dc__cpu_stream_retain(self); /* the task itself may destroy the stream */
+    (void)dc__cpu_stream_retain(self); /* the task may destroy the stream before the signal */
   }
   pthread_mutex_unlock(&self->mutex);
   if (asleep) { /* not under the mutex, which the worker takes first */
