@@ -39,7 +39,7 @@ static void free_block_task(void *args) {
   dc__free(ptr);
 }
 
-/* If it cannot be queued, the block is lost, since the queue may still read it. */
+/* If it cannot be queued, the block is leaked, since queued work may still read it. */
 void dc__comm_run_behind(dc_comm *comm, dc_stream *stream, dc__task_fn fn, void *block) {
   (void)dc__host_launch_func(comm, stream, fn, &block, sizeof block);
 }
@@ -76,7 +76,7 @@ static dc_status submit_members(dc_comm *comm, dc_stream *stream, const group_me
 
 dc_status dc__comm_all_to_all(dc_comm *comm, dc_stream *stream, int32_t op, int32_t root, const dc__coll_item *item) {
   const dc__tag tag = {.graph_id = -1, .id = -1, .op = op};
-  if (comm->world == 1 && item->ranges[0].count != item->ranges[1].count) { /* of more ranks all shall learn of it */
+  if (comm->world == 1 && item->ranges[0].count != item->ranges[1].count) { /* more ranks: the collective reports it */
     const dc__coll coll = {.tag = tag};
     return dc__coll_fail_counts(&coll, 0, item->ranges[0].count, 0, item->ranges[1].count);
   }
@@ -169,7 +169,7 @@ static dc_status submit_coll_group(const char *fn, dc_comm *comm, dc_stream *str
   return group->count == 0 ? DC_OK : submit_members(comm, stream, group->members, group->count);
 }
 
-/* The caller frees it; NULL: none was open. */
+/* Closes the open group. The caller frees it; NULL if none was open. */
 static struct dc__comm_group_state *take_group(dc_comm *comm) {
   pthread_mutex_lock(&comm->mutex);
   struct dc__comm_group_state *group = comm->group;

@@ -30,7 +30,7 @@ void dc__comm_head_destroy(dc_comm *comm) {
 
 dc_status dc__comm_dup(dc_comm *comm, dc_comm **copy) {
   pthread_mutex_lock(&comm->mutex);
-  const uint64_t number = ++comm->copies; /* one that fails on this rank alone counts on all */
+  const uint64_t number = ++comm->copies; /* also counts one that fails on this rank alone, as the other ranks do */
   pthread_mutex_unlock(&comm->mutex);
   DC__TRY(comm->ops->dup(comm, copy));
   (*copy)->origin = dc__digest_add(comm->origin, number);
@@ -199,7 +199,7 @@ dc_status dc__comm_all_gather_int64(dc_comm *comm, const dc__tag *tag, const int
   dc__device_pause();
   dc__comm_all_gather(comm, NULL, tag, &item, 1);
   const dc_status status = dc__comm_check(comm);
-  if (to != table && status == DC_OK) { /* else it is lost */
+  if (to != table && status == DC_OK) { /* else it is leaked, since it may still be written to */
     memcpy(table, to, bytes);
     dc__free(to);
   }

@@ -1,6 +1,6 @@
 /* Communicators behind one table, which each transport implements. Callers queue collectives on a stream and learn of
- * failures from dc__comm_check(). shm/ connects ranks of one machine (threads or processes) by shared memory, and tcp/
- * ranks of several machines, and so does mpi/ by the MPI that is there. external/ wraps the caller's own functions;
+ * failures from dc__comm_check(). shm/ connects threads or processes of one machine by shared memory. tcp/ and mpi/
+ * connect several machines, and levels/ combines one of them with shm/. external/ wraps the caller's own functions.
  * nccl/ moves data between cards, and count/ moves none.
  *
  * A collective is a group of 1 to DC__COMM_GROUP items with one handshake. Every rank calls with the same tag, totals,
@@ -13,7 +13,7 @@
 
 enum {
   DC__COMM_GROUP = 12,
-  DC__COMM_MAX_WORLD = 1024, /* but of shared memory, and of NCCL */
+  DC__COMM_MAX_WORLD = 1024, /* ranks; shared memory and NCCL take fewer */
   DC__COMM_MAX_LOCAL = 64,   /* ranks in shared memory: one message carries two descriptors of each */
 };
 
@@ -24,8 +24,8 @@ typedef struct dc__range {
 } dc__range;
 
 /* Begin and end of an operation's work, for an entry of the flight recorder. The thread that queues a piece of work
- * expects it; the thread that runs it sets begin and end, in dc__ticks(). A device's own work is timed by the device's
- * timestamps. An operation may have several pieces. NULL disables timing. */
+ * counts it in `pending`; the thread that runs it sets begin and end, in dc__ticks(). A device's own work is timed by
+ * the device's timestamps. An operation may have several pieces. NULL disables timing. */
 typedef struct dc__op_timing {
   atomic_llong begun; /* 0: not yet */
   atomic_llong ended; /* of the latest piece; 0: none yet */
@@ -75,20 +75,20 @@ enum dc__coll_kind {
   DC__COLL_REDUCE = 2,
   DC__COLL_BROADCAST = 3,
   DC__COLL_BARRIER = 4,
-  DC__COLL_ALL_TO_ALL = 5 /* a gather to one rank and a scatter from one too, as the operator says */
+  DC__COLL_ALL_TO_ALL = 5 /* also a gather to one rank or a scatter from one, as tag.op says */
 };
 
 typedef struct dc__coll_item {
   const void *send;        /* gather: this rank's range of the tensor; else the whole tensor */
   void *recv;              /* reduce: this rank's range of the tensor; else the whole tensor */
-  const dc__range *ranges; /* for each rank, until the collective is done; all-to-all: of send, then of recv */
-  int64_t total;           /* elements of the ranges, fewer than the tensor's in two levels; all-to-all: of send */
+  const dc__range *ranges; /* one per rank, valid until the collective is done; all-to-all: of send, then of recv */
+  int64_t total;           /* elements in the ranges, in two levels fewer than in the tensor; all-to-all: of send */
   int64_t id;              /* parameter; -1: none */
   int32_t dtype;           /* of send, and of recv in a gather */
   int32_t recv_dtype;      /* reduce: of recv; results are converted after the division */
   int32_t accumulate;      /* reduce: 1 = recv += result, 0 = recv = result */
   int32_t reduce_op;       /* reduce: DC_SUM or DC_MEAN */
-  int32_t lacks_recv;      /* reduce: 1 = this rank has no memory for what a gather behind it brings: all ranks fail */
+  int32_t lacks_recv;      /* reduce: 1 = this rank has no memory for the gather that follows, so all ranks fail */
 } dc__coll_item;
 
 typedef struct dc__coll dc__coll;   /* host_transport.h */
@@ -105,20 +105,20 @@ typedef struct dc__comm_ops {
   void (*all_to_all)(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *item, int32_t root);
   void (*barrier)(dc_comm *comm, const dc__tag *tag);
   dc_status (*dup)(dc_comm *comm, dc_comm **copy);
-  /* Optional; called by all ranks at once (split.h). */
+  /* Optional; collective (split.h). */
   dc_status (*split)(dc_comm *comm, const dc__split *split, dc_comm **part);
-  /* Instead of it, where ranks cannot ask each other: the part of dc__comm_split_even(). */
+  /* Replaces split if ranks cannot exchange their colors; see dc__comm_split_even(). */
   dc_status (*split_even)(dc_comm *comm, int32_t first, int32_t step, int32_t world, dc_comm **part);
   void (*abort)(dc_comm *comm, const char *reason);
   /* Optional, for transports on top of this one: fails the group on all ranks with this thread's last error. */
   void (*fail_group)(dc_comm *comm, dc_status status);
-  /* All of a collective, blocking, on a host thread; host_transport.h builds the four above on it. */
+  /* Runs a whole collective on a host thread, and blocks. host_transport.h builds the collectives above on it. */
   void (*run)(dc_comm *comm, const dc__coll *coll);
   /* For transports on top of this one: the handshake of a collective without its data. True if all ranks passed the
    * same word, which may differ. */
   bool (*agree)(dc_comm *comm, const dc__coll *coll, uint64_t word);
-  /* Optional: brackets a wait for other ranks on another communicator. Meanwhile the data of this one's earlier
-   * collectives go on, which a rank may need before it can come there. */
+  /* Optional: brackets a wait for other ranks on another communicator. Meanwhile this one moves the data of its earlier
+   * collectives on, which a rank may need before it can join that wait. */
   void (*progress)(dc_comm *comm, bool waits);
   /* Optional, for transports on top of another communicator: gives that one the parent too. */
   void (*set_parent)(dc_comm *comm, dc_comm *parent);
@@ -130,7 +130,7 @@ typedef struct dc__comm_ops {
   dc_status (*heap_alloc)(dc_comm *comm, size_t bytes, void **ptr);
   void (*heap_free)(dc_comm *comm, void *ptr, size_t bytes);
   bool (*peer_accessible)(dc_comm *comm, const void *ptr, size_t bytes); /* can peers read it in place? */
-  /* Optional, and only together: for all copies. */
+  /* Optional, both or none. They apply to all copies. */
   dc_status (*set_checksums)(dc_comm *comm, bool enable);
   bool (*has_checksums)(const dc_comm *comm);
   void (*destroy)(dc_comm *comm);
@@ -163,21 +163,21 @@ struct dc_comm {
   int32_t world;
   bool single_rank;        /* one rank: collectives on a device's stream are plain work of that stream */
   bool stream_ordered;     /* collectives on a device's stream are issued to it, and may be captured into a graph */
-  bool keeps_memory;       /* after a failure a collective's memory may still be written to: a request of MPI goes on */
+  bool keeps_memory;       /* after a failure an MPI request may still write to a collective's memory */
   bool supports_device;    /* tensors may lie in memory that the host cannot access */
   int32_t memory_space;    /* of the only device that its heap and supports_device refer to; 0: host heap, any device */
   const dc_device *device; /* the only one whose streams it takes; NULL: those that the two above allow */
   int64_t timeout_ns;
   dc__comm_usage *usage; /* NULL if the transport does not publish it */
   dc__owner owner;
-  dc_comm *parent; /* whose failure ends this one's waits; NULL: none */
+  dc_comm *parent; /* its failure ends this one's waits; NULL: none */
   atomic_int refs;
-  atomic_int exclusive;               /* 1 while dc__comm_acquire_exclusive() has lent it, since it has no copies */
-  atomic_llong wire_bytes;            /* read from other ranks by all collectives */
-  atomic_ullong numbered;             /* collectives that were called, for dc__comm_number() */
-  uint64_t origin;                    /* of which communicator it is which copy, as a hash; 0: of none */
+  atomic_int exclusive;               /* 1 while dc__comm_acquire_exclusive() lends it, because it cannot be copied */
+  atomic_llong wire_bytes;            /* received from other ranks in all collectives */
+  atomic_ullong numbered;             /* collectives called so far, for dc__comm_number() */
+  uint64_t origin;                    /* hash of which copy this is, of which communicator; 0: it is no copy */
   pthread_mutex_t mutex;              /* guards copies, failure, group, scratch */
-  uint64_t copies;                    /* asked for so far */
+  uint64_t copies;                    /* requested so far */
   dc__failure failure;                /* the first one; sticky */
   atomic_int failed;                  /* failure.status != DC_OK, for a fast check */
   struct dc__comm_group_state *group; /* dc_comm_group_begin … end (coll_group.c) */
@@ -190,15 +190,15 @@ void dc__comm_head_destroy(dc_comm *comm);
 /* Keeps the first failure; the text is this thread's last error. */
 void dc__comm_fail(dc_comm *comm, dc_status status);
 
-/* Calls ops->dup. The copy knows its origin, which ranks compare in every collective. For a transport pairs the n-th
- * copies of a group, and two threads may make theirs in another order on each rank. */
+/* Calls ops->dup and sets the copy's origin, which ranks compare in every collective. A transport pairs the n-th copies
+ * of a group, but two threads may make theirs in another order on each rank. */
 dc_status dc__comm_dup(dc_comm *comm, dc_comm **copy);
-/* The number of the first of so many collectives. A thread calls them in one order, but streams run them in any; so
- * ranks compare the numbers, else equal shapes would exchange each other's data. */
+/* Numbers the next `collectives` and returns the first number. A thread calls them in one order, but streams may run
+ * them in another. So ranks compare the numbers: else collectives of equal shapes could exchange each other's data. */
 uint64_t dc__comm_number(dc_comm *comm, uint64_t collectives);
 /* Notes that the calling thread uses the communicator and requests `collectives` of them. */
 void dc__comm_note_request(dc_comm *comm, uint64_t collectives);
-/* Handshakes beside those of requests: later requests get the numbers of theirs. */
+/* Counts handshakes beyond one per request, so that later requests keep the numbers of their handshakes. */
 void dc__comm_note_handshakes(dc_comm *comm, uint64_t count);
 /* The only thread that uses the communicator, if the calling thread's work blocks it; else 0. */
 uint64_t dc__comm_blocked_user(const dc_comm *comm);
@@ -212,8 +212,8 @@ void dc__comm_release_exclusive(dc_comm *exclusive_comm);
 /* DC_OK, or the sticky failure as this thread's last error. Cheap if there is none. */
 dc_status dc__comm_check(dc_comm *comm);
 /* For a part that one user uses together with its whole. A failure of `parent` ends collectives of comm that wait for
- * other ranks over shared memory or TCP, and with them comm. The creation of copies and parts does not look at it. No
- * collective of comm runs meanwhile. `parent` outlives comm, or is taken away again: NULL. */
+ * other ranks over shared memory or TCP, and fails comm. The creation of copies and parts ignores it. Call this while
+ * no collective of comm runs. `parent` must outlive comm, or be reset to NULL. */
 void dc__comm_set_parent(dc_comm *comm, dc_comm *parent);
 /* For transports, while they wait: the failure of the parent, or of one of its parents. */
 dc_status dc__comm_check_parents(const dc_comm *comm);
@@ -252,8 +252,8 @@ void dc__comm_free_scratch(dc_comm *comm);
 /* Collective (split.c). Orders the ranks of each color by key, then by rank. *part is NULL if color is -1. Succeeds on
  * all ranks or on none. */
 dc_status dc__comm_split(dc_comm *comm, int32_t color, int32_t key, dc_comm **part);
-/* Collective. A part of `world` ranks, each step-th from `first` on, of which this rank is one; all ranks are in such
- * parts. The counting communicator, whose ranks cannot be asked for a color, can be split so alone. */
+/* Collective. Divides all ranks into parts of `world` ranks. This rank's part has every step-th rank from `first` on.
+ * The counting communicator can only be split this way, since it has no other ranks to exchange colors with. */
 dc_status dc__comm_split_even(dc_comm *comm, int32_t first, int32_t step, int32_t world, dc_comm **part);
 
 /* Constructors. src/api/comm.c has checked the arguments; no option but heap_bytes is 0. */
@@ -279,14 +279,14 @@ dc_status dc__comm_create_mpi(const dc_comm_options *options, dc_comm **comm);
  * in two levels where that is possible, else it is `whole`. node: a text that the ranks of one machine have in common;
  * NULL: the machine's name; empty: this rank shares memory with no other. */
 dc_status dc__comm_create_levels(dc_comm *whole, const char *node, dc_comm **comm);
-/* The MPI that it would use, as a text that stays. DC_E_UNSUPPORTED if there is none, with the reason. */
+/* The MPI that would be used, a text that stays valid. DC_E_UNSUPPORTED if there is none, with the reason. */
 dc_status dc__mpi_version(const char **version);
 
 /* ---- launch/launch.c ---- */
 
-/* For dc_launch_get(): what a launcher says in the environment. Texts live until this thread's next call. */
+/* For dc_launch_get(): reads a launcher's variables in the environment. Texts live until this thread's next call. */
 dc_status dc__launch_read(dc_launch *launch);
-/* The ranks that a launcher of MPI, Slurm or Flux says it started; 0: it does not say. */
+/* The number of ranks that a launcher of MPI, Slurm or Flux says it started; 0 if none says. */
 int32_t dc__launch_mpi_size(void);
 /* Version of the NCCL that would be used, 22907 for 2.29.7. DC_E_UNSUPPORTED if there is none, with the reason. */
 dc_status dc__nccl_version(int32_t *version);

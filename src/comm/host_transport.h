@@ -9,12 +9,12 @@
 /* One group of items. A broadcast is one item of bytes, with the data in recv and, on the root, in send too. */
 struct dc__coll {
   dc_comm *comm;
-  dc_device *device; /* of the stream it was queued on; NULL if the data is on the host */
-  dc_stream *stream; /* that run() issues it to; NULL if run() moves the data itself */
+  dc_device *device; /* the device of the stream it was queued on; NULL if the data is on the host */
+  dc_stream *stream; /* the stream that run() issues it to; NULL if run() moves the data itself */
   dc__tag tag;
   int32_t kind;
   int32_t count;
-  int32_t root;     /* broadcast, and an all-to-all that is a gather or scatter */
+  int32_t root;     /* of a broadcast, or of an all-to-all that is a gather or scatter */
   int32_t first;    /* the number that rank 0 has in the caller's communicator, for error texts */
   int32_t captured; /* 1 if the issued work becomes part of a graph, on every rank */
   dc__coll_item items[DC__COMM_GROUP];
@@ -57,13 +57,13 @@ enum { DC__COLL_NO_GRAPH = -1, DC__COLL_TEXT = 160 };
 void dc__coll_describe(char text[DC__COLL_TEXT], const dc__coll_name *name);
 /* "reduce_grad of parameter 3", without sizes. */
 void dc__coll_describe_op(char text[DC__COLL_TEXT], int32_t op, int64_t id);
-/* DC_E_MISMATCH: a rank of an all-to-all sends another number of elements than the other one expects. */
+/* DC_E_MISMATCH: in an all-to-all, a rank sends a number of elements that the receiver does not expect. */
 dc_status dc__coll_fail_counts(const dc__coll *coll, int32_t from, int64_t sent, int32_t to, int64_t expected);
-/* For transports that tell all ranks all sizes of an all-to-all: a row of 2 * world counts for each rank, of what it
- * sends and then of what it expects. All ranks find the same difference. */
+/* For transports that tell every rank all sizes of an all-to-all. Each rank has a row of 2 * world counts: the elements
+ * that it sends to each rank, then those that it expects from each. All ranks find the same difference. */
 void dc__coll_list_counts(const dc__coll *coll, int32_t world, int64_t *row);
 dc_status dc__coll_compare_counts(const dc__coll *coll, int32_t world, const int64_t *rows);
-/* DC_E_MISMATCH: one of two ranks captures. */
+/* DC_E_MISMATCH: only one of two ranks captures a graph. */
 dc_status dc__coll_fail_capture_mismatch(int32_t captures, const dc__tag *captured, int32_t other,
                                          const dc__tag *plain);
 

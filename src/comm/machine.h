@@ -4,8 +4,8 @@
 
 enum { DC__MACHINE_NAME = 64 };
 
-/* A text of the machine's boot and of the network namespace: equal where loopback and abstract sockets reach. Padded
- * with zeros. */
+/* A text made of the boot ID and the network namespace, padded with zeros. It is equal for processes that reach each
+ * other by loopback and abstract sockets. */
 void dc__machine_name(char machine[DC__MACHINE_NAME]);
 
 #endif

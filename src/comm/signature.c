@@ -33,7 +33,7 @@ void dc__signature_fill(dc__signature *call, const dc_comm *comm, const dc__coll
   call->memory_space = coll->device == NULL ? 0 : coll->device->memory_space;
   call->captured = coll->captured;
   call->missing_recv = 1 + dc__coll_missing_recv(coll, comm->rank);
-  const bool shared = coll->kind != DC__COLL_ALL_TO_ALL; /* else sizes are each rank's own */
+  const bool shared = coll->kind != DC__COLL_ALL_TO_ALL; /* an all-to-all's sizes differ by rank */
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     call->items[i] = (dc__signature_item){.total = shared ? item->total : 0,
@@ -148,7 +148,7 @@ static dc_status compare_order(int32_t rank, int32_t other, const dc__signature 
   const int32_t low = other < rank ? other : rank, high = other < rank ? rank : other;
   const dc__call_order a = calls[low]->order, b = calls[high]->order;
   if (a.origin == b.origin && a.number == b.number) {
-    return DC_OK; /* before the text, which takes longer than all comparisons */
+    return DC_OK; /* without the text, which takes longer than all comparisons */
   }
   char text[DC__COLL_TEXT];
   describe_signature(text, calls[low], 0, false);

@@ -6,7 +6,8 @@
 #include "comm/host_transport.h"
 #include "comm/rank_set.h"
 
-/* Where a call belongs. Calls that are alike in all else may be of other copies, or at another place in time. */
+/* The communicator and the position of a call. Calls that are equal otherwise may belong to other copies, or be earlier
+ * or later ones. */
 typedef struct dc__call_order {
   uint64_t origin; /* dc_comm.origin */
   uint64_t number; /* dc__comm_number() */
@@ -35,7 +36,7 @@ typedef struct dc__signature {
   dc__signature_item items[DC__COMM_GROUP];
 } dc__signature;
 
-/* Of a collective on `comm`. Items may have no ranges. */
+/* Fills in the signature of a collective on `comm`. Items may have no ranges. */
 void dc__signature_fill(dc__signature *call, const dc_comm *comm, const dc__coll *coll, uint64_t word);
 uint64_t dc__digest_add(uint64_t digest, uint64_t value);
 /* A hash of what dc__signature_compare() compares for equality. */
@@ -47,7 +48,7 @@ dc_status dc__coll_fail_missing_recv(int64_t id, int32_t rank);
 /* DC_E_MISMATCH on all ranks: the two sets wait for each other in different calls. */
 dc_status dc__signature_fail_deadlock(int32_t world, const dc__rank_set *some, const char *call,
                                       const dc__rank_set *others, const char *other_call);
-/* DC_E_MISMATCH if they differ. call: how it is named; `low` is the lower rank. */
+/* DC_E_MISMATCH if they differ. `call` names it in the error text; `low` is the lower rank. */
 dc_status dc__call_order_compare(const char *call, int32_t low, dc__call_order low_order, int32_t high,
                                  dc__call_order high_order);
 /* Compares the ranks' calls, one per rank; `rank` is this one. */

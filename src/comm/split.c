@@ -70,7 +70,7 @@ static void split_find_part(const dc_comm *comm, const int64_t *table, dc__split
   part->name[1] = (uint64_t)leader[SPLIT_NAME + 1];
 }
 
-/* The error of rank r's words in the table, as this rank says it. */
+/* Turns the error in rank r's words of the table into this rank's error. */
 static dc_status split_rank_error(const dc_comm *comm, const int64_t *table, int32_t r) {
   const int64_t *words = &table[(size_t)r * SPLIT_WORDS];
   char whose[32] = "";
@@ -86,7 +86,7 @@ static dc_status split_rank_error(const dc_comm *comm, const int64_t *table, int
              : dc__fail(DC_E_INVALID, "dc_comm_split: %spart is NULL", whose);
 }
 
-/* A rank whose arguments are bad takes part: all ranks then have an error, and go on in step. */
+/* A rank with invalid arguments still takes part, so that all ranks return an error and stay in step. */
 static dc_status split_exchange_colors(dc_comm *comm, int32_t color, int32_t key, bool has_part, int64_t *table) {
   int64_t own[SPLIT_WORDS] = {[SPLIT_COLOR] = color, [SPLIT_KEY] = key};
   const bool random = dc__random_bytes(&own[SPLIT_NAME], 2 * sizeof own[0]);

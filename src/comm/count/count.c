@@ -1,5 +1,5 @@
-/* One rank of a group that is not there, on the counting device: collectives move nothing, and their bytes and time are
- * counted. Where values matter to the host, other ranks are taken to have this one's. */
+/* One rank of an imagined group, on the counting device. Collectives move nothing; their bytes and time are counted. If
+ * the host reads their results, the other ranks are assumed to have this rank's values. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@ typedef struct count_comm {
   dc_device *device;
   bool heap;           /* peers read shards in place from a heap, as in shared memory and through NCCL */
   int32_t first, step; /* rank i is rank first + i * step of the machine; parts of a group need not be neighbours */
-  int32_t length;      /* of a block of ranks of one node, where collectives go in two levels; 1: they do not */
+  int32_t length;      /* ranks in a block of one node, if collectives run in two levels; else 1 */
 } count_comm;
 
 /* Bytes that this rank receives, from ranks of its node and from others. */
@@ -24,7 +24,7 @@ static bool count_same_node(const count_comm *self, int32_t a, int32_t b) {
   return ranks == 0 || from / ranks == to / ranks;
 }
 
-/* As dc__comm_create_levels() cuts ranks into blocks. A heap is shared memory's, or NCCL's, which has no levels. */
+/* Finds the same blocks as dc__comm_create_levels(). A heap stands for shared memory or NCCL, which have no levels. */
 static int32_t count_block_length(const count_comm *self) {
   const int32_t world = self->head.world;
   if (self->heap || count_same_node(self, 0, world - 1)) {
@@ -42,7 +42,7 @@ static int32_t count_block_length(const count_comm *self) {
   return 1;
 }
 
-/* Whether a part comes within the node. In two levels an all-to-all goes over the network to other blocks. */
+/* Whether a part arrives from within the node. In two levels an all-to-all reaches other blocks over the network. */
 static bool count_is_near(const count_comm *self, const dc__coll *coll, int32_t from) {
   const int32_t rank = self->head.rank, length = self->length;
   return coll->kind == DC__COLL_ALL_TO_ALL && length > 1 ? from / length == rank / length
@@ -53,7 +53,7 @@ static int64_t *link_from(const count_comm *self, const dc__coll *coll, received
   return count_is_near(self, coll, from) ? &bytes->node : &bytes->network;
 }
 
-/* As the other transports move data: each rank reads its part from every other one. */
+/* Counts as the other transports move data: each rank reads its part from every other one. */
 static received count_received(const count_comm *self, const dc__coll *coll) {
   const int32_t rank = self->head.rank, world = self->head.world;
   received bytes = {0, 0};
@@ -74,8 +74,8 @@ static received count_received(const count_comm *self, const dc__coll *coll) {
   return bytes;
 }
 
-/* In two levels a rank's column is over the network and its block in the node: once for each block's part of an item. A
- * reduction's column adds the blocks' partial sums. */
+/* Counts in two levels. A rank's column crosses the network; its block stays in the node, once for each block's part of
+ * an item. A reduction's column adds the blocks' partial sums. */
 static received count_received_in_levels(const count_comm *self, const dc__coll *coll) {
   const int32_t rank = self->head.rank, length = self->length, place = rank % length;
   received bytes = {0, 0};
@@ -102,7 +102,7 @@ static received count_received_in_levels(const count_comm *self, const dc__coll 
   return bytes;
 }
 
-/* Both kinds of links work at the same time, but for two levels. A rank alone waits for none. */
+/* Both kinds of links work at the same time, except in two levels. A single rank waits for none. */
 static int64_t count_time(const count_comm *self, const received *bytes, bool in_levels) {
   if (self->head.world == 1) {
     return 0;
@@ -127,7 +127,7 @@ static void fill_host_item(const count_comm *self, const dc__coll_item *item) {
   }
 }
 
-/* The others' parts are taken to be this rank's part for itself. */
+/* Assumes that the others' parts equal this rank's part for itself. */
 static void fill_all_to_all(const count_comm *self, const dc__coll_item *item) {
   const size_t size = dc_dtype_size(item->dtype);
   const dc__range own = item->ranges[self->head.rank];
@@ -217,7 +217,7 @@ static const dc__comm_ops with_heap = {COUNT_OPS, .heap_alloc = count_heap_alloc
 static const dc__comm_ops without_heap = {COUNT_OPS};
 static const dc__comm_ops with_block_heap = {COUNT_OPS, .heap_alloc = count_heap_alloc, .heap_free = count_heap_free};
 
-/* Two levels have the heap of the block, which other blocks cannot read. */
+/* In two levels the heap belongs to the block, and other blocks cannot read it. */
 static void count_choose_ops(count_comm *self) {
   self->length = count_block_length(self);
   self->head.ops = self->heap ? &with_heap : self->length > 1 ? &with_block_heap : &without_heap;

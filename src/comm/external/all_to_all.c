@@ -1,11 +1,12 @@
-/* The caller's all-to-all through the callbacks. The ranks first tell each other the sizes of all parts. Without the
- * function all_to_all each rank gathers all that any rank sends, and takes its parts. */
+/* The caller's all-to-all through the callbacks. The ranks first exchange the sizes of all parts. If the caller has no
+ * function all_to_all, each rank gathers all data of all ranks, and takes its parts. */
 #include <string.h>
 
 #include "comm/external/external.h"
 #include "comm/windows.h"
 
-/* A row of each rank, and then a copy of this rank's: elements that it sends each rank, and that it expects. */
+/* One row for each rank, and then a copy of this rank's row: the elements that it sends to each rank, then those that
+ * it expects from each. */
 static int64_t *counts_of(const dc__external *self, int32_t rank) {
   return (int64_t *)(void *)self->scratch[2] + rank * 2 * (int64_t)self->head.world;
 }
@@ -38,7 +39,7 @@ static dc_status call_all_to_all(dc__external *self, const dc__coll *coll) {
   const int64_t *own = counts_of(self, self->head.rank);
   const dc_comm_callbacks *c = &self->callbacks;
   const dc__coll_item *item = &coll->items[0];
-  const void *send = item->send != NULL ? item->send : own; /* so that it has an address, from which others add 0 */
+  const void *send = item->send != NULL ? item->send : own; /* not NULL: the callee may add an offset of 0 */
   void *recv = item->recv != NULL ? item->recv : counts_of(self, 0);
   DC__TRY(dc__external_callback_begin(self, coll, "all_to_all"));
   DC__TRY(dc__external_callback_end(self, coll,
@@ -47,7 +48,7 @@ static dc_status call_all_to_all(dc__external *self, const dc__coll *coll) {
   return DC_OK;
 }
 
-/* most: elements of the rank that sends most. */
+/* `most` is the largest number of elements that any rank sends. */
 static dc_status call_all_gather(dc__external *self, const dc__coll *coll, int64_t most) {
   const dc_comm_callbacks *c = &self->callbacks;
   const dc__coll_item *item = &coll->items[0];

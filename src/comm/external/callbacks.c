@@ -7,7 +7,7 @@
 
 #include "comm/external/external.h"
 
-/* Requires the mutex, and so do the next ones. */
+/* This function and the next ones require the mutex. */
 static void external_keep_failure(dc__external_group *group, dc_status status) {
   dc__failure_keep(&group->failure, status);
   atomic_store_explicit(&group->failed, 1, memory_order_release);
@@ -22,7 +22,7 @@ static void abort_members(dc__external_group *group) {
   }
 }
 
-/* A failed group's abort, since the others may wait for the callback that this rank does not call or did not finish. */
+/* Aborts a failed group, since other ranks may wait for a callback that this rank does not make or finish. */
 static dc_status check_group(dc__external_group *group) {
   dc_status status = dc__failure_raise(&group->failure);
   if (status != DC_OK && !group->aborted) {
@@ -31,8 +31,8 @@ static dc_status check_group(dc__external_group *group) {
   return status;
 }
 
-/* Whether another thread is in a callback of a copy, to which the other ranks no longer come. False in a callback,
- * since abort may need a lock that it holds. */
+/* Whether another thread is in a callback of a copy, which the other ranks no longer join. False inside a callback,
+ * since abort may need a lock that the callback holds. */
 static bool is_called_elsewhere(const dc__external_group *group) {
   bool elsewhere = false;
   for (const dc__external *member = group->members; member != NULL; member = member->next) {
@@ -63,7 +63,8 @@ void dc__external_fail_alone(dc__external_group *group, dc_status status) {
   pthread_mutex_unlock(&group->mutex);
 }
 
-/* Functions that either all ranks' tables have or none: a rank that calls another one waits for the others in vain. */
+/* Functions that the tables of all ranks have, or of none: ranks that call different functions wait for each other
+ * forever. */
 static const char *const shared_functions[] = {"reduce_scatter", "all_to_all", "dup", "split"};
 
 int64_t dc__external_functions(const dc_comm_callbacks *c) {
@@ -101,7 +102,7 @@ dc_status dc__external_callback_begin(dc__external *self, const dc__coll *coll, 
                                       .id = coll != NULL ? coll->tag.id : -1,
                                       .op = coll != NULL ? coll->tag.op : 0};
   pthread_mutex_lock(&self->group->mutex);
-  dc_status status = check_group(self->group); /* whose abort came too early for the callback */
+  dc_status status = check_group(self->group); /* an earlier abort would not end this callback */
   if (status == DC_OK) {
     *callback_slot(self, coll) = call;
   }

@@ -1,6 +1,6 @@
-/* Gathers and reductions through the caller's callbacks. With all_to_all parts are exchanged as they are, and added
- * here. Without it only equal counts and sums are there: ragged ranges are padded, 16-bit floats summed in float32, and
- * means divided here. */
+/* Gathers and reductions through the caller's callbacks. With all_to_all, parts are exchanged as they are, and added
+ * here. Without it, callbacks offer only equal counts and sums: ragged ranges are padded, 16-bit floats are summed in
+ * float32, and means are divided here. */
 #include <string.h>
 
 #include "comm/external/external.h"
@@ -33,7 +33,7 @@ static int64_t item_size(const dc__coll_item *item) {
   return (int64_t)dc_dtype_size(item->dtype);
 }
 
-/* The type that all items have, else bytes. */
+/* The type of all items, or bytes if they differ. */
 static int32_t common_dtype(const dc__coll *coll) {
   for (int32_t i = 1; i < coll->count; i++) {
     if (coll->items[i].dtype != coll->items[0].dtype) {
@@ -54,7 +54,8 @@ static int64_t part_bytes(const dc__coll *coll, int32_t rank) {
   return bytes;
 }
 
-/* Copies a rank's parts to, or for a gather from, memory where they lie one behind the other. */
+/* Packs a rank's parts of all items one behind the other, and returns the end. In a gather, `send` holds only this
+ * rank's. */
 static char *external_pack_parts(const dc__coll *coll, int32_t rank, char *packed) {
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
@@ -81,7 +82,7 @@ static void external_unpack_parts(const dc__coll *coll, int32_t world, const cha
   }
 }
 
-/* Adds what all ranks sent of this rank's parts, in the order of every transport. */
+/* Adds all ranks' contributions to this rank's parts, in the same order as every transport. */
 static void add_parts(const dc__external *self, const dc__coll *coll, const char *packed, const void **sources) {
   const int64_t stride = part_bytes(coll, self->head.rank);
   for (int32_t i = 0; i < coll->count; i++) {
@@ -99,7 +100,7 @@ static void add_parts(const dc__external *self, const dc__coll *coll, const char
   }
 }
 
-/* Of items of one type. */
+/* Exchanges items of one type. */
 static dc_status exchange_once(dc__external *self, const dc__coll *coll) {
   const int32_t world = self->head.world, rank = self->head.rank, dtype = coll->items[0].dtype;
   const int64_t size = (int64_t)dc_dtype_size(dtype), own = part_bytes(coll, rank);
@@ -118,7 +119,7 @@ static dc_status exchange_once(dc__external *self, const dc__coll *coll) {
   int64_t *counts = (int64_t *)(void *)table;
   int64_t *send_counts = reduce ? counts : counts + world, *recv_counts = reduce ? counts + world : counts;
   for (int32_t r = 0; r < world; r++) {
-    counts[r] = part_bytes(coll, r) / size; /* a part of each rank's, and this rank's part from, or to, each */
+    counts[r] = part_bytes(coll, r) / size; /* the part of each rank, and this rank's part, once for each rank */
     counts[world + r] = own / size;
   }
   char *end = send;

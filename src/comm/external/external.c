@@ -45,7 +45,7 @@ static void fail_group(dc__external *self, dc_status status) {
   external_poll_failure(&self->head);
 }
 
-/* Of this rank's part of a collective, say, for which the others may wait. */
+/* For failures that other ranks may not see, such as in this rank's part of a collective, for which they may wait. */
 static dc_status fail_alone(dc__external *self, dc_status status) {
   if (status != DC_OK) {
     dc__external_fail_alone(self->group, status);
@@ -134,7 +134,7 @@ static dc_status compare_with_rank_zero(const int64_t *zero, int32_t r, const in
                   strcmp(zero_text, other_text) == 0 ? ", which differ in graph, split or a later tensor" : "");
 }
 
-/* *same: all ranks passed the same word. All ranks find the same differences. */
+/* Sets *same if all ranks passed the same word. All ranks find the same differences. */
 static dc_status external_compare_signatures(dc__external *self, const dc__coll *coll, uint64_t word, bool *same) {
   const int64_t *all = self->signatures;
   *same = true;
@@ -310,7 +310,7 @@ static dc_status external_create(const dc_comm_callbacks *callbacks, dc__externa
   pthread_mutex_lock(&group->mutex);
   self->next = group->members;
   group->members = self;
-  pthread_cond_signal(&group->changed); /* it has a deadline of its own */
+  pthread_cond_signal(&group->changed); /* for the watchdog: the member has its own deadline */
   pthread_mutex_unlock(&group->mutex);
   *comm = &self->head;
   return DC_OK;

@@ -35,7 +35,7 @@ typedef struct dc__external {
   dc__external_group *group;
   struct dc__external *next;
   dc__external_callback running[DC__EXTERNAL_SLOTS];
-  pthread_mutex_t collective_mutex; /* one collective at a time; scratch */
+  pthread_mutex_t collective_mutex; /* one collective at a time; guards scratch */
   char *scratch[3];                 /* packed send, packed recv, counts */
   int64_t scratch_bytes[3];
   int64_t *signatures; /* of all ranks */
@@ -46,12 +46,13 @@ void dc__external_fail(dc__external_group *group, dc_status status);
 /* The same for a failure that the other ranks may not see: calls abort, once, which ends their waits. */
 void dc__external_fail_alone(dc__external_group *group, dc_status status);
 
-/* callbacks.c: which functions a table has of those that all ranks' tables have or none, as bits. */
+/* callbacks.c: a bit for each function that the table has, of those that the tables of all ranks must have, or of
+ * none. */
 int64_t dc__external_functions(const dc_comm_callbacks *c);
-/* DC_E_MISMATCH: a rank has others than rank 0. */
+/* DC_E_MISMATCH: a rank's table has other functions than rank 0's. */
 dc_status dc__external_fail_functions(int32_t rank, int64_t functions, int64_t zero_functions);
-/* callbacks.c: brackets each callback; the first one refuses it in a failed group, the second one turns its result into
- * a status. coll is NULL for dup. */
+/* callbacks.c: they bracket each callback. The first refuses it in a failed group; the second turns its result into a
+ * status. coll is NULL for dup. */
 dc_status dc__external_callback_begin(dc__external *self, const dc__coll *coll, const char *callback);
 dc_status dc__external_callback_end(dc__external *self, const dc__coll *coll, int32_t error);
 /* DC_E_STATE on a thread that runs a callback of this communicator, since it would deadlock. */

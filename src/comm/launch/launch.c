@@ -1,5 +1,5 @@
-/* Reads what launchers say in the environment. Each has its own variables; the first launcher in the order of the table
- * whose number of ranks is there counts. A number of 1 without a rank yields to a later launcher that has both. */
+/* Reads launchers' variables in the environment. The first launcher in the table's order whose number of ranks is set
+ * counts. But a number of 1 without a rank yields to a later launcher that sets both. */
 #define _GNU_SOURCE /* secure_getenv */
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ typedef struct launch_source {
 
 enum { ENVIRONMENT, OPEN_MPI, PMI, SLURM, FLUX, SOURCES };
 
-/* Where the texts of a dc_launch lie. */
+/* The memory of a dc_launch's texts. */
 static _Thread_local char launch_address[ADDRESS_BYTES], launch_group[GROUP_BYTES];
 
 static launch_variable launch_variable_of(const char *name) {
@@ -69,7 +69,7 @@ static void launch_fill_sources(launch_source sources[SOURCES]) {
 
 /* ---- numbers ---- */
 
-/* A variable that is not set leaves *number. */
+/* A variable that is not set leaves *number unchanged. */
 static dc_status launch_read_number(launch_variable variable, int32_t least, int32_t most, int32_t *number) {
   if (variable.text == NULL) {
     return DC_OK;
@@ -99,7 +99,7 @@ static dc_status launch_read_numbers(const launch_source *source, dc_launch *lau
   return launch_read_number(source->node, 0, MOST_RANKS, &launch->node);
 }
 
-/* Slurm's list of tasks by node, such as "4(x3),2"; 0: it has no such node. */
+/* A node's number of tasks in Slurm's list, such as "4(x3),2"; 0 if the list has no such node. */
 static int32_t launch_tasks_of_node(const char *list, int32_t node) {
   while (list != NULL && *list != '\0' && node >= 0) {
     int tasks = 0, nodes = 1, read = 0;
@@ -120,12 +120,12 @@ static bool launch_is_text(launch_variable variable, const char *text) {
   return variable.text != NULL && strcmp(variable.text, text) == 0;
 }
 
-/* An address 127.x, and not a name that begins so. */
+/* Whether the text is an address 127.x, and not a name that begins like one. */
 static bool launch_is_loopback(const char *text) {
   return strncmp(text, "127.", 4) == 0 && strspn(text, "0123456789.") == strlen(text);
 }
 
-/* MASTER_ADDR is this machine, as far as its text says. */
+/* Whether MASTER_ADDR is this machine, as far as its text shows. */
 static bool launch_is_local(launch_variable host) {
   char own[HOST_BYTES] = "";
   (void)gethostname(own, sizeof own - 1);
@@ -133,7 +133,7 @@ static bool launch_is_local(launch_variable host) {
          strcasecmp(host.text, "localhost") == 0 || strcasecmp(host.text, own) == 0;
 }
 
-/* The ranks of this machine, where no variable of the source has their number. */
+/* The number of ranks on this machine, if no variable of the source has it; 0 if it is unknown. */
 static int32_t launch_find_local_size(int32_t source, const dc_launch *launch) {
   bool one_machine = launch->world_size == 1;
   if (source == ENVIRONMENT) {
@@ -172,7 +172,7 @@ static dc_status launch_check_local(const launch_source *source, const dc_launch
 
 /* ---- where the ranks meet ---- */
 
-/* The first of Slurm's list of nodes, such as "n[001-004,7],m1" and "rack[1-2]n[3,5]". */
+/* The first node in Slurm's list, such as "n[001-004,7],m1" and "rack[1-2]n[3,5]". */
 static void launch_first_host(const char *list, char host[HOST_BYTES]) {
   size_t used = 0;
   bool skips = false, in_brackets = false;
@@ -196,7 +196,7 @@ static void launch_set_address(dc_launch *launch, const char *host, int32_t port
   launch->address = launch_address;
 }
 
-/* Slurm has no port for its steps. Ports from 61440 on are none that Linux gives to connections by itself. */
+/* Slurm gives its steps no port. By default Linux assigns no ports from 61440 on to outgoing connections. */
 static int32_t launch_slurm_port(const char *job, const char *step) {
   enum { FIRST_PORT = 61440, PORTS = 4000, STEP_PORTS = 16 };
   unsigned long long number = strtoull(job, NULL, 10) + STEP_PORTS * strtoull(step, NULL, 10);
@@ -219,7 +219,7 @@ static dc_status launch_find_address(int32_t source, dc_launch *launch) {
   return DC_OK;
 }
 
-/* FNV-1a over the texts, each with its end. */
+/* FNV-1a over the texts, each with its terminating zero. */
 static void launch_hash_group(const char *prefix, const launch_variable *variables, size_t count) {
   uint64_t hash = UINT64_C(0xcbf29ce484222325);
   for (size_t i = 0; i < count; i++) {
@@ -231,7 +231,7 @@ static void launch_hash_group(const char *prefix, const launch_variable *variabl
   snprintf(launch_group, sizeof launch_group, "libdc-%s-%016" PRIx64, prefix, hash);
 }
 
-/* Unlike any other group's that may be under way. */
+/* Finds a group name that no other group has at the same time. */
 static dc_status launch_find_group(int32_t source, dc_launch *launch) {
   const launch_variable group = launch_variable_of("LIBDC_GROUP");
   const launch_variable meeting[] = {launch_variable_of("MASTER_PORT"), launch_variable_of("MASTER_ADDR"),
@@ -276,8 +276,8 @@ static bool launch_yields(const launch_source sources[SOURCES], int32_t source) 
   return later && launch_is_text(sources[source].size, "1") && sources[source].rank.text == NULL;
 }
 
-/* The first source from `first` on; SOURCES: none. Slurm and Flux may speak PMI, and know more. Inside a job of theirs
- * another launcher's ranks have their variables too, with other numbers. */
+/* The first source from `first` on; SOURCES if there is none. Slurm and Flux may also set PMI's variables, but their
+ * own say more. Ranks of another launcher inside their job see their variables too, with other numbers. */
 static int32_t launch_find(const launch_source sources[SOURCES], int32_t first) {
   int32_t found = first;
   while (found < SOURCES && (sources[found].size.text == NULL || launch_yields(sources, found))) {

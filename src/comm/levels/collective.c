@@ -12,16 +12,16 @@ enum { PEER_CHECKS = 100, CHECK_PAUSE_NS = 10000000 };
 
 /* ---- failures ---- */
 
-/* After an error in a block or column all ranks fail with one error. The whole often learns of the same reason a little
- * later, and has the ranks' numbers; else it takes the part's error. Ending block and column ends the waits of the
- * ranks there, which do the same. */
+/* After an error in a block or column, all ranks fail with the same error. The whole often detects the same cause a
+ * little later, and knows the ranks' numbers; otherwise it takes the part's error. Failing the block and the column
+ * also ends the waits of their ranks, which do the same. */
 static bool levels_check_part(dc__levels *self, const char *where, dc_comm *part) {
   dc__failure failure = {DC_OK, ""};
   dc__failure_keep(&failure, dc__comm_check(part));
   if (failure.status == DC_OK) {
     return true;
   }
-  const dc_status parents = dc__comm_check_parents(self->whole); /* the reason, of which the whole does not learn */
+  const dc_status parents = dc__comm_check_parents(self->whole); /* the cause, which the whole cannot detect */
   if (parents != DC_OK) {
     self->whole->ops->fail_group(self->whole, parents);
   }
@@ -64,7 +64,7 @@ static int64_t count_elements(const dc__range *ranges, int32_t count) {
   return elements;
 }
 
-/* First each rank gets the parts of its column; then the ranks of a block give each other what they got. */
+/* First each rank gathers the parts of its column; then the ranks of a block exchange what they gathered. */
 static bool levels_gather(dc__levels *self, const dc__coll *coll) {
   const dc__tag tag = part_tag(coll);
   const int32_t place = self->head.rank % self->length;
@@ -124,8 +124,8 @@ static int64_t align_elements(int64_t elements) {
   return (elements + DC__PART_ALIGN - 1) & ~(int64_t)(DC__PART_ALIGN - 1);
 }
 
-/* Lays out, item by item, the partial sums for the ranks of this column, and then the sum for this rank. *bytes: of
- * all. */
+/* Lays out, item by item, the partial sums for the ranks of this column, and then the sum for this rank. Sets *bytes to
+ * the size of all. */
 static void plan_sums(dc__levels *self, const dc__coll *coll, int64_t *bytes) {
   const int32_t place = self->head.rank % self->length;
   *bytes = 0;
@@ -150,7 +150,7 @@ static dc_status reserve_sums(dc__levels *self, int64_t bytes) {
   return self->scratch_bytes < bytes ? DC_E_NO_MEMORY : DC_OK;
 }
 
-/* Where an item's partial sums begin; *at is moved behind its sum. */
+/* Returns where an item's partial sums begin, and moves *at behind its sum. */
 static char *sums_of(const dc__levels *self, const dc__coll *coll, int32_t i, char **at) {
   const dc__range *ranges = &self->ranges[(size_t)i * (size_t)self->blocks];
   const dc__range last = ranges[self->blocks - 1];
@@ -160,7 +160,7 @@ static char *sums_of(const dc__levels *self, const dc__coll *coll, int32_t i, ch
   return sums;
 }
 
-/* The block's partial sum of each part that a rank of this column owns. */
+/* Computes the block's partial sum of each part that a rank of this column owns. */
 static bool sum_in_blocks(dc__levels *self, const dc__coll *coll) {
   const dc__tag tag = part_tag(coll);
   int64_t count = 0;
@@ -185,7 +185,7 @@ static bool sum_in_blocks(dc__levels *self, const dc__coll *coll) {
   return levels_check_block(self);
 }
 
-/* The sums of all blocks' partial sums, each behind its item's partial sums. */
+/* Adds all blocks' partial sums. Each result lies behind its item's partial sums. */
 static bool sum_in_columns(dc__levels *self, const dc__coll *coll) {
   const dc__tag tag = part_tag(coll);
   char *at = self->scratch;
@@ -236,7 +236,7 @@ static bool levels_reduce(dc__levels *self, const dc__coll *coll) {
 
 /* ---- all-to-all ---- */
 
-/* Runs it in the block, whose error texts have the ranks' numbers in the whole. */
+/* Runs the all-to-all in the block. `first` lets its error texts number the ranks as the whole does. */
 static void exchange_in_block(dc__levels *self, const dc__coll *coll, const dc__range *ranges, int32_t first) {
   dc__coll near = *coll;
   near.comm = self->block;

@@ -32,7 +32,7 @@ static void levels_destroy(dc_comm *comm) {
   release_parts(self);
   dc__free(self->ranges);
   dc__free(self->items);
-  if (!is_used) { /* else it is lost */
+  if (!is_used) { /* else it is leaked, since it may still be written to */
     dc__free(self->scratch);
   }
   pthread_mutex_destroy(&self->collective_mutex);
@@ -56,7 +56,7 @@ static void levels_check_peers(dc_comm *comm) {
 static void levels_abort_group(dc_comm *comm, const char *reason) {
   dc__levels *self = (dc__levels *)comm;
   self->whole->ops->abort(self->whole, reason);
-  self->block->ops->abort(self->block, reason); /* copies may be in creation, where no parent is looked at */
+  self->block->ops->abort(self->block, reason); /* the creation of copies ignores the parent */
   self->column->ops->abort(self->column, reason);
   levels_poll_failure(comm);
 }
@@ -175,8 +175,8 @@ static dc_status create_on_parts(const dc__levels *parts, dc_comm **comm) {
   return DC_OK;
 }
 
-/* The longest blocks: 2^k ranks that follow each other, all on one machine. 1: there are none, or all ranks are on one
- * machine. */
+/* The length of the longest possible blocks: 2^k consecutive ranks, each block on one machine. 1 if there are none, or
+ * if all ranks are on one machine. */
 static int32_t find_length(const int64_t *table, int32_t world) {
   bool several = false;
   for (int32_t length = DC__COMM_MAX_LOCAL; length > 1; length /= 2) {
@@ -201,7 +201,7 @@ static bool is_asked(const int64_t *table, int32_t world) {
   return asked;
 }
 
-/* Where the machine allows no shared memory, the whole goes on alone, unless the caller has asked for blocks. */
+/* If a machine allows no shared memory, the whole is used without levels, unless the caller asked for blocks. */
 static dc_status connect_levels(dc__levels *parts, const int64_t *table, dc_comm **comm) {
   dc_comm *whole = parts->whole;
   const int32_t place = whole->rank % parts->length;
@@ -234,7 +234,7 @@ static dc_status exchange_nodes(dc__levels *parts, bool asked, int64_t *table) {
   int64_t own[WORDS] = {(int64_t)parts->node[0], (int64_t)parts->node[1]};
   own[WORD_ASKED] = asked;
   if (!dc__random_bytes(&own[WORD_NAME], 2 * sizeof own[0])) {
-    own[WORD_NODE] = parts->whole->rank + 1; /* no block can form under a name that may be known */
+    own[WORD_NODE] = parts->whole->rank + 1; /* joins no block, since others might guess its name */
   }
   const dc__tag tag = {.graph_id = -1, .id = -1, .op = DC_OP_INIT};
   return dc__comm_all_gather_int64(parts->whole, &tag, own, WORDS, table);
@@ -255,7 +255,7 @@ static dc_status create_with_table(dc__levels *parts, bool asked, int64_t *table
   return connect_levels(parts, table, comm);
 }
 
-/* Of a machine that has this hash. */
+/* Creates the levels on a machine with this hash. */
 static dc_status create_on_node(dc_comm *whole, const uint64_t node[2], bool asked, dc_comm **comm) {
   dc__levels parts = {.whole = whole, .node = {node[0], node[1]}};
   int64_t *table = dc__calloc((size_t)whole->world, WORDS * sizeof *table);
@@ -283,7 +283,7 @@ dc_status dc__comm_create_levels(dc_comm *whole, const char *node, dc_comm **com
   return create_on_node(whole, hash, node != NULL && node[0] != '\0', comm);
 }
 
-/* In the same order on all ranks. */
+/* Copies the three communicators in the same order on all ranks. */
 static dc_status levels_dup(dc_comm *comm, dc_comm **copy) {
   const dc__levels *self = (dc__levels *)comm;
   dc__levels parts = {.length = self->length, .blocks = self->blocks, .node = {self->node[0], self->node[1]}};
@@ -302,7 +302,7 @@ static dc_status levels_split(dc_comm *comm, const dc__split *split, dc_comm **p
   const dc__levels *self = (dc__levels *)comm;
   dc_comm *whole = NULL;
   dc_status status = dc__split_agree("dc_comm_split", self->whole, self->whole->ops->split(self->whole, split, &whole));
-  if (status != DC_OK) { /* perhaps of another rank alone */
+  if (status != DC_OK) { /* perhaps only another rank failed */
     dc__comm_release(whole);
     return status;
   }

@@ -1,23 +1,23 @@
-/* An all-to-all over MPI: one exchange of the parts' sizes, and one of the data. Between them ranks meet once more over
- * the control communicator. So no rank gives MPI data that another one, whose sizes differ, does not take. Parts beyond
- * the reach of MPI's int offsets go in rounds through scratch memory. */
+/* An all-to-all over MPI: one exchange of the parts' sizes, and one of the data. Between the two, the ranks do another
+ * handshake over the control communicator. So no rank gives MPI data that a rank with other sizes would not take. Parts
+ * beyond the reach of MPI's int offsets go in rounds through scratch memory. */
 #include <string.h>
 
 #include "comm/mpi/mpi.h"
 #include "comm/windows.h"
 
-/* A rank whose sizes differ fails the group while others still exchange theirs. All have begun, so all end soon; a
- * request that is given up would end MPI's use for every other communicator too. */
+/* A rank that finds other sizes fails the group while others still exchange theirs. All have begun, so all end soon. An
+ * abandoned request would make MPI unusable for every other communicator too. */
 static const int64_t sizes_grace_ns = INT64_C(2000000000);
 
-/* Each rank tells each other one so much. */
+/* The message from each rank to each other one. */
 typedef struct part_size {
-  int64_t count;   /* elements that it sends it */
+  int64_t count;   /* elements that it sends to the other one */
   int64_t largest; /* bytes of the largest part that it sends */
-  int64_t packed;  /* 1: some of its data are beyond MPI's reach */
+  int64_t packed;  /* 1 if some of its data is beyond MPI's int offsets */
 } part_size;
 
-/* Bytes of send, whose ranges begin at 0, or of recv. */
+/* Bytes of send, whose ranges begin at index 0, or of recv, whose ranges begin at index world. */
 static int64_t end_of(const dc__mpi_round *r, int32_t first) {
   const dc__coll_item *item = &r->coll->items[0];
   const dc__range last = item->ranges[first + r->self->head.world - 1];
@@ -32,7 +32,7 @@ dc_status dc__mpi_plan_all_to_all(dc__mpi_round *r) {
   return dc__mpi_reserve_scratch(r->self, 1, world * (int64_t)sizeof(part_size));
 }
 
-/* Bytes between scratch memory, as the vectors 0 to 3 of the first item say. */
+/* Exchanges bytes, with the counts and offsets in the vectors 0 to 3 of the first item. */
 static dc_status exchange(const dc__mpi_round *r, const void *send, void *recv) {
   dc__mpi *self = r->self;
   DC__TRY(dc__mpi_add_request(
@@ -120,7 +120,7 @@ static dc_status exchange_packed(dc__mpi_round *r) {
   return DC_OK;
 }
 
-/* A rank with other sizes, or without the memory, does not come. */
+/* The second handshake. A rank with other sizes, or without the memory, does not take part. */
 static dc_status meet_again(const dc__mpi_round *r) {
   dc__mpi *self = r->self;
   dc__comm_note_handshakes(&self->head, 1);

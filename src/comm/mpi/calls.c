@@ -1,4 +1,4 @@
-/* The calls of MPI that take handles, once for each type of them. */
+/* The calls of MPI that take handles, compiled once for each type of handle. */
 #include <dlfcn.h>
 
 #include "comm/mpi/library.h"

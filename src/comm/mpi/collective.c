@@ -9,10 +9,10 @@
 #include "kernels/kernels.h"
 
 enum {
-  STAGING_BYTES = 64 << 20,  /* that a round receives from all ranks */
-  PACKED_BYTES = 256 << 10,  /* a group of several tensors up to this size moves as one */
-  BROADCAST_BYTES = 1 << 30, /* of one call */
-  VECTORS = 4                /* counts and offsets, of what is sent and received */
+  STAGING_BYTES = 64 << 20,  /* bytes that a round receives from all ranks */
+  PACKED_BYTES = 256 << 10,  /* bytes up to which a group of several tensors moves as one */
+  BROADCAST_BYTES = 1 << 30, /* bytes of one call */
+  VECTORS = 4                /* counts and offsets of sent data, then of received data */
 };
 
 int *dc__mpi_alloc_vectors(int32_t world) {
@@ -60,7 +60,7 @@ static bool is_packed(const dc__mpi *self, const dc__coll *coll) {
   return largest > self->max_bytes || (coll->count > 1 && sum <= PACKED_BYTES);
 }
 
-/* Adds a request that MPI has started, or gives up those before it. */
+/* Adds a request that MPI has started, or abandons those before it. */
 dc_status dc__mpi_add_request(const dc__mpi_round *r, const char *call, int error) {
   dc_status status = dc__mpi_check_result(r->wait, call, error);
   if (status != DC_OK) {
@@ -180,8 +180,8 @@ static dc_status gather_in_place(const dc__mpi_round *r) {
   return dc__mpi_wait_all(r->wait);
 }
 
-/* Sends each rank its slice of an item, and receives the others' slices of this rank's range. pos: of the item in each
- * rank's part, which moves on to the next item. */
+/* Sends each rank its slice of an item, and receives the others' slices of this rank's range. `pos` is the item's
+ * position in each rank's part, and moves on to the next item. */
 static dc_status exchange_item(const dc__mpi_round *r, int32_t i, int64_t *pos) {
   dc__mpi *self = r->self;
   const dc__coll_item *item = &r->coll->items[i];
@@ -218,8 +218,8 @@ int64_t dc__mpi_round_bytes(const dc__mpi *self, int64_t largest) {
   return largest < most ? largest : most;
 }
 
-/* Sizes, and the memory for them, before the ranks' comparison. Behind it the others' calls of MPI would wait for a
- * rank that fails alone, and cannot be taken back. */
+/* Computes sizes and reserves memory for them, before the ranks compare their calls. After that, the others' MPI calls
+ * would wait for a rank that fails alone, and cannot be cancelled. */
 static dc_status plan_rounds(dc__mpi_round *r) {
   const dc__coll *coll = r->coll;
   const int32_t world = r->self->head.world;

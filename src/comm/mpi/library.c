@@ -1,4 +1,4 @@
-/* Finds MPI, tells its ABI, and checks that it fits the launcher. */
+/* Finds MPI, detects its ABI, and checks that it fits the launcher. */
 #define _GNU_SOURCE /* RTLD_NOLOAD, RTLD_DEFAULT, secure_getenv */
 #include "comm/mpi/library.h"
 
@@ -23,12 +23,12 @@ static bool is_open_mpi_launched(void) {
   return is_set(secure_getenv("OMPI_COMM_WORLD_SIZE"));
 }
 
-/* PMI alone is what MPICH's launchers speak; Slurm and PRRTE may offer it beside PMIx. */
+/* MPICH's launchers offer only PMI; Slurm and PRRTE may offer it beside PMIx. */
 static bool is_mpich_launched(void) {
   return is_set(secure_getenv("PMI_RANK")) && !is_set(secure_getenv("PMIX_RANK")) && !is_open_mpi_launched();
 }
 
-/* Open MPI would abort the process inside MPI_Init, and MPICH would be one rank alone. */
+/* Without PMI or PMIx, Open MPI would abort the process inside MPI_Init, and MPICH would run it as a single rank. */
 static bool is_slurm_without_mpi(void) {
   return is_set(secure_getenv("SLURM_PROCID")) && !is_set(secure_getenv("PMI_RANK")) &&
          !is_set(secure_getenv("PMIX_RANK")) && !is_set(secure_getenv("PMI_FD")) && !is_open_mpi_launched();
@@ -81,7 +81,7 @@ static void *open_any(const char *const *names, size_t count, int flags, const c
   return NULL;
 }
 
-/* In the order of preference: what the user names, what the process has, what the launcher fits. */
+/* In order of preference: the library that the user names, one that the process has, one that fits the launcher. */
 static void *open_module(const char **name) {
   static const char *const open_mpi_first[] = {"libmpi.so.40", "libmpi_abi.so.1", "libmpi.so.12", "libmpich.so.12"};
   static const char *const mpich_first[] = {"libmpi_abi.so.1", "libmpi.so.12", "libmpich.so.12", "libmpi.so.40"};
@@ -108,7 +108,7 @@ static enum dc__mpi_abi abi_of(void *module) {
   return dlsym(module, "ompi_mpi_comm_self") != NULL ? DC__MPI_OPEN_MPI : DC__MPI_MPICH;
 }
 
-/* The constants of the three mpi.h. Open MPI's handles are addresses of its variables. */
+/* Sets the constants of the three mpi.h. Open MPI's handles are addresses of its variables. */
 static void set_constants(dc__mpi_library *mpi) {
   mpi->thread_multiple = 3;
   mpi->in_place = (void *)(uintptr_t)1;

@@ -30,7 +30,7 @@ typedef struct dc__mpi_library {
   enum dc__mpi_abi abi;
   void *module; /* of dlopen */
   char name[256];
-  char version[512]; /* what dc_mpi_get_version() says */
+  char version[512]; /* the text of dc_mpi_get_version() */
   dc__mpi_handle world, byte, errors_return;
   void *in_place;
   void *status_ignore;
@@ -61,18 +61,18 @@ typedef struct dc__mpi_calls {
                 dc__mpi_handle *request);
   int (*ibarrier)(const dc__mpi_library *mpi, dc__mpi_handle comm, dc__mpi_handle *request);
   int (*test)(const dc__mpi_library *mpi, dc__mpi_handle *request, int *done);
-  /* Whether `rank` has sent a message, which libdc never does: the call lets MPI work on. */
+  /* Probes for a message of `rank`, which libdc never sends: the call lets MPI make progress. */
   int (*iprobe)(const dc__mpi_library *mpi, int rank, dc__mpi_handle comm);
 } dc__mpi_calls;
 
-/* Opens MPI and fills the table, once in a process; later calls return the same. DC_E_UNSUPPORTED, with the reason, if
- * there is none that can be used. The caller has a lock. */
+/* Opens MPI and fills the table, once per process; later calls return the same. DC_E_UNSUPPORTED, with the reason, if
+ * there is none that can be used. The caller holds a lock. */
 dc_status dc__mpi_open(dc__mpi_library **library);
-/* How this process was started: DC_E_UNSUPPORTED if by no launcher of MPI, or by one that does not fit the library.
- * *size: the ranks it started; 0: it does not say. */
+/* DC_E_UNSUPPORTED if no launcher of MPI started this process, or one that does not fit the library. Sets *size to the
+ * number of ranks that it started; 0 if it does not say. */
 dc_status dc__mpi_check_launcher(const dc__mpi_library *library, int32_t *size);
 
-/* calls.c: finds the functions with handles. The name of one that is missing, or NULL. */
+/* calls.c: finds the functions with handles. Returns the name of a missing one, or NULL. */
 const char *dc__mpi_load_calls(dc__mpi_library *library);
 
 #endif

@@ -1,5 +1,5 @@
-/* How the ranks of MPI find each other over TCP: each tells where it runs, and rank 0 where it listens, and a new
- * secret. */
+/* How the ranks of MPI find each other over TCP: each rank says on which machine it runs, and rank 0 sends the address
+ * where it listens and a new secret. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -16,12 +16,12 @@
 
 enum { ADDRESS = 80, SECRET_BYTES = 32 };
 
-/* From each rank to the others. Plain data. */
+/* The message from each rank to the others. Plain data. */
 typedef struct mpi_hello {
   char machine[DC__MACHINE_NAME];
 } mpi_hello;
 
-/* From rank 0 to the others. */
+/* The message from rank 0 to the others. */
 typedef struct mpi_invitation {
   char address[ADDRESS]; /* empty: it cannot listen */
   char secret[2 * SECRET_BYTES + 1];
@@ -33,7 +33,7 @@ typedef struct mpi_invitation {
 static bool find_sending_address(char host[INET6_ADDRSTRLEN]) {
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(9)}, own = {.sin_family = AF_INET};
   socklen_t length = sizeof own;
-  (void)inet_pton(AF_INET, "192.0.2.1", &to.sin_addr); /* an address for documentation */
+  (void)inet_pton(AF_INET, "192.0.2.1", &to.sin_addr); /* reserved for documentation */
   int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   bool found = fd >= 0 && connect(fd, (const struct sockaddr *)&to, sizeof to) == 0 &&
                getsockname(fd, (struct sockaddr *)&own, &length) == 0 &&
@@ -44,7 +44,8 @@ static bool find_sending_address(char host[INET6_ADDRSTRLEN]) {
   return found;
 }
 
-/* Without a route: the first interface that is up, has a link, and is not loopback. Others may keep an address. */
+/* Without a route: the address of the first interface that is up, has a link, and is not loopback. Other interfaces may
+ * keep addresses that do not work. */
 static bool find_first_address(char host[INET6_ADDRSTRLEN]) {
   struct ifaddrs *list = NULL;
   struct sockaddr_in four;
@@ -63,7 +64,7 @@ static bool find_first_address(char host[INET6_ADDRSTRLEN]) {
   return found;
 }
 
-/* *at: where to listen; NULL: at all addresses. */
+/* Finds rank 0's address for the others. *at is where to listen; NULL: at all addresses. */
 static dc_status find_host(const dc_comm_options *options, bool one_machine, char host[INET6_ADDRSTRLEN],
                            unsigned char bytes[16], const unsigned char **at) {
   static const unsigned char mapped[12] = {[10] = 0xff, [11] = 0xff};
@@ -168,7 +169,7 @@ static dc_status accept_invitation(const mpi_invitation *invitation, const dc_co
   const dc__mpi_runtime *runtime = &dc__mpi_runtime_state;
   dc_comm_options tcp = *options;
   tcp.secret = invitation->secret;
-  dc__mpi_progress_join(); /* for the invitation, which others wait for, there is no communicator yet */
+  dc__mpi_progress_join(); /* so that MPI delivers the invitation: no communicator does this yet */
   dc__mpi_progress_begin();
   const dc_status status =
       dc__comm_create_tcp_at(listener, invitation->address, "mpi", runtime->rank, runtime->size, &tcp, control);

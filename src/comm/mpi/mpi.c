@@ -7,8 +7,8 @@
 
 /* ---- destruction ---- */
 
-/* MPI_Comm_free is collective: it may wait for a lost rank. Nor is it called where MPI itself has failed, or may still
- * use a communicator. After other failures all ranks are there. */
+/* Whether MPI_Comm_free may be called. It is collective, and may wait for a lost rank. Nor may it be called if MPI
+ * itself has failed, or may still use a communicator. After other failures all ranks are alive. */
 static bool can_free_mpi_comms(const dc__mpi *self) {
   dc__tcp_group *control = ((dc__tcp *)self->control)->group;
   pthread_mutex_lock(&control->mutex);
@@ -94,7 +94,7 @@ static bool mpi_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
 }
 
 static void mpi_progress(dc_comm *comm, bool waits) {
-  (void)comm; /* MPI is the process's */
+  (void)comm; /* the thread works for the whole process */
   if (waits) {
     dc__mpi_progress_begin();
   } else {
@@ -125,8 +125,8 @@ static const dc__comm_ops ops = {.name = "mpi",
 
 /* ---- creation ---- */
 
-/* A copy of one of MPI's communicators, once all ranks have met at the control communicator. `copy` must outlive a
- * failure, after which MPI may still write to it. fn: what the caller has called. */
+/* Copies one of MPI's communicators, after all ranks have met at the control communicator. `copy` must outlive a
+ * failure, after which MPI may still write to it. `fn` is the public function, for error texts. */
 static dc_status copy_mpi_comm(const dc__mpi *self, const char *fn, dc__mpi_handle from, dc__mpi_handle *copy) {
   dc__mpi_wait wait = {.mpi = self->mpi,
                        .control = self->control,
@@ -140,8 +140,8 @@ static dc_status copy_mpi_comm(const dc__mpi *self, const char *fn, dc__mpi_hand
   return dc__mpi_check_result(&wait, "MPI_Comm_set_errhandler", self->mpi->calls->comm_return_errors(self->mpi, *copy));
 }
 
-/* A communicator without one of MPI's. It takes the control communicator over, even if it fails, and a reference to the
- * group. */
+/* Creates a communicator that has none of MPI's yet. Takes the control communicator over, even if it fails, and takes a
+ * reference to the group. */
 static dc_status create_member(dc__mpi_group *group, dc_comm *control, int64_t timeout_ns, dc__mpi **out) {
   dc__mpi *self = dc__calloc(1, sizeof *self);
   int *vectors = self == NULL ? NULL : dc__mpi_alloc_vectors(control->world);
@@ -199,7 +199,7 @@ static dc_status mpi_dup(dc_comm *comm, dc_comm **copy) {
   return status;
 }
 
-/* A part's communicator that no group has taken over. */
+/* Frees a part's MPI communicator, which no group has taken over. */
 static void drop_mpi_part(const dc__mpi_handle *part) {
   const dc__mpi_library *mpi = dc__mpi_runtime_state.library;
   dc__mpi_handle handle;
@@ -221,8 +221,8 @@ static dc__mpi_group *alloc_mpi_group(dc_comm *control) {
   return group;
 }
 
-/* The group's parent is `part`, or where that is NULL a copy of the process's world; its first communicator is a copy
- * of the parent. */
+/* Creates a group and its first communicator, a copy of the group's parent. The parent is `part`, or if that is NULL a
+ * copy of the process's world. */
 static dc_status create_mpi_group(dc_comm *control, int64_t timeout_ns, const dc__mpi_handle *part, dc_comm **comm) {
   dc__mpi *self = NULL;
   dc__mpi_group *group = alloc_mpi_group(control);
@@ -260,10 +260,10 @@ static dc_status agree_on_mpi_split(const dc__mpi *self, dc_status status) {
   return status;
 }
 
-/* The part's control communicator, and its communicator of MPI. All ranks meet just before MPI is asked, whose call
- * cannot be taken back. They meet behind it, too, since a rank would wait in its part for one that has failed. Requires
- * the collective mutex. The group's one would not do: other threads split and copy other communicators meanwhile, in
- * another order on each rank. */
+/* Makes the part's control communicator and its MPI communicator. All ranks do a handshake just before the MPI call,
+ * which cannot be cancelled. They do another one after it, since a rank would wait in its part for one that has failed.
+ * Requires the collective mutex. The group's mutex would not do: other threads may split and copy other communicators
+ * meanwhile, in another order on each rank. */
 static dc_status split_mpi_comms(dc__mpi *self, const dc__split *split, dc_comm **control, dc__mpi_handle *part) {
   dc__mpi_progress_begin();
   dc_status status = self->control->ops->split(self->control, split, control);

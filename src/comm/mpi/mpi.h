@@ -1,8 +1,9 @@
 /* The communicator over MPI, whose ranks are the processes of MPI_COMM_WORLD.
  *
- * Each has a control communicator over TCP, made at an address that MPI told the ranks (meeting.c). A collective begins
- * with a comparison there, so all ranks have come and alike before MPI is asked (collective.c). While MPI moves data,
- * the control communicator tells of dead ranks (wait.c): MPI itself may hang, or end the process. */
+ * Each communicator has a control communicator over TCP, made at an address that MPI told the ranks (meeting.c). In a
+ * collective the ranks first compare their calls there, so all have arrived with matching calls before MPI is called
+ * (collective.c). While MPI moves data, the control communicator reports dead ranks (wait.c): MPI itself may hang, or
+ * end the process. */
 #ifndef DC_COMM_MPI_H
 #define DC_COMM_MPI_H
 
@@ -16,7 +17,7 @@ typedef struct dc__mpi_runtime {
   dc__mpi_library *library;
   dc__mpi_handle world; /* libdc's copy of MPI_COMM_WORLD */
   int32_t rank, size;
-  bool ready;           /* world is there */
+  bool ready;           /* `world` is valid */
   bool owned;           /* libdc initialised MPI, and finalizes it */
   atomic_int pid;       /* of the process that MPI belongs to, and not its forked children; 0: none yet */
   dc_comm *last;        /* the latest control communicator, kept until exit to notice dead ranks */
@@ -28,8 +29,8 @@ extern dc__mpi_runtime dc__mpi_runtime_state;
 /* The communicators of one dc_comm_create_mpi() and its copies. */
 typedef struct dc__mpi_group {
   atomic_int refs;
-  pthread_mutex_t mutex; /* one copy at a time: collectives of `parent`, in one order on all ranks */
-  dc__mpi_handle parent; /* what copies are made of */
+  pthread_mutex_t mutex; /* one copy at a time: a copy is a collective of `parent`, in one order on all ranks */
+  dc__mpi_handle parent; /* the MPI communicator that is copied */
 } dc__mpi_group;
 
 typedef struct dc__mpi {
@@ -49,8 +50,8 @@ typedef struct dc__mpi {
 
 /* ---- runtime.c ---- */
 
-/* DC_E_STATE in a forked child of the process that MPI belongs to. Requires no mutex, which a thread that the child
- * lacks may have. */
+/* DC_E_STATE in a forked child of the process that MPI belongs to. Takes no mutex, since a thread that the child lacks
+ * may hold it. */
 dc_status dc__mpi_check_process(const char *fn);
 /* Initialises MPI if the process has not, and copies its world. Requires the mutex. */
 dc_status dc__mpi_start(int64_t timeout_ns);
@@ -62,19 +63,20 @@ dc_status dc__mpi_check_usable(const dc__mpi_library *mpi, const char *fn);
 
 /* ---- progress.c ---- */
 
-/* A communicator is made: the first one starts the thread that lets MPI work on. */
+/* For each communicator that is made: the first one starts the thread that lets MPI make progress. */
 void dc__mpi_progress_join(void);
-/* A communicator is destroyed: the last one stops it. */
+/* For each communicator that is destroyed: the last one stops the thread. */
 void dc__mpi_progress_leave(void);
-/* Brackets a wait over TCP or shared memory, during which the thread may call MPI. After the second it does not. */
+/* Bracket a wait over TCP or shared memory, during which the thread may call MPI. After the second call it does not. */
 void dc__mpi_progress_begin(void);
 void dc__mpi_progress_end(void);
-/* Whether any thread is in such a wait. */
+/* Whether any thread is between the two. */
 bool dc__mpi_progress_is_needed(void);
 
 /* ---- meeting.c ---- */
 
-/* Collective. The TCP communicator of all ranks, at an address that rank 0 chose. Requires the runtime's mutex. */
+/* Collective. Makes the TCP communicator of all ranks, at an address that rank 0 chooses. Requires the runtime's
+ * mutex. */
 dc_status dc__mpi_meet(const dc_comm_options *options, dc_comm **control);
 
 /* ---- wait.c ---- */
@@ -83,7 +85,7 @@ enum { DC__MPI_REQUESTS = DC__COMM_GROUP };
 
 typedef struct dc__mpi_wait {
   const dc__mpi_library *mpi;
-  dc_comm *control; /* that tells of dead ranks; NULL: not yet */
+  dc_comm *control; /* reports dead ranks; NULL if there is none yet */
   int32_t rank;
   int64_t timeout_ns;
   int64_t grace_ns; /* how long requests may still end after the group has failed; 0: they are given up at once */
@@ -97,12 +99,12 @@ typedef struct dc__mpi_wait {
 dc_status dc__mpi_check_result(const dc__mpi_wait *wait, const char *call, int error);
 /* Waits until all requests are done. On an error those that are not are abandoned, and remain in the count. */
 dc_status dc__mpi_wait_all(dc__mpi_wait *wait);
-/* Gives up the requests, which MPI may still work at: it can neither be finalized nor used again. */
+/* Gives up the requests, which MPI may still work on. Then MPI can neither be finalized nor used again. */
 void dc__mpi_abandon(const dc__mpi_wait *wait);
 
 /* ---- split.c ---- */
 
-/* Collective: this rank's part of the communicator of MPI, which returns errors. Requires the collective mutex. */
+/* Collective. Makes this rank's part of the MPI communicator, which returns errors. Requires the collective mutex. */
 dc_status dc__mpi_split_comm(dc__mpi *self, const dc__split *split, dc__mpi_handle *part);
 
 /* ---- collective.c ---- */
@@ -114,16 +116,17 @@ typedef struct dc__mpi_round {
   dc__mpi_wait *wait;
   int64_t lo;
   int64_t size;
-  int64_t largest; /* bytes of a part */
+  int64_t largest; /* bytes of the largest part */
   bool packed;
 } dc__mpi_round;
 
 /* Counts or offsets of an item, one for each rank: which = 0 to 3. */
 int *dc__mpi_vector(const dc__mpi *self, int32_t item, int32_t which);
 dc_status dc__mpi_reserve_scratch(dc__mpi *self, int32_t which, int64_t bytes);
-/* Bytes of a window for each rank, where the largest part has so many. */
+/* Bytes of each rank's window, if the largest part has `largest` bytes. */
 int64_t dc__mpi_round_bytes(const dc__mpi *self, int64_t largest);
-/* Adds a request that MPI has started at the next place, or gives up those before it. */
+/* The place of the next request. When MPI has started it there, the second function adds it, or abandons those before
+ * it. */
 dc__mpi_handle *dc__mpi_next_request(const dc__mpi_round *r);
 dc_status dc__mpi_add_request(const dc__mpi_round *r, const char *call, int error);
 /* Fails the group on all ranks with this thread's last error, unless it has failed, and the communicator with it. */
@@ -133,7 +136,7 @@ void dc__mpi_run(dc_comm *comm, const dc__coll *coll);
 
 /* ---- all_to_all.c ---- */
 
-/* Memory for it, before the ranks' comparison. */
+/* Reserves memory for it, before the ranks compare their calls. */
 dc_status dc__mpi_plan_all_to_all(dc__mpi_round *r);
 dc_status dc__mpi_all_to_all(dc__mpi_round *r);
 

@@ -1,6 +1,6 @@
-/* A thread that lets MPI work on while this rank waits for others over TCP or in shared memory. MPI may hold back data
- * that it has reported as sent, until its next call. A peer may need them before it can come to where this rank
- * waits. */
+/* A thread that lets MPI make progress while this rank waits for others over TCP or in shared memory. MPI may hold back
+ * data that it has reported as sent, until its next call. A peer may need that data before it can join this rank's
+ * wait. */
 #include <stdio.h>
 #include <time.h>
 
@@ -9,7 +9,7 @@
 enum { PERIOD_NS = 2000000, IDLE_PERIODS = 500 }; /* after a second without a wait the thread blocks */
 
 static struct {
-  pthread_mutex_t mutex; /* held while MPI is called, so that an ended wait leaves none behind */
+  pthread_mutex_t mutex; /* held during calls of MPI, so that none goes on after a wait */
   pthread_cond_t changed;
   pthread_t thread;
   int32_t members; /* communicators */
@@ -50,7 +50,7 @@ static void *progress_main(void *arg) {
   return NULL;
 }
 
-/* Without the thread MPI still works, at the calls of this rank alone. */
+/* If the thread cannot start, MPI still makes progress, but only in this rank's own calls. */
 void dc__mpi_progress_join(void) {
   pthread_mutex_lock(&membership);
   pthread_mutex_lock(&progress.mutex);

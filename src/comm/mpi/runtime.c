@@ -1,4 +1,4 @@
-/* Begins MPI in this process and ends it. A process has MPI once: it cannot be initialised again. */
+/* Initialises MPI in this process, and finalizes it. A process can initialise MPI only once. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <time.h>
@@ -23,7 +23,8 @@ static bool has_lost_a_rank(dc_comm *control) {
   return lost;
 }
 
-/* A rank whose watcher is silent is stopped. In an overlay others are noticed by their neighbours, which leave then. */
+/* A rank whose watcher is silent is stopped. In an overlay the neighbours of other stopped ranks notice them, and then
+ * leave. */
 static bool has_stopped_rank(dc_comm *control) {
   dc__tcp_group *group = ((dc__tcp *)control)->group;
   bool stopped = false;
@@ -34,8 +35,8 @@ static bool has_stopped_rank(dc_comm *control) {
   return stopped;
 }
 
-/* Whether the others cannot all come to their exit: one is dead, or stopped, or a failure was long ago. *until: when
- * to look for stopped ranks, as at the deadline of a collective. last: NULL if the ranks have not met. */
+/* Whether the others cannot all reach their exit: one is dead, or stopped, or a failure was long ago. *until is when to
+ * look for stopped ranks, as at the deadline of a collective. `last` is NULL if the ranks have not met. */
 static bool gives_up_exit(dc_comm *last, int64_t begun, int64_t *until) {
   if (last != NULL) {
     last->ops->check_peers(last);
@@ -53,7 +54,7 @@ static bool gives_up_exit(dc_comm *last, int64_t begun, int64_t *until) {
   return has_stopped_rank(last);
 }
 
-/* Waits until all ranks have come to their exit: without a limit while they are alive, as MPI_Finalize() would. */
+/* Waits until all ranks have reached their exit: without a limit while they are alive, as MPI_Finalize() would. */
 static bool all_exit(dc__mpi_runtime *runtime) {
   const dc__mpi_library *mpi = runtime->library;
   dc__mpi_handle request = {.pointer = NULL};
@@ -66,7 +67,7 @@ static bool all_exit(dc__mpi_runtime *runtime) {
     }
     nanosleep(&(struct timespec){0, EXIT_PAUSE_NS}, NULL);
   }
-  return error == 0; /* MPI calls a barrier done that ended with an error */
+  return error == 0; /* MPI also reports a failed barrier as done */
 }
 
 static bool is_finalized(const dc__mpi_library *mpi) {
@@ -102,7 +103,7 @@ void dc__mpi_keep(dc_comm *control) {
   runtime->last = dc__comm_retain(control);
 }
 
-/* ---- the begin ---- */
+/* ---- the beginning ---- */
 
 dc_status dc__mpi_check_process(const char *fn) {
   const int pid = atomic_load(&dc__mpi_runtime_state.pid);

@@ -1,5 +1,5 @@
-/* Splits communicators of MPI under the deadline. MPI_Comm_split blocks, and there is none that does not. So a thread
- * of its own calls it, which is left behind where a rank is lost on the way. */
+/* Splits MPI communicators with a deadline. MPI_Comm_split blocks, and has no nonblocking variant. So a separate thread
+ * calls it, which is left behind if a rank is lost meanwhile. */
 #include <pthread.h>
 #include <string.h>
 
@@ -28,7 +28,7 @@ static void *split_call_main(void *arg) {
   return NULL;
 }
 
-/* A rank in no part is alone in a communicator of MPI. */
+/* A rank in no part gets an MPI communicator of its own. */
 static dc_status start_split_call(const dc__mpi *self, const dc__split *split, split_call **out) {
   pthread_t thread;
   split_call *call = dc__calloc(1, sizeof *call);
@@ -51,7 +51,7 @@ static dc_status start_split_call(const dc__mpi *self, const dc__split *split, s
   return DC_OK;
 }
 
-/* A rank that does not come to the call, or leaves it behind, fails the group: the others wait for it in MPI. */
+/* A rank that cannot make the call, or leaves it behind, fails the group: the others wait for it in MPI. */
 static dc_status call_split(dc__mpi *self, const dc__split *split, dc__mpi_wait *wait, dc__mpi_handle *part) {
   split_call *call = NULL;
   dc_status status = start_split_call(self, split, &call);

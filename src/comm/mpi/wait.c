@@ -1,6 +1,6 @@
 /* Waits for MPI's requests. MPI reports neither a missing rank nor a timeout, and a started collective cannot be
- * cancelled. So requests are tested, with pauses that grow, and the control communicator and the clock are looked at
- * between tests. */
+ * cancelled. So requests are tested, with pauses that grow, and between tests the control communicator and the deadline
+ * are checked. */
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
@@ -13,9 +13,9 @@
 enum {
   SPINS = 200,            /* tests without a pause */
   YIELDS = 2000,          /* tests that yield the processor; then they sleep */
-  LONGEST_NS = 200000,    /* of a sleep */
-  CHECK_NS = 5000000,     /* between looks at the control communicator */
-  VERDICT_NS = 2000000000 /* how long an error of MPI waits for the control communicator to tell the reason */
+  LONGEST_NS = 200000,    /* the longest sleep */
+  CHECK_NS = 5000000,     /* between checks of the control communicator */
+  VERDICT_NS = 2000000000 /* how long an error of MPI waits for the control communicator to report its cause */
 };
 
 static dc_status check_control(const dc__mpi_wait *wait) {
@@ -57,7 +57,7 @@ dc_status dc__mpi_check_result(const dc__mpi_wait *wait, const char *call, int e
                   error);
 }
 
-/* *left: requests that are not done. */
+/* Sets *left to the number of requests that are not done. */
 static dc_status test_all(dc__mpi_wait *wait, int32_t *left) {
   if (wait->call != NULL) {
     *left = wait->count = atomic_load(wait->call) ? 0 : 1;
@@ -98,7 +98,7 @@ static dc__rank_list find_silent(const dc__mpi_wait *wait) {
   return dc__rank_list_of(&silent, control->head.world);
 }
 
-/* Before there is a control communicator, MPI alone knows the others, and does not tell. */
+/* Before there is a control communicator, only MPI knows which ranks are missing, and does not tell. */
 static dc_status fail_early(const dc__mpi_wait *wait) {
   return dc__fail(DC_E_TIMEOUT,
                   "rank %" PRId32
@@ -112,7 +112,7 @@ static dc_status fail_late(const dc__mpi_wait *wait) {
     return fail_early(wait);
   }
   const dc__rank_list silent = find_silent(wait);
-  DC__TRY(check_control(wait)); /* another rank has come to its deadline first */
+  DC__TRY(check_control(wait)); /* another rank may have reached its deadline first */
   double seconds = (double)wait->timeout_ns / 1e9;
   if (silent.count == 0) {
     return dc__fail(DC_E_TIMEOUT,

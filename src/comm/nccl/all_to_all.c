@@ -4,8 +4,8 @@
 #include "comm/windows.h"
 #include "kernels/kernels.h"
 
-/* Over the bootstrap communicator, behind the handshake. The group fails with a difference, rather than with an abort.
- */
+/* Compares the sizes over the bootstrap communicator, after the handshake. A difference fails the group as such, and
+ * not as an abort. */
 static dc_status gather_and_compare(dc__nccl *self, const dc__coll *coll, const int64_t *own, int64_t *rows) {
   dc__comm_note_handshakes(&self->head, 1);
   DC__TRY(dc__comm_all_gather_int64(self->bootstrap, &coll->tag, own, 2 * (int64_t)self->head.world, rows));
@@ -47,7 +47,7 @@ static dc_status send_and_receive(dc__nccl *self, void *native, const dc__coll_i
 }
 
 dc_status dc__nccl_send_parts(dc__nccl *self, void *native, const dc__coll_item *item) {
-  for (int32_t i = 1; i < self->head.world; i++) { /* starts at its neighbour, so that traffic spreads */
+  for (int32_t i = 1; i < self->head.world; i++) { /* starts at the next rank, so that traffic spreads */
     DC__TRY(send_and_receive(self, native, item, (self->head.rank + i) % self->head.world));
   }
   return DC_OK;
@@ -57,8 +57,8 @@ static size_t bytes_of(const dc__coll_item *item, const dc__range *ranges, int32
   return (size_t)(ranges[world - 1].begin + ranges[world - 1].count) * dc_dtype_size(item->dtype);
 }
 
-/* NCCL requires registered memory on both sides of a part or on neither, and a rank knows its own alone. So no side
- * gives it registered memory. */
+/* NCCL requires registered memory on both sides of a part or on neither, and a rank knows only its own side. So no side
+ * passes registered memory. */
 static dc_status exchange(dc__nccl *self, const dc__coll *coll, const char *name) {
   const dc__coll_item *item = &coll->items[0];
   const int32_t world = self->head.world;
@@ -90,7 +90,7 @@ dc_status dc__nccl_all_to_all(dc__nccl *self, const dc__coll *coll, const char *
     DC__TRY(compare_counts(self, coll));
     DC__TRY(exchange(self, coll, name));
   }
-  if (own.count > 0) { /* behind the copy of what came */
+  if (own.count > 0) { /* after the copy of the received parts */
     dc__internal_copy(coll->stream, (char *)item->recv + (size_t)place.begin * size,
                       dc__bytes_at(item->send, own.begin, item->dtype), (size_t)own.count * size);
   }

@@ -35,8 +35,8 @@ static bool is_gathered_by_broadcasts(const dc__nccl *self, const nccl_round *r,
   return r->asymmetric || !dc__nccl_is_even(item, self->head.world);
 }
 
-/* A root broadcasts in place, as the others receive. NCCL requires that all of a broadcast's memory is registered or
- * none, and a shard may lie elsewhere. */
+/* Copies shards to where the other ranks receive them, so that each root broadcasts in place. NCCL requires that all of
+ * a broadcast's memory is registered or none, and a shard may lie elsewhere. */
 static void place_shards(dc__nccl *self, const nccl_round *r) {
   for (int32_t i = 0; i < r->coll->count; i++) {
     const dc__coll_item *item = &r->coll->items[i];
@@ -83,7 +83,7 @@ static dc_status nccl_broadcast(dc__nccl *self, void *native, const nccl_round *
                                                            r->coll->root, self->handle, native));
 }
 
-/* Behind the slices that are received. */
+/* Staged slices lie behind the received ones. */
 static char *staged_slice(const dc__nccl *self, const nccl_round *r, int32_t peer, const dc__window_slice *out) {
   return self->staging->ptr + (self->head.world + peer) * r->size + out->at;
 }
@@ -116,13 +116,13 @@ static dc_status send_recv_peer(dc__nccl *self, void *native, const nccl_round *
 }
 
 static dc_status send_recv_all(dc__nccl *self, void *native, const nccl_round *r) {
-  for (int32_t i = 1; i < self->head.world; i++) { /* starts at its neighbour, so that traffic spreads */
+  for (int32_t i = 1; i < self->head.world; i++) { /* starts at the next rank, so that traffic spreads */
     DC__TRY(send_recv_peer(self, native, r, (self->head.rank + i) % self->head.world));
   }
   return DC_OK;
 }
 
-/* The round's calls as one NCCL group, which is ended even if a call fails. */
+/* Makes the round's calls as one NCCL group, which is ended even if a call fails. */
 static dc_status enqueue_group(dc__nccl *self, void *native, void *args) {
   const nccl_round *r = args;
   DC__TRY(dc__nccl_check_alive(self));
@@ -263,7 +263,7 @@ static dc_status nccl_enqueue(dc__nccl *self, const dc__coll *coll, const char *
   }
   atomic_fetch_add_explicit(&self->head.wire_bytes, dc__received_bytes(coll, self->head.rank, self->head.world),
                             memory_order_relaxed);
-  return dc__device_check(self->device); /* peers would wait for what it refused */
+  return dc__device_check(self->device); /* peers would wait for work that it refused */
 }
 
 static void enqueue_or_fail(dc__nccl *self, const dc__coll *coll, const char *name) {
@@ -273,7 +273,7 @@ static void enqueue_or_fail(dc__nccl *self, const dc__coll *coll, const char *na
   }
 }
 
-/* In flight until the stream has passed it. */
+/* The collective is in flight until the stream has passed it. */
 static void run_on_stream(dc__nccl *self, const dc__coll *coll, const char *name) {
   dc__nccl_inflight *inflight;
   dc_status status = dc__nccl_begin(self, coll, name, &inflight);

@@ -6,7 +6,7 @@
 
 #include "device/device.h"
 
-/* Both window functions, or ncclCommWindowRegister is NULL. */
+/* Loads both window functions, or sets ncclCommWindowRegister to NULL. */
 static void load_optional(void *found, dc__nccl_library *library) {
   const char *missing = NULL;
 #define X(name, result, arguments) DC__DLSYM(found, library, name, missing)

@@ -1,7 +1,7 @@
 /* NCCL (libnccl.so.2) as a function table filled at run time. The prototypes are libdc's own, so the build needs no
  * NVIDIA header and the library no NCCL. `make check-vendor-headers` compares them with nccl.h. The functions are those
  * of NCCL 2.19, and optional later ones, which may be NULL. The config ends with 2.19's fields; its version field tells
- * newer NCCLs so. */
+ * newer versions so. */
 #ifndef DC_COMM_NCCL_LIBRARY_H
 #define DC_COMM_NCCL_LIBRARY_H
 
@@ -44,18 +44,18 @@ enum { /* the numbers are NCCL's */
 #define DC__NCCL_MAGIC 0xcafebeefU
 #define DC__NCCL_UNSET INT32_MIN
 
-/* NCCL's contracts; tests/cudasim/nccl refuses what breaks them, except where a line says that it cannot.
+/* NCCL's contracts; tests/cudasim/nccl refuses calls that break them, except where a line says that it cannot.
  *
- * thread     One thread at a time uses a communicator; ncclCommGetAsyncError and ncclCommAbort may come from any. The
- *            calls of a group are one thread's, and ncclGroupEnd follows ncclGroupStart there.
+ * thread     One thread at a time uses a communicator; ncclCommGetAsyncError and ncclCommAbort may come from any. One
+ *            thread makes the calls of a group, from ncclGroupStart to ncclGroupEnd.
  * progress   Communicators do not block. A call may return DC__NCCL_IN_PROGRESS; until ncclCommGetAsyncError returns
  *            another state, the communicator takes no call but an abort. A group of several ranks is put on its stream
  *            by a thread of NCCL's.
- * fit        All ranks have the same calls in the same order, of the same sizes, for peers of the communicator.
- * error      One of a call is returned, or found by ncclCommGetAsyncError; another rank's is not told to this one.
+ * fit        All ranks make the same calls in the same order, of the same sizes, for peers of the communicator.
+ * error      A call returns its error, or ncclCommGetAsyncError finds it; another rank's error is not reported here.
  * lifetime   Buffers stay until the stream is past the group, and are neither freed nor deregistered before.
- *            ncclCommDestroy and ncclCommAbort end the handle whatever they return. They are calls of all ranks of a
- *            machine, and may wait for those.
+ *            ncclCommDestroy and ncclCommAbort end the handle whatever they return. All ranks of a machine call them,
+ *            and a call may wait for the others.
  * capture    A group on a captured stream runs with each launch; its communicator stays while the graph does, so
  *            that ncclCommAbort waits for it. Connections and registrations are made before. */
 #define DC__NCCL_FUNCTIONS(X)                                                                                       \
@@ -83,8 +83,8 @@ enum { /* the numbers are NCCL's */
   X(ncclCommRegister, dc__nccl_result, (const dc__nccl_handle comm, void *data, size_t bytes, void **handle))       \
   X(ncclCommDeregister, dc__nccl_result, (const dc__nccl_handle comm, void *handle))
 
-/* Windows: registration is collective. NCCL may write *window until the communicator is ready again; NULL if the cards
- * have none. */
+/* Windows: registration is collective. NCCL may write *window until the communicator is ready again; it is NULL if the
+ * cards support none. */
 #define DC__NCCL_OPTIONAL_FUNCTIONS(X)                                                    \
   X(ncclCommWindowRegister, dc__nccl_result,                                              \
     (dc__nccl_handle comm, void *data, size_t bytes, dc__nccl_window *window, int flags)) \

@@ -1,18 +1,18 @@
 /* Memory that NCCL reads and writes in place, for symmetric_memory: from ncclMemAlloc, and registered with the
  * communicator twice.
  *
- * First by this rank alone at allocation, so that NCCL need not copy it on the way. Then by all ranks together as a
- * window, whose address NCCL knows on every rank. Its all-gather may then use kernels that write to all ranks at once,
- * the switch or copy engines.
+ * The first time this rank does so alone, at allocation, so that NCCL need not copy it on the way. Then all ranks
+ * together make it a window, whose address NCCL knows on every rank. Its all-gather may then use kernels that write to
+ * all ranks at once, the switch or copy engines.
  *
- * Each rank's NCCL chooses by the rank's own addresses and derives the peers' from its own offsets. So a gather may use
- * a window only at the same offset on all ranks, which NCCL does not check. The handshake before each gather does: the
- * ranks compare a hash of the blocks and offsets (dc__nccl_buffers_hash). If all are equal, all ranks are in the same
- * state. Blocks that are no windows yet are then registered, since every rank takes part. Otherwise the gather is made
- * of broadcasts, for which NCCL has no windows. Equality is as certain as a 64-bit hash.
+ * Each rank's NCCL chooses a kernel by the rank's own addresses, and derives the peers' addresses from its own offsets.
+ * So a gather may use a window only at the same offset on all ranks, which NCCL does not check. The handshake before
+ * each gather does: the ranks compare a hash of the blocks and offsets (dc__nccl_buffers_hash). If all are equal, all
+ * ranks are in the same state. Blocks that are no windows yet are then registered, since every rank takes part.
+ * Otherwise the gather is made of broadcasts, for which NCCL has no windows. Equality is as certain as a 64-bit hash.
  *
  * Reductions are sends and receives, for which NCCL has no windows either. A rank's NCCL decides by the rank's own
- * buffer whether the peer's is accessed directly. So a pair of which only one side is registered waits for ever. */
+ * buffer whether the peer's is accessed directly. So a pair of which only one side is registered waits forever. */
 #include "comm/nccl/nccl.h"
 
 /* An abort ends all registrations. Memory that cannot be freed is leaked, since nothing can recover it. */
@@ -93,7 +93,7 @@ void dc__nccl_heap_free(dc_comm *comm, void *ptr, size_t bytes) {
   pthread_mutex_unlock(&self->pending_mutex);
 }
 
-/* NCCL moves any memory of the card; registered memory it moves without a copy. */
+/* NCCL can move any memory of the card, and moves registered memory without a copy. */
 bool dc__nccl_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes) {
   (void)comm;
   (void)ptr;
@@ -141,7 +141,8 @@ static uint64_t add_word(uint64_t hash, uint64_t word) {
   return (hash ^ word) * UINT64_C(1099511628211);
 }
 
-/* Blocks that are no windows yet have no number, so this says which buffers share one. */
+/* The first buffer in the same block. Blocks that are no windows yet have no number, so this tells which buffers share
+ * one. */
 static int first_in_block(const dc__nccl_block *const *blocks, int buffer) {
   int first = 0;
   while (blocks[first] != blocks[buffer]) {
@@ -167,7 +168,7 @@ uint64_t dc__nccl_buffers_hash(dc__nccl *self, const dc__coll *coll, bool *unreg
       const uint64_t words[] = {(uint64_t)i + 1, (uint64_t)first_in_block(blocks, i),
                                 block->number,   block->window != NULL,
                                 block->bytes,    offset};
-      for (size_t w = 0; w < (has_windows ? DC__COUNT(words) : 1); w++) { /* else which are registered is enough */
+      for (size_t w = 0; w < (has_windows ? DC__COUNT(words) : 1); w++) { /* else only which are registered matters */
         hash = add_word(hash, words[w]);
       }
     }

@@ -28,7 +28,7 @@ static void nccl_free_comm(dc__nccl *self) {
   dc__free(self);
 }
 
-/* Nothing that was captured is flushed while a graph holds the communicator. */
+/* After a capture the flush takes no longer than a collective may: a graph that holds the communicator delays it. */
 static int64_t flush_timeout_ns(const dc__nccl *self) {
   return self->captured && self->head.timeout_ns < DC__NCCL_FLUSH_NS ? self->head.timeout_ns : DC__NCCL_FLUSH_NS;
 }
@@ -222,7 +222,7 @@ static dc_status nccl_create(dc_comm *bootstrap, dc_device *device, dc__nccl **n
   self->head.memory_space = device->memory_space;
   self->device = device;
   self->bootstrap = bootstrap;
-  self->head.usage = bootstrap->usage; /* each collective is one of the bootstrap communicator's, for the handshake */
+  self->head.usage = bootstrap->usage; /* each collective's handshake is one of the bootstrap communicator's */
   status = dc__nccl_watchdog_start(self);
   if (status != DC_OK) {
     nccl_free_comm(self);
@@ -275,7 +275,7 @@ dc_status dc__comm_create_nccl(dc_comm *comm, dc_device *device, dc_comm **copy)
   return create_on_bootstrap(bootstrap, device, copy);
 }
 
-/* A part's ranks get a new id of NCCL. ncclCommSplit() would wait for all ranks inside NCCL, without a deadline. */
+/* A part's ranks get a new NCCL id. ncclCommSplit() would wait for all ranks inside NCCL, without a deadline. */
 static dc_status nccl_split(dc_comm *comm, const dc__split *split, dc_comm **part) {
   const dc__nccl *self = (dc__nccl *)comm;
   dc_comm *bootstrap = NULL;

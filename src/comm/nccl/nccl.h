@@ -14,15 +14,15 @@
  * which the host is not told. The watchdog then polls, at longer intervals, as long as the communicator lives.
  *
  * NCCL moves data and does not add. A rank receives its peers' slices of its range in rounds of a window. The device's
- * reduction kernel adds them in the order of every other transport, in float32 for 16-bit types. So the bits are the
- * same; the traffic is that of a ring. */
+ * reduction kernel adds them in the order of every other transport, in float32 for 16-bit types. So results are bitwise
+ * equal; the traffic is that of a ring. */
 #ifndef DC_COMM_NCCL_NCCL_H
 #define DC_COMM_NCCL_NCCL_H
 
 #include "comm/host_transport.h"
 #include "comm/nccl/library.h"
 
-enum { DC__NCCL_MAX_WORLD = 256 }; /* ranks: the sources of the device's reduction kernel */
+enum { DC__NCCL_MAX_WORLD = 256 }; /* ranks; the device's reduction kernel takes no more sources */
 
 /* Timeout of the flush at destruction, in which NCCL may wait for ranks of the machine. */
 #define DC__NCCL_FLUSH_NS INT64_C(10000000000)
@@ -46,14 +46,14 @@ typedef struct dc__nccl_inflight {
   char name[DC__COLL_TEXT];
 } dc__nccl_inflight;
 
-/* Kept until destruction: queued or captured work may use it. */
+/* Staging memory, kept until destruction: queued or captured work may use it. */
 typedef struct dc__nccl_staging {
   struct dc__nccl_staging *older;
   char *ptr;
   size_t bytes;
 } dc__nccl_staging;
 
-/* The end of the handle on a thread of its own. The communicator shares it until it is done, or leaves it behind. */
+/* A thread that ends the handle. The communicator shares it until it is done, or leaves it behind. */
 typedef struct dc__nccl_end_thread dc__nccl_end_thread;
 typedef dc__nccl_result (*dc__nccl_end_fn)(dc__nccl_handle handle);
 
@@ -63,17 +63,17 @@ typedef struct dc__nccl {
   dc_device *device;
   dc_stream *stream; /* its own, for NCCL calls that need the device current, and for connect_ranks() */
   dc__nccl_library library;
-  pthread_mutex_t collective_mutex; /* one collective at a time; staging, windows */
+  pthread_mutex_t collective_mutex; /* one collective at a time; guards staging and windows */
   pthread_mutex_t pending_mutex;    /* held while an NCCL operation is in progress; guards blocks */
   pthread_mutex_t api_mutex;        /* one NCCL call with this handle at a time */
   dc__nccl_handle handle;           /* NULL before init and after an abort */
-  dc__nccl_end_thread *end_thread;  /* NULL before that, and if there was none */
+  dc__nccl_end_thread *end_thread;  /* NULL until the handle ends, and if no thread could start */
   dc__nccl_block *blocks;
   dc__nccl_window window;      /* where NCCL writes a new one */
   uint64_t num_windows;        /* registered so far: the same on every rank */
   dc__nccl_staging *staging;   /* a window per rank; the current one first, then those it replaced */
   bool connected;              /* connect_ranks() was done */
-  pthread_mutex_t watch_mutex; /* all below */
+  pthread_mutex_t watch_mutex; /* guards all below */
   pthread_cond_t changed;
   pthread_t watchdog;
   dc__nccl_inflight *first, *last, *free_list; /* in the card's order */
@@ -91,11 +91,11 @@ dc_status dc__nccl_call(dc__nccl *self, dc__nccl_call_fn work, void *args);
 
 /* ---- wait.c ---- */
 
-/* NCCL's error as a status with text; ncclInProgress is none. */
+/* Turns NCCL's result into a status with text; ncclInProgress is no error. */
 dc_status dc__nccl_check_result(const dc__nccl *self, const char *call, dc__nccl_result error);
 /* An error if the handle is gone. Requires api_mutex. */
 dc_status dc__nccl_check_alive(dc__nccl *self);
-/* NCCL's asynchronous error, without waiting; state may be NULL. */
+/* Returns NCCL's asynchronous error, without waiting; state may be NULL. */
 dc_status dc__nccl_get_async_error(dc__nccl *self, const char *call, dc__nccl_result *state);
 /* An error if a wait for NCCL should end. If since is 0, there is no deadline. */
 dc_status dc__nccl_check_progress(dc__nccl *self, const char *call, const char *what, int64_t since,
@@ -111,17 +111,18 @@ void dc__nccl_abort(dc__nccl *self, dc_status status);
 /* Ends the handle by ncclCommAbort, or a finalized one by ncclCommDestroy, and does not wait. Requires api_mutex, or
  * that no other thread uses it. */
 void dc__nccl_end_handle(dc__nccl *self, dc__nccl_end_fn end);
-/* Before the communicator's memory goes, waits a while. True: the end goes on, and frees the staging memory then. */
+/* Waits a while for the handle's end, before the communicator's memory goes. True if the end goes on; then it frees the
+ * staging memory. */
 bool dc__nccl_leave_end(dc__nccl *self);
 
 /* ---- watchdog.c ---- */
 
 dc_status dc__nccl_watchdog_start(dc__nccl *self);
-/* Waits for what is in flight. */
+/* Waits for the collectives in flight. */
 void dc__nccl_watchdog_stop(dc__nccl *self);
 /* Fails the communicator with the last error; the watchdog aborts it. */
 void dc__nccl_fail(dc__nccl *self, dc_status status);
-/* Around a collective's work on the stream: orders it behind the communicator's others and puts it under the
+/* Bracket a collective's work on the stream: order it behind the communicator's other work and put it under the
  * watchdog. */
 dc_status dc__nccl_begin(dc__nccl *self, const dc__coll *coll, const char *name, dc__nccl_inflight **inflight);
 void dc__nccl_end(dc__nccl *self, dc_stream *stream, dc__nccl_inflight *inflight);
@@ -134,12 +135,12 @@ void dc__nccl_note_capture(dc__nccl *self);
 
 dc_status dc__nccl_heap_alloc(dc_comm *comm, size_t bytes, void **ptr);
 void dc__nccl_heap_free(dc_comm *comm, void *ptr, size_t bytes);
-/* A hash of where a gather's heap memory lies, for ranks to compare; 0 if none of it is in the heap. *unregistered:
- * some of it is not in a window yet. */
+/* A hash of where a gather's heap memory lies, for ranks to compare; 0 if none of it is in the heap. Sets *unregistered
+ * if some of it is not in a window yet. */
 uint64_t dc__nccl_buffers_hash(dc__nccl *self, const dc__coll *coll, bool *unregistered);
 /* If all ranks have the same hash: registers the gather's blocks as windows. */
 dc_status dc__nccl_register_windows(dc__nccl *self, const dc__coll *coll, const char *name);
-/* Whether an item's send lies in the heap. */
+/* Whether any item's send lies in the heap. */
 bool dc__nccl_sends_registered(dc__nccl *self, const dc__coll *coll);
 bool dc__nccl_is_registered(dc__nccl *self, const void *ptr);
 bool dc__nccl_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes);
@@ -147,18 +148,18 @@ bool dc__nccl_peer_accessible(dc_comm *comm, const void *ptr, size_t bytes);
 /* ---- collective.c ---- */
 
 void dc__nccl_run(dc_comm *comm, const dc__coll *coll);
-/* All of a collective as one NCCL group on its stream. */
+/* Submits a whole collective as one NCCL group on its stream. */
 dc_status dc__nccl_submit(dc__nccl *self, const dc__coll *coll, const char *name);
-/* Equal ranges in rank order, as NCCL's all-gather requires. */
+/* Whether the ranges are equal and in rank order, as NCCL's all-gather requires. */
 bool dc__nccl_is_even(const dc__coll_item *item, int32_t world);
-/* Grows twofold: replaced buffers stay for queued work, and together are smaller than the current one. */
+/* Grows by doubling: replaced buffers stay for queued work, and together are smaller than the current one. */
 dc_status dc__nccl_reserve_staging(dc__nccl *self, size_t bytes);
 void dc__nccl_free_staging(dc_device *device, dc__nccl_staging *staging);
 
 /* ---- all_to_all.c ---- */
 
 dc_status dc__nccl_all_to_all(dc__nccl *self, const dc__coll *coll, const char *name);
-/* Its calls of NCCL, in a group. */
+/* Makes an all-to-all's NCCL calls, inside a group. */
 dc_status dc__nccl_send_parts(dc__nccl *self, void *native, const dc__coll_item *item);
 
 #endif

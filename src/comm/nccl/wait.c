@@ -7,8 +7,8 @@
 
 #include "comm/nccl/nccl.h"
 
-/* NCCL starts a thread at each group's end, which takes tens of microseconds. A nap takes longer than that, so the host
- * polls for as long as such a thread may need, and naps where NCCL waits for a rank. */
+/* NCCL starts a thread at each group's end, which takes tens of microseconds. A sleep takes longer than that. So the
+ * host polls for as long as such a thread may need, and sleeps only if NCCL waits for a rank. */
 enum { SPIN_NS = 2000000, SLEEP_NS = 200000 };
 
 typedef struct nccl_call {
@@ -49,7 +49,7 @@ dc_status dc__nccl_check_result(const dc__nccl *self, const char *call, dc__nccl
                   last != NULL ? last : "");
 }
 
-/* The handle goes only when the communicator has failed. */
+/* The handle is gone only if the communicator has failed. */
 dc_status dc__nccl_check_alive(dc__nccl *self) {
   return self->handle != NULL ? DC_OK : dc__comm_check(&self->head);
 }
@@ -128,11 +128,11 @@ struct dc__nccl_end_thread {
   dc_device *device;
   int64_t wait_ns;
   bool done;
-  bool left; /* behind, with the staging memory */
+  bool left; /* left behind, with the staging memory */
   dc__nccl_staging *staging;
 };
 
-/* Longer than an end that nothing delays, and one that no graph delays. */
+/* How long to wait for an end, and for one after a capture. Both are longer than an end takes that nothing delays. */
 static const int64_t end_wait_ns = INT64_C(5000000000);
 static const int64_t captured_wait_ns = INT64_C(2000000000);
 
@@ -143,7 +143,7 @@ static void end_thread_free(dc__nccl_end_thread *t) {
   dc__free(t);
 }
 
-/* The question about memory enters the device. So NCCL's calls of the driver spoil no capture of another thread. */
+/* memory_info() enters the device, so that NCCL's calls to the driver spoil no other thread's capture. */
 static void call_end(dc_device *device, dc__nccl_end_fn end, dc__nccl_handle handle) {
   int64_t total, free_bytes;
   dc__device_begin(device);
@@ -174,7 +174,7 @@ static bool was_captured(dc__nccl *self) {
   return captured;
 }
 
-/* False: there is no thread for it. */
+/* False if no thread could start. */
 static bool end_thread_start(dc__nccl *self, dc__nccl_end_fn end) {
   dc__nccl_end_thread *t = dc__calloc(1, sizeof *t);
   if (t == NULL) {
@@ -198,7 +198,7 @@ static bool end_thread_start(dc__nccl *self, dc__nccl_end_fn end) {
   return true;
 }
 
-/* With its mutex held. */
+/* Requires the thread's mutex. True if the end is done. */
 static bool end_thread_wait(dc__nccl_end_thread *t) {
   int64_t until = dc__now_ns() + t->wait_ns;
   const struct timespec end = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
@@ -208,7 +208,7 @@ static bool end_thread_wait(dc__nccl_end_thread *t) {
 }
 
 void dc__nccl_end_handle(dc__nccl *self, dc__nccl_end_fn end) {
-  if (!end_thread_start(self, end) && !was_captured(self)) { /* a captured one is kept: the call might not return */
+  if (!end_thread_start(self, end) && !was_captured(self)) { /* a captured one is leaked: the call might hang */
     call_end(self->device, end, self->handle);
   }
   self->handle = NULL;
@@ -234,7 +234,7 @@ bool dc__nccl_leave_end(dc__nccl *self) {
     pthread_detach(t->thread);
   }
   pthread_mutex_unlock(&t->mutex);
-  if (!left) { /* joined: CUDA's and NCCL's destructors of a thread must not meet those of the process */
+  if (!left) { /* joined: the thread's CUDA and NCCL destructors must not run beside the process's */
     pthread_join(t->thread, NULL);
     end_thread_free(t);
   }

@@ -109,8 +109,8 @@ static dc__nccl_inflight *first_inflight(dc__nccl *self) {
   return first;
 }
 
-/* The first one's event has passed, as it does after aborted kernels. So NCCL's error is checked before it counts as
- * done. */
+/* Retires the first collective, whose event has passed. Events pass after aborted kernels too, so this returns NCCL's
+ * error. */
 static dc_status retire_first(dc__nccl *self) {
   dc_status status = dc__nccl_get_async_error(self, "a collective", NULL);
   pthread_mutex_lock(&self->watch_mutex);

@@ -125,7 +125,8 @@ dc_status dc__shm_staging(dc__shm_group *group, int32_t channel, size_t bytes, c
 
 /* ---- joining and leaving ---- */
 
-/* A rank whose machine is busy, or that a debugger stopped, may hold the lock for long. One that died never ends. */
+/* A rank on a busy machine, or one that a debugger stopped, may hold the lock for long. A rank that died never frees
+ * it. */
 static dc_status check_lock_holder(const dc__shm_group *group, int32_t holder, int64_t deadline) {
   if (dc__shm_has_exited(group, holder) && atomic_load(&group->control->lock) == holder + 1) {
     return dc__fail(DC_E_PEER_DEAD, "rank %" PRId32 " died while it held the group's lock", holder);
@@ -220,7 +221,7 @@ void dc__shm_channel_leave(dc__shm_group *group, int32_t channel) {
   atomic_store(&slot->left, 1);
   dc__shm_signal(group, &slot->posted, atomic_load(&slot->posted.value));
   dc__shm_signal(group, &slot->done, atomic_load(&slot->done.value));
-  /* A failed group opens no more channels, and the rank that failed it may hold the lock for ever. */
+  /* A failed group opens no more channels, and the rank that failed it may hold the lock forever. */
   if (atomic_load(&group->control->failed) == DC__SHM_HEALTHY && lock_control(group) == DC_OK) {
     dc__shm_channel *entry = channel_of(group, channel);
     if (++entry->leavers == group->world) {

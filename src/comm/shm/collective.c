@@ -37,7 +37,7 @@ static int32_t range_from(const dc__shm_plan *p, int32_t from) {
   return p->coll.kind == DC__COLL_REDUCE ? head->rank : p->coll.kind == DC__COLL_ALL_TO_ALL ? head->world + from : from;
 }
 
-/* Address of slice s of what this rank reads of an item, in the memory of rank `from`. */
+/* The address of slice s of an item's data that this rank reads, in the memory of rank `from`. */
 static const void *source_ptr(const dc__shm_plan *p, int32_t from, int32_t item, const dc__window_slice *s) {
   const dc__shm *self = p->self;
   const dc__coll_item *own = &p->coll.items[item];
@@ -99,8 +99,8 @@ static int64_t reduce_own_part(const dc__shm_plan *p, int64_t lo, int64_t size) 
   return moved;
 }
 
-/* Verifies what was read from a rank: staged data in every round, data read in place after the last round. So memory
- * that its rank changed during the reads is found. */
+/* Verifies the data read from a rank: staged data in every round, data read in place after the last round. That finds
+ * data that its rank changed during the reads. */
 static dc_status verify_part(const dc__shm_plan *p, int32_t from, int64_t lo, int64_t size) {
   const dc__shm *self = p->self;
   const dc__shm_request *call = p->calls[from];
@@ -149,7 +149,7 @@ static dc_status transfer_window(const dc__shm_plan *p, int64_t lo, int64_t size
   if (p->coll.kind == DC__COLL_REDUCE) {
     moved = reduce_own_part(p, lo, size);
   } else {
-    for (int32_t i = 1; i <= head->world; i++) { /* starts at its neighbour, so that reads spread */
+    for (int32_t i = 1; i <= head->world; i++) { /* starts at the next rank, so that the reads spread */
       moved += gather_part(p, (head->rank + i) % head->world, lo, size);
     }
   }
@@ -220,8 +220,8 @@ static dc_status find_other_part(const dc__shm_plan *p, const uint64_t *const *w
   return DC_OK;
 }
 
-/* Of an all-to-all, after the handshake. Each rank compares its own parts and the sum of all ranks' hashes, which takes
- * less than to read all parts. */
+/* Compares the sizes of an all-to-all, after the handshake. Each rank checks its own parts and the sum of all ranks'
+ * hashes, which is faster than reading all parts. */
 static dc_status compare_parts(dc__shm_plan *p) {
   const dc__shm *self = p->self;
   const int32_t rank = self->head.rank, world = self->head.world;

@@ -17,7 +17,7 @@ typedef struct dc__shm_plan {
   bool has_counts;                    /* an all-to-all, whose parts ranks compare */
   bool staged;                        /* this rank's data is copied to staging memory */
   bool in_place;                      /* peers read this rank's data in place */
-  bool in_rounds;                     /* a rank's staged data do not fit its buffer, or may not */
+  bool in_rounds;                     /* some rank's staged data does not fit its buffer, or may not */
   bool has_checksums;                 /* publishes checksums and verifies the peers' */
   uint64_t word;                      /* of agree() */
   uint32_t first;                     /* the number of the first round */
@@ -25,13 +25,13 @@ typedef struct dc__shm_plan {
   int64_t window;                     /* bytes of a part that one staging buffer holds */
 } dc__shm_plan;
 
-/* Words behind a staging buffer, DC__COMM_GROUP for each rank: the checksums of the items. An all-to-all has one item,
- * so the next words have its part, and those of rank 0 what is the same for all. */
+/* Behind a staging buffer lie DC__COMM_GROUP words for each rank, the checksums of the items. An all-to-all has one
+ * item, so the words after its checksum describe its part. Those named PARTS are set for rank 0 alone. */
 enum {
   DC__SHM_PART_BEGIN = 1,
   DC__SHM_PART_SENT,
-  DC__SHM_PARTS_SUM,     /* of hashes of parts that are sent, less those that are expected: over all ranks 0 */
-  DC__SHM_PARTS_LARGEST, /* bytes that are sent to one rank */
+  DC__SHM_PARTS_SUM,     /* hashes of sent parts minus hashes of expected ones; the sum over all ranks is 0 */
+  DC__SHM_PARTS_LARGEST, /* the most bytes that are sent to one rank */
   DC__SHM_PART_EXPECTED
 };
 

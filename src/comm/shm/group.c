@@ -1,4 +1,4 @@
-/* Shared by the communicators of one rank. */
+/* The state that the communicators of one rank share. */
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-/* Memory that peers can read: a sparse memory file, whose blocks are allocated and punched out. */
+/* Memory that peers can read: a sparse memory file. fallocate() fills its blocks, and punches holes to free them. */
 #define _GNU_SOURCE /* memfd_create, fallocate */
 #include <errno.h>
 #include <fcntl.h>

@@ -9,7 +9,7 @@
 
 enum { DC__SHM_PROTOCOL = 4 }; /* raise it when the messages or the control block change */
 
-/* To rank 0, with descriptors of the rank's heap and, if has_pidfd, of its process. */
+/* A rank's message to rank 0, with descriptors of its heap and, if has_pidfd, of its process. */
 typedef struct dc__shm_hello {
   char magic[8];
   uint32_t protocol;

@@ -30,8 +30,8 @@ typedef struct shm_root {
   int64_t deadline;
 } shm_root;
 
-/* Without root's rights a user's processes may have only so many descriptors on their way (ulimit -n). Beyond that,
- * sending fails with ETOOMANYREFS until ranks have received some. */
+/* Without privileges, a user's processes may have only so many descriptors in flight (ulimit -n). Beyond that, sending
+ * fails with ETOOMANYREFS until ranks have received some. */
 static void shm_send_welcome(const shm_root *root, int fd, const dc__shm_welcome *message) {
   static const struct timespec pause = {0, RESEND_NS};
   const int64_t end = root->deadline + WELCOME_NS;

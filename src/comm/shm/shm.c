@@ -182,8 +182,8 @@ dc_status dc__comm_create_processes(const char *name, int32_t rank, int32_t worl
 
 /* ---- parts ---- */
 
-/* Whether other ranks have heard of a control block is not known where its leader's exchange failed. So it stays as
- * long as the group that was to be split, which the failure ends. */
+/* If the leader's exchange fails, other ranks may or may not know its control block. So the block is kept as long as
+ * the group that was to be split, which the failure ends. */
 static void keep_unused(dc__shm_control *group, dc__shm_control *control) {
   if (control != NULL) {
     dc__shm_control *next = atomic_load(&group->unused);
@@ -193,7 +193,7 @@ static void keep_unused(dc__shm_control *group, dc__shm_control *control) {
   }
 }
 
-/* The part's leader makes the control block, with a reference for each rank, and tells its address. */
+/* The part's leader makes the control block, with a reference for each rank, and tells the others its address. */
 static dc_status split_threads(dc_comm *comm, const dc__split *split, dc_comm **part) {
   dc__shm_control *control = NULL;
   int64_t addresses[DC__COMM_MAX_LOCAL], own = 0;

@@ -35,7 +35,7 @@ typedef struct dc__shm_request {
   uint64_t stage; /* address of the two staging buffers */
   int32_t staged;
   int32_t has_checksums; /* checksums lie behind the staging buffers */
-  /* Of the items' data: with threads pointers, with processes offsets in the rank's heap. */
+  /* Where the items' data lies: with threads pointers, with processes offsets in the rank's heap. */
   uint64_t addresses[DC__COMM_GROUP];
 } dc__shm_request;
 
@@ -43,11 +43,11 @@ typedef struct dc__shm_request {
 typedef struct dc__shm_slot {
   dc__shm_counter posted;       /* rounds started */
   dc__shm_counter done;         /* rounds whose data this rank has read */
-  _Alignas(64) atomic_int left; /* 1 once the rank left the channel; if it never joined, see dc__shm_control.gone */
+  _Alignas(64) atomic_int left; /* 1 once the rank left the channel; for one that never joined, see `released` */
   atomic_int reading;           /* 1 while it reads peers' memory */
   atomic_int last_op;           /* for error texts, since a call may be overwritten while peers read it */
   atomic_llong last_id;
-  atomic_llong waits; /* the round that it waits for peers to post, negated if to finish; 0: none */
+  atomic_llong waits; /* the round that it waits for peers to post, or negated, to finish; 0: none */
   dc__comm_usage usage;
   dc__shm_request calls[2]; /* double-buffered, as staging memory is */
 } dc__shm_slot;
@@ -70,7 +70,7 @@ typedef struct dc__shm_control {
   atomic_int failed;
   dc__failure failure; /* written by the rank that moved `failed` from HEALTHY to FAILING */
   int32_t world;
-  _Atomic(struct dc__shm_control *) unused; /* a part's that a failed split left; freed with this one */
+  _Atomic(struct dc__shm_control *) unused; /* left by a failed split; freed with this one */
   atomic_int released[DC__COMM_MAX_LOCAL];  /* 1 once a rank has released its last communicator */
   int32_t segments;                         /* made so far; guarded by the lock */
   void *memory[DC__SHM_SEGMENTS];           /* of each segment, with threads; guarded by the lock */
@@ -234,6 +234,7 @@ void dc__shm_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, co
 void dc__shm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                             int32_t count);
 void dc__shm_all_to_all(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *item, int32_t root);
+/* collective.c */
 bool dc__shm_agree(dc_comm *comm, const dc__coll *coll, uint64_t word);
 
 /* Checksums of a round's slices, [rank * DC__COMM_GROUP + item], behind a rank's staging buffers. */
@@ -250,7 +251,7 @@ void dc__shm_signal(const dc__shm_group *group, dc__shm_counter *counter, uint32
 dc_status dc__shm_wait_posted(dc__shm *self, const dc__coll *coll, uint32_t seq);
 dc_status dc__shm_wait_done(dc__shm *self, const dc__coll *coll, uint32_t seq);
 
-/* Whether a rank's process has ended; false with threads, or where the system does not tell. */
+/* Whether a rank's process has ended; false with threads, or if the system cannot tell. */
 bool dc__shm_has_exited(const dc__shm_group *group, int32_t rank);
 
 /* ---- deadlock.c ---- */
@@ -258,6 +259,8 @@ bool dc__shm_has_exited(const dc__shm_group *group, int32_t rank);
 /* Called while peers are missing in the present collective: publishes whether it blocks this rank's user, and looks for
  * a deadlock. An error once that has lasted DC__COMM_DEADLOCK_NS. */
 dc_status dc__shm_check_deadlock(dc__shm *self, const dc__coll *coll);
+
+/* ---- wait.c: failures of the group ---- */
 
 /* Fails the group on all ranks with this thread's last error, unless it has failed. */
 void dc__shm_group_fail(const dc__shm_group *group, dc_status status);

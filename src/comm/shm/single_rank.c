@@ -40,7 +40,7 @@ void dc__shm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag
 }
 
 void dc__shm_all_to_all(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *item, int32_t root) {
-  if (is_single_rank(comm, stream)) { /* its own part is all */
+  if (is_single_rank(comm, stream)) { /* the rank's own part is everything */
     dc__shm_all_gather(comm, stream, tag, item, 1);
   } else {
     dc__host_all_to_all(comm, stream, tag, item, root);

@@ -6,7 +6,7 @@
 #include "kernels/kernels.h"
 
 static int64_t window_bytes(const dc__shm_plan *p, int64_t buffer) {
-  return p->has_parts ? (buffer / p->self->head.world) & ~INT64_C(63) : buffer; /* else it stages its own part */
+  return p->has_parts ? (buffer / p->self->head.world) & ~INT64_C(63) : buffer; /* a gather stages one part */
 }
 
 /* Whether peers read any data of this rank, and whether all of it lies in the shared heap. */
@@ -113,7 +113,7 @@ static uint64_t hash_part(int32_t from, int32_t to, int64_t count) {
   return dc__digest_add(dc__digest_add(1, (uint64_t)from << 32 | (uint32_t)to), (uint64_t)count);
 }
 
-/* The sizes of the parts to each rank, and from it. */
+/* Writes the sizes of an all-to-all's parts: to each rank, and from it. */
 static void write_parts(const dc__shm_plan *p) {
   const dc__shm *self = p->self;
   const int32_t world = self->head.world, rank = self->head.rank;

@@ -1,4 +1,4 @@
-/* One collective: an all-to-all of the calls, their comparison, and the data. Small ones take fewer messages
+/* One collective: all ranks exchange and compare their calls, and then move the data. Small ones take fewer messages
  * (relay.c). */
 #include "comm/tcp/collective.h"
 #include "comm/tcp/overlay/overlay.h"
@@ -88,8 +88,8 @@ static bool has_header(const dc__tcp_transfer *transfer) {
   return transfer->bytes_received == sizeof transfer->recv_header;
 }
 
-/* A rank that takes this collective for a small one sends a relayed message before its call. The calls will differ, so
- * that its data do not matter. False if the connection ended, as dc__tcp_read_header(). */
+/* Skips a relayed message, which a rank sends before its call if it takes this collective for a small one. The calls
+ * will differ, so its data does not matter. False if the connection ended, as dc__tcp_read_header(). */
 static bool skip_relayed(dc__tcp_transfer *transfer, bool *progress) {
   const dc__tcp_relayed *message = &transfer->recv_relayed;
   uint64_t behind = message->bytes + (message->has_checksum != 0 ? sizeof transfer->peer_crc : 0);
@@ -110,7 +110,7 @@ static bool skip_relayed(dc__tcp_transfer *transfer, bool *progress) {
 
 static bool read_call(const dc__tcp_plan *p, dc__tcp_transfer *transfer, bool *progress) {
   const dc__tcp_relayed *message = &transfer->recv_relayed;
-  if (!dc__tcp_relays(p->self)) { /* so all messages are calls, read at once */
+  if (!dc__tcp_relays(p->self)) { /* then all messages are calls, read in one piece */
     return dc__tcp_read_header(transfer, sizeof transfer->recv_header, progress);
   }
   bool reads = dc__tcp_read_header(transfer, sizeof *message, progress);
@@ -142,7 +142,7 @@ static bool is_complete(const dc__tcp_transfer *transfer) {
   return is_received(transfer) && transfer->out_pos == transfer->out_count;
 }
 
-/* Rank r, which may be this one, sends what this rank expects of it. */
+/* Checks that rank r, which may be this one, sends as much as this rank expects from it. */
 static dc_status compare_bytes(const dc__tcp_plan *p, int32_t r) {
   const dc__tcp_transfer *transfer = &p->self->transfers[r];
   const dc__coll_item *item = &p->coll->items[0];
@@ -229,7 +229,7 @@ static dc_status exchange_some(dc__tcp_plan *p, int32_t r, bool *sent_some, bool
   return is_received(&p->self->transfers[r]) ? dc__tcp_compare_checksum(p, r) : DC_OK;
 }
 
-/* Sends and receives until all is done; no header is left over then. */
+/* Sends and receives until everything is done. No partial header is left over then. */
 static dc_status exchange_all(dc__tcp_plan *p) {
   dc__tcp *self = p->self;
   dc__rank_set all_ranks;
@@ -237,7 +237,7 @@ static dc_status exchange_all(dc__tcp_plan *p) {
   DC__TRY(dc__tcp_connect_lower(p, &all_ranks));
   for (;;) {
     bool sent_some = false, received_some = false, all = true, ended = true;
-    for (int32_t i = 1; i < self->head.world; i++) { /* starts at its neighbour, so that traffic spreads */
+    for (int32_t i = 1; i < self->head.world; i++) { /* starts at the next rank, so that traffic spreads */
       int32_t r = (self->head.rank + i) % self->head.world;
       DC__TRY(exchange_some(p, r, &sent_some, &received_some));
       all = all && has_header(&self->transfers[r]);
@@ -252,7 +252,7 @@ static dc_status exchange_all(dc__tcp_plan *p) {
     if (sent_some || received_some) {
       dc__tcp_note_progress(p);
     }
-    if (!received_some) { /* what was sent brings nothing yet: no need to read again */
+    if (!received_some) { /* sending alone brings no input, so it waits before it reads again */
       DC__TRY(wait_for_io(p));
     }
   }
@@ -274,7 +274,8 @@ static dc_status exchange_with_data(dc__tcp_plan *p) {
   return DC_OK;
 }
 
-/* In an overlay calls are relayed whatever they are, since a full exchange needs a connection between any two. */
+/* In an overlay, differing calls are relayed too, since a full exchange would need a connection between any two
+ * ranks. */
 static dc_status relay_calls(dc__tcp_plan *p) {
   const int32_t world = p->self->head.world;
   dc__signature *calls = dc__calloc((size_t)world, sizeof *calls);
@@ -290,7 +291,7 @@ static dc_status relay_calls(dc__tcp_plan *p) {
   return status;
 }
 
-/* Where the relayed calls differed, all ranks send theirs in full to find the error that is the same everywhere. */
+/* If the relayed calls differ, all ranks send theirs in full, so that all find the same error. */
 static dc_status exchange_small(dc__tcp_plan *p, bool with_data) {
   bool alike;
   DC__TRY(dc__tcp_run_small(p, with_data, &alike));
@@ -307,7 +308,7 @@ static dc_status exchange_small(dc__tcp_plan *p, bool with_data) {
   return dc__fail(DC_E_CORRUPT, "%s: the ranks' calls are alike, but what was relayed of them is not", p->op_text);
 }
 
-/* In an overlay ranks compare all calls in rounds, which few connections take. */
+/* In an overlay, ranks compare all calls in rounds, which need few connections. */
 static dc_status exchange(dc__tcp_plan *p) {
   const bool small = dc__tcp_is_small(p);
   if (small || p->self->group->overlay) {

@@ -13,7 +13,7 @@ enum { CONTROL_MESH_NS = 1000000000 /* added to the deadline for the control mes
 
 static const int64_t default_heartbeat_ns = INT64_C(1000000000);
 
-/* In an overlay no other rank takes part, and the communicator has its number as soon as it is a member. */
+/* In an overlay no other rank takes part in the creation, so the communicator gets its mesh's number here. */
 void dc__tcp_group_add(dc__tcp_group *group, dc__tcp *member) {
   pthread_mutex_lock(&group->mutex);
   member->mesh = group->overlay ? group->meshes++ : member->mesh;

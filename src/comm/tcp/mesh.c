@@ -1,6 +1,6 @@
-/* A mesh: one connection between any two ranks, made by the higher one. Those of the control mesh and of the first
- * communicator go to the rendezvous' listeners. For a later one each rank listens until the mesh is made, and tells the
- * higher ranks its port over the control mesh. */
+/* A mesh: one connection between any two ranks, made by the higher one. The control mesh and the first communicator's
+ * connect to the rendezvous' listeners. For a later mesh each rank listens until it is made, and tells the higher ranks
+ * its port over the control mesh. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -64,8 +64,8 @@ dc_status dc__tcp_keep_early(dc__tcp_group *group, const dc__tcp_hello *hello, i
   return DC_OK;
 }
 
-/* Whether the connection is for the mesh in progress, or for the next one, which the other rank may begin before. In an
- * overlay it may have begun any. */
+/* Whether the connection is for the mesh in progress, or for the next one, which the other rank may have begun already.
+ * In an overlay it may have begun any later one. */
 static bool mesh_expects(const dc__tcp_group *group, const dc__tcp_hello *hello) {
   const bool ahead = hello->mesh > group->meshes && (group->overlay || hello->mesh == group->meshes + 1);
   return hello->rank > group->rank && hello->rank < group->world &&
@@ -116,7 +116,7 @@ static dc_status mesh_fail_timeout(const dc__tcp_group *group, const dc__rank_se
                   missing_list.text, group->world);
 }
 
-/* Takes heartbeats, which would hide the message behind them, and looks at what comes next. */
+/* Consumes heartbeats, which would hide the message behind them, and peeks at the next message. */
 static ssize_t peek_control(int fd, dc__tcp_control_msg *message) {
   for (;;) {
     const ssize_t got = dc__tcp_peek(fd, message, sizeof *message);
@@ -154,7 +154,7 @@ static int32_t find_closed(const dc__tcp_group *group, const dc__rank_set *ranks
   return -1;
 }
 
-/* When the wait for other ranks has something to check. */
+/* The time of the next check in a wait for other ranks. */
 static int64_t next_check(const dc__tcp_group *group, int64_t deadline) {
   return group->query_ns < deadline ? group->query_ns : deadline;
 }
@@ -215,7 +215,7 @@ static dc_status accept_from_higher(dc__tcp_group *group, int32_t mesh, int64_t 
   return dc__tcp_add_lack(group, status);
 }
 
-/* ---- a mesh after the meeting ---- */
+/* ---- a mesh after the rendezvous ---- */
 
 void dc__tcp_handle_listening(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message) {
   if (r < group->rank && message->status >= 1 && message->status <= 65535) {
@@ -224,8 +224,8 @@ void dc__tcp_handle_listening(dc__tcp_group *group, int32_t r, const dc__tcp_con
   }
 }
 
-/* Requires group->mutex. Of the lower ranks without a connection those that listen, and the others. A lower rank makes
- * no next mesh without this rank, so that its latest message is of this one or of an earlier one. */
+/* Requires group->mutex. Divides the lower ranks without a connection into those that listen and the others. A lower
+ * rank cannot make a later mesh without this rank, so its latest message is about this mesh or an earlier one. */
 static void find_lower(dc__tcp_group *group, int32_t mesh, const int *fds, dc__rank_set *ready, dc__rank_set *missing) {
   *ready = *missing = (dc__rank_set){{0}};
   for (int32_t r = 0; r < group->rank; r++) {
@@ -237,7 +237,7 @@ static void find_lower(dc__tcp_group *group, int32_t mesh, const int *fds, dc__r
   }
 }
 
-/* Waits until a lower rank listens, unless there is none without a connection. */
+/* Waits until a lower rank listens, unless all of them are connected. */
 static dc_status await_lower(dc__tcp_group *group, int32_t mesh, int64_t deadline, const int *fds,
                              dc__rank_set *ready) {
   dc__rank_set missing, ended = {{0}};
@@ -263,7 +263,7 @@ static dc_status await_lower(dc__tcp_group *group, int32_t mesh, int64_t deadlin
   return status;
 }
 
-/* Each rank as soon as it listens, so that it does not wait for this one. */
+/* Connects to each lower rank as soon as it listens, so that it does not wait for this one. */
 static dc_status connect_to_lower(dc__tcp_group *group, int32_t mesh, int64_t deadline, int *fds) {
   dc__rank_set ready;
   DC__TRY(await_lower(group, mesh, deadline, fds, &ready));

@@ -37,7 +37,7 @@ static dc_status mesh_fail_connect(const dc__tcp_group *group, int32_t r, int er
 static enum dc__tcp_call_result mesh_call_open(dc__tcp_group *group, int32_t r, int64_t deadline, dc__tcp_call *call) {
   socket_address to;
   socklen_t length = sockaddr_of(&group->endpoints[r], &to);
-  const bool may_drop = !(group->overlay && group->watcher_running); /* then pending connections are the watcher's */
+  const bool may_drop = !(group->overlay && group->watcher_running); /* else the watcher owns pending connections */
   do {
     call->fd = dc__tcp_connect(&to.any, length, group->failure_event, deadline);
   } while (call->fd < 0 && dc__tcp_is_resource_error(errno) && may_drop && dc__tcp_drop_pending(group));
@@ -66,8 +66,8 @@ static enum dc__tcp_call_result mesh_call_finish(const dc__tcp_group *group, int
   return dc__tcp_call_finish(group, call, deadline, where);
 }
 
-/* The rest of the handshake. Under a flood of connections a rank may drop one that has not proved itself yet; it comes
- * again. */
+/* Completes the handshake. Under a flood of connections a rank may drop one that has not proved itself yet; then this
+ * rank connects again. */
 static dc_status mesh_call_complete(dc__tcp_group *group, int32_t r, int64_t deadline, dc__tcp_call *call,
                                     enum dc__tcp_call_result result) {
   char where[DC__TCP_PEER];
@@ -95,7 +95,7 @@ static dc_status mesh_call_complete(dc__tcp_group *group, int32_t r, int64_t dea
   }
 }
 
-/* The steps of the handshakes overlap, so that they take the time of one round trip and not of one a rank. */
+/* The steps of the handshakes overlap, so that they take the time of one round trip, and not of one per rank. */
 static dc_status mesh_call_ranks(dc__tcp_group *group, int32_t mesh, int64_t deadline, const int32_t *ranks,
                                  int32_t count, dc__tcp_call *calls, int *fds) {
   enum dc__tcp_call_result results[DC__COMM_MAX_WORLD];

@@ -1,6 +1,7 @@
-/* A broadcast of much data between three ranks or more. The root sends each of the others a part, and they send it on
- * to all the rest while it comes. So a rank's link carries the data once each way, where that of a root that sends all
- * to each rank carries them once for each. The others get the last byte of a part only when its checksum was right. */
+/* A large broadcast between three ranks or more. The root sends each of the others a part, which they pass on to the
+ * rest while it arrives. So each rank's link carries the data once in each direction. If the root sent everything to
+ * each rank, its link would carry the data once per rank. The last byte of a part is passed on only if its checksum is
+ * right. */
 #include "comm/tcp/collective.h"
 
 enum { PART = 8 << 10, /* bytes below which a second hop costs more than it saves */ ALIGN = 64 };
@@ -10,7 +11,7 @@ bool dc__tcp_scatters(const dc__tcp_plan *p) {
   return p->has_data && p->coll->kind == DC__COLL_BROADCAST && parts > 1 && p->coll->items[0].total / parts >= PART;
 }
 
-/* Where the part begins that goes by rank r, or ends that goes by the rank before. The root has none. */
+/* Where the part begins that rank r passes on; the part of the rank before it ends there. The root has none. */
 static int64_t part_begin(const dc__tcp_plan *p, int32_t r) {
   const int64_t parts = p->self->head.world - 1, total = p->coll->items[0].total;
   const int64_t place = r - (r > p->coll->root ? 1 : 0);

@@ -42,8 +42,8 @@ bool dc__tcp_is_resource_error(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
-/* The sockets of this process, by descriptor. A child of fork() closes its copies, which would keep the connections of
- * a parent that died. */
+/* The sockets of this process, by descriptor. A child of fork() closes its copies, which would keep a dead parent's
+ * connections open. */
 enum { SOCKETS = DC__TLS_SOCKETS, SOCKET_BITS = 64 };
 static atomic_ullong sockets[SOCKETS / SOCKET_BITS];
 
@@ -85,7 +85,7 @@ void dc__tcp_close(int *fd) {
   }
 }
 
-/* A machine that vanished is found a second after heartbeats find it (liveness.c), which can say more. */
+/* Probes find a vanished machine a second later than heartbeats do (liveness.c), whose error says more. */
 void dc__tcp_start_probes(int fd) {
   const int on = 1, idle_s = 2, interval_s = 1, probes = 3;
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
@@ -193,7 +193,7 @@ int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int ends, 
 }
 
 int dc__tcp_accept(int listener) {
-  int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK); /* at once: another thread may fork */
+  int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK); /* flags in one call: another thread may fork */
   if (fd >= 0) {
     set_options(fd);
     note_socket(fd, true);

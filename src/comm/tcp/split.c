@@ -1,5 +1,6 @@
-/* Parts of a group over TCP: groups of their own. The part's rank 0 listens at a new port, where it listened before,
- * and tells it over the old communicator. The secret is made of the old one, so that the part's ranks alone have it. */
+/* Parts of a group over TCP are groups of their own. A part's rank 0 listens at a new port of the address where it
+ * listened before, and announces the port over the old communicator. The part's secret is derived from the old group's
+ * and the part's name. */
 #include <arpa/inet.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,10 +20,10 @@ static void derive_secret(const dc__tcp_group *group, const dc__split *split, ch
   explicit_bzero(mac, sizeof mac);
 }
 
-/* Where the leader listens, as this rank reaches it. */
+/* The leader's address, as this rank reaches it. */
 static void leader_address(const dc__tcp_group *group, const dc__split *split, int32_t port, char text[SPLIT_ADDRESS]) {
   const unsigned char *bytes = group->endpoints[split->leader].address;
-  char host[INET6_ADDRSTRLEN] = "127.0.0.1"; /* its own is not used */
+  char host[INET6_ADDRSTRLEN] = "127.0.0.1"; /* the leader does not use its own */
   bool four = dc__tcp_is_mapped(bytes);
   if (split->leader != group->rank) {
     (void)inet_ntop(four ? AF_INET : AF_INET6, four ? bytes + 12 : bytes, host, sizeof host);

@@ -18,11 +18,11 @@ static void tcp_free_comm(dc__tcp *self) {
 
 static void tcp_destroy(dc_comm *comm) {
   dc__tcp *self = (dc__tcp *)comm;
-  /* No leave message after a failure, which is the reason and may not have reached the peers yet. */
+  /* No leave message after a failure: a peer that the failure has not reached yet would report the leave instead. */
   if (atomic_load(&self->group->failed) == 0) {
     dc__tcp_leave(self);
   }
-  dc__tcp_group_remove(self->group, self); /* before its connections close, about which peers may query */
+  dc__tcp_group_remove(self->group, self); /* before its connections close: peers may query why they did */
   for (int32_t r = 0; r < comm->world; r++) {
     dc__tcp_close(&self->fds[r]);
   }
@@ -112,7 +112,7 @@ static dc__tcp *alloc_comm(int32_t ranks) {
   return self;
 }
 
-/* Its connections: all of a mesh, or in an overlay none yet. */
+/* Makes the communicator's connections: all of a mesh, or in an overlay none yet. */
 static dc_status connect_comm(dc__tcp_group *group, dc__tcp *self) {
   if (group->overlay) {
     self->arrival_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

@@ -2,16 +2,15 @@
  *
  * Rank 0 listens at the caller's address and sends all ranks the table of endpoints (rendezvous.c). A mesh is one
  * connection between any two ranks, made by the higher one (mesh.c). Each communicator has a mesh for its collectives,
- * and the group has one more, the control mesh. A listener is open until the first communicator is made, and then for
- * the time in which a further one is made. Each rank's watcher thread reads the control mesh (watcher.c). Over the
- * control mesh ranks find stragglers (stragglers.c), detect deadlocks (deadlock.c) and agree on one failure
- * (failure.c). More than DC__TCP_MAX_MESH ranks have an overlay instead of it, and connect for data when they need to
- * (overlay/).
+ * and the group has one more, the control mesh. A listener is open until the first communicator is made, and again
+ * while a further one is made. Each rank's watcher thread reads the control mesh (watcher.c). Over the control mesh
+ * ranks find stragglers (stragglers.c), detect deadlocks (deadlock.c) and agree on one failure (failure.c). More than
+ * DC__TCP_MAX_MESH ranks have an overlay instead, and make data connections on demand (overlay/).
  *
  * In a collective each rank sends every peer its call, followed by the peer's data. It compares all calls before it
  * reads any data (collective.c), so a mismatch writes nothing. Small ones go in rounds (relay.c). Gathers move data
- * between the callers' buffers without copies; each rank receives its part of a reduction in scratch memory and adds
- * in rank order. */
+ * between the callers' buffers without copies; each rank receives its part of a reduction in scratch memory and adds in
+ * rank order. */
 #ifndef DC_COMM_TCP_H
 #define DC_COMM_TCP_H
 
@@ -24,7 +23,7 @@
 enum {
   DC__TCP_MAX_MESH = 64,      /* ranks with a control connection between any two; more ranks have an overlay */
   DC__TCP_ATTEMPTS = 16,      /* of a handshake that the other side drops before it shows that it is libdc */
-  DC__TCP_MAX_PENDING = 1024, /* connections without a complete handshake: each rank may come at once */
+  DC__TCP_MAX_PENDING = 1024, /* connections without a complete handshake: all ranks may connect at once */
   DC__TCP_CLOSED = 1,         /* a rank destroyed its last communicator */
   DC__TCP_DISCONNECTED = 2    /* its control connection ended without a goodbye */
 };
@@ -53,7 +52,7 @@ typedef struct dc__tcp_wait {
   atomic_ullong ranks[DC__RANK_WORDS];
 } dc__tcp_wait;
 
-/* A connection that came before its communicator wanted it. */
+/* A connection that arrived before its communicator wanted it. */
 typedef struct dc__tcp_early {
   int fd;
   int32_t mesh;
@@ -64,8 +63,8 @@ typedef struct dc__tcp_early {
 typedef struct dc__tcp_candidate {
   int fd;
   bool challenged; /* it sent its opening, and got this rank's */
-  bool encrypts;   /* it has proved itself; TLS's handshake is under way */
-  size_t received; /* of the message that is due */
+  bool encrypts;   /* it has proved itself, and TLS's handshake has begun */
+  size_t received; /* bytes of the message that is due */
   int64_t since_ns;
   dc__tcp_opening theirs, own;
   dc__tcp_proof proof;
@@ -75,7 +74,7 @@ typedef struct dc__tcp_pending {
   dc__tcp_candidate candidates[DC__TCP_MAX_PENDING]; /* oldest first */
   int32_t count;
   int32_t capacity; /* 0: not known yet */
-  atomic_int lacks; /* errno of a connection that waited while there was no descriptor for it; 0: none did */
+  atomic_int lacks; /* errno if a connection had to wait for a free descriptor; 0: none did */
   int64_t rejected;
   char last[160]; /* origin and kind of the last rejected one */
 } dc__tcp_pending;
@@ -86,20 +85,20 @@ typedef struct dc__tcp_group {
   atomic_int checksums; /* dc_comm_set_checksums */
   int32_t rank;
   int32_t world;
-  bool overlay; /* it has more ranks than a mesh */
+  bool overlay; /* more than DC__TCP_MAX_MESH ranks */
   int64_t timeout_ns;
   int64_t formed_ns; /* time of the rendezvous; 0: not yet */
   char name[DC__TCP_NAME];
   bool sealed;                      /* the caller gave a secret */
-  bool tls;                         /* connections are encrypted, but for the rendezvous' */
-  unsigned char key[DC__MAC_BYTES]; /* of the secret; zeros without one */
+  bool tls;                         /* connections are encrypted, except for the rendezvous' */
+  unsigned char key[DC__MAC_BYTES]; /* derived from the secret; zeros without one */
   unsigned char run[DC__TCP_RUN];
   char network[64]; /* the interface to listen at, by name or addresses; empty: not given */
   int32_t first_port, last_port;
   unsigned char listens_at[16]; /* an address, or zeros: all of the machine */
   int listener;                 /* -1: none */
   dc__tcp_endpoint endpoints[DC__COMM_MAX_WORLD];
-  pthread_mutex_t mesh_mutex; /* one mesh at a time; guards what follows, to early_count. In an overlay the watcher has
+  pthread_mutex_t mesh_mutex; /* one mesh at a time; guards the fields up to early_count. In an overlay the watcher owns
                                  `pending`, and `mutex` guards the others. */
   int32_t meshes;             /* made so far */
   dc__tcp_pending pending;
@@ -118,9 +117,9 @@ typedef struct dc__tcp_group {
   int64_t heartbeat_ns;
   int64_t late_ns;                           /* when the watcher last found itself late; for the watcher */
   int64_t asked_ns[DC__COMM_MAX_WORLD];      /* since when its machine owes an answer, or 0; for the watcher */
-  atomic_llong heard_ns[DC__COMM_MAX_WORLD]; /* when the last bytes of its watcher came */
+  atomic_llong heard_ns[DC__COMM_MAX_WORLD]; /* when the last bytes from its watcher arrived */
   atomic_int error[DC__COMM_MAX_WORLD];      /* errno if disconnected; 0: the peer closed the connection */
-  atomic_bool outlived[DC__COMM_MAX_WORLD];  /* a connection for data stood when the control connection had ended */
+  atomic_bool outlived[DC__COMM_MAX_WORLD];  /* a data connection was open after the control connection had ended */
   pthread_mutex_t query_mutex;               /* one query at a time */
   pthread_mutex_t mutex;                     /* guards all below, and writes to control */
   pthread_cond_t changed;                    /* signals a message, a closed connection, the failure */
@@ -128,7 +127,7 @@ typedef struct dc__tcp_group {
   struct {
     int32_t count;
     int64_t heard_ns;
-  } queries[DC__COMM_MAX_WORLD]; /* in an overlay: to a neighbour since it was heard */
+  } queries[DC__COMM_MAX_WORLD]; /* in an overlay: sent to a neighbour since it was last heard */
   int32_t listens_for[DC__COMM_MAX_WORLD], listens_on[DC__COMM_MAX_WORLD]; /* a lower rank's mesh, and its port */
   struct dc__tcp *members;                                                 /* communicators */
   struct dc__tcp *forming;   /* the one in creation, by its only user; NULL: none */
@@ -137,10 +136,10 @@ typedef struct dc__tcp_group {
   dc__tcp_reply *replies;    /* of the query in progress, by rank; NULL if none */
   bool voted;                /* this rank has voted */
   dc__tcp_control_msg vote;  /* the best vote so far */
-  dc__rank_set votes;        /* ranks whose vote has arrived; in an overlay also by others, or which have ended */
+  dc__rank_set votes;        /* ranks whose vote has arrived; in an overlay also through others, and ended ranks */
   bool votes_grew;           /* in an overlay: neighbours may not know all of them */
-  dc__rank_set told;         /* in an overlay: neighbours that know them */
-  int32_t next_told;         /* the rank at which to go on */
+  dc__rank_set told;         /* in an overlay: neighbours that know all of them */
+  int32_t next_told;         /* the rank at which to continue */
   dc__rank_set ended;        /* in an overlay: ranks that ended without a goodbye */
   bool ended_grew;           /* likewise */
   int32_t ended_error;       /* errno of the latest one */
@@ -158,7 +157,7 @@ typedef struct dc__tcp {
   int32_t mesh;
   pthread_mutex_t collective_mutex; /* one collective at a time */
   uint64_t seq;                     /* of the latest collective */
-  atomic_ullong reached; /* seq, its number in the group's order, its operator and parameter, for the watcher */
+  atomic_ullong reached; /* for the watcher: seq, its number in the group's order, its operator, its parameter */
   atomic_ullong number;
   atomic_int op;
   atomic_llong id;
@@ -183,9 +182,9 @@ void dc__tcp_reject(int fd, dc_status status);
 /* ---- listen.c: opens the listener ---- */
 
 bool dc__tcp_is_loopback(const unsigned char address[16]);
-/* IPv4, written as IPv6. */
+/* Whether it is an IPv4-mapped address. */
 bool dc__tcp_is_mapped(const unsigned char address[16]);
-/* near: an address of this machine. */
+/* Opens the group's listener. `near` is an address of this machine. */
 dc_status dc__tcp_listen_near(dc__tcp_group *group, const struct sockaddr *near, int32_t port);
 /* Does nothing if the caller listens already. */
 dc_status dc__tcp_listen_root(dc__tcp_group *group, const dc__tcp_address *address);
@@ -193,9 +192,9 @@ dc_status dc__tcp_listen_root(dc__tcp_group *group, const dc__tcp_address *addre
 dc_status dc__tcp_find_address(const char *fn, const char *network, unsigned char found[16]);
 /* fd: the connection to rank 0. */
 dc_status dc__tcp_listen_peer(dc__tcp_group *group, int fd);
-/* A listener where the group listened before, at a new port. */
+/* Opens a listener at the address where the group listened before, at a new port. */
 dc_status dc__tcp_listen_new(const dc__tcp_group *group, int32_t *port, int *fd);
-/* The group's own one. Both require mesh_mutex. */
+/* Reopen and close the group's own listener. Both require mesh_mutex. */
 dc_status dc__tcp_listen_again(dc__tcp_group *group);
 void dc__tcp_stop_listening(dc__tcp_group *group);
 
@@ -206,16 +205,16 @@ dc__tcp_hello dc__tcp_hello_make(const dc__tcp_group *group, int32_t mesh);
 dc_status dc__tcp_hello_check(const dc__tcp_group *group, const dc__tcp_hello *hello);
 /* Notes a rejected connection for error texts. */
 void dc__tcp_note_rejected(dc__tcp_pending *pending, int fd, const char *what);
-/* The status, whose text then says that this process lacked descriptors, where it did: another rank may be blamed. */
+/* Returns `status`. If this process lacked descriptors, adds that to the error, which may blame another rank. */
 dc_status dc__tcp_add_lack(const dc__tcp_group *group, dc_status status);
-/* Makes room for a descriptor: closes the pending connection that has said least, of these the oldest. False if all
- * have proved that they are the group's. */
+/* Frees a descriptor: closes the pending connection that has sent the least, and of these the oldest. False if all have
+ * proved that they belong to the group. */
 bool dc__tcp_drop_pending(dc__tcp_group *group);
 /* Waits for a handshake until the deadline. True if one is complete; the caller owns the connection. False with *status
  * DC_OK if none is. Rejects connections of other processes. A readable descriptor of extra ends the wait. */
 bool dc__tcp_wait_hello(dc__tcp_group *group, const int *extra, int32_t extra_count, int64_t deadline,
                         dc__tcp_hello *hello, int *fd, dc_status *status);
-/* One step of it, without waiting. can_accept: the listener is readable. */
+/* One step of dc__tcp_wait_hello(), without waiting. can_accept: the listener is readable. */
 bool dc__tcp_poll_hello(dc__tcp_group *group, bool can_accept, dc__tcp_hello *hello, int *fd, dc_status *status);
 /* When the oldest pending connection has had its time to prove itself; INT64_MAX if there is none. */
 int64_t dc__tcp_pending_expiry(const dc__tcp_pending *pending);
@@ -229,18 +228,19 @@ dc_status dc__tcp_connect_ranks(dc__tcp_group *group, int32_t mesh, int64_t dead
 
 /* ---- mesh.c ---- */
 
-/* Of the communicator's connections that came early; NULL: none. */
+/* A rank's connection that arrived early for a mesh; NULL if there is none. Taking it returns its descriptor, or -1. */
 dc__tcp_early *dc__tcp_find_early(const dc__tcp_group *group, int32_t mesh, int32_t rank);
 int dc__tcp_take_early(dc__tcp_group *group, int32_t mesh, int32_t rank);
-/* Tells it so if there is no other one; the caller closes fd after an error. */
+/* Keeps an early connection. `other` is one that the same rank has already, which makes it an error; -1: none. The
+ * caller closes fd after an error. */
 dc_status dc__tcp_keep_early(dc__tcp_group *group, const dc__tcp_hello *hello, int fd, int other);
 /* A rank asks for a rendezvous, but none is in progress. */
 dc_status dc__tcp_fail_no_rendezvous(const dc__tcp_group *group, const dc__tcp_hello *hello);
 
-/* Collective. Makes the group's next mesh: fds has one connection per rank, -1 for this one. comm gets its number;
- * NULL: it is the control mesh. If the control mesh fails, fds keeps the connections made so far, over which the
- * failure is reported. If it fails, the rank still listens, until the group has failed: a rank that is refused
- * meanwhile would report that. */
+/* Collective. Makes the group's next mesh: fds has one connection per rank, -1 for this one. comm gets the mesh's
+ * number; NULL for the control mesh. If the control mesh fails, fds keeps the connections made so far, over which the
+ * failure is reported. If any mesh fails, the rank listens until the group has failed: a refused rank would report the
+ * refusal instead. */
 dc_status dc__tcp_mesh_connect(dc__tcp_group *group, dc__tcp *comm, int64_t deadline, int *fds);
 /* For the watcher, under the mutex: a lower rank listens for a mesh. */
 void dc__tcp_handle_listening(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message);
@@ -263,8 +263,8 @@ bool dc__tcp_vote_outranks(const dc__tcp_control_msg *a, const dc__tcp_control_m
 bool dc__tcp_is_failure(int32_t status, char text[DC__TCP_TEXT]);
 /* Waits for dc__tcp_group.changed, under the mutex; may return early. */
 void dc__tcp_wait_change(dc__tcp_group *group, int64_t until);
-/* To one rank, in an overlay by others, or to all with a connection, under the mutex, so that messages do not
- * interleave. */
+/* Send to one rank (in an overlay through others), to a connected rank, or to all connected ranks. They require the
+ * mutex, so that messages do not interleave. */
 void dc__tcp_send_control(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message);
 void dc__tcp_send_directly(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *message);
 void dc__tcp_broadcast_control(dc__tcp_group *group, const dc__tcp_control_msg *message);
@@ -280,15 +280,15 @@ void dc__tcp_start_heartbeats(dc__tcp_group *group);
 /* For the watcher, each heartbeat_ns: sends a heartbeat to all ranks, and fails the group if a machine has not answered
  * for three. was_late: this watcher did not run in time, so silence proves nothing. */
 void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late);
-/* For the watcher, twice after a control connection ended without a goodbye: the second time it fails the group if a
- * data connection to that rank stands. If none does the rank died, and a rank that waits for it says so. False if it
+/* For the watcher, twice after a control connection ended without a goodbye. The second call fails the group if a data
+ * connection to that rank is open. If none is, the rank died, and a rank that waits for it reports that. False if it
  * need not be called again. */
 bool dc__tcp_check_ended(dc__tcp_group *group, int32_t r);
-/* Whether the heartbeats of a rank are missing, to which there is a control connection. */
+/* Whether heartbeats are missing from a rank that has a control connection. */
 bool dc__tcp_is_silent(dc__tcp_group *group, int32_t r);
 /* A rank's address, without its port. */
 void dc__tcp_host_text(const dc__tcp_group *group, int32_t r, char text[DC__TCP_PEER]);
-/* Adds how long a rank has been silent though its machine answers, if so. */
+/* If a rank is silent although its machine answers, adds for how long to the text. */
 void dc__tcp_describe_silence(dc__tcp_group *group, int32_t r, char *text, size_t cap);
 
 /* ---- stragglers.c: the ranks that delay others ---- */
@@ -299,7 +299,7 @@ void dc__tcp_wait_end(dc__tcp_wait *wait);
  * group fails. */
 void dc__tcp_query_ranks(dc__tcp *self, const dc__rank_set *ranks);
 void dc__tcp_query_all(dc__tcp *self);
-/* All ranks; in an overlay those that this rank waits for, and the ones that they wait for in turn. */
+/* Queries all ranks; in an overlay those that this rank waits for, and the ones that they wait for in turn. */
 void dc__tcp_query_missing(dc__tcp *self, const dc__rank_set *missing);
 /* For the watcher, under the mutex. */
 void dc__tcp_handle_query(dc__tcp_group *group, int32_t r, const dc__tcp_control_msg *query);
@@ -324,7 +324,7 @@ void dc__tcp_add_blocked(const dc__tcp_group *group, const dc__tcp *queried, con
 /* Called while calls of the present collective are missing: publishes whether it blocks this rank's user. The first
  * time, queries whether peers are blocked in collectives that the user has not requested, which is an error for all. */
 dc_status dc__tcp_check_deadlock(dc__tcp *self, const dc__rank_set *missing, const char *op_text);
-/* The error alone, after dc__tcp_query_ranks(). */
+/* Only checks for the error, after dc__tcp_query_ranks(). */
 dc_status dc__tcp_fail_deadlock(dc__tcp *self, const char *op_text);
 /* Called once while ranks are missing in the creation of this communicator: the same query. */
 dc_status dc__tcp_check_forming(dc__tcp *self);

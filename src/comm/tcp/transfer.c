@@ -1,4 +1,4 @@
-/* Bytes between two ranks in a collective, and the wait for them. */
+/* Moves bytes between two ranks in a collective, and waits for them. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -101,12 +101,12 @@ bool dc__tcp_read_header(dc__tcp_transfer *transfer, size_t bytes, bool *progres
   return true;
 }
 
-/* Whether a list's next bytes belong to a checksum, which is the list's last entry. They move before it does. */
+/* Whether a list's next bytes are covered by a checksum, which is the list's last entry. They move before it does. */
 static bool sums_next(uint64_t has_checksum, int32_t pos, int32_t count) {
   return has_checksum != 0 && pos < count - 1;
 }
 
-/* Bytes of transfer->out that may be sent now, without what this rank shall send on and has not got. */
+/* Bytes of transfer->out that may be sent now, without data that this rank passes on but has not received yet. */
 static uint64_t sendable_bytes(const dc__tcp_plan *p, int32_t r) {
   const dc__tcp_transfer *transfer = &p->self->transfers[r];
   const uint64_t missing = r != p->coll->root ? dc__tcp_missing_part(p) : 0;
@@ -191,7 +191,7 @@ void dc__tcp_note_progress(dc__tcp_plan *p) {
   p->queried = false;
 }
 
-/* With a parent in slices, between which it looks at the parent's failure. */
+/* With a parent, polls in slices, and checks between them whether the parent has failed. */
 static dc_status poll_until(const dc__tcp *self, nfds_t count, int64_t until, int *ready) {
   do {
     DC__TRY(dc__comm_check_parents(&self->head));

@@ -1,7 +1,7 @@
 /* Proofs that both ends of a connection have the group's secret. Each end sends a random opening. The connecting end
  * sends its hello with a code over both openings and the hello, and the accepting end answers with a code of its own.
- * So a recorded handshake is of no use in another one. Without a secret the key is zero: the handshake is the same, and
- * keeps out strays but no enemy. */
+ * So a recorded handshake cannot be replayed. Without a secret the key is zero: the handshake is the same, and keeps
+ * out stray connections but no attacker. */
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -66,7 +66,7 @@ void dc__tcp_tls_key(const dc__tcp_group *group, const dc__tcp_opening *connects
 
 /* ---- the connecting side ---- */
 
-/* Waits for a readable connection. False with errno: ETIMEDOUT, or ECANCELED after a failure of the group. */
+/* Waits until a connection is readable. False with errno: ETIMEDOUT, or ECANCELED after a failure of the group. */
 static bool call_wait(const dc__tcp_group *group, int fd, int64_t deadline) {
   struct pollfd polls[] = {{.fd = fd, .events = POLLIN}, {.fd = group->failure_event, .events = POLLIN}};
   int ready = poll(polls, 2, dc__poll_timeout_ms(deadline));
@@ -168,7 +168,7 @@ enum dc__tcp_call_result dc__tcp_call_prove(const dc__tcp_group *group, dc__tcp_
   return dc__tcp_send_all(call->fd, &proof, sizeof proof, deadline) ? DC__TCP_CALL_OK : call_lost(call, errno);
 }
 
-/* One step of TLS's handshake: OK also where it waits for the peer, with *complete false. */
+/* One step of TLS's handshake. If it waits for the peer, returns OK with *complete false. */
 static enum dc__tcp_call_result call_step_tls(const dc__tcp_group *group, dc__tcp_call *call, const char *where,
                                               bool *complete) {
   const int result = dc__tls_handshake(dc__tls_of(call->fd));

@@ -12,7 +12,7 @@ bool dc__tcp_opening_is_known(const dc__tcp_opening *opening);
 /* The code of a hello (answer NULL) or of an answer to it. */
 void dc__tcp_mac(const dc__tcp_group *group, const dc__tcp_opening *connects, const dc__tcp_opening *accepts,
                  const dc__tcp_hello *hello, const dc__tcp_answer *answer, unsigned char mac[DC__MAC_BYTES]);
-/* The key of a connection's TLS: another one for each connection. */
+/* The key of a connection's TLS, which differs for each connection. */
 void dc__tcp_tls_key(const dc__tcp_group *group, const dc__tcp_opening *connects, const dc__tcp_opening *accepts,
                      const dc__tcp_hello *hello, unsigned char key[DC__MAC_BYTES]);
 
@@ -37,20 +37,20 @@ typedef struct dc__tcp_call {
   char quoted[48];
 } dc__tcp_call;
 
-/* The four steps. Between them other calls may take theirs, so that round trips overlap. where: the peer, for errors.
- * A failure of the group ends the waits. */
+/* The four steps of a call, of which dc__tcp_call_encrypt() is the last. Steps of several calls may interleave, so that
+ * round trips overlap. `where` names the peer in errors. A failure of the group ends the waits. */
 enum dc__tcp_call_result dc__tcp_call_open(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline);
 enum dc__tcp_call_result dc__tcp_call_prove(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline,
                                             const char *where);
 enum dc__tcp_call_result dc__tcp_call_finish(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline,
                                              const char *where);
-/* Whether to connect again, since the peer may have dropped this connection for having too many. If it is libdc, until
- * the deadline; else it may be another service. */
+/* Whether to connect again: the peer may have dropped this connection because it had too many. If the peer is libdc,
+ * until the deadline; else only a few times, since it may be another service. */
 bool dc__tcp_may_return(const dc__tcp_call *call, int32_t attempt);
-/* Before another attempt, since a rank that dropped this one had too many connections: a pause that grows, and another
- * one on each rank. Ends early at the deadline. */
+/* Pauses before another attempt, since a rank that dropped this one had too many connections. The pause grows, and
+ * differs between ranks. It ends early at the deadline, or if the group fails. */
 void dc__tcp_back_off(const dc__tcp_group *group, int32_t attempt, int64_t deadline);
-/* Completes TLS, which the step before began. Does nothing where the connection has none. */
+/* Completes TLS, which the step before began. Does nothing if the connection has no TLS. */
 enum dc__tcp_call_result dc__tcp_call_encrypt(const dc__tcp_group *group, dc__tcp_call *call, int64_t deadline,
                                               const char *where);
 

@@ -1,4 +1,4 @@
-/* Incoming connections: accepts them, and keeps those pending that have not proved yet that they are the group's.
+/* Incoming connections: accepts them, and keeps those pending that have not proved yet that they belong to the group.
  * Pending ones are bounded in number, time and memory. */
 #include <errno.h>
 #include <inttypes.h>
@@ -14,11 +14,11 @@
 enum {
   MIN_PENDING = 16,
   LEAST_CAPACITY = 256,
-  FILES_SHARE = 4 /* pending connections take at most this part of the files that the process may open */
+  FILES_SHARE = 4 /* pending connections take at most one in so many of the files that the process may open */
 };
 
-/* Longest time until a connection has proved itself. One that has, and begins TLS, is a rank's: on a busy machine it
- * may take longer, and its rank cannot know that this one closed it. */
+/* The longest time until a connection has proved itself. One that has, and begins TLS, belongs to a rank. It may take
+ * longer on a busy machine, and its rank could not know that this one closed it. */
 static const int64_t handshake_ns = INT64_C(10000000000);
 
 dc__tcp_hello dc__tcp_hello_make(const dc__tcp_group *group, int32_t mesh) {
@@ -39,7 +39,7 @@ dc_status dc__tcp_hello_check(const dc__tcp_group *group, const dc__tcp_hello *h
   return DC_OK;
 }
 
-/* A rank that did not meet with this one may not connect to it, whatever its secret. */
+/* A rank of another rendezvous may not connect to this one, even with the same secret. */
 static dc_status handshake_check_member(const dc__tcp_group *group, const dc__tcp_hello *hello) {
   DC__TRY(dc__tcp_hello_check(group, hello));
   if (memcmp(hello->run, group->run, sizeof group->run) != 0) {
@@ -112,7 +112,7 @@ static bool candidate_send(int fd, const void *message, size_t bytes) {
   return send(fd, message, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;
 }
 
-/* Reads on. False if the connection ended. */
+/* Reads more of a message. False if the connection ended. */
 static bool candidate_receive(dc__tcp_candidate *candidate, void *message, size_t bytes) {
   ssize_t got = recv(candidate->fd, (char *)message + candidate->received, bytes - candidate->received, MSG_DONTWAIT);
   candidate->received += got > 0 ? (size_t)got : 0;
@@ -145,7 +145,7 @@ static bool candidate_challenge(dc__tcp_group *group, int32_t i) {
     candidate_reject(p, i, "which did not read");
     return false;
   }
-  if ((candidate->theirs.tls != 0) != group->tls) { /* it says so itself */
+  if ((candidate->theirs.tls != 0) != group->tls) { /* the peer reports this itself */
     candidate_reject(p, i, group->tls ? "a rank without TLS, which this group wants" : "a rank that wants TLS");
     return false;
   }
@@ -181,7 +181,7 @@ static bool candidate_answer(dc__tcp_group *group, int32_t i) {
   return true;
 }
 
-/* Goes on with TLS's handshake. True once it is complete. */
+/* Continues TLS's handshake. True once it is complete. */
 static bool candidate_encrypt(dc__tcp_group *group, int32_t i) {
   const int result = dc__tls_handshake(dc__tls_of(group->pending.candidates[i].fd));
   if (result != 1 && (result == 0 || errno != EAGAIN)) {
@@ -190,7 +190,7 @@ static bool candidate_encrypt(dc__tcp_group *group, int32_t i) {
   return result == 1;
 }
 
-/* The last step of a handshake. True if it is complete, and without TLS there is none. */
+/* The last step of a handshake. True if the handshake is complete, as it is without TLS. */
 static bool candidate_begin_tls(dc__tcp_group *group, int32_t i) {
   dc__tcp_candidate *candidate = &group->pending.candidates[i];
   unsigned char key[DC__MAC_BYTES];
@@ -232,7 +232,7 @@ bool dc__tcp_drop_pending(dc__tcp_group *group) {
   return false;
 }
 
-/* All ranks may come to rank 0 at once. */
+/* All ranks may connect to rank 0 at once. */
 static int32_t pending_capacity(dc__tcp_group *group) {
   dc__tcp_pending *p = &group->pending;
   struct rlimit files;
@@ -266,8 +266,8 @@ static bool listener_has_more(const dc__tcp_group *group) {
   return poll(&more, 1, 0) > 0;
 }
 
-/* Without room in the list, or files, a new connection takes the place of an old one. Without files accept() fails even
- * where no connection waits, and then none needs a place. */
+/* If the list is full, or the process may open no more files, a new connection takes the place of an old one. In the
+ * latter case accept() fails even if no connection waits, and then none needs a place. */
 static dc_status accept_pending(dc__tcp_group *group) {
   dc__tcp_pending *p = &group->pending;
   for (int32_t i = 0; i < pending_capacity(group) / 2; i++) { /* proofs are read between two such rounds */

@@ -12,7 +12,7 @@
 
 #include "comm/tcp/tcp.h"
 
-/* As IPv6, or IPv4-mapped. False for another family. */
+/* Converts an address to IPv6, or IPv4-mapped. False for another family. */
 static bool address_bytes(const struct sockaddr *from, unsigned char bytes[16]) {
   struct sockaddr_in6 six;
   struct sockaddr_in four;
@@ -38,7 +38,7 @@ bool dc__tcp_is_loopback(const unsigned char bytes[16]) {
   return memcmp(bytes, six, sizeof six) == 0 || (dc__tcp_is_mapped(bytes) && bytes[12] == 127);
 }
 
-/* Reads "10.1.0.0/16" or "fd00::/8". False if the text is something else, a name then. */
+/* Reads "10.1.0.0/16" or "fd00::/8". False if the text is something else, such as a name. */
 static bool parse_cidr(const char *text, unsigned char bytes[16], int *bits) {
   char address[INET6_ADDRSTRLEN];
   const char *slash = strchr(text, '/');
@@ -63,8 +63,8 @@ static bool has_prefix(const unsigned char address[16], const unsigned char pref
          (part == 0 || ((address[whole] ^ prefix[whole]) & (0xff00 >> part) & 0xff) == 0);
 }
 
-/* The first address of an interface, by name or CIDR, that is not link-local. near: one of its family, or `near` itself
- * if it is there; NULL: of any. */
+/* The first address of an interface, by name or CIDR, that is not link-local. It has the family of `near`, and is
+ * `near` itself if that is there. If `near` is NULL, any family will do. */
 static dc_status find_address(const char *network, const unsigned char *near, unsigned char found[16], bool *any) {
   unsigned char prefix[16], address[16];
   int bits = 0;
@@ -173,7 +173,7 @@ dc_status dc__tcp_listen_again(dc__tcp_group *group) {
   return dc__tcp_listen_new(group, &group->endpoints[group->rank].port, &group->listener);
 }
 
-/* Later listeners are to be where the caller's is. */
+/* Reads where the caller's listener is, since later listeners use the same address. */
 static dc_status read_listener(dc__tcp_group *group) {
   static const unsigned char any_ipv4[16] = {[10] = 0xff, [11] = 0xff};
   struct sockaddr_storage at = {0};
@@ -202,7 +202,7 @@ dc_status dc__tcp_listen_root(dc__tcp_group *group, const dc__tcp_address *addre
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: group \"%s\": host \"%s\": %s", group->name, address->host,
                     gai_strerror(error));
   }
-  if (error != 0) { /* a name that the other ranks alone know */
+  if (error != 0) { /* a name that only the other ranks know */
     return dc__tcp_listen_near(group, (const struct sockaddr *)&six_or_four, address->port);
   }
   dc_status status = DC_E_SYSTEM;

@@ -186,7 +186,7 @@ static dc_status rendezvous_root(dc__tcp_group *group, const dc__tcp_address *ad
   }
   group->endpoints[0].on_root_machine = 1;
   dc_status status = collect_peers(&root, deadline);
-  if (status == DC_OK && group->overlay) { /* it listens for long, and not at an address that others know */
+  if (status == DC_OK && group->overlay) { /* an overlay listens for long, so not at the address that others know */
     status = dc__tcp_listen_again(group);
   }
   for (int32_t r = 1; r < group->world; r++) {
@@ -334,8 +334,8 @@ static enum dc__tcp_call_result peer_call(const tcp_peer *peer, dc__tcp_call *ca
   return result == DC__TCP_CALL_OK ? dc__tcp_call_finish(peer->group, call, deadline, where) : result;
 }
 
-/* The handshake with rank 0. Under a flood of connections rank 0 may drop this one before it has proved itself, and it
- * comes again. */
+/* The handshake with rank 0. Under a flood of connections rank 0 may drop this one before it has proved itself; then it
+ * connects again. */
 static dc_status peer_authenticate(tcp_peer *peer, int64_t deadline) {
   for (int32_t attempt = 1;; attempt++) {
     struct sockaddr_storage reached;

@@ -9,7 +9,7 @@ enum {
   DC__TCP_PROTOCOL = 10, /* raise it when a message changes */
   DC__TCP_NAME = 88,     /* of the group, zero-padded */
   DC__TCP_TEXT = 512,
-  DC__TCP_RUN = 16, /* random bytes of one meeting: ranks of an earlier one have others */
+  DC__TCP_RUN = 16, /* random bytes of one rendezvous, which differ from an earlier one's */
   DC__TCP_DENIED = -1,
   DC__TCP_RENDEZVOUS = -1, /* mesh number of a hello that asks for rank 0's table */
   DC__TCP_CONTROL = 0,     /* that of the control mesh */
@@ -20,13 +20,13 @@ enum {
 #define DC__TCP_FORMING UINT64_MAX /* instead of a call's number: the communicator is in creation */
 #define DC__TCP_MAGIC "libdc/t"    /* with its zero byte the first eight bytes of a connection, in both directions */
 
-/* The first message of every connection, in both directions. It says nothing of the group. */
+/* The first message of every connection, in both directions. It tells nothing about the group. */
 typedef struct dc__tcp_opening {
   char magic[8];
   uint32_t byte_order; /* 1, which reads differently with another byte order */
   uint32_t protocol;   /* DC__TCP_PROTOCOL, and sizes of structs */
   uint32_t sealed;     /* 1 if the sender has a secret */
-  uint32_t tls;        /* 1 if it wants TLS behind the handshake, but for the rendezvous' connection */
+  uint32_t tls;        /* 1 if it wants TLS after the handshake, except for the rendezvous' connection */
   unsigned char nonce[32];
 } dc__tcp_opening;
 
@@ -84,16 +84,16 @@ enum dc__tcp_control_kind {
 
 typedef struct dc__tcp_control_msg {
   int32_t kind;
-  int32_t status;     /* FAILURE: dc_status; REPLY: enum dc__tcp_rank_state; LISTENING: the port */
-  int32_t rank;       /* FAILURE: the rank that reported it first */
-  int32_t mesh;       /* QUERY, LISTENING: its; REPLY: where the queried communicator's user is blocked, see seq */
-  int64_t query;      /* QUERY, REPLY: the query's number */
-  uint64_t seq;       /* QUERY: the collective's number, 0 of a communicator in creation; REPLY: the one that blocks the
-                         user, or DC__TCP_FORMING; 0: none */
-  int64_t id;         /* REPLY: parameter of the rank's latest collective, or of the one it waits in */
-  int32_t op;         /* REPLY: its operator; 0: none yet */
-  int32_t hops;       /* passed on so often so far, in an overlay */
-  int32_t from, to;   /* the sender, and the receiver of what goes to one rank */
+  int32_t status;   /* FAILURE: dc_status; REPLY: enum dc__tcp_rank_state; LISTENING: the port */
+  int32_t rank;     /* FAILURE: the rank that reported it first */
+  int32_t mesh;     /* QUERY, LISTENING: its mesh; REPLY: where the queried communicator's user is blocked (seq) */
+  int64_t query;    /* QUERY, REPLY: the query's number */
+  uint64_t seq;     /* QUERY: the collective's number, 0 for a communicator in creation; REPLY: the one that blocks the
+                       user, or DC__TCP_FORMING; 0: none */
+  int64_t id;       /* REPLY: parameter of the rank's latest collective, or of the one it waits in */
+  int32_t op;       /* REPLY: its operator; 0: none yet */
+  int32_t hops;     /* in an overlay: how often it was passed on */
+  int32_t from, to; /* the sender, and the receiver of a message to one rank */
   dc__rank_set votes; /* FAILURE in an overlay: ranks whose vote the sender knows, or which have ended */
   dc__rank_set ranks; /* FAILURE: unresponsive ranks; REPLY: the ranks that it waits for; ENDED */
   char text[DC__TCP_TEXT];

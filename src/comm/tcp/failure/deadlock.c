@@ -7,7 +7,7 @@
 
 static const char forming_text[] = "init or dup"; /* which create communicators */
 
-/* Whether one thread alone has used all communicators of this rank, and so none other creates the next. */
+/* Whether one thread alone has used all communicators of this rank, so that no other can create the next one. */
 static bool is_only_user(const dc__tcp_group *group, uint64_t user) {
   bool alone = group->forming == NULL || atomic_load(&group->forming->usage.user) == user;
   for (const dc__tcp *c = group->members; c != NULL; c = c->next) {
@@ -48,8 +48,8 @@ void dc__tcp_add_blocked(const dc__tcp_group *group, const dc__tcp *queried, con
   }
 }
 
-/* Whether the replying rank is blocked in a collective that this rank's blocked user has not requested. Or in the
- * creation of a communicator that this rank lacks, and that no other thread here could join. */
+/* Whether the replying rank is blocked in a collective that this rank's blocked user has not requested. The same holds
+ * for the creation of a communicator that this rank lacks, if no other thread here could join it. */
 static bool is_deadlocked(const dc__tcp *self, uint64_t user, const dc__tcp_reply *reply) {
   for (const dc__tcp *c = self->group->members; c != NULL && reply->blocked_in != 0; c = c->next) {
     if (c != self && c->mesh == reply->mesh) {
@@ -90,7 +90,7 @@ dc_status dc__tcp_fail_deadlock(dc__tcp *self, const char *op_text) {
   return dc__signature_fail_deadlock(self->head.world, &own, op_text, &peer, peer_text);
 }
 
-/* Of those that this rank waits for, and that have no connection to say so. */
+/* Checks the missing ranks without a connection, over which they would have announced that they left. */
 static dc_status deadlock_check_left(const dc__tcp *self, const dc__rank_set *missing, const char *op_text) {
   for (int32_t r = 0; self->group->overlay && r < self->head.world; r++) {
     if (dc__rank_set_has(missing, r) && self->fds[r] < 0 && self->replies[r].state == DC__TCP_LEFT) {

@@ -11,9 +11,9 @@
 #include "comm/tcp/overlay/overlay.h"
 
 enum { SEND_NS = 1000000000 /* send timeout of a message, for a peer that does not read */ };
-/* Wait for the votes of silent ranks, whose machine is gone or whose process is stopped. */
+/* How long to wait for the votes of silent ranks, whose machine is gone or whose process is stopped. */
 static const int64_t vote_timeout_ns = INT64_C(2000000000);
-static const int64_t overlay_vote_timeout_ns = INT64_C(3000000000); /* by way of other ranks */
+static const int64_t overlay_vote_timeout_ns = INT64_C(3000000000); /* votes pass through other ranks */
 
 dc_status dc__tcp_group_check(dc__tcp_group *group) {
   if (atomic_load_explicit(&group->failed, memory_order_acquire) == 0) {

@@ -1,5 +1,5 @@
-/* Heartbeats. Each watcher sends one to every rank. If a rank's are missing, its machine is asked, whose
- * kernel acknowledges received bytes. While it does, the process is stopped or starved, and the collective's deadline
+/* Heartbeats. Each watcher sends one to every rank. If a rank's are missing, its machine is asked: its kernel
+ * acknowledges received bytes. While it does, the process is only stopped or starved, and the collective's deadline
  * decides. If it does not, the machine vanished or the network is cut, and the group fails. */
 #define _GNU_SOURCE /* POLLRDHUP */
 #include <arpa/inet.h>
@@ -16,7 +16,7 @@
 
 enum { MISSED = 3 /* heartbeats that a machine may miss */ };
 
-/* A silent rank's machine is asked by keep-alive probes alone, each two seconds (socket.c). */
+/* A silent rank's machine is only asked by keep-alive probes, every two seconds (socket.c). */
 static const int64_t min_silence_ns = INT64_C(3000000000);
 
 static int64_t machine_limit(const dc__tcp_group *group) {
@@ -50,7 +50,7 @@ bool dc__tcp_is_silent(dc__tcp_group *group, int32_t r) {
   return silence_of(group, r) >= MISSED * group->heartbeat_ns;
 }
 
-/* Time since the machine at the other end acknowledged anything; INT64_MAX: the system does not tell. */
+/* Time since the machine at the other end acknowledged anything; INT64_MAX if the system cannot tell. */
 static int64_t silence_of_connection(int fd, struct tcp_info *info) {
   socklen_t length = sizeof *info;
   const bool told = fd >= 0 && getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &length) == 0 &&
@@ -58,8 +58,8 @@ static int64_t silence_of_connection(int fd, struct tcp_info *info) {
   return told ? (int64_t)info->tcpi_last_ack_recv * 1000000 : INT64_MAX;
 }
 
-/* Since when rank r's machine owes an answer to bytes or to a probe of the control connection; 0: it owes none. On a
- * machine with too much to do nothing may have been sent for seconds. Requires group->mutex. */
+/* Since when rank r's machine owes an answer to bytes or to a probe of the control connection; 0: it owes none. An
+ * overloaded machine may send nothing for seconds, and then no answer is owed. Requires group->mutex. */
 static int64_t owes_since(dc__tcp_group *group, int32_t r) {
   struct tcp_info info = {0};
   int unanswered = 0;
@@ -70,8 +70,8 @@ static int64_t owes_since(dc__tcp_group *group, int32_t r) {
   return group->asked_ns[r];
 }
 
-/* Time since rank r's machine last acknowledged anything. Where a heartbeat waits in a slow link's queue, its
- * acknowledgement is late, and those of the data ahead of it show that the machine is there. Requires group->mutex. */
+/* Time since rank r's machine last acknowledged anything. If a heartbeat waits in a slow link's queue, its
+ * acknowledgement is late, but those of the data ahead of it show that the machine is alive. Requires group->mutex. */
 static int64_t silence_of_machine(const dc__tcp_group *group, int32_t r) {
   struct tcp_info info;
   int64_t silence_ns = silence_of_connection(group->control[r], &info);
@@ -127,7 +127,7 @@ void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late) {
     pthread_mutex_lock(&group->mutex);
     const int64_t machine_ns = time_without_answer(group, r);
     const bool vanished = silence_ns >= limit_ns && machine_ns >= machine_limit(group);
-    if (!vanished && silence_ns < limit_ns + group->heartbeat_ns) { /* a stopped process must not be filled up */
+    if (!vanished && silence_ns < limit_ns + group->heartbeat_ns) { /* must not fill a stopped process's buffers */
       dc__tcp_send_control(group, r, &message);
       group->asked_ns[r] = group->asked_ns[r] != 0 ? group->asked_ns[r] : dc__now_ns();
     }
@@ -138,7 +138,7 @@ void dc__tcp_send_heartbeats(dc__tcp_group *group, bool was_late) {
   }
 }
 
-/* Requires group->mutex, with which a communicator's connections stay open. */
+/* Requires group->mutex, which keeps the communicators' connections open. */
 static bool has_data_connection(const dc__tcp_group *group, int32_t r) {
   for (const dc__tcp *c = group->members; c != NULL; c = c->next) {
     struct pollfd data = {.fd = c->fds[r], .events = POLLRDHUP};
@@ -149,8 +149,8 @@ static bool has_data_connection(const dc__tcp_group *group, int32_t r) {
   return false;
 }
 
-/* Without a control connection neither rank would notice that the other one's machine vanishes. The first check is only
- * noted: the other rank may end its connections for data before the second one. */
+/* Without a control connection neither rank would notice if the other one's machine vanished. The first check is only
+ * noted: the other rank may close its data connections before the second one. */
 bool dc__tcp_check_ended(dc__tcp_group *group, int32_t r) {
   char host[DC__TCP_PEER], text[DC__TCP_ERROR];
   pthread_mutex_lock(&group->mutex);

@@ -27,7 +27,7 @@ void dc__tcp_wait_end(dc__tcp_wait *wait) {
   atomic_store_explicit(&wait->waits, 0, memory_order_relaxed);
 }
 
-/* Adds the ranks that it waits for. False if it does not wait. */
+/* Adds the ranks that are waited for. False if there is no wait. */
 static bool add_wait(dc__tcp_wait *wait, dc__rank_set *ranks) {
   if (atomic_load_explicit(&wait->waits, memory_order_acquire) == 0) {
     return false;
@@ -118,7 +118,7 @@ static dc__rank_set find_unanswered(const dc__tcp_group *group, const dc__rank_s
   return unresponsive;
 }
 
-/* Adds to the replies of earlier queries. */
+/* Queries ranks, and adds their replies to those of earlier queries. */
 static void query_more(dc__tcp *self, const dc__rank_set *ranks) {
   dc__tcp_group *group = self->group;
   dc__tcp_control_msg query = {.kind = DC__TCP_QUERY, .mesh = self->mesh, .seq = self->seq};
@@ -153,7 +153,7 @@ void dc__tcp_query_ranks(dc__tcp *self, const dc__rank_set *ranks) {
   query_more(self, ranks);
 }
 
-/* Moves the lowest ranks of a set to the result, unless they were asked. */
+/* Returns the lowest ranks of a set that were not asked yet, and clears the set. */
 static dc__rank_set take_unasked(dc__rank_set *from, dc__rank_set *asked, int32_t world) {
   dc__rank_set some = {{0}};
   for (int32_t r = 0, count = 0; r < world && count < MOST_ASKED; r++) {
@@ -167,7 +167,7 @@ static dc__rank_set take_unasked(dc__rank_set *from, dc__rank_set *asked, int32_
   return some;
 }
 
-/* Many ranks come to their deadline at once, and must not ask all others. */
+/* Queries along the chain of waits: many ranks reach their deadline at once, and must not all query all others. */
 static void query_along(dc__tcp *self, const dc__rank_set *missing) {
   const int32_t world = self->head.world;
   dc__rank_set next = *missing, asked = {{0}};

@@ -6,7 +6,7 @@
 
 #include "comm/tcp/overlay/overlay.h"
 
-/* A process that ends closes its connections one by one, and a lost packet of one of them comes again after 0.2 s. */
+/* A process that ends closes its connections one by one, and a lost packet of one of them is sent again after 0.2 s. */
 static const int64_t first_check_ns = INT64_C(50000000), second_check_ns = INT64_C(250000000);
 
 /* A control connection. */
@@ -14,7 +14,7 @@ typedef struct watched_rank {
   int32_t rank;
   size_t bytes_received; /* of the message */
   dc__tcp_control_msg message;
-  int64_t check_ns; /* when to ask why the connection ended; 0: never */
+  int64_t check_ns; /* when to check why the connection ended; 0: never */
 } watched_rank;
 
 typedef struct tcp_watcher {
@@ -127,7 +127,7 @@ static void check_ended_if_due(tcp_watcher *w) {
 static void watcher_begin(tcp_watcher *w) {
   for (int32_t i = 0; i < w->count; i++) {
     w->polls[i] = (struct pollfd){.fd = w->group->control[w->ranks[i].rank], .events = POLLIN};
-    if (!receive_message(w, &w->ranks[i])) { /* TLS has read a message that the mesh peeked at */
+    if (!receive_message(w, &w->ranks[i])) { /* TLS may hold a message that the mesh peeked at */
       w->polls[i].fd = -1;
     }
   }

@@ -1,4 +1,4 @@
-/* Chooses the library for HMAC-SHA-256, once in a process. */
+/* Chooses the library for HMAC-SHA-256, once per process. */
 #define _GNU_SOURCE
 #include "comm/tcp/hmac/hmac.h"
 
@@ -79,7 +79,7 @@ bool dc__hmac_sha256_by(enum dc__hmac_provider provider, const void *key, size_t
   }
 }
 
-/* A library may refuse at run time, as one in a mode of certified algorithms may; the next one is then asked. */
+/* A library may refuse at run time, as in a mode of certified algorithms only; then the next one is tried. */
 void dc__hmac_sha256(const void *key, size_t key_bytes, const void *data, size_t bytes, unsigned char mac[32]) {
   for (int provider = 0; provider < DC__HMAC_PROVIDERS; provider++) {
     if (dc__hmac_sha256_by((enum dc__hmac_provider)provider, key, key_bytes, data, bytes, mac)) {

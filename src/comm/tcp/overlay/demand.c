@@ -1,6 +1,5 @@
-/* Connections for data that are made when a collective first needs them. Ranks whose calls match need the same ones:
- * the higher rank connects, and the lower one waits for it. The watcher accepts, so that a rank may compute meanwhile.
- */
+/* Data connections that are made when a collective first needs them. Ranks whose calls match need the same ones: the
+ * higher rank connects, and the lower one waits for it. The watcher accepts, so that a rank may compute meanwhile. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -30,7 +29,8 @@ void dc__tcp_signal_arrival(const dc__tcp_group *group) {
   }
 }
 
-/* Whether this rank wants a connection for a communicator: it has it without that connection, or will have it. */
+/* Whether this rank wants a connection: it has the communicator but not that connection, or will have the
+ * communicator. */
 static bool is_wanted(const dc__tcp_group *group, const dc__tcp_hello *hello) {
   const dc__tcp *c = group->members;
   while (c != NULL && c->mesh != hello->mesh) {
@@ -105,7 +105,7 @@ dc_status dc__tcp_take_connection(const dc__tcp_plan *p, int32_t r, bool *progre
   return fd >= 0 || atomic_load(&self->group->closed[r]) == 0 ? DC_OK : dc__tcp_fail_closed(self->group, r, p->op_text);
 }
 
-/* Says which rank has ended, or left. `failure`, the connection's own error, where none has. */
+/* Returns an error that names a rank that ended or left. If none did, returns `failure`, the connection's own error. */
 static dc_status fail_unreached(const dc__tcp_plan *p, const dc__rank_set *ranks, const dc__failure *failure) {
   dc__tcp *self = p->self;
   DC__TRY(dc__tcp_group_check(self->group));

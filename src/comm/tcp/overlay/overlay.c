@@ -2,11 +2,11 @@
 #include "comm/tcp/overlay/overlay.h"
 
 enum {
-  MOST_HOPS = 40,   /* more than any way around ranks that have ended */
-  MOST_QUERIES = 16 /* to a neighbour that says nothing */
+  MOST_HOPS = 40,   /* more than any detour around ended ranks takes */
+  MOST_QUERIES = 16 /* to a silent neighbour */
 };
 
-/* Places from one rank to another on the ring, on the shorter side. */
+/* The distance between two ranks on the ring, the shorter way. */
 static int32_t ring_distance(int32_t from, int32_t to, int32_t world) {
   const int32_t ahead = (to - from + world) % world;
   return ahead < world - ahead ? ahead : world - ahead;
@@ -32,7 +32,7 @@ static int32_t find_nearest(dc__tcp_group *group, int32_t to, int32_t avoided, b
   return nearest;
 }
 
-/* A stopped neighbour would keep what is for others. */
+/* Avoids silent neighbours, since a stopped one would hold up messages for others. */
 int32_t dc__tcp_next_hop(dc__tcp_group *group, int32_t to, int32_t came_from) {
   if (group->control[to] >= 0) {
     return overlay_is_open(group, to) ? to : -1;
@@ -41,7 +41,8 @@ int32_t dc__tcp_next_hop(dc__tcp_group *group, int32_t to, int32_t came_from) {
   return next >= 0 ? next : find_nearest(group, to, came_from, true);
 }
 
-/* Queries of all ranks would fill up a stopped process, and its connection would break. */
+/* Whether a neighbour has enough queries: those of all ranks would fill a stopped process's buffers, and break its
+ * connection. */
 static bool has_many_queries(dc__tcp_group *group, int32_t r) {
   const int64_t heard_ns = atomic_load_explicit(&group->heard_ns[r], memory_order_relaxed);
   if (group->queries[r].heard_ns != heard_ns) {
@@ -51,7 +52,7 @@ static bool has_many_queries(dc__tcp_group *group, int32_t r) {
   return group->overlay && ++group->queries[r].count > MOST_QUERIES;
 }
 
-/* The rank has ended, so that this rank, its neighbour, answers a query in its place. */
+/* Answers a query in the place of a neighbour that has left. */
 static void answer_for(dc__tcp_group *group, const dc__tcp_control_msg *query) {
   const dc__tcp_control_msg reply = {.kind = DC__TCP_REPLY,
                                      .status = DC__TCP_LEFT,
@@ -109,7 +110,7 @@ void dc__tcp_pass_ended(dc__tcp_group *group) {
   }
 }
 
-/* A neighbour's end is seen here, too. */
+/* This rank notices the end of a neighbour itself. */
 void dc__tcp_handle_ended(dc__tcp_group *group, const dc__tcp_control_msg *message) {
   for (int32_t r = 0; r < group->world; r++) {
     if (r == group->rank || !dc__rank_set_has(&message->ranks, r)) {

@@ -4,15 +4,15 @@
 
 #include "comm/tcp/overlay/overlay.h"
 
-enum { TOLD_AT_ONCE = 4 /* neighbours; what comes meanwhile goes to the others, too */ };
+enum { TOLD_AT_ONCE = 4 /* neighbours; the others then get newer votes, too */ };
 
-/* Neighbours do not know all of it yet. */
+/* Notes that neighbours do not know all votes yet. */
 static void note_news(dc__tcp_group *group) {
   group->told = (dc__rank_set){{0}};
   group->votes_grew = true;
 }
 
-/* Ranks that have ended are as good as those that have voted. */
+/* Counts this rank and ranks that have ended as having voted. */
 static void add_own_votes(dc__tcp_group *group) {
   for (int32_t r = 0; r < group->world; r++) {
     if ((r == group->rank || atomic_load(&group->closed[r]) != 0) && !dc__rank_set_has(&group->votes, r)) {
@@ -23,7 +23,7 @@ static void add_own_votes(dc__tcp_group *group) {
   group->vote.votes = group->votes;
 }
 
-/* To at most so many neighbours that do not know them. */
+/* Sends the votes to at most `most` neighbours that do not know them. */
 static void pass_votes_to(dc__tcp_group *group, int32_t most) {
   const int32_t first = group->next_told;
   group->pass_ns = dc__now_ns() + DC__TCP_PASS_NS;

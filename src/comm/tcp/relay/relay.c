@@ -1,13 +1,13 @@
-/* Small collectives of many ranks, in rounds: in round k a rank sends to the one 2^k behind it, and receives from the
- * one 2^k before it. So it sends as many messages as the world has binary digits, not one to each rank. In a world of
- * 2^k ranks both are the same rank (dc__tcp_relay_rank()).
+/* Small collectives of many ranks, in rounds. In round k a rank sends to the one 2^k after it, and receives from the
+ * one 2^k before it. So it sends log2(world) messages, rounded up, and not one to each rank. In a world of 2^n ranks
+ * both are the same rank (dc__tcp_relay_rank()).
  *
- * A message passes on what the sender has heard: whether all calls have one digest, and data. A barrier passes on the
- * first alone. Gathers pass on the parts of 1, 2, 4... ranks (Bruck), and a broadcast is a binomial tree. For a
- * reduction each part travels to its owner in the hops that are the binary digits of its way. There parts are added in
- * rank order, as ever, so the bits are the same.
+ * A message passes on what the sender has heard: whether all calls have one digest, and data. A barrier has no data. A
+ * gather passes on the parts of 1, 2, 4... ranks (Bruck), and a broadcast follows a binomial tree. In a reduction each
+ * part travels to its owner, in one hop for each binary digit of its distance that is 1. The owner adds the parts in
+ * rank order, so results are bitwise equal to those of the direct exchange.
  *
- * Data wait in scratch memory until the last round has shown that all calls are alike. */
+ * Data waits in scratch memory until the last round has shown that all calls are alike. */
 #include "comm/tcp/relay/relay.h"
 
 #include <errno.h>
@@ -37,7 +37,7 @@ static void begin_send(const dc__tcp_relay *c, const dc__tcp_round *round) {
   }
 }
 
-/* Its data belong to another call. */
+/* Prepares to receive and ignore data that belongs to another call. */
 static dc_status receive_ignored(dc__tcp_relay *c, dc__tcp_round *round, int64_t bytes) {
   c->alike = false;
   dc__free(c->ignored);
@@ -47,8 +47,8 @@ static dc_status receive_ignored(dc__tcp_relay *c, dc__tcp_round *round, int64_t
   return c->ignored == NULL ? DC_E_NO_MEMORY : DC_OK;
 }
 
-/* The beginning of a message has come: its data are next. Or it is a call in full, for which the collective is not
- * small, and which stays for the exchange. */
+/* Handles the beginning of a message, after which its data comes. It may be a call in full, from a rank for which the
+ * collective is not small; that is left for the exchange. */
 static dc_status open_message(dc__tcp_relay *c, dc__tcp_round *round) {
   dc__tcp_transfer *transfer = &c->plan->self->transfers[round->from];
   const dc__tcp_relayed *message = &transfer->recv_relayed;
@@ -120,7 +120,7 @@ static dc_status wait_for_round(dc__tcp_plan *p, const dc__tcp_round *round, boo
   return dc__tcp_wait_ready(p, count, &missing, round->received);
 }
 
-/* Sends and reads what goes, once there are connections. */
+/* Sends and reads as much as it can, once there are connections. */
 static dc_status move_round(dc__tcp_relay *c, dc__tcp_round *round, bool *sent_some, bool *received_some) {
   const dc__tcp_plan *p = c->plan;
   DC__TRY(dc__tcp_take_connection(p, round->to, sent_some));
@@ -149,7 +149,7 @@ static dc_status run_round(dc__tcp_relay *c, dc__tcp_round *round) {
     if (sent_some || received_some) {
       dc__tcp_note_progress(p);
     }
-    if (!received_some) { /* what was sent brings nothing yet: no need to read again */
+    if (!received_some) { /* sending alone brings no input, so it waits before it reads again */
       DC__TRY(wait_for_round(p, round, sent));
     }
   }
@@ -179,14 +179,14 @@ dc_status dc__tcp_run_small(dc__tcp_plan *p, bool with_data, bool *alike) {
                      .me = p->self->head.rank,
                      .world = p->self->head.world,
                      .digest = dc__signature_digest(&p->call),
-                     .alike = p->call.missing_recv == 0}; /* that is an error, which the exchange finds */
+                     .alike = p->call.missing_recv == 0}; /* else an error, which the exchange finds */
   dc_status status = run_rounds(&c, with_data && p->has_data);
   dc__free(c.ignored);
   *alike = c.alike;
   return status;
 }
 
-/* As a gather of bytes, in which all calls are alike. */
+/* Runs as a gather of bytes, whose own calls all ranks take to be alike. */
 dc_status dc__tcp_gather_calls(const dc__tcp_plan *p, dc__signature *calls) {
   const int64_t bytes = sizeof *calls, world = p->self->head.world;
   dc__coll gather = {.kind = DC__COLL_GATHER, .count = 1, .tag = p->coll->tag};

@@ -10,14 +10,14 @@ typedef struct dc__tcp_relay {
   uint64_t digest;                  /* of this rank's call */
   bool alike;                       /* all calls heard of have this digest */
   int64_t part[DC__COMM_MAX_WORLD]; /* bytes of each rank's part of all items, without padding */
-  int64_t stride;                   /* the largest */
+  int64_t stride;                   /* the largest part */
   char *blocks;  /* gather: the parts of this rank, the one before it, ...; reduction: of ways 0, 1, ... */
   char *packed;  /* reduction: blocks to send, and behind them those received */
   int64_t held;  /* bytes in blocks; gather and broadcast */
   char *ignored; /* data of a call that differs */
 } dc__tcp_relay;
 
-/* One message each way; bytes 0: none of data. */
+/* One message in each direction; bytes are 0 if it has no data. */
 typedef struct dc__tcp_round {
   int32_t distance, to, from;
   const char *out;
@@ -26,9 +26,9 @@ typedef struct dc__tcp_round {
   bool opened, received;
 } dc__tcp_round;
 
-/* The rank that many steps behind this one, or before it if negative. In a world of 2^k ranks a step changes binary
- * digits, so each round is an exchange between two ranks: half as many connections, and acknowledgements that travel
- * with data. */
+/* The rank `steps` after this one, or before it if negative. In a world of 2^n ranks a step flips binary digits, so
+ * each round is an exchange between two ranks. That takes half as many connections, and acknowledgements travel with
+ * data. */
 static inline int32_t dc__tcp_relay_rank(const dc__tcp_relay *c, int32_t steps) {
   if ((c->world & (c->world - 1)) == 0) {
     return c->me ^ (steps < 0 ? -steps : steps);
@@ -38,11 +38,11 @@ static inline int32_t dc__tcp_relay_rank(const dc__tcp_relay *c, int32_t steps) 
 
 /* Copies this rank's data to scratch memory. */
 dc_status dc__tcp_relay_begin(dc__tcp_relay *c);
-/* Sets the round's data to send, and where those received go. */
+/* Sets the round's data to send, and where the received data goes. */
 void dc__tcp_relay_fill(const dc__tcp_relay *c, dc__tcp_round *round);
-/* Takes up what the round has received. */
+/* Stores the data that the round has received. */
 void dc__tcp_relay_store(dc__tcp_relay *c, const dc__tcp_round *round);
-/* After the last round: to the caller's memory. */
+/* Moves the data to the caller's memory, after the last round. */
 void dc__tcp_relay_end(const dc__tcp_relay *c);
 
 #endif

@@ -1,5 +1,5 @@
-/* Where data go in the rounds of a small collective. A way is the number of ranks from a part of a reduction to its
- * owner. Its binary digits are the rounds in which the part hops. */
+/* Where data goes in the rounds of a small collective. A way is the distance in ranks from a part of a reduction to its
+ * owner. Its binary digits say in which rounds the part hops. */
 #include "comm/tcp/relay/relay.h"
 
 #include <string.h>
@@ -11,11 +11,11 @@ static int64_t item_total(const dc__coll_item *item) {
 }
 
 enum {
-  LEAST_WORLD = 4, /* with fewer ranks, one message to each is as many */
+  LEAST_WORLD = 4, /* with fewer ranks, direct messages are as few */
   /* Above these sizes passing data on costs more than messages to each rank. */
-  MAX_GATHERED = 4 << 10, /* a rank */
-  MAX_REDUCED = 8 << 10,  /* in all */
-  MAX_PARTS = 256 << 10   /* of a reduction in scratch memory, by the largest part */
+  MAX_GATHERED = 4 << 10, /* bytes per rank */
+  MAX_REDUCED = 8 << 10,  /* bytes in all */
+  MAX_PARTS = 256 << 10   /* bytes of a reduction in scratch memory, if all parts are as large as the largest */
 };
 
 bool dc__tcp_relays(const dc__tcp *self) {
@@ -26,7 +26,7 @@ bool dc__tcp_is_small(const dc__tcp_plan *p) {
   const dc__coll *coll = p->coll;
   int64_t bytes = 0;
   if (!dc__tcp_relays(p->self) || (p->has_data && coll->kind == DC__COLL_ALL_TO_ALL)) {
-    return false; /* of an all-to-all each byte is for one rank */
+    return false; /* in an all-to-all each byte is for one rank */
   }
   for (int32_t i = 0; i < coll->count && p->has_data; i++) {
     int64_t total = item_total(&coll->items[i]);
@@ -50,7 +50,7 @@ static int64_t packed_part(const dc__coll *coll, int32_t r) {
   return bytes;
 }
 
-/* The end of the copy. An empty tensor may have no memory, to which nothing can be added. */
+/* Returns the end of the copy. An empty tensor may be NULL, which must not be passed to memcpy(). */
 static char *copy_bytes(char *to, const void *from, int64_t bytes) {
   if (bytes == 0) {
     return to;
@@ -72,7 +72,7 @@ static void pack_whole(dc__tcp_relay *c) {
   c->held = to - c->blocks;
 }
 
-/* Each part of the tensors lies at the number of ranks that it has to go. */
+/* Puts each part of the tensors at the index of its way. */
 static void pack_parts(const dc__tcp_relay *c) {
   const dc__coll *coll = c->plan->coll;
   for (int32_t way = 1; way < c->world; way++) {
@@ -114,7 +114,7 @@ static void unpack_broadcast(const dc__tcp_relay *c) {
   }
 }
 
-/* To where parts of a reduction lie that came directly. */
+/* Copies the parts to where those of a direct exchange lie. */
 static void unpack_parts(const dc__tcp_relay *c) {
   const dc__coll *coll = c->plan->coll;
   int64_t part = dc__tcp_part_bytes(coll, c->me);
@@ -196,7 +196,7 @@ static void fill_broadcast(const dc__tcp_relay *c, dc__tcp_round *round) {
   round->in_bytes = receives ? bytes : 0;
 }
 
-/* A block that hops in this round; the owner of a block has the rest of its way before it. */
+/* Whether a block hops in this round. The block's owner is as many ranks ahead as the rest of its way. */
 static bool hops(const dc__tcp_round *round, int32_t way) {
   return (way & round->distance) != 0;
 }

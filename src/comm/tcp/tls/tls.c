@@ -50,7 +50,7 @@ typedef unsigned int (*tls_server_psk)(void *ssl, const char *identity, unsigned
   X(BIO_set_flags, void, (void *, int))                                    \
   X(BIO_clear_flags, void, (void *, int))
 
-/* Of openssl/ssl.h, bio.h and tls1.h. */
+/* Constants of openssl/ssl.h, bio.h and tls1.h. */
 enum {
   CTRL_MODE = 33,           /* SSL_CTRL_MODE */
   CTRL_SESSION_CACHE = 44,  /* SSL_CTRL_SET_SESS_CACHE_MODE */
@@ -113,7 +113,7 @@ static unsigned int tls_key_of_server(void *ssl, const char *identity, unsigned 
   return tls_give_key(ssl, key, key_bytes);
 }
 
-/* OpenSSL's own way to a socket raises SIGPIPE. */
+/* The BIO is libdc's own, since OpenSSL's for sockets raises SIGPIPE. */
 static int tls_bio_result(void *bio, ssize_t got, int retry) {
   dc__tls *tls = tls_library.BIO_get_data(bio);
   tls_library.BIO_clear_flags(bio, BIO_READ | BIO_WRITE | BIO_RETRY);
@@ -144,7 +144,7 @@ static long tls_bio_control(void *bio, int command, long number, void *pointer) 
   return command == BIO_FLUSH;
 }
 
-/* One cipher, no sessions to resume, and a record a call. */
+/* Sets one cipher, no sessions to resume, and one record per call. */
 static bool tls_make_context(void) {
   tls_library.method = tls_library.BIO_meth_new(BIO_SOURCE_SINK, "libdc");
   tls_library.context = tls_library.SSL_CTX_new(tls_library.TLS_method());
@@ -220,7 +220,7 @@ static bool tls_make_ssl(dc__tls *tls) {
   }
   tls_library.BIO_set_data(bio, tls);
   tls_library.BIO_set_init(bio, 1);
-  tls_library.SSL_set_bio(tls->ssl, bio, bio); /* which owns it now */
+  tls_library.SSL_set_bio(tls->ssl, bio, bio); /* the SSL object owns it now */
   return tls_library.SSL_set_ex_data(tls->ssl, APP_DATA, tls) == 1;
 }
 
@@ -317,7 +317,7 @@ ssize_t dc__tls_write(dc__tls *tls, const struct iovec *list, size_t count) {
   tls->retries = sent < 0 && errno == EAGAIN;
   tls->records += sent > 0;
   pthread_mutex_unlock(&tls->mutex);
-  if (sent == 0) { /* for a sender no end is in order */
+  if (sent == 0) { /* for a sender any end is an error */
     errno = EPIPE;
     return -1;
   }

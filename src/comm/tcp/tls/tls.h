@@ -1,14 +1,14 @@
 /* TLS 1.3 on a connection whose ends have proved themselves (bootstrap/auth.c), by OpenSSL's libssl.so.3, opened at run
- * time. Each connection has a pre-shared key of its own, made of the group's secret and of its handshake. A
- * Diffie-Hellman exchange is added, so that a secret that leaks later opens no recorded connection. There are no
+ * time. Each connection has a pre-shared key of its own, derived from the group's secret and its handshake. A
+ * Diffie-Hellman exchange is added, so that a secret that leaks later decrypts no recorded connection. There are no
  * certificates. An end without the key cannot complete the handshake.
  *
  * OpenSSL's objects serve one thread at a time, and a control connection is read and written by several: each has a
  * lock. A record is at most 16 KiB, and never has parts of two messages. So a rank that has read a message finds
  * nothing of the next one in OpenSSL's memory, where poll() does not see it.
  *
- * The kernel's TLS is not used: it cannot change a key before Linux 6.14, or where OpenSSL drives it, and 2^24 records
- * of one are the most. docs/security.md has what it would save. */
+ * The kernel's TLS is not used: a key may encrypt at most 2^24 records, and the kernel cannot change keys before Linux
+ * 6.14, or if OpenSSL drives it. docs/security.md says what it would save. */
 #ifndef DC_COMM_TCP_TLS_H
 #define DC_COMM_TCP_TLS_H
 
@@ -27,15 +27,15 @@ typedef struct dc__tls dc__tls;
 dc_status dc__tls_load(const char *fn);
 /* Puts TLS on a connection, until dc__tls_end(). False with errno. connects: this end began the connection. */
 bool dc__tls_begin(int fd, bool connects, const unsigned char key[DC__TLS_KEY]);
-/* Before the descriptor is closed. Says nothing to the peer: libdc's own messages tell why a connection ends. */
+/* Call before the descriptor is closed. Sends nothing to the peer: libdc's own messages tell why a connection ends. */
 void dc__tls_end(int fd);
-/* In a child of fork(), whose parent's other threads may have had a lock. */
+/* Only forgets the connection: for a child of fork(), whose parent's other threads may have held its lock. */
 void dc__tls_forget(int fd);
 /* NULL: the connection has no TLS. */
 dc__tls *dc__tls_of(int fd);
 
 /* The functions that follow do not wait. As those of the system they return -1 with errno, which is EAGAIN where they
- * would wait. EBADMSG: what came is not what the peer sent, or the peer says so of what this rank sent. */
+ * would wait. EBADMSG: received bytes are not those that the peer sent, or the peer says so about this rank's. */
 
 /* 1 once the handshake is complete; 0 if the peer closed the connection. */
 int dc__tls_handshake(dc__tls *tls);
