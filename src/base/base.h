@@ -104,7 +104,8 @@ dc_status dc__tensor_check_output(const char *function, const char *argument, co
 
 /* Zeroed; NULL with last error set on failure. All of the library's bookkeeping memory comes from these functions. */
 void *dc__calloc(size_t count, size_t bytes);
-/* Grows an array to hold at least `need` elements; false (array unchanged, last error set) on failure. */
+/* Grows an array to hold at least `need` elements, the new ones zeroed; false (array unchanged, last error set) on
+ * failure. */
 bool dc__array_reserve(void **array, int64_t *capacity, int64_t need, size_t element);
 void dc__free(void *ptr);
 char *dc__strdup(const char *text);

@@ -5,7 +5,7 @@
 typedef struct all_reduce_call {
   dc_comm *comm;
   dc_device *device; /* owns the data; NULL if the host does */
-  dc_stream *stream; /* that the collectives are issued to; NULL if this thread runs them (host_transport.h) */
+  dc_stream *stream; /* the one that collectives are issued to; NULL if this thread runs them (host_transport.h) */
   void *data;
   int64_t count;
   int32_t dtype;

@@ -144,8 +144,8 @@ typedef struct dc__comm_scratch {
 } dc__comm_scratch;
 
 /* A rank's published state of a communicator, to detect deadlocks across communicators. Two ranks deadlock if each
- * waits in a collective that the other has not requested. To be certain, on both ranks one thread alone must use both
- * communicators and be blocked: no other thread can make the request. */
+ * waits in a collective that the other has not requested. That is certain only if on both ranks a single thread uses
+ * both communicators and is blocked, so that no other thread can make the request. */
 typedef struct dc__comm_usage {
   atomic_ullong requested; /* collectives that the rank has requested, started or not */
   atomic_ullong user; /* the thread that created, copied or used it; 0: none yet; DC__COMM_SEVERAL_USERS: several */
@@ -205,8 +205,8 @@ uint64_t dc__comm_blocked_user(const dc_comm *comm);
 
 dc_comm *dc__comm_retain(dc_comm *comm);
 void dc__comm_release(dc_comm *comm);
-/* A copy of comm. If the transport makes none, comm itself, lent to one user at a time. Two users would queue
- * collectives in a different order on each rank. dc__comm_release_exclusive() returns it. */
+/* Makes a copy of comm. If the transport cannot, lends comm itself, to one user at a time: two would queue collectives
+ * in a different order on each rank. dc__comm_release_exclusive() returns it. */
 dc_status dc__comm_acquire_exclusive(const char *fn, dc_comm *comm, dc_comm **exclusive_comm);
 void dc__comm_release_exclusive(dc_comm *exclusive_comm);
 /* DC_OK, or the sticky failure as this thread's last error. Cheap if there is none. */
@@ -226,7 +226,7 @@ void dc__comm_all_gather(dc_comm *comm, dc_stream *stream, const dc__tag *tag, c
                          int64_t count);
 void dc__comm_reduce_scatter(dc_comm *comm, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                              int64_t count);
-/* In place; a rank without memory for its chunk aborts the group. */
+/* Works in place. A rank without memory for its chunk aborts the group. */
 void dc__comm_all_reduce(dc_comm *comm, dc_stream *stream, void *data, int64_t count, int32_t dtype, int32_t op);
 void dc__comm_broadcast(dc_comm *comm, dc_stream *stream, const dc__tag *tag, void *data, size_t bytes, int32_t root);
 /* Calls fn(&block) once the collectives queued on the stream no longer read the block. fn may run on another thread. */
@@ -235,9 +235,9 @@ void dc__comm_run_behind(dc_comm *comm, dc_stream *stream, dc__task_fn fn, void 
 dc_status dc__comm_all_gather_int64(dc_comm *comm, const dc__tag *tag, const int64_t *values, int64_t count,
                                     int64_t *table);
 
-/* A caller's all-gather or reduce-scatter, checked: starts it, or adds it to the open group. Copies the ranges. */
+/* Starts a caller's checked all-gather or reduce-scatter, or adds it to the open group. Copies the ranges. */
 dc_status dc__comm_submit(dc_comm *comm, dc_stream *stream, int32_t kind, const dc__coll_item *item);
-/* A caller's all-to-all, or its gather to the root or scatter from it, checked. Copies the ranges. */
+/* Starts a caller's checked all-to-all, or its gather to the root or scatter from it. Copies the ranges. */
 dc_status dc__comm_all_to_all(dc_comm *comm, dc_stream *stream, int32_t op, int32_t root, const dc__coll_item *item);
 bool dc__comm_group_is_open(dc_comm *comm);
 dc_status dc__comm_group_begin(const char *fn, dc_comm *comm);

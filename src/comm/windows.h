@@ -17,7 +17,7 @@ typedef struct dc__window_slice {
 /* Bytes of a rank's range of an item, without and with the padding before the next item. */
 int64_t dc__item_bytes(const dc__coll_item *item, int32_t rank);
 int64_t dc__item_stride(const dc__coll_item *item, int32_t rank);
-/* The largest part of all ranks. */
+/* Bytes of the largest part of all ranks, with padding. */
 int64_t dc__max_part_bytes(const dc__coll *coll, int32_t world);
 /* Bytes of data that a rank receives from the others, where each part goes directly to the rank that needs it. */
 int64_t dc__received_bytes(const dc__coll *coll, int32_t rank, int32_t world);

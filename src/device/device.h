@@ -1,6 +1,6 @@
-/* A device behind one table: memory, streams, events, copies. Other modules include this header alone. cpu/ is built
- * in, and so is count/, which computes nothing. cuda/ fills the table from a library of its own (plugin.h), and the
- * tests' simulated device does too (tests/sim).
+/* A device behind one table: memory, streams, events, copies. Other modules include only this header. cpu/ is built in,
+ * and so is count/, which computes nothing. cuda/ fills the table from a library of its own (plugin.h), and the tests'
+ * simulated device does too (tests/sim).
  *
  * A NULL stream is the calling thread: its earlier work is done, and waiting blocks it. The dc__stream_* and
  * dc__event_* functions below handle NULL; the table's functions get real streams only. The calling thread cannot touch
@@ -136,8 +136,8 @@ typedef struct dc__device_ops {
   /* Marks the present end of the stream's queue; returns NULL on failure. If the functions are NULL, a host function
    * takes the time. */
   dc__timestamp *(*stream_timestamp)(dc_stream *stream);
-  int64_t (*timestamp_ns)(
-      dc__timestamp *stamp); /* when the stream reached it, in dc__now_ns(); 0: not yet. From any thread */
+  /* When the stream reached it, in dc__now_ns(); 0 if it has not yet. From any thread. */
+  int64_t (*timestamp_ns)(dc__timestamp *stamp);
   void (*timestamp_release)(dc__timestamp *stamp); /* also before the stream reached it */
   /* If NULL, the host computes on the device's memory, in tasks. */
   void (*stream_launch)(dc_stream *stream, const dc__launch *launch);
@@ -361,7 +361,7 @@ typedef struct dc__arena_source {
 
 dc_status dc__arena_create(dc_device *device, const dc__arena_source *source, dc__arena **arena);
 dc__arena *dc__arena_retain(dc__arena *arena);
-void dc__arena_release(dc__arena *arena); /* the chunks go when the last reference goes */
+void dc__arena_release(dc__arena *arena); /* the last reference frees the chunks */
 /* bytes 0 gives a valid, empty block. 256-byte aligned. Only `stream` may use the memory, until others wait for an
  * event that it records. Freeing must wait for it even if the block was not used. NULL: any user may use it at once. */
 dc_status dc__arena_alloc(dc__arena *arena, dc_stream *stream, size_t bytes, void **ptr);

@@ -2,7 +2,7 @@
 #ifndef DC_DEVICE_RECORD_POOL_H
 #define DC_DEVICE_RECORD_POOL_H
 
-enum { DC__RECORD_BYTES = 128 }; /* bytes */
+enum { DC__RECORD_BYTES = 128 }; /* of one struct */
 
 typedef struct dc__record_pool {
   struct dc__record_slab *slabs;

@@ -58,7 +58,7 @@ static dc_status fail_alone(dc__external *self, dc_status status) {
 
 static void make_signature(const dc__external *self, const dc__coll *coll, int64_t signature[SIG_WORDS]) {
   uint64_t hash = 0;
-  const bool shared = coll->kind != DC__COLL_ALL_TO_ALL; /* else sizes are each rank's own */
+  const bool shared = coll->kind != DC__COLL_ALL_TO_ALL; /* an all-to-all's sizes differ by rank */
   for (int32_t i = 0; i < coll->count; i++) {
     const dc__coll_item *item = &coll->items[i];
     hash = hash * 31 + (shared ? dc__coll_ranges_hash(item, self->head.world) : 0);
@@ -337,7 +337,7 @@ static dc_status external_dup(dc_comm *comm, dc_comm **copy) {
   return status;
 }
 
-/* A communicator in a group of its own. */
+/* Makes a communicator in a group of its own. */
 static dc_status external_create_group(const dc_comm_callbacks *callbacks, int32_t rank, int32_t world,
                                        int64_t timeout_ns, dc_comm **comm) {
   dc__external_group *group = dc__calloc(1, sizeof *group);

@@ -93,7 +93,7 @@ static void levels_heap_free(dc_comm *comm, void *ptr, size_t bytes) {
   block->ops->heap_free(block, ptr, bytes);
 }
 
-/* Either all data are verified or none, since a caller could not tell which. */
+/* Verifies all data or none, since a caller could not tell which is verified. */
 static dc_status levels_set_checksums(dc_comm *comm, bool enable) {
   const dc__levels *self = (dc__levels *)comm;
   dc_comm *const parts[] = {self->whole, self->block, self->column};

@@ -117,7 +117,7 @@ static dc_status make_invitation(const dc_comm_options *options, bool one_machin
 
 /* ---- over MPI ---- */
 
-/* Buffers of the meeting, which MPI may use even after an error; then they are kept. */
+/* Buffers of the meeting. MPI may use them even after an error; then they are leaked. */
 typedef struct mpi_meeting {
   mpi_hello hellos[DC__COMM_MAX_WORLD];
   mpi_invitation invitation;

@@ -168,7 +168,7 @@ static dc_status create_member(dc__mpi_group *group, dc_comm *control, int64_t t
   return DC_OK;
 }
 
-/* Gives the communicator its copy of MPI's; fails on all ranks or on none. */
+/* Gives the communicator a copy of the group's MPI communicator; fails on all ranks or on none. */
 static dc_status finish_member(dc__mpi *self, const char *fn, dc_comm **comm) {
   dc_status status = copy_mpi_comm(self, fn, self->group->parent, &self->comm);
   if (status != DC_OK) {

@@ -95,7 +95,8 @@ typedef struct dc__mpi_wait {
   const atomic_bool *call; /* instead of a request: whether a call that another thread makes is done; NULL: none */
 } dc__mpi_wait;
 
-/* Turns MPI's error into a status: DC_OK for 0. A dead rank is the reason if the control communicator says so. */
+/* Turns MPI's error into a status: DC_OK for 0. If the control communicator reports a dead rank, the error names
+ * that. */
 dc_status dc__mpi_check_result(const dc__mpi_wait *wait, const char *call, int error);
 /* Waits until all requests are done. On an error those that are not are abandoned, and remain in the count. */
 dc_status dc__mpi_wait_all(dc__mpi_wait *wait);

@@ -136,8 +136,8 @@ static dc_status enqueue_group(dc__nccl *self, void *native, void *args) {
 }
 
 static dc_status submit_group(dc__nccl *self, nccl_round *r, const char *name) {
-  return dc__nccl_call_and_wait(self, r->coll->stream, enqueue_group, r, "ncclGroupEnd",
-                                name); /* the first one connects the ranks */
+  /* The first group connects the ranks. */
+  return dc__nccl_call_and_wait(self, r->coll->stream, enqueue_group, r, "ncclGroupEnd", name);
 }
 
 dc_status dc__nccl_submit(dc__nccl *self, const dc__coll *coll, const char *name) {

@@ -104,7 +104,7 @@ static const dc__comm_ops ops = {.name = "nccl",
 
 /* ---- creation ---- */
 
-/* NCCL prefers the environment to the config. A communicator that blocks has no deadline. */
+/* In NCCL the environment overrides the config. A communicator that blocks has no deadline. */
 static dc_status check_environment(void) {
   const char *value = secure_getenv("NCCL_COMM_BLOCKING");
   return value == NULL || strtoll(value, NULL, 0) != 1
@@ -233,7 +233,7 @@ static dc_status nccl_create(dc_comm *bootstrap, dc_device *device, dc__nccl **n
   return DC_OK;
 }
 
-/* The new communicator's own bootstrap communicator. */
+/* Makes the new communicator's own bootstrap communicator. */
 static dc_status acquire_bootstrap(dc_comm *comm, dc_comm **own) {
   bool on_nccl = comm->ops == &ops;
   dc_comm *bootstrap = on_nccl ? ((dc__nccl *)comm)->bootstrap : comm;

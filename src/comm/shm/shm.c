@@ -85,7 +85,7 @@ static const dc__comm_ops ops = {.name = "local",
                                  .has_checksums = shm_has_checksums,
                                  .destroy = shm_destroy};
 
-/* A communicator on the group's next channel; it takes a reference to the group. */
+/* Makes a communicator on the group's next channel, which takes a reference to the group. */
 static dc_status open_channel(dc__shm_group *group, dc_comm **comm) {
   dc__shm *self = dc__calloc(1, sizeof *self);
   if (self == NULL) {
@@ -130,7 +130,7 @@ static dc_status create_thread(dc__shm_control *control, int32_t rank, int64_t t
   return status;
 }
 
-/* A control block with `refs` references. */
+/* Makes a control block with `refs` references. */
 static dc_status create_control(int32_t world, int32_t refs, dc__shm_control **control) {
   size_t bytes = dc__shm_control_bytes();
   void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

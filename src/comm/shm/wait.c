@@ -43,8 +43,8 @@ static bool has_reached(dc__shm_counter *counter, uint32_t seq) {
 /* ---- the group's failure ---- */
 
 static void futex_wake_all(const dc__shm_group *group) {
-  for (int32_t c = 0; c < dc__shm_channel_count(group);
-       c++) { /* a rank on an unmapped channel finds out after a slice */
+  /* A rank on an unmapped channel finds out after a slice. */
+  for (int32_t c = 0; c < dc__shm_channel_count(group); c++) {
     for (int32_t r = 0; r < group->world; r++) {
       dc__shm_slot *slot = dc__shm_slot_of(group, c, r);
       if (atomic_load(&slot->posted.waiters) > 0) {

@@ -155,7 +155,7 @@ static dc_status create_comm(dc__tcp_group *group, dc_comm **comm) {
   return DC_OK;
 }
 
-/* A communicator on the group's next mesh; it takes a reference to the group. */
+/* Makes a communicator on the group's next mesh, which takes a reference to the group. */
 static dc_status open_mesh(dc__tcp_group *group, dc_comm **comm) {
   dc_status status = create_comm(group, comm);
   if (status != DC_OK) {

@@ -22,7 +22,7 @@
 
 enum {
   DC__TCP_MAX_MESH = 64,      /* ranks with a control connection between any two; more ranks have an overlay */
-  DC__TCP_ATTEMPTS = 16,      /* of a handshake that the other side drops before it shows that it is libdc */
+  DC__TCP_ATTEMPTS = 16,      /* at a handshake that the other side drops before it shows that it is libdc */
   DC__TCP_MAX_PENDING = 1024, /* connections without a complete handshake: all ranks may connect at once */
   DC__TCP_CLOSED = 1,         /* a rank destroyed its last communicator */
   DC__TCP_DISCONNECTED = 2    /* its control connection ended without a goodbye */
@@ -115,8 +115,8 @@ typedef struct dc__tcp_group {
   pthread_t watcher;
   atomic_int closed[DC__COMM_MAX_WORLD]; /* DC__TCP_CLOSED, DC__TCP_DISCONNECTED; 0: connected */
   int64_t heartbeat_ns;
-  int64_t late_ns;                           /* when the watcher last found itself late; for the watcher */
-  int64_t asked_ns[DC__COMM_MAX_WORLD];      /* since when its machine owes an answer, or 0; for the watcher */
+  int64_t late_ns;                           /* for the watcher: when it last found itself late */
+  int64_t asked_ns[DC__COMM_MAX_WORLD];      /* for the watcher: since when the machine owes an answer, or 0 */
   atomic_llong heard_ns[DC__COMM_MAX_WORLD]; /* when the last bytes from its watcher arrived */
   atomic_int error[DC__COMM_MAX_WORLD];      /* errno if disconnected; 0: the peer closed the connection */
   atomic_bool outlived[DC__COMM_MAX_WORLD];  /* a data connection was open after the control connection had ended */

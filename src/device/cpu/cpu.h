@@ -1,7 +1,8 @@
 /* The CPU device's own structs, shared by its files.
  *
- * A stream counts the tasks it was given and the tasks it has done. An event's point is a stream and one such count,
- * so recording queues nothing, waiting copies the point, and an event can go while others still wait for its point. */
+ * A stream counts the tasks it was given and the tasks it has done. An event's point is a stream and one such count. So
+ * recording queues nothing, waiting copies the point, and an event can be destroyed while others still wait for its
+ * point. */
 #ifndef DC_DEVICE_CPU_H
 #define DC_DEVICE_CPU_H
 

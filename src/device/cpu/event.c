@@ -102,7 +102,7 @@ dc_status dc__cpu_event_wait(dc_event *event, dc_stream *stream) {
     return DC_OK;
   }
   dc_status status = DC_OK;
-  if (&latest.stream->head != stream) { /* a stream is in order with its own points */
+  if (&latest.stream->head != stream) { /* a stream reaches its own points in order */
     status = dc__cpu_stream_call(stream, wait_task, &latest, sizeof(latest));
     if (status == DC_OK) {
       return DC_OK; /* the reference went with the task */

@@ -1,5 +1,5 @@
-/* Where a rank listens: at the addresses of the caller's interface, or at loopback if the group has no secret, else at
- * all addresses of the machine; and on a port of the caller's range. */
+/* Where a rank listens: at an address of the caller's interface, or at loopback if the group has no secret, else at all
+ * addresses of the machine; and on a port of the caller's range. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
@@ -159,7 +159,7 @@ dc_status dc__tcp_listen_near(dc__tcp_group *group, const struct sockaddr *near,
 
 void dc__tcp_stop_listening(dc__tcp_group *group) {
   dc__tcp_close(&group->listener);
-  dc__tcp_pending_close(&group->pending); /* no rank is among them */
+  dc__tcp_pending_close(&group->pending); /* no rank's is among them */
 }
 
 dc_status dc__tcp_listen_new(const dc__tcp_group *group, int32_t *port, int *fd) {

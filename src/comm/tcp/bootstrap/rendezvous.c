@@ -171,7 +171,7 @@ static dc_status collect_peers(tcp_root *root, int64_t deadline) {
       status = status != DC_OK || dc__now_ns() < deadline ? status : tcp_fail_missing(root);
     }
   }
-  dc__tcp_pending_close(&root->group->pending); /* no rank is among them */
+  dc__tcp_pending_close(&root->group->pending); /* no rank's is among them */
   return dc__tcp_add_lack(root->group, status);
 }
 

@@ -216,7 +216,7 @@ static int32_t lowest_straggler(const dc__rank_set *set, int32_t world) {
   return r;
 }
 
-/* The state of the first straggler. */
+/* Describes the state of a straggler. */
 static void describe_straggler(const dc__tcp *self, int32_t r, bool has_header, char *text, size_t cap) {
   const dc__tcp_reply *reply = &self->replies[r];
   char call[DC__COLL_TEXT];

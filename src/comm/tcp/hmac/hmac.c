@@ -21,7 +21,7 @@ typedef struct hmac_libraries {
   bool has[DC__HMAC_PROVIDERS];
 } hmac_libraries;
 
-enum { SODIUM_STATE_BYTES = 1024 }; /* 208 in all of its versions */
+enum { SODIUM_STATE_BYTES = 1024 }; /* the library needs 208 in all of its versions */
 
 static hmac_libraries libraries = {.has = {[DC__HMAC_REFERENCE] = true}};
 static pthread_once_t libraries_once = PTHREAD_ONCE_INIT;

@@ -11,7 +11,7 @@ typedef struct dc__tcp_relay {
   bool alike;                       /* all calls heard of have this digest */
   int64_t part[DC__COMM_MAX_WORLD]; /* bytes of each rank's part of all items, without padding */
   int64_t stride;                   /* the largest part */
-  char *blocks;  /* gather: the parts of this rank, the one before it, ...; reduction: of ways 0, 1, ... */
+  char *blocks;  /* gather: parts of this rank, the one before it, ...; reduction: parts of ways 0, 1, ... */
   char *packed;  /* reduction: blocks to send, and behind them those received */
   int64_t held;  /* bytes in blocks; gather and broadcast */
   char *ignored; /* data of a call that differs */

@@ -23,7 +23,7 @@ extern _Atomic uint64_t dc__tls_records_per_key;
 
 typedef struct dc__tls dc__tls;
 
-/* Opens the library, once in a process. fn: the public function, for the error. */
+/* Opens the library, once per process. fn: the public function, for the error. */
 dc_status dc__tls_load(const char *fn);
 /* Puts TLS on a connection, until dc__tls_end(). False with errno. connects: this end began the connection. */
 bool dc__tls_begin(int fd, bool connects, const unsigned char key[DC__TLS_KEY]);
