@@ -1,4 +1,4 @@
-/* Best-fit allocation, with merging of free neighbours. The lists link the headers and need no memory of their own. */
+/* Best-fit allocation, with merging of free neighbours. Beside the headers only the map of used blocks takes memory. */
 #include "device/block_list.h"
 
 #include <string.h>
