@@ -22,7 +22,8 @@ from .types import Config, DType, Launch, LogLevel, MemoryKind, MemoryStats, Op,
 __version__ = _text(_lib.dc_version_string())
 
 
-# Not imported here: `python -m libdc.run` must be the first to. A type checker that saw this would allow any name.
+# Imported lazily: `python -m libdc.run` must be the first to import it. Type checkers do not see __getattr__(), which
+# would let them accept any name.
 if TYPE_CHECKING:
     from . import run as run
 else:
@@ -45,21 +46,22 @@ def has_feature(name: str) -> bool:
 
 
 def crc32c(data: Any, crc: int = 0) -> int:
-    """The CRC-32C of a contiguous buffer's bytes, which follow those whose checksum is `crc`; 0: of these alone."""
+    """The CRC-32C of a contiguous buffer's bytes. `crc` is the checksum of the bytes before them; 0: there are none."""
     view = _ffi.from_buffer(data)
     return int(_lib.dc_crc32c(crc, view, len(view)))
 
 
 def mpi_version() -> str:
-    """The MPI that Comm.mpi would use: its version, its ABI and its library. An Error says why there is none."""
+    """The MPI that Comm.mpi would use: its version, its ABI and its library. Raises an Error that says why there is
+    none."""
     version = _ffi.new("const char **")
     check(_lib.dc_mpi_get_version(version))
     return str(_ffi.string(version[0]).decode(errors="replace"))
 
 
 def nccl_version() -> int:
-    """Version of the NCCL that Comm.nccl would use: major * 10000 + minor * 100 + patch. An Error says why there is
-    none."""
+    """Version of the NCCL that Comm.nccl would use: major * 10000 + minor * 100 + patch. Raises an Error that says why
+    there is none."""
     version = _ffi.new("int32_t *")
     check(_lib.dc_nccl_get_version(version))
     return int(version[0])

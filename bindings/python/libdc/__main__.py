@@ -10,7 +10,7 @@ from typing import List
 
 
 def is_of_layer(words: List[str]) -> bool:
-    """Whether it is the compiled tool's `libdc plan`, whose operand, layer, may come behind its options."""
+    """Whether `libdc plan` with these words is the compiled tool's. Its operand, `layer`, may follow its options."""
     return not words or words[0] in ("layer", "--help") or (words[-1] == "layer" and words[-2] not in ("--html",
                                                                                                      "--machine"))
 

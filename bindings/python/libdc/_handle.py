@@ -10,8 +10,8 @@ Self = TypeVar("Self", bound="OwnedHandle")
 
 
 class OwnedHandle:
-    """Subclasses set `_owned` to what _lib.gc_handle() returned, and `_kind` to the noun in errors about a closed one.
-    """
+    """Subclasses set `_owned` to what _lib.gc_handle() returned, and `_kind` to the noun for errors about a closed
+    handle."""
 
     _kind = "handle"
     _owned: Any = None

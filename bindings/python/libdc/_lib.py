@@ -35,7 +35,7 @@ def _load() -> Tuple[Any, Any, str]:
 
     ffi = FFI()
     ffi.cdef(importlib.import_module("libdc._cdef").CDEF)
-    # It stays until the process ends: threads of handles that were not closed must not lose the code that they run.
+    # The library stays loaded until the process ends: threads of handles that were not closed still run its code.
     keep = ffi.RTLD_NOW | os.RTLD_NODELETE
     try:
         return ffi, ffi.dlopen(path or LIBRARY, keep), "abi"
@@ -48,7 +48,7 @@ ffi, lib, mode = _load()
 
 def _check_version() -> None:
     loaded, wanted = lib.dc_api_version(), lib.DC_API_VERSION
-    # Before 1.0 a minor version may break; from 1.0 on only a major one.
+    # Before 1.0 a minor version may break compatibility; from 1.0 on only a major one.
     unit = 1000 if wanted < 1000000 else 1000000
     if loaded // unit != wanted // unit or loaded < wanted:
         raise ImportError(f"libdc: the library is version {loaded}, this package needs {wanted} or newer of its series")
@@ -64,7 +64,7 @@ _registries: "List[Registry]" = []
 
 
 def callback(kind: Any, **options: Any) -> Callable[[Function], Function]:
-    """A function that the library may call; kind is its type, or that type's name."""
+    """Decorates a function that the library may call. kind: the C type of the function, or the type's name."""
     make_callback = ffi.callback(kind, **options)
 
     def decorate(function: Function) -> Function:
@@ -74,15 +74,15 @@ def callback(kind: Any, **options: Any) -> Callable[[Function], Function]:
     return decorate
 
 
-_forks = 0  # between the process that loaded this module and this one
+_forks = 0  # forks between the process that loaded this module and this one
 _callback_state = threading.local()
 _EXIT_GRACE_SECONDS = 2.0
 _callback_threads: Set[int] = set()  # threads that are in a callback
-_destroy_threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()  # threads that end a handle
+_destroy_threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()  # threads that destroy a handle
 
 
 def _reset_after_fork() -> None:
-    # A child of fork() must not free what it has inherited. Its own handles it destroys.
+    # A child of fork() must not free the handles that it has inherited. It destroys those that it makes itself.
     global _forks
     _forks += 1
     _callback_threads.clear()
@@ -93,8 +93,8 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class InCallback:
-    """Marks the thread as one that the library runs: handles that die here are destroyed on another thread. A stream
-    cannot be destroyed from itself, nor may a log function call the library."""
+    """Marks the thread as one that runs a callback: handles whose last reference goes here are destroyed on another
+    thread. A stream's own thread cannot destroy it, and a log function must not call the library."""
 
     def __enter__(self) -> None:
         _callback_state.depth = getattr(_callback_state, "depth", 0) + 1
@@ -107,14 +107,14 @@ class InCallback:
 
 
 def _join_at_exit() -> None:
-    """Lets threads that run Python come back before the interpreter ends: one that waits in another library's C++ then
-    ends the process by SIGABRT when it asks for the GIL. Not for long, as their peers may never answer."""
+    """Waits for threads that run Python before the interpreter ends. Otherwise one that returns from another library's
+    C++ code and asks for the GIL ends the process by SIGABRT. The wait is short, since peers may never answer."""
     deadline = time.monotonic() + _EXIT_GRACE_SECONDS
     for thread in list(_destroy_threads):
         thread.join(max(0.0, deadline - time.monotonic()))
     while _callback_threads - {threading.get_ident()} and time.monotonic() < deadline:
         time.sleep(0.001)
-    # A thread that calls back after that is held, or ended, by the interpreter: but there must be code to call.
+    # The interpreter blocks or ends a thread that calls back later, but the callback's code must still exist.
     if any(registry.used for registry in _registries):
         import ctypes
 
@@ -127,7 +127,7 @@ atexit.register(_join_at_exit)
 
 def _destroy(function: Callable[[Any], None], keep: Any, forks: int, pointer: Any,
              _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-    # The end of the process frees everything; then nothing has to be waited for, and this module's globals may be gone.
+    # The end of the process frees everything: there is nothing to wait for, and this module's globals may be gone.
     if _is_finalizing() or forks != _forks:
         return
     if getattr(_callback_state, "depth", 0):
@@ -139,19 +139,19 @@ def _destroy(function: Callable[[Any], None], keep: Any, forks: int, pointer: An
 
 
 def gc_handle(pointer: Any, destroy: Callable[[Any], None], keep: Any = None) -> Any:
-    """A handle that is destroyed with its last reference; running calls hold one. `keep` lives until after that."""
+    """A handle that is destroyed with its last reference; running calls hold one. `keep` outlives the handle."""
     return ffi.gc(pointer, functools.partial(_destroy, destroy, keep, _forks))
 
 
 def new_struct(name: str, count: Optional[int] = None) -> Any:
-    """A zeroed struct that has its struct_size; with count an array of them, of one at least."""
+    """A zeroed struct with its struct_size set; with count, an array of that many, but of at least one."""
     if count is None:
         return ffi.new(f"{name} *", {"struct_size": ffi.sizeof(name)})
     return ffi.new(f"{name}[]", [{"struct_size": ffi.sizeof(name)}] * max(count, 1))
 
 
 class Registry:
-    """Python objects under the `user` pointers that the library hands back."""
+    """Maps the `user` pointers that the library hands back to Python objects."""
 
     def __init__(self) -> None:
         self._keys = itertools.count(1)
@@ -175,7 +175,7 @@ class Registry:
 
 
 def version_text_address() -> int:
-    """The address of a static text of the library, by which two loaded copies differ."""
+    """The address of a static string of the library, which differs between two loaded copies."""
     return int(ffi.cast("uintptr_t", lib.dc_version_string()))
 
 

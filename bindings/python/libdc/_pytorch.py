@@ -1,4 +1,4 @@
-"""Imported first by what is made for PyTorch, libdc.torch, libdc.optim and libdc.torchium: where there is none, an
+"""Imported first by the packages for PyTorch: libdc.torch, libdc.optim and libdc.torchium. Without PyTorch, an
 ImportError names the package to install."""
 
 try:

@@ -9,7 +9,7 @@ from typing import Optional, Tuple
 
 
 def check_secret(source: str, secret: str) -> str:
-    """An empty one would be none: the group would be open to all of this machine."""
+    """Checks a secret's length and characters. An empty secret would be none: every user of this machine could join."""
     if not 16 <= len(secret) <= 1024 or not secret.isascii() or not secret.isprintable():
         raise ValueError(f"{source}: the secret has {len(secret)} characters, must have 16 to 1024, of ASCII and "
                          "printable")
@@ -17,8 +17,8 @@ def check_secret(source: str, secret: str) -> str:
 
 
 def read_secret(path: str) -> str:
-    """A secret's file, which must be its user's alone."""
-    with open(path, encoding="latin-1") as file:  # any bytes can be read, and are checked then
+    """Reads a secret from a file, which other users must not be able to read."""
+    with open(path, encoding="latin-1") as file:  # decodes any bytes; check_secret() refuses bad ones
         of = os.fstat(file.fileno())
         if of.st_uid not in (0, os.geteuid()):
             raise PermissionError(f"{path}: user {of.st_uid} owns the file and knows the secret; must be user "
@@ -30,8 +30,8 @@ def read_secret(path: str) -> str:
 
 
 def make_secret(path: str) -> bool:
-    """Makes the file with a new random secret, whole or not at all; False if there is one."""
-    part = f"{path}.{secrets.token_hex(8)}.part"  # launchers of several machines may have one number of a process
+    """Makes the file with a new random secret, whole or not at all. Returns False if the file exists."""
+    part = f"{path}.{secrets.token_hex(8)}.part"  # launchers on several machines may have equal process ids
     file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.write(file, secrets.token_hex(32).encode() + b"\n")

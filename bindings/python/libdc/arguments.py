@@ -1,4 +1,4 @@
-"""Checks of arguments, whose errors name the argument: cffi's own do not."""
+"""Checks of arguments. Their errors name the argument, which cffi's own do not."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ._lib import ffi
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """1 entry, 2 entries."""
+    """A count with its noun, such as "1 entry" or "2 entries"."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def c_string(name: str, value: Any) -> bytes:
-    """A string for C, which ends it at the first NUL. Errors reach logs, where a secret shall not be."""
+    """A string for C, where a NUL would end it. The error does not show a secret, since errors reach logs."""
     if not isinstance(value, str) or "\0" in value:
         shown = f"a {type(value).__name__}" if name == "secret" else repr(value)
         raise TypeError(f"{name} = {shown}, must be a str without NUL")
@@ -22,7 +22,7 @@ def c_string(name: str, value: Any) -> bytes:
 
 
 def c_path(name: str, value: Any) -> bytes:
-    """A path for C, which ends it at the first NUL."""
+    """A path for C, where a NUL would end it."""
     try:
         path = os.fsencode(value)
     except (TypeError, UnicodeEncodeError):
@@ -33,7 +33,7 @@ def c_path(name: str, value: Any) -> bytes:
 
 
 def check_size(name: str, value: Any, maximum: int = (1 << 63) - 1, minimum: int = 0) -> int:
-    """A number of things or bytes."""
+    """An integer within bounds: a number of things or bytes."""
     try:
         number = value.__index__()
     except (AttributeError, TypeError):
@@ -44,7 +44,7 @@ def check_size(name: str, value: Any, maximum: int = (1 << 63) - 1, minimum: int
 
 
 def int64_array(name: str, values: Any) -> Tuple[Any, int]:
-    """A sequence of integers as an int64_t[], which has a place where the sequence has none, and their number."""
+    """(int64_t[], count) of a sequence of integers. The array of an empty sequence has one element."""
     try:
         return ffi.new("int64_t[]", list(values) or [0]), len(values)
     except (TypeError, OverflowError):
@@ -52,14 +52,14 @@ def int64_array(name: str, values: Any) -> Tuple[Any, int]:
 
 
 def choice(name: str, value: Any, allowed: Mapping[str, int]) -> int:
-    """The library's number of a choice that has a name in Python."""
+    """The library's number for a choice that Python names by a string."""
     if value not in allowed:
         raise ValueError(f"{name} = {value!r}, must be one of {', '.join(map(repr, allowed))}")
     return allowed[value]
 
 
 def assign(struct: Any, field: str, value: Any, name: str) -> None:
-    """Sets a field of a struct."""
+    """Sets a field of a struct. `name` is the argument's in errors."""
     try:
         setattr(struct, field, value)
     except (TypeError, OverflowError):
@@ -68,7 +68,7 @@ def assign(struct: Any, field: str, value: Any, name: str) -> None:
 
 
 def handle_arg(name: str, value: Any, kind: Any, optional: bool = True) -> Any:
-    """The handle of an object of the package; with None, if that may be, NULL."""
+    """The handle of an object of the package, or NULL for None where that is allowed."""
     if value is None and optional:
         return ffi.NULL
     if not isinstance(value, kind):
@@ -77,7 +77,7 @@ def handle_arg(name: str, value: Any, kind: Any, optional: bool = True) -> Any:
 
 
 def timeout_ns(timeout: Any, name: str = "timeout") -> int:
-    """Seconds (None: the library's default) as the library's timeout_ns, or another time's nanoseconds."""
+    """Seconds as nanoseconds, for timeout_ns and other times. None becomes 0, the library's default."""
     if timeout is None:
         return 0
     try:
@@ -90,7 +90,7 @@ def timeout_ns(timeout: Any, name: str = "timeout") -> int:
 
 
 def environment_number(name: str) -> Optional[int]:
-    """A variable of the environment that has a number; None: it is not set, or empty."""
+    """The number in an environment variable; None if it is not set, or empty."""
     value = os.environ.get(name)
     if value and not (value.isascii() and value.isdigit()):
         raise ValueError(f"{name}={value} in the environment: must be a number >= 0")

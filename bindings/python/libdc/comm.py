@@ -23,7 +23,7 @@ def _options(timeout: Optional[float], heap_bytes: int) -> Any:
 
 def _network_options(timeout: Optional[float], secret: Optional[str], network: Optional[str], ports: Tuple[int, int],
                      heartbeat: Optional[float], node: Optional[str], tls: bool = False) -> Tuple[Any, List[Any]]:
-    """The options, and what must live as long."""
+    """The options, and the strings that must live as long."""
     options = _options(timeout, 0)
     texts = [None if text is None else c_string(what, text) for what, text in (("secret", secret),
                                                                                ("network", network), ("node", node))]
@@ -44,15 +44,15 @@ class Comm(OwnedHandle):
                  shares_memory: bool = True) -> None:
         self._owned = gc_handle(pointer, lib.dc_comm_destroy)
         self._external = external
-        self.shares_memory = shares_memory and external is None  # whether ranks can read each other's
-        self.takes_devices = takes_devices  # whether collectives may have tensors on a CUDA device; else: nccl()
+        self.shares_memory = shares_memory and external is None  # whether ranks can read each other's memory
+        self.takes_devices = takes_devices  # whether collectives take tensors on a CUDA device; else use nccl()
         self._group: Optional[List[Any]] = None
 
     @classmethod
     def threads(cls, n: int, timeout: Optional[float] = None, heap_bytes: int = 0) -> List["Comm"]:
-        """Ranks as threads of this process: one communicator for each. timeout in seconds, None: 300."""
+        """Ranks as threads of this process: returns one communicator for each. timeout in seconds; None: 300."""
         n = check_size("n", n, (1 << 31) - 1)
-        out = ffi.new("dc_comm *[]", min(max(n, 1), 64))  # more are refused
+        out = ffi.new("dc_comm *[]", min(max(n, 1), 64))  # the library refuses more than 64
         check(lib.dc_comm_create_threads(n, _options(timeout, heap_bytes), out))
         return [cls(out[rank], takes_devices=True) for rank in range(n)]
 
@@ -64,7 +64,7 @@ class Comm(OwnedHandle):
     @classmethod
     def processes(cls, name: str, rank: int, world: int, timeout: Optional[float] = None,
                   heap_bytes: int = 0) -> "Comm":
-        """Ranks as processes of this machine; blocks until all have come."""
+        """Ranks as processes of this machine; blocks until all have joined."""
         out = ffi.new("dc_comm **")
         check(lib.dc_comm_create_processes(c_string("name", name), rank, world, _options(timeout, heap_bytes), out))
         return cls(out[0])
@@ -73,11 +73,12 @@ class Comm(OwnedHandle):
     def tcp(cls, address: str, name: str, rank: int, world: int, timeout: Optional[float] = None,
             secret: Optional[str] = None, network: Optional[str] = None, ports: Tuple[int, int] = (0, 0),
             heartbeat: Optional[float] = None, node: Optional[str] = None, tls: bool = False) -> "Comm":
-        """Ranks on any machines, over TCP; blocks until all have come. address: "HOST:PORT", where rank 0 is; name: the
-        group's; secret: at least 16 bytes that its ranks alone have, None: only for ranks of this machine; network: the
-        interface (its name, or a CIDR) to listen at, None: all; ports: the first and last one to listen at, but for
-        rank 0; heartbeat in seconds, None: 1; node: a text that the ranks of one machine have in common, "": none share
-        memory, None: the machine's own; tls: TLS 1.3 between the ranks, which needs a secret and OpenSSL 3."""
+        """Ranks on any machines, over TCP; blocks until all have joined. address: "HOST:PORT" of rank 0; name: the
+        group's; secret: at least 16 bytes that only the group's ranks know, None: all ranks are on this machine;
+        network: the interface (its name, or a CIDR) to listen on, None: all; ports: the first and last port that ranks
+        other than 0 listen on; heartbeat in seconds, None: 1; node: a text that the ranks of one machine have in
+        common, "": no ranks share memory, None: the machine's own; tls: TLS 1.3 between the ranks, which needs a secret
+        and OpenSSL 3."""
         out = ffi.new("dc_comm **")
         options, _pins = _network_options(timeout, secret, network, ports, heartbeat, node, tls)
         check(lib.dc_comm_create_tcp(c_string("address", address), c_string("name", name), rank, world, options, out))
@@ -86,8 +87,9 @@ class Comm(OwnedHandle):
     @classmethod
     def mpi(cls, timeout: Optional[float] = None, network: Optional[str] = None, ports: Tuple[int, int] = (0, 0),
             heartbeat: Optional[float] = None, node: Optional[str] = None) -> "Comm":
-        """The ranks of MPI_COMM_WORLD, whose data MPI moves; blocks until all have come. Start the processes by mpirun
-        or its like. The parameters are for the TCP connections over which ranks compare their calls, as in tcp()."""
+        """The ranks of MPI_COMM_WORLD, whose data MPI moves; blocks until all have joined. Start the processes by
+        mpirun or a similar launcher. The parameters, as in tcp(), are for the TCP connections over which ranks compare
+        their calls."""
         out = ffi.new("dc_comm **")
         options, _pins = _network_options(timeout, None, network, ports, heartbeat, node)
         check(lib.dc_comm_create_mpi(options, out))
@@ -95,7 +97,8 @@ class Comm(OwnedHandle):
 
     @classmethod
     def external(cls, collectives: Collectives, rank: int, world: int, timeout: Optional[float] = None) -> "Comm":
-        """A communicator over the caller's transport. An exception in it is the cause of the Error that follows."""
+        """A communicator over the caller's transport. An exception that the transport raises is the cause of the
+        resulting Error."""
         table, state = make_table(collectives, world)
         out = ffi.new("dc_comm **")
         status = lib.dc_comm_create_external(table, rank, world, _options(timeout, 0), out)
@@ -105,8 +108,8 @@ class Comm(OwnedHandle):
         return cls(out[0], state)
 
     def nccl(self, device: Any) -> "Comm":
-        """The same ranks, each on a card of its own, moving a libdc.Device's memory through NVIDIA's NCCL; blocks until
-        all have come. Context.init makes one where its device wants it."""
+        """A communicator of the same ranks, each with its own card, that moves a libdc.Device's memory through NVIDIA's
+        NCCL. Blocks until all have joined. Context.init makes one where its device needs it."""
         out = ffi.new("dc_comm **")
         c_device = handle_arg("nccl: device", device, Device, optional=False)
         self._check(lib.dc_comm_create_nccl(self._handle, c_device, out))
@@ -129,18 +132,18 @@ class Comm(OwnedHandle):
         check(status, cause_of(self))
 
     def _view(self, name: str, array: Any, stream: Optional[Stream], writable: bool = False) -> View:
-        """Tensors on a CUDA device are for a stream of that device."""
+        """A view for a collective. Tensors on a CUDA device need a stream of that device."""
         return View(array, writable, name, (place_of(stream),))
 
     def dup(self) -> "Comm":
-        """Another communicator of the same ranks, whose collectives overlap this one's."""
+        """Another communicator of the same ranks, whose collectives can overlap this one's."""
         out = ffi.new("dc_comm **")
         self._check(lib.dc_comm_dup(self._handle, out))
         return Comm(out[0], self._external, self.takes_devices, self.shares_memory)
 
     def split(self, color: Optional[int], key: int = 0) -> Optional["Comm"]:
-        """A communicator of the ranks that give one color, ordered by key, then by rank here. All ranks must call;
-        color None: this one is in none, and gets None."""
+        """A communicator of the ranks that give the same color, ordered by key, then by rank in this one. All ranks
+        must call. A rank with color None is in no part, and gets None."""
         out = ffi.new("dc_comm **")
         self._check(lib.dc_comm_split(self._handle, -1 if color is None else check_size("color", color, (1 << 31) - 1),
                                       key, out))
@@ -150,7 +153,7 @@ class Comm(OwnedHandle):
 
     def all_gather(self, send: Any, recv: Any, counts: Optional[Sequence[int]] = None,
                    stream: Optional[Stream] = None) -> Any:
-        """recv = the ranks' send tensors one after the other. Returns recv."""
+        """recv = the ranks' send tensors, concatenated in rank order. Returns recv."""
         views = self._view("all_gather: send", send, stream), self._view("all_gather: recv", recv, stream, True)
         self._check(lib.dc_comm_all_gather(self._handle, views[0].c, views[1].c, self._counts(counts),
                                            handle_of(stream)))
@@ -174,7 +177,7 @@ class Comm(OwnedHandle):
         return data
 
     def broadcast(self, data: Any, root: int = 0, stream: Optional[Stream] = None) -> Any:
-        """data of rank root to every rank, in place. Returns data."""
+        """Copies data of rank root to every rank, in place. Returns data."""
         view = self._view("broadcast: data", data, stream, True)
         self._check(lib.dc_comm_broadcast(self._handle, view.c, root, handle_of(stream)))
         self._pin(stream, view)
@@ -182,7 +185,8 @@ class Comm(OwnedHandle):
 
     def all_to_all(self, send: Any, recv: Any, send_counts: Optional[Sequence[int]] = None,
                    recv_counts: Optional[Sequence[int]] = None, stream: Optional[Stream] = None) -> Any:
-        """recv = part `rank` of each rank's send, in rank order. Parts are alike, or have counts. Returns recv."""
+        """recv = part `rank` of each rank's send, in rank order. Parts are of equal size, or have counts. Returns
+        recv."""
         views = self._view("all_to_all: send", send, stream), self._view("all_to_all: recv", recv, stream, True)
         self._check(lib.dc_comm_all_to_all(self._handle, views[0].c, self._counts(send_counts, "send_counts"),
                                            views[1].c, self._counts(recv_counts, "recv_counts"), handle_of(stream)))
@@ -191,7 +195,8 @@ class Comm(OwnedHandle):
 
     def gather(self, send: Any, recv: Any = None, counts: Optional[Sequence[int]] = None, root: int = 0,
                stream: Optional[Stream] = None) -> Any:
-        """recv of rank root, which alone needs one = the ranks' send tensors one after the other. Returns recv."""
+        """On rank root, recv = the ranks' send tensors, concatenated in rank order. Other ranks need no recv. Returns
+        recv."""
         views = self._view("gather: send", send, stream), self._root_view("gather: recv", recv, root, stream, True)
         self._check(lib.dc_comm_gather(self._handle, views[0].c, views[1].c, self._root_counts(counts, root), root,
                                        handle_of(stream)))
@@ -200,7 +205,7 @@ class Comm(OwnedHandle):
 
     def scatter(self, send: Any, recv: Any, counts: Optional[Sequence[int]] = None, root: int = 0,
                 stream: Optional[Stream] = None) -> Any:
-        """recv = this rank's part of send of rank root, which alone needs one. Returns recv."""
+        """recv = this rank's part of rank root's send. Other ranks need no send. Returns recv."""
         views = self._root_view("scatter: send", send, root, stream), self._view("scatter: recv", recv, stream, True)
         self._check(lib.dc_comm_scatter(self._handle, views[0].c, self._root_counts(counts, root), views[1].c, root,
                                         handle_of(stream)))
@@ -212,7 +217,7 @@ class Comm(OwnedHandle):
 
     @contextlib.contextmanager
     def group(self, stream: Optional[Stream] = None) -> Iterator["Comm"]:
-        """Collectives queued inside start as one, on `stream`, which each of them must be given too."""
+        """Collectives queued inside start as one, on `stream`. Each of them must be given that stream too."""
         self._check(lib.dc_comm_group_begin(self._handle))
         pins: List[Any] = []
         self._group = pins
@@ -229,7 +234,8 @@ class Comm(OwnedHandle):
         lib.dc_comm_abort(self._handle, ffi.NULL if reason is None else c_string("reason", reason))
 
     def set_checksums(self, enable: bool = True) -> None:
-        """Compares checksums of all that ranks read from each other, for debugging; to be set on every rank."""
+        """Makes ranks compare checksums of all data that they read from each other, for debugging. Every rank must set
+        it."""
         self._check(lib.dc_comm_set_checksums(self._handle, int(enable)))
 
     def check(self) -> None:
@@ -257,11 +263,11 @@ class Comm(OwnedHandle):
             stream.pin(views)
 
     def close(self) -> None:
-        """Gives the handle back; contexts that use the communicator keep it alive."""
+        """Releases the handle. Contexts that use the communicator keep the communicator alive."""
         super().close()
 
 
 def cause_of(comm: Optional[Comm]) -> Optional[BaseException]:
-    """The exception of an external communicator's own code, if there was one."""
+    """The first exception that an external communicator's transport raised, if there was one."""
     external = comm._external if comm is not None else None
     return external.errors[0] if external is not None and external.errors else None

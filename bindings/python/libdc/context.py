@@ -1,4 +1,5 @@
-"""One training run on one rank: every operator and binding of the library, under its name without dc_."""
+"""One training run on one rank. The methods are the library's operators and other functions, under their names without
+dc_."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from .tensors import HOST, PINNED, Buffer, Tensor, View, fill, output, result
 from .types import Config, DType, MemoryKind, MemoryStats, Op, OpInfo, Status, TraceEvent
 
 _logs = Registry()
-_MAX_TRACE_EVENTS = 1 << 24  # that dc_context_trace_start() keeps
+_MAX_TRACE_EVENTS = 1 << 24  # the most that dc_context_trace_start() keeps
 
 
 @callback("dc_log_fn")
@@ -33,17 +34,17 @@ def _destroy(pointer: Any, log_user: Any) -> None:
 
 
 def _report_async_error(reference: "weakref.ref[Context]") -> None:
-    """Lets a context notice, at the end of the process, a failure that the program met elsewhere."""
+    """Checks a context at exit, so that it sees, and dumps, a failure that the program met elsewhere."""
     context = reference()
     if context is not None and context._owned is not None:
         lib.dc_context_check(context._owned)
 
 
 class Context(OwnedHandle):
-    """Arguments are those of the C function, whose comment in dc_api.h is the reference, without outputs, which are
-    returned. Tensors may be anything with __dlpack__, __array_interface__ or the buffer protocol, in host memory. Those
-    of a context on a CUDA device are on that device; weights may be in pinned host memory too. Registered tensors are
-    kept alive until they are unregistered. Calls may come from any thread."""
+    """Methods take the arguments of the C functions, whose comments in dc_api.h are the reference, and return their
+    outputs. Tensors may be anything with __dlpack__, __array_interface__ or the buffer protocol, in host memory. With a
+    CUDA device they must be on that device; weights may also be in pinned host memory. Registered tensors are kept
+    alive until they are unregistered. Calls may come from any thread."""
 
     _kind = "context"
 
@@ -61,7 +62,7 @@ class Context(OwnedHandle):
         if status != Status.OK and log_user is not None:
             _logs.pop(log_user)
         check(status)
-        # The caller's memory that the library reads: freed after the context, whatever the order of collection.
+        # The caller's memory that the library reads. It is freed after the context, whatever the order of collection.
         self._registered: Dict[int, List[Any]] = {}
         self._pending: Dict[Any, Any] = {}
         self._owned = gc_handle(out[0], lambda pointer: _destroy(pointer, log_user), (self._registered, self._pending))
@@ -83,7 +84,7 @@ class Context(OwnedHandle):
         check(status, cause_of(self._comm))
 
     def _view(self, name: str, array: Any, writable: bool = False, pinned: bool = False) -> View:
-        """pinned: it may be in host memory that the device reads too."""
+        """pinned: the array may also be in host memory that the device can read."""
         return View(array, writable, name, (self._place, PINNED) if pinned and self._place != HOST else (self._place,))
 
     def _pin_until_read(self, view: Any) -> None:
@@ -111,7 +112,7 @@ class Context(OwnedHandle):
         self._pending.clear()
 
     def close(self) -> None:
-        """Cleans up and gives the handle back. Tensors that were taken stay readable."""
+        """Cleans up and releases the handle. Tensors from take_param() stay readable."""
         super().close()
 
     def reset(self) -> None:
@@ -161,7 +162,7 @@ class Context(OwnedHandle):
             self.set_param_name(id, name)
 
     def set_param_name(self, id: int, name: Optional[str]) -> None:
-        """Error texts, log lines and dumps have the name behind the parameter's number. None takes it away."""
+        """Sets the name that error texts, log lines and dumps show after the parameter's number. None removes it."""
         c_name = ffi.NULL if name is None else c_string("set_param_name: name", name)
         self._check(lib.dc_context_set_param_name(self._handle, id, c_name))
 
@@ -187,7 +188,7 @@ class Context(OwnedHandle):
         self._check(lib.dc_clear_all_gathered_params(self._handle))
 
     def params_updated(self, ids: Optional[Sequence[int]] = None) -> None:
-        """Weights changed: these, or with None all."""
+        """Says that the weights of these parameters changed; None: of all."""
         if ids is None:
             self._check(lib.dc_context_params_updated(self._handle, ffi.NULL, 0))
         elif len(ids):
@@ -216,7 +217,7 @@ class Context(OwnedHandle):
     # The operators
 
     def allgather_param(self, token: Any, graph_id: int, id: int, dtype: Any = None) -> Tensor:
-        """The full parameter: readable after wait_allgather, until release_param."""
+        """The full parameter, readable after wait_allgather and until release_param."""
         out = output()
         self._check(lib.dc_allgather_param(self._handle, ffi.NULL, graph_id, id, DType.of(dtype), out))
         return result(out, self, self._place)
@@ -235,12 +236,12 @@ class Context(OwnedHandle):
         return token
 
     def release_param(self, token: Any, graph_id: int, id: int, n_users: int = 1) -> Any:
-        """Returns the token. The last of n_users ends every view of the gathered parameter."""
+        """Returns the token. The last of n_users releases invalidates every view of the gathered parameter."""
         self._check(lib.dc_release_param(self._handle, ffi.NULL, graph_id, id, n_users))
         return token
 
     def take_param(self, graph_id: int, id: int, dtype: Any = None) -> Tensor:
-        """The gathered parameter as memory of the caller's own; releases it as its only user."""
+        """The gathered parameter in memory that the caller owns. Releases the parameter as its only user."""
         info = self.dry_run(Op.TAKE_PARAM, graph_id, id, dtype)
         out = ffi.new("dc_buffer **")
         self._check(lib.dc_take_param(self._handle, graph_id, id, DType.of(dtype), out))
@@ -252,10 +253,10 @@ class Context(OwnedHandle):
         try:
             self._check(status)
         finally:
-            self._pin_until_read(view)  # a large gradient may be queued in part when it fails
+            self._pin_until_read(view)  # a part of a large gradient may be queued when the call fails
 
     def free_tensors(self, tensors: Sequence[Any]) -> List[bool]:
-        """Says of each tensor whether the caller may free it."""
+        """For each tensor, whether the caller may free it."""
         count = len(tensors)
         views, freed = new_struct("dc_tensor", count), ffi.new("int32_t[]", max(count, 1))
         keep = [fill(views[i], tensor, False, f"free_tensors: tensors[{i}]", self._device_or_host)
@@ -265,11 +266,11 @@ class Context(OwnedHandle):
         return [bool(freed[i]) for i in range(count)]
 
     def offload_tensor(self, tensor: Any, graph_id: int, id: int) -> Tensor:
-        """The host copy that the context keeps: readable after wait_offload."""
+        """The host copy that the context keeps, readable after wait_offload."""
         view, out = self._view("offload_tensor: tensor", tensor), output()
         self._check(lib.dc_offload_tensor(self._handle, view.c, graph_id, id, out))
         if self._stream is not None:
-            self._pending.setdefault((graph_id, id), []).append(view)  # the id may be offloaded again meanwhile
+            self._pending.setdefault((graph_id, id), []).append(view)  # the id may be offloaded again
         return result(out, self)
 
     def wait_offload(self, token: Any, graph_id: int, id: int) -> Tensor:
@@ -279,13 +280,13 @@ class Context(OwnedHandle):
         return result(out, self)
 
     def reload_tensor(self, token: Any, graph_id: int, id: int) -> Tensor:
-        """The new device copy: readable after wait_reload."""
+        """The new device copy, readable after wait_reload."""
         out = output()
         self._check(lib.dc_reload_tensor(self._handle, ffi.NULL, graph_id, id, out))
         return result(out, self, self._place)
 
     def wait_reload(self, tensor: Any, graph_id: int, id: int) -> Any:
-        """The device copy; while profiling without a reload, the tensor."""
+        """The device copy; while profiling, and where no reload was made, the tensor itself."""
         view, out = View(tensor, False, "wait_reload: tensor", self._device_or_host), output()
         self._check(lib.dc_wait_reload(self._handle, view.c, graph_id, id, out))
         return tensor if view.c and out.data == view.c.data else result(out, self, self._place)
@@ -311,8 +312,8 @@ class Context(OwnedHandle):
         self._check(lib.dc_start_backward(self._handle, int(update)))
 
     def grads_finite(self) -> Tuple[bool, Optional[int]]:
-        """Whether the last step's gradients are finite on every rank, and the lowest parameter whose are not, or
-        None."""
+        """Whether the last step's gradients are finite on every rank, and the lowest id of a parameter whose gradient
+        is not, or None."""
         finite, id = ffi.new("int32_t *"), ffi.new("int64_t *")
         self._check(lib.dc_context_grads_finite(self._handle, finite, id))
         return bool(finite[0]), None if finite[0] else id[0]
@@ -334,7 +335,7 @@ class Context(OwnedHandle):
         self._check(lib.dc_context_reset_stats(self._handle))
 
     def dry_run(self, op: int, graph_id: int, id: int, dtype: Any = None) -> OpInfo:
-        """The result and the memory that an operator would have, without running it."""
+        """Describes the result of an operator and the memory that it would take, without running it."""
         info = new_struct("dc_op_info")
         self._check(lib.dc_context_dry_run(self._handle, op, graph_id, id, DType.of(dtype), info))
         shape: Optional[Tuple[int, ...]] = None
@@ -343,7 +344,7 @@ class Context(OwnedHandle):
         return OpInfo(shape, DType(info.dtype), bool(info.host), info.device_bytes, info.wire_bytes)
 
     def trace_start(self, capacity: int = 65536) -> None:
-        """Keeps the last `capacity` events from now on; 0 stops and forgets."""
+        """Keeps the last `capacity` events from now on; 0 stops tracing and drops them."""
         self._check(lib.dc_context_trace_start(self._handle, capacity))
 
     def trace_read(self, limit: int = 65536) -> List[TraceEvent]:
@@ -355,11 +356,12 @@ class Context(OwnedHandle):
                            event.lane) for event in events[0 : count[0]]]
 
     def trace_dump(self, folder: Union[str, "os.PathLike[str]"]) -> None:
-        """Writes this rank's last operations to folder/rank-R.json. From any thread, also while a call is blocked."""
+        """Writes this rank's last operations to folder/rank-R.json. May be called from any thread, even while a call is
+        blocked."""
         check(lib.dc_context_trace_dump(self._handle, c_path("folder", folder)))
 
     def trace_dump_on_error(self, folder: Union[str, "os.PathLike[str]", None]) -> None:
-        """Does so at the first communication error; None: not any more."""
+        """Makes the first communication error write what trace_dump() writes; None turns that off."""
         c_folder = ffi.NULL if folder is None else c_path("folder", folder)
         check(lib.dc_context_trace_dump_on_error(self._handle, c_folder))
 

@@ -15,11 +15,11 @@ from .types import Status
 
 
 class Allocator:
-    """A device's memory from the caller: subclass it. Any thread may call; an exception counts as a failure to
-    allocate. It lives as long as the device does, which its streams, contexts and buffers keep."""
+    """Gives a device the caller's memory: subclass it. Its methods are called from any thread; an exception counts as a
+    failure to allocate. It lives as long as the device, which streams, contexts and buffers keep alive."""
 
     def alloc(self, size: int, align: int) -> int:
-        """The address of size bytes, a multiple of align; 0: there are none."""
+        """The address of `size` bytes, a multiple of align; 0 if there is no memory."""
         raise NotImplementedError
 
     def free(self, address: int, size: int, align: int) -> None:
@@ -57,8 +57,8 @@ def _close_allocator(user: Any) -> None:
 
 
 class Device(OwnedHandle):
-    """A compute device, opened by name. Its memory comes from allocator, if there is one. max_pinned_bytes is the most
-    host memory that a CUDA device pins at once; 0: half of the machine's."""
+    """A compute device, opened by name. Its memory comes from `allocator` if one is given. max_pinned_bytes: the most
+    host memory that a CUDA device pins at once; 0: half of the machine's memory."""
 
     _kind = "device"
 
@@ -78,7 +78,7 @@ class Device(OwnedHandle):
         check(status)
         self._owned = gc_handle(out[0], lib.dc_device_destroy)
         kind, _, number = name.partition(":")
-        self.place: Place = (2, int(number or 0)) if kind == "cuda" else HOST  # where its memory is
+        self.place: Place = (2, int(number or 0)) if kind == "cuda" else HOST  # where the device's memory is
 
     @property
     def handle(self) -> int:
@@ -91,7 +91,7 @@ class Device(OwnedHandle):
 
 
 class Event(OwnedHandle):
-    """A point in a stream that others can wait for."""
+    """A point in a stream, for which other streams and threads can wait."""
 
     _kind = "event"
 
@@ -104,7 +104,7 @@ class Event(OwnedHandle):
         check(lib.dc_event_record(self._handle, handle_of(stream)))
 
     def wait(self, stream: Optional["Stream"] = None, timeout: Optional[float] = None) -> None:
-        """Lets a stream, or without one the caller, wait for the latest mark."""
+        """Makes a stream, or the caller if there is none, wait for the latest record(). timeout in seconds."""
         check(lib.dc_event_wait(self._handle, handle_of(stream), timeout_ns(timeout)))
 
     def query(self) -> bool:
@@ -113,7 +113,7 @@ class Event(OwnedHandle):
         return bool(passed[0])
 
 
-# The function of each queued call, and the list of its stream that gets its exceptions.
+# The function of each queued call, and the list in which its stream collects exceptions.
 _calls = Registry()
 
 
@@ -123,20 +123,20 @@ def _run_call(user: Any) -> None:
         function, failures = _calls.pop(user)
         try:
             function()
-        except BaseException as error:  # goes to the caller of synchronize()
+        except BaseException as error:  # synchronize() raises it
             failures.append(error)
             del error
-        # The function may hold the last reference to its own stream: it dies inside InCallback.
+        # The function may hold the last reference to its own stream, which must then be destroyed inside InCallback.
         del function, failures
 
 
 class Stream(OwnedHandle):
-    """An in-order queue of asynchronous work. Where a call takes a stream, None is the calling thread."""
+    """An in-order queue of asynchronous work. Where a call takes a stream, None means the calling thread."""
 
     _kind = "stream"
 
     def __init__(self, device: Device, native: Optional[int] = None) -> None:
-        """native: a cudaStream_t, as a number, that the caller made and keeps alive; the stream is then that one."""
+        """native: the number of a cudaStream_t that the caller made and keeps alive. The stream then wraps it."""
         out = ffi.new("dc_stream **")
         handle = handle_arg("device", device, Device, optional=False)
         if native is None:
@@ -155,7 +155,7 @@ class Stream(OwnedHandle):
         return int(ffi.cast("uintptr_t", self._handle))
 
     def call(self, function: Callable[[], Any]) -> None:
-        """Runs function() on the stream's thread. synchronize() raises its exceptions."""
+        """Runs function() on the stream's thread. synchronize() raises the exceptions of such functions."""
         user = _calls.put((function, self._failures))
         status = lib.dc_stream_call(self._handle, _run_call, user)
         if status != Status.OK:
@@ -163,7 +163,7 @@ class Stream(OwnedHandle):
         check(status)
 
     def synchronize(self, timeout: Optional[float] = None) -> None:
-        """Blocks until all work queued so far is done."""
+        """Blocks until all work queued so far is done, for at most timeout seconds."""
         check(lib.dc_stream_synchronize(self._handle, timeout_ns(timeout)))
         self._unpin()
         if self._failures:
@@ -177,14 +177,15 @@ class Stream(OwnedHandle):
         self._pins[next(self._pin_numbers)] = event, objects
 
     def _unpin(self) -> None:
-        # A query lets other threads run, which pin and unpin too: each takes away what it has found to be done alone.
+        # A query releases the GIL, so other threads may pin and unpin meanwhile. Each removes only pins that it found
+        # done.
         for number in list(self._pins):
             pin = self._pins.get(number)
             if pin is not None and pin[0].query():
                 self._pins.pop(number, None)
 
     def close(self) -> None:
-        """Waits for queued work and gives the stream back."""
+        """Waits for queued work and releases the stream."""
         super().close()
 
 
@@ -193,5 +194,5 @@ def handle_of(stream: Optional[Stream]) -> Any:
 
 
 def place_of(stream: Optional[Stream]) -> Place:
-    """Where what is queued on the stream may find its tensors."""
+    """Where tensors of work on the stream must be."""
     return HOST if stream is None else stream._device.place

@@ -1,4 +1,4 @@
-"""DLPack's legacy capsules, in and out, by ctypes: enough to share host memory with any array library."""
+"""Imports and exports DLPack's legacy capsules by ctypes, to share memory with any array library."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _new = ctypes.pythonapi.PyCapsule_New
 _new.restype, _new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-# A capsule that is being destroyed has no references, so its destructor takes it as an address.
+# A capsule that is being destroyed has no references left, so its destructor gets its address.
 _dying_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi))
 _dying_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
@@ -58,7 +58,7 @@ _dying_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c
 
 def read(array: Any) -> Tuple[int, Tuple[int, ...], Any, DType, Tuple[int, int], Any]:
     """(address, shape, strides or None, dtype, (device type, number), what keeps them alive) of an object with
-    __dlpack__. Memory of a CUDA device is read in the order of a stream that the caller sees to: nothing waits here."""
+    __dlpack__. For memory of a CUDA device nothing waits here: the caller orders the stream that reads it."""
     kind, number = array.__dlpack_device__()
     if kind not in (*_HOST_DEVICES, CUDA):
         raise TypeError(f"a tensor on DLPack device {int(kind)}, must be in host memory, or on a CUDA device")
@@ -71,18 +71,18 @@ def read(array: Any) -> Tuple[int, Tuple[int, ...], Any, DType, Tuple[int, int],
                         f"{DType.allowed()}")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
-    # Never marked as used: the capsule frees the export when it dies.
+    # The capsule is never marked as used, so it frees the export when it is destroyed.
     return (tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, device, capsule
 
 
 _exports: Dict[int, Any] = {}
 
 
-# Tensors also die while the interpreter ends, after this module's globals. So objects that these functions need are
-# their defaults. A reference that is never released keeps the functions, whose addresses are all that a tensor has of
-# them.
+# Tensors may be freed while the interpreter ends, after this module's globals. So these functions bind the objects that
+# they need as defaults. A tensor has only a function's address, so a reference that is never released keeps the
+# functions.
 def _forget(managed: int, _exports: Dict[int, Any] = _exports) -> None:
-    _exports.pop(managed, None)  # first of all: where a consumer has an error set, the first call raises it
+    _exports.pop(managed, None)  # must come first: where a consumer has set an error, the first call raises it
 
 
 def _forget_unused(capsule: int, _exports: Dict[int, Any] = _exports, _is_valid: Any = _dying_is_valid,
@@ -98,8 +98,8 @@ for _function in (_delete, _capsule_dies):
 
 
 def write(address: int, shape: Tuple[int, ...], dtype: DType, owner: Any, device: Tuple[int, int] = (CPU, 0)) -> Any:
-    """A capsule for contiguous memory of a device that keeps `owner` alive. Its last reference must not go while an
-    error is set, since its destructor is Python code."""
+    """A capsule for contiguous memory of a device, which keeps `owner` alive. The last reference to it must not go
+    while an error is set, since its destructor is Python code."""
     ndim = len(shape)
     lengths = (ctypes.c_int64 * max(ndim, 1))(*shape)
     strides = (ctypes.c_int64 * max(ndim, 1))()

@@ -9,8 +9,8 @@ from .types import Status
 
 
 class Error(RuntimeError):
-    """A call that failed. status is its number, name its identifier ("DC_E_STATE"), text the library's sentence.
-    DC_E_INVALID's is a ValueError, too."""
+    """A call that failed. status is the error's number, name its identifier ("DC_E_STATE"), text the library's message.
+    For DC_E_INVALID it is a ValueError, too."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(status, message)
@@ -30,7 +30,8 @@ class InvalidError(Error, ValueError):
 
 
 def check(status: int, cause: Optional[BaseException] = None) -> None:
-    """Raises Error unless status is 0. To be called on the thread that got the status."""
+    """Raises Error unless status is 0. Call it on the thread that got the status, since the message is that
+    thread's."""
     if status != 0:
         message = text(lib.dc_last_error()) or text(lib.dc_status_string(status))
         raise (InvalidError if status == Status.E_INVALID else Error)(status, message) from cause

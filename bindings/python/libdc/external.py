@@ -1,4 +1,4 @@
-"""A transport of the caller's, as the table of functions that the library calls."""
+"""The caller's transport, as the table of functions that the library calls."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .types import DType
 
 
 class Collectives:
-    """A transport of the caller's; subclass it for Comm.external. Every method blocks until done, on whatever thread
-    it is called, and returns None or raises. Buffers are memoryviews of bytes, whose sizes give the counts. Those that
-    are sent must not be written to."""
+    """The caller's transport: subclass it for Comm.external. Methods are called on any thread; each blocks until it is
+    done, and returns None or raises. Buffers are memoryviews of bytes, whose sizes give the counts. Methods must not
+    write to the buffers that they send."""
 
     def all_gather(self, send: memoryview, recv: memoryview, dtype: DType) -> None:
         """recv = every rank's send, in rank order."""
@@ -30,30 +30,30 @@ class Collectives:
 
     def all_to_all(self, send: memoryview, send_counts: Sequence[int], recv: memoryview, recv_counts: Sequence[int],
                    dtype: DType) -> None:
-        """Rank r gets send_counts[r] elements. With it libdc adds itself, in the order of every other transport, and
-        pads nothing; a subclass may leave it out."""
+        """Rank r gets send_counts[r] elements. Optional: with it libdc computes sums itself, in the same order as on
+        every other transport, and pads nothing."""
         raise NotImplementedError
 
     def split(self, ranks: Sequence[int]) -> "Collectives":
-        """A group of these ranks of this one, in this order. All ranks call at once, each with its group's ranks;
-        one in no group with none, and returns itself. Comm.split needs it."""
+        """A group of these ranks of this one, in this order. All ranks call at once, each with its group's ranks. A
+        rank in no group gets an empty list, and returns itself. Comm.split needs this method."""
         raise NotImplementedError
 
     def dup(self) -> Optional["Collectives"]:
-        """An independent group of the same ranks; None: there is none, and all work shares this one."""
+        """An independent group of the same ranks; None if there is none, so that all work shares this one."""
         return None
 
     def abort(self) -> None:
-        """Makes blocked calls raise, on other ranks too if it can, and also one that has just begun and blocks later.
-        Called at the deadline and by Comm.abort, on another thread, and when this rank alone cannot go on. The deadline
-        cannot end a method that blocks and is not ended here."""
+        """Makes blocked calls raise, on other ranks too if it can, and also calls that have begun and block later.
+        Called on another thread: at the deadline, by Comm.abort, and when this rank alone cannot go on. Without it the
+        deadline cannot end a blocked method."""
 
     def close(self) -> None:
         """Called once, when the communicator is gone."""
 
 
 class External:
-    """Collectives in use, their world size, and the exceptions of the whole family of duplicates."""
+    """Collectives in use, their world size, and the exceptions of the communicator and all its duplicates."""
 
     def __init__(self, collectives: Collectives, world: int, errors: List[BaseException]) -> None:
         self.collectives = collectives
@@ -71,7 +71,8 @@ def _bytes(pointer: Any, count: int) -> memoryview:
 
 
 def _guarded(user: Any, call: Any) -> int:
-    """Runs a method of the caller's. An exception or a result, as of unfinished work, becomes an error number."""
+    """Runs a method of the caller's transport. An exception, or a result (which may stand for unfinished work), becomes
+    an error number."""
     with InCallback():
         external = None
         try:
@@ -166,7 +167,7 @@ class _Unraisable:
 
 
 def make_table(collectives: Collectives, world: int) -> Tuple[Any, External]:
-    """The table; drop_table() where no communicator takes it over."""
+    """The table, and the state behind it. If no communicator takes the table over, call drop_table()."""
     table = new_struct("dc_comm_callbacks")
     table.all_gather, table.reduce_scatter = _all_gather, _reduce_scatter
     table.broadcast, table.barrier = _broadcast, _barrier

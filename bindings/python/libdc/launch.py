@@ -17,8 +17,8 @@ _num_created = itertools.count()
 
 
 def get_launch() -> Launch:
-    """Reads what the launcher says that started this process: torchrun, libdc.run, mpirun, srun or flux run, in the
-    order of dc_launch_get. LIBDC_LAUNCHER names another one that the environment has."""
+    """Reads the environment of the launcher that started this process: torchrun, libdc.run, mpirun, srun or flux run,
+    looked for in the order of dc_launch_get. LIBDC_LAUNCHER chooses one if the environment has several."""
     found = new_struct("dc_launch")
     check(lib.dc_launch_get(found))
     return Launch(text(found.launcher), _optional_text(found.address), _optional_text(found.group), found.rank,
@@ -31,11 +31,11 @@ def _optional_text(pointer: object) -> Optional[str]:
 
 
 def init_comm(timeout: Optional[float] = None) -> Comm:
-    """This process's communicator, from what its launcher says (get_launch): over MPI if the launcher can start it,
-    over shared memory if all ranks are on one machine, else over TCP. Without a launcher it is a world of one. Over
-    TCP ranks meet at the launcher's address and need a secret in LIBDC_SECRET or LIBDC_SECRET_FILE; LIBDC_INTERFACE
-    and LIBDC_PORTS say where they listen, and LIBDC_TLS=1 encrypts. Ranks that call it more than once must do so
-    equally often; each call takes another port."""
+    """This process's communicator, from its launcher's environment (see get_launch). It is over MPI if the launcher
+    starts MPI, over shared memory if all ranks are on one machine, else over TCP. Without a launcher it is a world of
+    one. Over TCP ranks meet at the launcher's address, and need a secret in LIBDC_SECRET or LIBDC_SECRET_FILE;
+    LIBDC_INTERFACE and LIBDC_PORTS say where they listen, and LIBDC_TLS=1 encrypts. All ranks must call it equally
+    often; each call uses another port."""
     launch = get_launch()
     if launch.world_size == 1:
         return Comm.single()
@@ -60,7 +60,8 @@ def init_comm(timeout: Optional[float] = None) -> Comm:
 
 
 def _loads_mpi(launch: Launch) -> bool:
-    """Under Slurm and Flux the ranks can meet without MPI, too."""
+    """Whether MPI's library loads. Under Slurm and Flux the ranks can meet without it; under others a failure is an
+    error."""
     try:
         check(lib.dc_mpi_get_version(ffi.new("const char **")))
     except Error as error:
@@ -72,7 +73,7 @@ def _loads_mpi(launch: Launch) -> bool:
 
 
 def environment_ports() -> Tuple[int, int]:
-    """LIBDC_PORTS, such as 40000-40999."""
+    """The first and last port of LIBDC_PORTS, such as 40000-40999; zeros if it is not set."""
     value = os.environ.get("LIBDC_PORTS") or "0-0"
     first, _, last = value.partition("-")
     if not re.fullmatch("[0-9]{1,5}-[0-9]{1,5}", value):

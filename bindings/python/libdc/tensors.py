@@ -23,15 +23,15 @@ _FORMAT = {
     ("h", 2): DType.INT16, ("?", 1): DType.BOOL,
 }  # fmt: skip
 
-# Codes of the module struct.
+# Type codes of Python's struct module.
 _CODE = {**{dtype: code for (code, _), dtype in _FORMAT.items()}, DType.INT32: "i", DType.INT64: "q",
          DType.BFLOAT16: "H"}
-_MemoryView = memoryview  # which a method hides below
+_MemoryView = memoryview  # Tensor.memoryview() hides the name
 
-# Where memory is, as DLPack has it: (type, number).
+# Where memory is, as in DLPack: (device type, number).
 Place = Tuple[int, int]
 HOST: Place = (1, 0)
-PINNED: Place = (3, 0)  # host memory that a CUDA device reads too
+PINNED: Place = (3, 0)  # host memory that a CUDA device can read
 
 
 def place_name(place: Place) -> str:
@@ -39,7 +39,8 @@ def place_name(place: Place) -> str:
 
 
 class Buffer:
-    """Counted memory of the library; see dc_buffer. Lives as long as this object or anything made from it."""
+    """Reference-counted memory of the library; see dc_buffer. It lives as long as this object or anything made from
+    it."""
 
     def __init__(self, pointer: Any, place: Place = HOST) -> None:
         """Takes over one reference."""
@@ -61,7 +62,7 @@ class Buffer:
         return int(lib.dc_buffer_bytes(self._handle))
 
     def tensor(self, shape: Sequence[int], dtype: Any, offset: int = 0) -> "Tensor":
-        """A view of the memory from byte `offset` on."""
+        """A view of the memory that begins at byte `offset`."""
         dtype, shape = DType.of(dtype), tuple(int(n) for n in shape)
         need, have = _count(shape) * dtype.itemsize, self.nbytes - offset
         if not 0 <= need <= have or offset < 0:
@@ -72,12 +73,11 @@ class Buffer:
 
 class Tensor:
     """A contiguous tensor in the library's memory, which it keeps alive. from_dlpack() reads it in place, and so does
-    every call of this package. In host memory, numpy.asarray() reads it too, and so does what takes the buffer
-    protocol, which classes have from Python 3.12 on; before it, the method memoryview() gives the same. The views of a
-    gathered parameter end with release_param. Memory of a CUDA device is ready in the order of the context's
-    stream."""
+    every call of this package. In host memory, numpy.asarray() and users of the buffer protocol read it too. Before
+    Python 3.12, which gives classes that protocol, use memoryview(). The views of a gathered parameter end with
+    release_param. Memory of a CUDA device is ready in the order of the context's stream."""
 
-    _export: Any = None  # the last one of __dlpack__()
+    _export: Any = None  # the last capsule that __dlpack__() made
 
     def __init__(self, address: int, shape: Tuple[int, ...], dtype: DType, buffer: Any = None,
                  place: Place = HOST) -> None:
@@ -93,7 +93,7 @@ class Tensor:
 
     @property
     def data(self) -> int:
-        """Address of the first element. Raises Error when the library has taken the memory back."""
+        """Address of the first element. Raises Error if the library has taken the memory back."""
         if isinstance(self.buffer, Buffer) and self.nbytes and not self.buffer.data:
             raise Error(Status.E_STATE, "this tensor's memory was given back: its parameter was released")
         return self._address
@@ -113,8 +113,8 @@ class Tensor:
         return numpy.asarray(self)
 
     def memoryview(self) -> "_MemoryView":
-        """The memory by Python's own view, writable; it keeps the memory alive. That of an empty tensor has one
-        dimension. float16 needs Python 3.12; bits() shows 16-bit floats as int16."""
+        """A writable memoryview of the memory, which it keeps alive. The view of an empty tensor has one dimension.
+        float16 needs Python 3.12; bits() shows 16-bit floats as int16."""
         code = _CODE[self.dtype]
         if self.dtype is DType.BFLOAT16 or (code == "e" and sys.version_info < (3, 12)):
             raise TypeError(f"{self.dtype.name.lower()} has no type in memoryview: use bits() for its 16-bit words")
@@ -132,7 +132,7 @@ class Tensor:
         return _MemoryView(ffi.buffer(ffi.gc(first, lambda _, keep=self.buffer: None), self.nbytes))
 
     def tolist(self) -> Any:
-        """The elements as Python's numbers, in lists by dimension; of a scalar tensor its number."""
+        """The elements as Python numbers, in nested lists; a single number for a tensor without dimensions."""
         count = _count(self.shape)
         values = struct.unpack(f"{count}{_CODE[self.dtype]}", self._bytes())
         if self.dtype is DType.BFLOAT16:  # the upper half of a float32
@@ -140,34 +140,34 @@ class Tensor:
         return _nested(values, self.shape)
 
     def bits(self) -> "Tensor":
-        """The same memory of 16-bit floats as int16."""
+        """The memory of a 16-bit float tensor viewed as int16."""
         if self.dtype.itemsize != 2:
             raise TypeError(f"bits() of {self.dtype.name.lower()}: must be a type of 16 bits")
         return Tensor(self.data, self.shape, DType.INT16, self.buffer, self.place)
 
     def __dlpack__(self, *, stream: Any = None, copy: Optional[bool] = None, dl_device: Optional[Place] = None,
                    **_: Any) -> Any:
-        """In place, always: a consumer that asks for a copy, or for another device, must not take this for one."""
+        """Always exports in place, so requests for a copy or another device are refused."""
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError("a libdc.Tensor is exported in place: copy what from_dlpack() makes of it")
-        from . import dlpack  # here and below, since `import libdc` shall be quick
+        from . import dlpack  # imported here to keep `import libdc` quick
 
-        # A consumer that refuses the capsule drops it with its error set, which Python code in the capsule's destructor
-        # would lose. Its reference must not be the last.
+        # A consumer that refuses the capsule drops it while its error is set, and Python code in the capsule's
+        # destructor would lose that error. So the consumer's reference must not be the last.
         capsule = dlpack.write(self.data, self.shape, self.dtype, self.buffer, self.__dlpack_device__())
-        self._export = _Export(capsule)  # another thread may replace it at once
+        self._export = _Export(capsule)  # returned below from the local, since another thread may replace this
         return capsule
 
     def __dlpack_device__(self) -> Place:
-        return HOST if self.place == PINNED else self.place  # not every array library knows the word
+        return HOST if self.place == PINNED else self.place  # not every array library knows pinned memory
 
     def __repr__(self) -> str:
         return f"libdc.Tensor(shape={self.shape}, dtype={self.dtype.name.lower()})"
 
 
 class _Export:
-    """Keeps a capsule, and lets it go where Python puts an error aside: in __del__(). Tensors have none, since a step
-    makes many and exports few."""
+    """Keeps a capsule, and drops it in __del__(), around which Python saves a pending error. Tensor itself has no
+    __del__(), since a step makes many tensors and exports few."""
 
     __slots__ = ("capsule",)
 
@@ -202,7 +202,7 @@ def _describe(array: Any) -> Tuple[int, Sequence[int], Optional[Sequence[int]], 
     if interface is not None and isinstance(interface.get("data"), tuple) and not _is_scalar(array):
         return (*_from_interface(array, interface), None, HOST, array)
     if hasattr(array, "__dlpack__"):
-        if hasattr(array, "is_neg") and array.is_neg():  # PyTorch's DLPack does not tell
+        if hasattr(array, "is_neg") and array.is_neg():  # PyTorch's DLPack export does not show this flag
             raise TypeError("a lazy negative, must have its values in memory: resolve_neg() gives them")
         from . import dlpack
 
@@ -252,7 +252,8 @@ def _in_elements(strides: Sequence[int], itemsize: int) -> Tuple[int, ...]:
 
 def fill(target: Any, array: Any, writable: bool = False, name: str = "an array",
          places: Sequence[Place] = (HOST,)) -> Any:
-    """Writes the view of an array, which may be in these places, into a dc_tensor; returns what must live with it."""
+    """Describes an array in a dc_tensor, and returns the object that must live as long. places: where the array may
+    be."""
     try:
         address, shape, strides, dtype, can_write, buffer, place, keep = _describe(array)
     except TypeError as error:
@@ -271,7 +272,7 @@ def fill(target: Any, array: Any, writable: bool = False, name: str = "an array"
 
 
 class View:
-    """A dc_tensor for a call: `c` is the pointer, NULL for None; lives as long as the call reads the memory."""
+    """A dc_tensor for a call: `c` is the pointer, NULL for None. It must live as long as the call reads the memory."""
 
     __slots__ = ("c", "keep")
 
@@ -290,7 +291,7 @@ def output() -> Any:
 
 
 def result(out: Any, keep: Any = None, place: Place = HOST) -> Tensor:
-    """The library's output as a Tensor that holds a reference to its memory (`keep` where it has none)."""
+    """The library's output as a Tensor that holds a reference to its memory, or to `keep` if it has no buffer."""
     shape = tuple(out.shape[i] for i in range(out.ndim))
     buffer = Buffer(lib.dc_buffer_retain(out.buffer), place) if out.buffer else keep
     return Tensor(int(ffi.cast("uintptr_t", out.data)), shape, DType(out.dtype), buffer, place)

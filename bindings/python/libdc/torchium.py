@@ -1,5 +1,5 @@
-"""The names of torchium.utils.cuda_kernels on libdc's operators: change the import, and the code runs, on machines with
-and without CUDA. Where Torchium is wrong, this is not; docs/differences.md lists each place.
+"""The functions of torchium.utils.cuda_kernels, on libdc's operators. Code needs only another import, and runs on
+machines with and without CUDA. It differs where Torchium's results are wrong: docs/differences.md lists each case.
 
 Results are plain values: autograd does not follow these calls."""
 
@@ -19,11 +19,11 @@ __all__ = [
     "get_optimal_device", "is_cuda_available",
 ]  # fmt: skip
 
-BUDGET = 64 << 20  # bytes that memory_efficient_matmul() takes where it is given no other number
+BUDGET = 64 << 20  # default bytes of memory_efficient_matmul()
 
 
 def _on_host(*tensors: torch.Tensor) -> List[torch.Tensor]:
-    """Host copies where there must be some, 16-bit floats as float32."""
+    """The tensors in host memory, copied only if needed, with 16-bit floats as float32."""
     narrow = (torch.float16, torch.bfloat16)
     return [t.detach().cpu().float() if t.dtype in narrow else t.detach().cpu() for t in tensors]
 
@@ -50,7 +50,7 @@ class CUDAMatrixOps:
 
     @staticmethod
     def kronecker_product_approx(A: torch.Tensor, B: torch.Tensor, max_bytes: Optional[int] = None) -> torch.Tensor:
-        """The whole Kronecker product, exactly; libdc.linalg.kron_apply() multiplies by it without making it."""
+        """The whole Kronecker product, exactly. libdc.linalg.kron_apply() multiplies by it without forming it."""
         left, right = _on_host(A, B)
         return _to_device_of(_linalg.kron(left, right, max_bytes=max_bytes), A)
 
@@ -93,8 +93,8 @@ def get_optimal_device() -> torch.device:
 
 
 def cuda_memory_info() -> Dict[str, Any]:
-    """The optimal device's memory in bytes, with all keys on every machine; free_memory is the driver's or the
-    system's number."""
+    """The memory of libdc's default device in bytes, with all keys on every machine. free_memory is what the driver or
+    the system reports."""
     memory = _linalg.device_memory()
     return {"available": is_cuda_available(), "device": str(get_optimal_device()), "total_memory": memory["total"],
             "allocated_memory": memory["reserved"], "cached_memory": memory["reserved"],
@@ -109,7 +109,7 @@ _MIXES_SAMPLES = torch.nn.modules.batchnorm._BatchNorm
 
 
 def _conv_padding(module: Any) -> Tuple[int, ...]:
-    """Zeros in front; 'same' puts the odd one behind."""
+    """Padding in front; 'same' puts an odd zero at the end."""
     if module.padding == "valid":
         return (0,) * len(module.kernel_size)
     if module.padding == "same":
@@ -148,14 +148,14 @@ def _describe_norm(module: Any) -> Optional[SampleLayer]:
 
 
 class _Call(NamedTuple):
-    """A layer's forward: its input with the version of its values, and its ends in the graph."""
+    """A layer's forward: its input and that tensor's version, and where it begins and ends in the autograd graph."""
 
     module: torch.nn.Module
     layer: SampleLayer
     x: torch.Tensor
     version: int
-    source: Any  # the node of the input; None: it has no gradient
-    edge: Any  # the output's place
+    source: Any  # the input's node in the graph; None: it has no gradient
+    edge: Any  # the output's gradient edge
 
 
 class _LayerCalls:
@@ -164,7 +164,7 @@ class _LayerCalls:
     def __init__(self, layers: Dict[torch.nn.Module, SampleLayer]) -> None:
         self.list: List[_Call] = []
         self._layers = layers
-        # Before the model's own hooks, which may return something else than the layer did.
+        # These hooks run before the model's own, which may replace the layer's output.
         self._hooks = [module.register_forward_hook(self._record, prepend=True, with_kwargs=True) for module in layers]
 
     def _record(self, module: torch.nn.Module, inputs: Tuple[Any, ...], options: Dict[str, Any],
@@ -174,7 +174,8 @@ class _LayerCalls:
         if type(module) is torch.nn.EmbeddingBag and (len(given) > 1 or x.dim() != 2):
             raise ValueError("EmbeddingBag: takes indices [samples, indices] alone, without offsets or weights")
         if output.requires_grad:
-            # The place, not the tensor: what comes next may change it in place. A view's place would be lost by that.
+            # Keeps the gradient edge and not the tensor, which later code may change in place. That would remove a
+            # view's edge from the graph.
             output = output.clone() if output._is_view() else output
             source = get_gradient_edge(x).node if x.requires_grad else None
             self.list.append(_Call(module, self._layers[module], x.detach(), x._version, source,
@@ -187,7 +188,7 @@ class _LayerCalls:
 
 
 def _nodes(start: Any, end: Any = None) -> Iterator[Any]:
-    """A node of the graph and all behind it, but for `end` and what only it leads to."""
+    """A node of the graph and all that it leads to, except `end` and nodes that only `end` leads to."""
     seen, left = {None, end}, [start]
     while left:
         node = left.pop()
@@ -198,8 +199,8 @@ def _nodes(start: Any, end: Any = None) -> Iterator[Any]:
 
 
 def _only_layers_use(trained: List[torch.nn.Parameter], calls: List[_Call], loss: torch.Tensor) -> bool:
-    """Whether the loss depends on parameters by the layers' outputs alone. Others use them in a model's functions, in
-    penalties and in hooks, which the gradients of outputs do not know."""
+    """Whether the loss depends on parameters only through the layers' outputs. Functions of the model, penalties and
+    hooks may use parameters too, and output gradients do not cover those uses."""
     inside: Set[Any] = set()
     for call in calls:
         inside.update(_nodes(call.edge.node, call.source))
@@ -217,7 +218,8 @@ def _sample_losses(loss_fn: Callable[..., torch.Tensor], output: torch.Tensor, t
 def _grads_by_layer(model: torch.nn.Module, layers: Dict[torch.nn.Module, SampleLayer],
                     trained: List[torch.nn.Parameter], loss_fn: Any, inputs: torch.Tensor,
                     targets: torch.Tensor) -> Optional[Dict[torch.nn.Parameter, torch.Tensor]]:
-    """One forward and one backward pass, without touching any .grad. None: the model is not of its layers alone."""
+    """Gradients from one forward and one backward pass, which touch no .grad. None: the loss depends on parameters
+    outside these layers."""
     uses = _LayerCalls(layers)
     try:
         with torch.enable_grad():
@@ -248,7 +250,7 @@ def _grads_by_layer(model: torch.nn.Module, layers: Dict[torch.nn.Module, Sample
 
 def _grads_by_autograd(model: torch.nn.Module, loss_fn: Any, inputs: torch.Tensor,
                        targets: torch.Tensor) -> Dict[torch.nn.Parameter, torch.Tensor]:
-    """For models with parameters that no known layer has, or that others use than their layers."""
+    """Gradients of models whose parameters are not all in known layers, or are also used outside their layers."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
     def loss(values: Dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -257,7 +259,8 @@ def _grads_by_autograd(model: torch.nn.Module, loss_fn: Any, inputs: torch.Tenso
 
     values = {name: p.detach() for name, p in named.items()}
     each = torch.func.vmap(torch.func.grad_and_value(loss), (None, 0, 0), randomness="different")
-    # Hooks as weight_norm's store what they compute in their module, where it is of no use afterwards.
+    # Hooks such as weight_norm's store tensors of the transform in their module. The old values are restored
+    # afterwards.
     attributes = [(m, {k: v for k, v in vars(m).items() if isinstance(v, torch.Tensor)}) for m in model.modules()]
     try:
         with torch.enable_grad():
@@ -277,9 +280,9 @@ class CUDAGradientOps:
     @staticmethod
     def per_sample_gradients(model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor], inputs: torch.Tensor,
                              targets: torch.Tensor) -> List[torch.Tensor]:
-        """For each parameter that is trained, in the order of model.parameters(), one tensor with the samples in front:
-        the gradient of loss_fn(model(x), y) of each sample alone. No .grad is read or written. Layers whose input has
-        as many rows as there are samples must have the samples in front."""
+        """For each trained parameter, in the order of model.parameters(), one tensor with the samples in the first
+        dimension: the gradient of loss_fn(model(x), y) of each sample alone. No .grad is read or written. If a layer's
+        input has as many rows as there are samples, its rows must be the samples."""
         mixing = next((m for m in model.modules() if isinstance(m, _MIXES_SAMPLES) and m.training), None)
         if mixing is not None:
             raise ValueError(f"{type(mixing).__name__} in training mixes samples: they have no gradients of their own")

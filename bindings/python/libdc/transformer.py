@@ -6,7 +6,7 @@
     gradient_x, gradients = layer.backward(weights, x, output_gradient, kept)
 
 Arrays are anything with DLPack, NumPy's interface or the buffer protocol; results are libdc.Tensor, which NumPy and
-every DLPack library read in place. LIBDC_NUM_THREADS is the number of threads where the configuration gives none."""
+every DLPack library read in place. LIBDC_NUM_THREADS sets the number of threads if the configuration does not."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LayerConfig:
                     raise ValueError(f"gelu = {value!r}, must be 'tanh' or 'erf'")
                 value = _GELU[value]
             elif field.name in ("pre_layer_norm", "adjust_init_range", "training"):
-                if value not in (True, False):  # C's -1 would be true
+                if value not in (True, False):  # -1, C's false, would be true in Python
                     raise ValueError(f"config.{field.name} = {value!r}, must be True or False")
                 value = 1 if value else -1
             elif field.name == "threads":
@@ -90,7 +90,7 @@ def _checked(config: LayerConfig) -> LayerConfig:
 
 
 class Cost(NamedTuple):
-    """Memory and work of a call; see dc_layer_cost."""
+    """The memory and floating-point operations of a call; see dc_layer_cost."""
 
     forward_workspace_bytes: int
     backward_workspace_bytes: int
@@ -119,8 +119,9 @@ class Plan(NamedTuple):
 
 def plan(config: LayerConfig, seq_length: int, memory_bytes: int, micro_batch: int = 0, other_bytes: int = 0,
          other_parameters: int = 0, ranks: int = 1, stage: int = 0, moments: int = 2, inventory: str = "libdc") -> Plan:
-    """The memory of config.num_hidden_layers layers with micro_batch samples, or with as many as fit. moments: float32
-    numbers that the optimizer keeps for a parameter. inventory: whose activations, "libdc" or "deepspeed"."""
+    """Plans the memory of config.num_hidden_layers layers with micro_batch samples; 0: as many as fit into
+    memory_bytes. moments: float32 numbers that the optimizer keeps for each parameter. inventory: whose activations to
+    count, "libdc" or "deepspeed"."""
     options, out = new_struct("dc_layer_plan_options"), new_struct("dc_layer_plan")
     c_config = _checked(config)._struct()
     for name, value in dict(seq_length=seq_length, micro_batch=micro_batch, memory_bytes=memory_bytes, stage=stage,
@@ -133,7 +134,7 @@ def plan(config: LayerConfig, seq_length: int, memory_bytes: int, micro_batch: i
 
 
 class SavedForward(NamedTuple):
-    """A forward's reserve, and the arguments that its backward must repeat."""
+    """A forward's reserve, and the arguments that its backward needs again."""
 
     reserve: Any
     shape: Tuple[int, ...]
@@ -158,7 +159,7 @@ class Block:
 
 
 def empty(shape: Sequence[int], dtype: Any) -> Tensor:
-    """A tensor that is not initialised."""
+    """An uninitialised tensor in host memory."""
     dtype = DType.of(dtype)
     block = Block(_count(shape) * dtype.itemsize)
     return Tensor(block.address, tuple(shape), dtype, block)
@@ -180,7 +181,7 @@ def _read_offsets(cu_seqlens: Any) -> List[int]:
 
 
 class _Arrays:
-    """An array of dc_tensor; None, and an array that is not wanted, is a tensor without a type."""
+    """The weights as an array of dc_tensor. Arrays that are None or not wanted become tensors without a type."""
 
     def __init__(self, arrays: Sequence[Any], name: str, place: Place, writable: bool, wanted: Sequence[bool]) -> None:
         if isinstance(arrays, dict) or not hasattr(arrays, "__len__") or len(arrays) != len(WEIGHTS):
@@ -197,8 +198,8 @@ class _Arrays:
 
 
 class Layer(OwnedHandle):
-    """One layer; see dc_layer. It owns no weights: the same twelve arrays go to every call, in the order WEIGHTS, in
-    memory of the device. Calls may come from any thread."""
+    """One layer; see dc_layer. It owns no weights: every call takes the twelve arrays, in the order of WEIGHTS and in
+    the device's memory. Calls may come from any thread."""
 
     _kind = "layer"
 
@@ -208,13 +209,13 @@ class Layer(OwnedHandle):
         self.grad_dtype = DType.of(config.grad_dtype) or self.dtype
         c_config, out = config._struct(), ffi.new("dc_layer **")
         self._device = device or Device()
-        self.place = self._device.place  # where all arrays are
+        self.place = self._device.place  # where all arrays must be
         check(lib.dc_layer_create(handle_arg("device", self._device, Device), c_config, out))
         self._owned: Any = gc_handle(out[0], lib.dc_layer_destroy)
         self._local = threading.local()
 
     def close(self) -> None:
-        """Frees the layer and its threads' workspaces. No call may be running; one that comes later is an error."""
+        """Frees the layer and its threads' workspaces. No call may be running; later calls are errors."""
         self._owned, self._local = None, threading.local()
 
     @property
@@ -227,7 +228,7 @@ class Layer(OwnedHandle):
         return shapes
 
     def initial_weights(self, dtype: Any = None) -> List[Tensor]:
-        """Initial weights, in the layer's dtype or in float32."""
+        """New initial weights, in the layer's dtype unless dtype is given."""
         weights = [self._empty(shape, dtype or self.dtype) for shape in self.weight_shapes.values()]
         self.initialize(weights)
         return weights
@@ -276,7 +277,7 @@ class Layer(OwnedHandle):
         return empty(shape, dtype) if self.place == HOST else make(self._device, shape, DType.of(dtype))
 
     def _workspace(self, nbytes: int, cached: bool) -> Tensor:
-        """One for each thread; queued work has its own, since the next call may come before it is done."""
+        """A workspace, cached by thread. Queued work gets a new one, since the next call may come before it is done."""
         block: Optional[Tensor] = getattr(self._local, "workspace", None) if cached else None
         if block is None or block.nbytes < nbytes:
             block = self._empty((nbytes,), DType.UINT8)
@@ -286,8 +287,8 @@ class Layer(OwnedHandle):
 
     def _run(self, function: Any, call: Any, nbytes: int, where: Tuple[Optional[Stream], Any], keep: List[Any],
              weights: _Arrays, *arguments: Any) -> None:
-        """Calls the function with nbytes of workspace, and keeps all alive until the stream has passed it. where: the
-        stream, and the caller's workspace if there is one."""
+        """Calls the function with nbytes of workspace, and keeps all memory alive until the stream has done the work.
+        where: the stream, and the caller's workspace or None."""
         stream, workspace = where
         block = self._view(self._workspace(nbytes, stream is None) if workspace is None else workspace, "workspace",
                            True)
@@ -303,7 +304,7 @@ class Layer(OwnedHandle):
         return Cost(*(getattr(cost, name) for name in Cost._fields))
 
     def cost(self, batch: int, seq_length: int, cu_seqlens: Optional[Sequence[int]] = None) -> Cost:
-        """Memory and work of a call on a batch."""
+        """The memory and floating-point operations of a call on a batch."""
         call, keep = self._call((batch, seq_length, 0), seq_length, cu_seqlens)
         return self._cost(call)
 
@@ -312,11 +313,11 @@ class Layer(OwnedHandle):
                 reserve: Any = None, stream: Optional[Stream] = None,
                 workspace: Any = None) -> Tuple[Any, SavedForward]:
         """The layer's output, and what backward() needs. x: [batch, sequence, hidden], or [tokens, hidden] with the
-        offsets of the samples in cu_seqlens. mask is added to the scores of the keys. offset: another one for each
-        step, for another dropout mask. out, reserve: the caller's memory, if there is any.
-        stream: where the work runs; None is the calling thread, which waits for a CUDA device. workspace: uint8 memory
-        of at least the cost's bytes; with it all memory of a call on a stream is the caller's to keep until the stream
-        has passed, without it the stream keeps it."""
+        offsets of the samples in cu_seqlens. mask is added to the attention scores of the keys. offset: of the dropout
+        masks' random numbers, a new one for each step. out, reserve: the caller's memory for them; None: new memory.
+        stream: where the work runs; None means the calling thread, which waits for a CUDA device. workspace: uint8
+        memory of at least the bytes that cost() says. With it the caller must keep all memory of a call until the
+        stream has done the work; without it the stream does so."""
         view, shape = self._input(x)
         call, keep = self._call(shape, seq_length, cu_seqlens, mask, offset)
         cost = self._cost(call)
@@ -344,9 +345,10 @@ class Layer(OwnedHandle):
                  grad_weights: Optional[Sequence[Any]] = None, accumulate: bool = False,
                  wanted: Optional[Sequence[bool]] = None, stream: Optional[Stream] = None,
                  workspace: Any = None) -> Tuple[Any, List[Any]]:
-        """(gradient of x, gradients of the twelve weights). They are written into grad_input and grad_weights where
-        those are given. accumulate: adds to grad_weights; grad_input is still written. wanted: which weights' gradients
-        are; the others are None, and their memory in grad_weights is left alone. stream, workspace: as in forward()."""
+        """(gradient of x, gradients of the twelve weights), in grad_input and grad_weights if those are given.
+        accumulate: adds to grad_weights; grad_input is overwritten as usual. wanted: for each weight, whether its
+        gradient is computed. The others are None, and their memory in grad_weights is not touched. stream, workspace:
+        as in forward()."""
         if not isinstance(kept, SavedForward):
             raise TypeError(f"kept is {_type_summary(kept)}, must be what forward() returned beside the output")
         if accumulate and grad_weights is None:
@@ -371,8 +373,8 @@ class Layer(OwnedHandle):
         return grad_input, [gradient if want else None for gradient, want in zip(grad_weights, wants)]
 
     def dropout_mask(self, site: str, batch: int, seq_length: int, offset: int = 0) -> Tuple[Tensor, float]:
-        """The mask of a site ("attention", "projection", "output") for an offset, 1 where an element is kept, and the
-        factor by which kept elements are multiplied."""
+        """The dropout mask of a site ("attention", "projection", "output") for an offset, 1 where an element is kept;
+        and the factor that multiplies kept elements."""
         c_site = choice("site", site, SITES)
         call, keep = self._call((batch, seq_length, 0), None, None, None, offset)
         config = self.config

@@ -60,19 +60,19 @@ class DType(enum.IntEnum):
 
     @classmethod
     def allowed(cls) -> str:
-        """The names of all types, for a message."""
+        """The names of all types, for an error message."""
         return ", ".join(item.name.lower() for item in cls if item)
 
     @classmethod
     def of(cls, value: Any) -> "DType":
-        """From a DType, None, or whatever has such a type's name: "bfloat16", numpy.float32, torch.float16."""
+        """Converts a DType, None, or anything that has a type's name: "bfloat16", numpy.float32, torch.float16."""
         if value is None:
             return cls.NONE
         if isinstance(value, int) and not isinstance(value, bool):
             if value in cls._value2member_map_:
                 return cls(value)
             value = str(value)
-        if not getattr(value, "isnative", True):  # NumPy's name for it is that of the native type
+        if not getattr(value, "isnative", True):  # NumPy gives such a type the native type's name
             raise TypeError(f"dtype = {value!r}, must have this machine's byte order")
         name = value if isinstance(value, str) else getattr(value, "name", None) or getattr(value, "__name__", None)
         name = str(name or value).rsplit(".", 1)[-1].upper()
@@ -133,7 +133,7 @@ class Op(enum.IntEnum):
 
 
 class Config(NamedTuple):
-    """The `compile` keys of dc_config; 0 is each one's default."""
+    """The `compile` keys of dc_config; 0 selects each key's default."""
 
     symmetric_memory: int = 0
     double_buffer: int = 0
@@ -147,7 +147,7 @@ class Config(NamedTuple):
 
 
 class MemoryStats(NamedTuple):
-    """Memory that a context holds and has moved, in bytes of this rank; see dc_memory_stats."""
+    """Bytes that a context holds and has moved on this rank; see dc_memory_stats."""
 
     gathered_bytes: int
     gathered_peak_bytes: int
@@ -169,7 +169,7 @@ class MemoryStats(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A process's place among the ranks, as its launcher says; see dc_launch. None: it does not say."""
+    """A process's place among the ranks, as its launcher gives it; see dc_launch. None: the launcher does not say."""
 
     launcher: str
     address: Optional[str]
@@ -183,7 +183,7 @@ class Launch(NamedTuple):
 
 
 class OpInfo(NamedTuple):
-    """The result and the memory that a call would have. shape is None where the operator returns no tensor of its
+    """The result of a call, and the memory that it would take. shape is None if the operator returns no tensor of its
     own."""
 
     shape: Optional[Tuple[int, ...]]
@@ -194,7 +194,8 @@ class OpInfo(NamedTuple):
 
 
 class TraceEvent(NamedTuple):
-    """One piece of work that ran. lane: 0 the caller, 1 gather, 2 reduce, 3 offload, 4 reload."""
+    """One piece of work that ran. Times are in nanoseconds. lane: 0 the caller, 1 gather, 2 reduce, 3 offload, 4
+    reload."""
 
     begin_ns: int
     end_ns: int

@@ -1,7 +1,7 @@
-"""Second-order operators on arrays of any library: NumPy, PyTorch, or whatever has DLPack or the buffer protocol.
+"""Second-order operators on arrays of any library: NumPy, PyTorch, or any with DLPack or the buffer protocol.
 
-Results come as the first array's kind: NumPy arrays for NumPy, tensors for PyTorch, libdc.Tensor otherwise, unless
-`out` is given. Chapter 13 of dc_api.h says what each function computes and which errors it has."""
+Results have the first array's kind: NumPy arrays for NumPy, tensors for PyTorch, libdc.Tensor otherwise, unless `out`
+is given. Chapter 13 of dc_api.h says what each function computes and which errors it has."""
 
 from .devices import device_count, device_memory, get_optimal_device, is_cuda_available, zeros
 from .handle import Handle, default

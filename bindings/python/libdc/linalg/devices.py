@@ -30,7 +30,7 @@ def get_optimal_device() -> Tuple[str, str]:
 
 
 def device_memory(device: Optional[Device] = None) -> Dict[str, int]:
-    """Bytes: total, free, reserved by libdc through this device, and the most of that."""
+    """The device's memory in bytes: total, free, reserved by libdc through this handle, and the peak of that."""
     memory = new_struct("dc_device_memory")
     check(lib.dc_device_get_memory((device or default().device)._handle, memory))
     return {"total": memory.total_bytes, "free": memory.free_bytes, "reserved": memory.reserved_bytes,

@@ -1,4 +1,4 @@
-"""The handle under every call, and arrays of the caller's kind."""
+"""The handle that every call uses, and arrays of the caller's kind."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..types import DType
 
 
 class Handle(OwnedHandle):
-    """Threads, scratch memory and a LAPACK. threads: 0 = as many as the process may run on; plain: libdc's own
-    eigensolver even where a LAPACK is found; device: whose arrays calls take."""
+    """Threads, scratch memory and a LAPACK. threads: 0 = one for each core that the process may use; plain: use libdc's
+    own eigensolver even where a LAPACK is found; device: calls take arrays of this device."""
 
     def __init__(self, threads: int = 0, plain: bool = False, device: Optional[Device] = None) -> None:
         options = new_struct("dc_linalg_options")
@@ -36,17 +36,17 @@ class Handle(OwnedHandle):
         return text(lib.dc_linalg_solver(self._handle))
 
     def begin_query(self) -> None:
-        """Until end_query(), calls with this handle check their arguments but compute nothing."""
+        """Begins a query: until end_query(), calls with this handle check their arguments but compute nothing."""
         check(lib.dc_linalg_begin_query(self._handle))
 
     def end_query(self) -> int:
-        """The most scratch bytes that a call of the query would have used."""
+        """Ends the query. Returns the most scratch bytes that one of its calls would have used."""
         needed = ffi.new("int64_t *")
         check(lib.dc_linalg_end_query(self._handle, needed))
         return int(needed[0])
 
     def set_workspace(self, memory: Any = None) -> None:
-        """Scratch memory for all later calls, a 64-byte aligned array; None: the handle's own."""
+        """Sets the scratch memory for all later calls, a 64-byte aligned array; None: the handle's own."""
         view = View(memory, True, "set_workspace: memory", (self.device.place,))
         nbytes = 0 if memory is None else _count([view.c.shape[i] for i in range(view.c.ndim)])
         nbytes *= 0 if memory is None else lib.dc_dtype_size(view.c.dtype)
@@ -59,7 +59,7 @@ _lock = threading.Lock()
 
 
 def default() -> Handle:
-    """The handle of calls that are given none."""
+    """The handle for calls without one."""
     global _default
     with _lock:
         if _default is None:
@@ -72,7 +72,7 @@ def handle_ptr(handle: Optional[Handle]) -> Any:
 
 
 class Array:
-    """A caller's array as a dc_tensor, with what is needed to make another of its kind."""
+    """A caller's array as a dc_tensor, with the array itself, so that others of its kind can be made."""
 
     __slots__ = ("array", "view", "shape", "dtype")
 
@@ -83,10 +83,10 @@ class Array:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(array, torch.Tensor):
             if writable and not array.is_inference():
-                torch.autograd.graph.increment_version(array)  # for graphs that have saved what is overwritten
-            array = array.detach()  # DLPack refuses what autograd follows
+                torch.autograd.graph.increment_version(array)  # tells autograd that saved values are overwritten
+            array = array.detach()  # DLPack refuses tensors that require gradients
             array = array if writable else array.resolve_neg()
-            if array.is_cuda:  # calls work on a stream of the device's own
+            if array.is_cuda:  # calls run on the libdc device's own stream
                 torch.cuda.current_stream(array.device).synchronize()
         self.array = array
         self.view = View(array, writable, name, (HOST if handle is None else handle.device.place,))
@@ -100,7 +100,7 @@ class Array:
 
 
 def empty(like: Any, shape: Sequence[int], dtype: DType, device: Optional[Device] = None) -> Any:
-    """A contiguous array of `like`'s kind, not initialised (libdc's own are zeros)."""
+    """A contiguous, uninitialised array of `like`'s kind (a libdc.Tensor is zeros)."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(like, torch.Tensor):
         return torch.empty(tuple(shape), dtype=getattr(torch, dtype.name.lower()), device=like.device)
@@ -110,7 +110,7 @@ def empty(like: Any, shape: Sequence[int], dtype: DType, device: Optional[Device
 
 
 def make(device: Device, shape: Sequence[int], dtype: DType) -> Tensor:
-    """Zeros in libdc's memory."""
+    """A tensor of zeros in libdc's memory."""
     out = output()
     check(lib.dc_tensor_create(device._handle, *int64_array("shape", shape), dtype, out))
     buffer = Buffer(out.buffer, device.place)
@@ -119,7 +119,7 @@ def make(device: Device, shape: Sequence[int], dtype: DType) -> Tensor:
 
 def output_array(out: Any, like: Any, shape: Sequence[int], dtype: DType, handle: Optional[Handle] = None,
            name: str = "out", with_nan: bool = False) -> Array:
-    """Where a result goes: `out`, or a new array, filled with NaN if the call may leave some of it unwritten."""
+    """The array for a result: `out`, or a new one, filled with NaN if the call may leave parts of it unwritten."""
     device = None if handle is None else handle.device
     if out is None:
         out = empty(like, shape, dtype, device)
@@ -129,7 +129,7 @@ def output_array(out: Any, like: Any, shape: Sequence[int], dtype: DType, handle
 
 
 def _fill_with_nan(array: Any) -> None:
-    """Not libdc's tensors of a CUDA device, which stay zeros."""
+    """Fills an array with NaN. libdc's tensors on a CUDA device stay zeros."""
     if not isinstance(array, Tensor):
         array[...] = math.nan
     elif array.place == HOST:

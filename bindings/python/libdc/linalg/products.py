@@ -14,7 +14,7 @@ from .handle import Array, Handle, default, empty, handle_ptr, output_array
 
 
 def kron(a: Any, b: Any, *, out: Any = None, max_bytes: Optional[int] = None, handle: Optional[Handle] = None) -> Any:
-    """The whole Kronecker product. max_bytes: refuses one that is larger."""
+    """The whole Kronecker product. max_bytes: a larger product is an error."""
     left, right = Array(a, "a", handle), Array(b, "b", handle)
     shape = tuple(m * n for m, n in zip(left.shape, right.shape))
     nbytes = left.dtype.itemsize
@@ -28,7 +28,7 @@ def kron(a: Any, b: Any, *, out: Any = None, max_bytes: Optional[int] = None, ha
 
 
 def kron_apply(a: Any, b: Any, x: Any, *, out: Any = None, handle: Optional[Handle] = None) -> Any:
-    """A X B^T: kron(a, b) times x, taken row by row, without the product."""
+    """A X B^T: kron(a, b) times x flattened row by row, without forming the Kronecker product."""
     left, right, given = Array(a, "a", handle), Array(b, "b", handle), Array(x, "x", handle)
     result = output_array(out, x, (*given.shape[:-2], *left.shape[:1], *right.shape[:1]), given.dtype, handle)
     check(lib.dc_kron_apply(handle_ptr(handle), left.c, right.c, given.c, result.c))
@@ -61,7 +61,8 @@ def kron_nearest(x: Any, a_shape: Sequence[int], b_shape: Sequence[int], *,
 
 def matmul(a: Any, b: Any, *, alpha: float = 1, beta: float = 0, out: Any = None, out_dtype: Any = None,
            handle: Optional[Handle] = None) -> Any:
-    """alpha A B + beta out for matrices or batches of them; one without a batch serves all."""
+    """alpha A B + beta out for matrices or batches of them. A matrix without a batch dimension is used for every batch
+    entry."""
     left, right = Array(a, "a", handle), Array(b, "b", handle)
     if out is None and beta != 0:
         raise ValueError(f"beta = {beta}, but there is no out that it could scale")
@@ -82,7 +83,8 @@ class FileMatrix(NamedTuple):
 
 
 def _is_map_of(address: int, path: str) -> bool:
-    """Whether memory is a map of the file that has this path now: another may have taken its place."""
+    """Whether the memory maps the file that is at this path now, since another file may have replaced the mapped
+    one."""
     with open("/proc/self/maps", "rb") as maps:
         for line in maps:
             bounds, _, _, _, inode = line.split(maxsplit=5)[:5]
@@ -93,9 +95,9 @@ def _is_map_of(address: int, path: str) -> bool:
 
 
 def _from_memmap(array: Any, writable: bool) -> Any:
-    """A NumPy memory map of a whole file region becomes that region: reading it leaves no pages behind. Maps whose
-    values are not the file's, whose file was replaced, and those that must not be written, stay the arrays that they
-    are."""
+    """Replaces a contiguous NumPy memory map by its region of the file, so that reading leaves no mapped pages in
+    memory. Other arrays are returned as they are, and so are copy-on-write maps, maps of a replaced file, and read-only
+    maps that are to be written."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(array, numpy.memmap) or not array.flags.c_contiguous or array.ndim != 2:
         return array
@@ -112,8 +114,8 @@ def _from_memmap(array: Any, writable: bool) -> Any:
 
 
 class _Source:
-    """A dc_matrix_source, and what lives as long as it is used. A path is opened here. array: the caller's, unless the
-    matrix is in a file."""
+    """A dc_matrix_source, and the objects that it needs. It opens files that are given by path. array: the caller's
+    array, or None if the matrix is in a file."""
 
     def __init__(self, matrix: Any, name: str, handle: Optional[Handle] = None, writable: bool = False) -> None:
         self.c = new_struct("dc_matrix_source")
@@ -152,10 +154,10 @@ class _Source:
 
 def matmul_bounded(a: Any, b: Any, budget_bytes: int, *, out: Union[Any, FileMatrix] = None,
                    handle: Optional[Handle] = None) -> Any:
-    """A B with at most budget_bytes of memory of the handle's device beside the operands' own. Each of a, b and out is
-    an array there, a FileMatrix, or a NumPy memory map. A map is read and written as the file it is; one of mode "c"
-    is an array. If all three are in memory, nothing of the budget is needed. Error.needed has the least one that does,
-    where this is too small."""
+    """A B with at most budget_bytes of the handle's device memory beside the operands. Each of a, b and out is an array
+    on that device, a FileMatrix, or a NumPy memory map. A map is read and written as the file it maps; one of mode "c"
+    counts as an array. If all three are in memory, the budget is not used. If it is too small, Error.needed has the
+    smallest that suffices."""
     left, right = _Source(a, "a", handle), _Source(b, "b", handle)
     device = (default() if handle is None else handle).device
     files_kind = a if device.place == HOST else None

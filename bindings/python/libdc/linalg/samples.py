@@ -45,7 +45,7 @@ class SampleLayer(NamedTuple):
         return layer
 
     def shapes(self, x: Sequence[int], delta: Sequence[int]) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
-        """The shapes of weight and bias, from those of x and delta."""
+        """The shapes of weight and bias, given those of x and delta."""
         if self.kind == "linear":
             return (delta[-1], x[-1]), (delta[-1],)
         if self.kind == "conv":
@@ -60,7 +60,8 @@ class SampleLayer(NamedTuple):
 def per_sample_grads(layer: SampleLayer, x: Any, delta: Any, *, weight: Any = None, bias: Any = None,
                      want_weight: bool = True, want_bias: Optional[bool] = None,
                      handle: Optional[Handle] = None) -> Tuple[Any, Any]:
-    """(weight, bias) with the samples in front. weight, bias: memory for them; want_x: whether they are wanted."""
+    """(weight, bias): the gradients, with the samples in the first dimension. weight, bias: memory for the results;
+    want_weight, want_bias: whether to compute each; want_bias None: if the layer has one."""
     inputs, deltas = Array(x, "x", handle), Array(delta, "delta", handle)
     shapes = [(deltas.shape[0], *shape) for shape in layer.shapes(inputs.shape, deltas.shape)]
     wanted = (want_weight, layer.has_bias if want_bias is None else want_bias)
@@ -72,7 +73,7 @@ def per_sample_grads(layer: SampleLayer, x: Any, delta: Any, *, weight: Any = No
 
 def per_sample_norms(layer: SampleLayer, x: Any, delta: Any, *, want_weight: bool = True,
                      want_bias: Optional[bool] = None, add_to: Any = None, handle: Optional[Handle] = None) -> Any:
-    """The squares of the norms of each sample's gradients. add_to: adds them to these."""
+    """The squared norms of each sample's gradients. add_to: an array to which they are added."""
     inputs, deltas = Array(x, "x", handle), Array(delta, "delta", handle)
     squares = output_array(add_to, delta, deltas.shape[:1], deltas.dtype, handle, "add_to")
     parts = int(want_weight) + 2 * int(layer.has_bias if want_bias is None else want_bias)
@@ -92,8 +93,8 @@ def clip_factors(squares: Any, max_norm: float, *, out: Any = None, handle: Opti
 def clipped_grad_sum(layer: SampleLayer, x: Any, delta: Any, factors: Any = None, *, weight: Any = None,
                      bias: Any = None, want_weight: bool = True, want_bias: Optional[bool] = None,
                      accumulate: bool = False, handle: Optional[Handle] = None) -> Tuple[Any, Any]:
-    """(weight, bias): the sum over samples of factor times gradient. accumulate: adds to weight and bias, of which
-    those that are wanted must be given."""
+    """(weight, bias): the sum over samples of factor times gradient. accumulate: adds to weight and bias; those that
+    are wanted must then be given."""
     inputs, deltas = Array(x, "x", handle), Array(delta, "delta", handle)
     scales = None if factors is None else Array(factors, "factors", handle)
     wanted = (want_weight, layer.has_bias if want_bias is None else want_bias)

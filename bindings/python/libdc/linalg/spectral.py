@@ -17,7 +17,7 @@ _POLYNOMIALS = {"express": 0, "muon": 1}
 
 
 class SpectralPath(enum.IntEnum):
-    """How a result came about; see enum dc_spectral_path."""
+    """How a result was computed; see enum dc_spectral_path."""
 
     NONE = 0
     FRESH = 1
@@ -58,7 +58,7 @@ class IterationInfo(NamedTuple):
 
 
 class _InfoArray:
-    """The matrices' reports, and what a call's status becomes."""
+    """The matrices' reports, and whether a call's status raises."""
 
     def __init__(self, a: Array, kind: Any = SpectralInfo) -> None:
         self.count = a.shape[0] if len(a.shape) == 3 else 1
@@ -71,7 +71,7 @@ class _InfoArray:
         return [r._replace(path=SpectralPath(r.path)) if self.kind is SpectralInfo else r for r in reports]
 
     def raise_for_status(self, status: int, info: Optional[List[Any]]) -> None:
-        """Raises unless a list was given for the reports, and the failure is in them."""
+        """Raises the status as an Error, unless the caller gave a list for the reports and a report has the failure."""
         reports = self.read()
         if info is not None:
             info[:] = reports
@@ -92,8 +92,9 @@ def _options(*, symmetry: str, precision: Any, negative: str = "refuse", **numbe
 def eigh(a: Any, *, descending: bool = False, symmetry: str = "check", precision: Any = None, vectors: bool = True,
          info: Optional[List[SpectralInfo]] = None, handle: Optional[Handle] = None) -> Tuple[Any, Any]:
     """(values, vectors) of symmetric matrices [n, n] or [b, n, n]; column j of vectors belongs to value j. vectors is
-    None if they are not wanted. info: a list for the reports; then a matrix that fails is in it, and not raised, and
-    its result is NaN. The functions below with an info and without out do likewise; zeros on libdc's CUDA devices."""
+    None if not wanted. info: a list for the reports. With it, a matrix that fails does not raise: its report says so,
+    and its result is NaN (zeros in a libdc.Tensor on a CUDA device). This holds for the functions below that have info,
+    if no out is given."""
     given = Array(a, "a", handle)
     options = _options(symmetry=symmetry, precision=precision, descending=int(descending))
     values = output_array(None, a, given.shape[:-1], given.dtype, handle, with_nan=info is not None)
@@ -107,7 +108,7 @@ def eigh(a: Any, *, descending: bool = False, symmetry: str = "check", precision
 def matrix_power(a: Any, power: float, *, eps_abs: float = 0, eps_rel: float = 0, rank_rtol: float = 0,
                  negative: str = "refuse", symmetry: str = "check", precision: Any = None, out: Any = None,
                  info: Optional[List[SpectralInfo]] = None, handle: Optional[Handle] = None) -> Any:
-    """(A + epsilon I) to any real power, for symmetric positive semidefinite A."""
+    """(A + epsilon I)^power for any real power and symmetric positive semidefinite A."""
     given = Array(a, "a", handle)
     options = _options(symmetry=symmetry, precision=precision, negative=negative, eps_abs=eps_abs, eps_rel=eps_rel,
                        rank_rtol=rank_rtol)
@@ -119,7 +120,7 @@ def matrix_power(a: Any, power: float, *, eps_abs: float = 0, eps_rel: float = 0
 
 
 def _c_int(name: str, value: Any) -> int:
-    """Any integer of 32 bits: which ones are allowed is the library's to say."""
+    """Any 32-bit integer: the library decides which are allowed."""
     return check_size(name, value, (1 << 31) - 1, -(1 << 31))
 
 
@@ -127,8 +128,8 @@ def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, r
                  negative: str = "refuse", symmetry: str = "check", precision: Any = None, basis: Any = None,
                  tolerance: float = 0, out: Any = None, info: Optional[List[SpectralInfo]] = None,
                  handle: Optional[Handle] = None) -> Any:
-    """(A + epsilon I)^(-1/root). basis: an array that a decomposition leaves its eigenvectors in; with tolerance > 0
-    it is used again as long as the matrix has changed little."""
+    """(A + epsilon I)^(-1/root). basis: an array in which a decomposition stores its eigenvectors. With tolerance > 0
+    later calls reuse them while the matrix has changed little."""
     given, kept = Array(a, "a", handle), None if basis is None else Array(basis, "basis", handle, True)
     options = _options(symmetry=symmetry, precision=precision, negative=negative, eps_abs=eps_abs, eps_rel=eps_rel,
                        rank_rtol=rank_rtol, tolerance=tolerance)
@@ -143,8 +144,8 @@ def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, r
 def inverse_root_newton(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, residual: float = 0,
                         iterations: int = 0, symmetry: str = "check", precision: Any = None, out: Any = None,
                         info: Optional[List[IterationInfo]] = None, handle: Optional[Handle] = None) -> Any:
-    """(A + epsilon I)^(-1/root) by products of matrices alone. info: a list for the reports; then what does not
-    converge is in it, and not raised, and its result is the best iterate."""
+    """(A + epsilon I)^(-1/root) by matrix products alone. info: a list for the reports. With it, a matrix that does not
+    converge does not raise: its report says so, and its result is the best iterate."""
     given = Array(a, "a", handle)
     options = new_struct("dc_iteration_options")
     for name, value in dict(eps_abs=eps_abs, eps_rel=eps_rel, residual=residual, iterations=iterations).items():
@@ -161,7 +162,7 @@ def inverse_root_newton(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float
 def orthogonalize(a: Any, *, polynomial: str = "express", steps: int = 0, out: Any = None,
                   handle: Optional[Handle] = None) -> Any:
     """The nearest matrix with orthonormal rows or columns. polynomial: "express" (Polar Express) or "muon"; steps: 0 =
-    the polynomial's own number."""
+    the polynomial's default."""
     given = Array(a, "a", handle)
     result = output_array(out, a, given.shape, given.dtype, handle)
     c_polynomial = choice("polynomial", polynomial, _POLYNOMIALS)

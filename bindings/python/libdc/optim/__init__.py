@@ -1,6 +1,6 @@
 """libdc's optimizers as torch.optim.Optimizer: on plain models and on those of libdc.torch.shard(). See
-docs/optimizers.md. PyTorch is imported when the first of them is used; libdc.optim.arrays, for arrays of any library,
-does without it."""
+docs/optimizers.md. PyTorch is imported when the first of them is used. libdc.optim.arrays, for arrays of any library,
+does not need it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODULES = {"AdamW": "elementwise", "KFAC": "kfac", "Muon": "muon", "SGD": "elem
 __all__ = ["KFAC", "AdamW", "Muon", "SGD", "SOAP", "Shampoo", "sampled_cross_entropy", "sampled_mse_loss"]
 
 
-# A type checker that saw this would allow any name.
+# Hidden from type checkers, which would otherwise accept any name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

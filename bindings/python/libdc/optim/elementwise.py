@@ -1,4 +1,4 @@
-"""AdamW and SGD, by the names and arguments of torch.optim's."""
+"""AdamW and SGD, with the names and arguments of torch.optim's."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .param_shard import ParamShard
 
 
 class Elementwise(NativeOptimizer):
-    """On the CPU, or on one CUDA device."""
+    """An optimizer that runs on the CPU, or on one CUDA device."""
 
     _devices = ("cpu", "cuda")
 
 
 class AdamW(Elementwise):
-    """torch.optim.AdamW in one pass over memory, on all of PyTorch's threads; an element's bits do not depend on its
-    place, so a model's ZeRO stages agree. 16-bit weights have a float32 copy in the state ("master"). check_finite: a
-    gradient that is not finite changes nothing. On the CPU it raises libdc.Error; on a CUDA device, where a step waits
-    for nothing and may be captured into a graph, it is counted in `skipped_steps`."""
+    """torch.optim.AdamW in one pass over memory, on all of PyTorch's threads; an element's result does not depend on
+    its position, so all ZeRO stages give equal bits. 16-bit weights have a float32 copy in the state ("master").
+    check_finite: a step with a gradient that is not finite changes nothing. On the CPU it raises libdc.Error. On a CUDA
+    device, where a step waits for nothing and may be captured into a graph, `skipped_steps` counts it."""
 
     _native_class = arrays.AdamW
 
@@ -38,7 +38,7 @@ class AdamW(Elementwise):
 
 
 class SGD(Elementwise):
-    """torch.optim.SGD likewise."""
+    """torch.optim.SGD, computed as AdamW is."""
 
     _native_class = arrays.SGD
     _optional_state = ("master", "momentum_buffer")
@@ -51,7 +51,8 @@ class SGD(Elementwise):
 
     def _from_torch_state(self, state: Dict[str, Any], part: ParamShard, group: Dict[str, Any],
                   views: Dict[str, Tensor]) -> Dict[str, Any]:
-        """PyTorch does not count steps; the library has a momentum from the second one on."""
+        """PyTorch's SGD does not count steps. In the library the first step sets the momentum, so its presence means
+        step 1."""
         has_momentum = "momentum_buffer" in state
         if "momentum_buffer" in views and not has_momentum:
             return {**state, "step": 0}

@@ -1,4 +1,4 @@
-"""K-FAC for the linear layers and convolutions of a model, whose inputs and output gradients it sees by hooks."""
+"""K-FAC for the linear layers and convolutions of a model. Hooks collect their inputs and output gradients."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def sampled_cross_entropy(logits: Tensor, generator: Optional[torch.Generator] = None) -> Tensor:
-    """F.cross_entropy of logits [N, classes] with labels drawn from their own distribution: the mean over N, whose
-    gradients make K-FAC's factors those of the Fisher matrix."""
+    """F.cross_entropy of logits [N, classes] with labels drawn from the distribution that the logits give. With the
+    gradients of this mean over N, K-FAC's factors are those of the Fisher matrix."""
     labels = torch.multinomial(logits.detach().float().softmax(-1), 1, generator=generator)[:, 0]
     return F.cross_entropy(logits, labels)
 
@@ -42,33 +42,33 @@ def sampled_mse_loss(output: Tensor, generator: Optional[torch.Generator] = None
 
 
 class _Use:
-    """One forward of a layer, which lives as long as its graph."""
+    """One forward of a layer. It lives as long as its autograd graph."""
 
     __slots__ = ("layer", "x", "version", "shape", "reached", "__weakref__")
 
     def __init__(self, layer: "_Layer", x: Tensor, shape: torch.Size) -> None:
         self.layer, self.version, self.shape = layer, x._version, shape  # shape: of the output
-        self.x: Optional[Tensor] = x.detach()  # None: a backward came to it, and then a step
+        self.x: Optional[Tensor] = x.detach()  # None: a backward reached this use, and a step followed
         self.reached = False
 
 
 class _Layer:
-    """A layer of the library, and the modules that have its weight."""
+    """A layer of the library, of one or more modules that share its weight."""
 
     def __init__(self, index: int, name: str, module: nn.Module) -> None:
         self.index, self.name = index, name
         self.weight: Tensor = module._parameters["weight"]  # type: ignore[assignment]
         self.bias = module._parameters.get("bias")
         self.spatial = len(module.kernel_size) if isinstance(module, _CONVOLUTIONS) else 0
-        self.group = self.part = 0  # part: of the optimizer's, the weight
-        self.uses: "weakref.WeakSet[_Use]" = weakref.WeakSet()  # to which a backward may come
-        self.tasks: Dict[bool, int] = {}  # the last backward that came to a use; True: to one in a reentrant checkpoint
+        self.group = self.part = 0  # part: index of the weight in _parts
+        self.uses: "weakref.WeakSet[_Use]" = weakref.WeakSet()  # that a backward may reach
+        self.tasks: Dict[bool, int] = {}  # the last backward to reach a use; True: in a reentrant checkpoint
 
 
 def _constants(module: nn.Module) -> SampleLayer:
     if not isinstance(module, _CONVOLUTIONS):
         return SampleLayer("linear")
-    # 'same' puts the smaller half in front; what other modes pad with comes with the input
+    # 'same' pads less in front; for other padding modes the input is padded already
     front = [(d * (k - 1)) // 2 if module.padding == "same" else 0 for d, k in zip(module.dilation, module.kernel_size)]
     padding = front if isinstance(module.padding, str) else list(module.padding)
     return SampleLayer("conv", kernel=module.kernel_size, stride=module.stride, dilation=module.dilation,
@@ -76,7 +76,7 @@ def _constants(module: nn.Module) -> SampleLayer:
 
 
 class Choices(NamedTuple):
-    """How factors come about; see KFAC."""
+    """How factors are computed; see KFAC."""
 
     fisher: str
     approximation: str
@@ -122,12 +122,12 @@ class KFAC(NativeOptimizer):
             if value not in _CHOICES[name]:
                 raise ValueError(f"KFAC: {name} = {value!r}, must be one of {', '.join(map(repr, _CHOICES[name]))}")
         patterns = _patterns(skip)
-        self.loss_scale = 1.0  # what the loss is multiplied by beside its reduction: 1 / k for k micro-batches
+        self.loss_scale = 1.0  # a further factor of the loss: 1 / k for k micro-batches
         self._scaler = grad_scaler
         self._comm = _ranks(model, comm)
-        self._has_batches = False  # the library was given some since the last step
-        self._recorded: List[Tuple[_Use, Any]] = []  # "sampled": uses with their output's place in the graph
-        # "empirical": of backwards that run, uses that wait for their end, and the gradients of their outputs.
+        self._has_batches = False  # whether the library got some since the last step
+        self._recorded: List[Tuple[_Use, Any]] = []  # "sampled": uses, with their output's gradient edge
+        # "empirical": by running backward, the uses that wait for its end, with their output gradients.
         self._waiting: Dict[int, List[Tuple[_Use, Tensor]]] = {}
         super().__init__(model.parameters() if params is None else params,
                          dict(lr=lr, momentum=momentum, weight_decay=weight_decay, damping=damping, decay=decay,
@@ -151,7 +151,7 @@ class KFAC(NativeOptimizer):
     def __setstate__(self, state: Dict[str, Any]) -> None:
         super().__setstate__(state)
         self._recorded.clear()
-        if self._has_batches:  # of a step that was left: the library drops them when it loads
+        if self._has_batches:  # of a step that was abandoned: loading makes the library drop them
             assert self._native is not None
             self._native.load(self._native.save())
             self._has_batches = False
@@ -177,7 +177,7 @@ class KFAC(NativeOptimizer):
                 layer.group, layer.part = groups[id(weight)], indices[id(weight)]
                 self.layers.append(name)
                 self._hooked.append(layer)
-            # Before others, which may return something else than the layer did.
+            # This hook runs before others, which may replace the layer's output.
             module.register_forward_hook(_Forward(self, layer), prepend=True, with_kwargs=True)
 
     def _add_layer(self, module: nn.Module, weight: int, bias: Optional[int]) -> int:
@@ -189,17 +189,17 @@ class KFAC(NativeOptimizer):
         if not (layer.weight.requires_grad or (layer.bias is not None and layer.bias.requires_grad)):
             return False
         steps = [int(self.state[p]["step"]) for p in (layer.weight, layer.bias) if p is not None and p in self.state]
-        frequency = max(1, int(self.param_groups[layer.group]["factor_frequency"]))  # the step refuses others
+        frequency = max(1, int(self.param_groups[layer.group]["factor_frequency"]))  # the step refuses frequencies < 1
         return max(steps, default=0) % frequency == 0
 
     def _after_forward(self, layer: _Layer, module: nn.Module, x: Tensor, output: Tensor) -> None:
-        """A forward is over."""
+        """Records a forward whose factors the next step needs."""
         if not (torch.is_grad_enabled() and module.training and output.requires_grad and self._needs_factors(layer)):
             return
         use, output = _Use(layer, _input(module, x), output.shape), _in_graph(output)
         if self._choices.fisher == "sampled":
             self._recorded.append((use, get_gradient_edge(output)))
-        elif (task := _graph_task()) != -1:  # checkpointing runs it again, and PyTorch begins another backward for it
+        elif (task := _graph_task()) != -1:  # a checkpoint recomputes it, in a nested backward
             output.register_hook(lambda delta: self._on_recomputed_grad(use, delta, task))
         else:
             layer.uses.add(use)
@@ -211,14 +211,16 @@ class KFAC(NativeOptimizer):
         self._add_batch(use, delta, 1)
 
     def _refuse_mixed(self, layer: _Layer, task: int, recomputed: bool) -> None:
-        """How many uses a backward comes to is not known until all reentrant checkpoints have run."""
+        """Refuses a backward that reaches uses in and outside a reentrant checkpoint, or several in them. Their number
+        is not known until all such checkpoints have run."""
         if task in (layer.tasks.get(True), layer.tasks.get(not recomputed)):
             raise RuntimeError(f"KFAC: one backward comes to several uses of {layer.name}, one of which is in a "
                                "reentrant checkpoint: take use_reentrant=False")
         layer.tasks[recomputed] = task
 
     def _on_output_grad(self, use: _Use, delta: Tensor) -> None:
-        """Uses count if one backward comes to them. Where that may be several, they wait for its end."""
+        """Adds a use that a backward reaches. If the backward may reach several uses of the layer, they wait for its
+        end."""
         task = _graph_task()
         self._refuse_mixed(use.layer, task, False)
         if len(use.layer.uses) == 1:
@@ -237,9 +239,9 @@ class KFAC(NativeOptimizer):
             self._add_batch(use, delta, uses[use.layer.index])
 
     def accumulate(self, loss: Tensor, retain_graph: bool = False) -> None:
-        """With fisher="sampled": the gradients of `loss`, of labels drawn from the model's distribution, go into the
-        factors. Parameters get none. retain_graph=True: the same forward serves the loss of the true labels. With
-        grad_scaler, whose scale is taken out, it is grad_scaler.scale(loss)."""
+        """With fisher="sampled": adds the gradients of `loss` to the factors, and to no parameter. `loss` uses labels
+        drawn from the model's distribution. retain_graph=True: the same forward also serves the loss of the true
+        labels. With a grad_scaler, pass grad_scaler.scale(loss); the scale is divided out."""
         if self._choices.fisher != "sampled":
             raise RuntimeError('KFAC.accumulate: fisher = "empirical", must be "sampled"')
         scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
@@ -253,7 +255,8 @@ class KFAC(NativeOptimizer):
         self._add_batches([(use, delta) for (use, _), delta in zip(recorded, deltas) if delta is not None])
 
     def _add_batch(self, use: _Use, delta: Tensor, uses: int) -> None:
-        """Uses of one weight for one sample count as positions do: gradients are summed over them, not averaged."""
+        """Adds a batch to the library. Several uses of a weight for one sample count as positions do: gradients are
+        summed, not averaged."""
         if use.x is None:
             raise RuntimeError(f"KFAC: a backward comes again to a forward of {use.layer.name} from before the last "
                                "step")
@@ -277,15 +280,15 @@ class KFAC(NativeOptimizer):
         if is_scaled and self._scaler is None and self._choices.fisher == "empirical":
             raise RuntimeError("KFAC: a GradScaler makes the step, whose scale is in the factors: give it as "
                                "grad_scaler=")
-        self._recorded.clear()  # what no loss was given for
+        self._recorded.clear()  # forwards that no loss used
         self._waiting.clear()  # of backwards that failed
         for layer in self._hooked:
             for use in list(layer.uses):
                 if use.reached:
-                    use.x = None  # a loss that the caller keeps shall not keep it
+                    use.x = None  # so that a loss that the caller keeps does not keep it
                     layer.uses.discard(use)
         super()._step_native(grads)
-        if not is_scaled:  # else it may have been left out, and has kept its batches
+        if not is_scaled:  # else the step may have been skipped, and its batches kept
             self._has_batches = False
         for layer in self._hooked:  # a frozen weight has its layer's factors, if the bias is trained
             if self._parts[layer.part].pieces is None and layer.bias is not None and layer.bias in self.state:
@@ -293,7 +296,7 @@ class KFAC(NativeOptimizer):
 
 
 class _Forward:
-    """A module's hook, which does not keep the optimizer alive."""
+    """A module's forward hook. It does not keep the optimizer alive."""
 
     def __init__(self, optimizer: KFAC, layer: _Layer) -> None:
         self.optimizer: Callable[[], Optional[KFAC]] = weakref.ref(optimizer)
@@ -306,7 +309,7 @@ class _Forward:
             optimizer._after_forward(self.layer, module, args[0] if args else kwargs["input"], output)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "_Forward":
-        """A copied model is not the optimizer's: its hooks do nothing."""
+        """The optimizer does not have a copied model, so the copy's hooks do nothing."""
         copied = copy.copy(self)
         copied.optimizer = lambda: None
         return copied
@@ -325,7 +328,7 @@ def _ranks(model: nn.Module, comm: Any) -> Optional[libdc.Comm]:
 
 
 def _patterns(skip: Sequence[str]) -> List["re.Pattern[str]"]:
-    if isinstance(skip, str):  # its letters would be patterns
+    if isinstance(skip, str):  # else each letter would be a pattern
         raise TypeError(f"KFAC: skip = {skip!r}, must be a list of patterns: [{skip!r}]")
     try:
         return [re.compile(pattern) for pattern in skip]
@@ -338,7 +341,8 @@ def _skipped(name: str, module: nn.Module, skip: Iterable["re.Pattern[str]"]) ->
 
 
 def _is_supported(module: nn.Module, indices: Dict[int, int], owners: Dict[int, List[nn.Module]]) -> bool:
-    """Whether a module is a layer of which the optimizer has all parameters, shared with its like alone."""
+    """Whether the module is a layer whose parameters are all in the optimizer, and shared only with modules of equal
+    constants."""
     if not isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or module._parameters.get("weight") is None:
         return False
     params = [param for param in module._parameters.values() if param is not None]
@@ -353,14 +357,14 @@ def _is_supported(module: nn.Module, indices: Dict[int, int], owners: Dict[int, 
 
 
 def _input(module: nn.Module, x: Tensor) -> Tensor:
-    """The layer's input as its products read it, padded."""
+    """The layer's input, padded if the module pads it with other values than zeros."""
     if isinstance(module, _CONVOLUTIONS) and module.padding_mode != "zeros":
         return F.pad(x.detach(), module._reversed_padding_repeated_twice, module.padding_mode)
     return x
 
 
 def _is_product(loss: Tensor, factor: float) -> bool:
-    """Whether a loss is a product with a number, as GradScaler.scale() makes it."""
+    """Whether a loss is a product with this factor, as GradScaler.scale() makes it."""
     node: Any = loss.grad_fn
     if type(node).__name__ != "MulBackward0":
         return False
@@ -369,8 +373,8 @@ def _is_product(loss: Tensor, factor: float) -> bool:
 
 
 def _in_graph(output: Tensor) -> Tensor:
-    """The output, or what it is a view of. A change of the view in place takes the view's own node out of the graph:
-    of a Linear's output for inputs of three dimensions, say, whose products are of two."""
+    """The output, or its base if it is a view of all of it. Changing a view in place removes its node from the graph.
+    For inputs of three dimensions, for example, a Linear's output is a view of a product of two dimensions."""
     base = output._base
     whole = (base is not None and base.grad_fn is not None and base.numel() == output.numel()
              and base.is_contiguous() and output.is_contiguous())
@@ -378,7 +382,7 @@ def _in_graph(output: Tensor) -> Tensor:
 
 
 def _batches(layer: _Layer, x: Tensor, delta: Tensor, loss_terms: str) -> Tuple[Tensor, Tensor]:
-    """x and delta with the samples in front."""
+    """x and delta with the samples (or positions, if each has a loss term) in the first dimension."""
     if x.dim() == (layer.spatial + 1 if layer.spatial else 1):
         x, delta = x[None], delta[None]
     if loss_terms == "positions" and not layer.spatial:

@@ -20,10 +20,10 @@ _PRECISIONS = {"float32": int(DType.FLOAT32), "bfloat16": int(DType.BFLOAT16)}
 
 class Muon(Blockwise):
     """Muon (Jordan et al. 2024), for the matrices of a network's hidden layers; embeddings, the last layer, biases and
-    gains are AdamW's. A parameter of more than two dimensions is a matrix [d0, rest]. num_splits: so many matrices lie
-    one below the other in each parameter of the group, such as 3 in a fused query, key and value. precision is
-    that of the products, "bfloat16", as torch.optim.Muon has it, or "float32"; polynomial="muon" is torch.optim.Muon's;
-    see dc_muon_options for the rest."""
+    gains are AdamW's. A parameter of more than two dimensions is a matrix [d0, rest]. num_splits: the number of
+    matrices that are stacked by rows in each parameter of the group, such as 3 in a fused query, key and value.
+    precision of the products: "bfloat16", as in torch.optim.Muon, or "float32"; polynomial="muon" is
+    torch.optim.Muon's; see dc_muon_options for the rest."""
 
     _native_class = arrays.Muon
     _negative_errors = {"lr": "Learning rate should be >= 0 but is", "momentum": "momentum should be >= 0 but is",
@@ -38,7 +38,7 @@ class Muon(Blockwise):
 
     def _from_torch_state(self, state: Dict[str, Any], part: ParamShard, group: Dict[str, Any],
                   views: Dict[str, Tensor]) -> Dict[str, Any]:
-        """PyTorch has a mean of gradients where the library has their sum, and counts no steps."""
+        """PyTorch keeps a mean of gradients, where the library keeps their sum, and it does not count steps."""
         if "momentum_buffer" not in state or state["momentum_buffer"].shape != part.param.shape:
             return state
         matrices = (state["momentum_buffer"].flatten(1) / (1 - group["momentum"])).chunk(group["num_splits"])
@@ -47,8 +47,8 @@ class Muon(Blockwise):
 
     @on_elements
     def torch_state_dict(self) -> Dict[str, Any]:
-        """state_dict() as torch.optim.Muon's load_state_dict() takes it: copies of whole matrices' momentum, as means.
-        Its polynomial is "muon"; for a model of libdc.torch.shard() there is none."""
+        """A state_dict() that torch.optim.Muon's load_state_dict() takes: copies of whole matrices' momentum, as means.
+        Use polynomial="muon" to match it. Models of libdc.torch.shard() have no such state."""
         packed = self.state_dict()
         state = {}
         for group in packed["param_groups"]:

@@ -1,5 +1,5 @@
-"""torch.optim.Optimizer over libdc's handle: PyTorch's groups, hooks, schedulers and state_dict() outside, one call of
-the library inside a step."""
+"""torch.optim.Optimizer over libdc's handle: PyTorch's groups, hooks, schedulers and state_dict(), with one call of the
+library for a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .param_shard import ParamShard, on_elements
 
 
 def betas_of(group: Dict[str, Any], closed: bool = False) -> Dict[str, float]:
-    """A group's betas as the library's options. closed: the second one may be 1."""
+    """A group's betas as the library's options. closed: beta2 may be 1."""
     try:
         beta1, beta2 = (float(beta) for beta in group["betas"])
     except (TypeError, ValueError):
@@ -31,7 +31,7 @@ def betas_of(group: Dict[str, Any], closed: bool = False) -> Dict[str, float]:
 
 
 def _address(tensor: Optional[Tensor]) -> Optional[int]:
-    """Of a tensor of one element."""
+    """The address of a tensor of one element, or None."""
     if tensor is None:
         return None
     if tensor.numel() != 1:
@@ -40,17 +40,17 @@ def _address(tensor: Optional[Tensor]) -> Optional[int]:
 
 
 class NativeOptimizer(NativeState):
-    """A subclass has `_native_class`, the class of libdc.optim.arrays, and `_options()`, which makes that one's options
-    of a group. Options of groups may change at any time, by schedulers or by hand, and so may `state`: each step reads
-    them. Groups with other parameters than the optimizer has are an error."""
+    """A subclass sets `_native_class`, a class of libdc.optim.arrays, and defines `_options()`, which converts a group
+    to that class's options. Groups' options and `state` may change at any time, by schedulers or by hand: each step
+    reads them. Replacing a group's parameters is an error."""
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler sets `grad_scale` and `found_inf`, and does not wait
     _native_class: Type[arrays.Optimizer]
-    _is_collecting = False  # PyTorch's constructor adds groups, and has not come to the last
+    _is_collecting = False  # whether PyTorch's constructor is still adding groups
     _devices: Tuple[str, ...] = ("cpu",)  # types of devices on which parameters may be
     _negative_errors = {"lr": "Invalid learning rate", "eps": "Invalid epsilon value",
                         "momentum": "Invalid momentum value",
-                        "weight_decay": "Invalid weight_decay value"}  # PyTorch's texts for a number below 0
+                        "weight_decay": "Invalid weight_decay value"}  # PyTorch's texts for numbers < 0
 
     def __init__(self, params: Any, defaults: Dict[str, Any]) -> None:
         self._reset_native()
@@ -62,14 +62,14 @@ class NativeOptimizer(NativeState):
 
     def _reset_native(self) -> None:
         self._native: Optional[arrays.Optimizer] = None  # made with the first group's options
-        self._device = devices.CPU  # of all parameters: what the first one's is
+        self._device = devices.CPU  # the first parameter's, which all others must share
         self._parts: List[ParamShard] = []
-        self._param_ids: List[int] = []  # of `_parts`, and how many each group has: those that were compared last
+        self._param_ids: List[int] = []  # of `_parts`, and the number in each group, as last compared
         self._group_lengths: List[int] = []
         self._state_ids: Optional[List[int]] = None
-        self._synced: List[Tuple[float, Dict[str, Any]]] = []  # of each group: what the library knows
-        self._tensors: Any = None  # a step's weights and gradients, in C
-        self._stream_address: Optional[int] = None  # the CUDA stream on which steps are
+        self._synced: List[Tuple[float, Dict[str, Any]]] = []  # each group's lr and options as the library has them
+        self._tensors: Any = None  # a step's weights and gradients, as C structs
+        self._stream_address: Optional[int] = None  # the CUDA stream on which steps run
 
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
         raise NotImplementedError
@@ -95,11 +95,11 @@ class NativeOptimizer(NativeState):
 
     @on_elements
     def _adopt_group(self, group: int) -> None:
-        """Adds a group to the library. The first makes the library's optimizer, which depends on all that there are."""
+        """Adds a group to the library. The first group creates the library's optimizer, which depends on all groups."""
         self._find_device()
         params = self.param_groups[group]["params"]
         numbers: Dict[int, int] = {}
-        for index, param in enumerate(params, len(self._parts)):  # all, before any is added to the library
+        for index, param in enumerate(params, len(self._parts)):  # checks all before it adds any to the library
             self._check_param(param, index)
             if numbers.setdefault(id(param), index) != index:
                 raise ValueError(f"{self._name()}: parameters {numbers[id(param)]} and {index} are one tensor, which "
@@ -110,8 +110,8 @@ class NativeOptimizer(NativeState):
             self._add_param(param, group)
 
     def _try_group(self, group: Dict[str, Any]) -> None:
-        """Adds a group's parameters to an optimizer of the library that is then dropped: what that one refuses, the
-        real one would keep in part."""
+        """Adds a group's parameters to a trial optimizer, which is then dropped. After an error the real one would keep
+        some of them."""
         if self._native is None:
             return
         trial = self._native_class(handle=self._handle(), **self._options(self._numbers(group)))
@@ -120,13 +120,13 @@ class NativeOptimizer(NativeState):
             trial.add_param(part.shape, part.offset, part.count, DTYPES[param.dtype])
 
     def _find_device(self) -> None:
-        """Sets the device, while the library does not know it yet."""
+        """Sets the device from the first parameter, if the library's optimizer does not exist yet."""
         params = [param for group in self.param_groups for param in group["params"]]
         if self._native is None and params:
             self._device = params[0].device
 
     def _sync_group(self, index: int, group: Optional[Dict[str, Any]] = None) -> None:
-        """Sets a group's options and learning rate in the library, where they are new."""
+        """Sets a group's options and learning rate in the library if they have changed."""
         numbers = self._numbers(self.param_groups[index] if group is None else group)
         now = float(numbers["lr"]), self._options(numbers)
         if index < len(self._synced) and self._synced[index] == now:
@@ -139,8 +139,8 @@ class NativeOptimizer(NativeState):
         self._synced[index:index + 1] = [now]
 
     def _numbers(self, group: Dict[str, Any]) -> Dict[str, Any]:
-        """A group's arguments, with plain numbers in place of tensors and NumPy's, which may change in place. Refuses
-        those that PyTorch refuses, with its texts; the library checks the rest."""
+        """A group's arguments, with plain numbers in place of tensors and NumPy scalars, which may change in place.
+        Refuses values that PyTorch refuses, with its error texts; the library checks the rest."""
         if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
         numbers = {name: group[name] for name in self.defaults if name in group}
@@ -183,8 +183,8 @@ class NativeOptimizer(NativeState):
     @torch.compiler.disable
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """One step; closure: computes the loss again, and its gradients. On a CUDA device in the order of PyTorch's
-        current stream."""
+        """Makes one step. closure: recomputes the loss and its gradients, and returns the loss. On a CUDA device the
+        step runs in the order of PyTorch's current stream."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -201,14 +201,14 @@ class NativeOptimizer(NativeState):
             with self._scaled():
                 self._step_native(grads)
         except BaseException:
-            for name in ("grad_scale", "found_inf"):  # GradScaler's next step multiplies by what it finds there
+            for name in ("grad_scale", "found_inf"):  # GradScaler's next step would multiply by what is left there
                 self.__dict__.pop(name, None)
             raise
 
     @contextlib.contextmanager
     def _scaled(self) -> Iterator[None]:
-        """A step inside has gradients of a loss that was multiplied by `grad_scale`, and does nothing if `found_inf` is
-        not 0: numbers that it reads when it takes place."""
+        """A step inside divides gradients by `grad_scale`, and does nothing if `found_inf` is not 0. It reads both when
+        it runs."""
         named = [getattr(self, name, None) for name in ("grad_scale", "found_inf")]
         if self._native is None or all(number is None for number in named):
             yield
@@ -222,15 +222,15 @@ class NativeOptimizer(NativeState):
             self._native.set_loss_scale_at(None, None)
 
     def sync_groups(self) -> None:
-        """Says to the library what changed in the groups, as each step does; for learning rates between the launches of
-        a CUDA graph in which a step was captured."""
+        """Passes changes of the groups to the library, as each step does. Use it to change learning rates between the
+        launches of a CUDA graph that captured a step."""
         self._check_groups()
         self._use_current_stream()
         for index in range(len(self.param_groups)):
             self._sync_group(index)
 
     def _check_groups(self) -> None:
-        """Refuses groups whose parameters are not those that the library has."""
+        """Raises if the groups' parameters are not those that the library has."""
         if [id(param) for group in self.param_groups for param in group["params"]] == self._param_ids and \
                 [len(group["params"]) for group in self.param_groups] == self._group_lengths:
             return
@@ -260,7 +260,7 @@ class NativeOptimizer(NativeState):
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that a gradient which is not finite kept from being made, with check_finite; waits for them."""
+        """The number of steps that check_finite or found_inf skipped. Waits for queued steps."""
         self._use_current_stream()
         return 0 if self._native is None else self._native.stats().skipped_steps
 

@@ -13,17 +13,17 @@ from . import arrays
 from .param_shard import ParamShard, on_elements
 
 
-_MAX_STEP = 1 << 53  # the library's
+_MAX_STEP = 1 << 53  # the library's limit
 
 
 class NativeState(torch.optim.Optimizer):
-    """The base of NativeOptimizer, which makes the library's optimizer and tells it of groups and parameters."""
+    """The base of NativeOptimizer, which creates the library's optimizer and adds groups and parameters to it."""
 
-    _owned_state: Optional[Pattern[str]] = None  # names of state that one rank has for all: a block's or a layer's
+    _owned_state: Optional[Pattern[str]] = None  # names of state of a block or a layer, which one rank has
     _optional_state: Sequence[str] = ("master",)  # pieces of state that torch.optim's namesake does not have
     _native: Optional[arrays.Optimizer]
     _parts: List[ParamShard]
-    _state_ids: Optional[List[int]]  # of `state` as it was compared last
+    _state_ids: Optional[List[int]]  # of `state` as last compared
 
     def _reset_native(self) -> None:
         raise NotImplementedError
@@ -44,8 +44,8 @@ class NativeState(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _sync_state(self) -> None:
-        """Takes over what the caller changed in `state` since the last step: an entry that is gone begins anew, and
-        other tensors are copied."""
+        """Applies what the caller changed in `state` since the last step: a removed entry is initialised anew, and
+        replaced tensors are copied."""
         if self._state_ids == self._shown_ids():
             return
         for index, part in enumerate(self._parts):
@@ -60,13 +60,14 @@ class NativeState(torch.optim.Optimizer):
         self._state_ids = self._shown_ids()
 
     def _shown_ids(self) -> List[int]:
-        """Of the tensors in `state`. Those that are the library's live as long as this, so that no other has its id."""
+        """The ids of the tensors in `state`. The library's tensors live as long as this object, so no other tensor gets
+        their ids."""
         return [id(piece) for entry in self.state.values() for piece in entry.values()]
 
     def _show_state(self, index: int, pieces: Dict[str, Tensor]) -> None:
         part = self._parts[index]
         part.pieces, self.state[part.param] = pieces, dict(pieces)
-        self._state_ids = None  # so that its removal is seen
+        self._state_ids = None  # so that the next step compares, and sees a removal
 
     def _views(self, index: int) -> Dict[str, Tensor]:
         """The pieces of a parameter's state: the library's own memory."""
@@ -76,32 +77,33 @@ class NativeState(torch.optim.Optimizer):
         return {name: piece if self.is_owned(name) else part.view(piece) for name, piece in pieces.items()}
 
     def is_owned(self, name: str) -> bool:
-        """Whether a piece of state is of a block or a layer that one rank owns."""
+        """Whether a piece of state belongs to a block or a layer, which one rank owns."""
         return self._owned_state is not None and self._owned_state.match(name) is not None
 
     def pieces(self, param: Tensor) -> Set[str]:
-        """The names of a parameter's state on this rank; none of a parameter that the optimizer does not have."""
+        """The names of a parameter's state on this rank; empty if the optimizer does not have the parameter."""
         assert self._native is not None
         return {name for index, part in enumerate(self._parts) if part.param is param
                 for name in self._native.state_names(index)}
 
     @on_elements
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
-        """As PyTorch's, but that state keeps its own types; a state of torch.optim's namesake is taken, too. Where a
-        parameter has state, all of it must be there. A state that does not fit is an error, and changes nothing."""
-        hooked: List[Dict[str, Any]] = []  # what hooks made of it: parts of whole tensors
+        """As PyTorch's, except that state keeps its own types. A state of torch.optim's optimizer of the same name is
+        taken, too. A parameter's state must be complete or absent. A state that does not fit is an error, and changes
+        nothing."""
+        hooked: List[Dict[str, Any]] = []  # the dictionary as hooks left it, with parts of whole tensors
         last = self.register_load_state_dict_pre_hook(lambda _, given: hooked.append(given))
         try:
             super().load_state_dict({**state_dict, "state": self._own_copies(state_dict["state"])})
         finally:
             last.remove()
-        saved = hooked[0]["state"]  # PyTorch's copy of it has the parameters' types
+        saved = hooked[0]["state"]  # PyTorch casts its own copy to the parameters' types
         numbers = [number for group in hooked[0]["param_groups"] for number in group["params"]]
         self._load_state({part.param: saved[i] for part, i in zip(self._parts, numbers) if i in saved})
 
     def _own_copies(self, state: Dict[int, Any]) -> Dict[int, Any]:
-        """A state with copies in place of the library's own memory, which loading clears first: state_dict() shows it,
-        and torch.distributed.checkpoint loads into it."""
+        """A state with copies in place of the library's own memory, which loading clears first. Such memory is here
+        because state_dict() returns it, and torch.distributed.checkpoint loads into it."""
         own = {piece.data_ptr() for index in range(len(self._parts)) for piece in self._views(index).values()}
 
         def own_copy(value: Any) -> Any:
@@ -111,11 +113,12 @@ class NativeState(torch.optim.Optimizer):
         return {number: {name: own_copy(value) for name, value in values.items()} for number, values in state.items()}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        """The end of load_state_dict(). A copy or an unpickled optimizer gets a new handle of the library."""
-        for group in state["param_groups"]:  # torch.optim's own states lack what it does not know
+        """Completes load_state_dict(), copies and unpickling. A copy or an unpickled optimizer gets a new handle of the
+        library."""
+        for group in state["param_groups"]:  # torch.optim's states lack libdc's options
             for name, value in getattr(self, "defaults", state.get("defaults", {})).items():
                 group.setdefault(name, value)
-        if "_native" in self.__dict__:  # refused before the groups and the old state go
+        if "_native" in self.__dict__:  # raises before the groups and the old state are lost
             self._match_state(state["state"], state["param_groups"])
             self._use_current_stream()
             for index, group in enumerate(state["param_groups"]):
@@ -135,7 +138,7 @@ class NativeState(torch.optim.Optimizer):
         self._load_state(given)
 
     def _clear(self, index: int) -> None:
-        """A parameter's state as before its first step."""
+        """Resets a parameter's state to that before its first step."""
         for name, piece in self._views(index).items():
             self._init_piece(name, piece)
         self._parts[index].pieces = None
@@ -145,7 +148,7 @@ class NativeState(torch.optim.Optimizer):
         self._init_state_piece(name, piece)
 
     def _init_state_piece(self, name: str, piece: Tensor) -> None:
-        """Fills a new piece of state whose initial values are not zeros."""
+        """Sets initial values that are not zeros. Overridden by optimizers that have some."""
 
     def _load_state(self, given: Any) -> None:
         """Copies a state dictionary's values into the library's memory."""
@@ -158,7 +161,8 @@ class NativeState(torch.optim.Optimizer):
             self._show_state(index, views)
 
     def _match_state(self, given: Any, groups: Any) -> List[Tuple[int, Dict[str, Tensor], Dict[str, Tensor]]]:
-        """The indices of parameters that have state in a dictionary, the library's pieces and the values for them."""
+        """For each parameter that has state in the dictionary: its index, the library's pieces, and the values for
+        them."""
         fitted = []
         group_of = [group for group in groups for _ in group["params"]]
         for index, (part, group) in enumerate(zip(self._parts, group_of)):
@@ -166,7 +170,7 @@ class NativeState(torch.optim.Optimizer):
                 continue
             views = self._views(index)
             saved = {name: value for name, value in given[part.param].items() if value is not None}
-            if "master" not in views:  # a float32 parameter has the values that were loaded as its own
+            if "master" not in views:  # a float32 parameter is its own master copy
                 saved.pop("master", None)
             state = self._from_torch_state(saved, part, group, views)
             lacking = [name for name in views if name not in state and name not in self._optional_state]
@@ -183,13 +187,14 @@ class NativeState(torch.optim.Optimizer):
 
     def _from_torch_state(self, state: Dict[str, Any], part: ParamShard, group: Dict[str, Any],
                   views: Dict[str, Tensor]) -> Dict[str, Any]:
-        """A parameter's state in the library's pieces, where it is of torch.optim's namesake and has others."""
+        """Converts a parameter's state from torch.optim's optimizer of the same name, where the library's pieces
+        differ."""
         return state
 
     def _check_piece(self, index: int, name: str, view: Tensor, value: Tensor) -> Tensor:
         part = self._parts[index]
         if view.shape == (part.count,) and value.shape == (part.length,):
-            value = value[: part.count]  # of a sharded parameter, with its padding
+            value = value[: part.count]  # drops the padding of a sharded parameter
         if value.shape != view.shape:
             raise ValueError(f"{self._name()}: state {name!r} of parameter {index} has shape {tuple(value.shape)}, "
                              f"must be {tuple(view.shape)}")

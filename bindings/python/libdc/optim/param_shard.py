@@ -14,8 +14,8 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def on_elements(method: _Method) -> _Method:
-    """A method to which a sharded model's parameters, gradients and states are plain tensors of this rank's
-    elements."""
+    """Decorates a method so that a sharded model's parameters, gradients and states are plain tensors of this rank's
+    elements inside."""
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -34,7 +34,7 @@ class ParamShard:
         entry = entry_of(param)
         self.param = param
         self.group = group
-        self.pieces: Optional[Dict[str, Tensor]] = None  # the library's memory, as `state` shows it; None: not yet
+        self.pieces: Optional[Dict[str, Tensor]] = None  # the library's memory in `state`; None before the first step
         self.shape = tuple(param.shape if entry is None else entry.shape)
         self.length = param.numel()  # with the padding of a sharded parameter's last part
         self.offset, self.count = 0, self.length
@@ -43,6 +43,7 @@ class ParamShard:
             self.count = end - self.offset
 
     def view(self, state: Tensor) -> Tensor:
-        """A piece of state that has the part's elements, in the parameter's shape where all of it is here."""
+        """A piece of state for the part's elements. It has the parameter's shape if this rank has the whole
+        parameter."""
         whole = self.count == self.length and state.shape == (self.count,)
         return state.view(self.param.shape) if whole else state

@@ -24,13 +24,13 @@ def _comm_of(param: torch.Tensor) -> Optional[Comm]:
 
 
 class Blockwise(NativeOptimizer):
-    """On the CPU, or on one CUDA device. On a sharded model the blocks are shared out over the ranks, and a rank has
-    the state of its own; every rank must make each step. A gradient that is not finite and below 2^50 raises
-    libdc.Error on every rank, and changes nothing."""
+    """An optimizer of blocks, on the CPU or on one CUDA device. On a sharded model the blocks are distributed over the
+    ranks, and each rank has the state of its own blocks; every rank must make each step. A gradient that is not finite,
+    or is 2^50 or larger, raises libdc.Error on every rank, and changes nothing."""
 
     _native_class: Type[arrays.Blockwise]
     _comm: Optional[Comm]
-    _owned_state = re.compile(r"\w+\.\d")  # what.block, what.block.dimension
+    _owned_state = re.compile(r"\w+\.\d")  # kind.block, or kind.block.dimension
     _devices = ("cpu", "cuda")
 
     def _init_state_piece(self, name: str, piece: torch.Tensor) -> None:
@@ -55,9 +55,9 @@ class Blockwise(NativeOptimizer):
 
 
 class Shampoo(Blockwise):
-    """Shampoo with blocks, grafting and amortised roots; see dc_shampoo_options for the arguments. A zero
-    means zero, not a default: merge_below=0 merges nothing, betas[0]=0 takes the gradient as it is. betas: of the
-    filtered gradient and of the factors, whose 1.0 is the sum."""
+    """Shampoo with blocks, grafting and amortised roots; see dc_shampoo_options for the arguments. A zero means zero,
+    not a default: merge_below=0 merges nothing, betas[0]=0 uses the gradient unfiltered. betas: decay rates of the
+    gradient's filter and of the factors; betas[1]=1.0 sums the factors."""
 
     _native_class = arrays.Shampoo
 
@@ -84,9 +84,9 @@ class Shampoo(Blockwise):
 
 class SOAP(Blockwise):
     """SOAP (Vyas et al. 2024): Adam in the eigenbasis of Shampoo's factors. The first step changes no weight. A zero
-    means zero, not a default: max_precond_dim=0 leaves Adam, betas[0]=0 takes the gradient as it is. shampoo_beta: of
-    the factors, None for betas[1]; max_block: longest side of a block, 0 for whole parameters; merge_below=0 merges no
-    dimensions."""
+    means zero, not a default: max_precond_dim=0 leaves plain Adam, betas[0]=0 uses the gradient unfiltered.
+    shampoo_beta: decay rate of the factors, None for betas[1]; max_block: longest side of a block, 0 for whole
+    parameters; merge_below=0 merges no dimensions."""
 
     _native_class = arrays.SOAP
 

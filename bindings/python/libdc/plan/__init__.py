@@ -1,7 +1,7 @@
-"""Memory, bytes and time of training, before the machines are there: libdc plan, and python -m libdc.plan.
+"""Predicts memory, communication and time of training without the machines: libdc plan, and python -m libdc.plan.
 
-The runtime's own calls are made on a device that only counts. So what libdc takes and receives is exact; times, and
-the activations of a model that PyTorch has not run, are models."""
+It makes the runtime's own calls on a device that only counts. So the bytes that libdc allocates and receives are exact.
+Times, and the activations of a model that PyTorch has not run, are estimates."""
 
 from .machine import Machine, load, names
 from .model import Layer, Model, from_layers, read

@@ -59,7 +59,7 @@ def _print_search(arguments: argparse.Namespace, base: Options) -> int:
 
 
 def _chosen(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """The search chooses what these options say, and prints no single plan."""
+    """Refuses options of a single plan with --search, which chooses them itself."""
     for name in ("stage", "prefetch", "recompute", "replicas", "offload", "html", "timeline"):
         value = getattr(arguments, name)
         if arguments.search and value != parser.get_default(name):

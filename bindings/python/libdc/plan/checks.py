@@ -18,7 +18,7 @@ MAX_NAME = 200
 
 
 def whole(name: str, value: Any, least: int, most: int) -> int:
-    """An integer, which JSON's true and false are not."""
+    """An integer within bounds. JSON's true and false are refused."""
     if isinstance(value, bool):
         raise ValueError(f"{name} = {value!r}, must be an integer")
     try:
@@ -34,7 +34,7 @@ def real(name: str, value: float, least: float, most: float) -> float:
 
 
 def title(name: str, value: Any) -> str:
-    """A name as it is shown: one that moves a terminal's cursor could hide what stands beside it."""
+    """A printable name: one with control characters could move a terminal's cursor and hide other output."""
     if not isinstance(value, str) or len(value) > MAX_NAME or not value.isprintable():
         raise ValueError(f"{name} = {str(value)[:MAX_NAME]!r}, must be a string of at most {MAX_NAME} characters, all "
                          "printable")
@@ -42,19 +42,19 @@ def title(name: str, value: Any) -> str:
 
 
 def stem(path: str) -> str:
-    """A file's name, which may have any bytes, to be shown."""
+    """A file's name for output, with unprintable characters replaced."""
     return "".join(letter if letter.isprintable() else "?" for letter in Path(path).stem)
 
 
 def known(name: str, table: Dict[str, Any], keys: Collection[str]) -> None:
-    """No key is misspelt."""
+    """Refuses keys that are not known, such as misspelt ones."""
     unknown = sorted(set(table) - set(keys))
     if unknown:
         raise ValueError(f"{name} has {unknown[0]!r}, must have {', '.join(sorted(keys))} alone")
 
 
 def read_json(path: str) -> Dict[str, Any]:
-    """An object from a file, with the file's name in each error."""
+    """Reads a JSON object from a file. Each error has the file's name."""
     try:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -70,7 +70,8 @@ def read_json(path: str) -> Dict[str, Any]:
 
 @contextlib.contextmanager
 def whole_file(name: str, path: str) -> Iterator[Path]:
-    """Where the block writes, which takes the place of `path` then. After an error `path` is as it was."""
+    """Yields the path of a partial file that the block writes, and that then replaces `path`. An error leaves `path`
+    unchanged."""
     partial = Path(f"{path}.part")
     try:
         yield partial
@@ -83,8 +84,8 @@ def whole_file(name: str, path: str) -> Iterator[Path]:
 
 
 def run_command(name: str, body: Callable[[], int]) -> int:
-    """A command's exit status. Bad input is a line on stderr and 2, lost output 3, as of the other commands. Output is
-    written at the end, so that its errors are told from those of files."""
+    """Runs a command and returns its exit status: 2 for bad input, with a line on stderr, and 3 for lost output, as the
+    other commands have. Output is written at the end, so that its errors differ from those of files."""
     if sys.stdout is None:
         print(f"{name}: stdout cannot be written: it is closed", file=sys.stderr)
         return 3
@@ -100,6 +101,6 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         sys.stdout.flush()
     except (OSError, UnicodeEncodeError) as error:
         print(f"{name}: stdout cannot be written: {error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what is left in its buffer
         return 3
     return status

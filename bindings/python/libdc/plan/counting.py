@@ -1,4 +1,4 @@
-"""The calls of one rank on the counting device, of which memory and bytes are exact (chapter 15 of dc_api.h)."""
+"""One rank's calls on the counting device, which give exact memory and bytes (chapter 15 of dc_api.h)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..linalg.handle import Handle
 from ..types import DType, Op
 from .machine import Machine
 
-_EVENTS = 1 << 16  # of a trace
+_EVENTS = 1 << 16  # the most in a trace
 _LANES = ("compute", "gather", "reduce", "offload", "reload")
-_ADDRESS = 1 << 60  # of tensors that no rank has: the counting device reads none
+_ADDRESS = 1 << 60  # of every tensor: the counting device never reads memory
 
 
 class Rank:
-    """A device, a communicator, a context and a stream."""
+    """A rank's device, communicator, context and stream."""
 
     def __init__(self, machine: Machine, dtype: str, ranks: int, heap: bool, bucket: int,
                  replicas: int = 1, number: int = 0, symmetric_memory: int = 0) -> None:
@@ -75,7 +75,7 @@ class Rank:
         check(lib.dc_count_work(self.stream._handle, duration_ns))
 
     def wait(self) -> int:
-        """Until the stream's work is done; the time."""
+        """Waits until the stream's work is done. Returns the device's time in nanoseconds."""
         self.stream.synchronize()
         return self.count("time_ns")
 
@@ -83,8 +83,8 @@ class Rank:
         check(lib.dc_context_trace_start(self.context, _EVENTS))
 
     def trace(self) -> List[Tuple[str, int, int, str, int]]:
-        """Stream, begin, end, operator and parameter of the library's work since the last call. The caller's own calls
-        take no time."""
+        """Stream, begin, end, operator and parameter of the library's work since the last call. The caller's lane is
+        left out, since its calls take no time."""
         events, count = ffi.new("dc_trace_event[]", _EVENTS), ffi.new("int64_t *")
         check(lib.dc_context_trace_read(self.context, events, ffi.sizeof("dc_trace_event"), _EVENTS, count))
         return [(_LANES[event.lane], int(event.begin_ns), int(event.end_ns),
@@ -96,10 +96,10 @@ class Rank:
 
 
 class AdamW:
-    """An optimizer of this rank's parts, whose memory is counted as it is taken."""
+    """An optimizer of this rank's parts, whose allocations the device counts."""
 
     def __init__(self, rank: Rank, parts: Sequence[Tuple[int, int, int]], weights: DType, grads: DType) -> None:
-        """parts: elements in all, offset and count of each parameter."""
+        """parts: for each parameter its total elements, and this rank's offset and count."""
         out = ffi.new("dc_optimizer **")
         check(lib.dc_adamw_create(rank.linalg._handle, new_struct("dc_adamw_options"), out))
         self._handle: Any = gc_handle(out[0], lib.dc_optimizer_destroy)

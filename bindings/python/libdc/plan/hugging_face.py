@@ -1,7 +1,7 @@
 """Models from Hugging Face's config.json: the families llama, gpt2 and bert.
 
-Parameters are those of the family's model with its head. Activations are those that PyTorch keeps when attention is
-computed without a matrix of all pairs of tokens, which is a model: other kernels keep more or less."""
+Parameters are those of the family's model with its head. Activations are an estimate: those that PyTorch keeps if
+attention forms no matrix of all pairs of tokens. Other kernels keep more or less."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Shapes = Tuple[Tuple[int, ...], ...]
 
 
 class _Config:
-    """Whole numbers of a configuration, by the first of several names; null counts as absent."""
+    """Reads integers of a configuration, by the first of several names that is present; null counts as absent."""
 
     def __init__(self, name: str, table: Mapping[str, Any]) -> None:
         self.name, self.table = name, table
@@ -34,7 +34,7 @@ class _Config:
         return default if value is None else value
 
     def positions(self, tokens: int, *keys: str) -> int:
-        """Of learned position embeddings, which samples must not be longer than."""
+        """The number of learned position embeddings. Longer samples are refused."""
         count = self(*keys)
         if tokens > count:
             raise ValueError(f"tokens = {tokens}, must be at most {count}, the positions of {self.name}")
@@ -45,8 +45,8 @@ class _Config:
 
 
 def _block(name: str, shapes: Shapes, tokens: int, element: int, wide: int, attention: int, norms: int) -> Layer:
-    """A layer whose matrices each token goes through. wide: kept elements of a token; attention: length of all heads;
-    norms: how many shapes at the end are those of norms. No backward reads a linear layer's bias."""
+    """A layer that multiplies each token by all its matrices. wide: elements kept for a token; attention: total length
+    of the heads; norms: how many of the last shapes are norms'. The backward reads no linear layer's bias."""
     hidden = shapes[0][-1]
     matrices = sum(rows * columns for rows, columns in (shape for shape in shapes if len(shape) == 2))
     flops = 2 * tokens * matrices + 4 * tokens * tokens * attention
@@ -58,7 +58,7 @@ def _block(name: str, shapes: Shapes, tokens: int, element: int, wide: int, atte
 def _ends(tokens: int, element: int, hidden: int, vocabulary: int, embeddings: Shapes, head: Shapes,
           tied: bool = True) -> Tuple[Layer, Layer]:
     """The embeddings, and the head with its loss, whose logits are kept in float32. tied: the head multiplies by the
-    embeddings, which are its own otherwise."""
+    embeddings; otherwise it has its own matrix."""
     logits = tokens * vocabulary
     first = Layer("embeddings", embeddings, (), 0, tokens * 8, tokens * 8, tokens * hidden * element)
     last = Layer("head", head, tuple(range(len(head))), 2 * logits * hidden, logits * (element + 4),
@@ -128,7 +128,8 @@ _FAMILIES: Dict[str, Callable[[_Config, int, int], List[Layer]]] = {"llama": _ll
 
 
 def from_config(table: Mapping[str, Any], name: str, tokens: Optional[int], element: int) -> Model:
-    """tokens None: 1024, or as many as the model has positions"""
+    """A model from Hugging Face's configuration. tokens of a sample; None: 1024, or the model's positions if those are
+    fewer."""
     family = table.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
         raise ValueError(f"{name}: model_type = {family!r}, must be one of {', '.join(_FAMILIES)}; others can be given "

@@ -17,13 +17,13 @@ _MOST = {"product_percent": 100, "ranks_per_node": 1 << 20, "cores": 1 << 20, "f
 
 
 class Machine(NamedTuple):
-    """One rank's share. Rates are a second's; what it receives and sends at the same time counts once."""
+    """One rank's share of a machine. Rates are per second; bytes received and sent at the same time count once."""
 
     name: str
     ranks_per_node: int
     memory_bytes: int
-    flops: Dict[str, int]  # peak of dense matrix products, by data type
-    product_percent: int  # of the peak that a model's products reach
+    flops: Dict[str, int]  # peak of dense matrix products a second, by data type
+    product_percent: int  # share of the peak that a model's products reach
     memory_bytes_per_second: int
     host_bytes_per_second: int
     node_bytes_per_second: int
@@ -31,10 +31,10 @@ class Machine(NamedTuple):
     network_bytes_per_second: int
     network_latency_ns: int
     launch_ns: int
-    cores: int = 0  # that all ranks of a node share, for work and for collectives in the node; 0: each has its own
-    host_memory_bytes: int = 0  # for offload; 0: it has no limit that is known, and the search does not offload
-    product_percent_by_width: Tuple[Tuple[int, int], ...] = ()  # of product_percent, by the shorter side of the weights
-    product_percent_by_rows: Tuple[Tuple[int, int], ...] = ()  # of that, by the tokens of a rank's micro-batch
+    cores: int = 0  # that a node's ranks share for work and for collectives in the node; 0: not shared
+    host_memory_bytes: int = 0  # for offload; 0: unknown, so the search does not offload
+    product_percent_by_width: Tuple[Tuple[int, int], ...] = ()  # share of product_percent, by the weights' shorter side
+    product_percent_by_rows: Tuple[Tuple[int, int], ...] = ()  # share of that, by the tokens of a rank's micro-batch
 
     def peak(self, dtype: str) -> int:
         if dtype not in self.flops:
@@ -45,16 +45,16 @@ class Machine(NamedTuple):
         return self.peak(dtype) * self.product_percent // 100
 
     def percent_of_width(self, width: int) -> int:
-        """The share of rate() of a product with weights of this shorter side."""
+        """The percentage of rate() that products reach with weights of this shorter side."""
         return _next_measured(self.product_percent_by_width, width)
 
     def percent_of_rows(self, rows: int) -> int:
-        """The share that a layer's products with so many rows have of that."""
+        """The percentage of that which a layer's products with this many rows reach."""
         return _next_measured(self.product_percent_by_rows, rows)
 
 
 def _next_measured(percents: Tuple[Tuple[int, int], ...], size: int) -> int:
-    """Of the next size that was measured, or of the last."""
+    """The percentage of the next larger size that was measured, or of the largest."""
     return next((percent for most, percent in percents if size <= most), percents[-1][1] if percents else 100)
 
 
@@ -75,7 +75,7 @@ def names() -> List[str]:
 
 
 def load(name: str) -> Machine:
-    """A machine of the package by its name, or a file's."""
+    """Loads a machine of the package by name, or one from a file."""
     path = str(FOLDER / f"{name}.json")
     path = path if os.path.exists(path) else name
     if not os.path.exists(path):  # Path.exists() raises where a name is too long

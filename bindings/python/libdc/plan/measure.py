@@ -1,7 +1,7 @@
 """libdc bench --machine FILE: this machine's description, measured on two ranks that are processes.
 
-Figures are medians of turns, taken on both ranks at once, since ranks of a machine share its memory. Products run on
-one thread. A small collective gives the latency, a large one the rate."""
+Figures are medians of several turns, measured on both ranks at once, since ranks of a machine share its memory.
+Products run on one thread. A small collective gives the latency, a large one the rate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CLOCKS: Dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor
 
 
 def median_seconds(clock: str, comm: Any, work: Callable[[], Any], repeats: int = 1) -> float:
-    """Of a call on this rank, at the same time as on the others."""
+    """The median time of a call on this rank, while the others make it too."""
     now, seconds = _CLOCKS[clock], []
     work()
     for _ in range(_TURNS):
@@ -42,7 +42,7 @@ def median_seconds(clock: str, comm: Any, work: Callable[[], Any], repeats: int 
 
 
 def _product_rates(clock: str, comm: Any) -> Dict[str, int]:
-    """Operations a second of x W, by the width of a square W."""
+    """Floating-point operations a second of x W, by the width of the square matrix W."""
     import numpy as np
 
     rates: Dict[str, int] = {}
@@ -55,7 +55,8 @@ def _product_rates(clock: str, comm: Any) -> Dict[str, int]:
 
 
 def _percents_by_rows(clock: str, comm: Any, rate: int) -> Dict[str, int]:
-    """The share of a rate of a layer's three products, by their rows: with few, the weights' gradient is slow."""
+    """The percentage of a rate that a layer's three products reach, by their rows. With few rows the weights' gradient
+    is slow."""
     import numpy as np
 
     percents, width = {}, _WIDTHS[-1]
@@ -76,7 +77,7 @@ def _percents_by_rows(clock: str, comm: Any, rate: int) -> Dict[str, int]:
 
 
 def measure_level(name: str, clock: str, comm: Any, large: int = _LARGE) -> Dict[str, int]:
-    """Of all-gathers of few bytes, and of a large part a rank. name: node or network."""
+    """Latency and rate of all-gathers, from a small and a large part of each rank. name: node or network."""
     import numpy as np
 
     seconds = {}
@@ -89,7 +90,7 @@ def measure_level(name: str, clock: str, comm: Any, large: int = _LARGE) -> Dict
 
 
 def measure_work(clock: str, comm: Any) -> Dict[str, Any]:
-    """Of products and copies."""
+    """Rates of products and copies."""
     import numpy as np
 
     rates = _product_rates(clock, comm)
@@ -99,7 +100,7 @@ def measure_work(clock: str, comm: Any) -> Dict[str, Any]:
     return {"flops": {"float32": peak},
             "product_percent_by_width": {width: 100 * rate // peak for width, rate in rates.items()},
             "product_percent_by_rows": _percents_by_rows(clock, comm, rates[str(_WIDTHS[-1])]),
-            "memory_bytes_per_second": copied, "host_bytes_per_second": copied // 2}  # which is what arrives
+            "memory_bytes_per_second": copied, "host_bytes_per_second": copied // 2}  # counts received bytes once
 
 
 def measure_rank(comm: Any, address: str, clock: str) -> Dict[str, Any]:
@@ -112,7 +113,7 @@ def measure_rank(comm: Any, address: str, clock: str) -> Dict[str, Any]:
 
 
 def describe(figures: Dict[str, Any], clock: str) -> Dict[str, Any]:
-    """A machine's file."""
+    """The content of a machine's file."""
     cores = len(os.sched_getaffinity(0))
     day = datetime.date.today().isoformat()
     source = f"measured by libdc bench --machine on {day}: {RANKS} ranks, medians of {_TURNS} turns, {clock} time"
@@ -127,14 +128,14 @@ def describe(figures: Dict[str, Any], clock: str) -> Dict[str, Any]:
 
 
 def free_address() -> str:
-    """Where ranks of this machine may meet over TCP."""
+    """An address at which ranks of this machine can meet over TCP."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def measure(path: str, clock: str = "wall") -> Dict[str, Any]:
-    """Measures on processes and writes the file, whole or not at all."""
+    """Measures with rank processes and writes the file, whole or not at all."""
     with whole_file("machine", path) as partial:
         partial.write_text("")
         partial.write_text(json.dumps(describe(_figures(clock), clock), indent=2) + "\n")
@@ -143,7 +144,7 @@ def measure(path: str, clock: str = "wall") -> Dict[str, Any]:
 
 
 def _figures(clock: str) -> Dict[str, Any]:
-    """Those of rank 0."""
+    """The figures of rank 0."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     for name in ("RANK", "WORLD_SIZE"):
         environment.pop(name, None)

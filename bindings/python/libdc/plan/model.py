@@ -1,4 +1,4 @@
-"""A model as the planner sees it: layers with parameters, work and kept activations."""
+"""A model as the planner has it: layers with parameters, operations and kept activations."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ _LAYER_KEYS = ("name", "shapes", "backward", "uses", "flops", "kept_bytes", "inp
 
 
 class Layer(NamedTuple):
-    """Parameters that are gathered together. Numbers are of one sample."""
+    """Parameters that are gathered together. Operations and bytes are those of one sample."""
 
     name: str
     shapes: Tuple[Tuple[int, ...], ...]
-    backward: Tuple[int, ...]  # numbers of the shapes whose weights the backward reads again
-    flops: int  # of the matrix products of a forward
-    kept_bytes: int  # by the forward for the backward
-    input_bytes: int  # of kept_bytes, what recomputation has to keep
-    workspace_bytes: int  # beside that, while the layer runs
-    uses: Tuple[Tuple[int, int, bool], ...] = ()  # tied weights: a layer's number, its shape's, if backward reads it
-    frozen: Tuple[int, ...] = ()  # numbers of the shapes that are not trained
-    idle: Tuple[int, ...] = ()  # numbers of the shapes, and behind them of uses, that are gathered without a gradient
-    recomputed: bool = False  # whether its forward is computed again in each training, input_bytes being all it keeps
-    reentrant: bool = False  # whether a backward of its own follows that, which gathers what it reads once more
+    backward: Tuple[int, ...]  # indices of the shapes whose weights the backward reads again
+    flops: int  # operations of the forward's matrix products
+    kept_bytes: int  # bytes that the forward keeps for the backward
+    input_bytes: int  # the part of kept_bytes that recomputation still has to keep
+    workspace_bytes: int  # further bytes while the layer runs
+    uses: Tuple[Tuple[int, int, bool], ...] = ()  # tied weights: index of layer and shape, if backward reads it
+    frozen: Tuple[int, ...] = ()  # indices of the shapes that are not trained
+    idle: Tuple[int, ...] = ()  # indices of shapes, then of uses, that are gathered but get no gradient
+    recomputed: bool = False  # whether training always recomputes its forward, and keeps only input_bytes
+    reentrant: bool = False  # whether a nested backward follows that, and gathers its weights once more
 
     @property
     def parameters(self) -> int:
-        """Its own."""
+        """The layer's own parameters, without tied ones."""
         return sum(numel(shape) for shape in self.shapes)
 
 
 class Model(NamedTuple):
     name: str
     layers: Tuple[Layer, ...]
-    tokens: int  # of a sample
+    tokens: int  # in a sample
 
     @property
     def parameters(self) -> int:
@@ -53,30 +53,30 @@ class Model(NamedTuple):
         return sum(layer.flops for layer in self.layers)
 
     def _weights(self, number: int) -> List[Tuple[Tuple[int, ...], bool]]:
-        """The shapes that a layer's forward reads, tied ones too, and whether they are trained."""
+        """The shapes that a layer's forward reads, with tied ones, and whether each is trained."""
         places = [*((number, i) for i in range(len(self.layers[number].shapes))),
                   *((other, i) for other, i, _ in self.layers[number].uses)]
         return [(self.layers[owner].shapes[i], i not in self.layers[owner].frozen) for owner, i in places]
 
     @property
     def first_trained(self) -> int:
-        """The first layer with something to train, at which the backward ends. One without weights counts."""
+        """The first layer with something to train, where the backward ends. A layer without weights counts too."""
         every = (self._weights(i) for i in range(len(self.layers)))
         return next((i for i, weights in enumerate(every) if not weights or any(trained for _, trained in weights)),
                     len(self.layers))
 
     def backward_passes(self, number: int, first: int) -> float:
-        """How many times the products of its forward a layer's backward has: for its input's gradient, and for those
-        of the weights that are trained, by their elements. first: first_trained"""
+        """A layer's backward operations over its forward's: 1 for the input's gradient, and the trained share of the
+        weights' elements. first: first_trained."""
         weights = self._weights(number)
-        weights = [pair for pair in weights if len(pair[0]) > 1] or weights  # products are those of matrices
+        weights = [pair for pair in weights if len(pair[0]) > 1] or weights  # only matrices have products
         whole = sum(numel(shape) for shape, _ in weights)
         share = sum(numel(shape) for shape, trained in weights if trained) / whole if whole else 1.0
         return 0.0 if number < first else int(number > first or share == 1) + share
 
     @property
     def trained_flops(self) -> float:
-        """Of a forward and a backward."""
+        """Operations of a forward and a backward."""
         first = self.first_trained
         return sum(layer.flops * (1 + self.backward_passes(i, first)) for i, layer in enumerate(self.layers))
 

@@ -16,9 +16,9 @@ MAX_RANKS = 1024  # the library's own limit
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How the model is trained. dtype: of the weights that are kept. grad_dtype: of the gradients that are kept.
-    param_dtype: in which weights are gathered and used; None: their own. reduce_dtype: in which gradients are
-    averaged; None: the type in which weights are used. All as in libdc.torch.shard()"""
+    """How the model is trained. dtype: the type of kept weights. grad_dtype: that of kept gradients. param_dtype: the
+    type in which weights are gathered and used; None: dtype. reduce_dtype: the type in which gradients are averaged;
+    None: that in which weights are used. All as in libdc.torch.shard()."""
 
     ranks: int = 1
     stage: int = 3
@@ -54,17 +54,17 @@ class Options:
 
     @property
     def shards(self) -> int:
-        """Ranks among which parameters are split."""
+        """The number of ranks among which parameters are split."""
         return self.ranks // self.replicas
 
     @property
     def used_dtype(self) -> str:
-        """Of gathered weights, of work, and of gradients as autograd gives them."""
+        """The type of gathered weights, of computation, and of gradients as autograd returns them."""
         return self.param_dtype or self.dtype
 
     @property
     def element(self) -> int:
-        """Bytes of a kept weight's."""
+        """Bytes of an element of the kept weights."""
         return size_of(self.dtype)
 
 

@@ -1,4 +1,4 @@
-"""libdc plan --html FILE: one page without a network. Its charts are uPlot's, which is in the page."""
+"""libdc plan --html FILE: one page that needs no network. uPlot, which draws its charts, is in the page."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ UPLOT = Path(__file__).with_name("uplot")
 
 
 def _efficiency(plan: Plan) -> List[Dict[str, Any]]:
-    """The scaling curve, where the plan says how its communication grows."""
+    """The scaling curve; empty if the plan does not tell how its communication scales."""
     if plan.options.ranks == 1 or unscalable(plan):
         return []
     return [{"ranks": ranks, "efficiency": simulate(plan, ranks, Faults()).efficiency} for ranks in _RANKS]
 
 
 def figures(plan: Plan) -> Dict[str, Any]:
-    """All that the page draws. The plan has its spans."""
+    """The data that the page draws. The plan must have spans."""
     return {
         "limit": plan.machine.memory_bytes, "step_ns": plan.step_ns, "holders": list(HOLDERS),
         "points": [{"moment": point.moment, "ns": point.time_ns, "bytes": [point.bytes[name] for name in HOLDERS]}
@@ -45,6 +45,6 @@ def page(plan: Plan, price_per_hour: float = 0.0) -> str:
 
 
 def write(plan: Plan, path: str, price_per_hour: float = 0.0) -> None:
-    """The whole file, or none."""
+    """Writes the page, whole or not at all."""
     with whole_file("html", path) as partial:
         partial.write_text(page(plan, price_per_hour), encoding="utf-8")

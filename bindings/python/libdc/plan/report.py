@@ -10,7 +10,7 @@ _GIB = float(1 << 30)
 
 
 def as_json(plan: Plan, price_per_hour: float = 0.0) -> Dict[str, Any]:
-    """Bytes, nanoseconds and counts; price_per_hour of a rank, in any currency."""
+    """The plan in bytes, nanoseconds and counts. price_per_hour: of a rank, in any currency; 0: no cost."""
     options = plan.options
     table: Dict[str, Any] = {
         "model": {"name": plan.model.name, "parameters": plan.model.parameters, "layers": len(plan.model.layers),
@@ -33,7 +33,7 @@ def as_json(plan: Plan, price_per_hour: float = 0.0) -> Dict[str, Any]:
 
 
 def cost(plan: Plan, price_per_hour: float) -> float:
-    """Of a million tokens."""
+    """The price of a million tokens."""
     return price_per_hour * plan.options.ranks * plan.step_ns / 3.6e12 / plan.tokens * 1e6
 
 
@@ -46,14 +46,14 @@ def settings(plan: Plan) -> str:
 
 
 def _types(plan: Plan) -> str:
-    """Of weights, and those in which they are used and gradients averaged, where these are others."""
+    """The weights' type, and the types in which they are used and gradients averaged if those differ."""
     options = plan.options
     text = options.dtype + (f" used as {options.param_dtype}" if options.used_dtype != options.dtype else "")
     return text + (f", gradients averaged in {options.reduce_dtype}" if options.reduce_dtype is not None else "")
 
 
 def as_text(plan: Plan, price_per_hour: float = 0.0) -> str:
-    """A page of at most 120 columns."""
+    """The plan as text of at most 120 columns."""
     step, machine = plan.step_ns, plan.machine
     most = largest_micro_batch(plan)
     lines = [
@@ -87,7 +87,7 @@ def as_text(plan: Plan, price_per_hour: float = 0.0) -> str:
 
 
 def timeline(plan: Plan) -> str:
-    """Memory by holder at each point of the step, in MiB."""
+    """A table of memory by holder at each point of the step, in MiB."""
     head = f"{'ms':>10}  {'total':>10}  " + "  ".join(f"{name:>{len(name)}}" for name in HOLDERS) + "  moment"
     rows: List[str] = [head]
     for point in plan.points:

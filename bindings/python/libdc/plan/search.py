@@ -1,5 +1,6 @@
-"""The settings with which a step is fastest. Each shape of training that fits is planned: a stage, hybrid sharding's
-replicas, recomputation, offload. The fastest shapes are then planned with other buckets, and other layers ahead."""
+"""Searches for the settings with which a step is fastest. It plans each combination ("shape") of stage, hybrid
+sharding's replicas, recomputation and offload that fits. Then it plans the fastest ones with other buckets and prefetch
+depths."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from .model import Model
 from .options import Options
 from .step import Plan, largest_micro_batch, run
 
-_REFINED = 6  # shapes
+_REFINED = 6  # the number of shapes to plan further
 
 
 class Found(NamedTuple):
@@ -29,7 +30,7 @@ def _ns_per_token(plan: Plan) -> float:
 
 
 def _with_samples(model: Model, machine: Machine, options: Options, most: int) -> Optional[Plan]:
-    """With as many samples a rank as fit, up to most. None: not even one fits"""
+    """A plan with as many samples a rank as fit, up to most; None if not even one fits."""
     plan = run(model, machine, dataclasses.replace(options, micro_batch=1))
     fits = min(largest_micro_batch(plan), most)
     if fits == 0:
@@ -38,7 +39,8 @@ def _with_samples(model: Model, machine: Machine, options: Options, most: int) -
 
 
 def _shapes(machine: Machine, base: Options) -> Iterator[Options]:
-    """Stage 2 is left out, since it has stage 1's calls. Replicas of one rank each are stage 0."""
+    """The shapes to plan. Stage 2 is left out, since it makes the calls of stage 1, and so are replicas of one rank,
+    which are stage 0."""
     replicas = [n for n in range(1, base.ranks) if base.ranks % n == 0] or [1]
     offloads = (False, True) if machine.host_memory_bytes > 0 else (False,)
     for recompute in (False, True):
@@ -48,7 +50,7 @@ def _shapes(machine: Machine, base: Options) -> Iterator[Options]:
 
 
 def _planned(model: Model, machine: Machine, shape: Options) -> Optional[Plan]:
-    """With one layer ahead, or none where that is too much."""
+    """The shape's plan with a prefetch of one layer, or of none if one does not fit."""
     for prefetch in (1, 0):
         plan = _with_samples(model, machine, dataclasses.replace(shape, prefetch=prefetch), shape.micro_batch)
         if plan is not None or shape.stage == 0:
@@ -57,7 +59,7 @@ def _planned(model: Model, machine: Machine, shape: Options) -> Optional[Plan]:
 
 
 def _refined(model: Model, machine: Machine, plan: Plan, base: Options) -> Plan:
-    """The fastest of the shape. Of equally fast ones it is the one that takes least."""
+    """The shape's fastest plan over prefetch and bucket; of equally fast ones the one with least memory."""
     ahead = (0, 1, 2) if plan.options.stage > 0 else (plan.options.prefetch,)
     plans = [plan]
     for prefetch, bucket in itertools.product(ahead, (base.bucket, base.bucket * 4)):
@@ -68,7 +70,7 @@ def _refined(model: Model, machine: Machine, plan: Plan, base: Options) -> Plan:
 
 
 def _why(plan: Plan) -> str:
-    """The share of waiting, and of free memory."""
+    """A text with the shares of waiting and of free memory."""
     exposed = 100 * plan.exposed_ns / plan.step_ns if plan.step_ns else 0.0
     free = 100 * (1 - plan.peak.total / plan.machine.memory_bytes)
     text = f"{exposed:.0f} % of the step waits for communication or offload" if plan.options.offload else (
@@ -93,7 +95,7 @@ def advise(plan: Plan) -> str:
 
 
 def search(model: Model, machine: Machine, base: Options, count: int = 5) -> List[Found]:
-    """The best shapes by time a token, each with its best bucket and prefetch. base has the ranks, the type, the
+    """The best shapes by time a token, each with its best bucket and prefetch. base gives the ranks, the type, the
     largest micro-batch and the smaller bucket."""
     def order(plan: Plan) -> "tuple[float, int]":
         return _ns_per_token(plan), plan.peak.total

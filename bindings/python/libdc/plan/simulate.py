@@ -1,8 +1,8 @@
 """The command libdc sim: a plan's step on 8 to 65,536 ranks, with slow ranks, failures and checkpoints.
 
-Ranks are alike and wait for each other in each step, so a step takes the time of its slowest rank. That one is drawn at
-once: the largest of N draws has the distribution of one draw to the power N. Failures and checkpoints are events. All
-of it is a model; docs/planner.md lists the assumptions."""
+Ranks are alike and wait for each other in each step, so a step takes the time of its slowest rank. One draw gives that
+time: the largest of N draws has the distribution function of one draw to the power N. Failures and checkpoints are
+simulated events. All of it is a model; docs/planner.md lists the assumptions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .model import read
 from .options import Options
 from .step import Plan, run
 
-PLANNED_RANKS = 256  # at most; the scaling begins there
-_STEPS = 400  # that are drawn for a mean
+PLANNED_RANKS = 256  # the most that are planned; more are scaled from there
+_STEPS = 400  # the number drawn for a mean
 _NORMAL = statistics.NormalDist()
 
 
@@ -32,22 +32,22 @@ class Faults(NamedTuple):
     mtbf_hours: float = 50000.0  # of one rank
     checkpoint_s: float = 30.0
     restart_s: float = 600.0
-    deviation: float = 0.01  # of a rank's time for a step, over its mean
+    deviation: float = 0.01  # standard deviation of a rank's time for a step, over its mean
 
 
 class Scale(NamedTuple):
     """Training on a number of ranks."""
 
     ranks: int
-    step_ns: float  # without stragglers and failures
-    straggling: float  # a step's mean time over that
-    interval_s: float  # of checkpoints
-    goodput: float  # of the time, the share in steps that count
-    efficiency: float  # tokens a second and rank, over those of a rank that waits for nothing
+    step_ns: float  # without stragglers or failures
+    straggling: float  # a step's mean time over step_ns
+    interval_s: float  # between checkpoints
+    goodput: float  # share of the time in steps that are not lost
+    efficiency: float  # tokens a second and rank, over those of a rank that never waits
 
 
 def unscalable(plan: Plan) -> str:
-    """Why other numbers of ranks can't be told from this plan; empty where they can."""
+    """Why this plan does not tell the time of other numbers of ranks; empty if it does."""
     options, machine = plan.options, plan.machine
     if options.replicas > 1:
         return f"replicas = {options.replicas}: ranks gather from their group alone"
@@ -59,8 +59,8 @@ def unscalable(plan: Plan) -> str:
 
 
 def communication_ns(plan: Plan, ranks: int) -> float:
-    """Of a step: the planned whole tensors on another number of ranks, both levels of links at the same time. A
-    collective over several nodes takes its latency for each doubling of them."""
+    """A step's communication time on another number of ranks: the plan's whole tensors, on both levels of links at the
+    same time. A collective over several nodes takes the latency once for each doubling of nodes."""
     machine, planned = plan.machine, plan.options.ranks
     if ranks == 1 or planned == 1:
         return 0.0
@@ -75,27 +75,29 @@ def communication_ns(plan: Plan, ranks: int) -> float:
 
 
 def step_ns(plan: Plan, ranks: int) -> float:
-    """Exposed communication grows as all of it does. The part that is longer than the work is exposed too."""
+    """A step's time. Exposed communication grows in proportion to all communication. The part of it that exceeds the
+    computation is exposed too."""
     now = communication_ns(plan, ranks)
     share = plan.exposed_ns / plan.communication_ns if plan.communication_ns else 0.0
     return plan.compute_ns + max(share * now, now - plan.compute_ns)
 
 
 def young_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
-    """The best time between checkpoints, by Young 1974: sqrt(2 C M)."""
+    """The best time between checkpoints (Young 1974): sqrt(2 C M)."""
     return math.sqrt(2 * checkpoint_s * mtbf_s)
 
 
 def daly_goodput(interval_s: float, faults: Faults, mtbf_s: float) -> float:
-    """Daly 2006: work takes M e^(R/M) (e^((t + C)/M) - 1) / t times as long, with failures at all times."""
+    """Daly 2006: work takes M e^(R/M) (e^((t + C)/M) - 1) / t times as long, if failures may come at any time."""
     exponent, restarts = (interval_s + faults.checkpoint_s) / mtbf_s, faults.restart_s / mtbf_s
-    if exponent + restarts > 500:  # no double holds it
+    if exponent + restarts > 500:  # a double would overflow
         return 0.0
     return interval_s / (mtbf_s * math.exp(restarts) * math.expm1(exponent))
 
 
 def simulated_goodput(interval_s: float, faults: Faults, mtbf_s: float, draw: random.Random, segments: int) -> float:
-    """The same by events: a failure loses what came after the last checkpoint; a restart may fail too."""
+    """The goodput from simulated failures. A failure loses the work after the last checkpoint; a restart may fail
+    too."""
     time = 0.0
     for _ in range(segments):
         needed = interval_s + faults.checkpoint_s
@@ -123,7 +125,7 @@ def simulate(plan: Plan, ranks: int, faults: Faults, seed: int = 1) -> Scale:
     slow = straggling(faults.deviation, ranks, draw)
     mtbf_s = faults.mtbf_hours * 3600 / ranks
     interval = young_interval_s(faults.checkpoint_s, mtbf_s)
-    goodput = 0.0  # hardly a step counts: events would be too many
+    goodput = 0.0  # nearly all steps are lost, and there would be too many events
     if daly_goodput(interval, faults, mtbf_s) > 0.01:
         goodput = simulated_goodput(interval, faults, mtbf_s, draw, 20000)
     if step <= 0:
@@ -132,7 +134,7 @@ def simulate(plan: Plan, ranks: int, faults: Faults, seed: int = 1) -> Scale:
 
 
 def breaks_first(scale: Scale, plan: Plan) -> str:
-    """The largest loss."""
+    """The name of the largest loss."""
     losses = {"communication": 1 - plan.compute_ns / scale.step_ns, "stragglers": 1 - 1 / scale.straggling,
               "failures": 1 - scale.goodput}
     return max(losses, key=lambda name: losses[name])
@@ -162,7 +164,8 @@ def _faults(arguments: argparse.Namespace) -> Faults:
 
 
 def _scales(arguments: argparse.Namespace) -> List[Tuple[Plan, Scale]]:
-    """Each number of ranks with the plan that it comes from: its own, or of the most ranks that are planned."""
+    """The scaling at each number of ranks, with the plan behind it: one for that number, or one for the most ranks that
+    are planned."""
     try:
         numbers = [int(text) for text in arguments.ranks.split(",")]
     except ValueError:

@@ -1,6 +1,6 @@
-"""One rank's step of training, run on the counting device. The trainer gathers a layer before it runs, and others
-ahead, and reduces each layer's gradients as they come. Stages are those of libdc.torch.shard: in
-stages 1 and 2 the first forward after an update gathers the weights, which then stay."""
+"""One rank's training step, run on the counting device. The trainer gathers a layer before it runs, prefetches later
+ones, and reduces each layer's gradients once they are there. Stages are those of libdc.torch.shard: in stages 1 and 2
+the first forward after an update gathers the weights, and they stay gathered."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Work of a stream."""
+    """One piece of a stream's work."""
 
     stream: str
     begin_ns: int
@@ -53,8 +53,8 @@ class Plan(NamedTuple):
     step_ns: int
     compute_ns: int
     communication_ns: int
-    host_bytes: int = 0  # at most, of offloaded activations
-    spans: Tuple[Span, ...] = ()  # of the step, if they were asked for
+    host_bytes: int = 0  # the peak of offloaded activations
+    spans: Tuple[Span, ...] = ()  # of the step, if traced
 
     @property
     def peak(self) -> Point:
@@ -62,7 +62,7 @@ class Plan(NamedTuple):
 
     @property
     def exposed_ns(self) -> int:
-        """Communication that no work hides."""
+        """Communication that no computation hides."""
         return max(0, self.step_ns - self.compute_ns)
 
     @property
@@ -72,12 +72,12 @@ class Plan(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Of a step, over all ranks."""
+        """The tokens of a step, over all ranks."""
         return self.options.ranks * self.options.micro_batch * self.options.accumulate * self.model.tokens
 
     @property
     def flop_utilisation(self) -> float:
-        """The model's operations, without those of recomputation, over the peak's."""
+        """The model's operations, without recomputation, over those that the machine could do at its peak."""
         samples = self.options.micro_batch * self.options.accumulate
         peak = self.machine.peak(self.options.used_dtype) * self.step_ns / 1e9
         return samples * self.model.trained_flops / peak if peak > 0 else 0.0
@@ -87,7 +87,7 @@ class _Step:
     def __init__(self, model: Model, machine: Machine, options: Options, traced: bool) -> None:
         self.traced, self.spans = traced, cast(List[Span], [])
         self.traced_ops: List[Tuple[str, int, int, str, int]] = []
-        self.first = model.first_trained  # before it autograd keeps nothing
+        self.first = model.first_trained  # autograd keeps nothing of earlier layers
         self.model = model._replace(layers=tuple(
             layer._replace(kept_bytes=0, input_bytes=0) if i < self.first else layer
             for i, layer in enumerate(model.layers)))
@@ -98,7 +98,7 @@ class _Step:
         self.points: List[Point] = []
         self.activations = self.compute_ns = 0
         self.ids: List[List[int]] = []
-        self.frozen: List[bool] = []  # by parameter
+        self.frozen: List[bool] = []  # for each parameter
         self.reloaded: Dict[int, Any] = {}
         parts = self._register()
         self.own_ids = [list(ids) for ids in self.ids]
@@ -111,7 +111,7 @@ class _Step:
                        "gradients": self.own * size_of(options.grad_dtype)}
 
     def _register(self) -> List[Tuple[int, int, int]]:
-        """Registers all parameters in one graph; the optimizer's parts."""
+        """Registers all parameters in one graph. Returns the rank's part of each: total elements, offset and count."""
         rank, stage, ranks = self.rank, self.options.stage, self.options.shards
         parts: List[Tuple[int, int, int]] = []
         reduced = DTYPES.get(self.options.reduce_dtype or "", DType.NONE)
@@ -141,7 +141,7 @@ class _Step:
         return parts
 
     def note(self, moment: str, layer_gradients: int = 0, workspace: int = 0) -> None:
-        """Waits for the stream, as a look at the memory does, and keeps the point."""
+        """Records a point of memory use. It waits for the stream first, as reading a device's memory would."""
         time_ns = self.rank.wait()
         stats, optimizer = self.rank.stats(), self.optimizer.stats()
         states = int(optimizer.state_bytes + optimizer.scratch_bytes)
@@ -154,7 +154,8 @@ class _Step:
             self.traced_ops.extend(self.rank.trace())
 
     def work(self, layer: Layer, passes: float, what: str) -> None:
-        """Products as fast as those of the layer's widths are, each weighted by its elements, and of its rows."""
+        """Runs a layer's products, as fast as measured for the widths of its matrices, weighted by elements, and for
+        its rows."""
         sides = [sorted((numel(shape[:1]), numel(shape[1:]))) for shape in layer.shapes if len(shape) > 1]
         slowness = sum(a * b * 100 / self.machine.percent_of_width(a) for a, b in sides) / sum(a * b for a, b in sides
                                                                                               ) if sides else 1.0
@@ -169,7 +170,7 @@ class _Step:
             self.spans.append(Span("compute", end - duration, end, f"{what} of {layer.name}"))
 
     def gather(self, number: int, following: Sequence[int], ids_of: Sequence[Sequence[int]]) -> None:
-        """Gathers a layer, and starts to gather those that follow. ids_of: the parameters that each one reads."""
+        """Gathers a layer, and starts to gather the following ones. ids_of: the parameters that each layer reads."""
         if self.options.stage == 0:
             return
         out = self.rank.tensor([], self.used_dtype)
@@ -188,7 +189,8 @@ class _Step:
             check(lib.dc_release_param(self.rank.context, ffi.NULL, _GRAPH, i, 1))
 
     def recomputes(self, layer: Layer) -> bool:
-        """A layer that keeps its inputs alone, as embeddings do, has nothing to compute again."""
+        """Whether the layer is recomputed. One that keeps only its inputs, as embeddings do, has nothing to
+        recompute."""
         return layer.recomputed or (self.options.recompute and layer.input_bytes < layer.kept_bytes)
 
     def kept(self, layer: Layer) -> int:
@@ -196,7 +198,7 @@ class _Step:
         return kept * self.options.micro_batch
 
     def offload(self, number: int) -> None:
-        """Moves what the layer's forward kept to host memory."""
+        """Moves the activations that the layer's forward kept to host memory."""
         layer = self.model.layers[number]
         if self.options.offload and self.kept(layer) > 0:
             kept, out = self.rank.tensor([self.kept(layer)], DType.INT8), self.rank.tensor([], DType.INT8)
@@ -205,14 +207,14 @@ class _Step:
             self.activations -= self.kept(layer)
 
     def reload(self, numbers: Sequence[int]) -> None:
-        """Starts to bring it back, of layers whose backward comes."""
+        """Starts to copy the kept activations back, for layers whose backward is next."""
         for number in numbers:
             if self.options.offload and self.kept(self.model.layers[number]) > 0:
                 out = self.reloaded[number] = self.rank.tensor([], DType.INT8)
                 check(lib.dc_reload_tensor(self.rank.context, ffi.NULL, _GRAPH, number, out))
 
     def forget(self, number: int) -> None:
-        """The layer's backward is done."""
+        """Frees the layer's kept activations after its backward."""
         out = self.reloaded.pop(number, None)
         if out is None:
             self.activations -= self.kept(self.model.layers[number])
@@ -239,7 +241,7 @@ class _Step:
     def backward(self, where: str, update: bool) -> None:
         layers, ahead = self.model.layers, self.options.prefetch
         read = [self.ids[i] if self.recomputes(layer) else self.read_by_backward(i) for i, layer in enumerate(layers)]
-        # libdc.torch.shard() casts at stage 0; at the others the buckets have the type.
+        # libdc.torch.shard() casts gradients at stage 0; at other stages the buckets have reduce_dtype.
         casts = self.options.stage == 0 and self.options.reduce_dtype is not None
         reduced = DTYPES[self.options.reduce_dtype or ""] if casts else self.used_dtype
         check(lib.dc_start_backward(self.rank.context, int(update)))
@@ -255,7 +257,7 @@ class _Step:
             every = [*layer.shapes, *(layers[other].shapes[shape] for other, shape, _ in layer.uses)]
             shapes = [(number, shape) for place, (number, shape) in enumerate(zip(self.ids[i], every))
                       if not self.frozen[number] and place not in layer.idle]
-            # As autograd gives them: whole.
+            # Autograd returns whole gradients.
             gradients = sum(numel(shape) for _, shape in shapes) * size_of(self.options.used_dtype)
             for number, shape in shapes:
                 check(lib.dc_reduce_grad(self.rank.context, self.rank.tensor(shape, reduced), _GRAPH, number))
@@ -270,7 +272,8 @@ class _Step:
         check(lib.dc_end_backward(self.rank.context, _GRAPH, 0))
 
     def update(self) -> None:
-        """The optimizer moves weights, gradients, a float32 copy of 16-bit weights, and two moments."""
+        """Runs the optimizer. It reads and writes the weights, two moments, and a float32 copy of 16-bit weights; it
+        reads gradients."""
         element = self.options.element
         moved = self.own * (2 * element + size_of(self.options.grad_dtype) + 16 + (8 if element < 4 else 0))
         rate = self.machine.memory_bytes_per_second
@@ -294,24 +297,26 @@ class _Step:
         return tuple(span._replace(begin_ns=span.begin_ns - begin_ns, end_ns=span.end_ns - begin_ns) for span in spans)
 
     def copies_ns(self, count: int) -> int:
-        """Of copies in the device."""
+        """The time of copying this many bytes inside the device."""
         rate = self.machine.memory_bytes_per_second
         return 2 * count * 10**9 // rate if rate > 0 else 0
 
     def moves_ns(self, received_bytes: int, collectives: int) -> int:
-        """Of collectives inside a node, whose cores move the data. No core is busy while data come over the network."""
+        """The time of collectives inside a node, whose cores move the data. No core is busy while data comes over the
+        network."""
         rate = self.machine.node_bytes_per_second
         moves_ns = collectives * self.machine.node_latency_ns + (received_bytes * 10**9 // rate if rate > 0 else 0)
         return moves_ns if self.options.ranks > 1 else 0
 
     def shared_ns(self, busy_ns: int) -> int:
-        """The least time of a step in which the ranks of a node are busy for so long, on the cores that they share."""
+        """The least time of a step in which each rank of a node is busy for busy_ns, on the cores that the ranks
+        share."""
         machine, ranks = self.machine, self.options.ranks
         local = min(ranks, machine.ranks_per_node or ranks)
         return busy_ns * local // machine.cores if machine.cores > 0 and local > 0 else 0
 
     def run(self) -> Plan:
-        """The second of two steps, since the first one also takes the memory that stays."""
+        """Plans the second of two steps, since the first one also allocates the memory that stays."""
         rank, before = self.rank, (0, 0, 0, 0, 0, 0)
         for step in range(2):
             before = (rank.count("time_ns"), rank.count("node_received_bytes"), rank.count("network_received_bytes"),
@@ -340,7 +345,7 @@ class _Step:
 
 
 def _look_at_size(model: Model, machine: Machine, options: Options) -> None:
-    """Refuses what the counting device's 64-bit numbers would not hold, and what would take hours to count."""
+    """Refuses models whose numbers exceed the counting device's 64 bits, or that would take hours to count."""
     samples = options.micro_batch * options.accumulate
     whole(f"{model.name}: parameters", model.parameters, 0, 1 << 44)
     whole(f"{model.name}: bytes kept and used by the layers for micro_batch = {options.micro_batch}",
@@ -358,13 +363,14 @@ def _look_at_size(model: Model, machine: Machine, options: Options) -> None:
 
 
 def run(model: Model, machine: Machine, options: Options, traced: bool = False) -> Plan:
-    """Plans a step on rank 0, whose parts are the largest. traced: with its spans"""
+    """Plans a step on rank 0, whose parts are the largest. traced: the plan has spans."""
     _look_at_size(model, machine, options)
     return _Step(model, machine, options, traced).run()
 
 
 def largest_micro_batch(plan: Plan) -> int:
-    """The most samples with which the step fits; 0: not even one. libdc's own memory depends on them with offload."""
+    """The most samples with which the step fits; 0 if not even one does. With offload, libdc's own memory grows with
+    them too."""
     most, host = 1 << 20, plan.machine.host_memory_bytes
     if plan.host_bytes > 0 and host > 0:
         most = min(most, host * plan.options.micro_batch // plan.host_bytes)

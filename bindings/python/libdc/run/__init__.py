@@ -1,11 +1,12 @@
 """Starts ranks: `python -m libdc.run -n 2 [-m] script.py args…` as processes, threads(n, fn) as threads.
 
-On several machines each has a launcher, which starts as many ranks as the others do:
+Each of several machines has its own launcher, all with the same number of ranks:
 `python -m libdc.run --nodes 2 --node-rank 0 --rendezvous HOST:PORT -n 8 script.py`. HOST is the one with node rank 0.
 `python -m libdc.run --hosts a,b -n 8 script.py` starts these launchers by ssh.
 
-The first rank that fails ends the others, and its exit code is the launcher's. Ranks end with the launcher, whatever
-ends it, and when what they print can no longer be written; a standard stream that was closed wants nothing of it."""
+The first rank that fails ends the others, and its exit code is the launcher's. Ranks end when the launcher does, for
+whatever reason, and when their output can no longer be written. A standard stream that was closed from the start is no
+error."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _SSH_SECONDS = 5
 
 
 def threads(n: int, fn: Callable[..., Any], *args: Any, timeout: Optional[float] = None) -> List[Any]:
-    """Runs fn(comm, *args) in n threads, one a rank, and returns the results in rank order. When one raises, the
+    """Runs fn(comm, *args) in n threads, one for each rank, and returns the results in rank order. If one raises, the
     communicator is aborted, so that the others end too, and the first exception is raised."""
     from ..comm import Comm
 
@@ -44,10 +45,10 @@ def threads(n: int, fn: Callable[..., Any], *args: Any, timeout: Optional[float]
             thread.start()
         for thread in ranks:
             thread.join()
-    except BaseException:  # an interrupt, or no more threads can be had: the ranks end before it goes on
+    except BaseException:  # an interrupt, or a thread failed to start: end the ranks before raising
         comms[0].abort("the caller of threads() was interrupted")
         for thread in ranks:
-            if thread.ident is not None:  # it was started
+            if thread.ident is not None:  # the thread was started
                 thread.join()
         raise
     if failures:
@@ -56,7 +57,7 @@ def threads(n: int, fn: Callable[..., Any], *args: Any, timeout: Optional[float]
 
 
 def _occupy_standard_streams() -> None:
-    """Opens closed standard streams, so that no file opened later gets their numbers."""
+    """Opens /dev/null for closed standard streams, so that no file opened later gets their numbers."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -70,7 +71,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     patience = _SSH_SECONDS if options.hosts else 0  # the launchers there have the same grace
     launcher = Launcher(options.grace + patience)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda number, _: launcher.signals.append(number))
     try:
         if options.hosts:

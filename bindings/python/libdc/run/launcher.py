@@ -1,4 +1,4 @@
-"""Starts the ranks of this machine, or a launcher on each of several, and ends all when one fails."""
+"""Starts the ranks of this machine, or a launcher on each of several machines, and ends all when one fails."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from typing import Any, List, Optional, Sequence, Tuple
 from .processes import Host, Output, Process, Rank
 from .ssh import ssh_command
 
-_EXIT_GRACE_SECONDS = 3.0  # seconds in which the others may end by themselves and say why
+_EXIT_GRACE_SECONDS = 3.0  # in which other ranks may end by themselves and say why
 
 
 def _allow_files(ranks: int) -> None:
-    """Ranks of several machines have connections to all others, one a communicator; they inherit this."""
+    """Raises the limit of open files, which ranks inherit. Ranks of several machines have a connection to every other
+    rank for each communicator."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 8 * ranks + 512 if hard == resource.RLIM_INFINITY else min(8 * ranks + 512, hard)
     if resource.RLIM_INFINITY != soft < wanted:
@@ -30,22 +31,22 @@ def _allow_files(ranks: int) -> None:
 
 
 class Launcher:
-    """Forwards output line by line, watches the ranks, and ends all of them when one fails or a signal says so."""
+    """Forwards output line by line, watches the ranks, and ends all of them when one fails or a signal asks for it."""
 
     def __init__(self, grace: float) -> None:
         self.grace = grace
         self.out, self.err = Output("standard output", sys.stdout), Output("standard error", sys.stderr)
         if self.err.file is not None and self.err.file == self.out.file:
             self.err.queue = self.out.queue
-        self.control: Optional[int] = None  # where the signals of a starter come from
-        self.ranks: List[Process] = []  # or machines
+        self.control: Optional[int] = None  # descriptor with the signals of the launcher that started this one
+        self.ranks: List[Process] = []  # or launchers of machines
         self.selector = selectors.DefaultSelector()
         self.signals: List[int] = []
-        self.first: Optional[Tuple[Process, int]] = None  # which failed first, and its code
+        self.first: Optional[Tuple[Process, int]] = None  # the first that failed, and its exit code
         self.stop_signal = 0
-        self.output_code = 0  # not 0: what the ranks print can't be written
+        self.output_code = 0  # not 0: the ranks' output can't be written
         self.reserved_port = socket.socket()
-        self.plan: List[Tuple[float, int]] = []  # when what still runs gets which signal
+        self.plan: List[Tuple[float, int]] = []  # (time, signal) for processes that still run
 
     def start_hosts(self, options: argparse.Namespace) -> None:
         for node in range(len(options.hosts)):
@@ -63,7 +64,7 @@ class Launcher:
             _allow_files(count * options.nodes)
             shared["LIBDC_SECRET"] = options.secret
             shared.pop("LIBDC_SECRET_FILE", None)
-        shared.pop("LIBDC_LAUNCHER", None)  # this one it is
+        shared.pop("LIBDC_LAUNCHER", None)  # this is the launcher
         given = {"LIBDC_INTERFACE": options.interface, "LIBDC_PORTS": options.ports, "LIBDC_TLS": options.tls and "1"}
         shared.update({key: value for key, value in given.items() if value})
         first = count * options.node_rank
@@ -82,7 +83,8 @@ class Launcher:
             self.selector.register(pipe, selectors.EVENT_READ, process)
 
     def _reserve_port(self) -> int:
-        """A free port that no other program gets meanwhile: the ranks may listen there, this socket never does."""
+        """Reserves a free port, so that no other program gets it. Ranks may still listen on it, since this socket never
+        does."""
         self.reserved_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.reserved_port.bind(("127.0.0.1", 0))
         return int(self.reserved_port.getsockname()[1])
@@ -113,7 +115,7 @@ class Launcher:
     def _handle_signals(self) -> None:
         while self.signals:
             number = self.signals.pop(0)
-            if self.stop_signal:  # asked twice: no more patience
+            if self.stop_signal:  # a second signal: kill at once
                 self.grace = 0
                 self._signal_all(signal.SIGKILL)
             else:
@@ -136,7 +138,7 @@ class Launcher:
                 return
 
     def _check_outputs(self) -> None:
-        """The output is lost: its reader has gone, as under `| head`, or the disk is full."""
+        """Ends the ranks if output is lost: its reader has gone, as under `| head`, or the disk is full."""
         for output in (self.out, self.err):
             output.poll()
         lost = next((output for output in (self.out, self.err) if output.lost is not None), None)
@@ -151,7 +153,7 @@ class Launcher:
             self._signal_all(signal.SIGTERM)
 
     def _finish_outputs(self) -> None:
-        """Until the readers have taken all, or after a signal for the time of grace."""
+        """Writes queued output until its readers have taken all of it, or for the time of grace after a signal."""
         given_up = time.monotonic() + self.grace
         while self.out.queue or self.err.queue:
             self._read_signals()
@@ -171,8 +173,8 @@ class Launcher:
                 rank.signal(number)
 
     def _forward(self, timeout: float) -> None:
-        """Ranks that write faster than their output's reader reads wait for it. The launcher does not, so that it sees
-        signals and ends of ranks."""
+        """Forwards the ranks' output. Ranks that write faster than its reader reads are blocked. The launcher is not,
+        so that it sees signals and ranks that end."""
         self._read_signals()
         for output in (self.out, self.err):
             if output.queue:
@@ -183,7 +185,8 @@ class Launcher:
             self._read(key.fileobj, key.data)
 
     def _read_signals(self) -> None:
-        """The starter's, over ssh. When it or its machine has gone the ranks end too."""
+        """Reads signals from the launcher that started this one over ssh. If that launcher or its machine is gone, the
+        ranks end too."""
         if self.control is None or not select.select([self.control], [], [], 0)[0]:
             return
         data = os.read(self.control, 4096)
@@ -192,7 +195,7 @@ class Launcher:
             self.control = None
 
     def _read(self, pipe: Any, rank: Process) -> bool:
-        """False: there is nothing to read, now or any more."""
+        """Forwards what can be read. False: there is nothing now, or the pipe has ended."""
         try:
             data = os.read(pipe.fileno(), 65536)
         except BlockingIOError:
@@ -209,8 +212,8 @@ class Launcher:
         pipe.close()
 
     def _drain(self) -> None:
-        """Reads the rest of the ranks' output. A process that a rank left behind may hold a pipe open, and is not
-        waited for."""
+        """Reads the rest of the ranks' output. It does not wait for processes that a rank left behind and that hold a
+        pipe open."""
         for key in list(self.selector.get_map().values()):
             reads = 0
             while reads < 64 and self._read(key.fileobj, key.data):  # 4 MiB, more than a pipe holds

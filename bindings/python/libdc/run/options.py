@@ -11,7 +11,7 @@ from typing import List, NoReturn, Optional, Sequence
 from .._secret import environment_tls, run_secret
 from .ssh import choose_meeting, read_secret_line
 
-MAX_RANKS = 1024  # of several machines
+MAX_RANKS = 1024  # over all machines
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,17 +50,17 @@ def _make_parser() -> Parser:
 
 
 def read_options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    """Checked; a wrong value ends the process."""
+    """The checked options. A wrong value ends the process."""
     parser = _make_parser()
     options = parser.parse_args(argv)
     command = options.script[options.script[:1] == ["--"]:]
     if not command:
         parser.error("the following arguments are required: script")
-    options.script, options.args = command[0], command[1:]  # not argparse's: it would drop a first "--" of the script's
+    options.script, options.args = command[0], command[1:]  # argparse would drop the script's own first "--"
     options.hosts = _read_hosts(parser, options)
     _read_numbers(parser, options)
     _read_meeting(parser, options)
-    options.control = 0 if options.secret_stdin else None  # standard input has signals
+    options.control = 0 if options.secret_stdin else None  # signals come from standard input
     options.made_secret = False
     try:
         options.tls = options.tls or environment_tls()
@@ -108,7 +108,7 @@ def _read_numbers(parser: Parser, options: argparse.Namespace) -> None:
         grace = float(options.grace)
     except ValueError:
         grace = math.nan
-    if not 0 <= grace <= 1e9:  # which NaN is not, either
+    if not 0 <= grace <= 1e9:  # refuses NaN, too
         parser.error(f"--grace {options.grace}: must be a number of seconds in 0..1e9")
     options.grace = grace
     if options.ports is not None:

@@ -15,35 +15,36 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 _PR_SET_PDEATHSIG = 1
-_AT_ONCE = select.PIPE_BUF  # bytes that a pipe which takes any takes without waiting, as most other files do
+_AT_ONCE = select.PIPE_BUF  # bytes that a writable pipe, or most other files, take without blocking
 _MOST_QUEUED = 1 << 18
-_LONGEST_LINE = 1 << 20  # that is kept until it is whole
+_LONGEST_LINE = 1 << 20  # bytes of a line that are kept until it is whole
 
 
 class Output:
-    """Standard output or error. Nothing waits for its reader: what that has not taken is queued. After a failed write
-    all output is lost, and `lost` says why."""
+    """Standard output or error. Writing never waits for the reader: output that it has not taken is queued. After a
+    failed write all output is lost, and `lost` says why."""
 
     def __init__(self, name: str, stream: Any) -> None:
         self.name = name
-        self.fd = -1 if stream is None else stream.fileno()  # None: it was closed before Python began
+        self.fd = -1 if stream is None else stream.fileno()  # None: it was closed before Python started
         self.is_terminal = stream is not None and stream.isatty()
         status = None if stream is None else os.fstat(self.fd)
         self.file = None if status is None else (status.st_dev, status.st_ino)
         self.is_pipe = status is not None and stat.S_ISFIFO(status.st_mode)
         self.is_file = status is not None and stat.S_ISREG(status.st_mode)
         self.lost: Optional[OSError] = None
-        self.queue = bytearray()  # one for all outputs of a file, so that lines stay whole
+        self.queue = bytearray()  # shared by outputs to the same file, so that lines stay whole
         self._write = self._writer(status)
 
     def _writer(self, status: Optional[os.stat_result]) -> Callable[[bytes], int]:
-        """A function that writes without waiting. The descriptor is other programs' too, so it stays as it is."""
+        """A function that writes without blocking. The descriptor's flags stay unchanged, since other programs share
+        it."""
         if status is not None and stat.S_ISSOCK(status.st_mode):
             connection = socket.socket(fileno=os.dup(self.fd))
             return lambda data: connection.send(data, socket.MSG_DONTWAIT)
         fd = self.fd
         if self.is_terminal:
-            with contextlib.suppress(OSError):  # its name may be another terminal's in here
+            with contextlib.suppress(OSError):  # in a container the name may be another terminal's
                 own = os.open(os.ttyname(fd), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
                 fd = own if os.fstat(own).st_rdev == os.fstat(fd).st_rdev else fd
         return lambda data: os.write(fd, data)
@@ -54,11 +55,11 @@ class Output:
             self.flush(0)
 
     def is_full(self) -> bool:
-        """Ranks must not write more for now."""
+        """Whether ranks must not write more for now."""
         return len(self.queue) > _MOST_QUEUED
 
     def flush(self, timeout: float) -> None:
-        """Writes what is queued, while the reader takes it, and waits for it so many seconds at most."""
+        """Writes queued output as long as the reader takes it. Waits at most timeout seconds for the reader."""
         poll, written = select.poll(), 0
         if self.queue:
             poll.register(self.fd, select.POLLOUT)
@@ -68,14 +69,14 @@ class Output:
             try:
                 end = len(self.queue) if self.is_file else written + _AT_ONCE
                 written += self._write(bytes(self.queue[written:end]))
-            except BlockingIOError:  # another program that has the same terminal or pipe made it so, and was quicker
+            except BlockingIOError:  # another program made the shared terminal or pipe non-blocking, and filled it
                 break
             except OSError as error:
                 self.lost = error
         del self.queue[: len(self.queue) if self.lost else written]
 
     def poll(self) -> None:
-        """A pipe without a reader is lost before the next line is written to it: there may be none for hours."""
+        """Notices a pipe without a reader before the next write, which may be hours later."""
         if self.fd < 0 or self.lost is not None or not self.is_pipe:
             return
         poll = select.poll()
@@ -85,7 +86,7 @@ class Output:
 
 
 class Process:
-    """One that the launcher watches, and the lines it writes."""
+    """A process that the launcher watches, and the lines that it writes."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Dict[str, str], out: Output,
                  err: Output) -> None:
@@ -95,7 +96,7 @@ class Process:
 
         def before_exec() -> None:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != launcher:  # the launcher died before the request counted
+            if os.getppid() != launcher:  # the launcher died before prctl() took effect
                 os._exit(1)
 
         pipes = [None if self.has_terminal(output) else subprocess.PIPE for output in (out, err)]
@@ -103,20 +104,20 @@ class Process:
                                         start_new_session=True, preexec_fn=before_exec)
         self.outputs = {pipe: output for pipe, output in ((self.process.stdout, out), (self.process.stderr, err))
                        if pipe is not None}
-        self.partial: Dict[Any, List[bytes]] = {pipe: [] for pipe in self.outputs}  # lines without their end
+        self.partial: Dict[Any, List[bytes]] = {pipe: [] for pipe in self.outputs}  # unfinished lines
         self.ended: Optional[Any] = None
 
     STDIN = subprocess.DEVNULL
 
     def has_terminal(self, output: Output) -> bool:
-        """Whether its output goes to the terminal, and is not forwarded by whole lines."""
+        """Whether the process writes to the terminal itself. Otherwise whole lines are forwarded."""
         return False
 
     def write_lines(self, pipe: Any, lines: bytes) -> None:
         self.outputs[pipe].write(lines)
 
     def take(self, pipe: Any, data: bytes) -> None:
-        """Writes the whole lines of what was read, and of a very long one what there is."""
+        """Writes the whole lines of the data, and the beginning of a line that gets very long."""
         partial = self.partial[pipe]
         whole, newline, rest = data.rpartition(b"\n")
         if newline or sum(map(len, partial)) > _LONGEST_LINE:
@@ -129,8 +130,8 @@ class Process:
         self.write_lines(pipe, b"".join(self.partial[pipe]))
 
     def code(self) -> Optional[int]:
-        """Exit code as a shell has it, None while running. The process stays a zombie, and so its group's number its
-        own, until reap()."""
+        """The exit code as a shell gives it; None while running. The process stays a zombie until reap(), so that its
+        group's number is not reused."""
         if self.ended is None:
             self.ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if self.ended is None:
@@ -141,12 +142,12 @@ class Process:
         return self.ended is not None and self.ended.si_code != os.CLD_EXITED
 
     def reap(self) -> None:
-        """Ends what is left of the processes that it started."""
+        """Kills the processes that it started and that are left, and reaps the process."""
         self.signal(signal.SIGKILL)
         self.process.wait()
 
     def signal(self, number: int) -> None:
-        # It leads its own group, which has the processes that it started.
+        # The process leads its own group, which has the processes that it started.
         try:
             os.killpg(self.process.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -162,12 +163,12 @@ class Rank(Process):
         super().__init__(f"rank {rank}", command, environment, out, err)
 
     def has_terminal(self, output: Output) -> bool:
-        """A terminal is rank 0's own, so that it may draw on it."""
+        """Rank 0 writes to a terminal itself, so that it can draw on it."""
         return self.rank == 0 and output.is_terminal
 
 
 class Host(Process):
-    """A machine's launcher, started by ssh. Its standard input has the run's secret, and then the signals."""
+    """A machine's launcher, started by ssh. It gets the run's secret, and then signals, on its standard input."""
 
     STDIN = subprocess.PIPE
 
@@ -183,12 +184,12 @@ class Host(Process):
         assert self.process.stdin is not None
         try:
             os.write(self.process.stdin.fileno(), f"{line}\n".encode())
-        except BrokenPipeError:  # it has ended, which is seen soon
+        except BrokenPipeError:  # the process has ended, which code() reports
             pass
 
     def signal(self, number: int) -> None:
-        """The launcher there gets the signal, and ends its ranks. SIGKILL ends ssh: then that launcher's input ends,
-        and so do its ranks."""
+        """Sends the signal to the machine's launcher, which ends its ranks. SIGKILL ends ssh instead: the launcher's
+        input ends, and so it ends its ranks."""
         if number == signal.SIGKILL:
             super().signal(number)
         else:

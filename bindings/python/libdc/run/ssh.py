@@ -11,17 +11,17 @@ from typing import List
 
 from .._secret import check_secret
 
-_FIRST_PORT, _PORTS = 20000, 12000  # below those that Linux gives to connections by itself
+_FIRST_PORT, _PORTS = 20000, 12000  # below Linux's ephemeral ports
 
 
 def choose_meeting(hosts: List[str]) -> str:
-    """A port of the first machine that is probably free: only that machine could tell."""
+    """An address on the first machine, with a random port: only that machine could tell whether it is free."""
     host = hosts[0].rpartition("@")[2]
     return f"{host}:{_FIRST_PORT + secrets.randbelow(_PORTS)}"
 
 
 def read_secret_line() -> str:
-    """The first line of standard input. The others are signals, and stay there."""
+    """Reads the first line of standard input. Later lines are signals, and are left there."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -32,8 +32,8 @@ def read_secret_line() -> str:
 
 
 def ssh_command(options: argparse.Namespace, node: int) -> List[str]:
-    """Runs this launcher on a machine, in the same folder and with the same Python. The machine may go without a word:
-    ssh asks it every 5 s, and ends when it has not answered for 15."""
+    """The command that runs this launcher on a machine, in the same folder and with the same Python. A machine may
+    vanish silently, so ssh probes it every 5 s, and ends if it has not answered for 15 s."""
     launcher = [sys.executable, "-m", "libdc.run", "--secret-stdin", "-n", str(options.ranks), "--grace",
                 str(options.grace)]
     if len(options.hosts) > 1:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class AdamW(Optimizer):
     """Options: beta1, beta2, eps, weight_decay, amsgrad, maximize, check_finite; see dc_adamw_options."""
 
-    if TYPE_CHECKING:  # the options by name
+    if TYPE_CHECKING:  # declares the options by name
 
         def __init__(self, lr: float = 1e-3, handle: Optional[Handle] = None,
                      **options: Unpack[AdamWOptions]) -> None: ...
@@ -37,7 +37,7 @@ class AdamW(Optimizer):
 class SGD(Optimizer):
     """Options: momentum, dampening, weight_decay, nesterov, maximize, check_finite; see dc_sgd_options."""
 
-    if TYPE_CHECKING:  # the options by name
+    if TYPE_CHECKING:  # declares the options by name
 
         def __init__(self, lr: float = 1e-3, handle: Optional[Handle] = None,
                      **options: Unpack[SGDOptions]) -> None: ...

@@ -32,7 +32,8 @@ class OptimizerStats(NamedTuple):
 
 
 class FlatTensors:
-    """Tensors of one dimension by their addresses, made once for many steps. Nothing is checked or kept alive."""
+    """Tensors of one dimension, given by their addresses and made once for many steps. Nothing is checked or kept
+    alive."""
 
     def __init__(self, counts: Sequence[int], dtypes: Sequence[DType]) -> None:
         self.count = len(counts)
@@ -43,7 +44,8 @@ class FlatTensors:
             self.c[index].shape, self.c[index].ndim, self.c[index].dtype = self._shapes + index, 1, dtype
 
     def set(self, index: int, address: int, dtype: DType) -> None:
-        """Most tensors lie where they lay in the step before, and a pointer takes long to make."""
+        """Sets a tensor's address and type if they changed: most tensors stay where they are, and making a pointer is
+        slow."""
         if self._addresses[index] == address and self._dtypes[index] is dtype:
             return
         self._addresses[index], self._dtypes[index] = address, dtype
@@ -54,8 +56,8 @@ class FlatTensors:
 class Optimizer(OwnedHandle):
     """Base of the optimizers. A subclass names the C struct of its options (`_struct_name`), and calls the functions
     that create one (`_create`) and set a group's options (`_set_group`). Options in `_zero_allowed` may be 0, which C
-    writes as -1; those in `_positive_only` may not. `_counts_on_host`: counters of steps are in host memory, wherever
-    the rest of the state is."""
+    writes as -1; those in `_positive_only` may not. `_counts_on_host`: step counters are in host memory, even if the
+    rest of the state is on a device."""
 
     _kind = "optimizer"
     _struct_name = ""
@@ -69,8 +71,8 @@ class Optimizer(OwnedHandle):
         check(self._create(handle_ptr(self._linalg), self._options_struct(options), out))
         self._owned: Any = gc_handle(out[0], lib.dc_optimizer_destroy)
         self._stream: Optional[Stream] = None
-        self._scaling: List[View] = []  # what steps read
-        self.params: List[int] = []  # elements of each parameter's part
+        self._scaling: List[View] = []  # loss scale and found_inf, which steps read
+        self.params: List[int] = []  # elements that this rank has of each parameter
         self.set_lr(0, lr)
 
     def _create(self, linalg: Any, options: Any, out: Any) -> int:
@@ -80,7 +82,7 @@ class Optimizer(OwnedHandle):
         raise NotImplementedError
 
     def _options_struct(self, options: Any) -> Any:
-        """The C struct. In Python a zero means zero and becomes C's -1; C's own -1, and 0 for a default, are refused.
+        """The C struct. In Python a zero means zero, and becomes C's -1. C's own -1, and 0 as C's default, are refused.
         """
         struct = new_struct(self._struct_name)
         known = {name for name, _ in ffi.typeof(self._struct_name).fields} - {"struct_size", "reserved0"}
@@ -97,18 +99,18 @@ class Optimizer(OwnedHandle):
         try:
             number = float(value)
         except (TypeError, ValueError):
-            return value  # which is no number for C either
+            return value  # assign() then refuses it
         if not (number > 0 or (number == 0 and may_be_zero)):
             raise ValueError(f"{type(self).__name__}: {name} = {value!r}, must be {'>= 0' if may_be_zero else '> 0'}")
         return value if number else -1
 
     @property
     def place(self) -> Place:
-        """Where weights, gradients and state lie."""
+        """Where weights, gradients and state must be."""
         return self._linalg.device.place
 
     def set_group(self, group: int, **options: Any) -> None:
-        """Sets all options of a group; the number of groups adds one."""
+        """Sets all options of a group. An index equal to the number of groups adds a group."""
         check(self._set_group(group, self._options_struct(options)))
 
     def set_lr(self, group: int, lr: float) -> None:
@@ -116,19 +118,19 @@ class Optimizer(OwnedHandle):
 
     def add_param(self, shape: Sequence[int], offset: int = 0, count: Optional[int] = None, dtype: Any = DType.FLOAT32,
                   group: int = 0) -> int:
-        """A parameter of which this rank has the elements [offset, offset + count), flattened; count None: all from
-        offset on. Returns its index."""
+        """Adds a parameter, of which this rank has the elements [offset, offset + count) in flattened order; count
+        None: all from offset on. Returns its index."""
         lengths, index = int64_array("add_param: shape", shape), ffi.new("int64_t *")
         if count is None:
-            count = min(_count(shape), 1 << 60) - offset  # of longer shapes the library says that they are
+            count = min(_count(shape), 1 << 60) - offset  # the library refuses longer shapes
         check(lib.dc_optimizer_add_param(self._handle, group, *lengths, offset, count, DType.of(dtype), index))
         self.params.append(count)
         return int(index[0])
 
     def step(self, weights: Sequence[Any], grads: Sequence[Any], grad_scale: float = 1.0) -> None:
-        """Changes the weights in place; a gradient None leaves its parameter alone. All lie on the handle's device,
-        where what streams still do to them is the caller's to wait for; the step is done when the call returns. After
-        set_stream() it is in the order of that stream, which keeps the arrays until then."""
+        """Changes the weights in place; a parameter whose gradient is None is not changed. All arrays are on the
+        handle's device. The caller waits for streams that still write them, and the step is done when the call returns.
+        After set_stream() the step runs in that stream's order, and the stream keeps the arrays alive until then."""
         if len(weights) != len(grads):
             raise ValueError(f"step: {counted(len(weights), 'weight')} and {counted(len(grads), 'gradient')}, must be "
                              "as many")
@@ -141,19 +143,19 @@ class Optimizer(OwnedHandle):
         check(lib.dc_optimizer_step(self._handle, c_weights, c_grads, ffi.sizeof("dc_tensor"), len(weights),
                                     grad_scale))
         if self._stream is not None:
-            self._stream.pin(keep, self._scaling)  # others may be named before the step reads these
+            self._stream.pin(keep, self._scaling)  # set_loss_scale() may replace these before the step reads them
 
     def set_stream(self, stream: Optional[Stream]) -> None:
-        """Steps are in the order of the stream from now on; None: of the calling thread. AdamW's and SGD's, and on a
-        CUDA device Muon's without comm, return when they are queued, and a gradient that is not finite is then counted
-        (`stats().skipped_steps`), and no error."""
+        """Makes later steps run in the stream's order; None: on the calling thread. Steps of AdamW and SGD, and on a
+        CUDA device of Muon without comm, then return when they are queued. A gradient that is not finite is then no
+        error, but counted in `stats().skipped_steps`."""
         check(lib.dc_optimizer_set_stream(self._handle, handle_of(stream)))
         self._stream = stream
 
     def set_loss_scale(self, loss_scale: Any = None, found_inf: Any = None) -> None:
-        """Names arrays of one float32 each on the handle's device, which each later step reads when it takes place.
-        They are kept until others are named and the steps before that are done. Gradients are divided by loss_scale
-        (None: they are not). A step that finds another number than 0 in found_inf changes nothing and is counted
+        """Sets two arrays of one float32 each on the handle's device, which later steps read when they run. They are
+        kept alive until they are replaced and earlier steps are done. Gradients are divided by loss_scale (None: they
+        are not). A step that reads a number other than 0 from found_inf changes nothing and is counted
         (`stats().skipped_steps`)."""
         views = [View(array, False, f"set_loss_scale: {name}", (self.place,))
                  for name, array in (("loss_scale", loss_scale), ("found_inf", found_inf))]
@@ -161,7 +163,7 @@ class Optimizer(OwnedHandle):
         self._scaling = views
 
     def set_loss_scale_at(self, loss_scale: Optional[int], found_inf: Optional[int]) -> None:
-        """The same by the addresses of two float32, whose memory is the caller's to keep; None: there is none."""
+        """set_loss_scale() by the addresses of two float32, whose memory the caller keeps; None: there is none."""
         tensors: List[Any] = [ffi.NULL, ffi.NULL]
         for index, address in enumerate((loss_scale, found_inf)):
             if address is not None:
@@ -170,19 +172,19 @@ class Optimizer(OwnedHandle):
         check(lib.dc_optimizer_set_loss_scale(self._handle, *tensors))
 
     def step_tensors(self, weights: "FlatTensors", grads: "FlatTensors", grad_scale: float = 1.0) -> None:
-        """step() with arrays that the caller has checked, and keeps for as long as the step reads them."""
+        """step() with arrays that the caller has checked, and keeps alive as long as the step reads them."""
         check(lib.dc_optimizer_step(self._handle, weights.c, grads.c, ffi.sizeof("dc_tensor"), weights.count,
                                     grad_scale))
 
     @property
     def steps(self) -> int:
-        """The most steps that any parameter has made; waits for the stream, if there is one."""
+        """The most steps that any parameter has made. Waits for the stream, if there is one."""
         steps = ffi.new("int64_t *")
         check(lib.dc_optimizer_get_steps(self._handle, steps))
         return int(steps[0])
 
     def state_names(self, index: int) -> List[str]:
-        """The pieces of a parameter's state on this rank."""
+        """The names of the pieces of a parameter's state on this rank."""
         names: List[str] = []
         name = ffi.new("char const **")
         while True:
@@ -192,15 +194,16 @@ class Optimizer(OwnedHandle):
             names.append(text(name[0]))
 
     def state(self, index: int, name: str) -> Tensor:
-        """A piece of a parameter's state, to read and write between steps. It is memory of the handle's device, except
-        the host's counts ("step", "failures" and "rooted" of all but AdamW, SGD and Muon without comm)."""
+        """A piece of a parameter's state, to read and write between steps. It is in the handle's device memory, except
+        the counters "step", "failures" and "rooted", which are in host memory (not those of AdamW, SGD, and Muon
+        without comm)."""
         view = output()
         check(lib.dc_optimizer_get_state(self._handle, index, c_string("name", name), view))
         counts = view.dtype == DType.INT64 and self._counts_on_host
         return result(view, self._handle, HOST if counts else self.place)
 
     def save(self) -> bytes:
-        """This rank's state."""
+        """This rank's state, as bytes for load()."""
         size = ffi.new("int64_t *")
         check(lib.dc_optimizer_get_save_bytes(self._handle, size))
         memory = bytearray(size[0])

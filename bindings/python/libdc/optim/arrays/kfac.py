@@ -1,4 +1,4 @@
-"""K-FAC on arrays: layers know their parameters, and get a batch's inputs and output gradients before a step."""
+"""K-FAC on arrays: layers name their parameters, and get each batch's inputs and output gradients before a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _APPROXIMATIONS = {"expand": 0, "reduce": 1}
 class KFAC(Optimizer):
     """Options: decay, damping, kl_clip (0 or None: no clip), momentum, weight_decay, factor_frequency,
     refresh_frequency, inverse ("eigen" or "factored"), nesterov, tolerated_failures; see dc_kfac_options. comm: the
-    ranks that share the layers out, and have parts of the parameters."""
+    ranks among which layers are distributed, and which have parts of the parameters."""
 
     _struct_name = "dc_kfac_options"
     _zero_allowed = ("decay", "kl_clip", "momentum", "tolerated_failures")
@@ -52,7 +52,7 @@ class KFAC(Optimizer):
 
     def add_layer(self, layer: SampleLayer, weight: int, bias: Optional[int] = None,
                   approximation: str = "expand") -> int:
-        """Says which parameters are a layer's, of kind "linear" or "conv". Returns its index."""
+        """Adds a layer of kind "linear" or "conv", with the indices of its parameters. Returns the layer's index."""
         if bias is not None and bias < 0:
             raise ValueError(f"add_layer: bias = {bias}, must be a parameter's index, or None")
         index, constants = ffi.new("int64_t *"), layer.c()
@@ -61,7 +61,7 @@ class KFAC(Optimizer):
         return int(index[0])
 
     def accumulate(self, layer: int, x: Any, delta: Any, loss_scale: float) -> None:
-        """Adds a batch's inputs and output gradients, arrays of the handle's device, to what the next step updates the
-        layer's factors with."""
+        """Adds a batch's inputs and output gradients to the sums from which the next step updates the layer's factors.
+        Both are arrays on the handle's device."""
         inputs, deltas = Array(x, "x", self._linalg), Array(delta, "delta", self._linalg)
         check(lib.dc_kfac_accumulate(self._handle, layer, inputs.c, deltas.c, loss_scale))

@@ -1,4 +1,4 @@
-"""Muon, momentum made orthogonal."""
+"""Muon: momentum, orthogonalised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Muon(Blockwise):
     """Options: momentum, eps, weight_decay, num_splits, polynomial, steps, precision, adjust, nesterov; see
     dc_muon_options. comm: the ranks that have parts of the parameters; each of them then makes the same calls."""
 
-    if TYPE_CHECKING:  # the options by name
+    if TYPE_CHECKING:  # declares the options by name
 
         def __init__(self, lr: float = 1e-3, comm: Optional[Comm] = None, handle: Optional[Handle] = None,
                      **options: Unpack[MuonOptions]) -> None: ...

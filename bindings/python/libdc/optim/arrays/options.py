@@ -1,5 +1,5 @@
-"""The options of each optimizer, for type checkers: the fields of its struct in dc_api.h. Those that are not given are
-the library's defaults."""
+"""The options of each optimizer, for type checkers: the fields of its struct in dc_api.h. Options that are not given
+have the library's defaults."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Shampoo, preconditioned by the roots of what gradients have been, and SOAP, Adam in the basis of their
-eigenvectors."""
+"""Shampoo, which preconditions by inverse roots of accumulated gradient factors, and SOAP, Adam in those factors'
+eigenbasis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Shampoo(Blockwise):
     see dc_shampoo_options. comm: the ranks that have parts of the parameters; each of them then makes the same
     calls."""
 
-    if TYPE_CHECKING:  # the options by name
+    if TYPE_CHECKING:  # declares the options by name
 
         def __init__(self, lr: float = 1e-3, comm: Optional[Comm] = None, handle: Optional[Handle] = None,
                      **options: Unpack[ShampooOptions]) -> None: ...
@@ -53,7 +53,7 @@ class SOAP(Blockwise):
     """Options: beta1, beta2, shampoo_beta, eps, weight_decay, max_block, merge_below, max_precond_dim,
     precondition_frequency, tolerated_failures; see dc_soap_options. comm as in Shampoo."""
 
-    if TYPE_CHECKING:  # the options by name
+    if TYPE_CHECKING:  # declares the options by name
 
         def __init__(self, lr: float = 1e-3, comm: Optional[Comm] = None, handle: Optional[Handle] = None,
                      **options: Unpack[SOAPOptions]) -> None: ...
