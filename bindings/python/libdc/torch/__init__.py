@@ -1,4 +1,4 @@
-"""libdc for PyTorch: shard(model, stage) trains a model with its state spread over ranks. See docs/torch.md."""
+"""libdc for PyTorch: shard(model, stage) trains a model whose state is sharded over ranks. See docs/torch.md."""
 
 from __future__ import annotations
 

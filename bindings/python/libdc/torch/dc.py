@@ -1,12 +1,12 @@
-"""The bindings that DeepSpeed's `deepspeed.ops.dc` has, by the same names and arguments, for one default context.
+"""The bindings of DeepSpeed's `deepspeed.ops.dc`, with the same names and arguments, for one default context.
 
     from libdc.torch import dc
     dc.init(process_group, config, initial_reduce_bucket_size=100_000_000)
     dc.register_z3_param(ds_id=0, ds_shape=[1024, 768], ds_tensor=shard, grad_buffer=grad, persistent=False)
     dc.register_graph_z3(graph_id=0, ds_ids=[0])
 
-The operators torch.ops.dc.* work on what is registered here. Errors are RuntimeError, of the library, and TypeError or
-ValueError, of these functions. Tensors that are registered are used in place, and kept alive until cleanup()."""
+The operators torch.ops.dc.* work on what is registered here. The library's errors are RuntimeError; these functions
+raise TypeError or ValueError too. Registered tensors are used in place, and kept alive until cleanup()."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .process_group import comm_from_process_group
 
 ops.load()
 
-_KEYS = tuple(key for key in libdc.Config._fields if key not in ("check_finite", "replicas"))  # DeepSpeed's: all needed
-_comm: Optional[libdc.Comm] = None  # made here from a process group
+_KEYS = tuple(key for key in libdc.Config._fields if key not in ("check_finite", "replicas"))  # DeepSpeed's, all needed
+_comm: Optional[libdc.Comm] = None  # that init() made from a process group
 
 
 # Life
@@ -36,7 +36,7 @@ def init(process_group: Any, config: Any, initial_reduce_bucket_size: int) -> No
     process_group  a libdc.Comm, a torch.distributed.ProcessGroup, or None: a world of one rank
     config  a mapping or an object with symmetric_memory, double_buffer, free_activation_threshold, sync_before_reduce,
             sync_after_reduce, sync_before_allgather, sync_after_allgather, and check_finite, which may be missing;
-            further ones are not read
+            others are ignored
     initial_reduce_bucket_size  elements
 
     Registered tensors are on PyTorch's default device: the CPU, or the device of torch.set_default_device() or of a
@@ -67,7 +67,7 @@ def init(process_group: Any, config: Any, initial_reduce_bucket_size: int) -> No
 
 
 def cleanup() -> None:
-    """Ends the default context: every operator and binding fails from then on, until init(). Harmless without one."""
+    """Ends the default context: operators and bindings then fail until init(). Does nothing without a context."""
     global _comm
     if _active:
         context, comm = _active.pop(), _comm
@@ -87,8 +87,8 @@ def reset() -> None:
 
 def register_param(ds_id: int, ds_shape: Sequence[int], ds_tensor: Optional[torch.Tensor],
                    grad_buffer: Optional[torch.Tensor], offset: int) -> None:
-    """A parameter of stages 1 and 2: ds_tensor is whole, grad_buffer the part of its flattened gradient from offset on
-    that this rank owns, maybe empty."""
+    """Registers a parameter of stages 1 and 2. ds_tensor is the whole parameter. grad_buffer is the part of its
+    flattened gradient that this rank owns, which begins at offset and may be empty."""
     call = "register_param"
     _context(call).register_param(_integer(call, "ds_id", ds_id), _integers(call, "ds_shape", ds_shape),
                                   _tensor(call, "ds_tensor", ds_tensor, pinned=True), _buffer(call, grad_buffer),
@@ -97,7 +97,8 @@ def register_param(ds_id: int, ds_shape: Sequence[int], ds_tensor: Optional[torc
 
 def register_z3_param(ds_id: int, ds_shape: Sequence[int], ds_tensor: torch.Tensor, grad_buffer: Optional[torch.Tensor],
                       persistent: bool, expected_grad_dtype: Optional[torch.dtype] = None) -> None:
-    """A parameter of stage 3: ds_tensor is this rank's shard, grad_buffer as long as it (empty or None: frozen)."""
+    """Registers a parameter of stage 3. ds_tensor is this rank's shard, and grad_buffer has its length (empty or None:
+    frozen)."""
     call = "register_z3_param"
     if ds_tensor is None:
         raise TypeError("dc.register_z3_param: ds_tensor is None, must be a tensor")
@@ -108,7 +109,7 @@ def register_z3_param(ds_id: int, ds_shape: Sequence[int], ds_tensor: torch.Tens
 
 
 def update_param_grad_buffer(ds_id: int, grad_buffer: Optional[torch.Tensor], offset: int) -> None:
-    """Points a parameter's gradient at another buffer."""
+    """Gives a parameter another gradient buffer."""
     call = "update_param_grad_buffer"
     _context(call).update_param_grad_buffer(_integer(call, "ds_id", ds_id), _buffer(call, grad_buffer),
                                             _integer(call, "offset", offset))
@@ -120,18 +121,19 @@ def set_persistent(ds_id: int) -> None:
 
 
 def invalidate_gathered_param(ds_id: int) -> None:
-    """Forgets a parameter's gathered weights, unless it is persistent."""
+    """Drops a parameter's gathered weights, unless it is persistent."""
     _context("invalidate_gathered_param").invalidate_gathered_param(
         _integer("invalidate_gathered_param", "ds_id", ds_id))
 
 
 def clear_all_gathered_params() -> None:
-    """Forgets the gathered weights of all parameters that are not persistent."""
+    """Drops the gathered weights of all parameters that are not persistent."""
     _context("clear_all_gathered_params").clear_all_gathered_params()
 
 
 def params_updated(ds_ids: Optional[Sequence[int]] = None) -> None:
-    """Says that these weights, or all, changed: the next gather communicates. After optimizer.step(), on every rank."""
+    """Says that these weights changed (None: all), so that the next gather communicates. Call it after
+    optimizer.step(), on every rank."""
     ids = None if ds_ids is None else _integers("params_updated", "ds_ids", ds_ids)
     _context("params_updated").params_updated(ids)
 
@@ -140,19 +142,19 @@ def params_updated(ds_ids: Optional[Sequence[int]] = None) -> None:
 
 
 def register_graph_z1(graph_id: int, ds_ids: Sequence[int]) -> None:
-    """A graph of ZeRO stage 1."""
+    """Registers a graph of ZeRO stage 1."""
     call = "register_graph_z1"
     _context(call).register_graph_z1(_integer(call, "graph_id", graph_id), _integers(call, "ds_ids", ds_ids))
 
 
 def register_graph_z2(graph_id: int, ds_ids: Sequence[int]) -> None:
-    """A graph of ZeRO stage 2."""
+    """Registers a graph of ZeRO stage 2."""
     call = "register_graph_z2"
     _context(call).register_graph_z2(_integer(call, "graph_id", graph_id), _integers(call, "ds_ids", ds_ids))
 
 
 def register_graph_z3(graph_id: int, ds_ids: Sequence[int]) -> None:
-    """A graph of ZeRO stage 3."""
+    """Registers a graph of ZeRO stage 3."""
     call = "register_graph_z3"
     _context(call).register_graph_z3(_integer(call, "graph_id", graph_id), _integers(call, "ds_ids", ds_ids))
 
@@ -176,13 +178,13 @@ def start_backward(update: bool) -> None:
 
 
 def grads_finite() -> Tuple[bool, Optional[int]]:
-    """Whether the last step's gradients are finite on every rank, and the first parameter whose are not, or None. After
-    the end_backward of a start_backward(True); needs check_finite in the config, and every rank must ask."""
+    """Whether the last step's gradients are finite on every rank, and the first parameter whose gradient is not, or
+    None. Call it on every rank, after the end_backward of a start_backward(True). Needs check_finite in the config."""
     return _context("grads_finite").grads_finite()
 
 
 def enable_profiling(enable: bool) -> None:
-    """While on, reductions and free_tensors do nothing."""
+    """Turns profiling on or off. While it is on, reductions and free_tensors do nothing."""
     _context("enable_profiling").enable_profiling(bool(enable))
 
 
@@ -203,7 +205,8 @@ def _context(call: str) -> libdc.Context:
 
 
 def _read_config(config: Any) -> libdc.Config:
-    """The library's table has 0 for "the default", which is True for double_buffer and 10485760 for the threshold."""
+    """Reads a config. In the library's struct 0 means the default, which is True for double_buffer and 10485760 for the
+    threshold."""
     values = {}
     for key in _KEYS:
         try:
@@ -223,7 +226,7 @@ def _integer(call: str, argument: str, value: Any) -> int:
     except TypeError:
         if not isinstance(value, float) or not value.is_integer():
             raise TypeError(f"dc.{call}: {argument} = {value!r}, must be an integer") from None
-        number = int(value)  # 5e8, as configuration files have it
+        number = int(value)  # such as 5e8 in configuration files
     if not -(1 << 63) <= number < 1 << 63:
         raise ValueError(f"dc.{call}: {argument} = {number}, must fit in 64 bits")
     return number
@@ -248,7 +251,7 @@ def _dtype(call: str, argument: str, dtype: Any) -> libdc.DType:
 
 
 def _tensor(call: str, argument: str, tensor: Any, pinned: bool = False) -> Optional[torch.Tensor]:
-    """pinned: it may be in host memory that the context's device reads too."""
+    """pinned: the tensor may also be in host memory that the context's device can read."""
     if tensor is None:
         return None
     if not isinstance(tensor, torch.Tensor):
@@ -263,7 +266,7 @@ def _tensor(call: str, argument: str, tensor: Any, pinned: bool = False) -> Opti
 
 
 def _flat(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    # A view where there is one; otherwise the library says that the tensor is not contiguous.
+    # A view if the tensor is contiguous. If not, the library refuses it.
     return tensor.view(-1) if tensor is not None and tensor.is_contiguous() else tensor
 
 

@@ -1,4 +1,4 @@
-"""The communicator of the ranks that a model is sharded over, and the default one of the process."""
+"""The communicators over which models are sharded, and the process's default one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .process_group import comm_from_process_group
 
 _lock = threading.Lock()
 _default: Optional[libdc.Comm] = None
-_of_environment: Optional[libdc.Comm] = None  # the default one, where no other was given
+_of_environment: Optional[libdc.Comm] = None  # the default one, if it came from the environment
 
 
 def init(comm: Any = None) -> libdc.Comm:
-    """Returns the communicator that this process trains with: a libdc.Comm, which has rank, size, barrier(),
-    all_reduce(tensor) and more. comm: a libdc.Comm or a torch.distributed ProcessGroup to train with from now on. None:
-    that of an earlier call, else the one of the environment that torchrun and `python -m libdc.run` set, else one rank.
-    """
+    """Returns the process's default communicator for training: a libdc.Comm, which has rank, size, barrier(),
+    all_reduce(tensor) and more. comm: a libdc.Comm or a torch.distributed ProcessGroup to use from now on. None: the
+    one of an earlier call, else that of the environment from torchrun or `python -m libdc.run`, else a world of one
+    rank."""
     global _default, _of_environment
     with _lock:
         if comm is not None:
@@ -30,12 +30,12 @@ def init(comm: Any = None) -> libdc.Comm:
 
 
 def is_of_environment(comm: libdc.Comm) -> bool:
-    """Whether it has all ranks that libdc found in the environment, and no part that the program chose."""
+    """Whether it is the communicator of all ranks in the environment, and not one that the program gave."""
     return comm is _of_environment
 
 
 def resolve_comm(comm: Any) -> libdc.Comm:
-    """The communicator that shard(comm=...) stands for."""
+    """The communicator for the argument of shard(comm=...)."""
     return init() if comm is None else _wrap(comm)
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's devices and libdc's: CUDA devices are opened once, and streams are PyTorch's."""
+"""libdc's devices and streams for PyTorch's. Each CUDA device is opened once, and streams wrap PyTorch's."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _opened: "weakref.WeakValueDictionary[int, libdc.Device]" = weakref.WeakValueDic
 
 
 def numbered(where: torch.device) -> torch.device:
-    """The device with its number, where it has one."""
+    """The device with its index, if it is a CUDA device."""
     if where.type == "cuda" and where.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return where
 
 
 def open_device(call: str, where: torch.device) -> Optional[libdc.Device]:
-    """libdc's device for tensors there; None for the CPU, which contexts have without one."""
+    """libdc's device for tensors on a PyTorch device; None for the CPU, which is a context's default."""
     where = numbered(where)
     if where.type == "cpu":
         return None
@@ -41,14 +41,14 @@ def open_device(call: str, where: torch.device) -> Optional[libdc.Device]:
 
 
 def device_of(context: Optional[libdc.Context]) -> torch.device:
-    """The device of a context's tensors; without a context the CPU."""
+    """The device of a context's tensors; the CPU if there is no context."""
     if context is None or context.device.place == libdc.tensors.HOST:
         return CPU
     return torch.device("cuda", context.device.place[1])
 
 
 def current_stream(where: torch.device) -> Optional[libdc.Stream]:
-    """PyTorch's current stream there, for collectives on tensors there; None for the CPU: the calling thread."""
+    """PyTorch's current stream on a device, for collectives on its tensors; None (the calling thread) for the CPU."""
     device = open_device("libdc.torch", where)
     if device is None:
         return None
@@ -56,20 +56,20 @@ def current_stream(where: torch.device) -> Optional[libdc.Stream]:
 
 
 def captures(where: torch.device) -> bool:
-    """Whether PyTorch's current stream there is captured into a CUDA graph."""
+    """Whether PyTorch's current stream on the device is being captured into a CUDA graph."""
     return where.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def synchronize(where: torch.device) -> None:
-    """Waits for PyTorch's current stream there, before a call that does its work on another one, or none."""
+    """Waits for PyTorch's current stream on the device, before a call that works on another stream or on none."""
     if where.type == "cuda":
         torch.cuda.current_stream(where).synchronize()
 
 
 def check_thread_ranks(call: str, where: torch.device) -> None:
-    """Ranks that are threads wait for each other in their collectives. So work behind one rank's wait on a stream must
-    not be another rank's. But autograd has one thread a card, in which one rank's backward would be behind the
-    other's."""
+    """Ranks that are threads wait for each other in collectives. So they must not share a stream, where one rank's work
+    could be queued behind another's wait. Nor may they share autograd's single thread for a card, where one rank's
+    backward would queue behind the other's."""
     if where.type != "cuda":
         return
     if torch.cuda.current_stream(where) == torch.cuda.default_stream(where):

@@ -12,6 +12,6 @@ TORCH_DTYPES: Dict[libdc.DType, torch.dtype] = {
 }
 # Types of weights and gradients.
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Types of parameters, which collectives move.
+# Types of parameters that collectives can move.
 PARAM_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64)
 DTYPES: Dict[torch.dtype, libdc.DType] = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}

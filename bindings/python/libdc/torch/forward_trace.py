@@ -1,5 +1,5 @@
-"""The weights that a forward reads and the bytes that it keeps, for the planner. Reads are those for which
-libdc.torch.shard gathers: in a module's own forward the first of each weight, and elsewhere, as in a parent's, each."""
+"""Records, for the planner, the weights that a forward reads and the bytes that it keeps. It counts the reads for which
+libdc.torch.shard gathers: in a module's own forward the first of each weight, elsewhere (as in a parent's) each one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 
 def units_of(model: nn.Module) -> Dict[str, nn.Module]:
-    """Modules whose parameters are gathered together: the members of lists, and what else has parameters of its own."""
+    """Modules whose parameters are gathered together: the members of lists, and other modules with their own
+    parameters."""
     units: Dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{unit}.") for unit in units)
@@ -28,14 +29,16 @@ def units_of(model: nn.Module) -> Dict[str, nn.Module]:
 
 
 def own_parameters(name: str, unit: nn.Module) -> List[nn.Parameter]:
-    """Of a unit. The whole model is one for its own parameters alone, since others have units of theirs."""
+    """A unit's parameters. The whole model, if it is a unit, counts only its direct parameters, since others have their
+    own units."""
     return list(unit.parameters(recurse=bool(name)))
 
 
 @contextlib.contextmanager
 def _checkpoints_told(trace: "Trace") -> Iterator[None]:
-    """Lets torch.utils.checkpoint call functions as they are, and tell of it. Its own hooks would hide what they save.
-    Modules have its function by name, so what that calls is replaced. Other threads go on as before."""
+    """Makes torch.utils.checkpoint call functions directly and report the call to the trace, since its own hooks would
+    hide saved tensors. Modules import checkpoint() by name, so the functions that it calls are replaced. Other threads
+    are not affected."""
     module = torch.utils.checkpoint
     name = "_checkpoint_without_reentrant_generator"
     name += "_impl" * hasattr(module, f"{name}_impl")  # from PyTorch 2.15 on
@@ -72,38 +75,39 @@ def _checkpoints_told(trace: "Trace") -> Iterator[None]:
 
 
 class Segment:
-    """A part of the forward, with weights that are gathered together, each once."""
+    """A part of the forward, with the weights that are gathered together for it, each once."""
 
     def __init__(self, name: str, input_bytes: int, flops_before: int) -> None:
         self.name, self.input_bytes, self.flops_before = name, input_bytes, flops_before
         self.flops = self.kept_bytes = 0
         self.reentrant = False  # with use_reentrant=True
-        self.recomputed = False  # by torch.utils.checkpoint: input_bytes are all that is kept of it
+        self.recomputed = False  # by torch.utils.checkpoint: only input_bytes are kept
         self.params: List[nn.Parameter] = []
-        self.saved: Set[int] = set()  # of those, by id, whose weights the backward reads
-        self.used: Set[int] = set()  # and those that get a gradient; a read may ask for a shape or a type alone
+        self.saved: Set[int] = set()  # ids of the params whose weights the backward reads
+        self.used: Set[int] = set()  # ids of those that get a gradient; others were read for a shape or type
 
 
 class Trace:
-    """A new segment begins where a unit does, and where a weight is read that the last one has read already. Work
-    outside of units counts to the last one."""
+    """Splits a forward into segments. A new one begins with each unit, and where a weight is read that the current
+    segment has read already. Work outside of units counts toward the current segment."""
 
     def __init__(self, model: nn.Module, units: Dict[str, nn.Module], total_flops: Callable[[], int]) -> None:
         self.segments: List[Segment] = []
         self._name, self._units, self._total_flops = type(model).__name__, units, total_flops
         self._modules = [module for module in model.modules() if module._parameters]
-        self._first: Dict[str, Segment] = {}  # of each unit
-        self._reads: Dict[int, Tuple[Segment, nn.Parameter]] = {}  # by the storage of what was read
-        self._inside: Dict[nn.Module, List[Dict[str, torch.Tensor]]] = {}  # reads of forwards that run
+        self._first: Dict[str, Segment] = {}  # the first segment of each unit
+        self._reads: Dict[int, Tuple[Segment, nn.Parameter]] = {}  # by the storage of the weight that was read
+        self._inside: Dict[nn.Module, List[Dict[str, torch.Tensor]]] = {}  # reads in running forwards
         self._seen: Set[int] = set()
-        self._checkpoints = 0  # that the forward is in
-        self._reentrant = False  # the outermost of them
+        self._checkpoints = 0  # depth of nested checkpoints
+        self._reentrant = False  # whether the outermost one is reentrant
         self._fresh: Any = None  # a checkpoint's segment, for the first unit in it
         self._thread = threading.get_ident()
-        self._alive: List[Any] = []  # a freed storage's number could come again
+        self._alive: List[Any] = []  # a new storage could get a freed one's address
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A storage counts once, weights not at all: they are gathered again."""
+        """Counts the bytes of a saved tensor. Each storage counts once. Weights do not count, since they are gathered
+        again."""
         storage = tensor.untyped_storage()
         if storage._cdata in self._reads:
             segment, param = self._reads[storage._cdata]
@@ -122,7 +126,7 @@ class Trace:
 
     @contextlib.contextmanager
     def checkpoint(self, arguments: Any, reentrant: bool) -> Iterator[None]:
-        """A call of a checkpointed function: its inputs are kept, and what it saves is computed again."""
+        """A call of a checkpointed function: its inputs are kept, and the tensors that it saves are recomputed."""
         if self._checkpoints == 0:
             self._fresh = self._begin(self._base_name())
             self._fresh.recomputed = True
@@ -162,7 +166,7 @@ class Trace:
         def hook(module: nn.Module, inputs: Tuple[Any, ...]) -> None:
             size = sum(x.numel() * x.element_size() for x in inputs if isinstance(x, torch.Tensor))
             segment, self._fresh = self._fresh, None
-            # The checkpoint's, if nothing has run in it yet.
+            # Uses the checkpoint's segment, if nothing has run in it yet.
             if (segment is not None and segment is self.segments[-1] and self._checkpoints > 0 and not segment.params
                     and self._total_flops() == segment.flops_before):
                 segment.name = self._title(name or self._name)
@@ -183,7 +187,7 @@ class Trace:
         if any(param is each for each in segment.params):
             segment = self._begin(self._base_name())
         segment.params.append(param)
-        copy = torch.empty_like(value).requires_grad_(value.requires_grad)  # a storage of its own
+        copy = torch.empty_like(value).requires_grad_(value.requires_grad)  # has its own storage
         self._reads[copy.untyped_storage()._cdata] = segment, param
         self._alive.append(copy)
         if inside:
@@ -191,7 +195,7 @@ class Trace:
         return copy
 
     def _reading(self, module: nn.Module) -> type:
-        """The module's class, with properties that note each read of a weight."""
+        """A subclass of the module's class, with properties that record each read of a weight."""
         def read(name: str, param: nn.Parameter) -> property:
             return property(lambda self: self_trace._read(self, name, param))
 
@@ -228,11 +232,11 @@ class Trace:
                 handle.remove()
 
     def is_here(self) -> bool:
-        """Whether the planned forward calls."""
+        """Whether the calling thread runs the planned forward."""
         return threading.get_ident() == self._thread
 
     def end(self, result: Any) -> None:
-        """Takes the forward's result. Parameters that nothing has read are gathered with their unit's."""
+        """Ends the trace with the forward's result. Parameters that were never read are gathered with their unit."""
         self._follow(result)
         self._now().flops = self._total_flops() - self._now().flops_before
         found = {id(param) for segment in self.segments for param in segment.params}
@@ -245,7 +249,7 @@ class Trace:
         self.segments = [each for each in self.segments if each.params or each.kept_bytes or each.flops]
 
     def _follow(self, result: Any) -> None:
-        """Finds the reads that get a gradient, which are leaves of the result's graph."""
+        """Finds the reads that get a gradient: they are leaves of the result's graph."""
         nodes = [leaf.grad_fn for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         seen: Set[Any] = set()
         while nodes:

@@ -1,4 +1,5 @@
-"""A PyTorch model for the planner: its forward runs on the meta device, where tensors have shapes and no memory."""
+"""Describes a PyTorch model to the planner. Its forward runs on the meta device, where tensors have shapes but no
+memory."""
 
 from __future__ import annotations
 
@@ -16,19 +17,20 @@ from ..plan.checks import whole
 from ..plan.model import MAX_TOKENS
 from .forward_trace import Trace, own_parameters, units_of
 
-BUCKET_SIZE = 1 << 20  # elements, of shard()
+BUCKET_SIZE = 1 << 20  # elements; the default of shard()
 _fused_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    """Of shapes [batch, heads, tokens, width]: two products."""
+    """The operations of attention's two products, for shapes [batch, heads, tokens, width]."""
     batch, heads, tokens, width = query
     return int(2 * batch * heads * tokens * key[2] * (width + value[3]))
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Attention without a matrix of all pairs of tokens, as the fused kernels compute it. The meta device has the plain
-    one alone. And a tensor's truth is yes, since there are no values: so masks that may be absent are."""
+    """Traces attention as the fused kernels compute it, without a matrix of all pairs of tokens; the meta device has
+    only the plain form. Tensors without values count as true, so a mask that is dropped if all its elements are true is
+    dropped."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -54,7 +56,7 @@ def _to_meta(value: Any, dtype: Optional[torch.dtype]) -> Any:
 
 
 def _as_arguments(batch: Any) -> Any:
-    """A dict, a list or a tuple."""
+    """The batch as a dict, list or tuple of arguments."""
     if isinstance(batch, torch.Tensor):
         return [batch]
     if not isinstance(batch, (dict, list, tuple)):
@@ -64,7 +66,7 @@ def _as_arguments(batch: Any) -> Any:
 
 
 def _samples_of(arguments: Any) -> torch.Tensor:
-    """The first tensor, whose first length is the number of samples."""
+    """The first tensor of the arguments. Its first dimension is the number of samples."""
     values = arguments.values() if isinstance(arguments, dict) else arguments
     first = next((value for value in values if isinstance(value, torch.Tensor)), None)
     if first is None or first.dim() == 0 or first.shape[0] == 0:
@@ -73,7 +75,7 @@ def _samples_of(arguments: Any) -> torch.Tensor:
 
 
 def _dtype_of(model: torch.nn.Module) -> str:
-    """float32 if some weights are, else the first one's."""
+    """float32 if any weight has it, else the type of the first weight."""
     types = [p.dtype for p in model.parameters() if p.dtype.is_floating_point]
     return "float32" if torch.float32 in types or not types else _name_of(types[0])
 
@@ -87,10 +89,10 @@ def _frozen(own: List[torch.nn.Parameter]) -> Tuple[int, ...]:
 
 
 def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0, dtype: Optional[torch.dtype] = None) -> Model:
-    """The planner's model: a forward of the batch, on the meta device. The model is not changed.
-    batch: the arguments, a dict for names, a list or tuple for places; its tensors' first length is that of samples.
-    tokens: of a sample; 0: the second length of the first tensor, or 1. dtype: floating-point weights, buffers and
-    inputs are taken in this type; None: each in its own"""
+    """The planner's model, from a forward of the batch on the meta device. The model is not changed. batch: the
+    arguments, in a dict by name, or in a list or tuple by position; the first dimension of its tensors counts samples.
+    tokens: of a sample; 0: the second dimension of the first tensor, or 1. dtype: the type of floating-point weights,
+    buffers and inputs; None: their own types."""
     whole("tokens", tokens, 0, MAX_TOKENS)
     batch = _as_arguments(batch)
     shape = _samples_of(batch).shape
@@ -103,7 +105,7 @@ def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0, dtype: Optiona
     with _WithoutValues(), counter, trace.watch():
         trace.end(torch.func.functional_call(model, state, arguments, names))
     used = {number for segment in trace.segments for number in segment.used}
-    owners: Dict[int, Tuple[int, int]] = {}  # a parameter's layer, and place there
+    owners: Dict[int, Tuple[int, int]] = {}  # a parameter's layer, and its index there
     layers: List[Layer] = []
     for segment in trace.segments:
         own = [p for p in segment.params if id(p) not in owners]
@@ -120,7 +122,7 @@ def model_of(model: torch.nn.Module, batch: Any, tokens: int = 0, dtype: Optiona
 
 
 def _without_batch(model: torch.nn.Module) -> Model:
-    """Its parameters alone."""
+    """The planner's model from the parameters alone, without activations."""
     layers, owned = [], set()
     for name, unit in units_of(model).items():
         own = [p for p in own_parameters(name, unit) if id(p) not in owned]
@@ -131,7 +133,8 @@ def _without_batch(model: torch.nn.Module) -> Model:
 
 
 def _machine_here(device: torch.device, dtype: str, ranks: int) -> Machine:
-    """The device's memory, which ranks of this machine share where it is the host's; rates are a data sheet's."""
+    """A machine with this device's memory and the rates of a data sheet. Ranks of this machine share the host's
+    memory."""
     machine = load("h100" if device.type == "cuda" else "xeon8480")
     local = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
     if device.type == "cuda":
@@ -143,12 +146,12 @@ def _machine_here(device: torch.device, dtype: str, ranks: int) -> Machine:
 
 
 def _limited(bucket: int, layers: Model) -> int:
-    """As shard() limits it."""
+    """The bucket size as shard() limits it."""
     return max(1, min(bucket, layers.trained_parameters))
 
 
 def _stage_of(model: torch.nn.Module, batch: Any, ranks: int, device: torch.device, options: Dict[str, Any]) -> int:
-    """The fastest stage that fits, and of equally fast ones the one that takes less; says so."""
+    """The fastest stage that fits; of equally fast ones the one with least memory. Prints the choice."""
     dtype, used = _dtype_of(model), options["param_dtype"]
     layers = _without_batch(model) if batch is None else model_of(model, batch, 0, used)
     options["bucket"] = _limited(options["bucket"], layers)
@@ -171,7 +174,7 @@ def _stage_of(model: torch.nn.Module, batch: Any, ranks: int, device: torch.devi
 
 
 def choose_stage(model: torch.nn.Module, batch: Any, comm: Any, device: torch.device, **options: Any) -> int:
-    """The stage that shard(stage="auto") takes: rank 0's choice, on every rank; collective."""
+    """The stage for shard(stage="auto"): rank 0's choice, on every rank. Collective."""
     told, failure = torch.tensor([-1], dtype=torch.int64), None
     if comm.rank == 0:
         try:
@@ -188,20 +191,20 @@ def choose_stage(model: torch.nn.Module, batch: Any, comm: Any, device: torch.de
 
 
 def plan(model: torch.nn.Module, batch: Any, machine: Any = "h100", tokens: int = 0, **options: Any) -> Plan:
-    """A step of training before there is a machine: libdc.plan's result, for the layers of this model.
+    """Predicts a training step without the machine: libdc.plan's result, for the layers of this model.
 
         plan = libdc.torch.plan(model, [tokens], machine="h100", ranks=64, stage=3, micro_batch=4)
         print(libdc.plan.as_text(plan))
 
-    machine: a libdc.plan.Machine, the name of one, or a file; options: those of libdc.plan.Options. dtype, if
-    it is given, is the type of weights and activations; without it they have the model's own types. grad_dtype, without
-    it, is the weights' type. param_dtype and reduce_dtype are those of libdc.torch.shard(), and so is bucket, which it
-    limits to the trained elements."""
+    machine: a libdc.plan.Machine, the name of one, or a file; options: those of libdc.plan.Options. dtype is the type
+    of weights and activations, by default the model's own types. grad_dtype is by default the weights' type.
+    param_dtype, reduce_dtype and bucket are those of libdc.torch.shard(), which limits bucket to the number of trained
+    elements."""
     if not isinstance(machine, (Machine, str, os.PathLike)):
         raise TypeError(f"plan: machine is a {type(machine).__name__}, must be a libdc.plan.Machine, a name or a file")
     chosen = machine if isinstance(machine, Machine) else load(os.fspath(machine))
     planned = Options(**{"dtype": _dtype_of(model), "bucket": BUCKET_SIZE, **options})
-    if "grad_dtype" not in options:  # as shard() gives gradients
+    if "grad_dtype" not in options:  # as for gradients of shard()
         planned = dataclasses.replace(planned, grad_dtype=planned.dtype)
     dtype = getattr(torch, planned.used_dtype) if "dtype" in options or planned.param_dtype is not None else None
     layers = model_of(model, batch, tokens, dtype)

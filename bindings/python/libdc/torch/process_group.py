@@ -17,10 +17,10 @@ from .dtypes import TORCH_DTYPES
 
 
 def comm_from_process_group(group: "dist.ProcessGroup") -> libdc.Comm:
-    """A communicator whose collectives are the group's. Ranks of one machine communicate several times faster by
-    libdc's own: libdc.init_comm()."""
+    """A communicator whose collectives are the group's. On one machine, libdc's own communicator (libdc.init_comm()) is
+    several times faster."""
     own = getattr(group, "comm", None)
-    if isinstance(own, libdc.Comm):  # of the backend libdc, maybe from split_group(), of which PyTorch does not know
+    if isinstance(own, libdc.Comm):  # of the backend libdc; PyTorch does not know those from split_group()
         return own.dup()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
@@ -35,16 +35,16 @@ def comm_from_process_group(group: "dist.ProcessGroup") -> libdc.Comm:
     return libdc.Comm.external(collectives, rank, size, timeout=seconds + _GRACE_SECONDS)
 
 
-# The group's own timeout ends a wait in its functions. A wait for NCCL, which stands on them, has libdc's deadline
-# alone.
+# The group's own timeout ends a wait inside its functions. A wait in libdc's NCCL communicator on top of it has only
+# libdc's deadline.
 _GRACE_SECONDS = 60.0
 _MAX_SECONDS = 1e9
 
 
 @contextlib.contextmanager
 def _outside_compilation() -> Iterator[None]:
-    """While PyTorch compiles on the caller's thread, its modes give fake tensors for real ones. Its Python dispatcher
-    holds the GIL around c10d's operators, for which Gloo's threads wait in turn."""
+    """Turns off the modes in which PyTorch compiles on the caller's thread, where real tensors would become fake ones.
+    The Python dispatcher would hold the GIL around c10d's operators, while Gloo's threads wait for the GIL."""
     with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         yield
 
@@ -54,9 +54,9 @@ _RELEASE_SECONDS = 1.0
 
 @contextlib.contextmanager
 def _until_released(*tensors: torch.Tensor) -> Iterator[Tuple[torch.Tensor, ...]]:
-    """Returns once no other holder of the tensors is left. Gloo's thread wakes its caller first and lets go of a work's
-    tensors then. The last to let go of Python's memory takes the GIL. If the interpreter has begun to end by then, that
-    ends the process by SIGABRT. Nothing promises that a backend lets go, so not without a bound."""
+    """Exits once no other holder of the tensors is left. Gloo's thread wakes its caller before it drops a work's
+    tensors. The thread that drops the last reference to Python's memory takes the GIL. If the interpreter is already
+    ending, that ends the process by SIGABRT. The wait has a bound, since no backend promises to drop its references."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     before = [_use_counts(*pair) for pair in zip(tensors, storages)]
     try:
@@ -72,7 +72,8 @@ def _use_counts(tensor: torch.Tensor, storage: torch.UntypedStorage) -> Tuple[in
 
 
 class _Collectives(libdc.Collectives):
-    """A process group as libdc's transport. Called on the library's threads and, in init, on the caller's."""
+    """A process group as libdc's transport. Its methods are called on the library's threads and, in init, on the
+    caller's."""
 
     def __init__(self, group: "dist.ProcessGroup") -> None:
         self.group = group
@@ -110,7 +111,7 @@ class _Collectives(libdc.Collectives):
         self._barrier()
 
     def _store(self) -> Tuple["dist.Store", str]:
-        """The store by which the group's ranks met, and the group's name."""
+        """The store through which the group's ranks met, and the group's name."""
         return dist.distributed_c10d._get_process_group_store(self.group), self.group.group_name
 
     def _rank(self) -> int:
@@ -123,29 +124,29 @@ class _Collectives(libdc.Collectives):
     @_outside_compilation()
     def split(self, ranks: Sequence[int]) -> Any:
         store, name = self._store()
-        made = next(_made.setdefault(name, itertools.count()))  # in the same order on every rank of the group
+        made = next(_made.setdefault(name, itertools.count()))  # every rank of the group counts in the same order
         if not ranks:
             return self
-        # Parts that are made at once have different first ranks.
+        # Parts of the same split differ in their first rank.
         return _GlooCollectives(store, f"libdc/{name}/{made}/{ranks[0]}", ranks.index(self._rank()), len(ranks),
                                 self._timeout())
 
     def _timeout(self) -> datetime.timedelta:
-        """The group's, which ends its copies' waits, too. PyTorch's default where the backend does not tell."""
+        """The group's timeout, which also holds for its copies; PyTorch's default if the backend does not tell."""
         try:
             options = getattr(self.group._get_backend(torch.device("cpu")), "options", None)
-        except RuntimeError:  # of a backend without options
+        except RuntimeError:  # the backend has no options
             options = None
         return getattr(options, "_timeout", dist.default_pg_timeout)
 
 
-_made: Dict[str, "itertools.count[int]"] = {}  # of the groups with these names: how often they were copied or split
+_made: Dict[str, "itertools.count[int]"] = {}  # by group name: how often it was copied or split
 
 
 class _GlooCollectives(_Collectives):
-    """Gloo among ranks of a process group. PyTorch's new_group() is not for copies that come and go. Where only the
-    members take part, it names a group by its ranks and by how many groups there are. So a second one may have the name
-    of one that has gone, under which the store still has that one's addresses. These names are used once."""
+    """A Gloo group among ranks of a process group. PyTorch's new_group() does not suit copies that come and go. Where
+    only members take part, it names a group by its ranks and the number of groups. A new group may get the name of one
+    that is gone, whose addresses are still in the store. The names here are used once."""
 
     def __init__(self, store: "dist.Store", name: str, rank: int, size: int, timeout: datetime.timedelta) -> None:
         self.name, self.rank, self.size, self.store, self.timeout = name, rank, size, store, timeout

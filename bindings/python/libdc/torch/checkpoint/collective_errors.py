@@ -1,4 +1,4 @@
-"""An error of one rank becomes an error of all ranks, so that none waits for it in a collective."""
+"""Makes an error of one rank an error of all ranks, so that none waits for the failed rank in a collective."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def run_on_all_ranks(root: Root, work: Callable[[], T], in_replica: bool = False
 
 
 def roots_on_same_ranks(call: str, model: nn.Module) -> List[Root]:
-    """The roots of all sharded models in a module, of which the first one's ranks speak for all; collective where there
-    are several."""
+    """The roots of all sharded models in a module. Raises unless all have the same ranks, so that the first one's
+    communicator serves all. Collective if there are several."""
     roots = roots_of(model)
 
     def check() -> None:
@@ -48,7 +48,7 @@ def roots_on_same_ranks(call: str, model: nn.Module) -> List[Root]:
 
 
 def on_first_replica(root: Root, save: Callable[[], None]) -> None:
-    """The replicas have the same state, so one of them writes it. All ranks learn of an error."""
+    """Lets the first replica save, since all replicas have the same state. All ranks get an error."""
     failure: Optional[Exception] = None
     if root.group.replica == 0:
         try:

@@ -1,4 +1,4 @@
-"""CRC-32C of buffers, and that of two buffers behind each other from those of both."""
+"""CRC-32C of buffers, and the checksum of two concatenated buffers from those of both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ checksum = libdc.crc32c
 
 
 def join(first: int, second: int, second_nbytes: int) -> int:
-    """The checksum of bytes from those of their beginning and their end: the former times x^(8 second_nbytes)."""
+    """The checksum of concatenated bytes from those of both parts: first * x^(8 second_nbytes) + second."""
     if not first or not second_nbytes:
         return first ^ second
     product = second
@@ -23,7 +23,7 @@ def join(first: int, second: int, second_nbytes: int) -> int:
 
 
 def _times_x(value: int) -> int:
-    """Of polynomials over GF(2), modulo CRC-32C's, as all products here."""
+    """The polynomial times x, over GF(2) and modulo CRC-32C's polynomial, as all products here."""
     return value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
 
 
@@ -38,8 +38,8 @@ def _multiply(a: int, b: int) -> int:
 
 @lru_cache(maxsize=512)
 def _rows(nbytes: int) -> List[Tuple[int, ...]]:
-    """The products of x^(8 nbytes) with each value of each four bits, from the lowest on. A file's tensors have few
-    lengths."""
+    """Tables of the products of x^(8 nbytes) with each value of each group of four bits, lowest bits first. They are
+    cached, since a file's tensors have few different lengths."""
     power = 1 << 31
     for k in range(nbytes.bit_length()):
         if nbytes >> k & 1:
@@ -58,7 +58,7 @@ def _rows(nbytes: int) -> List[Tuple[int, ...]]:
 
 
 def _squares() -> List[int]:
-    """x^(8 * 2^k)."""
+    """x^(8 * 2^k) for each k."""
     squares = [1 << 23]
     for _ in range(62):
         squares.append(_multiply(squares[-1], squares[-1]))

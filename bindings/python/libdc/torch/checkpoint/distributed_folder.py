@@ -1,7 +1,7 @@
-"""Folders of torch.distributed.checkpoint, of which each rank reads its own part.
+"""Reads folders of torch.distributed.checkpoint; each rank reads its own part.
 
-A rank's part of a parameter is a range of the whole's elements. The folder's storage reader cuts boxes out of the
-saved pieces; the rows in which the range lies are such a box."""
+A rank's part of a parameter is a range of the whole's elements. The folder's storage reader cuts boxes out of the saved
+pieces. The rows that contain the range are such a box."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .safetensors_file import ReadRange
 
 
 class _Rows(checkpoint.DefaultLoadPlanner):
-    """Tells the storage reader to put what it reads into rows of one tensor."""
+    """A load planner that makes the storage reader write into rows of one tensor."""
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__()
@@ -36,10 +36,10 @@ class _Rows(checkpoint.DefaultLoadPlanner):
         return rows
 
     def commit_tensor(self, read_item: Any, tensor: Tensor) -> None:
-        """The tensor is a view of the rows."""
+        """Does nothing: the tensor is a view of the rows."""
 
 
-_PICKLED = {  # what a description is made of, besides torch's data types
+_PICKLED = {  # the types in a description, besides torch's data types
     ("torch.distributed.checkpoint.metadata", name) for name in (
         "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
         "BytesStorageMetadata", "_MEM_FORMAT_ENCODING")} | {
@@ -49,14 +49,15 @@ _PICKLED = {  # what a description is made of, besides torch's data types
 
 
 def _member(kind: Any, name: str) -> Any:
-    """Python 3.11's first releases pickle an enum's member as a call of getattr()."""
+    """Stands in for getattr(), by which the first releases of Python 3.11 pickle an enum's member."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
         return kind[name]
     raise pickle.UnpicklingError(f"it reads {name} of {kind!r}, which is no part of a description")
 
 
 class _Unpickler(pickle.Unpickler):
-    """A pickle may call any function that it names. torch's own reader lets it."""
+    """Loads only the types of a description. A pickle may call any function that it names, and torch's own reader
+    allows that."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
@@ -82,7 +83,7 @@ def _read_metadata(path: str) -> Any:
 
 
 class Folder:
-    """As a safetensors_file.File is, without checksums."""
+    """A folder with the interface of safetensors_file.File, but without checksums."""
 
     metadata: Dict[str, str] = {}
 
@@ -97,7 +98,7 @@ class Folder:
                         for name, of in self._tensors.items()}
 
     def close(self) -> None:
-        """Files are open only while they are read."""
+        """Does nothing: files are open only while they are read."""
 
     def read(self, name: str, begin: int, into: Tensor) -> ReadRange:
         """Reads a tensor's elements from begin on into a flat tensor of its type, in the host's memory."""
@@ -120,4 +121,4 @@ class Folder:
         return ReadRange(begin, end, 0)
 
     def check(self, name: str, parts: Sequence[ReadRange]) -> None:
-        """There is nothing to compare with."""
+        """Does nothing: the folder has no checksums to compare."""

@@ -1,4 +1,4 @@
-"""Pieces of a checkpoint's tensors: those that a rank writes, and where those go that it reads."""
+"""Pieces of a checkpoint's tensors: those that a rank writes, and the targets of those that it reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .safetensors_file import TensorInfo
 
 
 class WriteItem(NamedTuple):
-    """Elements of a tensor that this rank can write: flat, from begin on."""
+    """Elements of a tensor that this rank can write: a flat range that starts at begin."""
 
     name: str
     of: TensorInfo
@@ -23,8 +23,9 @@ class WriteItem(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where this rank's elements of a file's tensor go, from begin to end: the first ones of new memory on the host.
-    So damage never reaches the model. Only where the model has no values yet it is the model's memory, of any type."""
+    """The target of this rank's elements, begin to end, of a file's tensor. They are read into the beginning of new
+    host memory, so that damage never reaches the model. If the model has no values yet, the target is the model's own
+    memory, of any type."""
 
     memory: Tensor
     begin: int

@@ -1,14 +1,15 @@
-"""Dictionaries with other keys than str in JSON, which makes str of them. A MultiStepLR's milestones are numbers."""
+"""Keeps dictionary keys that are not str through JSON, which would convert them to str. For example, a MultiStepLR's
+milestones are numbers."""
 
 from __future__ import annotations
 
 from typing import Any, Dict
 
-_PAIRS = "libdc.pairs"  # the only key of an object that has a dictionary's keys and values as pairs
+_PAIRS = "libdc.pairs"  # the only key of an object that holds a dictionary as pairs of key and value
 
 
 def with_pairs(value: Any, path: str = "") -> Any:
-    """path: where the value is, for errors"""
+    """The value with such dictionaries as lists of pairs. path: where the value is, for errors."""
     if isinstance(value, (list, tuple)):
         return [with_pairs(item, f"{path}[{index}]") for index, item in enumerate(value)]
     if not isinstance(value, dict):
@@ -23,5 +24,5 @@ def with_pairs(value: Any, path: str = "") -> Any:
 
 
 def without_pairs(value: Dict[str, Any]) -> Dict[Any, Any]:
-    """For json.loads(object_hook=...)."""
+    """The inverse of with_pairs(), for json.loads(object_hook=...)."""
     return dict(value[_PAIRS]) if value.keys() == {_PAIRS} else value

@@ -1,7 +1,7 @@
-"""A model's weights in a checkpoint's tensors, and how its modules take what was read.
+"""Matches a model's weights with a checkpoint's tensors, and gives the loaded values to its modules.
 
-They take it by load_state_dict(), as parts of which each rank has its own. So a module's extra state, its own
-_load_from_state_dict() and its hooks see what they would see without shard(), but for the parts."""
+Modules load them by load_state_dict(), where each rank has its own parts. So a module's extra state, its own
+_load_from_state_dict() and its hooks work as without shard(), except that they see parts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from ..sharding.parameter import entry_of
 from ..sharding.sharded_param import ShardedParam
 from .items import Target
 
-_EXTRA_STATE = "_extra_state"  # PyTorch's key of what get_extra_state() returns
+_EXTRA_STATE = "_extra_state"  # PyTorch's key for the result of get_extra_state()
 _NOT_OWN = "torch.nn.modules.module", "libdc.torch.sharding.module_class"
 
 
 class Weights(NamedTuple):
-    """Memory for this rank's part of the weights: by the model's names, as load_state_dict() takes them, and by the
-    file's. aliases: for a tied weight's other names in the file, the one whose values are taken"""
+    """Memory for this rank's part of the weights. values: by the model's names, as load_state_dict() takes them;
+    targets: by the file's names. aliases: maps a tied weight's other names in the file to the one whose values are
+    loaded."""
 
     values: Dict[str, Tensor]
     targets: Dict[str, Target]
@@ -33,7 +34,8 @@ class Weights(NamedTuple):
 
 def match(model: nn.Module, path: Union[str, "os.PathLike[str]"], tensors: Mapping[str, Tensor], strict: bool,
           prefix: str, others: Tuple[str, ...]) -> Weights:
-    """A tied weight may have any of its names. others: beginnings of names in the file that are not the model's"""
+    """Finds the model's weights in a file, where a tied weight may have any of its names. others: prefixes of names in
+    the file that are not the model's."""
     current = model.state_dict(keep_vars=True)
     same: Dict[Any, List[str]] = {}
     for name, value in current.items():
@@ -69,7 +71,8 @@ def match(model: nn.Module, path: Union[str, "os.PathLike[str]"], tensors: Mappi
 
 
 def check_aliases(path: Any, weights: Weights) -> None:
-    """Once all is read: PyTorch would take the last one's values, and what reads the other name has others."""
+    """After reading, raises if a tied weight's names have different values. PyTorch would take those of the last name,
+    and readers of another name would differ."""
     for name, taken in weights.aliases.items():
         one, other = (weights.targets[each].elements.cpu().view(torch.uint8) for each in (taken, name))
         if not torch.equal(one, other):
@@ -80,13 +83,13 @@ def check_aliases(path: Any, weights: Weights) -> None:
 def load(model: nn.Module, weights: Weights) -> None:
     if not weights.values:
         return
-    state = model.state_dict(keep_vars=True)  # for the modules' versions, which are attributes of it
+    state = model.state_dict(keep_vars=True)  # its attributes have the modules' versions
     state.clear()
     state.update(weights.values)
     load_state_dict: Any = model.load_state_dict
     try:
         inspect.signature(load_state_dict).bind(state, strict=False)
-    except TypeError:  # a model's own, with other arguments
+    except TypeError:  # the model overrides it with other arguments
         load_state_dict = functools.partial(nn.Module.load_state_dict, model)
     load_state_dict(state, strict=False)
 
@@ -98,7 +101,7 @@ def _check_shape(path: Any, name: str, tensor: Tensor, value: Tensor) -> None:
 
 
 def _registered_names(model: nn.Module) -> Set[str]:
-    """Of parameters and persistent buffers. A module's state may have more."""
+    """The names of parameters and persistent buffers. A module's state may have more."""
     names = set()
     for prefix, module in model.named_modules(remove_duplicate=False):
         buffers = module._buffers.keys() - module._non_persistent_buffers_set
@@ -107,7 +110,7 @@ def _registered_names(model: nn.Module) -> Set[str]:
 
 
 def _without_taker(model: nn.Module, names: Set[str]) -> List[str]:
-    """Those that load_state_dict() would pass over."""
+    """The names that load_state_dict() would ignore."""
     if not names or not _is_torch(type(model), "load_state_dict"):
         return []
     for prefix, module in model.named_modules(remove_duplicate=False):
@@ -132,7 +135,7 @@ def _target_of(tensor: Tensor, entry: Optional[ShardedParam]) -> Target:
 
 
 def new_target(tensor: Tensor, entry: Optional[ShardedParam] = None) -> Target:
-    """Memory for all of a file's tensor, or for this rank's part, flat."""
+    """Memory for a whole tensor of a file, or for this rank's flat part of it."""
     begin, end = (0, tensor.numel()) if entry is None else entry.shard_range
     shape = tensor.shape if entry is None else torch.Size([end - begin])
     return Target(torch.empty(shape, dtype=tensor.dtype), begin, end)

@@ -1,11 +1,11 @@
-"""Files in the safetensors format, of which each rank writes and reads its own bytes.
+"""Files in the safetensors format, in which each rank writes and reads its own bytes.
 
-The format (https://github.com/huggingface/safetensors): eight bytes with the length of a JSON text, the text, which
-has each tensor's type, shape and offset, and the tensors' bytes. The package of that name writes whole tensors from
-one process; here any range of elements is written and read.
+The format (https://github.com/huggingface/safetensors) is the length of a JSON text in eight bytes, the text, which has
+each tensor's type, shape and offset, and the tensors' bytes. The package safetensors writes whole tensors from one
+process; this module writes and reads any range of elements.
 
-Two entries of the metadata are ours: the CRC-32C of each tensor's bytes, and that of the header itself with zeros in
-place of its own digits. Files without them are read, too."""
+libdc adds two entries to the metadata: the CRC-32C of each tensor's bytes, and that of the header, computed with zeros
+in place of its own digits. Files without them are read, too."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
            "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool}
 _TYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_STAGING_BYTES = 64 << 20  # bytes of a card's memory that are copied at once
-_CHUNK = 1 << 19  # bytes that are moved and summed while they are in the cache
+_STAGING_BYTES = 64 << 20  # bytes that are copied from a card at once
+_CHUNK = 1 << 19  # bytes that are moved and checksummed while they are in the cache
 _HEADER_SUM, _SUMS = "libdc.header_crc32c", "libdc.crc32c"  # keys of the metadata
 _HEADER_SUM_TEXT = re.compile(rb'"libdc\.header_crc32c":"([0-9a-f]{8})"')
 _UNKNOWN_SUM = "0" * 8  # a checksum that is not known yet
@@ -55,7 +55,7 @@ def type_name(name: str, dtype: torch.dtype) -> str:
 
 
 class Layout:
-    """Where each tensor's bytes lie. Widest types first, so that all are aligned."""
+    """Where each tensor's bytes are in the file. Tensors of the widest types come first, so that all are aligned."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:
         self._begin: Dict[str, int] = {}
@@ -71,7 +71,7 @@ class Layout:
         self.nbytes = self._header_nbytes + end
 
     def header(self, sums: Mapping[str, int]) -> bytes:
-        """The file's first bytes, as many for any checksums of the tensors."""
+        """The file's header. Its length does not depend on the checksums' values."""
         sums_text = json.dumps({name: f"{sums[name]:08x}" for name in sorted(sums)}, ensure_ascii=False,
                                separators=(",", ":"))
         self._text["__metadata__"] = {_HEADER_SUM: _UNKNOWN_SUM, **self._metadata, _SUMS: sums_text}
@@ -84,12 +84,12 @@ class Layout:
                               f'"{_HEADER_SUM}":"{crc32c.checksum(packed):08x}"'.encode(), 1)
 
     def offset(self, name: str) -> int:
-        """Of the tensor's first byte in the file."""
+        """The offset of the tensor's first byte in the file."""
         return self._header_nbytes + self._begin[name]
 
 
 def reserve(fd: int, nbytes: int) -> None:
-    """Gives a file its length, and where the file system can, its blocks: a full disk is an error here."""
+    """Sets a file's length and, if the file system can, allocates its blocks, so that a full disk is an error here."""
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
@@ -99,7 +99,7 @@ def reserve(fd: int, nbytes: int) -> None:
 
 
 def write(fd: int, offset: int, elements: Tensor) -> int:
-    """Writes a flat tensor's bytes, of any device's memory, and returns their checksum."""
+    """Writes the bytes of a flat tensor on any device, and returns their checksum."""
     crc = 0
     for piece in elements.split(max(1, _STAGING_BYTES // elements.element_size())) if elements.is_cuda else (elements,):
         host = piece.cpu().contiguous().resolve_conj().resolve_neg()
@@ -109,7 +109,7 @@ def write(fd: int, offset: int, elements: Tensor) -> int:
 
 
 def write_bytes(fd: int, offset: int, data: Any, crc: int = 0) -> int:
-    """Writes bytes, and returns the checksum of the bytes before them, which is crc, continued by these."""
+    """Writes bytes. Returns their checksum, continued from crc, that of the bytes before them."""
     view = memoryview(data).cast("B")
     while view:
         written = os.pwrite(fd, view[:_CHUNK], offset)
@@ -119,7 +119,7 @@ def write_bytes(fd: int, offset: int, data: Any, crc: int = 0) -> int:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """Of a contiguous tensor, which the caller keeps."""
+    """The bytes of a contiguous tensor, which the caller must keep alive."""
     nbytes = tensor.numel() * tensor.element_size()
     return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
 
@@ -133,13 +133,13 @@ class ReadRange(NamedTuple):
 
 
 class File:
-    """A file and its description. A range of a tensor is read straight into the caller's memory."""
+    """A file and its description. Ranges of tensors are read directly into the caller's memory."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.sums: Optional[Dict[str, int]] = None  # each tensor's checksum; None: the file has none
         self.metadata: Dict[str, str] = {}
-        self.tensors: Dict[str, Tensor] = {}  # types and shapes, without memory
+        self.tensors: Dict[str, Tensor] = {}  # meta tensors, for types and shapes
         self._fd = _open(path)
         try:
             self._describe()
@@ -164,7 +164,7 @@ class File:
                              f"description, and it has {size} bytes in all")
         text = bytearray(length)
         self._fill(memoryview(text), 8)
-        # With libdc's checksums of all tensors in the header it tells their values, too.
+        # The header of a file of libdc has checksums of all tensors, so this identifies their values too.
         self.identity = size, crc32c.checksum(start + text)
         is_summed = self._check_header(start + text)
         try:
@@ -205,7 +205,7 @@ class File:
             raise ValueError(f"{names[0]} is a tensor without a checksum, or a checksum without a tensor")
 
     def _fill(self, view: memoryview, offset: int) -> int:
-        """Reads all of it, and returns its checksum."""
+        """Fills the view from the file, and returns the checksum of its bytes."""
         crc = 0
         while view:
             got = os.preadv(self._fd, [view[:_CHUNK]], offset)
@@ -217,12 +217,12 @@ class File:
         return crc
 
     def read(self, name: str, begin: int, into: Tensor) -> ReadRange:
-        """Reads a tensor's elements from begin on into a flat tensor of its type, in the host's memory."""
+        """Reads a tensor's elements from begin on into a flat tensor of the same type in host memory."""
         crc = self._fill(_bytes_of(into), self._offsets[name] + begin * into.element_size())
         return ReadRange(begin, begin + into.numel(), crc)
 
     def _sum(self, name: str, begin: int, end: int) -> ReadRange:
-        """The checksum of elements that no rank keeps."""
+        """The checksum of elements that no rank has read."""
         dtype = self.tensors[name].dtype
         chunk, crc = torch.empty(min(_CHUNK // dtype.itemsize, end - begin), dtype=dtype), 0
         for at in range(begin, end, max(1, chunk.numel())):
@@ -231,7 +231,8 @@ class File:
         return ReadRange(begin, end, crc)
 
     def check(self, name: str, parts: Sequence[ReadRange]) -> None:
-        """Compares a tensor with its checksum, from that of parts, of which this rank reads what is missing."""
+        """Compares a tensor with its checksum, which is joined from those of parts. This rank reads elements that are
+        in no part."""
         if self.sums is None:
             return
         tensor, crc, reached = self.tensors[name], 0, 0
@@ -259,13 +260,13 @@ def _open(path: str) -> int:
 
 
 def find_in_folder(folder: str) -> Optional[str]:
-    """The file with a model's weights in a folder of Hugging Face's, or its index."""
+    """The file with a model's weights in a Hugging Face folder, or its index."""
     paths = (os.path.join(folder, name) for name in ("model.safetensors", "model.safetensors.index.json"))
     return next(filter(os.path.isfile, paths), None)
 
 
 def open_files(path: str) -> List[File]:
-    """A file, or those of an index (`model.safetensors.index.json`). The caller closes them."""
+    """Opens a file, or those of an index (`model.safetensors.index.json`). The caller closes them."""
     if not path.endswith(".json"):
         return [File(path)]
     with open(_open(path), encoding="utf-8") as file:
@@ -277,7 +278,7 @@ def open_files(path: str) -> List[File]:
         if not isinstance(name, str) or os.path.isabs(name) or ".." in name.split("/") or "\0" in name:
             raise ValueError(f"{path} names the file {name!r}, must be one in its own folder")
     files: List[File] = []
-    found: Dict[str, str] = {}  # which file has a tensor
+    found: Dict[str, str] = {}  # the file that has a tensor
     try:
         for name in names:
             files.append(File(os.path.join(os.path.dirname(path), name)))
@@ -292,7 +293,7 @@ def open_files(path: str) -> List[File]:
 
 
 def _unique(pairs: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
-    """An object of JSON, of which json alone would keep the last of equal names."""
+    """A JSON object. Raises for equal names, of which json alone would keep the last."""
     result: Dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
@@ -302,7 +303,7 @@ def _unique(pairs: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
 
 
 def _validate(description: Mapping[str, Any]) -> Iterator[Tuple[str, int, TensorInfo]]:
-    """The tensors of a description, and where each begins."""
+    """The tensors of a description, and the offset of each."""
     for name, of in description.items():
         dtype, shape, (begin, end) = of["dtype"], of["shape"], of["data_offsets"]
         if dtype not in _DTYPES:
@@ -316,7 +317,7 @@ def _validate(description: Mapping[str, Any]) -> Iterator[Tuple[str, int, Tensor
 
 
 def _check_tiling(found: Sequence[Tuple[str, int, TensorInfo]], nbytes: int) -> None:
-    """The format allows no gap and no overlap: such a file is damaged, or has bytes that other readers take for other
+    """Raises for gaps and overlaps, which the format forbids: the file is damaged, or other readers would see other
     tensors."""
     reached = 0
     for name, begin, of in sorted(found, key=lambda item: (item[1], item[2].nbytes)):
@@ -328,7 +329,7 @@ def _check_tiling(found: Sequence[Tuple[str, int, TensorInfo]], nbytes: int) -> 
 
 
 def missing_ranges(pieces: Sequence[Tuple[int, int]], count: int) -> List[Tuple[int, int]]:
-    """The elements of 0 to count that no piece has, as ranges."""
+    """The ranges within 0 to count that no piece covers."""
     missing, reached = [], 0
     for begin, end in sorted(pieces):
         if begin > reached:

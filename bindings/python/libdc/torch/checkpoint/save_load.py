@@ -1,8 +1,8 @@
-"""Checkpoints of a sharded model: one safetensors file, of which every rank writes and reads its own part.
+"""Checkpoints of a sharded model: one safetensors file, in which every rank writes and reads its own part.
 
 A rank's part of a parameter is a range of the whole's elements, and so a range of the file's bytes. Nothing is
-gathered, and the file does not tell how many ranks wrote it, or at which stage. It has checksums, which the ranks
-compare while they read (safetensors_file.py)."""
+gathered, and the file does not depend on the number of ranks that wrote it, or on their stage. It has checksums, which
+the ranks compare while they read (safetensors_file.py)."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from .json_keys import with_pairs, without_pairs
 from .safetensors_file import TensorInfo, Layout
 
 _FORMAT = 2  # 1 had no checksums
-_KEY = "libdc"  # of the metadata in which all that is no tensor lies, as JSON
-_EXTRA = "extra/"  # before a tensor's name
-_OPTIMIZER = "optimizer/"  # before the name of a parameter, "/", and that of a piece of its state
+_KEY = "libdc"  # the metadata entry with all values that are not tensors, as JSON
+_EXTRA = "extra/"  # prefix of the names of `extra` tensors
+_OPTIMIZER = "optimizer/"  # prefix of NAME/KEY: a parameter, and a piece of its state
 Path = Union[str, "os.PathLike[str]"]
 
 
 def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
                     extra: Optional[Mapping[str, Any]] = None, buffers: str = "rank0", weights: bool = True) -> None:
-    """Writes the weights, and the optimizer's state if one is given, whole, into one safetensors file. Every rank must
-    call it; each writes its own part, so no rank needs memory for more, and `path` must be in a file system that all
-    ranks share. A file that is there is replaced when the new one is complete and on the disk, and not before. Of a
-    link only the name is replaced: the file that it names stays.
+    """Writes the whole weights, and the optimizer's state if one is given, into one safetensors file. Every rank must
+    call it. Each writes its own part, so none needs memory for more, and `path` must be in a file system that all ranks
+    share. An existing file is replaced only when the new one is complete and on the disk. A symbolic link is replaced
+    itself; the file that it names stays.
 
     extra    further values that load_checkpoint() returns: tensors, and values that JSON has, by names; rank 0's
     buffers  "rank0": the model's buffers are rank 0's; "mean": floating-point ones are the ranks' mean
     weights  False: the file has the optimizer's state and `extra` alone, without weights and buffers
 
-    The weights have their names from before shard(), so that anything that reads safetensors reads them; a tied weight
+    The weights have the names that they had before shard(), so any reader of safetensors can read them. A tied weight
     has its first name, and the metadata has the others. The optimizer's tensors are `optimizer/NAME/KEY`, those of
     `extra` are `extra/NAME`."""
     roots = roots_on_same_ranks("save_checkpoint", model)
@@ -64,13 +64,13 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
 def _check_arguments(extra: Mapping[str, Any], buffers: str) -> None:
     check_buffer_rule("save_checkpoint", buffers)
     for name in extra:
-        if not isinstance(name, str):  # JSON would make it one
+        if not isinstance(name, str):  # JSON would convert it to str
             raise TypeError(f"save_checkpoint: extra has the name {name!r}, must be a str")
 
 
 def _save(model: nn.Module, root: Root, path: str, optimizer: Optional[torch.optim.Optimizer],
           extra: Mapping[str, Any], weights: Optional[Mapping[str, Any]]) -> None:
-    """weights: the model's state, with the buffers' values for all ranks; None: it is not written."""
+    """weights: the model's state, with the buffers' common values; None: weights are not written."""
     on_replica = functools.partial(run_on_all_ranks, in_replica=True)
     pieces: List[WriteItem] = []
     aliases: Dict[str, str] = {}
@@ -96,9 +96,9 @@ def _save(model: nn.Module, root: Root, path: str, optimizer: Optional[torch.opt
 
 def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.optim.Optimizer] = None,
                     strict: bool = True, prefix: str = "") -> Dict[str, Any]:
-    """Reads what save_checkpoint() wrote, on any number of ranks and at any stage, and returns its `extra`, {} if it
-    had none. Each rank reads its own part alone. Every rank must call it; where something does not fit, all raise and
-    nothing has changed. The exception is an error of a module's own code, which runs when all else is loaded.
+    """Reads a file of save_checkpoint(), on any number of ranks and at any stage, and returns its `extra`, {} if it had
+    none. Each rank reads only its own part. Every rank must call it. If something does not fit, all ranks raise and
+    nothing has changed, except after an error in a module's own code, which runs when all else is loaded.
 
     path    a safetensors file, also one of others' with weights alone; the index of several
             (`model.safetensors.index.json`); a folder of Hugging Face's that has them; a folder of
@@ -106,8 +106,8 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     strict  False: weights that the file lacks stay as they are, and those that the model lacks are not read
     prefix  before the weights' names in the file, such as "model."; other names are not read
 
-    Modules take their weights by load_state_dict(), as parts, with their hooks and their extra state. A model that was
-    on meta has nothing to lose: there each rank reads into its part itself."""
+    Modules load their weights, as parts, by load_state_dict(), with their hooks and their extra state. A model that was
+    on the meta device has no values to protect, so each rank reads into its part directly."""
     root = roots_on_same_ranks("load_checkpoint", model)[0]
     files = run_on_all_ranks(root, lambda: _open(os.fspath(path)))
     parts: Dict[str, safetensors_file.ReadRange] = {}
@@ -147,7 +147,7 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
 
 
 def _check_same(root: Root, path: str, files: List[Any]) -> None:
-    """Raises on all ranks where they have other files than one another, as old copies on their own disks."""
+    """Raises on all ranks if their files differ, as old copies on local disks may."""
     mine = json.dumps([file.identity for file in files]).encode()
     found = root.group.all_gather_bytes(mine, all_ranks=True)
     others = [rank for rank, identities in enumerate(found) if identities != found[0]]
@@ -159,7 +159,8 @@ def _check_same(root: Root, path: str, files: List[Any]) -> None:
 
 def _check_sums(root: Root, files: List[Any], parts: Mapping[str, safetensors_file.ReadRange],
                 lists: List[Dict[str, Any]]) -> None:
-    """Each rank compares the whole tensors that it has read, and its share of the others. lists: all ranks' parts."""
+    """Compares checksums. Each rank checks the tensors that it has read whole, and its share of the others. lists: all
+    ranks' parts."""
     rank, read_by_any = root.group.comm.rank, {name for part in lists for name in part}
     tensors = [(file, name) for file in files for name in file.tensors if name in read_by_any]
     for number, (file, name) in enumerate(tensors):
@@ -173,7 +174,7 @@ def _check_sums(root: Root, files: List[Any], parts: Mapping[str, safetensors_fi
 
 
 def _weight_items(root: Root, weights: Mapping[str, Any]) -> Tuple[List[WriteItem], Dict[str, str]]:
-    """The model's weights, and under which name a tied weight's others are."""
+    """The model's weights, and for a tied weight's other names the name under which it is written."""
     pieces: List[WriteItem] = []
     first: Dict[int, str] = {}
     aliases: Dict[str, str] = {}
@@ -190,8 +191,8 @@ def _weight_items(root: Root, weights: Mapping[str, Any]) -> Tuple[List[WriteIte
 
 
 def _shard_items(entry: ShardedParam, name: str, value: Tensor) -> List[WriteItem]:
-    """This rank's part of a tensor that has the parameter's elements. Elements that all ranks have are divided among
-    them."""
+    """This rank's part of a tensor with the parameter's elements. If all ranks have all elements, each writes a
+    share."""
     of = TensorInfo(safetensors_file.type_name(name, value.dtype), tuple(entry.shape))
     flat = plain_tensor(value).reshape(-1)
     begin, end = entry.shard_range
@@ -202,7 +203,7 @@ def _shard_items(entry: ShardedParam, name: str, value: Tensor) -> List[WriteIte
 
 
 def _full_items(root: Root, name: str, value: Tensor, owned: bool = False) -> List[WriteItem]:
-    """A tensor that all ranks have, which rank 0 writes, or one that this rank owns."""
+    """A tensor to write whole: one that all ranks have and rank 0 writes, or one that only this rank owns."""
     if root.group.comm.rank > 0 and not owned:
         return []
     of = TensorInfo(safetensors_file.type_name(name, value.dtype), tuple(value.shape))
@@ -211,7 +212,7 @@ def _full_items(root: Root, name: str, value: Tensor, owned: bool = False) -> Li
 
 def _optimizer_items(model: nn.Module, root: Root,
                      optimizer: torch.optim.Optimizer) -> Tuple[List[WriteItem], Dict[str, Any]]:
-    """The optimizer's tensors, and the rest of its state with their names in place of them."""
+    """The optimizer's tensors, and the rest of its state with names in place of the tensors."""
     names = state_dict.names_of(model)
     pieces: List[WriteItem] = []
     groups = []
@@ -240,7 +241,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _merge(lists: List[List[Any]]) -> Tuple[Dict[str, TensorInfo], Dict[Tuple[str, int, int], int]]:
-    """From what each rank can write, all tensors, and the rank that writes each: the first that has it."""
+    """All tensors, from those that each rank can write, and the rank that writes each piece: the first that has it."""
     tensors: Dict[str, TensorInfo] = {}
     writers: Dict[Tuple[str, int, int], int] = {}
     for rank, pieces in enumerate(lists):
@@ -267,7 +268,7 @@ def _open(path: str) -> List[Any]:
     if not os.path.isdir(path):
         return list(safetensors_file.open_files(path))
     if os.path.isfile(os.path.join(path, ".metadata")):
-        from .distributed_folder import Folder  # here, since `import libdc.torch` shall be quick
+        from .distributed_folder import Folder  # imported here to keep `import libdc.torch` quick
 
         return [Folder(path)]
     found = safetensors_file.find_in_folder(path)
@@ -288,7 +289,7 @@ def _read(file: Any, name: str, target: Target) -> safetensors_file.ReadRange:
 
 
 def _read_metadata(files: List[safetensors_file.File]) -> Dict[str, Any]:
-    """The values in the files' metadata, of everything that is no tensor."""
+    """The values that are not tensors, from the files' metadata."""
     every: Dict[str, Any] = {}
     for file in files:
         if _KEY not in file.metadata:
@@ -309,7 +310,7 @@ def _read_metadata(files: List[safetensors_file.File]) -> Dict[str, Any]:
 
 def _read_optimizer_state(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor],
             optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
-    """The optimizer's whole state, as full_optimizer_state_dict() has it."""
+    """The optimizer's whole state, in the form of full_optimizer_state_dict()."""
     try:
         names = [name for group in metadata["param_groups"] for name in group["params"]]
         states: Dict[str, Dict[str, Any]] = {name: dict(metadata["values"].get(name, {})) for name in names}
@@ -326,7 +327,7 @@ def _read_optimizer_state(path: Path, metadata: Mapping[str, Any], tensors: Mapp
         ours = len(optimizer.param_groups)
         raise ValueError(f"load_checkpoint: the optimizer has {ours} parameter group{'s' if ours != 1 else ''}, the "
                          f"saved one {len(metadata['param_groups'])}")
-    if type(optimizer).__module__.startswith("torch.optim"):  # libdc.optim's look for themselves
+    if type(optimizer).__module__.startswith("torch.optim"):  # libdc.optim's optimizers check it themselves
         for group in metadata["param_groups"]:
             keys = {key for name in group["params"] for key in states[name]}
             for name in group["params"]:
@@ -340,7 +341,7 @@ def _read_optimizer_state(path: Path, metadata: Mapping[str, Any], tensors: Mapp
 
 
 def _state_targets(model: nn.Module, optimizer: torch.optim.Optimizer, states: Dict[str, Any]) -> Dict[str, Target]:
-    """Puts memory for this rank's part in place of the states' described tensors, and leaves out those of others."""
+    """Replaces the states' meta tensors by memory for this rank's part, and drops pieces that other ranks own."""
     params = dict(model.named_parameters())
     targets: Dict[str, Target] = {}
     for name, values in states["state"].items():
@@ -355,7 +356,7 @@ def _state_targets(model: nn.Module, optimizer: torch.optim.Optimizer, states: D
 
 
 def _as_type_of(ours: Any, value: Any) -> Any:
-    """A value that JSON has made a list or a number, in the type that the optimizer has."""
+    """Converts a list or a number from JSON to the type that the optimizer has."""
     if isinstance(ours, tuple):
         return tuple(value)
     return torch.full_like(ours, value) if isinstance(ours, Tensor) else value

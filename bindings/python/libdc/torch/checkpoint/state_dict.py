@@ -18,7 +18,7 @@ from ..sharding.sharded_param import ShardedParam
 from .collective_errors import roots_on_same_ranks
 
 
-# State without which a step of PyTorch's optimizers is a KeyError. They load any other without a word.
+# State that PyTorch's optimizers need for a step, which raises a KeyError without it. They load other state silently.
 _TORCH_STATE = {name: set(keys.split()) for name, keys in {
     "ASGD": "step eta ax mu", "Adadelta": "step square_avg acc_delta", "Adagrad": "step sum",
     "Adam": "step exp_avg exp_avg_sq", "AdamW": "step exp_avg exp_avg_sq", "Adamax": "step exp_avg exp_inf",
@@ -29,7 +29,7 @@ _TORCH_STATE = {name: set(keys.split()) for name, keys in {
 def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "rank0",
                     cpu_offload: bool = False) -> Dict[str, Tensor]:
     """The model's state_dict() with whole weights, as before shard(). Every rank must call it. model.state_dict()
-    itself has the flat shards and the rank's own buffers, and loads again on as many ranks.
+    itself has flat shards and the rank's own buffers, and only the same number of ranks can load it.
 
     rank0_only   all ranks but rank 0 get an empty one, with `mesh` too
     buffers      "rank0", whose values all get, or "mean": the ranks' mean of floating-point ones (BatchNorm's)
@@ -76,8 +76,9 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Any], strict: boo
 def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer,
                               rank0_only: bool = False) -> Dict[str, Any]:
     """The optimizer's state_dict() with whole tensors, and parameters by name instead of by number. Every rank must
-    call it. A state tensor as long as the shard, with its padding or without, is a part of a whole. Others are the same
-    on every rank, but for those of blocks and layers that libdc.optim's optimizers share out: all ranks' are here."""
+    call it. A state tensor as long as the shard, with or without padding, counts as a part of a whole one. Other
+    tensors are equal on every rank, except those of blocks and layers that libdc.optim's optimizers distribute: these
+    are gathered from all ranks."""
     root = roots_on_same_ranks("full_optimizer_state_dict", model)[0]
     keep = not rank0_only or root.group.all_ranks.rank == 0
     packed = optimizer.state_dict()
@@ -111,7 +112,7 @@ def load_full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Opti
 
 
 def load_optimizer_shards(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """As load_full_optimizer_state_dict(), from tensors that have this rank's part alone (new_shard())."""
+    """As load_full_optimizer_state_dict(), from tensors that have only this rank's part (see new_shard())."""
     numbers, groups = _numbered(model, optimizer, state["param_groups"])
     packed = {numbers[name]: values for name, values in state["state"].items()}
     _check_kind(optimizer, packed, groups)
@@ -119,7 +120,7 @@ def load_optimizer_shards(model: nn.Module, optimizer: torch.optim.Optimizer, st
 
 
 def _check_kind(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any], groups: List[Dict[str, Any]]) -> None:
-    """Refuses the state of another kind of optimizer, where PyTorch's next step would be a KeyError."""
+    """Refuses the state of another type of optimizer, with which PyTorch's next step would raise a KeyError."""
     kind = type(optimizer)
     if getattr(torch.optim, kind.__name__, None) is not kind or kind.__name__ not in _TORCH_STATE:
         return
@@ -169,8 +170,8 @@ def is_read(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str) -> 
 
 
 def as_shard(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str, value: Tensor, memory: Tensor) -> Tensor:
-    """new_shard()'s memory as a part that knows the whole, so that norms and sums in a user's own optimizer are the
-    whole's. For optimizers that work on plain tensors libdc's hook takes it off again."""
+    """new_shard()'s memory as a LocalShard, so that norms and sums in a user's own optimizer are those of the whole
+    tensor. For optimizers that work on plain tensors, libdc's hook unwraps it again."""
     entry = entry_of(param)
     if entry is None or entry.part is None or not _is_shared(optimizer, entry, key, value):
         return memory
@@ -179,8 +180,8 @@ def as_shard(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str, va
 
 def new_shard(optimizer: torch.optim.Optimizer, param: nn.Parameter, key: str,
               value: Tensor) -> Tuple[Tensor, int, int]:
-    """New memory on the host for this rank's part of a piece, and the elements that belong there, from begin to end.
-    The memory's first elements are theirs; the padding behind them is zeros already."""
+    """New host memory for this rank's part of a piece, and the range, begin to end, of its elements. They go to the
+    beginning of the memory; the padding after them is zeroed already."""
     entry = entry_of(param)
     if entry is None or not _is_shared(optimizer, entry, key, value):
         return torch.empty(value.shape, dtype=value.dtype), 0, value.numel()
@@ -196,12 +197,12 @@ def _is_shared(optimizer: torch.optim.Optimizer, entry: ShardedParam, key: str, 
 
 
 def is_owned(optimizer: torch.optim.Optimizer, key: str) -> bool:
-    """Whether a piece of state is a block's or a layer's, which one rank has for all."""
+    """Whether a piece of state belongs to a block or a layer, which one rank owns."""
     return bool(getattr(optimizer, "is_owned", lambda _: False)(key))
 
 
 def gather_owned(root: Root, optimizer: torch.optim.Optimizer, keep: bool) -> Dict[int, Dict[str, Tensor]]:
-    """The pieces of the parameters' state that single ranks own, by the parameters' ids; collective."""
+    """The pieces of the parameters' state that single ranks own, by the parameters' ids. Collective."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     mine = [(i, key, value) for i, param in enumerate(params) for key, value in optimizer.state.get(param, {}).items()
             if is_owned(optimizer, key)]
@@ -220,14 +221,14 @@ def gather_owned(root: Root, optimizer: torch.optim.Optimizer, keep: bool) -> Di
 
 
 def is_like(shape: torch.Size, key: str, value: Any) -> bool:
-    """Whether a value of an optimizer's state has one number for each element of a parameter. The state of a scalar
-    parameter has the shape of a step counter, which is told apart by its key."""
+    """Whether a value of an optimizer's state has one number for each element of a parameter. A scalar parameter's
+    state has the shape of a step counter, so counters are recognised by their key."""
     return isinstance(value, Tensor) and value.shape == shape and (value.dim() > 0 or key != "step")
 
 
 def is_shard_like(optimizer: torch.optim.Optimizer, entry: ShardedParam, key: str, value: Any) -> bool:
-    """Whether a value of an optimizer's state has this rank's elements of the parameter: the same on all ranks. Those
-    of libdc.optim alone may have no padding, so that their shape differs between ranks."""
+    """Whether a value of an optimizer's state has this rank's elements of the parameter. All ranks get the same answer.
+    Only values of libdc.optim may lack padding, so that shapes differ between ranks."""
     if part_of(value) is not None or is_like(entry.data.shape, key, value):
         return True
     begin, end = entry.shard_range

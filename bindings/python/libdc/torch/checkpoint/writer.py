@@ -1,8 +1,8 @@
-"""How the ranks write a checkpoint's file: into a hidden one beside it, which then takes its place.
+"""Lets the ranks write a checkpoint: into a hidden file beside it, which then replaces it.
 
-The hidden file's name is the path's with `.part` behind it, so that what a killed job left is found by the next one.
-Rank 0 locks it for as long as it writes; the lock ends with the process. A part without a lock is therefore a dead
-writer's and is removed, and one with a lock is a writer's that lives."""
+The hidden file is named after the path, with `.part` appended, so that the next job finds the file of a killed one.
+Rank 0 locks it while the ranks write, and the lock ends with the process. So a part without a lock belongs to a dead
+writer and is removed; a locked one belongs to a live writer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> None:
-    """All ranks write into a file beside the path, which then takes its place."""
+    """All ranks write into a file beside the path, which then replaces the path's file."""
     first = root.group.comm.rank == 0
     folder, name = os.path.split(os.path.abspath(path))
     part = os.path.join(folder, f".{name}.part")
@@ -62,7 +62,7 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
         os.replace(part, path)
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)  # the name
+            os.fsync(fd)  # makes the new name durable
         finally:
             os.close(fd)
 
@@ -84,7 +84,7 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
 
 @contextlib.contextmanager
 def _named(path: str) -> Iterator[None]:
-    """An error of a descriptor, which has no name, gets the path."""
+    """Adds the path to errors of descriptors, which have no name."""
     try:
         yield
     except OSError as error:
@@ -93,7 +93,7 @@ def _named(path: str) -> Iterator[None]:
 
 
 def _check_path(path: str) -> None:
-    """Raises where there is something that the file must not take the place of."""
+    """Raises if the path is something that a file must not replace."""
     if not path or path.endswith("/") or "\0" in path:
         raise ValueError(f"save_checkpoint: path = {path!r}, must be a file's name")
     try:
@@ -107,7 +107,8 @@ def _check_path(path: str) -> None:
 
 
 def _create(path: str, part: str) -> int:
-    """A new, locked file. A dead writer's is removed; a second name of the same file would not be this one's."""
+    """Creates and locks a new file. It removes a dead writer's file instead of reusing it, since that may have another
+    name (hard link)."""
     for _ in range(100):
         _remove_dead(part)
         try:
@@ -118,7 +119,7 @@ def _create(path: str, part: str) -> int:
             raise FileExistsError(f"save_checkpoint: path = {path!r} {why}") from None
         if _lock(fd) and _is_at(fd, part):
             return fd
-        os.close(fd)  # another writer took it for a dead one's, between the two lines
+        os.close(fd)  # before the lock, another writer took it for a dead one's
     raise FileExistsError(f"save_checkpoint: path = {path!r} is being written by other saves")
 
 
@@ -142,12 +143,12 @@ def _lock(fd: int) -> bool:
         if error.errno in (errno.EWOULDBLOCK, errno.EINTR):
             return False
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-            raise  # else the file system has no locks, and the last writer wins
+            raise  # otherwise the file system has no locks, and the last writer wins
     return True
 
 
 def _is_file(path: str) -> bool:
-    """Also if it has gone meanwhile."""
+    """Whether the path is a regular file, or is gone by now."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except FileNotFoundError:
@@ -162,7 +163,7 @@ def _is_at(fd: int, path: str) -> bool:
 
 
 def _sums(layout: Layout, every: List[List[Tuple[str, int, int, int]]]) -> Dict[str, int]:
-    """Each tensor's checksum, from those of what the ranks wrote: bytes from begin to end."""
+    """Each tensor's checksum, joined from those of the byte ranges, begin to end, that the ranks wrote."""
     sums = dict.fromkeys(layout.tensors, 0)
     reached = dict.fromkeys(layout.tensors, 0)
     for name, begin, end, crc in sorted(tuple(written) for sums_of_rank in every for written in sums_of_rank):

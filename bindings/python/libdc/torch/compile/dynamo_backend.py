@@ -22,13 +22,13 @@ def _compile_graph(gm: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., 
     def run(values: List[Any]) -> Any:
         return gm.forward(values)
 
-    run._boxed_call = True  # it empties the list: arguments die at their last use
+    run._boxed_call = True  # run() empties the list, so arguments are freed at their last use
     return run
 
 
 def backend(gm: fx.GraphModule, inputs: Sequence[Any], **_options: Any) -> Callable[..., Any]:
-    """torch.compile(backend="libdc"): graphs with the operators in their places, run node by node by PyTorch's own
-    kernels, with the bits of eager mode."""
+    """torch.compile(backend="libdc"): runs graphs, with libdc's operators inserted, node by node on PyTorch's own
+    kernels. Results have the bits of eager mode."""
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
@@ -64,15 +64,16 @@ def _make_schedule_pass(user_pass: Any) -> Any:
             schedule_gathers(graph)
 
         def uuid(self) -> Any:
-            # Part of the key of Inductor's cache. A graph names its model by a number alone.
+            # Part of the key of Inductor's cache. A graph names its model only by a number, so the models' options
+            # belong to the key.
             return "libdc-schedule-2", gather_options(), None if user_pass is None else user_pass.uuid()
 
     return SchedulePass()
 
 
 def _install_passes() -> None:
-    """Compilers read passes from their configuration, which each thread has a copy of. So this runs whenever one of the
-    operators is traced. Passes that are there already run first."""
+    """Adds libdc's passes to the compilers' configuration, after passes that are there already. Each thread has its own
+    copy of the configuration, so this runs whenever one of the operators is traced."""
     import torch._functorch.config as functorch
 
     if not isinstance(functorch.joint_custom_pass, _JointPass):
@@ -87,9 +88,8 @@ registrations.trace_callbacks.append(_install_passes)
 
 
 def register_backend() -> None:
-    """Makes torch.compile(backend="libdc") known. Where the package is installed its metadata does, by an entry point:
-    PyTorch finds it at the name's first use, so programs that do not compile never import Dynamo, which
-    takes a second."""
+    """Registers torch.compile(backend="libdc"), unless the installed package does so by an entry point. PyTorch reads
+    that at the name's first use, so programs that do not compile never import Dynamo, which takes a second."""
     if importlib.metadata.entry_points(group="torch_dynamo_backends", name="libdc"):
         return
     import torch._dynamo

@@ -20,8 +20,8 @@ _dc, _rt = torch.ops.dc, torch.ops.dc_rt
 
 
 def _is_model_op(node: fx.Node, *targets: Any) -> bool:
-    """Whether the node is a call of one of these operators for a sharded model. A program that calls the operators
-    itself has placed them as it wants them."""
+    """Whether the node calls one of these operators for a sharded model. Operators that a program calls itself stay
+    where the program put them."""
     return node.op == "call_function" and node.target in targets and is_sharded_graph(node.args[1])
 
 
@@ -29,7 +29,7 @@ def _is_model_op(node: fx.Node, *targets: Any) -> bool:
 
 
 def joint_pass(gm: fx.GraphModule, _inputs: Any = None) -> fx.GraphModule:
-    """Tags gathers for the partitioner, and lets the backward begin."""
+    """Tags gathers for the partitioner, and adds the operator that begins the backward."""
     from torch.utils.checkpoint import CheckpointPolicy
 
     graph = gm.graph
@@ -53,13 +53,13 @@ def joint_pass(gm: fx.GraphModule, _inputs: Any = None) -> fx.GraphModule:
 
 # A forward, backward or inference graph
 
-# Operators whose results view their argument, though their schemas do not say so.
+# Operators whose results are views of their argument, although their schemas do not say so.
 _UNMARKED_VIEWS = (torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default,
                    torch.ops.aten.unsafe_split.Tensor, torch.ops.aten.unsafe_split_with_sizes.default)
 
 
 def _may_alias(wait: fx.Node) -> List[fx.Node]:
-    """The node and all that may view its memory."""
+    """The node and all nodes that may view its memory."""
     found, todo = {}, [wait]
     while todo:
         node = todo.pop()
@@ -87,8 +87,9 @@ def _take_ownership(graph: fx.Graph, wait: fx.Node) -> None:
 
 
 def _split_takes(graph: fx.Graph) -> None:
-    """Lets gathers begin before they are waited for: their memory is given back by release_param. Nothing but
-    schedule_gathers() does so, which adds the releases: a compiler need not run it on each part."""
+    """Splits each take into allgather_param and wait_allgather, so that the gather can start early. Its memory must
+    then be freed by release_param. So only schedule_gathers() does this, since it adds the releases: a compiler need
+    not run it on each part."""
     for node in list(graph.nodes):
         if not _is_model_op(node, _rt.take.default):
             continue
@@ -108,14 +109,14 @@ def schedule_gathers(graph: fx.Graph) -> bool:
     if not waits:
         return False
     order = {node: k for k, node in enumerate(graph.nodes)}
-    cycles: Dict[Tuple[int, int], Tuple[fx.Node, fx.Node]] = {}  # (graph, id) → the latest wait and its last use
+    cycles: Dict[Tuple[int, int], Tuple[fx.Node, fx.Node]] = {}  # (graph, id) → latest wait, and its last use
     releases: List[Tuple[fx.Node, fx.Node]] = []
     for wait in waits:
         key = wait.args[1], wait.args[2]
         earlier = cycles.get(key)
         if earlier is not None and order[wait.args[0]] < order[earlier[1]] and _same_type(earlier[0], wait):
             gather = wait.args[0]
-            wait.replace_all_uses_with(earlier[0])  # a tied parameter, still there
+            wait.replace_all_uses_with(earlier[0])  # a tied parameter, still gathered
             graph.erase_node(wait)
             if not gather.users:
                 graph.erase_node(gather)
@@ -139,7 +140,7 @@ def schedule_gathers(graph: fx.Graph) -> bool:
 
 
 def gather_options() -> str:
-    """All that schedule_gathers() knows besides a graph, of each sharded model."""
+    """The inputs of schedule_gathers() besides a graph, for each sharded model."""
     return repr([(root.group.graph_id, root.group.options, [entry.size for entry in root.group.entries])
                  for root in traced_roots()])
 
@@ -149,7 +150,8 @@ def _same_type(a: fx.Node, b: fx.Node) -> bool:
 
 
 def _prefetch(graph: fx.Graph, waits: List[fx.Node]) -> None:
-    """Ahead of the first gather of each group, starts those that follow, one handshake a group."""
+    """Before the first gather of each group, prefetches it and the next groups, unless that was done earlier. Each
+    group takes one handshake."""
     roots = {wait.args[1]: root_by_graph(wait.args[1]) for wait in waits}
     for graph_id, root in roots.items():
         gathers = [wait.args[0] for wait in waits if wait.args[1] == graph_id]

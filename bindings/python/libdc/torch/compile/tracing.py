@@ -1,8 +1,8 @@
-"""torch.compile traces a sharded model's parameters as operators.
+"""Makes torch.compile trace a sharded model's parameters as operators.
 
-While Dynamo traces, a parameter reads as dc_rt.take, whose memory is freed with the tensor. Its gradient reads as
-dc_rt.reduce, which does all that a gradient needs. Such a graph is right as it is, in any compiler; passes.py makes it
-faster. The end of a backward is not in the graphs: see sharding/root.py."""
+While Dynamo traces, reading a parameter becomes dc_rt.take, whose memory is freed with its tensor. A gradient becomes
+dc_rt.reduce, which does all the work for it. Such a graph is correct in any compiler; passes.py makes it faster. The
+end of a backward is not in the graphs: see sharding/root.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _library = torch.library.Library("dc_rt", "FRAGMENT")
 _rt = torch.ops.dc_rt
 
 
-# Operators that mark the phases of a step, in Python: each is called once a graph
+# Operators that mark the phases of a step. They are in Python, since each is called once for a graph.
 
 
 _DEVICES = ("CPU", "CUDA")
@@ -66,7 +66,7 @@ def _begin_backward_body(grad: Tensor, graph_id: int, ids: Sequence[int]) -> Ten
         if not root.reduce_grads:
             raise RuntimeError("no_sync: the graph of this compiled forward averages its gradients, since the forward "
                                "was outside of the block: call it in `with libdc.torch.no_sync(model):`, too")
-        root.compiled_grads.stop_dropping()  # which an autograd.grad() inside of this backward has begun
+        root.compiled_grads.stop_dropping()  # begun by an autograd.grad() inside of this backward
         root.begin_reductions()
         for id in ids:
             root.begin_reduction(root.group.entries[id])
@@ -81,7 +81,7 @@ def _reduce_body(grad: Tensor, graph_id: int, id: int) -> Tensor:
     root.pre_backward()
     if root.compiled_grads.wants(root.group.entries[id]) and accumulates(_anchor_of(root)):
         root.group.entries[id].reduce(grad, root)
-        root.flush_reductions()  # the graph uses the gradient's memory again
+        root.flush_reductions()  # since the graph reuses the gradient's memory
     return grad.new_empty(0)
 
 
@@ -89,16 +89,16 @@ begin_forward_op = _define("begin_forward(int graph_id) -> ()", _begin_forward_b
                             lambda graph_id: None)
 refuse_write_op = _define("refuse_write(int graph_id, int id) -> ()", _refuse_write_body,
                           ("CompositeExplicitAutograd",), lambda graph_id, id: None)
-# The first gradient goes through it: compilers move or drop an operator that no data flow keeps in its place.
+# The first gradient passes through it, since compilers move or drop an operator that no data flow holds in place.
 begin_backward_op = _define("begin_backward(Tensor(a) grad, int graph_id, int[] ids) -> Tensor(a)",
                             _begin_backward_body, _DEVICES,
                             lambda grad, graph_id, ids: torch.ops.aten.alias.default(grad))
-# A gradient outside of no_sync() and inside: the latter stays as it is.
+# The operators for a gradient outside of no_sync(), and inside, where it is not reduced.
 reduce_op, keep_grad_op = (_define(f"{name}(Tensor grad, int graph_id, int id) -> Tensor", _reduce_body, _DEVICES,
                                     lambda grad, graph_id, id: grad.new_empty(0)) for name in ("reduce", "keep_grad"))
 
 
-# Parameters as Dynamo sees them
+# Parameters as Dynamo traces them
 
 
 class _TracedUnshard(torch.autograd.Function):
@@ -120,7 +120,7 @@ class _TracedUnshard(torch.autograd.Function):
 
 
 def annotate_module(module: nn.Module, root: Root, names: Sequence[Tuple[str, int]]) -> None:
-    """Stores with a module the values that traced_param() and begin_forward() read, each a constant for Dynamo."""
+    """Stores in a module the values that traced_param() and begin_forward() read. Each is a constant for Dynamo."""
     module.__dict__["_dc_graph"] = root.group.graph_id
     entries = {name: root.group.entries[id] for name, id in names}
     whole = module.__dict__["_dc_whole"] = root.group.stage == 0
@@ -137,8 +137,8 @@ def annotate_module(module: nn.Module, root: Root, names: Sequence[Tuple[str, in
 
 
 def note_given(module: nn.Module, name: str, own: bool) -> None:
-    """functional_call() gives the module another tensor instead of the parameter, or has put back its own. Graphs are
-    for one of the two: guards look into `_dc_given`."""
+    """Notes that functional_call() gave the module a tensor in place of the parameter, or put the parameter back. Each
+    graph is for one of the two cases, which guards tell by `_dc_given`."""
     given = module.__dict__["_dc_given"]
     if own:
         given.pop(name, None)
@@ -155,9 +155,9 @@ def traced_roots() -> List[Root]:
 
 
 def _anchor_of(root: Root) -> Tensor:
-    """An empty leaf tensor. The reductions' results are its gradient, so that no compiler removes them as unused, and
-    autograd knows by it whether a backward adds to `.grad`. It also keeps the root alive for a graph, which names the
-    root by number."""
+    """An empty leaf tensor for a root. Its gradient is the reductions' results, so that no compiler removes them as
+    unused. It shows whether a backward accumulates into `.grad`. It also keeps the root alive for a graph, which names
+    the root only by number."""
     reference = _anchors.get(root)
     anchor = None if reference is None else reference()
     if anchor is None:
@@ -168,7 +168,8 @@ def _anchor_of(root: Root) -> Tensor:
 
 
 def traced_param(module: nn.Module, name: str) -> Tensor:
-    """A parameter's weights, traced. Dynamo does not see the parameter itself, whose class it cannot trace."""
+    """A parameter's weights as Dynamo traces them. Dynamo never sees the parameter itself, since it cannot trace its
+    class."""
     if name in module.__dict__["_dc_given"]:
         return module._parameters[name]  # type: ignore[return-value]
     _note_use(module.__dict__["_dc_graph"])
@@ -184,16 +185,16 @@ def traced_param(module: nn.Module, name: str) -> Tensor:
 
 
 def begin_forward(module: nn.Module) -> None:
-    """The root's forward, traced."""
+    """Begins the root's forward while Dynamo traces."""
     if not _note_use(module.__dict__["_dc_graph"]):
         _rt.begin_forward(module.__dict__["_dc_graph"])
 
 
-# Dynamo's graphs, complete
+# Dynamo's finished graphs
 
 
 def _note_use(graph_id: int) -> bool:
-    """The graph that Dynamo traces uses a model's weights. Returns False if something else than Dynamo traces."""
+    """Notes that the graph that Dynamo traces uses a model's weights. Returns False if Dynamo is not tracing."""
     dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
     translator = getattr(getattr(dynamo, "tls", None), "current_tx", None)
     if translator is None:
@@ -206,13 +207,15 @@ def _note_use(graph_id: int) -> bool:
     return True
 
 
-# Dynamo calls the function instead of tracing it. torch.compiler.assume_constant_result() would import Dynamo.
+# Makes Dynamo call the function instead of tracing it, as torch.compiler.assume_constant_result() would. That one
+# imports Dynamo.
 _note_use._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _finish_graph(graph_ids: Dict[int, None], gm: fx.GraphModule) -> None:
-    """Begins with what comes before a model's weights are read: a compiled function may read them without the model's
-    forward. Later no graph tells any more which of them are written: compilers make new tensors of writes."""
+    """Inserts, at the graph's beginning, the operators that must precede reads of a model's weights, since a compiled
+    function may read them outside of the model's forward. It also refuses writes to weights here: in later graphs
+    compilers have turned writes into new tensors."""
     first = next(node for node in gm.graph.nodes if node.op != "placeholder")
     with gm.graph.inserting_before(first):
         for graph_id in graph_ids:
@@ -227,7 +230,7 @@ def _is_take(node: Any) -> bool:
 
 
 def _written_weights(gm: fx.GraphModule) -> Iterable[Tuple[int, int]]:
-    """The weights of which a version has risen while Dynamo traced, by graph and id."""
+    """The weights, by graph and id, that were written in place while Dynamo traced: their versions have risen."""
     for node in gm.graph.nodes:
         body = getattr(gm, node.target) if node.op == "get_attr" else None
         if isinstance(body, fx.GraphModule):
@@ -240,7 +243,7 @@ def _written_weights(gm: fx.GraphModule) -> Iterable[Tuple[int, int]]:
 
 
 def _take_of(gm: fx.GraphModule, node: fx.Node) -> Optional[fx.Node]:
-    """The gather in a call of _TracedUnshard, an autograd function that returns what it takes."""
+    """The take inside a call of _TracedUnshard, an autograd function that returns the taken weights."""
     if getattr(node.target, "__name__", "") != "autograd_function_apply":
         return None
     results = getattr(gm, node.args[0].target).graph.output_node().all_input_nodes

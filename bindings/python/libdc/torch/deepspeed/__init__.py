@@ -1,9 +1,10 @@
-"""DeepSpeed's DeepCompile on libdc's operators: its own Python, unchanged, with libdc in the place of its C++ and CUDA.
+"""DeepSpeed's DeepCompile on libdc's operators: its Python code runs unchanged, with libdc in place of its C++ and CUDA
+code.
 
     import libdc.torch.deepspeed
     libdc.torch.deepspeed.enable()      # before engine.compile()
 
-`python -m libdc.torch.deepspeed train.py` does so for a program without these lines.
+`python -m libdc.torch.deepspeed train.py` enables it for a program without these lines.
 
 See docs/deepspeed.md."""
 
@@ -15,7 +16,7 @@ from typing import Tuple
 from .. import ops
 from . import handle, shims, transformer
 
-TESTED = "0.18.9", "0.19.8"  # oldest and newest version of DeepSpeed
+TESTED = "0.18.9", "0.19.8"  # the oldest and newest supported versions of DeepSpeed
 COMMUNICATORS = "auto", "libdc", "torch"
 
 _enabled = False
@@ -83,7 +84,7 @@ def _install(version: Tuple[int, ...]) -> None:
 
 
 def _has_current_signatures() -> bool:
-    """The operators' current signatures came with this function."""
+    """Whether DeepSpeed uses the operators' current signatures. They came with the function add_end_backward."""
     import deepspeed.compile.fx as fx
 
     return hasattr(fx, "add_end_backward")

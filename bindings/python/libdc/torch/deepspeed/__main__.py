@@ -1,5 +1,5 @@
-"""python -m libdc.torch.deepspeed [-m] PROGRAM [ARGUMENT…]: runs a program, or with -m a module, in which DeepSpeed is
-on libdc, without a line in it. LIBDC_DEEPSPEED names the communicator of enable(), "auto" without it."""
+"""python -m libdc.torch.deepspeed [-m] PROGRAM [ARGUMENT…]: runs a program, or with -m a module, with DeepSpeed on
+libdc and without changes to the program. LIBDC_DEEPSPEED names the communicator of enable(); the default is "auto"."""
 
 from __future__ import annotations
 

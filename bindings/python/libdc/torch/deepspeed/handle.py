@@ -1,5 +1,6 @@
-"""The bindings as DeepSpeed's Python calls them: those of libdc.torch.dc, and work that DeepSpeed leaves to its own
-library. That is an init() that replaces, weights that change when an optimizer steps, and late gradient buffers."""
+"""The bindings as DeepSpeed's Python code calls them: those of libdc.torch.dc, plus work that DeepSpeed leaves to its
+own library. Here init() replaces an earlier context, an optimizer's step announces changed weights, and gradient
+buffers may come late."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ __all__ = [
     "register_z3_param", "reset", "set_persistent", "start_backward", "start_forward", "update_param_grad_buffer",
 ]  # fmt: skip
 
-communicator = "auto"  # of enable()
+communicator = "auto"  # the argument of enable()
 _comm: Optional[libdc.Comm] = None
 _step_hook: Any = None
 _library: Optional[torch.library.Library] = None
@@ -38,7 +39,7 @@ _library: Optional[torch.library.Library] = None
 
 
 def init(process_group: Any, config: Any, initial_reduce_bucket_size: Any) -> None:
-    """As dc.init(); registrations of an earlier engine are dropped."""
+    """As dc.init(), but drops registrations of an earlier engine."""
     global _comm, _step_hook
     cleanup()
     _drop_backward_hooks()
@@ -48,13 +49,14 @@ def init(process_group: Any, config: Any, initial_reduce_bucket_size: Any) -> No
     except BaseException:
         cleanup()
         raise
-    # Gathered weights stay valid until they change, and DeepSpeed never says when: any optimizer's step counts.
+    # Gathered weights stay valid until they change. DeepSpeed never announces changes, so every optimizer's step counts
+    # as one.
     _step_hook = register_optimizer_step_post_hook(lambda *_: dc.params_updated())
 
 
 def _drop_backward_hooks() -> None:
-    """DeepSpeed keeps the hooks of every engine that it has compiled. An earlier engine's bind that engine's gradient
-    buffers to the parameters with the same numbers. A new engine registers its own after init()."""
+    """Drops the hooks of all engines that DeepSpeed has compiled. Those of an earlier engine would bind its gradient
+    buffers to the new engine's parameters with the same numbers. A new engine registers its hooks after init()."""
     import deepspeed.compile.util as util
 
     util.pre_backward_hooks.clear()
@@ -81,7 +83,7 @@ def _make_comm(group: "dist.ProcessGroup") -> libdc.Comm:
 
 
 def _common_name(group: "dist.ProcessGroup") -> Optional[str]:
-    """A name for libdc's own communicator that the ranks share; None: communicate by the group."""
+    """A name that the ranks share, for libdc's own communicator; None: use the group's collectives."""
     if communicator == "torch":
         return None
     mine = (_machine(), f"libdc-{uuid.uuid4().hex}")
@@ -105,9 +107,9 @@ def _machine() -> str:
 
 
 def register_graph_z1(graph_id: int, ds_ids: Sequence[int]) -> None:
-    """As dc.register_graph_z1(). With the current signatures DeepSpeed registers stage 1's parameters without
-    gradient buffers, and binds them before a backward that ends in a step. But a graph's registration fixes each rank's
-    part. So DeepSpeed's hook binds them here for a moment."""
+    """As dc.register_graph_z1(). With the current signatures DeepSpeed registers stage 1's parameters without gradient
+    buffers, and binds these before a backward that precedes a step. But registering a graph fixes each rank's part, so
+    DeepSpeed's hooks bind the buffers here temporarily."""
     with unset_fake_temporarily(), _bound_grad_buffers():
         dc.register_graph_z1(graph_id, ds_ids)
 
@@ -116,7 +118,7 @@ def register_graph_z1(graph_id: int, ds_ids: Sequence[int]) -> None:
 def _bound_grad_buffers() -> Iterator[None]:
     from deepspeed.compile.util import pre_backward_hooks
 
-    # With legacy signatures hooks have no argument, and the buffers are there from the start.
+    # With legacy signatures the hooks have no argument, and the buffers are bound from the start.
     hooks: List[Callable[[bool], None]] = [hook for hook in pre_backward_hooks if inspect.signature(hook).parameters]
     for hook in hooks:
         hook(True)
@@ -127,14 +129,14 @@ def _bound_grad_buffers() -> Iterator[None]:
             hook(False)
 
 
-# Operators whose signature has changed between versions. Each signature is an overload of libdc's operator. DeepSpeed's
-# passes name the operator as `.default`, which is that overload from then on. Calls without `.default` find libdc's own
-# by their arguments.
+# Operators whose signatures differ between versions of DeepSpeed. Each signature is an overload of libdc's operator.
+# DeepSpeed's passes name the operator as `.default`, which is replaced by that overload. Calls without `.default` still
+# select libdc's own overload by their arguments.
 
 
 def define_current_overloads() -> None:
-    """end_backward takes the reductions that must precede it, so that no compiler moves it before them, and whether the
-    buckets' memory goes back."""
+    """Defines an end_backward that takes the reductions that must precede it, so that no compiler moves it before them.
+    It also takes whether to free the buckets' memory."""
     library = _fragment()
     library.define("end_backward.deps(Any deps, int graph_id, bool release_reduce_buckets = False) -> ()")
     library.impl("end_backward.deps", _end_backward, "CompositeExplicitAutograd")
@@ -143,7 +145,7 @@ def define_current_overloads() -> None:
 
 
 def define_legacy_overloads() -> None:
-    """The result of reduce_grad is an output of the backward graph, and undefined: no gradient."""
+    """Defines a reduce_grad whose result, an output of the backward graph, is an undefined tensor: no gradient."""
     library = _fragment()
     library.define("reduce_grad.undefined(Tensor a, int graph_id, int id) -> Tensor")
     library.impl("reduce_grad.undefined", _reduce_grad(torch.ops.dc.reduce_grad.default), "CompositeExplicitAutograd")

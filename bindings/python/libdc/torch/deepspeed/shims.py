@@ -1,5 +1,5 @@
-"""Shims for features of CUDA that DeepSpeed's Python takes for granted and that a CPU does not have. Nothing else of
-DeepSpeed is changed; each shim is listed in docs/deepspeed.md."""
+"""Shims for features of CUDA that DeepSpeed's Python code assumes and a CPU lacks. Nothing else in DeepSpeed is
+changed; docs/deepspeed.md lists each shim."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, Iterator, List, Tuple
 
 import torch
 
-# Log2 of the bytes that the communication profile gathers at most: 2 for each of 2^23 bfloat16 elements.
+# Log2 of the most bytes that the communication profile gathers: 2^23 bfloat16 elements of 2 bytes.
 _PROFILE_MAX_LOG2 = 24
 
 
-_SEPARATED = "libdc_separate_gradient"  # in the meta of a node that stands for one gradient of a backward graph alone
+_SEPARATED = "libdc_separate_gradient"  # key in the meta of a node that only stands for one gradient
 
-# The first version of DeepSpeed whose gather waits for all that it has launched.
+# The first version of DeepSpeed whose gather waits for all collectives that it has launched.
 _GATHERS_ARE_AWAITED = 0, 19, 8
 
 
 def apply(version: Tuple[int, ...]) -> None:
-    """Applies all that this version of DeepSpeed needs, once."""
+    """Applies the shims that this version of DeepSpeed needs. Call it once."""
     _replace_accelerator()
     _profile_without_python_dispatcher()
     _limit_communication_profile()
@@ -43,7 +43,7 @@ def apply_to_legacy() -> None:
 
 
 class _Event:
-    """A CUDA event's clock, where work is done when its call returns."""
+    """A CUDA event's timer, for a device whose work is done when the call returns."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         self.time = 0.0
@@ -55,7 +55,7 @@ class _Event:
         return (end.time - self.time) * 1000.0
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Does nothing: no work is queued."""
 
     wait = synchronize
 
@@ -64,7 +64,7 @@ class _Event:
 
 
 class _Random:
-    """torch.random, whose fork_rng() takes its devices for CUDA's unless told otherwise."""
+    """torch.random with a fork_rng() for CPUs: PyTorch's takes its devices to be CUDA's by default."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.random, name)
@@ -81,10 +81,10 @@ def _replace_accelerator() -> None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     class Accelerator(CPU_Accelerator):  # type: ignore[misc]
-        """DeepSpeed's own for CPUs, with the three answers that its compile package cannot do without."""
+        """DeepSpeed's accelerator for CPUs, with the three methods that its compile package needs."""
 
         def current_device(self) -> str:
-            return "cpu"  # DeepSpeed's is the local rank, as a string, which torch.device() refuses
+            return "cpu"  # DeepSpeed returns the local rank as a string, which torch.device() refuses
 
         @property
         def Event(self) -> Any:
@@ -101,8 +101,8 @@ def _replace_accelerator() -> None:
 
 
 def _profile_without_python_dispatcher() -> None:
-    """While AOTAutograd compiles, the Python dispatcher is on and holds the GIL around c10d's operators, for which
-    Gloo's threads wait in turn: a deadlock. DeepSpeed's passes communicate while they profile."""
+    """Runs DeepSpeed's passes, which communicate while they profile, without the Python dispatcher. While AOTAutograd
+    compiles, that dispatcher holds the GIL around c10d's operators, and Gloo's threads wait for the GIL: a deadlock."""
     import deepspeed.compile.backend as backend
 
     run_opt_passes = backend.run_opt_passes
@@ -115,8 +115,8 @@ def _profile_without_python_dispatcher() -> None:
 
 
 def _limit_communication_profile() -> None:
-    """DeepSpeed times gathers of up to 2 GB, 15 times each, which takes minutes and 6 GB a rank by Gloo. Times of
-    larger ones are extrapolated."""
+    """Limits the profile of communication. DeepSpeed times gathers of up to 2 GB, 15 times each, which takes minutes
+    and 6 GB for each rank with Gloo. It extrapolates the times of larger ones."""
     import deepspeed.compile.profilers.comm_profile as profile
 
     run_all_gather = profile.run_all_gather
@@ -128,9 +128,9 @@ def _limit_communication_profile() -> None:
 
 
 def _let_inductor_compile() -> None:
-    """While such a version compiles a graph, its patch of AOTAutograd meets those that PyTorch's other backends make
-    when they are imported, and fails; so they are imported before. And Inductor's code has come to look at the
-    alignment of each operator's result, which fails for reduce_grad's, an undefined tensor."""
+    """Imports PyTorch's backends first. While such a version compiles a graph, its patch of AOTAutograd conflicts with
+    those that backends make at import, and fails. Also turns off Inductor's newer check of results' alignment, which
+    fails for reduce_grad's undefined tensor."""
     import torch._inductor.config
 
     torch.compiler.list_backends()
@@ -141,9 +141,9 @@ def _let_inductor_compile() -> None:
 
 
 def _separate_gradient_nodes() -> None:
-    """DeepSpeed puts a reduction behind a gradient's node, and its empty result in the place of the gradient for every
-    user of that node. A user is another parameter with the same gradient, an operator of the graph that reads it, or
-    the release of a weight. So each parameter's gradient becomes a node that nothing but the graph's output uses."""
+    """Gives each parameter's gradient a node that only the graph's output uses. DeepSpeed inserts a reduction after a
+    gradient's node, and replaces the gradient by its empty result for every user of that node. Such users can be
+    another parameter with the same gradient, an operator that reads it, or the release of a weight."""
     from deepspeed.compile.fx import get_output_node
     from deepspeed.compile.graph_param import DSGraphParamManager
 
@@ -167,7 +167,8 @@ def _separate_gradient_nodes() -> None:
 
 
 def _register_frozen_parameters() -> None:
-    """Stages 1 and 2 know the optimizer's parameters alone, and want a gradient of every one that a graph reads."""
+    """Registers frozen parameters. In stages 1 and 2 DeepSpeed registers only the optimizer's parameters, and expects a
+    gradient for every parameter that a graph reads."""
     from deepspeed.runtime.engine import DeepSpeedEngine
 
     from . import handle
@@ -202,9 +203,9 @@ def _register_frozen_parameters() -> None:
 
 
 def _let_inductor_free_gradients() -> None:
-    """DeepSpeed's lowering of reduce_grad drops its input's buffer behind the call, also where a kernel or another
-    reduction reads it later. That is so for BatchNorm's gradient of its bias, or one that two parameters share.
-    Inductor knows the last use, and the operator has read its input when it returns, so the plain lowering does."""
+    """Uses the plain lowering of reduce_grad. DeepSpeed's frees the input's buffer after the call, even if a kernel or
+    another reduction reads it later. Such are the gradient of BatchNorm's bias, and one that two parameters share.
+    Inductor knows the last use, and the operator has read its input when it returns."""
     import deepspeed.compile.backend as backend
     from torch._inductor.lowering import fallback_handler, lowerings
     from torch._inductor.virtualized import V
@@ -218,7 +219,7 @@ def _let_inductor_free_gradients() -> None:
 
         def lower_reduce_grad(*args: Any) -> Any:
             result = lower(*args)
-            V.graph.never_reuse_buffers.add(result.get_name())  # it is undefined, and has no memory
+            V.graph.never_reuse_buffers.add(result.get_name())  # the result is undefined and has no memory
             return result
 
         lowerings[operator] = lower_reduce_grad
@@ -227,7 +228,7 @@ def _let_inductor_free_gradients() -> None:
 
 
 def _import_first(*names: str) -> Any:
-    """The first module of these that this version has."""
+    """Imports the first of these modules that this version has."""
     found = next(name for name in names if importlib.util.find_spec(name) is not None)
     return importlib.import_module(found)
 
@@ -236,9 +237,9 @@ def _import_first(*names: str) -> Any:
 
 
 def _await_gathers() -> None:
-    """DeepSpeed gathers a list of parameters by one asynchronous collective each, and waits for the last alone. A CUDA
-    stream keeps their order; Gloo's threads do not, and a weight is read while it still arrives. Its own gather for
-    `stage3_allgather_sequential` waits for each."""
+    """Makes gathers wait for each collective, as DeepSpeed's own for `stage3_allgather_sequential` does. DeepSpeed
+    gathers a list of parameters by one asynchronous collective each, and waits only for the last. A CUDA stream keeps
+    their order. Gloo's threads do not, so a weight could be read before it has arrived."""
     from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.zero.partition_parameters import Init
 

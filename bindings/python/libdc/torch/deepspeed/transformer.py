@@ -1,4 +1,4 @@
-"""DeepSpeed's transformer layer, by the same switch: its names stand for libdc's."""
+"""Replaces DeepSpeed's transformer layer by libdc's, as part of enable()."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ..transformer import deepspeed_layer
 
 
 def replace() -> None:
-    """Wherever a module of DeepSpeed has its own DeepSpeedTransformerLayer or DeepSpeedTransformerConfig, it has
-    libdc's from now on."""
+    """Replaces DeepSpeedTransformerLayer and DeepSpeedTransformerConfig by libdc's in every loaded module of DeepSpeed
+    that has them."""
     import deepspeed.ops.transformer.transformer as original
 
     for ours in (deepspeed_layer.DeepSpeedTransformerLayer, deepspeed_layer.DeepSpeedTransformerConfig):

@@ -11,5 +11,5 @@ if torch.distributed.is_available():
     from .group import LibdcProcessGroup
 
     torch.distributed.Backend.register_backend("libdc", LibdcProcessGroup.create, extended_api=True, devices=["cpu"])
-    # From PyTorch 2.15 on each group of another backend gets a hook, which a group that is a Python class cannot have.
+    # From PyTorch 2.15 on, groups of other backends get a hook that a group of a Python class cannot have.
     getattr(torch.distributed.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("libdc")

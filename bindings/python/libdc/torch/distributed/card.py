@@ -1,4 +1,4 @@
-"""NCCL underneath a process group: collectives of a card's tensors go to PyTorch's own backend for them."""
+"""NCCL below a process group: collectives of tensors on a card go to PyTorch's NCCL backend."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Callable, Optional
 import torch
 import torch.distributed as dist
 
-# Not messages: PyTorch joins a batch of them for its own groups alone, and NCCL's that come one by one may wait for
-# each other.
+# The routed calls. Messages are not among them: PyTorch batches them only for its own groups, and NCCL's single
+# messages may deadlock.
 _CALLS = ("allreduce", "allreduce_coalesced", "reduce", "broadcast", "all_gather_single", "_allgather_base",
           "all_gather_single_coalesced", "allgather_into_tensor_coalesced", "allgather", "allgather_coalesced",
           "reduce_scatter_single", "_reduce_scatter_base", "reduce_scatter_single_coalesced",
@@ -19,7 +19,7 @@ _CALLS = ("allreduce", "allreduce_coalesced", "reduce", "broadcast", "all_gather
 
 
 def create_nccl_group(store: Any, rank: int, size: int, options: Any) -> dist.ProcessGroup:
-    """options: a ProcessGroupNCCL.Options with the group's timeout."""
+    """A PyTorch group over NCCL. options: a ProcessGroupNCCL.Options with the group's timeout."""
     group = dist.ProcessGroup(store, rank, size)
     kind = dist.ProcessGroup.BackendType.NCCL
     backend = getattr(dist, "ProcessGroupNCCL")(store, rank, size, options)
@@ -30,14 +30,14 @@ def create_nccl_group(store: Any, rank: int, size: int, options: Any) -> dist.Pr
 
 
 def nccl_options(given: Optional[Any], timeout: Any, ranks: Any, name: str) -> Any:
-    """given: pg_options of the program; None: PyTorch's defaults."""
+    """NCCL's options for a group. given: the program's pg_options; None: PyTorch's defaults."""
     options = getattr(dist, "ProcessGroupNCCL").Options() if given is None else given
     options._timeout, options.global_ranks_in_group, options.group_name = timeout, list(ranks), name
     return options
 
 
 def is_of_card(value: Any) -> bool:
-    """Whether an argument of a call is a card, its tensor, or a list that begins with one."""
+    """Whether an argument of a call is a card, a tensor on one, or a list that begins with one."""
     while isinstance(value, (list, tuple)):
         if not value:
             return False
@@ -49,7 +49,7 @@ def is_of_card(value: Any) -> bool:
 
 
 def route_calls(cls: Any, of_card: Callable[[Any], bool] = is_of_card) -> None:
-    """Gives the collectives whose arguments are of a card to the group that cls.card_group() returns."""
+    """Routes collectives with an argument on a card to the group that cls.card_group() returns."""
     for name in _CALLS:
         setattr(cls, name, _routed(name, getattr(cls, name), of_card))
 

@@ -1,4 +1,4 @@
-"""The collectives of PyTorch's interface by those of a communicator. Each blocks until done."""
+"""PyTorch's collectives, implemented by those of a communicator. Each blocks until it is done."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .reductions import Reduction, sparse_signature, sum_sparse, text_of
 from .tensors import (
     check, check_device, check_parts, contiguous_output, flat_count, flat_output, flat_view, flattened, overlap)
 
-_ROWS_BYTES = 1 << 22  # of one gather for a reduction that is not libdc's
+_ROWS_BYTES = 1 << 22  # bytes of a gather for a reduction that libdc does not have
 
 
 class Collectives:
-    """One rank's end."""
+    """One rank's end of the collectives."""
 
     def __init__(self, comm: libdc.Comm) -> None:
         self.comm = comm
         self.rank, self.size = comm.rank, comm.size
-        self._cause = ""  # of an error that names a gather of descriptions
+        self._cause = ""  # the call behind an error that names a gather of descriptions
 
     # ---- reductions ----
 
@@ -48,8 +48,8 @@ class Collectives:
                 window.copy_(reduction.combine(self._rows(window)))
 
     def _compare(self, call: torch.Tensor) -> None:
-        """Refuses ranks whose reductions differ. Where another rank's call is no such reduction, libdc's error has the
-        gather of the descriptions, and this rank's part of it is named."""
+        """Raises if the ranks' reductions differ. If another rank's call is not such a reduction, libdc's error names
+        the gather of the descriptions. The text then says which call of this rank that was."""
         try:
             rows = self._rows(call)
         except libdc.Error as error:
@@ -61,14 +61,14 @@ class Collectives:
         Reduction.compare(rows)
 
     def _rows(self, part: torch.Tensor) -> torch.Tensor:
-        """Every rank's part."""
+        """Gathers every rank's part, as rows."""
         rows = part.new_empty(self.size, part.numel())
         self.comm.all_gather(flat_view(part), flat_view(rows))
         return rows
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, op: Any) -> None:
         Reduction.check_sparse(op)
-        with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # its new values are the caller's
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # its new values are for the caller
             self._sum_sparse(tensor)
 
     def _sum_sparse(self, tensor: torch.Tensor) -> None:
@@ -81,14 +81,14 @@ class Collectives:
         tensor.copy_(total)
 
     def _ragged(self, mine: torch.Tensor, counts: List[int]) -> List[torch.Tensor]:
-        """Every rank's rows, of which each has another number."""
+        """Gathers every rank's rows, of which each may have a different number."""
         out = mine.new_empty(sum(counts), *mine.shape[1:])
         row = flat_count(mine.dtype, mine[:1].numel() if len(mine) else out[:1].numel())
         self.comm.all_gather(flat_view(mine), flat_view(out), [count * row for count in counts])
         return list(out.split(counts))
 
     def reduce(self, tensor: torch.Tensor, op: Any, root: int) -> None:
-        """Other ranks keep their values."""
+        """Reduces to rank root. Other ranks keep their values."""
         check("reduce", tensor)
         reduction, details = Reduction.of("reduce", op, tensor.dtype), f" for rank {root}"
         if self.rank == root:
@@ -135,7 +135,7 @@ class Collectives:
             self._gather(mine, whole, mine.numel() * self.rank, None)
 
     def all_gather(self, outs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
-        """Parts may have different sizes."""
+        """Gathers parts, which may have different sizes."""
         check("all_gather", mine, *outs)
         _check_length("all_gather", "output", outs, self.size)
         check_parts("all_gather", outs, self.rank, mine)
@@ -143,7 +143,7 @@ class Collectives:
             self._gather(mine, block, sum(out.numel() for out in outs[: self.rank]), _counts(outs))
 
     def _gather(self, mine: torch.Tensor, whole: torch.Tensor, place: int, counts: Any) -> None:
-        """mine may lie anywhere in whole, whose element `place` is its first one there."""
+        """Gathers mine into whole. mine may overlap whole; its own part begins at element `place` of whole."""
         part = mine.contiguous()
         if part.data_ptr() != whole.data_ptr() + place * whole.element_size():
             part = _apart(part, whole)
@@ -155,7 +155,7 @@ class Collectives:
             self.comm.broadcast(flat_view(data), root)
 
     def all_to_all(self, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
-        """parts: what each rank gets from this one; outs: what this one gets."""
+        """parts: what each rank gets from this rank; outs: what this rank gets."""
         call = "all_to_all"
         check(call, *outs, *parts)
         _check_length(call, "output", outs, self.size)
@@ -168,7 +168,7 @@ class Collectives:
 
     def all_to_all_flat(self, out: torch.Tensor, whole: torch.Tensor, out_counts: Sequence[int],
                         counts: Sequence[int]) -> None:
-        """The parts lie along dimension 0, so many elements of flat_view() each."""
+        """Exchanges parts along dimension 0. The counts are in elements of flat_view()."""
         _check_one_type("all_to_all_single", out, whole)
         with contiguous_output(out, keep=False) as target:
             data = _apart(whole.contiguous(), target)
@@ -188,7 +188,7 @@ class Collectives:
         torch.autograd.graph.increment_version(outs)
 
     def gather_flat(self, out: torch.Tensor, mine: torch.Tensor, root: int) -> None:
-        """out: the parts behind each other, of the root alone."""
+        """out: the concatenated parts, on the root alone."""
         check("gather_single", mine)
         if self.rank != root:
             self.comm.gather(flat_view(mine.contiguous()), root=root)
@@ -213,7 +213,7 @@ class Collectives:
 
 
 def _apart(data: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A copy where received data would overwrite what has not gone yet."""
+    """The data, or a copy if received data could overwrite parts that were not sent yet."""
     return data.clone() if overlap(data, target) else data
 
 

@@ -1,4 +1,4 @@
-"""A process group of PyTorch whose ranks communicate by libdc."""
+"""A PyTorch process group whose ranks communicate by libdc."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .tensors import check, flat_count, refuse_tracing, settled
 from .work import Lane, Work
 
 _Tensors = List[torch.Tensor]
-# None where a program has replaced one by an object, which is never a frame's.
+# Code objects of send and recv. None, which no frame has, if a program replaced one by an object that is no function.
 _SEND, _RECV = (getattr(inspect.unwrap(call), "__code__", None) for call in (dist.send, dist.recv))
 
 
 class LibdcProcessGroup(dist.ProcessGroup):
-    """Made by init_process_group("libdc") and new_group(). Calls have the semantics of PyTorch's other backends, and
-    any two groups' calls may overlap. Collectives of a card's tensors go to NCCL."""
+    """Made by init_process_group("libdc") and new_group(). Calls behave as on PyTorch's other backends, and calls of
+    any two groups may overlap. Collectives of tensors on a card go to NCCL."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -39,7 +39,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta, nccl: Optional[Any] = None,
                  global_ranks: Sequence[int] = ()) -> None:
-        """nccl: a ProcessGroupNCCL.Options, for a card's tensors."""
+        """nccl: a ProcessGroupNCCL.Options, for tensors on a card."""
         super().__init__(rank, size)
         self._timeout = timeout
         self._nccl, self._global_ranks = nccl, global_ranks
@@ -57,7 +57,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
 
     @classmethod
     def create(cls, options: Any, nccl: Optional[Any] = None) -> "LibdcProcessGroup":
-        """For torch.distributed.Backend.register_backend."""
+        """The constructor for torch.distributed.Backend.register_backend."""
         return cls(options.store, options.group_rank, options.group_size, options.timeout, nccl,
                    options.global_ranks_in_group)
 
@@ -101,7 +101,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     get_backend = _get_backend
 
     def card_group(self) -> dist.ProcessGroup:
-        """The group over NCCL, made at the first collective of a card's tensors, which all ranks call."""
+        """The group over NCCL. It is made at the first collective of tensors on a card, which all ranks call."""
         with self._card_lock:
             if self._card is None:
                 options = nccl_options(self._nccl, self._timeout, self._global_ranks, self._name)
@@ -116,7 +116,8 @@ class LibdcProcessGroup(dist.ProcessGroup):
     def split_group(self, ranks: Sequence[int], timeout: Optional[datetime.timedelta] = None, opts: Any = None,
                     group_name: Optional[str] = None, group_desc: Optional[str] = None, device_types: Any = None
                     ) -> Optional["LibdcProcessGroup"]:
-        """A group of some ranks of this one; None on the others. Every rank calls it, with its own part's ranks."""
+        """A group of some ranks of this one; None on ranks outside of it. Every rank calls it, with the ranks of its
+        own part."""
         self._splits += 1
         if self.rank() not in ranks:
             return None
@@ -137,7 +138,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     def _set_sequence_number_for_group(self) -> None:
         pass
 
-    # ---- work. The caller's lists may change before a call has run, as tensors may not ----
+    # ---- work. The caller may change its lists, but not its tensors, before a call has run ----
 
     def _call(self, run: Callable[[], Any], result: Any, opts: Optional[Any]) -> Work:
         refuse_tracing()
@@ -152,14 +153,14 @@ class LibdcProcessGroup(dist.ProcessGroup):
             self._coalesced.append(work)
         return work.register()
 
-    # For dist._coalescing_manager(device=...). The calls go one by one, as there is nothing to gain.
+    # For dist._coalescing_manager(device=...). The calls run one by one, since joining them gains nothing.
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self._get_backend(device)  # refuses others
+        self._get_backend(device)  # refuses other devices
         self._coalesced = []
 
     def _end_coalescing(self, device: torch.device) -> Work:
-        """A work for all calls since the start, on a lane of its own: later calls do not wait for its messages."""
+        """A work for all calls since the start, on its own lane, so that later calls do not wait for its messages."""
         works, self._coalesced = self._coalesced or [], None
         result = [work._result for work in works]
         return Lane().submit(Work(lambda: [work.wait() for work in works], result), False)
@@ -281,22 +282,22 @@ class LibdcProcessGroup(dist.ProcessGroup):
         return self._call(self.comm.barrier, [], opts)
 
     def monitored_barrier(self, timeout: Optional[datetime.timedelta] = None, wait_all_ranks: bool = False) -> None:
-        """A barrier through the store, whose error names the ranks that have not come; the group goes on."""
+        """A barrier through the store. Its error names the ranks that are missing; the group stays usable."""
         store = dist.PrefixStore(f"monitored/{self._monitored}", self._store)
         timeout = timeout or self._timeout
         ranks = [str(rank) for rank in range(self.size())]
         own = ranks[self.rank()]
         store.set(own, b"")
-        met = poll(lambda: store.check(ranks), timeout)  # the store may end with the last call
+        met = poll(lambda: store.check(ranks), timeout)  # after it the store may be gone
         missing = [] if met else [rank for rank in ranks if not store.check([rank])]
         if missing:
             if not wait_all_ranks:
                 missing = missing[:1]
-            store.delete_key(own)  # so this call does not count for the next one
+            store.delete_key(own)  # so that this call does not count for the next one
             raise dist.DistError(f"monitored_barrier: rank {own}: rank{'s' * (len(missing) > 1)} "
                                  f"{', '.join(missing)} not there within {timeout.total_seconds():g} s")
-        if self._monitored:  # all ranks are here, so none looks at the last call's keys any more
-            with contextlib.suppress(RuntimeError):  # a store that deletes nothing
+        if self._monitored:  # all ranks have come, so none reads the previous call's keys any more
+            with contextlib.suppress(RuntimeError):  # the store has no deletion
                 self._store.delete_key(f"monitored/{self._monitored - 1}/{own}")
         self._monitored += 1
 
@@ -324,7 +325,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
     # ---- the end ----
 
     def abort(self) -> None:
-        """Ends all calls of the group, on every rank."""
+        """Makes all calls of the group fail, on every rank."""
         reason = "abort() of the process group"
         if self._card is not None:
             self._card.abort()
@@ -332,7 +333,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
         self._pairs.abort(reason)
 
     def shutdown(self) -> None:
-        """After what was called before it."""
+        """Ends the group, after the calls made before."""
         if self._card is not None:
             self._card.shutdown()
         self._lane.close()
@@ -341,7 +342,7 @@ class LibdcProcessGroup(dist.ProcessGroup):
 
 
 def _one(call: str, tensors: Any) -> _Tensors:
-    """A call has one tensor; PyTorch's interface has lists, from the time of several cards in a process."""
+    """The list's only tensor. PyTorch's interface has lists from the time of several cards in a process."""
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if len(tensors) != 1:
         raise ValueError(f"{call}: {len(tensors)} tensors, must be one; {call}_coalesced or several calls have more")
@@ -354,8 +355,8 @@ def _same_length(call: str, outs: Sequence[Any], ins: Sequence[Any]) -> None:
 
 
 def _is_waited_for() -> bool:
-    """Whether dist.send or dist.recv called the caller. They wait at once, but call isend and irecv, whose arguments
-    do not tell. The frame does, so that no thread is woken for nothing: that takes longer than a small message."""
+    """Whether dist.send or dist.recv is two frames up. They wait at once, but call isend and irecv, whose arguments do
+    not show it. Waking a thread for that takes longer than a small message."""
     frame = sys._getframe(1).f_back  # isend's
     frame = frame and frame.f_back
     return frame is not None and (frame.f_code is _SEND or frame.f_code is _RECV)
@@ -366,7 +367,8 @@ def _op_of(opts: Optional[Any]) -> Any:
 
 
 def _part_counts(call: str, what: str, tensor: torch.Tensor, sizes: Sequence[int], ranks: int) -> List[int]:
-    """Elements of flat_view() of a tensor's parts along dimension 0, equal ones without sizes."""
+    """The counts, in elements of flat_view(), of a tensor's parts along dimension 0. Without sizes the parts are
+    equal."""
     length = tensor.shape[0] if tensor.dim() else 1
     count = flat_count(tensor.dtype, tensor.numel())
     if not sizes:
@@ -383,7 +385,8 @@ def _part_counts(call: str, what: str, tensor: torch.Tensor, sizes: Sequence[int
 if torch.backends.cuda.is_built() and dist.is_nccl_available():
     route_calls(LibdcProcessGroup)
 
-# Where Dynamo leaves a call of torch.distributed to the interpreter, it would compile these, and can't.
+# If Dynamo leaves a call of torch.distributed to the interpreter, it would try to compile these methods, which it
+# can't.
 for _method in (*vars(LibdcProcessGroup).values(), *vars(Work).values()):
     if isinstance(_method, types.FunctionType):
         untraced(_method)

@@ -1,5 +1,5 @@
-"""Messages between two ranks. They have a communicator for each direction and tag, made at the first message. So
-messages of one kind keep their order, and those of different kinds never wait for each other."""
+"""Messages between two ranks. Each direction and tag has its own communicator, made at the first message. So messages
+with the same direction and tag keep their order, and others never wait for each other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Channel:
 
     def __init__(self, rendezvous: Rendezvous, check: Callable[[], None], what: str, first: int, second: int,
                  messages: str) -> None:
-        """check: raises where the group was aborted or a rank has died."""
+        """check: raises if the group was aborted or a rank has died."""
         self.rendezvous, self.check, self.what, self.first, self.second = rendezvous, check, what, first, second
         self.messages = messages
         self.lane = Lane()
@@ -41,13 +41,14 @@ class _Channel:
             self._comm = self.rendezvous.pair(self.what, self.first, self.second)
         return self._comm
 
-    # A meeting can't be cut short, and a group may end while the other rank does not come. So the two agree in the
-    # store before their first message. A call says "waits", under a key of each rank. The receiver makes the sender's
-    # word "met". A rank whose time is over withdraws its own, and one that leaves makes it "left".
+    # A rendezvous can't be interrupted, and a group may end before the other rank comes. So the two ranks agree in the
+    # store before their first message. Each has a key, which a call sets to "waits". The receiver changes the sender's
+    # key to "met". A rank that times out withdraws its key, and one that leaves sets it to "left".
 
     def announce(self) -> None:
-        """In the caller's thread, so that a call is known to the other rank before a barrier behind it. A store on
-        TCP does not answer set(), and may have it later than the other rank asks: so not before it answers check()."""
+        """Runs in the caller's thread, so that the other rank sees the call before a barrier that follows it. A store
+        on TCP does not acknowledge set(), and may apply it after the other rank asks. So this waits for the answer to
+        check()."""
         with self._lock:
             if self._comm is None and not self._announced:
                 self._announced = True
@@ -73,7 +74,7 @@ class _Channel:
         return bytes(store.get(key)) if store.check([key]) else b""
 
     def _ask_receiver(self) -> bytes:
-        """Whether the two meet, or this rank gives up; else nothing."""
+        """b"met" if the two meet, b"left" if the rank must give up, else b""."""
         if self._word(self.first) == b"met":
             return b"met"
         word = self._word(self.second)
@@ -114,27 +115,27 @@ class _Channel:
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         if root == self.rendezvous.rank:
-            data = tensor.contiguous()  # kept until it has gone: flat_view() is its address
+            data = tensor.contiguous()  # keeps the memory until it is sent: flat_view() has only its address
             self.move(flat_view(data), root)
         else:
             with contiguous_output(tensor, keep=False) as data:
                 self.move(flat_view(data), root)
 
     def move(self, data: libdc.Tensor, root: int) -> None:
-        """root: a rank of the group, one of the two."""
+        """Sends data, or receives it, from rank root of the group, which is one of the two."""
         try:
             self.comm().broadcast(data, 0 if root == self.first else 1)
-        except libdc.Error as error:  # it knows the two as ranks 0 and 1
+        except libdc.Error as error:  # its text calls the two ranks 0 and 1
             raise libdc.Error(error.status, f"{self.messages} rank {self.first} to rank {self.second} (below they are "
                                             f"ranks 0 and 1): {error.text}") from None
 
     def abort(self, reason: str) -> None:
         if self._comm is not None:
-            with contextlib.suppress(libdc.Error):  # end() has closed it meanwhile
+            with contextlib.suppress(libdc.Error):  # end() may have closed it
                 self._comm.abort(reason)
 
     def end(self) -> bool:
-        """Takes no more messages. True once all is done, and the other rank knows that nothing comes."""
+        """Takes no more messages. Returns True once all are done, and the other rank knows that no more come."""
         self.closing = True
         if not self.lane.end():
             return False
@@ -153,9 +154,9 @@ class Pairs:
         self._closing = self._watched = False
         self._process = os.getpid()
         self._lock = threading.Lock()
-        # Of each tag: the ranks whose messages this one took, for recv_anysource.
+        # For recv_anysource: by tag, how many messages of each rank this one took.
         self._taken: Dict[int, "collections.Counter[int]"] = {}
-        self._noted: Set[str] = set()  # keys of the store that are there
+        self._noted: Set[str] = set()  # keys that the store is known to have
 
     def _channel(self, what: str, first: int, second: int, messages: str) -> _Channel:
         check_process(self._process)
@@ -170,7 +171,7 @@ class Pairs:
                 self._watched = True
             return channel
 
-    # blocking: the caller waits at once.
+    # In the methods below, blocking means that the caller waits at once.
 
     def send(self, tensor: torch.Tensor, to: int, tag: int, blocking: bool = False) -> Work:
         self._check_peer("send", "destination", to)
@@ -181,15 +182,15 @@ class Pairs:
         def run() -> None:
             try:
                 channel.send(tensor)
-            except dist.DistError:  # withdrawn
+            except dist.DistError:  # the message was withdrawn
                 self._note_sent(to, tag, -1)
                 raise
 
         return channel.lane.submit(Work(run, [tensor]), blocking)
 
     def _note_sent(self, to: int, tag: int, count: int) -> None:
-        """For recv_anysource: a message, or with -1 one that was withdrawn. A number, so that the store does not grow
-        with the messages."""
+        """For recv_anysource: counts a sent message, or with -1 a withdrawn one. It is a counter, so that the store
+        does not grow with each message."""
         if self.size > 2:
             self.rendezvous.store.add(f"sent/{to}/{tag}/{self.rank}", count)
 
@@ -207,7 +208,7 @@ class Pairs:
         def run() -> None:
             try:
                 channel.recv(tensor)
-            except dist.DistError:  # without a message
+            except dist.DistError:  # no message came
                 with self._lock:
                     self._taken[tag][source] -= 1
                 raise
@@ -236,7 +237,7 @@ class Pairs:
         return channel.lane.submit(work, blocking)
 
     def _claim(self, tag: int) -> List[int]:
-        """A rank with a message that no recv has taken, as a list of one; none: an empty one."""
+        """A list with one rank that has a message that no recv has taken, or an empty list."""
         sources, store = [rank for rank in range(self.size) if rank != self.rank], self.rendezvous.store
         keys = {source: f"sent/{self.rank}/{tag}/{source}" for source in sources}
         self._noted.update(key for key in keys.values() if key not in self._noted and store.check([key]))
@@ -244,7 +245,7 @@ class Pairs:
         with self._lock:
             taken = self._taken.setdefault(tag, collections.Counter())
             ready = [source for source in sources if sent[source] > taken[source]]
-            ready = [min(ready, key=taken.__getitem__)] if ready else []  # so that none waits for ever
+            ready = [min(ready, key=taken.__getitem__)] if ready else []  # the least served, so that no rank starves
             taken.update(ready)
             return ready
 
@@ -254,8 +255,8 @@ class Pairs:
                              f"{self.rank})")
 
     def pass_on_abort(self) -> bool:
-        """Ends messages under way, if a rank has aborted the group: their communicators do not know of it. Whether
-        there can be more."""
+        """Ends running messages if a rank has aborted the group, since their communicators do not notice that. Returns
+        whether there can be more messages."""
         try:
             self.check()
         except libdc.Error as error:
@@ -272,12 +273,12 @@ class Pairs:
             self._closing = True
             for channel in self._channels.values():
                 channel.closing = True
-        self._close("any.")  # before the channels that they use, of which they may still open one
+        self._close("any.")  # these may still open and use the other channels
         self._close("")
 
     def _close(self, what: str) -> None:
-        """All at once: a receive without an answer ends when the other rank ends its side, and that one may wait for
-        this rank's side of another channel."""
+        """Closes channels, all at the same time. A receive without an answer ends when the other rank ends its side,
+        and that rank may wait for this rank's side of another channel."""
         while True:
             with self._lock:
                 channels = [item for item in self._channels.items() if item[0][0].startswith(what)]
@@ -290,7 +291,7 @@ class Pairs:
 
 
 def _watch(pairs: "weakref.ref[Pairs]") -> None:
-    """A thread of its own, as those with the messages are blocked."""
+    """The body of a thread that watches for an abort, since the threads with messages are blocked."""
     goes_on = True
     while goes_on:
         time.sleep(_WATCH_SECONDS)

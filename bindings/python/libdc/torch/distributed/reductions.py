@@ -1,4 +1,5 @@
-"""PyTorch's reductions: sums and means are libdc's, all others gather and combine in rank order."""
+"""PyTorch's reductions. libdc computes sums and means; for others the values are gathered and combined in rank
+order."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def _fold(op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[
     return lambda rows: functools.reduce(op, rows.unbind(0))
 
 
-# Rows of the ranks' values become one row. A bool is a bit: its sum and maximum are "or".
+# Functions that combine the ranks' rows of values to one row. A bool is a bit: its sum and maximum are "or".
 _COMBINE: Dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
     _Op.SUM: lambda rows: rows.any(0) if rows.dtype is torch.bool else rows.sum(0, dtype=rows.dtype),
     _Op.PRODUCT: lambda rows: rows.all(0) if rows.dtype is torch.bool else rows.prod(0, dtype=rows.dtype),
@@ -36,7 +37,7 @@ _DETAILS_BYTES = 48
 
 
 class Reduction:
-    """One reduction of tensors of one type."""
+    """A reduction of tensors of one type."""
 
     def __init__(self, name: str, op: Any, dtype: torch.dtype) -> None:
         self.name, self.dtype = name, dtype
@@ -52,7 +53,7 @@ class Reduction:
             raise ValueError(f"{name}: {_name(self.op)} of {dtype}: complex numbers have SUM, AVG and PREMUL_SUM only")
         if not (self.op in _COMBINE or self.op in _SCALED):
             raise ValueError(f"{name}: op = {op}, must be SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM")
-        # libdc's own sums, in float32 for 16-bit types
+        # whether libdc sums itself, in float32 for 16-bit types
         self.native = (self.op == _Op.SUM or self.op in _SCALED) and (dtype.is_complex or dtype in SUMMABLE)
         if self.op in _SCALED and not self.native:
             raise ValueError(f"{name}: {_name(self.op)} of {dtype}: must be of float16, bfloat16, float32, float64 or "
@@ -70,7 +71,7 @@ class Reduction:
 
     @classmethod
     def of(cls, name: str, op: Any, dtype: torch.dtype) -> "Reduction":
-        """The same object for the same call, but for one with a factor: the checks cost more than a small call."""
+        """A reduction, cached except if it has a factor, since its checks cost more than a small call."""
         kind = getattr(op, "op", op)
         return cls(name, op, dtype) if kind == _Op.PREMUL_SUM else _known(name, kind, dtype)
 
@@ -81,7 +82,8 @@ class Reduction:
 
     @staticmethod
     def compare(signatures: torch.Tensor) -> None:
-        """Refuses ranks whose calls differ: a gather of their values would not see another reduction or type."""
+        """Raises if the ranks' calls differ. A gather of their values alone would not detect another reduction or
+        type."""
         calls = [text_of(row) for row in signatures]
         for rank, call in enumerate(calls):
             if call != calls[0]:

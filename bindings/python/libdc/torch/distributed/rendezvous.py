@@ -16,12 +16,12 @@ import torch.distributed as dist
 from ..._secret import environment_secret, environment_tls
 from ...launch import environment_ports
 
-_MAX_LOCAL = 64  # ranks in shared memory
-_PAIR_HEAP_BYTES = 1 << 24  # a pair needs staging memory alone
+_MAX_LOCAL = 64  # the most ranks in shared memory
+_PAIR_HEAP_BYTES = 1 << 24  # a pair needs only staging memory
 
 
 class Rendezvous:
-    """The ranks' places, which they tell each other through the store."""
+    """The ranks' places, which they exchange through the store."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
@@ -53,14 +53,14 @@ class Rendezvous:
                                       f"{rank} of {self.size} in the store: it has not come") from error
 
     def comm(self) -> libdc.Comm:
-        """A communicator of all ranks; blocks until they have come. Another group may then have the same store, so
-        no rank leaves before the plan has gone."""
+        """A communicator of all ranks; blocks until they have come. Later groups may use the same store, so no rank
+        returns before the plan is deleted."""
         if self.size == 1:
             return libdc.Comm.single()
         try:
             comm = self._meet("all", range(self.size), 0)
         finally:
-            with contextlib.suppress(RuntimeError):  # a store that deletes nothing serves one group
+            with contextlib.suppress(RuntimeError):  # the store has no deletion, and then serves one group
                 self._outer.delete_key(f"place/{self.rank}")
                 if self.rank == 0:
                     self._outer.delete_key("plan")
@@ -68,12 +68,12 @@ class Rendezvous:
         return comm
 
     def has_ended(self, rank: int) -> bool:
-        """Whether a rank of this machine has ended; of those on other machines the store does not know."""
+        """Whether a rank of this machine has ended. False for ranks of other machines, about which nothing is known."""
         machine, _, process = self._places[rank]
         return bool(machine == self._places[self.rank][0]) and not _is_running(process)
 
     def pair(self, what: str, first: int, second: int) -> libdc.Comm:
-        """A communicator of two ranks, this one among them. what: unlike any other pair's of these two."""
+        """A communicator of two ranks, one of which is this one. what: a name that no other pair of these two has."""
         return self._meet(f"{what}.{first}.{second}", (first, second), _PAIR_HEAP_BYTES)
 
     def _meet(self, what: str, ranks: Sequence[int], heap_bytes: int) -> libdc.Comm:
@@ -85,7 +85,7 @@ class Rendezvous:
         key = f"port/{what}"
         if rank == 0:
             self.store.set(key, str(_free_port(host)))
-        if not poll(lambda: self.store.check([key]), self.timeout):  # get() would wait for the store's own timeout
+        if not poll(lambda: self.store.check([key]), self.timeout):  # get() would wait up to the store's own timeout
             raise dist.DistStoreError(f"libdc: rank {self.rank} waited {seconds:g} s for rank {ranks[0]} of "
                                       f"{self.size} to tell in the store where it listens")
         port = int(self.store.get(key))
@@ -95,8 +95,8 @@ class Rendezvous:
 
 
 def poll(test: Callable[[], Any], timeout: datetime.timedelta) -> Optional[Any]:
-    """Calls test() until its result is true, and returns that; None after the timeout. A store's own wait would keep
-    other threads from the store."""
+    """Calls test() until its result is true, and returns that result; None after the timeout. A store's own wait()
+    would block other threads' use of the store."""
     import time
 
     deadline, pause = time.monotonic() + timeout.total_seconds(), 0.0001
@@ -110,14 +110,15 @@ def poll(test: Callable[[], Any], timeout: datetime.timedelta) -> Optional[Any]:
 
 
 def _machine() -> str:
-    """The same for processes that can share memory: one running kernel, one network and one process namespace."""
+    """A name that processes have in common if they can share memory: the same running kernel, network namespace and
+    process namespace."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     return ":".join([boot, *(str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "pid"))])
 
 
 def _is_running(process: str) -> bool:
-    """False for a zombie, too."""
+    """Whether a process runs. A zombie does not."""
     try:
         with open(f"/proc/{process}/stat", encoding="latin-1") as file:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
@@ -126,7 +127,7 @@ def _is_running(process: str) -> bool:
 
 
 def _address() -> str:
-    """The address at which this machine reaches the store's, so that others reach this one there."""
+    """This machine's address on the way to the store's machine, at which others can reach it."""
     host, port = os.environ.get("MASTER_ADDR") or socket.gethostname(), int(os.environ.get("MASTER_PORT") or 1)
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -138,7 +139,7 @@ def _address() -> str:
 
 
 def _free_port(host: str) -> int:
-    """Of LIBDC_PORTS, if that is set."""
+    """A free port, of LIBDC_PORTS if that is set."""
     first, last = environment_ports()
     candidates: List[int] = list(range(first, last + 1)) if first else [0]
     for port in candidates:

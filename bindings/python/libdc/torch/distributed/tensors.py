@@ -1,4 +1,4 @@
-"""PyTorch's tensors as libdc's collectives take them."""
+"""Converts PyTorch's tensors for libdc's collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..dtypes import DTYPES
 
-# libdc's type for each of PyTorch's that its collectives sum. A sum of uint8 has the bits of int8's.
+# libdc's types for those PyTorch types that its collectives sum. A sum of uint8 has the same bits as one of int8.
 _NATIVE_DTYPES = {dtype: DTYPES[dtype] for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16,
                                                      torch.int8, torch.int32, torch.int64)}
 _NATIVE_DTYPES[torch.uint8] = libdc.DType.INT8
@@ -25,7 +25,7 @@ count_modes = torch._C._len_torch_dispatch_stack
 
 
 def settled(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-    """A list of its own, in which the result of a functional collective is a plain tensor, after a wait."""
+    """A new list, in which results of functional collectives are waited for and replaced by their plain tensors."""
     for tensor in tensors:
         if type(tensor) is not _Tensor:
             return [_settled(each) for each in tensors]
@@ -40,7 +40,7 @@ def _settled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_tracing() -> None:
-    """A call whose tensors are recorded or have no values would move other data, and be missing in the graph."""
+    """Raises if PyTorch traces or the tensors are fake: the call would move wrong data, and be missing in the graph."""
     records_early = _is_included(_PRE_DISPATCH)
     if not (records_early or count_modes()):
         return
@@ -74,7 +74,8 @@ def check_device(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_parts(name: str, parts: Sequence[torch.Tensor], rank: int, mine: torch.Tensor) -> None:
-    """The ranks' parts: all of this rank's type, and its own of its own size."""
+    """Checks the ranks' parts: all must have the type of this rank's tensor, and this rank's part must have its
+    size."""
     for place, part in enumerate(parts):
         if part.dtype is not mine.dtype or place == rank and part.numel() != mine.numel():
             raise ValueError(f"{name}: the part of rank {place} has {part.numel()} elements of {part.dtype}, must have "
@@ -87,7 +88,8 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def flat_view(tensor: torch.Tensor) -> libdc.Tensor:
-    """A contiguous tensor to move, which the caller keeps; of a type that libdc lacks, its bytes."""
+    """A contiguous tensor as a flat libdc.Tensor; as bytes if libdc lacks its type. The caller keeps the tensor
+    alive."""
     dtype = _NATIVE_DTYPES.get(tensor.dtype)
     count = tensor.numel()
     if dtype is None:
@@ -96,13 +98,13 @@ def flat_view(tensor: torch.Tensor) -> libdc.Tensor:
 
 
 def flat_count(dtype: torch.dtype, numel: int) -> int:
-    """Elements of flat_view()."""
+    """The number of elements of flat_view()."""
     return numel if dtype in _NATIVE_DTYPES else numel * dtype.itemsize
 
 
 class contiguous_output:
-    """A context: the tensor itself, or a contiguous copy that is written back unless there is an error. keep: whether
-    its values are wanted. A class, since each call would pay for contextlib's generator."""
+    """A context manager that yields the tensor itself, or a contiguous copy that is written back unless there is an
+    error. keep: whether the copy needs the tensor's values. It is a class, since contextlib's generator is slower."""
 
     __slots__ = ("_tensor", "_data")
 
@@ -121,7 +123,7 @@ class contiguous_output:
 
 
 def flat_alias(tensors: Sequence[torch.Tensor]) -> Optional[torch.Tensor]:
-    """The tensors as one flat tensor where they lie in memory one after the other; else None."""
+    """The tensors as one flat tensor if they follow each other in memory; else None."""
     first = tensors[0]
     address = first.data_ptr()
     for tensor in tensors:
@@ -137,7 +139,7 @@ def flat_alias(tensors: Sequence[torch.Tensor]) -> Optional[torch.Tensor]:
 
 @contextlib.contextmanager
 def flat_output(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """A flat tensor to write to, whose parts become the tensors' values."""
+    """Yields a flat tensor to write to. Its parts become the tensors' values."""
     block = flat_alias(tensors)
     if block is not None:
         yield block

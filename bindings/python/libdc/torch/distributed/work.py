@@ -1,4 +1,4 @@
-"""Work in order: what PyTorch waits for, and the thread that does it."""
+"""Work in order: the object that PyTorch waits for, and the thread that runs it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .tensors import count_modes
 
 _c10d: Any = torch._C._distributed_c10d
-_InferenceMode: Any = torch._C._InferenceMode  # what torch.inference_mode() enters, without its class in Python
+_InferenceMode: Any = torch._C._InferenceMode  # the core of torch.inference_mode(), without its Python class
 _FOREVER = datetime.timedelta(0)
 _unregistering = threading.local()
 
 
 class Work(dist.Work):
-    """One call of a process group, under way or done."""
+    """One call of a process group, running or done."""
 
     def __init__(self, run: Callable[[], Any], result: Any, source: int = -1) -> None:
         super().__init__()
@@ -34,16 +34,17 @@ class Work(dist.Work):
         self._future: Optional[torch.futures.Future[Any]] = None
         self._chained: Optional[torch.futures.Future[Any]] = None
         self._done = False
-        self._lane: Optional[_State] = None  # whose turn it waits for
+        self._lane: Optional[_State] = None  # the lane in which it is queued
         self._registered: Optional[List[torch.Tensor]] = None
-        self._pending = threading.Lock()  # held until it is done
+        self._pending = threading.Lock()  # held until the work is done
         self._pending.acquire()
 
     def execute(self) -> Optional["torch.futures.Future[Any]"]:
-        """Does it. The future to be set, if there is one, once the lane is free: its callbacks may make other calls."""
+        """Runs the call. Returns its future, if there is one, to be set once the lane is free, since its callbacks may
+        make other calls."""
         try:
             assert self._run is not None
-            with _InferenceMode(True):  # writes leaves, and tensors of a caller in that mode
+            with _InferenceMode(True):  # allows writes to leaves, and to inference tensors
                 if torch._C._is_any_autocast_enabled() or count_modes():
                     with torch.autocast("cpu", enabled=False), _disable_current_modes():
                         self._run()
@@ -59,8 +60,8 @@ class Work(dist.Work):
         return future
 
     def wait(self, timeout: datetime.timedelta = _FOREVER) -> bool:
-        """Blocks until done; raises what the call raised, and DistError after the timeout. The call itself goes on
-        until the group's own timeout."""
+        """Blocks until the call is done. Raises the call's exception, or DistError after the timeout. The call itself
+        then continues, up to the group's own timeout."""
         if self._registered is not None and getattr(_unregistering, "is_on", False):
             self._register_all(self._registered)
             return True
@@ -81,11 +82,11 @@ class Work(dist.Work):
 
     synchronize = wait
 
-    # PyTorch's wait_tensor() waits for the works that are registered with a tensor's memory. Its own ProcessGroup
-    # registers them, in methods that this backend's replace.
+    # PyTorch's wait_tensor() waits for the works that are registered for a tensor's memory. PyTorch's ProcessGroup
+    # registers them in methods that this backend overrides.
 
     def register(self) -> "Work":
-        """For wait_tensor(), where the caller allows it."""
+        """Registers the work for wait_tensor(), if the caller allows it."""
         if _c10d._allow_inflight_collective_as_graph_input():
             parts = (each if isinstance(each, list) else [each] for each in self._result)
             self._register_all([tensor for each in parts for tensor in each])
@@ -97,8 +98,8 @@ class Work(dist.Work):
             _c10d._register_work(tensor, self)
 
     def _unregister(self) -> None:
-        """By wait_tensor(), as there is no other way. It also takes out and waits for other works with that memory.
-        These register anew instead."""
+        """Unregisters the work by wait_tensor(), since there is no other way. That also removes other works with the
+        same memory, and waits for them; those register themselves again instead of waiting."""
         tensors, self._registered = self._registered or [], []
         _unregistering.is_on = True
         try:
@@ -127,7 +128,7 @@ class Work(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        # A future's error reaches C++ (DDP) only if a callback raised it.
+        # An error in a future reaches C++ (DDP) only if a callback raises it.
         with self._guard:
             if self._chained is None:
                 self._future = torch.futures.Future()
@@ -141,16 +142,16 @@ class Work(dist.Work):
 
 
 def check_process(process: int) -> None:
-    """A child of fork() has no thread of its parent's, so it would wait for ever."""
+    """Raises in a child of fork(), which lacks its parent's threads and would wait for ever."""
     if process != os.getpid():
         raise dist.DistError(f"libdc: this process group belongs to process {process}, which forked this one "
                              f"({os.getpid()}): a child makes groups of its own")
 
 
 class Lane:
-    """Does work in the order of its calls. Other work than a blocking call's is for the lane's thread, which starts
-    with the first of it and ends with the lane. While it is in a future's callbacks another one serves. A caller that
-    waits does what no thread has begun: that spares the change of threads, which costs more than a small call."""
+    """Runs work in the order of its calls. Work of non-blocking calls runs on the lane's thread, which starts with the
+    first such call and ends with the lane. While that thread runs a future's callbacks, another one serves the lane. A
+    caller that waits runs queued work itself, since switching threads costs more than a small call."""
 
     def __init__(self) -> None:
         self._state = _State()
@@ -170,7 +171,7 @@ class Lane:
                 state.queue.append(work)
                 try:
                     state.ensure_server()
-                except RuntimeError:  # the caller learns that the call was not made, so it must not be made later
+                except RuntimeError:  # the error tells the caller that the call failed, so it must not run later
                     state.queue.remove(work)
                     raise
                 state.changed.notify_all()
@@ -181,15 +182,15 @@ class Lane:
         return work
 
     def end(self) -> bool:
-        """As close(), but does not wait. Whether all was done."""
+        """As close(), but does not wait. Returns whether all work is done."""
         self._state.close()
-        if self._state.busy == threading.get_ident():  # in a signal's handler, before whose end the work cannot end
+        if self._state.busy == threading.get_ident():  # in a signal handler, which interrupted that work
             return True
         return not (self._state.busy or any(each.is_alive() for each in self._state.threads
                                             if each is not threading.current_thread()))
 
     def close(self) -> None:
-        """Does what was submitted and refuses more."""
+        """Refuses more work, and waits for submitted work."""
         self._state.close()
         for thread in self._state.threads:
             if thread is not threading.current_thread():
@@ -201,8 +202,8 @@ class _State:
         self.changed = threading.Condition()
         self.queue: Deque[Work] = collections.deque()
         self.threads: List[threading.Thread] = []
-        self.servers = 0  # threads that take work, without those that are in a future's callbacks
-        self.busy = 0  # the thread that is at work
+        self.servers = 0  # threads that take work, except those in a future's callbacks
+        self.busy = 0  # the id of the thread that runs work; 0: none
         self.closed = False
         self.process = os.getpid()
 
@@ -210,15 +211,16 @@ class _State:
         check_process(self.process)
 
     def ensure_server(self) -> None:
-        """With the lock held: a thread for what is queued. All others may be in callbacks, which may wait for it."""
+        """Starts a thread for queued work if none serves. All others may be in callbacks, which may wait for that work.
+        The lock must be held."""
         if self.queue and self.servers == 0:
             thread = threading.Thread(target=self.serve, name="libdc process group", daemon=True)
-            thread.start()  # fails where a process has too many
+            thread.start()  # fails if the process has too many threads
             self.servers += 1
             self.threads.append(thread)
 
     def run(self, work: Work, is_server: bool = False) -> None:
-        """Does one, whose turn has come."""
+        """Runs a work whose turn has come."""
         future = work.execute()
         with self.changed:
             self.busy = 0
@@ -227,7 +229,7 @@ class _State:
             if future is None:
                 return
             self.servers -= is_server
-            with contextlib.suppress(RuntimeError):  # this thread goes on with what is queued, or a waiter does
+            with contextlib.suppress(RuntimeError):  # if no thread starts, this one or a waiter runs the queue
                 self.ensure_server()
         future.set_result(None)
         with self.changed:
@@ -239,7 +241,7 @@ class _State:
             self.changed.notify_all()
 
     def help(self, work: Work) -> None:
-        """Does what is queued up to this work, unless another thread is at it."""
+        """Runs queued work up to and with this one, unless another thread is running some."""
         while not work._done:
             with self.changed:
                 if self.busy or not self.queue:
@@ -248,7 +250,7 @@ class _State:
                 first = self.queue.popleft()
             self.run(first)
             if first is not work and not isinstance(first._error, (Exception, type(None))):
-                raise first._error  # KeyboardInterrupt and the like are for this thread, which may never wait for first
+                raise first._error  # KeyboardInterrupt etc. are for this thread, which may never wait for first
 
     def serve(self) -> None:
         while True:
@@ -261,5 +263,5 @@ class _State:
                 self.busy = threading.get_ident()
                 work = self.queue.popleft()
             self.run(work, True)
-            del work  # and its tensors, while it waits
+            del work  # frees its tensors while this thread waits
 

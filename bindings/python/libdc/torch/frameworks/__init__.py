@@ -1,2 +1,2 @@
-"""Sharded models in programs that leave the training loop to a framework: one module for each framework, imported by
-its name. See docs/torch-frameworks.md."""
+"""Sharded models in programs whose training loop is a framework's. Each framework has its own module, which programs
+import by name. See docs/torch-frameworks.md."""

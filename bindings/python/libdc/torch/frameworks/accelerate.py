@@ -15,12 +15,12 @@ from ..checkpoint.state_dict import full_state_dict
 from ..sharding.model import no_sync, roots_of
 from . import states
 
-_MODEL = "sharded_model"  # beginning of files' names: Accelerate writes and reads model.safetensors of other models
+_MODEL = "sharded_model"  # prefix of file names; Accelerate uses model.safetensors for other models
 
 
 class Accelerator(accelerate.Accelerator):
-    """accelerate.Accelerator, whose prepare() takes models that shard() was given before as they are. Their states are
-    saved and loaded by parts, for any number of ranks. Other models are prepared as by Accelerate itself."""
+    """accelerate.Accelerator, but prepare() leaves models as they are if shard() was applied to them. Their states are
+    saved and loaded by parts, for any number of ranks. Accelerate itself prepares other models."""
 
     def prepare_model(self, model: nn.Module, device_placement: Optional[bool] = None,
                       evaluation_mode: bool = False) -> nn.Module:
@@ -30,7 +30,7 @@ class Accelerator(accelerate.Accelerator):
         states.check_ranks(model, "Accelerate", self.num_processes, self.process_index)
         _enter_forward_when_called(model)
         _let_ranks_generate_together(model)
-        return super().prepare_model(model, device_placement=False, evaluation_mode=True)  # with no wrapper around it
+        return super().prepare_model(model, device_placement=False, evaluation_mode=True)  # adds no wrapper
 
     @contextlib.contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
@@ -38,7 +38,7 @@ class Accelerator(accelerate.Accelerator):
             yield
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
-        """Of a sharded model the whole weights, in the host's memory of rank 0; {} on the others."""
+        """For a sharded model, the whole weights in host memory on rank 0, and {} on other ranks."""
         if not states.is_sharded(model):
             return super().get_state_dict(model, unwrap)
         return full_state_dict(self.unwrap_model(model, keep_torch_compile=False), rank0_only=True, cpu_offload=True)
@@ -59,12 +59,13 @@ class Accelerator(accelerate.Accelerator):
         finally:
             hook.remove()
         states.load(folders[0], models, optimizers, kind=_MODEL)
-        if models and self.num_processes > 1:  # a rank that the saved run did not have found no step
+        if models and self.num_processes > 1:  # a rank that the saved run did not have has no step
             self.step = broadcast_object_list([self.step])[0]
 
     @contextlib.contextmanager
     def _without_shards(self) -> Iterator[Tuple[List[nn.Module], List[Any]]]:
-        """Inside, Accelerate knows only the models and optimizers that it may write and read. Yields the others."""
+        """Inside, Accelerate has only the models and optimizers that it may write and read itself. Yields the sharded
+        ones."""
         models, optimizers = self._models, self._optimizers
         sharded = [model for model in models if states.is_sharded(model)]
         stepping = [optimizer for optimizer in optimizers if states.has_shards(optimizer)]
@@ -77,23 +78,23 @@ class Accelerator(accelerate.Accelerator):
 
 
 def _enter_forward_when_called(model: nn.Module) -> None:
-    """A program may have put another function in place of the model's forward, as TRL does. It reads weights too, so
-    the call itself must gather them, as it does for modules with hooks."""
+    """Makes the model's call itself gather weights, as it does for modules with hooks, if the program replaced its
+    forward. TRL does so, and the new function may read weights too."""
     if "forward" in model.__dict__:
         model.register_forward_pre_hook(lambda *_: None).remove()
 
 
 def _let_ranks_generate_together(model: nn.Module) -> None:
-    """Tells Transformers that each forward is for all ranks to call: then generate() goes on until the last rank's
-    text ends, and layers are dropped by value."""
+    """Tells Transformers that all ranks must call each forward. Then generate() continues until the last rank's text
+    ends, and layers are dropped by value."""
     if any(root.group.stage == 3 and root.group.comm.size > 1 for root in roots_of(model)):
         for module in model.modules():
             module._is_fsdp_managed_module = True  # type: ignore[assignment]
-            module._fsdp_use_orig_params = True  # type: ignore[assignment]  # else Dynamo compiles none of them
+            module._fsdp_use_orig_params = True  # type: ignore[assignment]  # otherwise Dynamo compiles none of them
 
 
 def adopt(accelerator: accelerate.Accelerator) -> None:
-    """Makes an Accelerator that a program has made itself one of ours."""
+    """Turns an accelerate.Accelerator that a program made into one of this module."""
     if type(accelerator) not in (accelerate.Accelerator, Accelerator):
         raise TypeError(f"the accelerator is a {type(accelerator).__name__}, must be an accelerate.Accelerator")
     accelerator.__class__ = Accelerator

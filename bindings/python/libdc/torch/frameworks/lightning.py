@@ -16,7 +16,7 @@ from ..sharding.model import no_sync
 from ..sharding.shard import shard
 from . import states
 
-# Lightning is two packages with a class each, which know nothing of each other: the program's counts.
+# Lightning is two independent packages with their own classes. This module uses the one that the program has imported.
 if "lightning.pytorch" in sys.modules or ("pytorch_lightning" not in sys.modules
                                           and importlib.util.find_spec("lightning") is not None):
     from lightning.pytorch.strategies import DDPStrategy
@@ -25,21 +25,21 @@ else:
     from pytorch_lightning.strategies import DDPStrategy
     from pytorch_lightning.trainer.states import TrainerFn
 
-_METADATA = "meta.pt"  # a checkpoint's file with all that is no tensor of the model's or of an optimizer's
+_METADATA = "meta.pt"  # a checkpoint's file for all but tensors of the model and its optimizers
 _DISTRIBUTED_TIMEOUT = timedelta(minutes=30)
 
 
 class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
-    """Trains a LightningModule that shard() shares out: `Trainer(strategy=LibdcStrategy(stage=3), devices=2)`. A module
-    that is sharded already, or has sharded modules from configure_model(), stays as it is.
+    """Trains a LightningModule, to which it applies shard(): `Trainer(strategy=LibdcStrategy(stage=3), devices=2)`. A
+    module that is sharded already, or has sharded modules from configure_model(), stays as it is.
 
-    stage                  that of shard()
-    process_group_backend  of PyTorch's group of the ranks; None: libdc, and for tensors on cards NCCL
-    timeout                of its collectives
+    stage                  of shard()
+    process_group_backend  of PyTorch's process group; None: libdc, with NCCL for tensors on cards
+    timeout                of that group's collectives
     options                the further options of shard()
 
-    A checkpoint is a folder: the weights in a safetensors file, the state of each optimizer in another, and the rest.
-    Any number of ranks reads it. A checkpoint of Lightning's own, a file with whole weights, is read too."""
+    A checkpoint is a folder with a safetensors file for the weights, one for each optimizer's state, and a file for the
+    rest. Any number of ranks can read it. Lightning's own checkpoints, files with whole weights, can be read too."""
 
     def __init__(self, stage: int = 3, *, process_group_backend: Optional[str] = None,
                  timeout: timedelta = _DISTRIBUTED_TIMEOUT, **options: Any) -> None:
@@ -49,7 +49,7 @@ class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
     def _get_process_group_backend(self) -> str:
         return self._process_group_backend or "libdc"
 
-    # Setting up
+    # Setup
 
     def setup(self, trainer: Any) -> None:
         self.accelerator.setup(trainer)
@@ -73,14 +73,14 @@ class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
             yield
 
     def teardown(self) -> None:
-        """The model stays where it is, on the cards too: a sharded one cannot be moved."""
+        """Leaves the model where it is, even on cards: a sharded model cannot be moved."""
         self.cluster_environment.teardown()
         self.precision_plugin.teardown()
         self.accelerator.teardown()
         self.checkpoint_io.teardown()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Means of integers are cut off, as Lightning does over Gloo; libdc's process group has no such mean."""
+        """Truncates means of integers, as Lightning does over Gloo, since libdc's process group has no such mean."""
         is_mean = str(reduce_op).lower() in ("mean", "avg")
         if not isinstance(tensor, torch.Tensor) or tensor.is_floating_point() or not is_mean:
             return super().reduce(tensor, group, reduce_op)
@@ -95,7 +95,7 @@ class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
         return {}  # save_checkpoint() writes it
 
     def optimizer_state(self, optimizer: Any) -> Dict[str, Any]:
-        return {}  # likewise
+        return {}  # save_checkpoint() writes this too
 
     def save_checkpoint(self, checkpoint: Dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         if storage_options is not None:
@@ -107,7 +107,7 @@ class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
         if self.is_global_zero:
             os.makedirs(folder, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(metadata)  # until the last file is there, the folder is no checkpoint
+                os.unlink(metadata)  # until the last file is written, the folder is no checkpoint
         self.barrier()
         rest = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
         rest["optimizer_count"] = len(self.optimizers) if "optimizer_states" in checkpoint else 0
@@ -118,8 +118,9 @@ class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
         self.barrier()
 
     def _refuse_states_of_hooks(self, checkpoint: Dict[str, Any]) -> None:
-        """Both were empty before on_save_checkpoint() of the module and of callbacks. Averaged weights, for instance,
-        that one has put there would not be in the files. Collective, since a hook may do so on one rank."""
+        """Raises if on_save_checkpoint() of the module or of a callback filled a state that this class leaves empty.
+        Such values, averaged weights for instance, would not get into the files. Collective, since a hook may do so on
+        one rank only."""
         found = bool(checkpoint.get("state_dict")) or any(checkpoint.get("optimizer_states", ()))
         if self.reduce_boolean_decision(found, all=False):
             raise RuntimeError("LibdcStrategy: on_save_checkpoint() of the module or of a callback has put states into "
@@ -143,7 +144,7 @@ class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
         return checkpoint
 
     def _load_file(self, path: str, strict: bool, weights_only: Optional[bool]) -> Dict[str, Any]:
-        """A checkpoint of another strategy."""
+        """Loads a checkpoint of another strategy, which is a file."""
         checkpoint: Dict[str, Any] = super().load_checkpoint(path, weights_only)
         load_full_state_dict(self.lightning_module, checkpoint.pop("state_dict"), strict)
         for optimizer, packed in zip(self._trained_optimizers(), checkpoint.pop("optimizer_states", [])):
@@ -151,11 +152,11 @@ class LibdcStrategy(DDPStrategy):  # type: ignore[misc]
         return checkpoint
 
     def _trained_optimizers(self) -> List[Any]:
-        """Those whose states a checkpoint is to restore: none for validation or a test."""
+        """The optimizers whose states a checkpoint restores: none for validation or a test."""
         return self.optimizers if self.lightning_module.trainer.state.fn == TrainerFn.FITTING else []
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """load_checkpoint() has done it."""
+        """Does nothing: load_checkpoint() has loaded the weights."""
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Likewise."""
+        """Does nothing: load_checkpoint() has loaded the states."""

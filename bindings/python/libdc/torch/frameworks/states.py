@@ -1,4 +1,4 @@
-"""States of sharded models and of their optimizers in a framework's checkpoint, which is a folder."""
+"""States of sharded models and their optimizers in a framework's checkpoint, which is a folder."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..default_comm import is_of_environment
 from ..sharding.model import roots_of
 from ..sharding.parameter import entry_of
 
-MODEL, OPTIMIZER = "model", "optimizer"  # beginnings of files' names
+MODEL, OPTIMIZER = "model", "optimizer"  # prefixes of file names
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether shard() was given the model, or a module in it."""
+    """Whether shard() was applied to the model, or to a module in it."""
     try:
         return bool(roots_of(model))
     except (TypeError, ValueError):
@@ -26,7 +26,7 @@ def is_sharded(model: Any) -> bool:
 
 
 def check_all_sharded(model: nn.Module) -> None:
-    """Raises if shard() was given only a part of what is trained."""
+    """Raises if shard() was applied to only a part of the trained parameters."""
     for name, param in model.named_parameters():
         if param.requires_grad and entry_of(param) is None:
             raise ValueError(f"{name} is not sharded, so that its gradient would not be averaged over the ranks: give "
@@ -34,9 +34,9 @@ def check_all_sharded(model: nn.Module) -> None:
 
 
 def check_ranks(model: nn.Module, framework: str, size: int, rank: int) -> None:
-    """Raises if the framework counts other processes than the model's ranks, as under srun where no RANK is set. It
-    would give ranks the same batches, and each would be the first one. A part of its processes is legal that the
-    program itself chose by comm=."""
+    """Raises if the framework's processes are not the model's ranks, as under srun where RANK is not set. The framework
+    would then take each rank for the first one, and give all the same batches. Only a program may choose a part of the
+    processes, by comm=."""
     for comm in (root.group.all_ranks for root in roots_of(model)):
         is_part = comm.size < size and not is_of_environment(comm)
         if (comm.size, comm.rank) != (size, rank) and not is_part:
@@ -47,7 +47,7 @@ def check_ranks(model: nn.Module, framework: str, size: int, rank: int) -> None:
 
 
 def inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer that Accelerate's wraps."""
+    """The optimizer inside Accelerate's wrapper."""
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = optimizer.optimizer
     return optimizer  # type: ignore[no-any-return]
@@ -76,8 +76,8 @@ def _model_of(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]) -> 
 
 
 def save(folder: str, models: Sequence[nn.Module], optimizers: Sequence[Any], kind: str = MODEL) -> None:
-    """Writes each sharded model, and each optimizer's state, into a file of its own; collective. kind: the beginning of
-    the models' names, where the framework writes other models into the folder"""
+    """Writes each sharded model, and each optimizer's state, into its own file. Collective. kind: the prefix of the
+    models' files, for frameworks that write other models into the folder."""
     for number, model in enumerate(models):
         save_checkpoint(model, file_name(folder, kind, number))
     for number, optimizer in enumerate(map(inner_optimizer, optimizers)):
@@ -86,7 +86,7 @@ def save(folder: str, models: Sequence[nn.Module], optimizers: Sequence[Any], ki
 
 def load(folder: str, models: Sequence[nn.Module], optimizers: Sequence[Any], strict: bool = True,
          kind: str = MODEL) -> None:
-    """Reads what save() wrote, on any number of ranks; collective."""
+    """Reads the files of save(), on any number of ranks. Collective."""
     for number, model in enumerate(models):
         load_checkpoint(model, file_name(folder, kind, number), strict=strict)
     for number, optimizer in enumerate(map(inner_optimizer, optimizers)):
@@ -99,7 +99,7 @@ def save_optimizer(path: str, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def load_packed_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, packed: Mapping[str, Any]) -> None:
-    """Takes the state_dict() of the same optimizer on the model before it was sharded: whole tensors, by numbers."""
+    """Loads a state_dict() of the same optimizer on the unsharded model, which has whole tensors, by number."""
     names = names_of(model)
     ours = [names[id(param)] for param in _params_of(optimizer)]
     numbers = [number for group in packed["param_groups"] for number in group["params"]]

@@ -16,9 +16,9 @@ from .accelerate import adopt
 
 
 class TrainerMixin:
-    """Before a Trainer's class, makes one that trains sharded models: `class MyTrainer(TrainerMixin, SFTTrainer)`. Its
-    checkpoints have the weights whole, as from_pretrained() reads them, and the optimizer's state in a file that any
-    number of ranks reads."""
+    """A base to put before a Trainer's class, so that it trains sharded models: `class MyTrainer(TrainerMixin,
+    SFTTrainer)`. Its checkpoints have whole weights, as from_pretrained() reads them, and the optimizer's state in a
+    file that any number of ranks can read."""
 
     args: Any
     model: Any
@@ -53,7 +53,7 @@ class TrainerMixin:
             super()._load_best_model()  # type: ignore[misc]
 
     def _load_weights(self, folder: str) -> bool:
-        """Each rank reads its part; False where there are no whole weights to read, as of an adapter alone."""
+        """Loads each rank's part of the weights. False if the folder has no whole weights, as for an adapter alone."""
         path = find_in_folder(folder)
         if path is None or not states.is_sharded(self.model):
             return False
@@ -68,17 +68,17 @@ class TrainerMixin:
         unsharded, scheduler = (os.path.join(checkpoint, name) for name in (OPTIMIZER_NAME, SCHEDULER_NAME))
         if os.path.isfile(path):
             load_checkpoint(self.model, path, optimizer)
-        elif os.path.isfile(unsharded):  # of a run without shard()
+        elif os.path.isfile(unsharded):  # from a run without shard()
             packed = torch.load(unsharded, map_location="cpu", weights_only=True)
             states.load_packed_optimizer(self.model, optimizer, packed)
         else:
-            return  # as Transformers does after save_only_model
+            return  # loads nothing, as Transformers does after save_only_model
         self.lr_scheduler.load_state_dict(torch.load(scheduler, weights_only=True))
 
 
 class Trainer(TrainerMixin, transformers.Trainer):
-    """transformers.Trainer for models that shard() was given before."""
+    """transformers.Trainer for models to which shard() was applied before."""
 
 
 class Seq2SeqTrainer(TrainerMixin, transformers.Seq2SeqTrainer):
-    """transformers.Seq2SeqTrainer for models that shard() was given before."""
+    """transformers.Seq2SeqTrainer for models to which shard() was applied before."""

@@ -1,7 +1,7 @@
 """Registers the operators torch.ops.dc.* and torch.ops.dc_rt.* with PyTorch, and keeps the context that they work on.
 
-The kernels are libdc_torch.so, which lies beside libdc.so (LIBDC_TORCH_LIBRARY names another one). Where it is not
-installed, or with LIBDC_TORCH_OPS=python, they are those of python_kernels.py, which are slower."""
+The kernels are in libdc_torch.so, beside libdc.so (LIBDC_TORCH_LIBRARY names another file). If it is not installed, or
+with LIBDC_TORCH_OPS=python, the slower ones of python_kernels.py are used."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _lock = threading.Lock()
 _adapter: Optional[ctypes.CDLL] = None
 _context: Optional[libdc.Context] = None
 _bound: Dict[int, libdc.Context] = {}
-_tracked: Dict[int, int] = {}  # contexts on CUDA devices, by handle → how often they are bound, or the default one
+_tracked: Dict[int, int] = {}  # handles of CUDA contexts → how often each is bound or the default
 backend = ""  # "compiled" or "python" once loaded
 
 
 def context(graph_id: Optional[int] = None) -> Optional[libdc.Context]:
-    """The context that operators which name this graph, or none, work on."""
+    """The context of operators that name this graph; None: of those that name no graph."""
     return _context if graph_id is None else _bound.get(graph_id, _context)
 
 
 def bind(graph_id: int, value: libdc.Context) -> None:
-    """Lets the operators that name this graph work on another context than the default one. It is kept alive."""
+    """Makes operators that name this graph use a context other than the default one, which is kept alive."""
     _track_stream(value)
     with _lock:
         if _adapter is not None and _adapter.dct_bind(graph_id, value.handle) != 0:
@@ -42,7 +42,7 @@ def bind(graph_id: int, value: libdc.Context) -> None:
 
 
 def unbind(graph_id: int) -> None:
-    """Undoes bind(); without one, nothing happens."""
+    """Undoes bind(), if there was one."""
     with _lock:
         if _adapter is not None:
             _adapter.dct_bind(graph_id, None)
@@ -51,7 +51,7 @@ def unbind(graph_id: int) -> None:
 
 
 def set_context(value: Optional[libdc.Context]) -> None:
-    """Lets the operators, which have no handle among their arguments, work on another context. It is kept alive."""
+    """Sets the default context, which operators use since their arguments have no handle. It is kept alive."""
     global _context
     _track_stream(value)
     with _lock:
@@ -59,11 +59,11 @@ def set_context(value: Optional[libdc.Context]) -> None:
         _context = value
         if _adapter is not None:
             _adapter.dct_set_context(None if value is None else value.handle)
-    _untrack_stream(previous)  # destroyed, if it was the last reference, only after the adapter has let go of it
+    _untrack_stream(previous)  # if this destroys the context, the adapter has already dropped it
 
 
 def device(graph_id: Optional[int] = None) -> torch.device:
-    """Where the tensors of the context are that operators which name this graph, or none, work on."""
+    """The device of the tensors of context(graph_id)."""
     return devices.device_of(context(graph_id))
 
 
@@ -99,7 +99,8 @@ def _untrack_stream(value: Optional[libdc.Context]) -> None:
 
 
 def on_current_stream(value: libdc.Context) -> libdc.Context:
-    """The context, its stream set to PyTorch's current one as operators do it: for calls that are none."""
+    """The context, after setting its stream to PyTorch's current one. Operators do so themselves; other calls need
+    this."""
     if _tracked and _adapter is not None and value.handle in _tracked:
         error = _adapter.dct_update_stream(value.handle)
         if error is not None:
@@ -108,7 +109,7 @@ def on_current_stream(value: libdc.Context) -> libdc.Context:
 
 
 def load() -> str:
-    """Registers the operators, once, and returns "compiled" or "python", the kind of kernels they have."""
+    """Registers the operators, once. Returns the kind of their kernels, "compiled" or "python"."""
     global backend
     with _lock:
         if not backend:
@@ -130,7 +131,7 @@ def _choose_kernels() -> Any:
         raise ImportError(f"libdc.torch: LIBDC_TORCH_OPS = {wanted!r}, must be 'auto', 'compiled' or 'python'")
     path = os.environ.get("LIBDC_TORCH_LIBRARY") or os.path.join(libdc.library_dir(), "libdc_torch.so")
     if wanted == "auto":
-        # The one beside the package's libdc.so is linked with that, and LIBDC_LIBRARY names another.
+        # The file beside the package's libdc.so is linked with that library, so not with one that LIBDC_LIBRARY names.
         beside = os.path.exists(path) and not os.environ.get("LIBDC_LIBRARY")
         wanted = "compiled" if os.environ.get("LIBDC_TORCH_LIBRARY") or beside else "python"
     return wanted, path
@@ -142,7 +143,7 @@ def _load_adapter(path: str) -> None:
         adapter = ctypes.CDLL(path)
     except OSError as error:
         raise ImportError(f"libdc.torch: {error}") from error
-    # Two loaded libraries differ in the address of a static text.
+    # Two loaded copies of libdc.so differ in the address of a static string.
     adapter.dc_version_string.restype = ctypes.c_void_p
     if adapter.dc_version_string() != version_text_address():
         raise ImportError(f"libdc.torch: {path} is linked with another libdc.so than the one that libdc has loaded "

@@ -1,5 +1,5 @@
-"""The operators' kernels in Python over the libdc package, with schemas, results and errors as of the compiled adapter.
-They are for places where that is not installed, and its oracle in the tests."""
+"""The operators' kernels in Python, on the libdc package. Schemas, results and errors are those of the compiled
+adapter. They are used where the adapter is not installed, and tests compare it with them."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _SCHEMAS = {
     ),
 }
 
-# In a list, PyTorch hands element types to Python by their numbers in c10::ScalarType.
+# PyTorch passes element types in a list to Python as their numbers in c10::ScalarType.
 _SCALAR_TYPES = {
     0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
     7: torch.float64, 11: torch.bool, 15: torch.bfloat16,
 }  # fmt: skip
 
-# Operators that may come without a tensor are not dispatched by device.
+# Operators that may have no tensor argument, and so are not dispatched by device.
 _ANY_DEVICE = ("prefetch_params_fused", "free_tensors", "end_backward", "take_params", "reduce_grads", "alloc")
 _libraries: List[torch.library.Library] = []
-# Buffers of live tensors by address: a tensor that comes back shows no more than that.
+# Buffers of live tensors by address, which is all that is known of a tensor that is passed back.
 _buffers: "weakref.WeakValueDictionary[int, libdc.Buffer]" = weakref.WeakValueDictionary()
 
 
@@ -53,7 +53,8 @@ _ContextOf = Callable[[Optional[int]], Optional[libdc.Context]]
 
 
 def register(context_of: _ContextOf) -> None:
-    """Defines the operators and their CPU and Meta kernels, for the contexts of graphs and that of None."""
+    """Defines the operators and their CPU and Meta kernels. context_of: the context of a graph, or the default one for
+    None."""
     for namespace, schemas in _SCHEMAS.items():
         try:
             library = torch.library.Library(namespace, "DEF")
@@ -96,7 +97,7 @@ def _kernel(context_of: _ContextOf, namespace: str, schema: str, body: Callable[
 
 
 class _ArgumentError(Exception):
-    """A wrong argument, refused before libdc is called."""
+    """A wrong argument that is refused before libdc is called."""
 
 
 def _dtype(dtype: Any) -> libdc.DType:
@@ -155,7 +156,7 @@ def _take_params(context: libdc.Context, graph_id: int, ids: Sequence[int],
             if id < 0 and taken[-1].dim() != 2:
                 raise _ArgumentError(f"id = {~id} is not a matrix, whose transpose ~id would be")
     except BaseException:
-        taken.clear()  # while Python unwinds, a DLPack tensor's deleter could not run
+        taken.clear()  # a DLPack tensor's deleter could not run while the exception propagates
         raise
     return [whole.t().detach() if id < 0 else whole for id, whole in zip(ids, taken)]
 
@@ -206,7 +207,7 @@ def _free_tensors(context: libdc.Context, a: Sequence[torch.Tensor]) -> None:
     views = []
     for tensor in a:
         address = tensor.data_ptr()
-        count = tensor.numel() if address else 0  # no address: freed already
+        count = tensor.numel() if address else 0  # no address: already freed
         dtype = DTYPES.get(tensor.dtype, libdc.DType.UINT8)
         views.append(libdc.Tensor(address, (count,), dtype, _buffers.get(address)))
     for tensor, view, freed in zip(a, views, context.free_tensors(views)):

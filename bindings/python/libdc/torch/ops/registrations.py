@@ -1,5 +1,6 @@
-"""Registrations of the operators beside their kernels: fake tensors, autograd, functionalisation, Inductor's lowerings,
-and no elimination as dead code or common subexpressions. They are the same for compiled kernels and Python ones."""
+"""Registrations of the operators besides their kernels: fake tensors, autograd, functionalisation, Inductor's
+lowerings, and protection from the elimination of dead code and common subexpressions. They are the same for compiled
+and Python kernels."""
 
 from __future__ import annotations
 
@@ -18,29 +19,29 @@ OPERATORS = (
 )  # fmt: skip
 RUNTIME_OPERATORS = ("take", "take_params", "reduce_grads", "alloc")
 
-# The gradient goes through unchanged, to where the argument lies.
+# Their gradient is passed on unchanged, to the argument's device.
 _IDENTITY = ("wait_allgather", "release_param", "offload_tensor", "reload_tensor", "wait_offload", "wait_reload")
-# Results without a gradient: a parameter's gradient travels by reduce_grad, not by autograd.
+# Their results have no gradient: a parameter's gradient goes through reduce_grad, not autograd.
 _NON_DIFFERENTIABLE = ("allgather_param", "reduce_grad", "dc_rt::take")
-# Results that may lie in memory which the library goes on using: they must not be written to.
+# Their results may be in memory that the library still uses, so they must not be written to.
 _ALIASES_LIBRARY_MEMORY = ("allgather_param", "wait_allgather", "offload_tensor", "reload_tensor", "wait_offload",
                            "wait_reload", "take")
 
-# Registrations end with their Library objects.
+# Registrations live as long as their Library objects.
 _libraries: List[torch.library.Library] = []
 _overloads: List[Any] = []
-trace_callbacks: List[Callable[[], None]] = []  # called whenever an operator is traced, before the graph is worked on
+trace_callbacks: List[Callable[[], None]] = []  # called when an operator is traced, before compilers change the graph
 _device: Callable[[Optional[int]], torch.device] = lambda graph_id: torch.device("cpu")
 
 
 def overloads() -> List[Any]:
-    """Every operator, as graphs name them."""
+    """Every operator, as graphs name it."""
     return list(_overloads)
 
 
 def register(device: Callable[[Optional[int]], torch.device]) -> None:
-    """Registers everything but the lowerings. device(graph) is the device of the graph's context, device(None) that of
-    the default context."""
+    """Registers everything except the lowerings. device(graph) is the device of the graph's context, device(None) that
+    of the default context."""
     global _device
     _device = device
     library = torch.library.Library("dc", "FRAGMENT")
@@ -50,18 +51,19 @@ def register(device: Callable[[Optional[int]], torch.device]) -> None:
     for namespace, names in ((torch.ops.dc, OPERATORS), (torch.ops.dc_rt, RUNTIME_OPERATORS)):
         for name in names:
             keep_side_effects(getattr(namespace, name).default)
-    # Selective checkpointing compares a forward's operators with its recomputation's, where weights may be there.
+    # Selective checkpointing compares a forward's operators with the recomputation's. They may differ in these, if
+    # weights are still gathered.
     checkpoint.SAC_IGNORED_OPS.update(getattr(torch.ops.dc_rt, name).default for name in RUNTIME_OPERATORS)
 
 
 def keep_side_effects(op: Any) -> None:
-    """Calls of the operator are not dropped, merged or moved by compilers."""
+    """Keeps compilers from dropping, merging or moving calls of the operator."""
     _overloads.append(op)
     torch.fx.node.has_side_effect(op)
     _functionalize(op)
 
 
-# Fakes, besides the Meta kernels of the operators whose results stay on their argument's device
+# Fake kernels. Operators whose results stay on their argument's device have Meta kernels instead.
 
 
 def _register_fakes(library: torch.library.Library) -> None:
@@ -83,7 +85,7 @@ def _register_fakes(library: torch.library.Library) -> None:
                    for id, dtype in zip(ids, dtypes or [None] * len(ids))]
         return [whole.t() if id < 0 else whole for id, whole in zip(ids, weights)]
 
-    # Without a tensor among the arguments the real kernel would run while tracing, several times.
+    # Without a tensor argument, the real kernel would run, several times, during tracing.
     fakes = {
         "dc::prefetch_params_fused": no_result, "dc::free_tensors": no_result, "dc::end_backward": no_result,
         "dc::offload_tensor": on_host, "dc::wait_offload": on_host,
@@ -133,9 +135,9 @@ def _register_autograd(library: torch.library.Library) -> None:
 
 
 def _functionalize(op: Any) -> None:
-    """Functionalisation refuses operators whose result aliases an argument, unless they bring their own rule: the
-    result of ours is never written, so it may count as new. It is also the one place where every traced operator comes
-    by before Inductor lowers the graph."""
+    """Registers a functionalisation rule. Without one, operators whose result aliases an argument are refused; libdc's
+    results are never written, so they may count as new. The rule is also the one place that every traced operator
+    passes before Inductor lowers the graph."""
     if not hasattr(op, "py_functionalize_impl"):
         raise RuntimeError(f"libdc: torch {torch.__version__} has no OpOverload.py_functionalize_impl, which "
                            "torch.compile needs for the dc operators; torch 2.11 or later is needed")
@@ -155,9 +157,9 @@ def _functionalize(op: Any) -> None:
 
 
 def _forbid_merging() -> None:
-    """Two equal calls are two calls: a parameter gathered again after its release is not the first one's result. The
-    elimination of common subexpressions knows only random operators as such. Its module takes long to import, so this
-    is done when an operator is traced, which is before any elimination."""
+    """Keeps equal calls from being merged: a parameter that is gathered again after its release is a new result. The
+    elimination of common subexpressions exempts only random operators, so libdc's are added to those. Its module is
+    slow to import, so this runs when an operator is traced, which is before any elimination."""
     from torch._functorch import compile_utils
 
     unmergeable = getattr(compile_utils, "rand_ops", None)
@@ -202,8 +204,8 @@ def prepare_inductor() -> None:
 
             first = len(graph.operations)
             result = pytree.tree_map(wrap, FallbackKernel.create(op, *args, **kwargs))
-            # Data flow alone does not order them: end_backward would run before the reductions. The dependency is a
-            # weak one, for order only, and keeps no memory alive.
+            # Data flow alone does not order the operators: end_backward would run before the reductions. So each
+            # depends weakly on the previous one, which sets the order only and keeps no memory alive.
             for operation in graph.operations[first:]:
                 if isinstance(operation, FallbackKernel):
                     previous = getattr(graph, "_libdc_previous", None)
@@ -211,7 +213,7 @@ def prepare_inductor() -> None:
                         graph.additional_buffer_deps[operation.get_operation_name()].add(previous)
                     graph._libdc_previous = operation.get_name()
                     if op is torch.ops.dc.release_param.default:
-                        # Its argument's memory goes: for the schedule that is a write, which all readers precede.
+                        # It frees its argument's memory. The scheduler treats that as a write, which all reads precede.
                         operation.mutation_outputs.append(
                             MutationOutput(NoneLayout(device=args[0].get_device()), args[0], operation))
             return result

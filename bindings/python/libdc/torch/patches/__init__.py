@@ -1,4 +1,4 @@
-"""Changes of PyTorch that the first shard() of a process makes. Models that are not sharded run as before."""
+"""Patches of PyTorch that the first shard() of a process applies. Models that are not sharded run as before."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _installed = False
 
 
 def install() -> None:
-    """Patches once: PyTorch's functions know sharded parameters (torch_functions.py), gradient scalers agree on
-    found_inf (grad_scaler.py), and an optimizer's step announces the parameters that it changed (optimizer_step.py).
+    """Patches PyTorch once. Its functions then support sharded parameters (torch_functions.py), gradient scalers agree
+    on found_inf (grad_scaler.py), and an optimizer's step announces the parameters that it changed (optimizer_step.py).
     """
     from . import grad_scaler, optimizer_step, torch_functions
 

@@ -1,5 +1,6 @@
-"""get_state_dict() and its like of torch.distributed.checkpoint: with full_state_dict=True, parts become whole, and a
-rank has the blocks and layers that others own. Copies that async_save() makes are parts again."""
+"""Patches get_state_dict() and similar functions of torch.distributed.checkpoint. With full_state_dict=True, parts
+become whole tensors, and a rank also gets the blocks and layers that others own. Copies that async_save() makes are
+parts again."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def _roots_in(values: Any) -> Iterator[Root]:
 
 
 def gather_parts(values: Any, keep: bool) -> Any:
-    """A state dictionary with whole tensors in place of parts; collective. keep: this rank wants them."""
+    """A state dictionary with whole tensors in place of parts. Collective. keep: whether this rank needs them."""
     if isinstance(values, dict):
         return {key: gather_parts(value, keep) for key, value in values.items()}
     if isinstance(values, (list, tuple)):
@@ -53,7 +54,7 @@ def _make_full_or_cpu(inner: Callable[..., Any]) -> Callable[..., Any]:
     def full_or_cpu_state_dict(state_dict: Any, info: Any) -> Any:
         if info.full_state_dict:
             for root in dict.fromkeys(_roots_in(state_dict)):
-                root.write_back()  # what an open gathered() has written
+                root.write_back()  # writes made in an open gathered()
             state_dict = gather_parts(state_dict, _is_wanted(info))
         return inner(state_dict, info)
 
@@ -62,7 +63,7 @@ def _make_full_or_cpu(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_wanted(info: Any) -> bool:
-    """Whether this rank gets a full state."""
+    """Whether this rank gets the full state."""
     return not info.cpu_offload or not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
@@ -82,8 +83,8 @@ def _make_get_optim(inner: Callable[..., Any]) -> Callable[..., Any]:
 def _make_init_optim(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def init_optim_state(optimizer: torch.optim.Optimizer) -> None:
-        """PyTorch makes a state by a step, and drops the gradients then, unless there are some. Sums of no_sync() are
-        some."""
+        """If there are no gradients, PyTorch initialises a state by a step, and then drops gradients. Local sums of
+        no_sync() count as gradients, so they stop this."""
         entries = (entry_of(param) for group in optimizer.param_groups for param in group["params"])
         if not any(entry is not None and entry.unreduced is not None for entry in entries):
             inner(optimizer)
@@ -101,9 +102,9 @@ def _owning_root(optimizer: torch.optim.Optimizer) -> Optional[Root]:
 
 
 def _add_owned(model: Any, optimizer: torch.optim.Optimizer, info: Any, state_dict: Dict[str, Any]) -> None:
-    """Completes a full state with the blocks and layers that single ranks own. Collective: a rank that owns none does
-    not see in its state that others do."""
-    from ..checkpoint.state_dict import gather_owned  # here, since it imports modules that import this one
+    """Completes a full state with the blocks and layers that single ranks own. Collective, since a rank's own state
+    does not show that others own some."""
+    from ..checkpoint.state_dict import gather_owned  # imported here, since it imports modules that import this one
 
     root = _owning_root(optimizer)
     if root is None:
@@ -122,8 +123,8 @@ def _add_owned(model: Any, optimizer: torch.optim.Optimizer, info: Any, state_di
 def _make_load_optim(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def load_optim_state_dict(model: Any, optimizers: Any, state_dict: Any, info: Any) -> None:
-        """Of a full state each rank takes its parts itself, and what it owns. PyTorch's way needs the same names on
-        all ranks."""
+        """Each rank takes its parts, and the pieces that it owns, from the full state itself. PyTorch's way needs the
+        same names on all ranks."""
         owning = [optimizer for optimizer in optimizers if _owning_root(optimizer) is not None]
         if not owning or not info.full_state_dict:
             inner(model, optimizers, state_dict, info)
@@ -145,7 +146,7 @@ def _make_load_optim(inner: Callable[..., Any]) -> Callable[..., Any]:
 def _make_offload_tensor(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def offload_tensor(self: Any, x: Any, memo: Any, non_blocking: bool = False) -> Any:
-        """A copy on the host."""
+        """A host copy of a part, which is a part again."""
         owned = isinstance(x, OwnedState)
         part = x._near if owned else part_of(x)
         if part is None:
@@ -161,8 +162,8 @@ def _make_offload_tensor(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def prepare_owned_states(optimizer: torch.optim.Optimizer) -> None:
-    """Imports the module if the optimizer's ranks own pieces of its state. Of these the module's first call asks before
-    it asks for a state_dict(), where else it would be patched."""
+    """Imports and patches torch.distributed.checkpoint's module if the optimizer's ranks own pieces of its state.
+    Otherwise it is patched at the first state_dict(), but the module's functions ask for such pieces earlier."""
     root = _owning_root(optimizer)
     if root is not None and root.group.comm.size > 1 and torch.distributed.is_available():
         importlib.import_module(_MODULE)
@@ -170,7 +171,8 @@ def prepare_owned_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 def patch_if_imported() -> None:
-    """Called before the states that it works on are made: the module takes long to import, and few programs use it."""
+    """Patches the module if it is imported, since the import is slow and few programs need it. Called before the states
+    are made with which the module works."""
     module, stager = sys.modules.get(_MODULE), getattr(sys.modules.get(_STAGER), "StateDictStager", None)
     for holder, name, make in ((module, "_maybe_full_or_cpu_state_dict", _make_full_or_cpu),
                                (module, "_get_optim_state_dict", _make_get_optim),

@@ -1,8 +1,8 @@
-"""The step of any torch.optim.Optimizer tells sharded models which parameters it changed.
+"""Makes the step of any torch.optim.Optimizer tell sharded models which parameters it changed.
 
-Fused optimizers leave no trace in a tensor's version. So a parameter counts as stepped that has a gradient when the
-step begins or when it ends. The step itself, or a hook that comes before ours, may set `.grad` to None. A closure makes
-gradients in between, so with one each trained parameter counts."""
+Fused optimizers do not raise a tensor's version. So a parameter counts as stepped if it has a gradient when the step
+begins or ends, since the step itself, or an earlier hook, may set `.grad` to None. A closure computes gradients during
+the step, so with one every trained parameter counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..sharding.sharded_param import ShardedParam
 
 
 class _Begun(NamedTuple):
-    """An optimizer's sharded parameters when its last step began."""
+    """An optimizer's sharded parameters at the beginning of its last step."""
 
     stepped: List[ShardedParam]
     without_grad: List[Tuple[Any, ShardedParam]]
@@ -40,12 +40,12 @@ def _look(optimizer: torch.optim.Optimizer, closure: bool) -> _Begun:
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
     closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
-    # It stays there after the step: a step() that calls another one ends after it, with the same parameters.
+    # It stays after the step: a step() that calls another one ends later, and needs the same parameters.
     optimizer.__dict__["_dc_begun_step"] = _look(optimizer, callable(closure))
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Announces the parameters that an optimizer has stepped to their models."""
+    """Tells models which of their parameters an optimizer has stepped."""
     begun: _Begun = optimizer.__dict__.get("_dc_begun_step") or _look(optimizer, False)
     with torch._C.DisableTorchFunctionSubclass():
         later = [entry for param, entry in begun.without_grad if param.grad is not None]
@@ -54,7 +54,7 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         root = entry.root_ref()
         if root is not None:
             entry.optimizer_steps += 1
-            torch.autograd.graph.increment_version(entry.data)  # a compiled backward's shards have no other trace
+            torch.autograd.graph.increment_version(entry.data)  # shows compiled backwards the change
             stepped.setdefault(root, []).append(entry)
     for root, entries in stepped.items():
         root.group.params_updated(entries if len(entries) < len(root.group.entries) else None)

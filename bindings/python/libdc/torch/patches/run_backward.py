@@ -1,4 +1,5 @@
-"""torch.autograd on sharded models: backward(inputs=[parameter]), and grad() by parameters and by others."""
+"""Patches torch.autograd for sharded models: backward(inputs=[parameter]), and grad() with respect to parameters and
+others."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ def _node_of(output: Any) -> Any:
 
 
 def _leaves_in(outputs: Any, entries: Set[ShardedParam]) -> List[Tensor]:
-    """The leaves by which these parameters get gradients in the outputs' graph: whole weights, and compiled graphs'
-    anchors."""
+    """The leaves through which these parameters get gradients in the outputs' graph: whole weights, and anchors of
+    compiled graphs."""
     roots = {entry.root_ref() for entry in entries} - {None}
     nodes = [_node_of(output) for output in outputs]
     seen, leaves = set(nodes), []
@@ -44,8 +45,8 @@ def _refuse_autograd_grad(leaf: Any, entries: Set[Any]) -> NoReturn:
 
 
 def make_run_backward(inner: _Function) -> _Function:
-    """A graph has the whole weights as leaves. It has parameters themselves where they are used outside of modules'
-    attributes, as in penalties."""
+    """Wraps autograd's backward. A graph's leaves are the whole weights, except where a parameter is used other than as
+    a module's attribute, as in penalties: there the parameter itself is a leaf."""
 
     @functools.wraps(inner)
     def run_backward(outputs: Any, grads: Any, retain_graph: bool, create_graph: bool, inputs: Any, *args: Any,

@@ -1,5 +1,6 @@
-"""PyTorch's own functions on sharded parameters: right where a few lines make them so, else an error that names the way
-out. Functions are changed in place where that is possible, so that modules that imported them before use them too."""
+"""PyTorch's own functions on sharded parameters: they are made to work if a few lines suffice; others raise an error
+that names an alternative. Functions are changed in place if possible, so that modules that imported them before use the
+change too."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ _Function = Callable[..., Any]
 
 
 def _patch(module: Any, name: str, make: Callable[[_Function], _Function]) -> None:
-    """Replaces a module's function, for all holders of it. Of a decorated one, the function that the decorator
-    calls."""
+    """Replaces a module's function. For a decorated one, it replaces the function that the decorator calls, so that all
+    existing references see the change."""
     function = getattr(module, name)
     inner = getattr(function, "__wrapped__", None)
     for cell in getattr(function, "__closure__", None) or ():
@@ -80,7 +81,7 @@ def _make_clip_grad_norm(inner: _Function) -> _Function:
     return clip_grad_norm_
 
 
-# torch.nn.init: functions that draw, or need the shape, fill a whole tensor
+# torch.nn.init: functions that draw random numbers, or need the shape, fill a whole tensor
 
 
 def _make_full_init(inner: _Function) -> _Function:
@@ -105,7 +106,7 @@ def _make_full_init(inner: _Function) -> _Function:
 _ELEMENTWISE = tuple(getattr(torch.optim, name) for name in (
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam")
     if hasattr(torch.optim, name))
-# PyTorch's optimizers that need whole parameters, and what to do.
+# PyTorch's optimizers that need whole parameters, and alternatives.
 _NEED_FULL_PARAM = {
     "Adafactor": "use libdc.optim.SOAP, which knows parts, or an optimizer that works element by element, as AdamW",
     "LBFGS": "use libdc.optim.KFAC or Shampoo, which know parts",
@@ -115,7 +116,8 @@ _NEED_FULL_PARAM = {
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, group: Dict[str, Any]) -> None:
-    """Refuses PyTorch's optimizers that need whole parameters. In others each function that needs one is an error."""
+    """Refuses PyTorch's optimizers that need whole parameters. In other optimizers, each function that needs them is an
+    error."""
     entries = [entry for entry in map(entry_of, group["params"]) if entry is not None and entry.group.stage > 0]
     for base in type(optimizer).__mro__ if entries else ():
         if base.__name__ in _NEED_FULL_PARAM and base.__module__.startswith("torch."):
@@ -125,7 +127,8 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, group: Dict[str, Any]) ->
 
 
 def _check_state(optimizer: torch.optim.Optimizer, group: Dict[str, Any]) -> None:
-    """Refuses state from before shard(), which each rank may have another of. libdc.optim's look for themselves."""
+    """Refuses state from before shard(), which may differ between ranks. libdc.optim's optimizers check this
+    themselves."""
     for param in group["params"] if isinstance(optimizer, _ELEMENTWISE) else ():
         entry = entry_of(param)
         for key, value in optimizer.state.get(param, {}).items():
@@ -142,7 +145,7 @@ def _has_parts(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _make_step(inner: _Function) -> _Function:
-    """The step of an optimizer that works element by element: on plain tensors, at their speed."""
+    """Wraps the step of an element-by-element optimizer, which then works on plain tensors, at their speed."""
 
     @functools.wraps(inner)
     def step(self: torch.optim.Optimizer, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -164,7 +167,7 @@ def _params_of(optimizer: torch.optim.Optimizer) -> List[Any]:
 
 
 def _drop_local_sums(params: Iterable[Any]) -> None:
-    """The sums of no_sync() of these parameters."""
+    """Drops the local sums of no_sync() for these parameters."""
     dropped: Dict[Any, List[ShardedParam]] = {}
     for entry in map(entry_of, params):
         root = None if entry is None else entry.root_ref()
@@ -175,7 +178,8 @@ def _drop_local_sums(params: Iterable[Any]) -> None:
 
 
 def _make_zero_grad(inner: _Function, params_of: Callable[[Any], Iterable[Any]]) -> _Function:
-    """A module's or an optimizer's. Drops the sums of no_sync() with the gradients."""
+    """Wraps a module's or an optimizer's zero_grad(). It drops the local sums of no_sync() together with the
+    gradients."""
 
     @functools.wraps(inner)
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
@@ -183,7 +187,7 @@ def _make_zero_grad(inner: _Function, params_of: Callable[[Any], Iterable[Any]])
         _drop_local_sums(params)
         if not any(part_of(param) is not None for param in params):
             return inner(self, set_to_none)
-        with torch._C.DisableTorchFunctionSubclass():  # setting gradients to None, or to 0, is the same for parts
+        with torch._C.DisableTorchFunctionSubclass():  # setting gradients to None, or to 0, is valid for parts
             inner(self, set_to_none)
 
     return zero_grad
@@ -203,7 +207,8 @@ def _make_add_param_group(inner: _Function) -> _Function:
 
 
 def _make_state_method(inner: _Function) -> _Function:
-    """state_dict() or load_state_dict(). An optimizer that was made before shard() learns of its shards there."""
+    """Wraps state_dict() or load_state_dict(), so that an optimizer that was made before shard() learns of its
+    shards."""
 
     @functools.wraps(inner)
     def method(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -214,8 +219,8 @@ def _make_state_method(inner: _Function) -> _Function:
 
 
 def _inspect_param_groups(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Looks at an optimizer's groups once they have sharded parameters; before each step too, since shard() may have
-    come later than the optimizer."""
+    """Checks an optimizer's groups once they have sharded parameters. It also runs before each step, since shard() may
+    have been called after the optimizer was made."""
     inspected = optimizer.__dict__.get("_dc_inspected_groups")
     if inspected == len(optimizer.param_groups):
         return
@@ -230,7 +235,8 @@ def _inspect_param_groups(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _add_state_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Once it has sharded parameters. One around another, as Lookahead, may have none, and call the other's methods."""
+    """Adds hooks to an optimizer with sharded parameters. A wrapper such as Lookahead may have none, and call the inner
+    optimizer's methods."""
     if not hasattr(optimizer, "_optimizer_state_dict_post_hooks"):
         return
     if "_dc_has_state_hooks" not in optimizer.__dict__ and any(map(entry_of, _params_of(optimizer))):
@@ -241,14 +247,14 @@ def _add_state_hooks(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _params_by_number(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) -> Dict[Any, Any]:
-    """The parameters that a state_dict() is of, by its numbers."""
+    """The parameters of a state_dict(), by their numbers in it."""
     return {number: param for group, shown in zip(optimizer.param_groups, packed["param_groups"])
             for number, param in zip(shown["params"], group["params"])}
 
 
 def _map_state(optimizer: torch.optim.Optimizer, packed: Dict[str, Any],
                convert: Callable[[ShardedParam, str, Tensor], Tensor]) -> Dict[str, Any]:
-    """A state_dict() with other tensors for parameters of which each rank has a part."""
+    """A state_dict() with converted tensors for parameters of which each rank has a part."""
     params = _params_by_number(optimizer, packed)
 
     def value_of(number: Any, key: str, value: Any) -> Any:
@@ -263,7 +269,7 @@ def _map_state(optimizer: torch.optim.Optimizer, packed: Dict[str, Any],
 
 
 def _state_as_parts(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) -> Dict[str, Any]:
-    """A state_dict() whose shards are LocalShard: if one rank saved plain ones, all ranks would load them."""
+    """A state_dict() whose shards are LocalShards. Plain ones, saved by one rank, would be loaded by all ranks."""
     patch_if_imported()
 
     def convert(entry: ShardedParam, key: str, value: Tensor) -> Tensor:
@@ -275,8 +281,10 @@ def _state_as_parts(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) ->
 
 
 def _state_as_tensors(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) -> Dict[str, Any]:
-    """The reverse, also for whole states: each rank takes its part of a tensor, and the blocks and layers it owns."""
-    # A step of a user's own, also in a class derived from PyTorch's or libdc's, may have norms of its state.
+    """The reverse of _state_as_parts(). It also takes whole states, of which each rank takes its part of each tensor,
+    and the blocks and layers that it owns."""
+    # A user's own step, even in a class derived from PyTorch's or libdc's, may compute norms of its state, and needs
+    # parts.
     plain = type(optimizer).step.__module__.startswith(("torch.optim.", "libdc."))
 
     def convert(entry: ShardedParam, key: str, value: Tensor) -> Tensor:
@@ -288,7 +296,7 @@ def _state_as_tensors(optimizer: torch.optim.Optimizer, packed: Dict[str, Any]) 
 
     params = _params_by_number(optimizer, packed)
     for entry in filter(None, map(entry_of, params.values())):
-        entry.group.loaded = True  # every rank must load its part
+        entry.group.loaded = True  # so every rank must load its part
 
     def is_others(number: Any, key: str) -> bool:
         entry = entry_of(params.get(number))
@@ -318,25 +326,25 @@ def _make_swap_tensor(inner: _Function) -> _Function:
 
 
 def _make_broadcast_coalesced(inner: _Function) -> _Function:
-    """Which _sync_module_states() calls. Public collectives ask the class of a tensor."""
+    """Wraps the function that _sync_module_states() calls. Public collectives ask the tensor's class instead."""
 
     @functools.wraps(inner)
     def broadcast_coalesced(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if any(part_of(tensor) is not None for tensor in tensors):
-            return dispatch(inner, (group, tensors, *args), kwargs)  # an error
+            return dispatch(inner, (group, tensors, *args), kwargs)  # raises
         return inner(group, tensors, *args, **kwargs)
 
     return broadcast_coalesced
 
 
 def patch_torch_functions() -> None:
-    """On models and optimizers without sharded parameters nothing changes."""
+    """Patches PyTorch's functions. For models and optimizers without sharded parameters nothing changes."""
     _patch(clip_grad, "clip_grad_norm_", _make_clip_grad_norm)
     _patch(clip_grad, "_get_total_norm", _make_get_total_norm)
     for name in ("eye_", "dirac_", "orthogonal_", "sparse_", "_no_grad_trunc_normal_"):
         _patch(nn.init, name, _make_full_init)
-    for kind in _ELEMENTWISE:  # below what calls the hooks of steps: these are the user's, and see parts
-        if "step" in kind.__dict__:  # AdamW may have Adam's
+    for kind in _ELEMENTWISE:  # below the code that calls step hooks, since users' hooks see parts
+        if "step" in kind.__dict__:  # AdamW may inherit Adam's
             _patch(kind, "step", _make_step)
     _patch(_named_member_accessor, "swap_tensor", _make_swap_tensor)
     _patch(torch.autograd, "_engine_run_backward", make_run_backward)

@@ -1,5 +1,6 @@
-"""A caching allocator for large host memory. A layer's step makes large tensors and drops them. The C library returns
-such memory to the system, which clears each page when it is touched again: up to a seventh of the layer's time."""
+"""A caching allocator for large host memory. Each step of a layer allocates large tensors and drops them. The C library
+returns such memory to the system, which clears each page at its next use. That takes up to a seventh of the layer's
+time."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from torch import Tensor
 MIN_BYTES = 1 << 20  # bytes; smaller memory stays with the C library anyway
 
 _HUGE_PAGE = 2 << 20
-_cache_limit = 1 << 30  # bytes that wait to be used again
+_cache_limit = 1 << 30  # bytes that may be kept for reuse
 _free: List[mmap.mmap] = []  # the newest last
 
 
 def _reuse_or_map(nbytes: int) -> mmap.mmap:
-    """Any thread may drop a tensor at any time, also during this call: so a copy of the list is searched. Removal is
-    one step, and decides which thread has a block."""
+    """Takes a free block of this length, or maps a new one. It searches a copy of the list, since any thread may drop a
+    tensor at any time, even during this call. Removal is atomic, and decides which thread gets a block."""
     for block in reversed(tuple(_free)):
         if len(block) == nbytes:
             try:
@@ -35,7 +36,7 @@ def _reuse_or_map(nbytes: int) -> mmap.mmap:
 
 
 def _shrink() -> None:
-    """Gives the oldest back, until no more than the limit waits."""
+    """Frees the oldest blocks until the limit is kept."""
     excess = sum(map(len, tuple(_free))) - _cache_limit
     while excess > 0:
         try:
@@ -50,9 +51,9 @@ def _recycle(block: mmap.mmap) -> None:
 
 
 def set_cache_limit(nbytes: int) -> int:
-    """Sets how much host memory of dropped tensors may wait for the next step of a TransformerLayer. More than that
-    goes back to the system, now and later; 0 keeps nothing. The limit is the process's, 1 GiB to begin with. Memory
-    that tensors hold does not count. Returns the old limit."""
+    """Sets how many bytes of host memory of dropped tensors are kept for the next step of a TransformerLayer. More than
+    that is returned to the system, now and later; 0 keeps nothing. The limit is for the process, and initially 1 GiB.
+    Memory of live tensors does not count. Returns the old limit."""
     global _cache_limit
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
         raise ValueError(f"nbytes = {nbytes!r}, must be a number of bytes, 0 or more")
@@ -62,7 +63,8 @@ def set_cache_limit(nbytes: int) -> int:
 
 
 def empty(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """torch.empty(shape, dtype=dtype, device=device); large host memory comes from tensors that were dropped before."""
+    """torch.empty(shape, dtype=dtype, device=device), but large host memory is reused from tensors that were dropped
+    before."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < MIN_BYTES or device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)

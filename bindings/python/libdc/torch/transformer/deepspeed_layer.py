@@ -16,8 +16,8 @@ from .layer import TransformerLayer
 
 
 class DeepSpeedTransformerConfig:
-    """The configuration of DeepSpeed's transformer kernel, with its arguments. Values that the original takes in
-    silence, and that make no sense, are refused when a layer is made: ratios below 0, among others."""
+    """The configuration of DeepSpeed's transformer kernel, with the same arguments. Meaningless values that the
+    original accepts silently, such as ratios below 0, are refused when a layer is made."""
 
     def __init__(self, batch_size: int = -1, hidden_size: int = -1, intermediate_size: int = -1, heads: int = -1,
                  attn_dropout_ratio: float = 0.0, hidden_dropout_ratio: float = 0.0, num_hidden_layers: int = -1,
@@ -45,26 +45,27 @@ class DeepSpeedTransformerConfig:
             return cls.from_dict(json.load(file))
 
     def layer_config(self, layer_id: int) -> LayerConfig:
-        """The library's: what DeepSpeed writes as -1, "not given", is its 0."""
+        """The library's configuration, where 0 means "not given", as -1 does in DeepSpeed's."""
         fields = {field.name for field in dataclasses.fields(LayerConfig)}
         values = {key: value for key, value in self.__dict__.items() if key in fields}
         for key in ("batch_size", "max_seq_length", "intermediate_size", "num_hidden_layers", "initializer_range"):
             values[key] = 0 if values[key] == -1 else values[key]
-        # Any number of samples and tokens runs, as in the original; these two are hints.
+        # As in the original, batch_size and max_seq_length are only hints: any number of samples and tokens runs.
         return LayerConfig(**{**values, "batch_size": 0, "max_seq_length": 0, "layer_id": layer_id, "training": True})
 
 
-# The original's names for the weights whose gradients it hands out.
+# The original's names for the weights in its list of gradients.
 _GRADS = {"attn_qkvw": "V_W", "attn_qkvb": "V_B", "attn_ow": "O_W", "attn_ob": "O_B", "attn_nw": "N2_W",
           "attn_nb": "N2_B", "inter_w": "int_W", "inter_b": "int_B", "output_w": "out_W", "output_b": "out_B",
           "norm_w": "norm_W", "norm_b": "norm_B"}  # fmt: skip
 
-# Of the latest forward of a layer with `grads`; outside of the layer, since handles can be neither copied nor pickled.
+# Handles of hooks, from a layer's latest forward with `grads`. They are outside of the layer, since they can be neither
+# copied nor pickled.
 _GRAD_HOOKS: MutableMapping["DeepSpeedTransformerLayer", List[Any]] = weakref.WeakKeyDictionary()
 
 
 class DeepSpeedTransformerLayer(TransformerLayer):
-    """DeepSpeed's layer: DeepSpeedTransformerLayer(config), forward(hidden_states, attention_mask). Layers count
+    """DeepSpeed's layer: DeepSpeedTransformerLayer(config), forward(hidden_states, attention_mask). Layers number
     themselves, so one configuration serves all layers of a model."""
 
     layer_id = 0
@@ -79,8 +80,8 @@ class DeepSpeedTransformerLayer(TransformerLayer):
             self._initial(initial_weights, initial_biases)
 
     def _initial(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
-        """Query, key, value, attention output, normalisation after attention, the two of the feed-forward part, the
-        other normalisation."""
+        """Copies initial values, in this order: query, key, value, attention output, the norm after attention, both
+        feed-forward layers, the other norm."""
         names = [("attn_ow", "attn_ob"), ("attn_nw", "attn_nb"), ("inter_w", "inter_b"), ("output_w", "output_b"),
                  ("norm_w", "norm_b")]  # fmt: skip
         with torch.no_grad():
@@ -109,12 +110,12 @@ class DeepSpeedTransformerLayer(TransformerLayer):
         return (output,) if self.return_tuple else output
 
     def _hand_out(self, grads: List[Any]) -> None:
-        """Until the next forward, backward appends [gradient, name] to the list for each weight; of query, key and
-        value only the last."""
+        """Makes backward append [gradient, name] to the list for each weight, until the next forward. Of query, key and
+        value it appends only value's."""
         handles = _GRAD_HOOKS.setdefault(self, [])
         for name, called in _GRADS.items():
             weight = getattr(self, name)
             rows = slice(2 * self.config.hidden_size, None) if called.startswith("V_") else slice(None)
             if weight.requires_grad:
-                handles.append(Tensor.register_hook(  # for this forward alone, which gathered weights refuse
+                handles.append(Tensor.register_hook(  # for this forward only; gathered weights refuse this
                     weight, lambda grad, rows=rows, called=called: grads.append([grad[rows], called])))

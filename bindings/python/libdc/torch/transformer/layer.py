@@ -26,14 +26,15 @@ from ..dtypes import DTYPES, FLOAT_DTYPES
 from ..sharding.untraced import untraced
 from . import caching_allocator
 
-# Operators name layers by the id of their configuration, so that modules can be copied and pickled.
+# Operators name a layer by its configuration's id, so that modules can be copied and pickled.
 _config_ids: Dict[Tuple[Any, ...], int] = {}
 _configs: List[LayerConfig] = []
 _lock = threading.RLock()
 
 
 class _Layers:
-    """A configuration's layers by device, each made when it is first needed. Modules and autograd graphs own it."""
+    """A configuration's layers by device, each made when it is first needed. Modules and autograd graphs own this
+    object."""
 
     def __init__(self) -> None:
         self.by_device: Dict[torch.device, Layer] = {}
@@ -87,7 +88,7 @@ def _without_dropout(config: LayerConfig) -> LayerConfig:
 
 
 def _layer_for(where: torch.device, number: int) -> Layer:
-    """The layer for tensors of a device."""
+    """The layer for tensors on a device."""
     layers = _layers_of(number)
     with _lock:
         if where not in layers.by_device:
@@ -115,7 +116,7 @@ def _new_reserve(x: Tensor, config: LayerConfig) -> Tensor:
     parts = _reserve_parts(config, x.numel() // x.shape[-1], x.element_size())
     reserve, end = caching_allocator.empty(torch.Size([sum(map(_rounded, parts))]), torch.uint8, x.device), 0
     for part in parts:
-        if part % 64:  # bytes between the parts have no meaning, but a result has the same bytes each time
+        if part % 64:  # bytes between the parts are unused, but should be reproducible
             reserve[end + part : end + _rounded(part)] = 0
         end += _rounded(part)
     return reserve
@@ -134,8 +135,8 @@ def _offsets(cu_seqlens: Optional[Tensor]) -> Optional[List[int]]:
 
 
 def _lib_tensor(tensor: Tensor, where: torch.device, name: str) -> LibTensor:
-    """A tensor as the library reads and writes it. Forty of them go to a step, and DLPack's capsules would take longer
-    than a small layer's work."""
+    """A tensor as the library reads and writes it. It is made without DLPack: a step has forty tensors, whose capsules
+    would take longer than a small layer's work."""
     if tensor.device != where:
         raise TypeError(f"{name} is on {tensor.device}, but hidden_states are on {where}: all must be on one device")
     tensor = tensor.contiguous()
@@ -149,8 +150,9 @@ def _lib_tensors(tensors: Sequence[Optional[Tensor]], where: torch.device,
 
 
 def _run_options(run: Layer, call: str, x: Tensor, offsets: Optional[List[int]]) -> Dict[str, Any]:
-    """On a card a call's work is on PyTorch's current stream, and its workspace PyTorch's, which goes back to its
-    allocator in that stream's order. On the CPU the calling thread works, and keeps one."""
+    """A call's stream and workspace. On a card it runs on PyTorch's current stream, with a workspace from PyTorch's
+    allocator, which gets it back in that stream's order. On the CPU the calling thread runs it, and keeps its own
+    workspace."""
     if x.is_cpu:
         return {}
     batch, seq = (0, 0) if offsets is not None else x.shape[:2]
@@ -159,7 +161,8 @@ def _run_options(run: Layer, call: str, x: Tensor, offsets: Optional[List[int]])
             "workspace": _lib_tensor(x.new_empty(nbytes, dtype=torch.uint8), x.device, "workspace")}
 
 
-# The weights one by one: PyTorch takes a tenth of a millisecond for an operator with a list of tensors and gradients.
+# The weights are separate arguments, since a differentiable operator with a list of tensors costs PyTorch a tenth of a
+# millisecond.
 @torch.library.custom_op("dc_layer::forward", mutates_args=(), schema=(
     "(Tensor x, Tensor? mask, Tensor? cu_seqlens, Tensor offset, int layer, bool keep, " +
     ", ".join(f"Tensor {name}" for name in WEIGHTS) + ") -> (Tensor, Tensor)"))  # fmt: skip
@@ -240,7 +243,8 @@ _forward.register_autograd(_backward_formula, setup_context=_setup_context)
 
 @untraced
 def _refuse_tangents(tensors: Sequence[Optional[Tensor]]) -> None:
-    """PyTorch calls an operator without a forward-mode derivative as if its inputs were constants."""
+    """Refuses forward-mode inputs. PyTorch would treat them as constants in an operator without a forward-mode
+    derivative."""
     transforms = torch._C._functorch.get_interpreter_stack() or []
     if any(transform.key() is torch._C._functorch.TransformType.Jvp for transform in transforms) or \
             any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
@@ -249,7 +253,7 @@ def _refuse_tangents(tensors: Sequence[Optional[Tensor]]) -> None:
 
 
 def _autocast(tensors: List[Tensor]) -> List[Tensor]:
-    """Under torch.autocast in its type, as nn.Linear takes its input and weights."""
+    """Under torch.autocast, the tensors in its type, as for nn.Linear's input and weights."""
     kind = tensors[0].device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind) or tensors[0].dtype not in FLOAT_DTYPES:
         return tensors
@@ -258,10 +262,10 @@ def _autocast(tensors: List[Tensor]) -> List[Tensor]:
 
 
 class TransformerLayer(nn.Module):
-    """One encoder layer of BERT. config: see libdc.transformer.LayerConfig; its dtype is that of the parameters, and
-    `module.to(torch.bfloat16)` changes both. Weights have DeepSpeed's names and shapes: attn_qkvw, attn_qkvb, …
-    It computes where its input is, on the CPU or on a CUDA device, and its parameters must be there too. Under
-    torch.autocast it computes in that type."""
+    """One encoder layer of BERT. config: see libdc.transformer.LayerConfig. Its dtype is the parameters' type;
+    `module.to(torch.bfloat16)` changes the type of both parameters and computation. Weights have DeepSpeed's names and
+    shapes: attn_qkvw, attn_qkvb, … The layer runs on its input's device, the CPU or a CUDA device, and its parameters
+    must be there too. Under torch.autocast it computes in autocast's type."""
 
     def __init__(self, config: LayerConfig, device: Any = None) -> None:
         super().__init__()
@@ -272,7 +276,7 @@ class TransformerLayer(nn.Module):
         dtype = dtype or (torch.float16 if config.fp16 else torch.float32)
         self._owned_layers = _OwnedLayers()
         self._owned_layers.add(_config_id(config, dtype))
-        # Of eval(), which torch.compile could not make while it traces.
+        # The layer for eval() is made here, since torch.compile could not make it while tracing.
         self._owned_layers.add(_config_id(_without_dropout(config), dtype))
         layer = _layer_for(devices.CPU, _config_id(config, dtype))
         for name, shape in layer.weight_shapes.items():
@@ -286,12 +290,12 @@ class TransformerLayer(nn.Module):
         return [getattr(self, name) for name in WEIGHTS]
 
     def kept_bytes(self, batch: int, seq_length: int) -> int:
-        """Bytes that stay in memory between forward and backward, the input included; see dc_layer_cost."""
+        """Bytes that are kept between forward and backward, including the input; see dc_layer_cost."""
         return _layer_for(devices.CPU, _config_id(self.config, self.attn_qkvw.dtype)).cost(batch, seq_length).kept_bytes
 
     def reset_parameters(self) -> None:
-        """Initial weights: a function of the configuration's seed and layer_id. Of a sharded model's, each rank keeps
-        its part."""
+        """Sets initial weights, which depend only on the configuration's seed and layer_id. In a sharded model, each
+        rank keeps its part of them."""
         where, dtype = self.attn_qkvw.device, self.attn_qkvw.dtype
         layer = _layer_for(where, _config_id(self.config, dtype))
         whole = [torch.empty(shape, dtype=dtype, device=where) for shape in layer.weight_shapes.values()]
@@ -304,9 +308,10 @@ class TransformerLayer(nn.Module):
     def forward(self, hidden_states: Tensor, attention_mask: Optional[Tensor] = None,
                 cu_seqlens: Optional[Tensor] = None, offset: Union[int, Tensor, None] = None) -> Tensor:
         """hidden_states: [batch, sequence, hidden]; or packed [tokens, hidden], with the samples' offsets in
-        cu_seqlens, which on a card are waited for unless they are in host memory. attention_mask: added to the scores
-        of the keys, [batch, sequence] with any 1s between; it gets no gradient. offset: of the dropout, in host
-        memory; by default PyTorch's generator gives one. Forward-mode derivatives are refused."""
+        cu_seqlens. On a card the call waits for cu_seqlens unless it is in host memory. attention_mask: added to the
+        scores of the keys, [batch, sequence] with any 1s between; it gets no gradient. offset: that of the dropout's
+        random numbers, in host memory; by default PyTorch's generator draws it. Forward-mode derivatives are
+        refused."""
         x, config = hidden_states, self.config
         if forward_ad._current_level >= 0:
             _refuse_tangents([x, attention_mask, *self.weights])
@@ -323,7 +328,7 @@ class TransformerLayer(nn.Module):
         if self.training and config.training:
             drops = config.attn_dropout_ratio > 0 or config.hidden_dropout_ratio > 0
             keep = keep or drops
-        else:  # as if there were no dropout
+        else:  # runs without dropout
             drops = False
             number = _config_id(_without_dropout(config), x.dtype)
         if not torch.compiler.is_compiling():
@@ -342,7 +347,7 @@ class TransformerLayer(nn.Module):
                              "between: it is added to the scores of the keys, the same for all queries")
         if not mask.is_floating_point():
             raise TypeError(f"attention_mask is {mask.dtype}, must be floating point: 0 keeps a key, -10000 drops it")
-        if mask.dtype is torch.float64:  # finite numbers stay finite
+        if mask.dtype is torch.float64:  # keeps finite numbers finite in float32
             largest = torch.finfo(torch.float32).max
             mask = mask.where(mask.isinf(), mask.clamp(-largest, largest))
         return mask if mask.dtype in (x.dtype, torch.float32) else mask.to(torch.float32)
@@ -367,7 +372,7 @@ _HF = {
 
 def load_bert_layer(layer: TransformerLayer, state: Mapping[str, Tensor], prefix: str = "") -> TransformerLayer:
     """Copies the weights of a Hugging Face BertLayer (Post-LN, gelu="erf" for its default activation) into a layer.
-    state: the state dict; prefix: stands before the layer's names, for instance "bert.encoder.layer.0."."""
+    state: the state dict; prefix: that of the layer's names, for instance "bert.encoder.layer.0."."""
     missing = [prefix + name for names in _HF.values() for name in names if prefix + name not in state]
     if missing:
         raise KeyError(f"the state dict has no {', '.join(missing)}")
@@ -382,7 +387,7 @@ def load_bert_layer(layer: TransformerLayer, state: Mapping[str, Tensor], prefix
 
 
 def bert_layer_state(layer: TransformerLayer, prefix: str = "") -> Dict[str, Tensor]:
-    """The layer's weights under the names of a Hugging Face BertLayer: load_bert_layer() backwards."""
+    """The layer's weights under the names of a Hugging Face BertLayer: the inverse of load_bert_layer()."""
     state = {}
     for name, names in _HF.items():
         for part, value in zip(names, getattr(layer, name).detach().chunk(len(names))):
