@@ -1,3 +1,3 @@
-"""A model's training state spread over ranks, as FSDP2 divides the work: shard.py has shard(), root.py the state of a
-step, param_group.py the collectives, sharded_param.py one parameter. In eager mode, module_class.py and eager.py make
-modules read whole weights. Nothing is imported here: libdc.torch has the public names."""
+"""Shards a model's training state over ranks, with FSDP2's division of the work: shard.py has shard(), root.py the
+state of a step, param_group.py the collectives, sharded_param.py one parameter. In eager mode, module_class.py and
+eager.py make modules read whole weights. Nothing is imported here: libdc.torch has the public names."""

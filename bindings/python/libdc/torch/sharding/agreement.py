@@ -1,7 +1,7 @@
-"""Whether all ranks shard the same model in the same way.
+"""Checks that all ranks shard the same model in the same way.
 
-Parameters are registered by number. So models with the same shapes in another order would exchange their weights
-without an error. Where options differ, the first collective that notices it names a consequence and not the option."""
+Parameters are registered by number, so models with equal shapes in different orders would mix up weights without an
+error. If options differ, the first collective that fails names a consequence, and not the option."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOTHING = "nothing"
 
 
 def check(root: Root, model: nn.Module, params: Sequence[Tuple[str, nn.Parameter]], options: Mapping[str, Any]) -> None:
-    """Raises on all ranks if the ranks' options, parameters or buffers differ; collective."""
+    """Raises on all ranks if the ranks' options, parameters or buffers differ. Collective."""
     mine = json.dumps(_describe(model, params, options))
     sums = root.group.all_gather_bytes(hashlib.sha256(mine.encode()).hexdigest().encode(), all_ranks=True)
     if all(text == sums[0] for text in sums):
@@ -36,7 +36,7 @@ def _describe(model: nn.Module, params: Sequence[Tuple[str, nn.Parameter]],
     numbers: Dict[int, int] = {}
     weights = []
     for name, param in params:
-        number = numbers.setdefault(id(param), len(numbers))  # a tied one's is that of its first name
+        number = numbers.setdefault(id(param), len(numbers))  # a tied parameter has its first name's number
         weights.append(f"{number}, {_tensor(name, param)}{'' if param.requires_grad else ', frozen'}"
                        f"{', on meta' if is_meta(param) else ''}")
     return {"options": {name: str(value) for name, value in options.items()}, "parameter": weights,

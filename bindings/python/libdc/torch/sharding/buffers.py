@@ -1,4 +1,4 @@
-"""Tensors of a model's state that are no shards, such as BatchNorm's statistics: each rank has its own."""
+"""Tensors of a model's state that are not sharded, such as BatchNorm's statistics: each rank has its own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BUFFER_RULES = "rank0", "mean"
 
 
 def refuse_aliases(model: nn.Module, params: Iterable[Tuple[str, nn.Parameter]], stage: int) -> None:
-    """Raises for a buffer in the memory of a parameter that shard() gives other memory: it would keep the first
-    values."""
-    moved: Dict[int, List[Tuple[str, int, int]]] = {}  # by storages, names and bytes of parameters
+    """Raises for a buffer that shares memory with a parameter to which shard() gives other memory: the buffer would
+    keep the old values."""
+    moved: Dict[int, List[Tuple[str, int, int]]] = {}  # by storage: name and byte range of each parameter
     for name, param in params:
         if entry_of(param) is None and (stage > 0 or is_meta(param) or not param.is_contiguous()):
             storage, begin, end = _place(param)
@@ -38,7 +38,7 @@ def refuse_aliases(model: nn.Module, params: Iterable[Tuple[str, nn.Parameter]],
 
 
 def _place(tensor: Tensor) -> Tuple[int, int, int]:
-    """The storage, and the bytes of it that the tensor's elements are in; without elements none, wherever it begins."""
+    """A tensor's storage, and the range of its bytes there, which is empty for a tensor without elements."""
     tensor = plain_tensor(tensor)
     begin, size = tensor.storage_offset(), tensor.element_size()
     last = begin + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
@@ -51,12 +51,11 @@ def check_buffer_rule(call: str, rule: Any) -> None:
 
 
 def synced_buffers(root: Root, values: Mapping[str, Any], rule: str, everywhere: bool) -> Dict[str, Tensor]:
-    """Copies of a state dictionary's tensors that are no shards, with the values that stand for all ranks. Those are
-    rank 0's, or with "mean" the ranks' mean where elements are floating-point numbers. Tied ones have one copy.
-    Collective.
+    """Copies of a state dictionary's tensors that are not sharded, with common values for all ranks: rank 0's, or with
+    "mean" the ranks' mean of floating-point tensors. Tied tensors share a copy. Collective.
 
-    everywhere  False: rank 0's are wanted on rank 0 alone"""
-    copies: Dict[int, Tensor] = {}  # by ids of the tensors, which `values` holds
+    everywhere  False: only rank 0 needs rank 0's values"""
+    copies: Dict[int, Tensor] = {}  # by id of the tensor, which `values` keeps alive
     result: Dict[str, Tensor] = {}
     for name, value in values.items():
         if isinstance(value, Tensor) and entry_of(value) is None:
@@ -78,7 +77,7 @@ def synced_buffers(root: Root, values: Mapping[str, Any], rule: str, everywhere:
 
 
 def _average(root: Root, tensor: Tensor) -> None:
-    """In place, in float32 or a wider type of the tensor's own."""
+    """Averages a tensor over ranks in place, in float32 or the tensor's wider type."""
     if tensor.numel() == 0:
         return
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -1,8 +1,8 @@
-"""A part for torch.distributed.checkpoint: the boxes of the whole tensor that this rank has.
+"""Parts in torch.distributed.checkpoint: the boxes of the whole tensor that this rank has.
 
-A part is a range of the whole's elements. In n dimensions that is at most 2 n - 1 boxes: the rest of a row, full rows,
-the beginning of a row, and so on inside those two rows. So a checkpoint has whole tensors that any program reads, on
-any number of ranks."""
+A part is a range of the whole's elements. In n dimensions that is at most 2 n - 1 boxes: the end of a row, full rows,
+the beginning of a row, and recursively inside those two rows. So a checkpoint has whole tensors, which any program can
+read on any number of ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .part import Part, plain_tensor
 
 
 class Box(NamedTuple):
-    """Where it begins in each dimension, and its sizes."""
+    """A box of a tensor: its offset and size in each dimension."""
 
     offsets: Tuple[int, ...]
     sizes: Tuple[int, ...]
@@ -42,8 +42,8 @@ def boxes_of(shape: Tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
 
 
 def check_has_values(tensor: Any) -> None:
-    """Refuses, on all ranks, a weight that was on meta when shard() was called, and that nothing has been written into
-    yet. On this rank it refuses one that was written whole in an open gathered()."""
+    """Raises, on all ranks, for a weight that was on meta when shard() was called, and has no values yet. Raises, on
+    this rank, for one that was written whole in an open gathered()."""
     entry = tensor._part.entry_ref()
     if entry is None or plain_tensor(tensor).untyped_storage()._cdata != entry.data.untyped_storage()._cdata:
         return
@@ -55,7 +55,7 @@ def check_has_values(tensor: Any) -> None:
 
 
 class Checkpointable:
-    """Methods of a part, by which torch.distributed.checkpoint writes and reads it."""
+    """The methods by which torch.distributed.checkpoint writes and reads a part."""
 
     _part: Part
 
@@ -93,7 +93,7 @@ class Checkpointable:
         raise ValueError(f"{self._part} has no piece that begins at {tuple(index.offset)}")
 
     def _check_group(self, call: str) -> None:
-        """Each rank would write the same files as if it were alone."""
+        """Raises if torch.distributed is not initialised: each rank would write the same files, as if it were alone."""
         if self._part.cut.size > 1 and not torch.distributed.is_initialized():
             raise RuntimeError(f"torch.distributed.checkpoint.{call}: {self._part} needs the other ranks, but "
                                "torch.distributed is not initialized: call torch.distributed.init_process_group("

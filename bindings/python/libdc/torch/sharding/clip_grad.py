@@ -1,4 +1,4 @@
-"""Gradient clipping by the global norm, with the same bits at every stage."""
+"""Gradient clipping by the global norm, with equal bits at every stage."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _BLOCK = 1 << 16  # elements summed at a time: their float64 copy stays in the c
 
 def clip_grad_norm_(parameters: Union[nn.Module, Tensor, Iterable[Tensor]], max_norm: float,
                     norm_type: float = 2.0) -> Tensor:
-    """Scales all gradients so that their norm over all ranks is at most max_norm. Returns the norm before, in float64.
+    """Scales all gradients so that their norm over all ranks is at most max_norm. Returns the norm before scaling, in
+    float64.
 
     parameters    a model, or parameters. Beside sharded ones, others (Policy(ignored=True)) count with the mean over
                   the ranks of their sums of |x|^norm_type, or the maximum of an infinite norm: all ranks get one norm
-    max_norm      math.inf: only the norm is wanted
+    max_norm      math.inf: only computes the norm
 
-    Every rank's part of every parameter is summed by itself in float64, and the sums are added in the order of ranks.
-    That holds at stage 0 too, where a rank has all parts."""
+    Every rank's part of every parameter is summed separately in float64, and the sums are added in rank order. That is
+    so at stage 0 too, where each rank has all parts, and makes the bits equal."""
     if not float(max_norm) >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm = {max_norm!r}, must be >= 0")
     _check_norm_type(norm_type)
@@ -55,8 +56,8 @@ def entry_of_grad(grad: Tensor) -> Optional[ShardedParam]:
 
 
 def total_norm(grads: Sequence[Tuple[Optional[ShardedParam], Optional[Tensor]]], norm_type: float) -> Tensor:
-    """The norm of gradients over all ranks, in float64; each beside the entry of its parameter, or None if that is not
-    sharded. Parameters without a gradient belong in the list too, since other ranks may have one."""
+    """The norm of gradients over all ranks, in float64. grads: pairs of a parameter's entry, or None if it is not
+    sharded, and its gradient. Parameters without a gradient must be in the list too, since other ranks may have one."""
     _check_norm_type(norm_type)
     norm_type = float(norm_type)
     parts = [(entry, plain_tensor(grad)) for entry, grad in grads if entry is not None and grad is not None]
@@ -73,8 +74,8 @@ def total_norm(grads: Sequence[Tuple[Optional[ShardedParam], Optional[Tensor]]],
 
 
 def _agree_on_own(grads: Sequence[Tensor], roots: Sequence[Root], norm_type: float) -> Tensor:
-    """Of gradients that no rank averages: the mean over the ranks of their sums, or the maximum of an infinite norm.
-    Clipping by another norm on each rank would let the ranks' shards and replicas drift apart."""
+    """A common value for gradients that are not averaged: the mean over the ranks of their sums, or the maximum for an
+    infinite norm. If ranks clipped by different norms, their shards and replicas would drift apart."""
     device = roots[0].group.device if roots else grads[0].device if grads else torch.device("cpu")
     powers = torch.zeros(1 + len(grads), dtype=torch.float64, device=device)
     for k, grad in enumerate(grads):
@@ -85,7 +86,7 @@ def _agree_on_own(grads: Sequence[Tensor], roots: Sequence[Root], norm_type: flo
 
 
 def _every_rank(value: Tensor, roots: Sequence[Root]) -> Tensor:
-    """One number of each rank of the largest model."""
+    """Gathers one number from each rank of the model with the most ranks."""
     group = max((root.group for root in roots), key=lambda group: group.all_ranks.size, default=None)
     if group is None or group.all_ranks.size == 1:
         return value
@@ -96,13 +97,13 @@ def _every_rank(value: Tensor, roots: Sequence[Root]) -> Tensor:
 
 
 def scale_to_norm(grads: List[Tensor], max_norm: float, norm: Tensor) -> None:
-    """Scales gradients of that norm to at most max_norm."""
+    """Scales gradients with this norm to at most max_norm."""
     if not math.isinf(max_norm):
         multiply(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
 
 
 def multiply(grads: List[Tensor], factor: Tensor) -> None:
-    """grads = factor grads, in float32. On a card the host does not read the factor, so it does not wait."""
+    """grads = factor grads, in float32. On a card the host does not read the factor, so that it need not wait."""
     if factor.device.type == "cpu" and float(factor) != 1.0:
         torch._foreach_mul_(grads, float(factor))
     elif factor.device.type != "cpu":
@@ -144,7 +145,7 @@ def _shard_of(entry: ShardedParam, grad: Tensor, rank: int) -> Tensor:
 
 
 def _norm_power(part: Tensor, norm_type: float) -> Tensor:
-    """Sum of |x|^norm_type, or the largest |x|, in float64."""
+    """The sum of |x|^norm_type, or the largest |x|, in float64."""
     if part.is_complex() and norm_type == 2.0:
         part = torch.view_as_real(part.detach().resolve_conj()).reshape(-1)
     total = torch.zeros((), dtype=torch.float64, device=part.device)

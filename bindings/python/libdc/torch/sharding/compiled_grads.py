@@ -1,5 +1,5 @@
-"""Gradients of compiled graphs, which reduce whenever their backward runs, whether a program wants them or not. Eager
-mode's graphs have a leaf of autograd for each gradient, and so make those that are wanted alone."""
+"""Gradients of compiled graphs, which are reduced whenever the graph's backward runs, even if the program does not need
+them. Eager graphs have an autograd leaf for each gradient, so they compute only those that are needed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .sharded_param import ShardedParam
 
 
 class CompiledGrads:
-    """Of one model, in a backward."""
+    """A model's compiled gradients during a backward."""
 
     def __init__(self, group: ParamGroup) -> None:
         self._group = group
         self.inputs: Optional[Set[ShardedParam]] = None  # the parameters in backward(inputs=...)
-        self.kept: Dict[int, Optional[Tensor]] = {}  # `.grad` before a graph reduces what is not wanted
+        self.kept: Dict[int, Optional[Tensor]] = {}  # by id: `.grad` before a graph reduces an unneeded gradient
         self.dropped = False
 
     def wants(self, entry: ShardedParam) -> bool:
         return entry.requires_grad and (self.inputs is None or entry in self.inputs)
 
     def keep(self, entry: ShardedParam) -> None:
-        """A graph will reduce a gradient that is not wanted: restore() gives `.grad` its value back."""
+        """Saves `.grad` before a graph reduces a gradient that is not needed. restore() puts it back."""
         if entry.id not in self.kept:
             grad = None if entry.param.grad is None else entry.grad
             self.kept[entry.id] = None if grad is None else plain_tensor(grad).clone()
@@ -40,9 +40,9 @@ class CompiledGrads:
                 plain_tensor(self._group.entries[id].grad).copy_(grad)  # type: ignore[arg-type]
 
     def drop(self) -> None:
-        """In autograd.grad() none of them may reach `.grad`."""
+        """Drops all gradients, since in autograd.grad() none may reach `.grad`."""
         self.dropped = True
-        self._group.context.enable_profiling(True)  # in which reductions do nothing, and gathers are real
+        self._group.context.enable_profiling(True)  # then reductions do nothing, but gathers still work
 
     def stop_dropping(self) -> None:
         if self.dropped:

@@ -1,9 +1,9 @@
-"""Eager mode: a module's parameters read as whole weights while a forward or backward of the model runs.
+"""Eager mode: while a forward or backward of the model runs, a module's parameters read as whole weights.
 
-shard() gives each module that owns parameters a class of its own, in which a parameter's name is a property. Inside a
-forward the property gathers, and its value is a leaf for autograd, whose hook reduces the gradient. Outside it is the
-nn.Parameter itself. Weights that autograd would save for backward are saved by name instead, and gathered again when it
-asks for them."""
+shard() gives each module that owns parameters a new class, in which a parameter's name is a property. Inside a forward
+the property gathers the weights, and returns an autograd leaf whose hook reduces the gradient. Outside of forwards it
+returns the nn.Parameter itself. Instead of weights, autograd saves their names for backward, which gathers them
+again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _frame_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_
 
 @untraced
 def _take_grad(weights: Any) -> None:
-    """autograd has made a gradient of weights. The parameter's is complete at the end of the backward."""
+    """The hook of weights for which autograd has computed a gradient. The parameter's is complete at the end of the
+    backward."""
     root, entry, version, optimizer_steps = weights.dc_use
     grad, weights.grad = weights.grad, None
     if not entry.requires_grad:
@@ -53,7 +54,7 @@ def _take_grad(weights: Any) -> None:
 
 
 class _GradHooks(Dict[int, Any]):
-    """The hooks of all weights: a dictionary for each would cost more than the hook."""
+    """The hooks that all weights share: a dictionary for each would cost more than the hook."""
 
     def __setitem__(self, key: int, hook: Any) -> None:
         raise RuntimeError("register_post_accumulate_grad_hook: these are whole weights, gathered for a forward: "
@@ -71,14 +72,14 @@ def _refuse_hook(*_: Any) -> None:
 
 @untraced
 def track(weights: Any, entry: ShardedParam, root: Root) -> Tensor:
-    """Makes whole weights a leaf of autograd, whose gradient is reduced."""
+    """Makes whole weights an autograd leaf, whose gradient is reduced."""
     if _functorch():
         raise RuntimeError(f"{entry.names[0]}: torch.func's transforms cannot go through a sharded model's weights: "
                            "read the weight before the transform, at stages 0 to 2, or transform an unsharded copy")
     weights.requires_grad = True
     weights._post_accumulate_grad_hooks = _GRAD_HOOKS
     weights.register_hook = _refuse_hook
-    weights.dc_use = root, entry, entry.data._version, entry.optimizer_steps  # a graph keeps the root
+    weights.dc_use = root, entry, entry.data._version, entry.optimizer_steps  # so a graph keeps the root alive
     return weights  # type: ignore[no-any-return]
 
 
@@ -89,7 +90,7 @@ def _refuse_changed_weights(entry: ShardedParam) -> None:
 
 
 def _refuse_changed(tensor: Tensor, version: int) -> None:
-    """PyTorch compares versions itself where no hooks save a tensor."""
+    """Raises PyTorch's own error. PyTorch compares versions itself only for tensors that no hooks saved."""
     raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace "
                        f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected "
                        f"version {version} instead. Hint: run one process with the model before shard() and "
@@ -97,23 +98,23 @@ def _refuse_changed(tensor: Tensor, version: int) -> None:
 
 
 class _ReadWeights:
-    """Whole weights that a forward has read. A backward gathers them once, however often it asks for them: that of an
-    RNN asks at each step of a sequence, and ranks may have sequences of other lengths."""
+    """Whole weights that a forward has read. A backward gathers them once, however often it asks for them. An RNN's
+    backward asks at each step of a sequence, and ranks may have sequences of different lengths."""
 
     __slots__ = ("entry", "version", "optimizer_steps", "saved", "weights", "graph_task", "left")
 
     def __init__(self, entry: ShardedParam) -> None:
         self.entry, self.version, self.optimizer_steps = entry, entry.data._version, entry.optimizer_steps
-        self.saved = 0  # how often autograd has saved them
-        self.weights: Optional[Tensor] = None  # gathered for the backward graph_task, which asks `left` times more
+        self.saved = 0  # number of times that autograd has saved them
+        self.weights: Optional[Tensor] = None  # gathered for backward graph_task, which asks `left` more times
 
     def unshard(self, root: Root) -> Tensor:
-        """For a backward, which keeps them until it has asked for all that was saved, or ends."""
+        """The weights for a backward. They are kept until it has asked for all that was saved, or ends."""
         task, weights = _graph_task(), self.weights
         if weights is None or task != self.graph_task:
             weights = self.entry.unshard(root)
             if task == -1:
-                return weights  # a program looks at what autograd has saved
+                return weights  # a program inspects saved tensors
             self.weights, self.graph_task, self.left = weights, task, self.saved
             _queue_callback(self._release)
         self.left -= 1
@@ -126,7 +127,7 @@ class _ReadWeights:
 
 
 def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
-    """The hooks by which saved_tensors_hooks() saves gathered weights by name, and others with their version."""
+    """Hooks for saved_tensors_hooks(). They save gathered weights by name, and other tensors with their version."""
     by_storage, root_of_hooks = root.read_by_storage, weakref.ref(root)
 
     @untraced
@@ -134,7 +135,8 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
         plain = tensor.layout is torch.strided and (type(tensor) is Tensor or part_of(tensor) is None)
         read = by_storage.get(tensor.untyped_storage()._cdata) if plain else None
         if read is None:
-            # An operator's own output would keep the graph that keeps it, for ever: a cycle that is never freed.
+            # Without detach(), an operator's own output would keep the graph that keeps it: a cycle that is never
+            # freed.
             return tensor if tensor.is_leaf else tensor.detach(), tensor._version
         read.saved += 1
         entry = read.entry
@@ -171,8 +173,7 @@ def make_saved_tensor_hooks(root: Root) -> Tuple[Callable[[Tensor], Any], Callab
 
 def _reinterpreted(weights: Tensor, shape: Tuple[int, ...], stride: Tuple[int, ...], offset: int, dtype: torch.dtype,
                    conjugated: bool, negated: bool) -> Tensor:
-    """A view of weights whose elements are of another type, or that PyTorch conjugates or negates when it reads them.
-    """
+    """A view of weights with another element type, or with PyTorch's lazy conjugation or negation."""
     view = torch.empty(0, dtype=dtype, device=weights.device).set_(weights.untyped_storage(), offset, shape, stride)
     view = view.conj() if conjugated else view
     return torch._neg_view(view) if negated else view
@@ -182,9 +183,9 @@ def _reinterpreted(weights: Tensor, shape: Tuple[int, ...], stride: Tuple[int, .
 
 
 def _references_of_a_graph() -> Tuple[int, int]:
-    """PyTorch's and Python's references of a leaf that a pair in a list has, a variable and a graph, which accumulates
-    its gradient. A call with a tensor itself would hold another one, where Dynamo has replaced the interpreter's
-    function for calls."""
+    """The counts of PyTorch's and Python's references to a leaf that is held by a tuple in a list, a variable and a
+    graph that accumulates its gradient. The leaf is not passed to a function, since a call may hold another reference
+    if Dynamo has replaced the interpreter's frame evaluation."""
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [(0, torch.zeros(1, requires_grad=True))]
         graph = leaves[0][1] * torch.ones(1)
@@ -199,28 +200,28 @@ _TORCH_REFERENCES, _PYTHON_REFERENCES = _references_of_a_graph()
 
 @untraced
 def _return_weights(root: Root, lent: List[Tuple[int, Any, ShardedParam]]) -> List[Tuple[int, Any, ShardedParam]]:
-    """Frees the memory of weights that a module's forward has read, and returns those that a variable still has. A
-    graph keeps its leaves until it ends, so they lose their memory here: the backward gathers its own."""
+    """Frees the memory of weights that a module's forward has read, and returns those that a variable still refers to.
+    A graph keeps its leaves alive, so their memory is freed here: the backward gathers the weights again."""
     kept = []
     for storage, weights, entry in lent:
         references = sys.getrefcount(weights)
         if references > _PYTHON_REFERENCES:
             kept.append((storage, weights, entry))
             continue
-        root.read_by_storage.pop(storage, None)  # two have one storage after unshard()
+        root.read_by_storage.pop(storage, None)  # after unshard() two may share a storage
         if references == _PYTHON_REFERENCES and weights._use_count() == _TORCH_REFERENCES and weights.requires_grad:
             weights.data = entry.placeholder
     return kept
 
 
-# Writes into weights, which would be lost
+# Detection of writes into weights, which would be lost
 
 
 @untraced
 def _refuse_write(entry: ShardedParam, weights: Tensor) -> None:
     if (weights.requires_grad or not weights.is_inference()) and weights._version and _is_written(entry, weights):
         if entry.kept is not None:
-            entry.group.params_updated([entry])  # the next forward gathers it anew
+            entry.group.params_updated([entry])  # so that the next forward gathers it again
         raise RuntimeError(f"{entry.names[0]}: a forward has written into the weight, but a sharded model gathers it "
                            "for that forward alone, so the change would be lost: write into it in `with "
                            "libdc.torch.gathered(model):`")
@@ -228,7 +229,8 @@ def _refuse_write(entry: ShardedParam, weights: Tensor) -> None:
 
 @untraced
 def _is_written(entry: ShardedParam, weights: Tensor) -> bool:
-    """At stages 1 and 2 params_updated() raises the version, too, once, of weights that it lets go."""
+    """Whether the weights were written. At stages 1 and 2 params_updated() also raises their version, once, when it
+    drops them."""
     group, kept = entry.group, entry.kept
     raised = (0 < group.stage < 3 and not devices.captures(group.device)
               and (kept is None or kept._version != weights._version))
@@ -237,7 +239,7 @@ def _is_written(entry: ShardedParam, weights: Tensor) -> bool:
 
 @untraced
 def _version_of(weights: Tensor, entry: ShardedParam) -> Tensor:
-    """A tensor that counts the writes into weights, and at stage 3 does not keep their memory."""
+    """A tensor that shares the weights' version counter. At stage 3 it does not keep their memory."""
     if entry.placeholder is None:
         return weights
     shadow = weights.detach()
@@ -251,15 +253,15 @@ _numbers = itertools.count()
 
 
 class ModuleState:
-    """A module's own parameters, and the weights gathered for the forward that it runs now."""
+    """A module's own parameters, and the weights that are gathered for its running forward."""
 
     __slots__ = ("root", "number", "entries", "gathered")
 
     def __init__(self, root: Root) -> None:
         self.root = root
-        self.number = next(_numbers)  # the root's name for it
+        self.number = next(_numbers)  # by which the root knows the module
         self.entries: Dict[str, ShardedParam] = {}
-        self.gathered: Optional[Dict[str, Tensor]] = None  # None: not in its forward
+        self.gathered: Optional[Dict[str, Tensor]] = None  # None: its forward does not run
 
     @untraced_itself
     def call(self, forward: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -272,7 +274,7 @@ class ModuleState:
         outer, self.gathered = self.gathered, {}
         lent, root.lent = root.lent, []
         try:
-            # Another pair of hooks on top, for instance checkpointing's, takes precedence: this one would hide it.
+            # If other hooks are active, such as checkpointing's, these are not added, since they would hide them.
             hooks = root.saved_tensor_hooks
             if hooks is not None and _saved_tensors_hooks(True) is None and _is_grad_enabled():
                 with saved_tensors_hooks(*hooks):
@@ -292,7 +294,7 @@ class ModuleState:
                 lent += _return_weights(root, root.lent)
             root.lent = lent
             root.depth -= 1
-            # Autocast keeps a cast of each leaf that it sees until it ends, and each forward has leaves of its own.
+            # Autocast caches a cast of each leaf until it ends, and each forward has new leaves.
             if (outermost or not _is_grad_enabled()) and _is_autocast_enabled(root.group.device.type):
                 torch.clear_autocast_cache()
             if outermost:
@@ -300,7 +302,8 @@ class ModuleState:
 
     @untraced
     def _refuse_writes(self, outermost: bool) -> None:
-        """At the end of its forward: into its own weights, and those that it has read of other modules."""
+        """Raises, at the end of its forward, if its own weights, or those that it read of other modules, were
+        written."""
         root = self.root
         for name, weights in (self.gathered or {}).items():
             _refuse_write(self.entries[name], weights)
@@ -314,19 +317,19 @@ class ModuleState:
         """The value of the module's attribute `name`, whose parameter is `param`."""
         entry = self.entries.get(name)
         if entry is None or entry.param_ref() is not param:
-            return param  # replaced: by functional_call, or for good
+            return param  # replaced by functional_call, or permanently
         root = self.root
         grads = _is_grad_enabled()
         tracked = grads and entry.requires_grad
         if root.depth == 0:
             if _graph_task() != -1:
-                root.pre_backward()  # a checkpointed function runs again
+                root.pre_backward()  # a checkpointed function is recomputed
             elif root.block is not None:
                 return root.block.read(entry, tracked, track)
             elif _frame_callback() is None:
                 return param
         if entry.requires_grad and not grads and (root.depth > 0 or _graph_task() != -1):
-            tracked = not (torch.is_inference_mode_enabled() or _functorch())  # it may be used outside of no_grad()
+            tracked = not (torch.is_inference_mode_enabled() or _functorch())  # it may be used after no_grad() ends
         gathered = self.gathered
         if gathered is not None:
             weights = gathered.get(name)

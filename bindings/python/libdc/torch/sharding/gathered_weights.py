@@ -1,11 +1,11 @@
 """`with gathered(model):` whole weights outside of forward, to read and to write.
 
-Changes are kept: at the end of the block, and before a forward inside it, each rank copies its part into its shard.
-Either all ranks that have written into a weight wrote the same, or the parts would not fit together; checksums are
-compared. Ranks that have not written get the values of one that has.
+Changes are kept: at the end of the block, and before a forward inside it, each rank copies its part into its shard. All
+ranks that have written a weight must have written the same values, which checksums verify. Ranks that have not written
+it get the values of one that has.
 
-The parameters themselves may be written too. At stage 0 they are the whole weights. At stages 1 to 3 they are parts, so
-all ranks must write them, and none may write the same weight whole."""
+The parameters themselves may be written too. At stage 0 they are the whole weights. At stages 1 to 3 they are parts:
+all ranks must write them, and none may also write the same weight as a whole."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from .root import Root
 from .sharded_param import ShardedParam
 from .untraced import untraced
 
-_CHECKSUM_BLOCK = 1 << 16  # elements in a step of a checksum
+_CHECKSUM_BLOCK = 1 << 16  # elements in one step of a checksum
 _PRIME = 1000003
 
 
 class _FullWeights:
-    """One parameter's whole weights, and the tensors over their memory that attributes are: tracked by autograd or not.
-    """
+    """One parameter's whole weights, and views of their memory that attributes return, with or without autograd."""
 
     def __init__(self, entry: ShardedParam, write: bool) -> None:
         self.entry = entry
@@ -40,11 +39,11 @@ class _FullWeights:
         self.last_versions = 0
 
     def versions(self) -> int:
-        """Rises with each write that autograd knows of."""
+        """The sum of the views' versions, which rises with each write that autograd sees."""
         return sum(tensor._version for tensor in self.views.values() if not tensor.is_inference())
 
     def sync_and_checksum(self) -> int:
-        """The checksum, after `weight.data = ...` has been taken in."""
+        """The checksum, after values of `weight.data = ...` have been copied in."""
         for tensor in self.views.values():
             if tensor.data_ptr() != self.weights.data_ptr():
                 self.weights.copy_(tensor.detach())
@@ -52,21 +51,21 @@ class _FullWeights:
         return checksum(self.weights)
 
     def new_checksum(self) -> Optional[int]:
-        """If it was written since the last agreement, maybe with the same values."""
+        """The checksum, if the weights were written since the last agreement (even with the same values); else None."""
         now = self.sync_and_checksum()
         return now if now != self.last_checksum or self.versions() != self.last_versions else None
 
 
 class _Writes(NamedTuple):
-    """A rank's writes into weights since the last agreement, by parameters' numbers."""
+    """A rank's writes into weights since the last agreement, by parameter number."""
 
-    wholes: Dict[Any, int]  # the checksums of those that it has written; JSON makes the numbers strings
-    parts: List[int]  # at stages 1 to 3, parameters that it has written themselves
-    both: List[int]  # written as a whole that no longer goes with the part
+    wholes: Dict[Any, int]  # checksums of wholes that it has written; JSON makes the keys strings
+    parts: List[int]  # at stages 1 to 3: parameters that it has written directly
+    both: List[int]  # written both as a whole and as a part
 
 
 class GatheredWeights:
-    """The whole weights that one gathered() block has handed out."""
+    """The whole weights of one gathered() block."""
 
     def __init__(self, root: Root, write: bool) -> None:
         self.root, self.write = root, write
@@ -75,7 +74,7 @@ class GatheredWeights:
 
     @untraced
     def read(self, entry: ShardedParam, tracked: bool, track: Callable[..., Tensor]) -> Tensor:
-        """The whole weights. track() makes them a leaf, whose gradient is reduced."""
+        """The whole weights of a parameter. track() makes them a leaf, whose gradient is reduced."""
         whole = self.wholes.get(entry.id)
         if whole is not None and self._is_outdated(whole):
             self.write_back()
@@ -84,7 +83,7 @@ class GatheredWeights:
             whole = self.wholes[entry.id] = _FullWeights(entry, self.write)
         weights = whole.views.get(tracked)
         if weights is None:
-            weights = whole.weights.new_empty(0).set_(whole.weights)  # no view of anything, for autograd
+            weights = whole.weights.new_empty(0).set_(whole.weights)  # for autograd this is no view
             weights = whole.views[tracked] = track(weights, entry, self.root) if tracked else weights
             whole.last_versions += 0 if weights.is_inference() else weights._version
         return weights
@@ -99,7 +98,7 @@ class GatheredWeights:
     def write_back(self) -> None:
         """Writes each rank's part of the changed weights. Collective."""
         if self.write:
-            self.root.group.loaded = False  # a load is a write, and the writes are compared
+            self.root.group.loaded = False  # a load is a write, and writes are compared below
             self._write_back()
         else:
             self._refuse_writes()
@@ -108,7 +107,7 @@ class GatheredWeights:
         self.versions = self._versions()
 
     def refuse_unsaved(self, entry: ShardedParam) -> None:
-        """Raises where a weight was written whole on this rank, and parts have old values yet."""
+        """Raises if a weight was written whole on this rank, while its parts still have old values."""
         whole = self.wholes.get(entry.id)
         if self.write and whole is not None and whole.new_checksum() is not None:
             raise RuntimeError(f"{entry.names[0]} was written in an open gathered(), at whose end its part gets such "
@@ -118,7 +117,7 @@ class GatheredWeights:
         entries = []
         for id, (writer, sum_) in self._agree_on_writers().items():
             whole = self.wholes.get(id)
-            if whole is None:  # at stage 0, where reading is each rank's own
+            if whole is None:  # at stage 0, where a rank may read alone
                 whole = self.wholes[id] = _FullWeights(self.root.group.entries[id], self.write)
             if whole.last_checksum != sum_ or writer is not None:
                 if writer is not None:
@@ -132,7 +131,7 @@ class GatheredWeights:
             self.root.group.params_updated(entries)
 
     def _agree_on_writers(self) -> Dict[int, Tuple[Optional[int], int]]:
-        """For each weight that a rank has written, the checksum, and a rank that has the values if not all do."""
+        """For each weight that a rank has written: a rank that has the values, or None if all do, and the checksum."""
         mine = json.dumps(self._own_writes()).encode()
         every = [_Writes(*json.loads(text)) for text in self.root.group.all_gather_bytes(mine, all_ranks=True)]
         self._refuse_mixed_writes(every)
@@ -166,7 +165,7 @@ class GatheredWeights:
         missing = [(id, rank) for id in sorted(set().union(*(writes.parts for writes in every)))
                    for rank, writes in enumerate(every) if id not in writes.parts]
         if both or missing:
-            self.root.group.params_updated()  # on all ranks, or one alone would gather anew
+            self.root.group.params_updated()  # on all ranks, so that all gather again
         if both:
             raise RuntimeError(f"gathered: {self._name(both[0])} was written both as a whole, by its module's "
                                "attribute, and as the parameter, which is each rank's part, so one of the two would be "
@@ -190,7 +189,8 @@ class GatheredWeights:
 
 
 def _version_of(entry: ShardedParam) -> Tuple[int, int]:
-    """Changes when the parameter's memory is written; fused optimizers leave no trace in the tensor's version."""
+    """A value that changes when the parameter's memory is written. It counts steps, since fused optimizers do not raise
+    the tensor's version."""
     return entry.data._version, entry.optimizer_steps
 
 

@@ -1,5 +1,5 @@
-"""Backwards for inputs alone: torch.autograd.grad(), and backward(inputs=...) without a parameter. They add to no
-parameter's `.grad`, so shard(..., unused="zero") must fill in no zeros, and average nothing."""
+"""Backwards for inputs only: torch.autograd.grad(), and backward(inputs=...) without a parameter. They add to no
+parameter's `.grad`, so shard(..., unused="zero") must not fill in zeros or average anything."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, Callable, Iterable, Iterator, List, Set
 import torch
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
-tasks: Set[int] = set()  # those under way, by autograd's numbers
-groups: "weakref.WeakSet[Any]" = weakref.WeakSet()  # that ask; without one, nothing is noted
+tasks: Set[int] = set()  # those that run, by autograd's numbers
+groups: "weakref.WeakSet[Any]" = weakref.WeakSet()  # that need this; without any, nothing is recorded
 
 
 @contextlib.contextmanager
 def note(nodes: Iterable[Any]) -> Iterator[None]:
-    """Around such a backward. The first of its outputs' nodes tells its number, before anything of a model runs."""
+    """Records such a backward while the block runs it. The first of its outputs' nodes gives its number, before any
+    node of a model runs."""
     begun: List[int] = []
 
     def begin(_: Any) -> None:

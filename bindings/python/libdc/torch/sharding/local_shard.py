@@ -1,9 +1,9 @@
-"""PyTorch's functions on parts: each is right for the whole, or an error that says what to do.
+"""PyTorch's functions on parts: each gives the whole tensor's result, or an error that names an alternative.
 
-Calls with parts among their arguments, ShardedParameter or LocalShard, go through dispatch(). Functions that work
-element by element do so on the part, and their result is a part again. Questions for shapes are answered for the whole.
-Views of contiguous pieces are parts of pieces. Random numbers fill a whole tensor first. Sums, norms and the like are
-collective (reductions.py). All other functions would need the whole, and are errors."""
+Calls with parts among their arguments, ShardedParameter or LocalShard, go through dispatch(). Elementwise functions
+work on the part, and their result is a part again. Shapes are the whole's. Views of contiguous pieces are parts of
+those pieces. Random numbers fill a whole tensor first. Sums, norms and similar functions are collective
+(reductions.py). All other functions would need the whole, and are errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAVE = ("save with libdc.torch.save_checkpoint() or torch.distributed.checkpoin
 
 
 class LocalShard(Checkpointable, torch.Tensor):
-    """A rank's part of a parameter, or of something like it: a gradient, an optimizer's state, an average."""
+    """A rank's part of a parameter, or of a tensor with its elements: a gradient, an optimizer's state, an average."""
 
     _part: Any = None
 
@@ -39,7 +39,7 @@ class LocalShard(Checkpointable, torch.Tensor):
         return dispatch(func, args, kwargs or {})
 
     def full_tensor(self) -> Tensor:
-        """The whole. Every rank must call it."""
+        """The whole tensor. Every rank must call it."""
         whole = self._part.gather(self)
         assert whole is not None
         return whole
@@ -62,10 +62,10 @@ class LocalShard(Checkpointable, torch.Tensor):
 
 
 class OwnedState(torch.Tensor):
-    """A piece of an optimizer's state that this rank has for all, such as a block's."""
+    """A piece of an optimizer's state that only this rank has, such as a block's."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
-    _near: Any = None  # part of the parameter
+    _near: Any = None  # the part of its parameter
 
     @classmethod
     def of(cls, part: Part, tensor: Tensor) -> OwnedState:
@@ -88,7 +88,7 @@ def refuse_saving(part: Part) -> NoReturn:
 
 
 def dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    """Calls a function of PyTorch with parts among its arguments."""
+    """Calls a PyTorch function that has parts among its arguments."""
     handler = _handlers.get(func)
     if handler is None:
         handler = _handlers[func] = _find_handler(func)
@@ -96,7 +96,7 @@ def dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         return handler(func, args, kwargs)
 
 
-# Functions that look at nothing, or at what parts and wholes have in common
+# Functions that do not depend on elements, or only on properties that parts and wholes share
 
 
 def _on_local(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
@@ -104,7 +104,7 @@ def _on_local(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
 
 
 def _on_shape(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-    """Answers for the whole."""
+    """Calls the function on a meta tensor of the whole's shape."""
     args, kwargs = _as_meta(args), {name: _as_meta(value) for name, value in kwargs.items()}
     return func(*args, **kwargs)
 
@@ -121,7 +121,8 @@ def _shape(func: Any, args: Any, kwargs: Dict[str, Any]) -> torch.Size:
 
 
 def _get_grad(func: Any, args: Any, kwargs: Dict[str, Any]) -> Optional[Tensor]:
-    """Autograd's own gradient, of a use outside of the model's forward, is a plain tensor."""
+    """`.grad` as a part. Autograd's own gradient, for uses outside of the model's forward, is a plain tensor at
+    first."""
     grad = func(*args)
     if grad is not None and part_of(grad) is None:
         grad = LocalShard.of(args[0]._part, grad)
@@ -143,13 +144,12 @@ def _delete_grad(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
 
 
 def _values_for(tensor: Any, values: Tensor, call: str) -> Tensor:
-    """A part for the place of another's gradient or data. It may be given as a part, whole, or as this rank's
-    elements."""
+    """A part to replace a tensor's gradient or data. values may be a part, the whole, or this rank's elements."""
     part, other = tensor._part, part_of(values)
     if other is not None and part.fits(other):
         if values.numel() == tensor.numel():
             return values
-        elements = plain_tensor(values)  # a result of operands without padding
+        elements = plain_tensor(values)  # the result of operands without padding
     elif other is None and values.shape == part.shape:
         elements = part.of(values)
     elif other is None and values.shape in (tensor.shape, (part.count,)):
@@ -184,7 +184,7 @@ def _autograd_grad(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     return tuple(map(wrap, grads, inputs))
 
 
-# Functions that work element by element
+# Elementwise functions
 
 
 def _elementwise(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
@@ -196,7 +196,7 @@ def _elementwise(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
 
 
 def _single(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> Any:
-    """Tuples are indices, as those of where(condition), or more than one tensor."""
+    """Refuses tuples, which are indices, as of where(condition), or several tensors."""
     return refuse_call(func, args, kwargs) if isinstance(result, tuple) else result
 
 
@@ -218,7 +218,7 @@ def _with_operands(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
 
 
 def _to(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-    """to() and type_as(). Another tensor tells its type and device alone, whatever shape it has."""
+    """to() and type_as(). Of another tensor only the type and device count, whatever its shape."""
     _refuse_channels_last(func, args, kwargs)
     source, part = args[0], part_of(args[0])
     result = func(*args, **kwargs)
@@ -232,7 +232,7 @@ def _wrap(result: Any, source: Tensor, part: Part, shape: Optional[torch.Size]) 
 
 
 def _foreach(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-    """Functions of lists: one after the other, each with the operands of its place."""
+    """Functions of lists: called for one tensor after the other, each with the operands at its index."""
     lists = [value for value in args if isinstance(value, (list, tuple)) and any(isinstance(t, Tensor) for t in value)]
     lengths = [len(each) for each in lists]
     if len(set(lengths)) > 1:
@@ -257,7 +257,7 @@ def _foreach(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
 
 
 def _view(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-    """A contiguous piece of the whole is a part again."""
+    """Views. A contiguous piece of the whole is a part again."""
     source = args[0]
     if part_of(source) is None:
         return (_on_shape if func.__name__.endswith("_as") else refuse_call)(func, args, kwargs)
@@ -288,7 +288,7 @@ def _set_item(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
 
 
 def _draw(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
-    """In place."""
+    """Fills a part with random numbers, in place."""
     kwargs = dict(kwargs)
     tensor, args = (kwargs.pop("tensor"), ()) if "tensor" in kwargs else (args[0], args[1:])
     if part_of(tensor) is None:
@@ -303,7 +303,7 @@ def _draw_like(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tensor:
     return LocalShard.of(args[0]._part, like)
 
 
-# Which function is which
+# The functions of each kind
 
 _DRAWS = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_",
           "kaiming_uniform_"}
@@ -316,11 +316,11 @@ _LOCAL = {"__format__", "__hash__", "_has_compatible_shallow_copy_type", "_is_vi
           "is_floating_point", "is_inference", "is_neg",
           "is_pinned", "is_signed", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "requires_grad_",
           "retain_grad", "storage_offset"}
-# Besides those that PyTorch calls pointwise.
+# Elementwise functions besides those that PyTorch tags as pointwise.
 _ELEMENTWISE = {"alias", "bfloat16", "bool", "contiguous", "copy", "cpu", "cuda", "detach", "double", "empty_like",
                 "fill", "float", "floor_divide", "full_like", "half", "int", "isclose", "long", "ones_like",
                 "type", "zero", "zeros_like",
-                # Other names of theirs, which are not tagged.
+                # Aliases, which PyTorch does not tag.
                 "absolute", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "byte", "char",
                 "conj", "divide", "fix", "greater", "greater_equal", "less", "less_equal", "multiply", "negative",
                 "not_equal", "resolve_conj", "resolve_neg", "short", "subtract"}

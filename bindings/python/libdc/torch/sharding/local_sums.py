@@ -1,4 +1,4 @@
-"""Gradients that no_sync() has summed on this rank, whole, until a backward averages them."""
+"""Whole gradients that no_sync() has summed on this rank, until a backward averages them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class LocalSums:
-    """Those of a model. Each parameter's is its entry's `unreduced`."""
+    """A model's local sums. A parameter's sum is its entry's `unreduced`."""
 
     def __init__(self) -> None:
-        self.entries: Dict[ShardedParam, None] = {}  # with a sum, which a backward under way may have taken
-        self._taken: Dict[ShardedParam, Tuple[Tensor, Optional[Tensor]]] = {}  # sums, and `.grad` before
+        self.entries: Dict[ShardedParam, None] = {}  # those with a sum, even if the running backward has taken it
+        self._taken: Dict[ShardedParam, Tuple[Tensor, Optional[Tensor]]] = {}  # taken sums, and `.grad` before that
 
     def add(self, entry: ShardedParam, grad: Tensor) -> None:
         if entry.unreduced is None:
@@ -29,7 +29,7 @@ class LocalSums:
             entry.unreduced.add_(grad)
 
     def take(self, entry: ShardedParam) -> Tensor:
-        """To be averaged, and not to be written: the backward may still raise."""
+        """Takes a sum, to be averaged. It must not be written, since put_back() needs it if the backward raises."""
         assert entry.unreduced is not None
         sum, entry.unreduced = entry.unreduced, None
         grad = _plain_grad(entry)
@@ -37,17 +37,17 @@ class LocalSums:
         return sum
 
     def waiting(self) -> List[ShardedParam]:
-        """Parameters whose sums no gradient has taken."""
+        """Parameters whose sums are not taken yet."""
         return [entry for entry in self.entries if entry.unreduced is not None]
 
     def end(self) -> None:
-        """The sums that the backward took are averaged, and in `.grad`."""
+        """Forgets the taken sums, which are averaged and in `.grad` now."""
         for entry in self._taken:
             del self.entries[entry]
         self._taken.clear()
 
     def put_back(self) -> None:
-        """The backward has raised. Some sums may have reached `.grad` by then."""
+        """Restores sums after the backward has raised. Some may have reached `.grad`, which is restored too."""
         for entry, (sum, before) in self._taken.items():
             entry.unreduced = sum
             grad = _plain_grad(entry)
@@ -56,7 +56,7 @@ class LocalSums:
         self._taken.clear()
 
     def drop(self, dropped: Iterable[ShardedParam]) -> None:
-        """Zeroes these gradients' sums."""
+        """Drops these parameters' sums."""
         for entry in dropped:
             entry.unreduced = None
             self._taken.pop(entry, None)

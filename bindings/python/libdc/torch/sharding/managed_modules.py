@@ -1,8 +1,8 @@
-"""The modules that a sharded model manages: which of them shard() refuses, and which may be added afterwards.
+"""The modules of a sharded model: which ones shard() refuses, and which may be added later.
 
-A parameter that is added later would be trained on each rank alone, until shard() is called again. PyTorch has hooks
-for every parameter and module that is registered anywhere. A sharded model notes new parameters, and refuses what would
-take a known one's place."""
+Until shard() is called again, each rank would train a parameter that is added later alone. PyTorch has global hooks for
+the registration of parameters and modules. By them a sharded model records new parameters, and refuses those that would
+replace known ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _hooks_registered = False
 
 
 def managed_param(module: nn.Module, name: str, param: Any) -> Optional[ShardedParam]:
-    """The entry of a parameter that shard() found under this name of this module."""
+    """The entry of a parameter, if shard() found it in this module under this name."""
     state = module.__dict__.get(MODULE_STATE)
     entry = None if state is None else state.entries.get(name)
     return entry if entry is not None and entry.param is param else None
@@ -44,7 +44,7 @@ _UNWRAP = "averages gradients itself, as sharded models do: call shard() on the 
 
 
 def _wrapper_name(module: nn.Module) -> Optional[str]:
-    """The name of the class that makes a module another way to train on several ranks."""
+    """The name of the class by which a module trains on several ranks in another way; None if there is none."""
     for kind in type(module).__mro__:
         if kind.__module__.startswith("torch.") and kind.__name__ in (
                 "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "DDP"):
@@ -53,7 +53,7 @@ def _wrapper_name(module: nn.Module) -> Optional[str]:
 
 
 def check_modules(model: nn.Module, root: Optional[Root] = None) -> None:
-    """Raises for modules that a sharded model cannot have. root: it is sharded already."""
+    """Raises for modules that a sharded model cannot have. root: that of the model if it is sharded already."""
     for prefix, module in model.named_modules():
         where = prefix or "the model"
         if root is not None and module.__dict__.get(MODULE_STATE) is not None \
@@ -78,8 +78,8 @@ def check_modules(model: nn.Module, root: Optional[Root] = None) -> None:
 
 def parameters_of(model: nn.Module, policies: Policies,
                   root: Optional[Root] = None) -> List[Tuple[str, nn.Parameter]]:
-    """Every (name, parameter) that is not ignored, tied ones under each name. Raises for what cannot be sharded.
-    root: the model is sharded already"""
+    """Every (name, parameter) that is not ignored; tied ones under each name. Raises for parameters that cannot be
+    sharded. root: that of the model if it is sharded already."""
     found: List[Tuple[str, nn.Parameter]] = []
     memory: Dict[int, Tuple[str, nn.Parameter]] = {}
     for prefix, module in model.named_modules():
@@ -140,11 +140,11 @@ def _check_parameter(name: str, param: nn.Parameter) -> None:
                          "gradient for it: change .grad after backward(), or in register_post_accumulate_grad_hook()")
 
 
-# Modules and parameters that come later
+# Modules and parameters that are added later
 
 
 def watch(model: nn.Module, root: Root) -> None:
-    """From now on the model's modules note new parameters."""
+    """Makes the model's modules record new parameters from now on."""
     global _hooks_registered
     with _lock:
         if not _hooks_registered:
@@ -174,7 +174,8 @@ def _on_parameter(module: nn.Module, name: str, param: Optional[nn.Parameter]) -
 
 
 def _make_insert(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """A list's insert(), which calls no hook. Modules behind the new one keep their parameters, under other names."""
+    """Wraps a list's insert(), which calls no hook. Modules after the new one keep their parameters, under other
+    names."""
 
     @functools.wraps(inner)
     def insert(self: nn.Module, index: int, module: nn.Module) -> Any:
@@ -191,11 +192,11 @@ def _on_module(module: nn.Module, name: str, added: Optional[nn.Module]) -> None
 
 
 def _note_module(module: nn.Module, name: str, added: nn.Module, old: Optional[nn.Module]) -> None:
-    """old: the one whose place it takes."""
+    """Records an added module's parameters, or raises. old: the module that it replaces."""
     root = _managing_root(module)
     if root is None:
         wrapper = _wrapper_name(module)
-        # replicate() gives DistributedDataParallel a list of the parameters.
+        # replicate() passes a list of the parameters to DistributedDataParallel.
         if wrapper is not None and any(entry_of(param) is not None for param in added.parameters()):
             raise ValueError(f"{wrapper}: the model is sharded by libdc.torch.shard(), which averages its gradients: "
                              "train it as it is, without a wrapper; libdc.torch.frameworks has classes for "

@@ -1,5 +1,5 @@
-"""Models on PyTorch's device meta, whose parameters have shapes and no memory. shard() gives each rank memory for its
-part alone. It has no values until something writes them, and a forward before that is an error."""
+"""Models on PyTorch's meta device, whose parameters have shapes but no memory. shard() gives each rank memory only for
+its part. It has no values until they are written, and a forward before that is an error."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ def is_meta(tensor: Tensor) -> bool:
 
 
 def target_device(params: Iterable[Tuple[str, nn.Parameter]], device: Any) -> torch.device:
-    """Where the model is to be: where its parameters are that are not on meta, else `device`, else PyTorch's default.
-    """
+    """The model's device: that of its parameters that are not on meta, else `device`, else PyTorch's default."""
     if torch.get_default_device().type == "meta":
         raise RuntimeError("shard: PyTorch's default device is meta, where nothing has values: call shard() behind the "
                            "block of `with torch.device(\"meta\")`")
@@ -45,11 +44,11 @@ class _Buffer(NamedTuple):
 
 
 class Uninitialized:
-    """The parameters and buffers of a model that nothing has been written into yet."""
+    """The parameters and buffers of a model that have no values yet."""
 
     def __init__(self, model: nn.Module, device: torch.device, whole: bool) -> None:
-        """Gives those on meta a place on the device. whole: memory for all of a parameter; else for one element of it,
-        until ParamGroup makes the shard."""
+        """Moves those on meta to the device. whole: with memory for all of a parameter; else for one element, until
+        ParamGroup makes the shard."""
         self._ids: Set[int] = set()
         self.versions: Dict[ShardedParam, int] = {}
         for param in model.parameters():
@@ -68,7 +67,8 @@ class Uninitialized:
 
     @staticmethod
     def _replace(tensor: Tensor, by: Tensor) -> None:
-        """The object stays, with its attributes, so that optimizers and lists that have it keep it."""
+        """Swaps a tensor's content. The object and its attributes stay, so that optimizers and lists still refer to
+        it."""
         by.__dict__.update(tensor.__dict__)
         torch.utils.swap_tensors(tensor, by)
 
@@ -76,23 +76,24 @@ class Uninitialized:
         return id(tensor) in self._ids
 
     def copy_to(self, copy: Uninitialized, memo: Dict[int, Any]) -> None:
-        """Tells a copied model what has no values yet. memo: deepcopy()'s, before the copy's shards are there."""
+        """Records in a copied model which tensors have no values yet, before the copy's shards exist. memo:
+        deepcopy()'s."""
         copy._ids.update(id(memo[id(entry.param)]) for entry in self.versions if self.has(entry))
         for buffer in filter(self._is_empty, self.buffers):
             module, tensor = memo.get(id(buffer.module())), memo.get(id(buffer.tensor))
-            if module is not None and tensor is not None:  # else it is no longer the model's
+            if module is not None and tensor is not None:  # else it is no longer in the model
                 copy.buffers.append(buffer._replace(module=weakref.ref(module), tensor=tensor, version=tensor._version))
 
     def watch(self, entries: Iterable[ShardedParam]) -> None:
-        """Once the shards are there."""
+        """Records the shards' versions, once they exist."""
         self.versions = {entry: entry.data._version for entry in entries if entry.param in self}
 
     def has(self, entry: Optional[ShardedParam]) -> bool:
-        """Whether nothing is lost if the parameter is overwritten."""
+        """Whether the parameter has no values yet, so that overwriting it loses nothing."""
         return entry is not None and entry in self.versions and entry.data._version == self.versions[entry]
 
     def check(self) -> None:
-        """Raises for the first one that has no values."""
+        """Raises for the first parameter or buffer without values."""
         for entry, version in self.versions.items():
             if entry.data._version == version:
                 raise RuntimeError(f"{entry.names[0]} has no values yet, since the model was on meta when shard() was "

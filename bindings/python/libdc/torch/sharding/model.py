@@ -1,4 +1,4 @@
-"""Questions and blocks of a sharded model: its root, no_sync(), gathered(), statistics and traces."""
+"""Functions on a sharded model: its root, no_sync(), gathered(), statistics and traces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .sharded_param import ShardedParam
 
 
 def root_of(call: str, model: nn.Module) -> Root:
-    """The root of a sharded model, or of the one that a module or parameter is part of."""
+    """The root of a sharded model, or of the one that contains a module or parameter."""
     if isinstance(model, nn.Parameter) and entry_of(model) is not None:
         return entry_of(model).root  # type: ignore[union-attr]
     roots = roots_of(model)
@@ -28,7 +28,7 @@ def root_of(call: str, model: nn.Module) -> Root:
 
 
 def roots_of(model: nn.Module) -> List[Root]:
-    """Those of all sharded models in a module."""
+    """The roots of all sharded models in a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, must be a torch.nn.Module")
     owners = (module.__dict__.get(MODULE_STATE) for module in model.modules())
@@ -39,16 +39,16 @@ def roots_of(model: nn.Module) -> List[Root]:
 
 
 def full_shape(param: nn.Parameter) -> torch.Size:
-    """A parameter's shape before shard(); of any other tensor its shape."""
+    """A parameter's shape before shard(); for any other tensor its shape."""
     entry = entry_of(param)
     return param.shape if entry is None else entry.shape
 
 
 @contextlib.contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
-    """Backwards inside only sum gradients on this rank, whole; the next one outside averages them with its own. Until
-    then `.grad` does not have them. Sums are in the wider of the gradients' type and `reduce_dtype`. model: all of a
-    sharded model, or a module around several."""
+    """Backwards inside only sum whole gradients on this rank; the next one outside averages them together with its own.
+    Until then they are not in `.grad`. Sums are in the wider of the gradients' type and `reduce_dtype`. model: a whole
+    sharded model, or a module that contains several."""
     roots = roots_of(model)
     for root in roots:
         if root.model() is not None and root.model() not in model.modules():
@@ -62,12 +62,12 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     finally:
         for root, before in zip(roots, outer):
             root.reduce_grads = before
-        patch_if_imported()  # get_optimizer_state_dict() looks for gradients, before it asks for a state
+        patch_if_imported()  # get_optimizer_state_dict() looks for gradients before it reads states
 
 
 @contextlib.contextmanager
 def gathered(model: nn.Module, write: bool = True) -> Iterator[None]:
-    """Inside, the modules' attributes are the whole weights outside of forward too. Collective.
+    """Inside, modules' attributes are whole weights outside of forwards too. Collective.
 
     write   True: values that one rank writes into them, or several ranks alike, are kept on all. False: none are, which
             saves checksums; a write is an error where the tensor's version tells"""
@@ -80,7 +80,7 @@ def gathered(model: nn.Module, write: bool = True) -> Iterator[None]:
 @contextlib.contextmanager
 def _gathered(root: Root, write: bool) -> Iterator[None]:
     if root.block is not None or root.depth > 0:
-        yield  # in another one's, or in a forward
+        yield  # inside another block, or a forward
         return
     root.prepare_weights()
     root.block = GatheredWeights(root, write)
@@ -92,9 +92,8 @@ def _gathered(root: Root, write: bool) -> Iterator[None]:
 
 
 def unshard(module: nn.Module) -> None:
-    """From now on the weights of a module, of a sharded model or in it, stay whole once they are gathered, until
-    reshard(). Starts to gather them, as one, and waits for nothing. Changed weights are gathered anew at their next
-    use. Collective."""
+    """Keeps the weights of a sharded model, or of a module in one, whole until reshard(). Starts to gather them as one,
+    and does not wait. Changed weights are gathered again at their next use. Collective."""
     root, entries = _entries_in("unshard", module)
     for entry in entries:
         entry.keeps = root.group.stage == 3
@@ -102,7 +101,7 @@ def unshard(module: nn.Module) -> None:
 
 
 def reshard(module: nn.Module) -> None:
-    """Ends unshard(): weights go back after their use. All ranks must call it."""
+    """Ends unshard(): weights are freed after their use again. All ranks must call it."""
     root, entries = _entries_in("reshard", module)
     for entry in entries:
         if entry.keeps:
@@ -111,8 +110,8 @@ def reshard(module: nn.Module) -> None:
 
 
 def prefetch(module: nn.Module) -> None:
-    """Starts to gather a module's weights, as one, and waits for nothing. They go back after their use, or when the
-    forward or backward ends that runs now or is next. Collective."""
+    """Starts to gather a module's weights as one, and does not wait. They are freed after their use, or at the end of
+    the current or next forward or backward. Collective."""
     root, entries = _entries_in("prefetch", module)
     ids = [entry.id for entry in entries if entry.kept is None]
     root.prefetched.update(ids if root.group.stage == 3 else ())
@@ -120,7 +119,7 @@ def prefetch(module: nn.Module) -> None:
 
 
 def _entries_in(call: str, module: nn.Module) -> Tuple[Root, List[ShardedParam]]:
-    """A module's parameters, in the order of their numbers."""
+    """The root of a module, and the module's parameters in the order of their numbers."""
     root = root_of(call, module)
     entries = {entry.id: entry for inner in module.modules() if MODULE_STATE in inner.__dict__
                for entry in inner.__dict__[MODULE_STATE].entries.values()}
@@ -135,16 +134,16 @@ def _start_gathers(root: Root, ids: List[int]) -> None:
 
 
 def grads_finite(model: nn.Module) -> bool:
-    """Whether the gradients of the last backward were finite on every rank, as they went out to be averaged. For
-    shard(..., check_finite=True). A step of several backwards asks after each of them, or has all but the last in
-    no_sync(), whose sums count. Collective."""
+    """Whether the last backward's gradients, before averaging, were finite on every rank. Needs shard(...,
+    check_finite=True). In a step of several backwards, call it after each, or put all but the last into no_sync(),
+    whose sums are checked too. Collective."""
     finite = [root.group.context.grads_finite()[0] for root in roots_of(model)]
     return all(finite)
 
 
 def stats(model: nn.Module, reset: bool = False) -> libdc.MemoryStats:
-    """Memory that the library holds and has moved for a model on this rank, in bytes, and counts since the last
-    reset."""
+    """Bytes that the library holds and has moved for a model on this rank, and counts since the last reset. reset:
+    starts new counts."""
     root = root_of("stats", model)
     result = root.group.context.get_memory_stats()
     if reset:
@@ -153,12 +152,12 @@ def stats(model: nn.Module, reset: bool = False) -> libdc.MemoryStats:
 
 
 def trace_start(model: nn.Module, capacity: int = 65536) -> None:
-    """Records the last `capacity` pieces of the library's work from now on; 0 stops and forgets."""
+    """Records the last `capacity` pieces of the library's work from now on; 0 stops recording and drops them."""
     root_of("trace_start", model).group.context.trace_start(capacity)
 
 
 def trace_read(model: nn.Module, limit: int = 65536) -> List[libdc.TraceEvent]:
-    """The pieces of work that were recorded and not read yet, oldest first. op is the operator's name, id the
-    parameter's number in order of model.parameters()."""
+    """Up to `limit` recorded pieces of work that were not read yet, oldest first. op is the operator's name, id the
+    parameter's number in the order of model.parameters()."""
     events = root_of("trace_read", model).group.context.trace_read(limit)
     return [event._replace(op=event.op.name.lower()) for event in events]

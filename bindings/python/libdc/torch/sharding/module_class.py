@@ -1,4 +1,4 @@
-"""The classes that shard() gives to modules: parameters become properties, and forwards gather them."""
+"""The classes that shard() gives to modules: parameters become properties, and forwards gather their weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _ClassKey(NamedTuple):
 
 
 _classes: Dict[_ClassKey, Type[nn.Module]] = {}
-_lock = threading.Lock()  # of the classes: ranks that are threads shard at a time
+_lock = threading.Lock()  # guards the classes, since ranks that are threads shard concurrently
 
 
 def convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Parameter, ShardedParam],
@@ -48,7 +48,7 @@ def convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Pa
 
 
 def reads_others(module: nn.Module) -> bool:
-    """Whether its forward reads parameters of modules inside it, and takes another path where those are parts."""
+    """Whether its forward reads parameters of modules inside it, and takes another path if those are parts."""
     return isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer))
 
 
@@ -76,7 +76,7 @@ def _get_class(key: _ClassKey) -> Type[nn.Module]:
             body["to_empty"] = _to_empty
         if isinstance(getattr(base, "_flat_weights", None), property) or issubclass(base, nn.RNNBase):
             body["_flat_weights"] = property(_flat_weights, lambda self, value: None)
-            body["flatten_parameters"] = lambda self: None  # would move them
+            body["flatten_parameters"] = lambda self: None  # PyTorch's would move them
         if key.is_root:
             body["state_dict"] = _make_state_dict(base)
         _classes[key] = type(base.__name__, (base,), body)
@@ -84,9 +84,9 @@ def _get_class(key: _ClassKey) -> Type[nn.Module]:
 
 
 def _make_new(base: Type[nn.Module]) -> Callable[..., nn.Module]:
-    @functools.wraps(base.__init__)  # programs ask a class for its signature, which is that of __new__ then
+    @functools.wraps(base.__init__)  # the class's signature, which programs inspect, is then __new__'s
     def new(cls: Type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
-        """type(module)(...): another module of the kind that it had before shard(), which is not sharded."""
+        """type(module)(...): makes an unsharded module of the class that the module had before shard()."""
         return base(*args, **kwargs)
 
     return new
@@ -110,7 +110,7 @@ def _make_setattr(base: Type[nn.Module], names: Tuple[str, ...]) -> Callable[...
     inner = base.__setattr__
 
     def set_attribute(self: nn.Module, name: str, value: Any) -> None:
-        """A module's own whole weight stays where it is. peft's merge_and_unload() assigns it."""
+        """Ignores assignments of a module's own whole weight, as in peft's merge_and_unload()."""
         if name in names and type(value) is Tensor and value is getattr(self, name):
             return
         inner(self, name, value)
@@ -119,8 +119,8 @@ def _make_setattr(base: Type[nn.Module], names: Tuple[str, ...]) -> Callable[...
 
 
 def _with_full_params(base: Type[nn.Module], name: str, is_root: bool, casts: Casts = Casts()) -> Callable[..., Any]:
-    """A class's method in which a module's parameters are whole. Its signature stays: programs look into forward's.
-    The class is asked at each call, since a program may give it another forward later."""
+    """A class's method in which a module's parameters are whole. It keeps the signature, since programs inspect
+    forward's. It looks the method up at each call, since a program may assign another forward later."""
 
     def own(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return getattr(base, name)(self, *args, **kwargs)
@@ -140,7 +140,7 @@ def _with_full_params(base: Type[nn.Module], name: str, is_root: bool, casts: Ca
 
 
 def _with_class_for_hooks(inner: Callable[..., Any], key: _ClassKey) -> Callable[..., Any]:
-    """A method that registers a forward hook."""
+    """Wraps a method that registers a forward hook."""
 
     @functools.wraps(inner)
     def register(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -170,9 +170,9 @@ def _make_apply(base: Type[nn.Module]) -> Callable[..., nn.Module]:
     inner = base._apply
 
     def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> nn.Module:
-        """Moves and casts: only those that change nothing are possible, since libdc holds the shards' addresses."""
+        """Moves and casts. Only those that change nothing are allowed, since libdc holds the shards' addresses."""
         fn = _in_place(fn)
-        for module in self.modules():  # before anything is changed
+        for module in self.modules():  # checks all modules before any is changed
             _refuse_moves(module, fn)
         return inner(self, fn, *args, **kwargs)
 
@@ -180,7 +180,8 @@ def _make_apply(base: Type[nn.Module]) -> Callable[..., nn.Module]:
 
 
 def _to_empty(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Module:
-    """Keeps everything: shard() has made the memory, for a model on meta too. Programs for FSDP2 call it afterwards."""
+    """Changes nothing: shard() has made the memory, even for a model on meta. Programs for FSDP2 call it after
+    sharding."""
     where = self.__dict__[MODULE_STATE].root.group.device
     if device is not None and torch.device(device).type != where.type:
         raise RuntimeError(f"to_empty: device = {device}, must be {where}, where shard() has made the parameters")
@@ -188,8 +189,8 @@ def _to_empty(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Modul
 
 
 def _in_place(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """fn, with the argument as its result where fn returns an equal copy: PyTorch copies for "cpu:0", which is the only
-    CPU there is, and for a memory format."""
+    """fn, but it returns the argument if fn's result is an equal copy. PyTorch copies for "cpu:0", although there is
+    only one CPU, and for a memory format."""
 
     def apply(tensor: Tensor) -> Tensor:
         with torch._C.DisableTorchFunctionSubclass():  # parts are flat, and have no memory format
@@ -211,7 +212,8 @@ def _make_load_from_state_dict(base: Type[nn.Module]) -> Callable[..., None]:
 
     def load(self: nn.Module, state_dict: Dict[str, Any], prefix: str, local_metadata: Dict[str, Any],
              *args: Any) -> None:
-        """With assign=True: parameters get the values, since libdc holds their memory, and buffers are replaced."""
+        """Loads a state. With assign=True, values are copied into parameters, whose memory libdc holds, and buffers are
+        replaced."""
         self.__dict__[MODULE_STATE].root.group.loaded = True
         if not local_metadata.get("assign_to_params_buffers", False):
             inner(self, state_dict, prefix, local_metadata, *args)
@@ -235,7 +237,7 @@ def _make_state_dict(base: Type[nn.Module]) -> Callable[..., Any]:
     inner = base.state_dict
 
     def state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """The rank's parts, as LocalShard."""
+        """A state_dict() with the rank's parts, as LocalShard."""
         patch_if_imported()
         return inner(self, *args, **kwargs)
 
@@ -252,11 +254,11 @@ def _unmanaged(module: nn.Module) -> Tuple[Type[nn.Module], Dict[str, Any]]:
 
 
 def _copy_model(self: nn.Module, memo: Dict[int, Any]) -> nn.Module:
-    """Another sharded model with the same values, on the same ranks; collective."""
+    """deepcopy(): another sharded model with the same values, on the same ranks. Collective."""
     from .shard import copy_of
 
     root = self.__dict__[MODULE_STATE].root
-    root.write_back()  # what an open gathered() has written
+    root.write_back()  # writes made in an open gathered()
     shapes: Dict[nn.Parameter, torch.Size] = {}
     early = next((entry for entry in root.group.entries if id(entry.param) in memo), None)
     if early is not None:
@@ -275,8 +277,9 @@ def _copy_model(self: nn.Module, memo: Dict[int, Any]) -> nn.Module:
 
 
 def _copy_module(self: nn.Module, memo: Dict[int, Any]) -> nn.Module:
-    """A module of a sharded model that is copied, as it was before shard(). Modules with parametrizations, of torch.fx
-    and of Lightning have a __deepcopy__() or __getstate__() of their own, which must not see the class of shard()."""
+    """deepcopy() of a module inside a sharded model that is being copied, with its class from before shard(). Modules
+    with parametrizations, of torch.fx and of Lightning define __deepcopy__() or __getstate__(), which must not see the
+    class of shard()."""
     if getattr(_copying, "root", None) is not self.__dict__[MODULE_STATE].root:
         _refuse_copy(self)
     sharded = type(self), self.__dict__
@@ -299,5 +302,5 @@ def _refuse_copy(self: nn.Module, *_: Any) -> NoReturn:
 
 
 def _flat_weights(self: nn.Module) -> List[Any]:
-    """The list that nn.LSTM and its like read: their own would hold the shards."""
+    """The weights that nn.LSTM and similar modules read: their own list would hold the shards."""
     return [getattr(self, name) for name in self._flat_weights_names]

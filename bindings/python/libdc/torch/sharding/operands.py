@@ -1,4 +1,4 @@
-"""The other arguments of a function on parts: as flat tensors of this rank's elements, or an error."""
+"""The other arguments of a function on parts, converted to flat tensors of this rank's elements, or an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _first_part(args: Any, kwargs: Dict[str, Any]) -> Part:
 def refuse_call(func: Any, args: Any, kwargs: Dict[str, Any]) -> NoReturn:
     part = _first_part(args, kwargs)
     name = getattr(func, "__name__", func)
-    compiled = name == "untyped_storage"  # which Dynamo asks for
+    compiled = name == "untyped_storage"  # Dynamo calls it
     raise RuntimeError(f"{name}: this is {part}, and the function needs the whole: read the weight in the model's "
                        "forward or in `with libdc.torch.gathered(model):`, or take full_tensor(), which every rank "
                        "must call; to_local() is this rank's elements as a plain tensor"
@@ -27,7 +27,7 @@ def refuse_call(func: Any, args: Any, kwargs: Dict[str, Any]) -> NoReturn:
 
 
 def is_in_place(func: Any) -> bool:
-    """Whether a function that works element by element writes into its first argument."""
+    """Whether an elementwise function writes into its first argument."""
     name: str = func.__name__
     return name.startswith("__i") if name.startswith("__") else name.endswith("_")
 
@@ -36,8 +36,8 @@ def find_operands(values: Sequence[Any], source: Tensor, func: Any,
                   written: Any) -> Tuple[List[Any], Optional[torch.Size]]:
     """A call's arguments as flat tensors of this rank's elements, and their shape.
 
-    None: they are wholes, and so is the result. That is so for parts of one element beside other tensors: a loss, say,
-    which is each rank's own. One rank alone has the element. The others would have no loss, and yet begin a backward.
+    Shape None: arguments and result are wholes. That is for parts of one element together with other tensors, such as
+    each rank's own loss. Only one rank has the element, so otherwise the others would begin a backward without a loss.
 
     source     the first part among the arguments
     written    the tensor that the function writes into, if it does"""
@@ -50,20 +50,20 @@ def find_operands(values: Sequence[Any], source: Tensor, func: Any,
         refuse_call(func, values, {})
     operands = [_operand(value, part, source.shape, func) for value in values]
     lengths = {value.numel() for value in operands if isinstance(value, Tensor) and value.dim() == 1}
-    if len(lengths) > 1:  # with padding and without
+    if len(lengths) > 1:  # some with padding, some without
         operands = [value[: part.count] if isinstance(value, Tensor) and value.dim() == 1 else value
                     for value in operands]
     return operands, torch.Size([min(lengths)])
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
-    """Whether all parts have one element, and there are tensors beside them."""
+    """Whether all parts have one element, and there are other tensors too."""
     parts = [part_of(value) for value in values if isinstance(value, Tensor)]
     return None in parts and all(part is None or part.numel == 1 for part in parts)
 
 
 def _operand(value: Any, part: Part, local: torch.Size, func: Any) -> Any:
-    """An argument, as a flat tensor of this rank's elements."""
+    """An argument as a flat tensor of this rank's elements."""
     if not isinstance(value, Tensor):
         return value
     if value.dim() == 0:
@@ -75,7 +75,7 @@ def _operand(value: Any, part: Part, local: torch.Size, func: Any) -> Any:
                                "of both, which every rank must call")
         return value
     if value.numel() == 1:
-        return reductions.spread(value, part).reshape(1).expand(local)  # a number's type would not count
+        return reductions.spread(value, part).reshape(1).expand(local)  # a 0-d type would not count
     spread = _expand(value, part.shape)
     if value.shape in (local, (part.count,)):
         if spread is not None and value.numel() != part.numel:

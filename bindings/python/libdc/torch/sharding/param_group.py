@@ -1,4 +1,5 @@
-"""The parameters of a sharded model on this rank: their shards in the library's context, and the ranks' collectives."""
+"""The parameters of a sharded model on this rank: their shards in the library's context, and collectives among the
+ranks."""
 
 from __future__ import annotations
 
@@ -31,59 +32,59 @@ class Options(NamedTuple):
     reduce_dtype: Optional[torch.dtype]
     param_dtype: Optional[torch.dtype]
     check_finite: bool
-    replicas: int = 1  # groups of ranks that have all parameters each
+    replicas: int = 1  # number of groups of ranks that each have all parameters
     unused: Optional[str] = None  # "zero": ranks may take different paths
 
 
-_graph_ids = itertools.count(1 << 48)  # far from the numbers that users give their own graphs
+_graph_ids = itertools.count(1 << 48)  # far from numbers that users give their graphs
 _lock = threading.Lock()
-_requires_grad = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]  # the property of our class is slower
+_requires_grad = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]  # our class's property is slower
 
 
 class ParamGroup:
-    """All parameters of one call of shard(), registered as one graph of one context. Which of them a training step
-    uses, and when, is the root's (root.py)."""
+    """All parameters of one call of shard(), registered as one graph of one context. The root (root.py) decides which
+    of them a training step uses, and when."""
 
     def __init__(self, comm: libdc.Comm, options: Options, device: torch.device) -> None:
         self.all_ranks = comm
         self.replica, hybrid = comm.rank * options.replicas // comm.size, options.replicas > 1
         part = comm.split(self.replica) if hybrid else comm
         assert part is not None  # all ranks have a color
-        self.comm = part  # the ranks among which parameters are split
+        self.comm = part  # the ranks over which parameters are split
         self.options = options
         self.stage = options.stage
         self.device = device  # of all parameters
         self.entries: List[ShardedParam] = []
-        self.params: List[nn.Parameter] = []  # theirs
-        self.casts = False  # some are gathered in another type than their own
-        self.stale = True  # weights changed since the last forward: stages 1 and 2 gather in this one
+        self.params: List[nn.Parameter] = []  # of the entries
+        self.casts = False  # whether some are gathered in another type
+        self.stale = True  # weights changed since the last forward: stages 1 and 2 gather again
         self.fills_unused = options.unused == "zero" and comm.size > 1
         if self.fills_unused:
             input_backwards.groups.add(self)
-        self.taken: Dict[int, Tensor] = {}  # by take(), until they are read; under ~id a transpose
+        self.taken: Dict[int, Tensor] = {}  # by take(), until they are read; ~id: a transpose
         self.loaded = False  # load_state_dict() was called on this rank since the last forward
-        self.captured = False  # steps are in a CUDA graph, whose launches leave no trace on the host
+        self.captured = False  # steps are in a CUDA graph, whose launches the host does not see
         self.uninitialized: Optional[Uninitialized] = None  # of a model that was on meta
-        self._paddings: Dict[int, Tensor] = {}  # of gradients, behind this rank's elements
-        self._comms: Dict[Tuple[torch.device, bool], libdc.Comm] = {}  # by device, where that is not the CPU
+        self._paddings: Dict[int, Tensor] = {}  # padding after this rank's elements of gradients
+        self._comms: Dict[Tuple[torch.device, bool], libdc.Comm] = {}  # by device other than the CPU
         if comm.size > 1 and comm.takes_devices:
             devices.check_thread_ranks("shard", device)
-        # Peers read each other's shards in place; on cards, those whose windows NCCL knows.
+        # Peers read each other's shards in place; on cards, by NCCL's windows.
         self.shared = part.size > 1 and (comm.shares_memory or (device.type == "cuda" and comm._external is None))
         self._context = libdc.Context(devices.open_device("shard", device))
-        with _lock:  # compiled graphs carry the number; in one process, ranks that are threads must differ in it
+        with _lock:  # compiled graphs have the number, which must differ between ranks that are threads
             self.graph_id = next(_graph_ids)
 
     @property
     def context(self) -> libdc.Context:
-        """The library's, for calls on PyTorch's current stream."""
+        """The library's context, for calls on PyTorch's current stream."""
         return eager_calls.on_current_stream(self._context)
 
     # Collectives
 
     def comm_for(self, where: torch.device, all_ranks: bool = False) -> libdc.Comm:
-        """The ranks, for collectives on tensors of a device. The first call on every rank sets NCCL up.
-        all_ranks: all ranks, and not those of this replica alone"""
+        """The communicator for collectives on tensors of a device. The first call, on every rank, sets NCCL up.
+        all_ranks: all ranks, and not only those of this replica"""
         comm = self.all_ranks if all_ranks else self.comm
         if where.type == "cpu" or comm.takes_devices:
             return comm
@@ -93,22 +94,22 @@ class ParamGroup:
         return self._comms[key]
 
     def all_gather(self, part: Tensor, whole: Tensor) -> None:
-        """whole = the ranks' parts one after the other."""
-        part, whole = part.view(torch.int8), whole.view(torch.int8)  # any type: bytes travel
+        """whole = the ranks' parts, concatenated in rank order."""
+        part, whole = part.view(torch.int8), whole.view(torch.int8)  # any type is sent as bytes
         self.comm_for(self.device).all_gather(part, whole, stream=devices.current_stream(self.device))
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
-        """Every rank gets one rank's values."""
+        """Sends one rank's values to every rank."""
         if self.all_ranks.size == 1 or tensor.numel() == 0:
             return
         with torch.no_grad():
-            flat = tensor.detach().contiguous().view(-1).view(torch.int8)  # any type: bytes travel
+            flat = tensor.detach().contiguous().view(-1).view(torch.int8)  # any type is sent as bytes
             self.comm_for(flat.device, True).broadcast(flat, source, stream=devices.current_stream(flat.device))
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
     def all_gather_bytes(self, mine: bytes, all_ranks: bool = False) -> List[bytes]:
-        """Every rank's text, in ASCII; collective. all_ranks: as in comm_for()"""
+        """Every rank's text, in ASCII. Collective. all_ranks: as in comm_for()."""
         comm = self.all_ranks if all_ranks else self.comm
         size = comm.size
         if size == 1:
@@ -124,7 +125,7 @@ class ParamGroup:
     # Registration
 
     def register_params(self, entries: Sequence[ShardedParam], empty: Uninitialized) -> None:
-        """Shards the parameters' memory and registers them with the library. Empty ones have no values to keep."""
+        """Shards the parameters' memory and registers them with the library. empty: those without values to keep."""
         elements = sum(entry.numel for entry in entries if entry.param.requires_grad)
         self.context.init(self.all_ranks,
                           {"symmetric_memory": int(self.shared), "check_finite": int(self.options.check_finite),
@@ -144,7 +145,7 @@ class ParamGroup:
         self.uninitialized = empty if empty.versions or empty.buffers else None
 
     def add_params(self, entries: Sequence[ShardedParam]) -> None:
-        """Shards and registers more parameters, whose ids go on behind the others'."""
+        """Shards and registers more parameters. Their ids follow the existing ones."""
         self.context.unregister_graph(self.graph_id)
         self.context.clear_all_gathered_params()
         self.entries += entries
@@ -196,8 +197,8 @@ class ParamGroup:
             entry.placeholder = one.expand(entry.shape)
 
     def end_backward(self) -> None:
-        """All gradients are there. The padding behind this rank's elements is zeroed, since the caller's operations,
-        such as zero times infinity, may have left a NaN in it."""
+        """Ends a backward, when all gradients are complete. Zeroes the padding after this rank's elements, in which a
+        user's operation, such as zero times infinity, may have left a NaN."""
         self.context.end_backward(self.graph_id)
         if self._paddings:
             with torch.no_grad():
@@ -208,7 +209,8 @@ class ParamGroup:
         register(self.graph_id, [entry.id for entry in self.entries])
 
     def _register_again(self, entries: Sequence[ShardedParam]) -> None:
-        """Unfrozen parameters need a gradient buffer, and with it another split of the graph."""
+        """Registers unfrozen parameters again, since they need a gradient buffer, and with it the graph another
+        split."""
         self.context.unregister_graph(self.graph_id)
         self.context.clear_all_gathered_params()
         for entry in entries:
@@ -218,16 +220,17 @@ class ParamGroup:
         self._register_graph()
         self.stale = True
 
-    # Gathers ahead of use
+    # Prefetched gathers
 
     def prefetch(self, ids: Sequence[int]) -> None:
-        """By the package: to hand two lists to an operator costs more than a small gather."""
+        """Calls the package, since passing two lists to an operator costs more than a small gather."""
         self.context.prefetch_params_fused(self.graph_id, ids, self._dtypes(ids))
 
     def take(self, ids: Sequence[int], saved: bool) -> None:
-        """Takes what a prefetch has gathered, for unshard() to hand out: a call of an operator costs more than to take
-        a small weight. On a card each is taken where it is read, while the stream that reads it is the current one. So
-        is each in inference mode, whose tensors a training forward cannot use. saved: as autograd has saved them."""
+        """Takes prefetched weights in one call, for unshard() to return, since an operator call costs more than taking
+        a small weight. Not on a card, where each must be taken while the stream that reads it is current, nor in
+        inference mode, whose tensors a training forward cannot use. saved: transposes those that autograd has saved
+        so."""
         if self.device.type == "cpu" and not torch.is_inference_mode_enabled():
             ids = list(dict.fromkeys(ids))
             dtypes = self._dtypes(ids)
@@ -237,7 +240,7 @@ class ParamGroup:
             self.taken.update(zip(ids, eager_calls.take_params(self.graph_id, ids, dtypes)))
 
     def _dtypes(self, ids: Sequence[int]) -> Optional[List[torch.dtype]]:
-        """The types in which parameters are gathered; None: each its own."""
+        """The types in which parameters are gathered; None: each in its own type."""
         if not self.casts:
             return None
         return [entry.param_dtype or entry.data.dtype for entry in map(self.entries.__getitem__, ids)]
@@ -246,16 +249,16 @@ class ParamGroup:
         if self.taken.pop(id, self.taken.pop(~id, None)) is None:
             self.context.invalidate_gathered_param(id)
 
-    # The weights change
+    # Changes of weights
 
     def params_updated(self, entries: Optional[Sequence[ShardedParam]] = None) -> None:
-        """Weights changed, on every rank: these, or all."""
+        """Says that these weights (None: all) changed, on every rank."""
         if self.stage == 0:
             return
         self.captured = self.captured or devices.captures(self.device)
         self.taken.clear()
         written = self.entries if entries is None else entries
-        if self.stage < 3 and not self.captured:  # for graphs that have saved them
+        if self.stage < 3 and not self.captured:  # so that graphs that saved them notice
             torch.autograd.graph.increment_version([entry.kept for entry in written if entry.kept is not None])
         for entry in written:
             entry.version, entry.kept = entry.data._version, None
@@ -263,15 +266,15 @@ class ParamGroup:
         self.stale = True
 
     def check_initialized(self) -> None:
-        """Raises if the model was on meta and something of it has no values yet."""
+        """Raises if the model was on meta and a part of it has no values yet."""
         if self.uninitialized is not None:
             self.uninitialized.check()
             self.uninitialized = None
 
     def compare_loads(self) -> None:
-        """Raises if load_state_dict() was called on some ranks alone, where whole weights would be a mixture of new and
-        old parts. Another rank gathers weights meanwhile, which libdc refuses as another call. At stage 0 a forward
-        waits for no other rank."""
+        """Raises if load_state_dict() was called only on some ranks, so that whole weights would mix new and old parts.
+        The other ranks gather weights at this point, and libdc refuses the mismatch of calls. Stage 0 is left out,
+        since its forwards wait for no other rank."""
         if not self.loaded or self.stage == 0:
             return
         self.loaded = False
@@ -283,8 +286,8 @@ class ParamGroup:
                               ) from None
 
     def detect_param_changes(self) -> None:
-        """Finds changes that no call announces: shards written by hand or by load_state_dict(), moved, frozen,
-        unfrozen; and launches of captured steps, which leave no trace on the host."""
+        """Finds changes that no call announces: shards that were written by hand or by load_state_dict(), moved, frozen
+        or unfrozen, and launches of captured steps, which the host does not see."""
         self.check_initialized()
         self.compare_loads()
         if self.captured and not devices.captures(self.device):
@@ -295,7 +298,7 @@ class ParamGroup:
                 if entry.data._version != entry.version:
                     edited.append(entry)
                 trained = _requires_grad(param)
-                if trained is not entry.requires_grad:  # by Tensor.requires_grad_(param)
+                if trained is not entry.requires_grad:  # changed by Tensor.requires_grad_(param)
                     param.requires_grad = trained
                 if entry.grad is None and trained:
                     unfrozen.append(entry)

@@ -1,8 +1,8 @@
 """The classes of a sharded model's parameters.
 
-shard() changes the class of each parameter, which stays the same object. At stage 0 it is whole. At stages 1 to 3 it is
-a part that knows the whole: it has the whole's shape, and PyTorch's functions are right or errors (local_shard.py). Its
-memory is a flat tensor, which autograd, optimizers' kernels and the library see."""
+shard() changes the class of each parameter, but keeps the object. At stage 0 a parameter is whole. At stages 1 to 3 it
+is a part with the whole's shape, on which PyTorch's functions give the whole's result or an error (local_shard.py). Its
+memory is a flat tensor, which autograd, optimizers' kernels and the library use."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def entry_of(param: Any) -> Optional[ShardedParam]:
     return entry if entry is not None and entry.param_ref() is param else None
 
 
-# Between a part and the whole
+# Conversion between part and whole
 
 
 def gather_full(entry: ShardedParam, local: Tensor, keep: bool = True) -> Optional[Tensor]:
-    """The whole of which each rank has a part like the parameter's; collective. keep: this rank wants it."""
+    """The whole of a tensor that is split as the parameter is. Collective. keep: whether this rank needs it."""
     if entry.part is None:
         return plain_tensor(local).clone() if keep else None
     return entry.part.gather(local, keep)
@@ -47,7 +47,7 @@ def copy_shard(entry: ShardedParam, whole: Tensor, local: Tensor) -> None:
 
 
 def _random_fill(name: str) -> Callable[..., Tensor]:
-    """Of a whole parameter: rank 0's numbers."""
+    """Makes a method fill a whole parameter with rank 0's random numbers on all ranks."""
     inner = getattr(torch.Tensor, name)
 
     def draw(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -68,7 +68,8 @@ class ManagedParameter(nn.Parameter):
         refuse_hooks(self)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Any:
-        """As PyTorch's: called at the end of each backward that gave the parameter a gradient, which `.grad` has."""
+        """As PyTorch's: hook(param) is called at the end of each backward that gave the parameter a gradient, when
+        `.grad` is complete."""
         entry = entry_of(self)
         if entry is None:
             return super().register_post_accumulate_grad_hook(hook)
@@ -117,10 +118,10 @@ class ManagedParameter(nn.Parameter):
 
 
 class ReplicatedParameter(ManagedParameter):
-    """A parameter of a model at stage 0: every rank has the whole."""
+    """A parameter of a model at stage 0, which every rank has whole."""
 
     def full_tensor(self) -> Tensor:
-        """A copy of the whole."""
+        """A copy of the whole parameter."""
         return plain_tensor(self).clone()
 
     @property
@@ -147,7 +148,7 @@ for _name in ("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal
 
 
 class ShardedParameter(ManagedParameter):
-    """A parameter of a model at stages 1 to 3: this rank's part. Writes into `data` are noticed."""
+    """A parameter of a model at stages 1 to 3: this rank's part. Writes into `data` are detected."""
 
     _part: Any = None
 
@@ -162,7 +163,7 @@ class ShardedParameter(ManagedParameter):
         return "Parameter containing:\n" + repr(self.detach())
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> LocalShard:
-        """A part that belongs to no model."""
+        """A copy of the part that belongs to no model."""
         memo[id(self)] = copy = self.detach().clone().requires_grad_(self.requires_grad)
         return copy
 
@@ -179,10 +180,10 @@ def set_param_class(entry: ShardedParam) -> None:
     base = ShardedParameter if entry.group.stage else ReplicatedParameter
     original = type(param)
     if original is not nn.Parameter and (base, original) not in _classes:
-        _classes.setdefault((base, original), type(original.__name__, (base, original), {}))  # one for all threads
+        _classes.setdefault((base, original), type(original.__name__, (base, original), {}))  # shared by all threads
     hooks = param._post_accumulate_grad_hooks  # type: ignore[attr-defined]
     if hooks:
-        entry.hooks = hooks  # their handles remove them from here
+        entry.hooks = hooks  # kept as this object, from which their handles remove them
         param._post_accumulate_grad_hooks = collections.OrderedDict()  # type: ignore[attr-defined]
     param.dc_entry = entry  # type: ignore[attr-defined]
     param._part = entry.part  # type: ignore[attr-defined]

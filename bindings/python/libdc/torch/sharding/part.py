@@ -1,7 +1,7 @@
-"""Which elements of a whole tensor this rank has, and the way from a part to the whole.
+"""Which elements of a whole tensor this rank has, and how the whole is gathered from parts.
 
-The whole is a parameter, or a contiguous piece of one in another shape: a row, a reshaped view. Its elements have one
-order, and a rank has those from begin to end. They are the first ones of a flat tensor; padding may follow."""
+The whole is a parameter, or a contiguous piece of one, possibly in another shape: a row, a reshaped view. In flattened
+order a rank has its elements from begin to end. They are the first ones of a flat tensor; padding may follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class Cut(NamedTuple):
-    """How a parameter's elements are shared out: each rank has as many, but for the last ones."""
+    """How a parameter's elements are split: each rank has shard_numel of them, except that the last ranks may have
+    fewer."""
 
     rank: int
     size: int
@@ -32,7 +33,7 @@ class Cut(NamedTuple):
 
 
 class Part:
-    """This rank's elements of a whole of some shape, which begins at element `start` of a parameter."""
+    """This rank's elements of a whole with a shape, which begins at element `start` of a parameter."""
 
     __slots__ = ("entry_ref", "name", "cut", "shape", "start", "numel", "begin", "end")
 
@@ -60,18 +61,19 @@ class Part:
         return self.start == 0 and self.numel == self.cut.numel
 
     def fits(self, other: Part) -> bool:
-        """Whether both are the same elements of wholes of one shape, on every rank: all ranks get one answer."""
+        """Whether both parts are the same elements of wholes of equal shape, on every rank. All ranks get the same
+        answer."""
         if self.shape != other.shape or self.cut.size != other.cut.size:
             return False
         alike = self.start == other.start and self.cut.shard_numel == other.cut.shard_numel
         return alike or all(self.range_of(rank) == other.range_of(rank) for rank in range(self.cut.size))
 
     def piece(self, shape: torch.Size, offset: int) -> Part:
-        """The part of a piece of the whole, from its element `offset` on."""
+        """This rank's part of the piece of the whole that begins at element `offset`."""
         return Part(self.entry_ref, self.name, self.cut, shape, self.start + offset)
 
     def entry(self, call: str) -> ShardedParam:
-        """The parameter's; an error if its model is gone."""
+        """The parameter's entry. Raises if its model is gone."""
         entry = self.entry_ref()
         if entry is None or not entry.alive:
             raise RuntimeError(f"{call}: the sharded model that {self} belongs to is gone; keep the model for as long "
@@ -83,7 +85,7 @@ class Part:
         return whole.reshape(-1)[self.begin : self.end]
 
     def gather(self, local: Tensor, keep: bool = True) -> Optional[Tensor]:
-        """The whole, of which each rank has its part; collective. keep: this rank wants it."""
+        """The whole, from all ranks' parts. Collective. keep: whether this rank needs it."""
         if self.cut.size == 1:
             return plain_tensor(local)[: self.count].clone().view(self.shape)
         group = self.entry("full_tensor").root.group
@@ -103,7 +105,7 @@ class Part:
         return torch.cat(pieces).view(self.shape)
 
     def gather_value(self, value: Tensor, all_ranks: bool = False) -> Tensor:
-        """One number of each rank, in their order; collective. all_ranks: of those in other replicas too"""
+        """One number of each rank, in rank order. Collective. all_ranks: with those of other replicas."""
         value = value.detach().reshape(1)
         if self.cut.size == 1 and not all_ranks:
             return value
@@ -116,7 +118,7 @@ class Part:
         return table
 
     def sum_over_ranks(self, value: Tensor) -> Tensor:
-        """The sum of the ranks' values, of any shape; collective."""
+        """The sum of the ranks' values, of any shape. Collective."""
         total = value.detach().clone(memory_format=torch.contiguous_format)
         if total.numel() > 0:
             comm = self.entry("a sum over the ranks").root.group.comm_for(total.device)
@@ -124,8 +126,8 @@ class Part:
         return total
 
     def fill(self, local: Tensor, write: Callable[[Tensor], Any]) -> None:
-        """Lets write() fill a whole tensor and keeps this rank's part. Random numbers become rank 0's, as the unsharded
-        parameter would have them; all ranks draw, so that their generators stay in step. Collective."""
+        """Lets write() fill a whole tensor, and keeps this rank's part. Random numbers are rank 0's, as for the
+        unsharded parameter. All ranks draw, so that their generators stay in step. Collective."""
         whole = torch.empty(self.shape, dtype=local.dtype, device=local.device)
         with torch.no_grad():
             write(whole)
@@ -134,18 +136,18 @@ class Part:
 
 
 def part_of(tensor: Any) -> Optional[Part]:
-    """The part that a tensor is; None for any other tensor."""
+    """A tensor's Part, if it is one; None for any other tensor."""
     return getattr(tensor, "_part", None) if isinstance(tensor, Tensor) else None
 
 
 def plain_tensor(tensor: Tensor) -> Tensor:
-    """The tensor's memory without autograd and without a class of ours."""
+    """The tensor as a plain tensor of the same memory, without autograd."""
     with torch._C.DisableTorchFunctionSubclass():
         return torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
 
 
 def tensors_in(values: Sequence[Any]) -> Any:
-    """The tensors among a call's arguments, also in lists of them."""
+    """The tensors among a call's arguments, including those in lists."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

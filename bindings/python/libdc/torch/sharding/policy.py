@@ -1,7 +1,8 @@
 """Rules for some modules or parameters of a sharded model: shard(..., policy={pattern: Policy(...)}).
 
-FSDP2 has nested calls in place of the map. Here one call of shard() has one context: the ranks compare the whole model
-once, and neighbours in the order of use share handshakes and buckets. Nested calls would have to wait for the last."""
+FSDP2 uses nested calls in place of the map. Here one call of shard() has one context: the ranks compare the whole model
+once, and neighbours in the order of use share handshakes and buckets. Nested calls would have to wait for the last
+one."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from torch.utils._pytree import tree_map
 
 
 class Policy(NamedTuple):
-    """Rules for the modules or parameters that a pattern names. A module's rules are for all in it, until a
-    module or parameter inside has its own. None: as around it.
+    """Rules for the modules or parameters that a pattern matches. A module's rules hold for all that is in it, unless a
+    module or parameter inside has its own. None: the rule of the surrounding module.
 
     param_dtype            as in shard()
     reduce_dtype           as in shard()
@@ -38,7 +39,7 @@ class Policy(NamedTuple):
 
 
 class Casts(NamedTuple):
-    """Types that a module's forward gets and gives; None: as they come."""
+    """Types to which a module's forward casts inputs and outputs; None: no cast."""
 
     inputs: Optional[torch.dtype] = None
     outputs: Optional[torch.dtype] = None
@@ -54,7 +55,7 @@ class Casts(NamedTuple):
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
-    """The values with the floating-point tensors in lists, tuples, dictionaries and dataclasses cast."""
+    """Casts floating-point tensors in lists, tuples, dictionaries and dataclasses."""
     def cast(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return leaf.to(dtype) if leaf.is_floating_point() else leaf
@@ -76,7 +77,7 @@ class ParamPolicy(NamedTuple):
     reduce_dtype: Optional[torch.dtype]
     persistent: bool = False  # stays whole until the optimizer's step
     ignored: bool = False
-    group: int = 0  # parameters with the same number are gathered as one; 0: as it comes
+    group: int = 0  # parameters with the same number are gathered as one; 0: no such group
 
 
 class Policies:
@@ -86,7 +87,7 @@ class Policies:
                  reduce_dtype: Optional[torch.dtype]) -> None:
         self.given = dict(policy or {})
         self._patterns = [(_pattern(text), rules) for text, rules in self.given.items()]
-        self._named: Set[int] = set()  # patterns that name something
+        self._named: Set[int] = set()  # patterns that match something
         self._groups = 0
         self.params: Dict[nn.Parameter, ParamPolicy] = {}
         self.casts: Dict[nn.Module, Casts] = {}
@@ -100,7 +101,7 @@ class Policies:
                                  "** for any number")
 
     def forget_model(self) -> None:
-        """All parameters and modules have their rules."""
+        """Drops references to the model, once all parameters and modules have their rules."""
         self.params, self.casts, self._names = {}, {}, {}
 
     def of(self, param: nn.Parameter) -> ParamPolicy:
@@ -125,7 +126,7 @@ class Policies:
                 self._visit(child, prefix + key, rules, group, above | {module})
 
     def _merge(self, name: str, around: Policy) -> Tuple[Policy, Policy]:
-        """The rules at a name, and those that patterns give it itself."""
+        """The rules for a name, merged with those around it; and the rules that patterns give the name itself."""
         own = Policy()
         for number, (pattern, rules) in enumerate(self._patterns):
             if pattern.fullmatch(name):
@@ -160,13 +161,13 @@ def _over(rules: Policy, own: Policy) -> Policy:
 
 
 def _pattern(text: str) -> "re.Pattern[str]":
-    """`*` is one part of a name, `**` any number of them."""
+    """Compiles a pattern: `*` matches one part of a name, `**` any number of them."""
     parts: List[str] = re.split(r"(\*\*|\*)", text)
     return re.compile("".join({"*": "[^.]+", "**": ".+"}.get(part, re.escape(part)) for part in parts))
 
 
 def check(policy: Any) -> None:
-    """Raises for what is no map from patterns to rules."""
+    """Raises if policy is not a map from patterns to rules."""
     if policy is not None and not isinstance(policy, Mapping):
         raise TypeError(f"shard: policy is a {type(policy).__name__}, must map patterns to libdc.torch.Policy")
     for text, rules in (policy or {}).items():

@@ -1,4 +1,5 @@
-"""Sums, norms and the like of parts: collective, so every rank must call them, and each gets the whole's."""
+"""Sums, norms and similar functions of parts. They are collective: every rank must call them, and gets the whole's
+result."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from .part import Part, part_of
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """A sum of the ranks' values, which is in the loss of every rank. The gradient is that of the mean of the ranks'
-    losses, as libdc averages all others: each rank's elements have the mean of the ranks' gradients of the sum."""
+    """A sum of the ranks' values, which every rank's loss may contain. The gradient is that of the mean of the ranks'
+    losses, as for all gradients that libdc averages. So each rank's value gets the mean of the ranks' gradients of the
+    sum."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, part: Part) -> Tensor:
@@ -28,8 +30,8 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 class _SpreadOverRanks(torch.autograd.Function):
-    """A tensor that all ranks have, beside a part. This rank's elements make a share of its gradient, and the sum of
-    the ranks' shares is the whole."""
+    """A tensor that all ranks have, as an operand with a part. This rank's elements give a share of its gradient; the
+    gradient is the sum of the ranks' shares."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, part: Part) -> Tensor:
@@ -43,7 +45,8 @@ class _SpreadOverRanks(torch.autograd.Function):
 
 
 class _WholeNumber(torch.autograd.Function):
-    """A part's one element on every rank. Its gradient is the mean of the ranks', as of all parameters."""
+    """The element of a part of one element, on every rank. Its gradient is the mean of the ranks' gradients, as for all
+    parameters."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, part: Part) -> Tensor:
@@ -64,7 +67,7 @@ def gather_number(value: Tensor) -> Tensor:
 
 
 def spread(value: Tensor, part: Part) -> Tensor:
-    """An operand of a part, which all ranks have, with its gradient over all ranks' elements."""
+    """An operand that all ranks have, used with a part. Its gradient is summed over all ranks' elements."""
     if part.cut.size == 1 or not value.requires_grad or not torch.is_grad_enabled():
         return value
     return _SpreadOverRanks.apply(value, part)  # type: ignore[no-any-return]
@@ -86,7 +89,7 @@ def _refuse_some(call: str) -> NoReturn:
 
 
 def _is_narrow(dtype: torch.dtype) -> bool:
-    """Whether PyTorch computes sums and norms of the type in float32, whose results may not overflow before the end."""
+    """Whether PyTorch computes sums and norms of the type in float32, so that intermediate results do not overflow."""
     return dtype in (torch.float16, torch.bfloat16)
 
 
@@ -140,8 +143,8 @@ def norms(func: Any, args: Any, kwargs: Dict[str, Any]) -> Tuple[Tensor, ...]:
 
 
 def _without_zeros(value: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """The function's values; zeros stay, with the gradient 0, as that of PyTorch's norms. The function's own would be
-    infinite there."""
+    """The function's values, except that zeros stay zeros with gradient 0, as in PyTorch's norms. The function's own
+    gradient would be infinite there."""
     is_zero = value == 0
     return torch.where(is_zero, torch.zeros_like(value), function(value.masked_fill(is_zero, 1)))
 
@@ -201,7 +204,7 @@ def _equal(func: Any, args: Any, kwargs: Dict[str, Any]) -> bool:
 
 
 def _on_whole(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-    """Of one element, which one rank has: all get it."""
+    """Conversions of a part of one element: all ranks get the element, which one rank has."""
     return func(args[0]._part.gather(args[0]), *args[1:], **kwargs)
 
 

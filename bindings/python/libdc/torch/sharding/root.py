@@ -1,16 +1,16 @@
-"""The training state of a sharded model on this rank: where in a step it is. Its parameters are in param_group.py.
+"""The training state of a sharded model on this rank: the phase of its step. Its parameters are in param_group.py.
 
 A step is a sequence of phases, each with its own order of gathers (see order/):
 
     forward    from the first forward that is entered to its end
     backward   from the first saved weight or gradient that autograd asks for to the end of that backward
 
-The end of a backward is autograd's own: a callback that its engine runs when all of the graph is done. It flushes the
-reductions and makes each gradient visible as `.grad`.
+A backward ends in a callback, which autograd's engine runs when the whole graph is done. It flushes the reductions and
+makes each gradient visible as `.grad`.
 
-Modules, autograd graphs and compiled graphs' anchors keep a root alive; it refers to none of them, and parameters do
-not keep it. So the root ends with the last of them, without the garbage collector, and its ranks' resources with it.
-Objects that are added here must refer back to the root only by a weak reference."""
+Modules, autograd graphs and compiled graphs' anchors keep a root alive; parameters do not, and the root refers to none
+of them. So the root and its ranks' resources are freed with the last of them, without the garbage collector. Objects
+that the root holds must refer back to it only by weak references."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from .sharded_param import ShardedParam
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
-# A call of an operator costs more than to copy a small gradient into its bucket. So on a CPU gradients are reduced
-# together that have so many elements. On a card each is at once, while the stream that made it is the current one.
+# An operator call costs more than copying a small gradient into its bucket. So on a CPU gradients are queued up to this
+# many elements, and reduced together. On a card each is reduced at once, while the stream that made it is current.
 _REDUCED_TOGETHER = 1 << 14
 _roots: "weakref.WeakValueDictionary[int, Root]" = weakref.WeakValueDictionary()
 
 
 def is_sharded_graph(graph_id: int) -> bool:
-    """Whether the graph is a sharded model's."""
+    """Whether the graph number belongs to a sharded model."""
     return graph_id in _roots
 
 
 def root_by_graph(graph_id: int) -> "Root":
-    """The root that a compiled graph's operators name."""
+    """The root that a compiled graph's operators name by number."""
     root = _roots.get(graph_id)
     if root is None:
         raise RuntimeError(f"graph {graph_id} belongs to no sharded model of this process, or the model is gone")
@@ -56,7 +56,7 @@ def root_by_graph(graph_id: int) -> "Root":
 
 
 def root_that_ignores(param: Tensor) -> Optional["Root"]:
-    """The root of the model whose parameter shard() left out by policy; of several the newest."""
+    """The newest root whose shard() left out the parameter by policy; None if there is none."""
     for root in (reference() for reference in reversed(_roots.valuerefs())):
         ignored = None if root is None else root.ignored.get(id(param))
         if ignored is not None and ignored() is param:
@@ -69,15 +69,15 @@ class TrainingState(enum.Enum):
 
     IDLE = enum.auto()
     FORWARD = enum.auto()
-    BACKWARD = enum.auto()  # weights are gathered, gradients have not come yet
+    BACKWARD = enum.auto()  # weights are gathered, but no gradient has come yet
     REDUCING = enum.auto()  # the backward has begun to reduce
 
 
-_REDUCING = TrainingState.REDUCING  # a class's attribute costs more, and each gradient asks
+_REDUCING = TrainingState.REDUCING  # faster than the class's attribute, and read for each gradient
 
 
 class Root:
-    """Everything of one call of shard(). Used by one thread at a time, as the model itself is."""
+    """The state of one call of shard(). Only one thread at a time may use it, as the model itself."""
 
     def __init__(self, comm: libdc.Comm, options: Options, device: torch.device, model: nn.Module,
                  policies: Policies) -> None:
@@ -86,31 +86,31 @@ class Root:
         self.policies = policies
         _roots[self.group.graph_id] = self
         self.state = TrainingState.IDLE
-        # Those that have come after shard(), and parameters that it left out by policy.
+        # Parameters and modules that were added after shard(), and parameters that it left out by policy.
         self.new_params: Dict[str, weakref.ref[nn.Parameter]] = {}
         self.new_modules: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
-        self.ignored: Dict[int, weakref.ref[nn.Parameter]] = {}  # by id(), which another object may get later
-        self.graph_task = -1  # autograd's number of the backward under way
-        self.end_of_backward: Optional["weakref.ref[Callable[[], None]]"] = None  # its callback: gone if it raised
-        self.depth = 0  # forwards of the model's modules under way
+        self.ignored: Dict[int, weakref.ref[nn.Parameter]] = {}  # by id(), which another object may later have
+        self.graph_task = -1  # autograd's number of the running backward
+        self.end_of_backward: Optional["weakref.ref[Callable[[], None]]"] = None  # its callback; dead after an error
+        self.depth = 0  # number of nested running forwards of the model's modules
         self.reduce_grads = True  # False inside no_sync()
-        self.block: Any = None  # of the gathered() that is open; see gathered_weights.py
-        self.order: Any = None  # of the gathers of the phase under way, see order/; None if they need none
-        self.prefetched: Set[int] = set()  # by prefetch()
-        self.reductions: Optional[AgreedOrder] = None  # of this backward's reductions, for unused="zero"
+        self.block: Any = None  # the open gathered() block; see gathered_weights.py
+        self.order: Any = None  # order of the running phase's gathers, see order/; None if they need none
+        self.prefetched: Set[int] = set()  # ids given to prefetch()
+        self.reductions: Optional[AgreedOrder] = None  # order of this backward's reductions, for unused="zero"
         self._orders: Dict[Any, Any] = {}
         self.with_grad: Dict[int, ShardedParam] = {}  # got a gradient in this backward
-        self.direct: Dict[int, Tensor] = {}  # autograd's own parts of gradients, which libdc adds up meanwhile
-        self.hooked: Dict[int, ShardedParam] = {}  # got one of these, and have hooks to call at the end
+        self.direct: Dict[int, Tensor] = {}  # autograd's own parts of gradients that libdc is summing
+        self.hooked: Dict[int, ShardedParam] = {}  # parameters with such a part, whose hooks run at the end
         self.local_sums = LocalSums()
         self.compiled_grads = CompiledGrads(self.group)
-        self.queued: Tuple[List[Tensor], List[int]] = [], []  # gradients that are not reduced yet, and their ids
+        self.queued: Tuple[List[Tensor], List[int]] = [], []  # gradients to be reduced, and their ids
         self.queued_elements = 0
         self.queue_limit = _REDUCED_TOGETHER if device.type == "cpu" else 0
         # See eager.py. Storages and weights that the innermost forward has read:
         self.lent: List[Tuple[int, Tensor, ShardedParam]] = []
-        self.read_elsewhere: List[Tuple[ShardedParam, Tensor]] = []  # by forwards of other modules, and not lent
-        self.read_by_storage: Dict[int, Any] = {}  # _ReadWeights of all forwards under way
+        self.read_elsewhere: List[Tuple[ShardedParam, Tensor]] = []  # by other modules' forwards, and not in `lent`
+        self.read_by_storage: Dict[int, Any] = {}  # _ReadWeights of all running forwards
         self.saved_tensor_hooks: Optional[Tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = None  # at stage 3
 
     @property
@@ -119,15 +119,15 @@ class Root:
 
     @property
     def is_reducing(self) -> bool:
-        """Whether the running backward reduces, which may be one inside another. One that raised does not."""
+        """Whether a running backward, possibly an inner one, reduces gradients. One that raised does not count."""
         end = self.end_of_backward
         return self.state is _REDUCING and end is not None and end() is not None
 
     # Forward
 
     def pre_forward(self, key: Any) -> None:
-        """A forward is called from outside; key: the module."""
-        if _graph_task() != -1:  # activation checkpointing runs it again, inside the backward
+        """Called at the beginning of an outermost forward. key: its module."""
+        if _graph_task() != -1:  # activation checkpointing recomputes it inside the backward
             self.pre_backward()
             return
         if _functorch() and torch.is_grad_enabled():
@@ -141,14 +141,14 @@ class Root:
             self.order = self._begin_order(key)
 
     def pre_forward_compiled(self) -> None:
-        """The same from inside a compiled graph, which brings its own prefetches."""
+        """pre_forward() from inside a compiled graph, which has its own prefetches."""
         self.refuse_compiled()
         if self.depth == 0 and _graph_task() == -1:
             self.prepare_weights()
             self.group.stale = False
 
     def prepare_to_join(self) -> None:
-        """Before new parameters join: the orders of gathers are learned anew."""
+        """Called before new parameters join. Drops the recorded orders of gathers."""
         if self.in_backward:
             self.reset_after_error()
         self.group.detect_param_changes()
@@ -156,7 +156,8 @@ class Root:
         self._orders.clear()
 
     def _refuse_new_params(self) -> None:
-        """Raises if a parameter that came after shard() is in the model. to_empty() makes others, and calls no hook."""
+        """Raises if the model has a parameter that was added after shard(). It searches the model, since to_empty()
+        replaces parameters without calling a hook."""
         modules = () if (model := self.model()) is None else model.named_modules()
         unknown = {id(param): f"{prefix}.{name}".lstrip(".") for prefix, module in modules
                    for name, param in module._parameters.items() if name not in module.__dict__.get("_dc_ids", ())
@@ -168,12 +169,12 @@ class Root:
         self.new_params.clear()
 
     def refuse_compiled(self) -> None:
-        """Raises where compiled graphs, which have an order of their own, would be in the way."""
+        """Raises if the options do not allow compiled graphs, which have their own order of gathers."""
         if self.group.fills_unused:
             raise RuntimeError("shard: unused = 'zero' is for models without torch.compile")
 
     def post_forward(self) -> None:
-        """The forward of pre_forward() ends, or has raised."""
+        """Called when the forward of pre_forward() ends or has raised."""
         self.lent.clear()
         self.read_elsewhere.clear()
         self.read_by_storage.clear()
@@ -184,7 +185,7 @@ class Root:
         self._end_order()
 
     def prepare_weights(self) -> None:
-        """Before weights are read: forgets a backward that was not completed, and takes in what was written."""
+        """Called before weights are read. Resets a backward that did not complete, and applies writes to weights."""
         if self.in_backward:
             self.reset_after_error()
         if self.new_params:
@@ -193,12 +194,13 @@ class Root:
         self.group.detect_param_changes()
 
     def write_back(self) -> None:
-        """Takes in what an open gathered() has written. Collective."""
+        """Applies writes made in an open gathered(). Collective."""
         if self.block is not None:
             self.block.write_back()
 
     def abort_forward(self) -> None:
-        """The forward of pre_forward() raises: nothing of it is done together with other ranks any more."""
+        """Called when the forward of pre_forward() raises: this rank takes no further part in the forward's
+        collectives."""
         if self.order is not None and not self.in_backward:
             self.order.abort()
             self.order = None
@@ -226,7 +228,7 @@ class Root:
             return entry.reduce_nothing(root) if grad is None else entry.reduce_now(grad, root) is None
 
         def take(ids: Sequence[int]) -> None:
-            if not fills:  # with them, an order may give back what a group has gathered
+            if not fills:  # with unused="zero" the order may drop gathered weights
                 group().take(ids, reference().in_backward)  # type: ignore[union-attr]
 
         if fills and 0 < self.group.stage < 3 and not self.in_backward:
@@ -259,14 +261,14 @@ class Root:
     # Backward
 
     def pre_backward(self) -> None:
-        """The running backward uses the model: called before anything that it gathers or reduces."""
+        """Called when the running backward first uses the model, before it gathers or reduces anything."""
         task = _graph_task()
         if task in (-1, self.graph_task):
             return
         if self.in_backward:
             assert self.end_of_backward is not None
             if self.end_of_backward() is not None:
-                return  # a checkpointed function has a backward of its own, inside the other
+                return  # the inner backward of a checkpointed function
             self.reset_after_error()
         self.graph_task = task
         self._end_order()
@@ -284,7 +286,7 @@ class Root:
         _queue_callback(end)
 
     def begin_reductions(self) -> None:
-        """The running backward's first gradient. Gradients that are there already are added to."""
+        """Called for the running backward's first gradient. Gradients are added to those that exist already."""
         if self.state is TrainingState.REDUCING:
             return
         self.state = TrainingState.REDUCING
@@ -296,18 +298,18 @@ class Root:
             self.group.context.accumulate_grads(accumulated)
 
     def begin_reduction(self, entry: ShardedParam) -> None:
-        """A compiled graph will reduce the parameter's gradient."""
+        """Called before a compiled graph reduces the parameter's gradient."""
         if self.compiled_grads.wants(entry):
             self.with_grad[entry.id] = entry
         else:
             self.compiled_grads.keep(entry)
 
     def queue_reduction(self, entry: ShardedParam, grad: Tensor) -> None:
-        """Reduces a whole gradient of the running backward, soon."""
+        """Queues a whole gradient of the running backward for reduction."""
         if self.state is not _REDUCING:
             self.begin_reductions()
         if entry.reduce_dtype is not None and self.group.stage == 0:
-            grad = grad.to(entry.reduce_dtype)  # the other stages' buckets have the type
+            grad = grad.to(entry.reduce_dtype)  # at other stages the buckets have that type
         grads, ids = self.queued
         grads.append(grad)
         ids.append(entry.id)
@@ -325,14 +327,14 @@ class Root:
                 self.compiled_grads.drop()
 
     def _post_backward(self) -> None:
-        adds = self.state is _REDUCING or self.hooked or self.reductions  # else maybe autograd.grad(), by inputs
+        adds = self.state is _REDUCING or self.hooked or self.reductions  # else it may be an autograd.grad() by inputs
         sums, kept = self.local_sums.waiting() if adds and self.reduce_grads else [], self.compiled_grads.kept
         self._finish_backward([entry for entry in sums if entry.id not in kept])
-        self._finish_backward([entry for entry in sums if entry.id in kept])  # their buffers had gradients of no use
+        self._finish_backward([entry for entry in sums if entry.id in kept])  # their buffers had unneeded gradients
 
     def _finish_backward(self, sums: Iterable[ShardedParam]) -> None:
         for entry in sums:
-            if entry.unreduced is not None:  # which another one's reduction may have taken, for unused="zero"
+            if entry.unreduced is not None:  # with unused="zero" another reduction may have taken it
                 entry.reduce(self.local_sums.take(entry), self)
         self.flush_reductions()
         self._end_order()
@@ -353,7 +355,7 @@ class Root:
                 direct = param.grad
                 if direct is not entry.grad:
                     param.grad = entry.grad
-                    if direct is not None:  # autograd's own, of a use of the parameter outside of the model
+                    if direct is not None:  # autograd's gradient of a use outside of the model
                         entry.grad.add_(direct)
             for id, grad in own.items():
                 self.group.entries[id].grad.add_(grad)  # type: ignore[union-attr]
@@ -366,7 +368,7 @@ class Root:
                     hook(entry.param)
 
     def reset_after_error(self) -> None:
-        """A backward raised, or never reached the parameters (autograd.grad): what it began is undone."""
+        """Undoes what a backward began that raised, or that never reached the parameters (autograd.grad)."""
         self._abort_order()
         self.state, self.graph_task = TrainingState.IDLE, -1
         self.with_grad, self.direct, self.hooked, self.queued, self.queued_elements = {}, {}, {}, ([], []), 0

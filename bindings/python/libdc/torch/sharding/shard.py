@@ -1,4 +1,4 @@
-"""shard(): a model's training state spread over the ranks, in place."""
+"""shard(): shards a model's training state over the ranks, in place."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ def shard(model: nn.Module, stage: Union[int, str] = 3, *, comm: Any = None, buc
           param_dtype: Optional[torch.dtype] = None, broadcast: bool = True, check_finite: bool = False,
           device: Any = None, mesh: Any = None, batch: Any = None, unused: Optional[str] = None,
           policy: Optional[Mapping[str, Policy]] = None) -> nn.Module:
-    """Spreads a model's training state over the ranks, in place, and returns the model.
+    """Shards a model's training state over the ranks, in place, and returns the model.
 
-    stage         0: nothing is spread, gradients are averaged; 1 and 2: gradients and with them the optimizer's state;
-                  3: the weights too. "auto": the planner's choice, the fastest one that fits, which rank 0 prints
+    stage         what is sharded. 0: nothing, gradients are averaged; 1 and 2: gradients and with them the optimizer's
+                  state; 3: weights too. "auto": the planner's choice, the fastest stage that fits; rank 0 prints it
     comm          a libdc.Comm, a torch.distributed ProcessGroup, or None: from the environment that torchrun and
                   `python -m libdc.run` set (one rank without it)
-    bucket_size   gradient elements that are averaged as one
-    prefetch      how many groups of parameters are gathered ahead of their use; 0: none, one by one
-    group_size    elements with which a group is full: neighbours in the order of use are gathered as one
+    bucket_size   number of gradient elements that are averaged together
+    prefetch      number of groups of parameters to gather ahead of their use; 0: none, each parameter by itself
+    group_size    elements of a full group: neighbours in the order of use are gathered together
     reduce_dtype  type in which gradients are averaged; None: their own
     param_dtype   type in which weights are gathered and used; None: their own
-    broadcast     False: the ranks' initial weights are the same already; else they become rank 0's
+    broadcast     False: the ranks' initial weights are equal already. True: all ranks get rank 0's
     mesh          (replicas, shards): hybrid sharding. The ranks are `replicas` groups of `shards` consecutive ranks.
-                  The state is spread inside a group, and each group has all of it. A DeviceMesh of two dimensions
+                  The state is sharded inside each group, and each group has all of it. A DeviceMesh of two dimensions
                   means its shape. None: one group
-    batch         of stage="auto": the arguments of a rank's forward, as of libdc.torch.plan(), so that activations
+    batch         for stage="auto": the arguments of a rank's forward, as for libdc.torch.plan(), so that activations
                   count; None: they do not
     check_finite  True: gradients are checked for infinities and NaN while they are reduced, for grads_finite()
-    unused        "zero": ranks may take different paths through the model in one forward, as to experts or in dropped
+    unused        "zero": ranks may take different paths through the model in one forward, as with experts or dropped
                   layers. A rank sends its part of the weights that it does not use, and zeros for their gradients.
                   None: that is an error
     policy        {pattern: Policy(...)}: other rules for modules or parameters of those names, see policy.py
-    device        where parameters on PyTorch's device meta get memory, each rank for its part alone; None: where other
+    device        where parameters on PyTorch's meta device get memory, on each rank for its part; None: where other
                   parameters are, else PyTorch's default device. They have no values until they are loaded or reset
 
-    Afterwards model.parameters() are the same nn.Parameter objects with the same names, but each holds this rank's
-    part, flat (at stage 0 the whole). Give them to the optimizer. full_shape() is a parameter's former shape.
+    Afterwards model.parameters() are the same nn.Parameter objects with the same names, but each holds this rank's flat
+    part (at stage 0 the whole). Give them to the optimizer. full_shape() returns a parameter's former shape.
 
-    Parameters and modules may be added afterwards. Another shard() of the model, with the same arguments, takes them
-    in; before that a forward is an error."""
+    Parameters and modules may be added later. Another shard() of the model, with the same arguments, includes them; a
+    forward before that is an error."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"shard: model is a {type(model).__name__}, must be a torch.nn.Module")
     if torch.is_inference_mode_enabled():
@@ -113,7 +113,7 @@ def _root_of_whole(model: nn.Module) -> Optional[Root]:
 
 def _join(model: nn.Module, root: Root, params: Sequence[Tuple[str, nn.Parameter]], policies: Policies,
           options: Options, broadcast: bool) -> None:
-    """Takes in what has come since shard(); collective."""
+    """Shards parameters that were added since shard(). Collective."""
     if root.depth > 0 or root.block is not None:
         raise RuntimeError("shard: new parameters cannot join inside of a forward or of gathered()")
     agreement.check(root, model, params, {**options._asdict(), "policy": policies, "broadcast": broadcast})
@@ -149,8 +149,8 @@ def _join(model: nn.Module, root: Root, params: Sequence[Tuple[str, nn.Parameter
 
 
 def copy_of(model: nn.Module, source: Root, shapes: Dict[nn.Parameter, torch.Size], memo: Dict[int, Any]) -> nn.Module:
-    """Manages a copy of a sharded model, whose parameters are parts of these shapes already; collective. memo:
-    deepcopy()'s."""
+    """Makes a copy of a sharded model, whose parameters are parts already, a sharded model. Collective. shapes: the
+    wholes' shapes. memo: deepcopy()'s."""
     group = source.group
     policies = Policies(model, source.policies.given, group.options.param_dtype, group.options.reduce_dtype)
     root = Root(group.all_ranks, group.options, group.device, model, policies)
@@ -192,7 +192,7 @@ def _convert(model: nn.Module, root: Root, entries: Dict[nn.Parameter, ShardedPa
 
 
 def _world_of(mesh: Any) -> Any:
-    """The process group of a DeviceMesh's ranks; None: of the environment."""
+    """The process group of a DeviceMesh's ranks; None: the ranks of the environment."""
     return torch.distributed.group.WORLD if hasattr(mesh, "mesh") else None
 
 

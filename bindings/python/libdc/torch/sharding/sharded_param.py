@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class ShardedParam:
-    """One parameter's shard, gradient and registration; code calls it an entry of its ParamGroup. The parameter keeps
-    it alive; it keeps neither the parameter nor the root."""
+    """One parameter's shard, gradient and registration, called an entry of its ParamGroup. The parameter keeps it
+    alive; it keeps neither the parameter nor the root alive."""
 
     __slots__ = ("root_ref", "param_ref", "id", "names", "shape", "numel", "shard_numel", "cut", "param_dtype",
                  "reduce_dtype", "data", "grad", "grad_data", "registered_ptr", "registered_grad_ptr", "version",
@@ -31,7 +31,7 @@ class ShardedParam:
 
     def __init__(self, root: Root, index: int, name: str, param: nn.Parameter, policy: ParamPolicy,
                  shape: Optional[torch.Size] = None) -> None:
-        """shape: the whole's, if the parameter's memory is this rank's part already."""
+        """shape: the whole's shape, if the parameter's memory is this rank's part already."""
         self.root_ref = weakref.ref(root)
         self.param_ref = weakref.ref(param)
         self.id = index
@@ -39,34 +39,34 @@ class ShardedParam:
         self.shape = param.shape if shape is None else shape
         self.numel = math.prod(self.shape)
         self.copied = shape is not None
-        self.shard_numel = -(-self.numel // root.group.comm.size)  # of every rank's part, padding included
+        self.shard_numel = -(-self.numel // root.group.comm.size)  # length of every rank's part, including padding
         self.cut = Cut(root.group.comm.rank, root.group.comm.size, self.shard_numel, self.numel)
         self.policy = policy
-        self.param_dtype = policy.param_dtype  # of the gathered weights; None: the shard's own
+        self.param_dtype = policy.param_dtype  # type of the gathered weights; None: the shard's own
         self.reduce_dtype = policy.reduce_dtype  # type in which gradients are averaged; None: their own
-        self.keeps = False  # between unshard() and reshard(): weights stay whole
-        self.kept: Optional[Tensor] = None  # those, once they are used
-        self.data: Tensor = param.detach()  # param's, for the library: autograd does not follow it
-        self.grad: Optional[Tensor] = None  # what libdc reduces into, and what .grad is
-        self.grad_data: Any = None  # its memory, as the library has it
+        self.keeps = False  # weights stay whole, between unshard() and reshard()
+        self.kept: Optional[Tensor] = None  # the whole weights, once they are used
+        self.data: Tensor = param.detach()  # param's memory without autograd, for the library
+        self.grad: Optional[Tensor] = None  # the tensor that libdc reduces into, and `.grad` returns
+        self.grad_data: Any = None  # its memory as registered with the library
         self.registered_ptr = self.registered_grad_ptr = 0
-        self.version = 0  # of the shard, as the library knows it
-        self.optimizer_steps = 0  # optimizer steps; fused optimizers leave no trace in the version
+        self.version = 0  # the shard's version that the library has seen
+        self.optimizer_steps = 0  # counted, since fused optimizers do not raise the version
         self.unreduced: Optional[Tensor] = None  # whole local sum of no_sync(), see local_sums.py
-        self.direct: Optional[Tuple[Optional[Tensor]]] = None  # .grad, while autograd makes a gradient of its own
-        # This rank's elements; None at stage 0, where it has all.
+        self.direct: Optional[Tuple[Optional[Tensor]]] = None  # saved .grad, while autograd adds its own gradient
+        # This rank's elements; None at stage 0, where each rank has all.
         self.part = None if root.group.stage == 0 else Part(weakref.ref(self), name, self.cut, self.shape)
         self.hooks: Optional[Dict[int, Callable[[nn.Parameter], None]]] = None  # called when .grad is complete
 
-        self.requires_grad = param.requires_grad  # the parameter's, which takes longer to read
-        self.placeholder: Any = None  # whole weights without memory, at stage 3
-        # A matrix's transpose as a view of its storage: what nn.Linear saves for its backward.
+        self.requires_grad = param.requires_grad  # a copy, since the parameter's is slow to read
+        self.placeholder: Any = None  # at stage 3: a tensor of the whole's shape without its memory
+        # Shape, stride and offset of a matrix's transpose, which nn.Linear saves for its backward.
         self.transposed: Any = None
         if len(self.shape) == 2:
             self.transposed = (self.shape[1], self.shape[0]), (1, max(self.shape[1], 1)), 0
-        self.saved_transposed = False  # autograd has saved it
+        self.saved_transposed = False  # whether autograd has saved that view
 
-        # Where tracing reads whether the parameter requires a gradient: entries of dictionaries, under names.
+        # (dictionary, key) pairs under which tracing reads whether the parameter requires a gradient.
         self.trained: List[Tuple[Dict[str, bool], str]] = []
 
     @property
@@ -84,22 +84,22 @@ class ShardedParam:
 
     @property
     def alive(self) -> bool:
-        """Whether the root is there."""
+        """Whether the root still exists."""
         return self.root_ref() is not None
 
     @property
     def param(self) -> nn.Parameter:
-        """After shard() this rank's part, flat; at stage 0 whole."""
+        """The parameter: after shard() this rank's flat part; at stage 0 the whole."""
         return self.param_ref()  # type: ignore[return-value]  # the root keeps it
 
     @property
     def shard_range(self) -> Tuple[int, int]:
-        """This rank's elements, from begin to end, without the padding behind them."""
+        """This rank's elements, begin to end, without padding."""
         return (0, self.numel) if self.part is None else (self.part.begin, self.part.end)
 
     @property
     def persistent(self) -> bool:
-        """Whether weights stay whole once they are gathered, until they change."""
+        """Whether gathered weights stay whole until they change."""
         return self.group.stage < 3 or self.policy.persistent
 
     @property
@@ -107,11 +107,11 @@ class ShardedParam:
         return Size(self.numel, self.policy.group)
 
     def unshard(self, root: Root, transposed: bool = False) -> Tensor:
-        """The whole weights, or their transpose for a backward, as memory that goes back when the tensor dies."""
+        """The whole weights, or their transpose for a backward. The memory is freed with the tensor."""
         order, group = root.order, root.group
         if self.data._version != self.version and group.stage > 0 and not group.fills_unused:
-            # The forward under way has written it, as momentum encoders do. With unused="zero" ranks that pass this
-            # read over would take no part in a new gather.
+            # The running forward has written the weights, as momentum encoders do. Not with unused="zero": ranks that
+            # skip this read would not take part in a new gather.
             group.params_updated([entry for entry in group.entries if entry.data._version != entry.version])
         stays = self._stays_whole(group)
         if stays and self.kept is not None and (order is None or group.stage == 3):
@@ -123,7 +123,7 @@ class ShardedParam:
             taken = group.taken.pop(self.id, None)
             if taken is None and ~self.id in group.taken:
                 taken = group.taken.pop(~self.id)
-                # Without detach() it would be a view, which keeps the tensor that it is a view of.
+                # detach(): a view would keep its base alive.
                 return taken if transposed else taken.t().detach()
         if stays:
             if self.kept is None:
@@ -134,15 +134,15 @@ class ShardedParam:
         return weights.t() if transposed else weights
 
     def _stays_whole(self, group: ParamGroup) -> bool:
-        """Whether weights are `kept`. At stages 1 and 2 the library overwrites them with the next gather, so those that
-        a graph has saved must share a version that params_updated() raises."""
+        """Whether to store whole weights in `kept`. At stages 1 and 2 the next gather overwrites them, so those that a
+        graph has saved must share a version counter, which params_updated() raises."""
         if self.keeps or not 0 < group.stage < 3:
             return self.keeps
         return not (torch.is_inference_mode_enabled() or devices.captures(group.device)
                     or torch._C._are_functorch_transforms_active())
 
     def _take_normal(self, group: ParamGroup) -> Tensor:
-        """For forwards with gradients too, which cannot use a tensor that was made in inference mode."""
+        """Takes weights that later forwards with gradients can use too, so not as inference tensors."""
         with torch.inference_mode(False):
             return self._take(group)
 
@@ -153,7 +153,7 @@ class ShardedParam:
         return weights if self.param_dtype is None else weights.to(self.param_dtype)
 
     def reduce(self, grad: Tensor, root: Root) -> None:
-        """Takes a whole local gradient, of the backward that runs."""
+        """Reduces a whole local gradient of the running backward, or adds it to the local sum in no_sync()."""
         if not root.reduce_grads:
             root.local_sums.add(self, grad)
             return
@@ -166,12 +166,13 @@ class ShardedParam:
             root.queue_reduction(self, grad)
 
     def reduce_now(self, grad: Tensor, root: Root) -> None:
-        """Reduces a whole gradient; all ranks must do so."""
+        """Reduces a whole gradient at once. All ranks must call it."""
         root.queue_reduction(self, grad)
         root.flush_reductions()
 
     def reduce_nothing(self, root: Root) -> bool:
-        """Reduces zeros, or what no_sync() has left; says whether that was something. All ranks must do so."""
+        """Reduces zeros, or the local sum of no_sync() if there is one, and returns whether there was. All ranks must
+        call it."""
         left = self.unreduced is not None
         if left:
             grad = root.local_sums.take(self)
@@ -181,14 +182,14 @@ class ShardedParam:
         return left
 
     def drop_local_sum(self) -> None:
-        """`.grad` was set to None, so what no_sync() has summed goes, too."""
+        """Drops the local sum of no_sync(), when `.grad` was set to None."""
         root = self.root_ref()
         if root is not None and root.local_sums.entries:
             root.local_sums.drop([self])
 
     def take_up_grad(self, param: Tensor) -> bool:
-        """Brings the values of `.grad` into the library's memory, for a backward to add to; says whether there are any.
-        The user may have set `.grad` to another tensor, or its `data` to other memory."""
+        """Copies the values of `.grad` into the library's memory, so that a backward adds to them. Returns whether
+        there are any. The user may have set `.grad` to another tensor, or its `data` to other memory."""
         grad, own = param.grad, self.grad
         if own is None:
             return False
@@ -208,9 +209,10 @@ class ShardedParam:
         return True
 
     def take_direct_gradients(self) -> None:
-        """The parameter can be used without a module's attribute, and autograd has a gradient then. Hooks tell of it:
-        one before autograd adds it to `.grad`, one behind. At stage 0 it is whole, and reduced as all others are.
-        At the others it waits for the end of the backward if libdc adds to `.grad` just now, beside autograd."""
+        """Adds hooks for uses of the parameter other than as a module's attribute, for which autograd computes a
+        gradient. One hook runs before autograd adds it to `.grad`, one after. At stage 0 the gradient is whole, and
+        reduced as all others. At other stages it is kept until the end of the backward, if libdc is adding to `.grad`
+        at the same time."""
         if not self.param.requires_grad:
             return
         reference = weakref.ref(self)
@@ -232,7 +234,7 @@ class ShardedParam:
             torch.Tensor.register_post_accumulate_grad_hook(self.param, behind)
 
     def _put_grad_aside(self) -> None:
-        """Before autograd adds to `.grad`."""
+        """Saves `.grad` before autograd adds to it."""
         param, root = self.param, self.root
         with torch._C.DisableTorchFunctionSubclass():
             if self.group.stage > 0 and not (param.grad is self.grad and root.is_reducing):
@@ -244,13 +246,14 @@ class ShardedParam:
                 _set_grad(param, None)
 
     def _call_hooks_at_end(self) -> None:
-        """Of the running backward, in which autograd has made a gradient of the parameter itself."""
+        """Has hooks called at the end of the running backward, in which autograd computed a gradient of the parameter
+        itself."""
         if self.root.reduce_grads:
             self.root.pre_backward()
             self.root.hooked[self.id] = self
 
     def _take_direct(self, aside: Optional[Tensor]) -> None:
-        """Autograd's own gradient is there, and what was put aside comes back."""
+        """Takes autograd's own gradient out of `.grad`, and restores the saved one."""
         param, root, self.direct = self.param, self.root, None
         with torch._C.DisableTorchFunctionSubclass():
             grad = param.grad
@@ -264,13 +267,13 @@ class ShardedParam:
                 root.direct[self.id] = grad.detach() if before is None else before + grad.detach()
 
 
-# Sets `.grad` alone: where a user sets it to None, a sum of no_sync() goes, too.
+# Sets only `.grad`. When a user sets it to None, the local sum of no_sync() is dropped too.
 _set_grad = torch.Tensor.grad.__set__  # type: ignore[attr-defined]
 
 
 def accumulates(param: Tensor) -> bool:
-    """Whether the running backward adds to `.grad`. autograd.grad() does not: it calls the first hook alone, and may
-    raise later, so that hook must change nothing. PyTorch answers this question with an error then."""
+    """Whether the running backward adds to `.grad`. autograd.grad() does not: it calls only the first hook, and may
+    raise later, so that hook must change nothing. PyTorch answers the question with an error in that case."""
     try:
         return torch._C._will_engine_execute_node(_gradient_node(param))
     except RuntimeError as error:
@@ -280,8 +283,8 @@ def accumulates(param: Tensor) -> bool:
 
 
 def _gradient_node(param: Tensor) -> Any:
-    """The node of autograd's graph that adds to `.grad`. It is found by a view, which has a graph only with autograd's
-    keys. The backwards of compiled branches run without them."""
+    """The node of autograd's graph that adds to `.grad`. It is found through a view, which has a graph only with
+    autograd's dispatch keys. Backwards of compiled branches run without these keys, so they are enabled here."""
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.AutogradCPU, torch._C.DispatchKey.AutogradCUDA):
         excluded = excluded.remove(key)

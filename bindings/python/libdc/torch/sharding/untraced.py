@@ -1,4 +1,4 @@
-"""Functions of libdc that Dynamo leaves to the interpreter."""
+"""Decorators for functions of libdc that Dynamo must leave to the interpreter."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def untraced(function: _Function) -> _Function:
-    """Where the interpreter calls the function below a compiled one, Dynamo compiles neither it nor what it calls.
-    torch.compiler.disable() would import Dynamo, and costs each call more."""
+    """Keeps Dynamo from compiling the function, and what it calls, when the interpreter calls it below a compiled
+    function. torch.compiler.disable() would import Dynamo, and makes each call slower."""
     _eval_frame.set_code_exec_strategy(function.__code__, _eval_frame._FrameExecStrategy(_SKIP, _SKIP))
     return function
 
 
 def untraced_itself(function: _Function) -> _Function:
-    """The same, for a function that calls the model's own code, or asks whether a compiled function is under way."""
+    """The same for the function only, for functions that call the model's own code, or ask whether a compiled function
+    runs."""
     _eval_frame.set_code_exec_strategy(function.__code__, _eval_frame._FrameExecStrategy(_SKIP, _DEFAULT))
     return function

@@ -1,15 +1,16 @@
 """shard(..., unused="zero"): ranks that take different paths through a model.
 
-A gather or a reduction is a collective. So a rank that does not run a module must still send its part of the weights,
-and zeros for the gradient. All ranks go through one sequence of operations in each phase. Each rank's own operations
-are a subsequence of it: before an operation, a rank fills in those that it passes over. An operation waits for nothing
-but earlier ones of the sequence on other ranks, which those come to without waiting for a later one. So no two ranks
-wait for each other. Gathers and reductions of a backward are in one sequence, since each can wait.
+Gathers and reductions are collectives. So a rank that does not run a module must still send its part of the weights,
+and zeros for the gradient. In each phase all ranks go through one sequence of operations. Each rank's own operations
+are a subsequence of it: before an operation, a rank fills in those that it skips. An operation waits only for earlier
+ones of the sequence on other ranks, which do not wait for later ones. So there is no deadlock. A backward's gathers and
+reductions are in the same sequence, since each can wait.
 
-A phase can need an operation that is not ahead in the sequence: in the first step, or on a new path. Then the rank
-fills in all the rest and goes on by rounds. In a round each rank names the operation that it needs next, or that its
-phase is over, and all do what any of them has named. At the phase's end the ranks merge what they did into a new
-sequence. A phase that all ranks run as recorded has one round, in which each says that it is at its end."""
+In the first step, or on a new path, a phase can need an operation that is not ahead in the sequence. Then the rank
+fills in the rest of the sequence, and continues by rounds. In a round each rank names the operation that it needs next,
+or says that its phase is over, and all ranks perform every named operation. At the phase's end the ranks merge their
+operations into a new sequence. If all ranks follow the recorded sequence, there is one round, in which each says that
+its phase is over."""
 
 from __future__ import annotations
 
@@ -24,28 +25,28 @@ from torch import Tensor
 
 from .exec_order import ExecOrder
 
-_END = -1 << 60  # in a round: this rank's phase is over
-_WORD = 62  # parameters in an integer of a round's set
+_END = -1 << 60  # in a round: the rank's phase is over
+_WORD = 62  # bits (parameters) used in each integer of a round's set
 
 
 def reduction_of(id: int) -> int:
-    """The operation that reduces a parameter's gradient. The one that gathers it is its number."""
+    """The operation that reduces a parameter's gradient. The operation that gathers the parameter is its number."""
     return ~id
 
 
 class Fills(NamedTuple):
-    """Calls of the model that an order makes."""
+    """Functions of the model that an order calls."""
 
-    gather: Callable[[Sequence[int]], None]  # starts to gather parameters, in one handshake
-    drop: Callable[[int], None]  # gives one back that this rank does not use
+    gather: Callable[[Sequence[int]], None]  # starts to gather parameters, with one handshake
+    drop: Callable[[int], None]  # drops one that this rank does not use
     reduce: Callable[[int, Optional[Tensor]], bool]  # reduces a gradient; None: zeros, or what no_sync() has left. Says
     # whether this rank had a gradient
     all_gather_bytes: Callable[[bytes], List[bytes]]
 
 
 class AgreedOrder:
-    """One phase's sequence of operations, the same on all ranks. begin(), advance() at each gather, reduce() at each
-    gradient, end(), or abort() after an error.
+    """One phase's sequence of operations, equal on all ranks. Call begin(), advance() at each gather, reduce() at each
+    gradient, then end(), or abort() after an error.
 
     gathers   prefetches those of the recorded sequence; its ids are this sequence's gathers
     comm      all ranks
@@ -54,11 +55,11 @@ class AgreedOrder:
     def __init__(self, gathers: ExecOrder, comm: libdc.Comm, count: int, fills: Fills) -> None:
         self.gathers, self.comm, self.count, self.fills = gathers, comm, count, fills
         self.recorded: List[int] = []
-        self.repeated: Set[int] = set()  # gathered more than once, which prefetching does not do
+        self.repeated: Set[int] = set()  # gathered more than once, which prefetches cannot be
         self.position = 0
         self.own: List[int] = []  # this rank's operations in this phase
-        self.left = True  # the recorded sequence is over, or there is none
-        self.differs = False  # a rank has left it
+        self.left = True  # the recorded sequence was left or is over, or there is none
+        self.differs = False  # whether a rank has left it
         self.reduced: Set[int] = set()  # parameters with a gradient on this rank, and after end() on any
 
     def begin(self) -> None:
@@ -67,18 +68,18 @@ class AgreedOrder:
         self.gathers.begin()
 
     def advance(self, id: int) -> None:
-        """This rank is about to gather a parameter."""
+        """Called before this rank gathers a parameter."""
         self.own.append(id)
         if self._is_ahead(id):
             self._fill_before(id)
             self._pass(id)
             if id in self.repeated:
-                self.fills.gather([id])  # as ranks that fill it in do
+                self.fills.gather([id])  # as on ranks that fill it in
         else:
             self._round(id, None)
 
     def reduce(self, id: int, grad: Tensor) -> None:
-        """This rank has a gradient."""
+        """Called when this rank has a gradient."""
         operation = reduction_of(id)
         self.own.append(operation)
         self.reduced.add(id)
@@ -90,7 +91,7 @@ class AgreedOrder:
             self._round(operation, grad)
 
     def end(self) -> None:
-        """Fills in what is left, until all ranks are at their ends."""
+        """Fills in the remaining operations, until all ranks' phases are over."""
         self._fill_rest()
         while not self._round(_END, None):
             pass
@@ -99,7 +100,7 @@ class AgreedOrder:
             self._merge()
 
     def abort(self) -> None:
-        """The phase has failed on this rank. Nothing is exchanged any more."""
+        """Called when the phase has failed on this rank. Nothing is exchanged any more."""
         self.gathers.end()
 
     # The recorded sequence
@@ -124,11 +125,11 @@ class AgreedOrder:
             self._fill()
 
     def _fill(self) -> None:
-        """The next operation, of which this rank needs nothing."""
+        """Fills in the next operation, which this rank does not need."""
         operation = self.recorded[self.position]
         self._pass(operation)
         if operation >= 0:
-            self.fills.gather([operation])  # unless it is prefetched
+            self.fills.gather([operation])  # does nothing if it is prefetched
             self.fills.drop(operation)
         else:
             self._reduce_nothing(reduction_of(operation))
@@ -145,7 +146,7 @@ class AgreedOrder:
     # Rounds
 
     def _round(self, operation: int, grad: Optional[Tensor]) -> bool:
-        """Does what the ranks need next. Says whether all are at their ends."""
+        """Performs the operations that ranks need next. Returns whether all ranks' phases are over."""
         table = self._exchange(operation)
         wanted = sorted({words[0] for words in table} - {_END})
         self.differs = self.differs or bool(wanted)
@@ -165,7 +166,7 @@ class AgreedOrder:
         return not wanted
 
     def _exchange(self, operation: int) -> List[List[int]]:
-        """Every rank's operation, and the set of its gradients."""
+        """Exchanges every rank's operation, and the set of its gradients."""
         words = [operation] + [0] * (1 + self.count // _WORD)
         for id in self.reduced:
             words[1 + id // _WORD] |= 1 << id % _WORD
@@ -175,7 +176,7 @@ class AgreedOrder:
         return rows
 
     def _merge(self) -> None:
-        """A new sequence, which has every rank's, and the old one unless that makes it long."""
+        """Records a new sequence that contains every rank's, and the old one unless that makes it too long."""
         texts = dict.fromkeys(self.fills.all_gather_bytes(json.dumps(self.own).encode()))
         sequences: List[List[int]] = [json.loads(text) for text in texts]
         merged = supersequence(sequences)
@@ -187,7 +188,7 @@ class AgreedOrder:
 
 
 def supersequence(sequences: Sequence[List[int]]) -> List[int]:
-    """A sequence that each of these is a subsequence of; a short one where they are alike."""
+    """A sequence of which each of these is a subsequence. It is short if they are similar."""
     result = sequences[0]
     for other in sequences[1:]:
         merged: List[int] = []
@@ -200,8 +201,8 @@ def supersequence(sequences: Sequence[List[int]]) -> List[int]:
 
 
 class WholeModelOrder:
-    """The gathers of a forward at stages 1 and 2, where weights stay whole: all of the model's, in the order of their
-    numbers, whatever this rank uses."""
+    """The gathers of a forward at stages 1 and 2, where weights stay whole: all parameters in the order of their
+    numbers, whether or not this rank uses them."""
 
     def __init__(self, groups: Sequence[List[int]], gather: Callable[[List[int]], None]) -> None:
         self.groups, self.gather = groups, gather

@@ -1,8 +1,8 @@
 """The order in which a phase of a step gathers parameters: recorded once, then used to prefetch.
 
-Neighbours in that order are gathered in groups, one handshake a group, and shard(prefetch=...) says how many groups
-ahead of their use. Every rank runs the same model, so every rank has the same order. Each decision depends on the
-sequence of gathers alone, never on time or on free memory. So the ranks decide alike, and their collectives match."""
+Neighbours in that order are gathered in groups, with one handshake each, and shard(prefetch=...) says how many groups
+ahead of their use. Every rank runs the same model, so every rank has the same order. Decisions depend only on the
+sequence of gathers, never on time or free memory. So all ranks decide alike, and their collectives match."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Callable, List, NamedTuple, Sequence, Tuple
 
 
 class Size(NamedTuple):
-    """A parameter's elements, and the number of the group that the program made of it and others; 0: of none."""
+    """A parameter's elements, and the number of the group in which the program put it; 0: none."""
 
     elements: int
     group: int
 
 
 def split_into_groups(sizes: Sequence[Size], group_size: int) -> List[Tuple[int, int]]:
-    """Cuts a sequence of parameters into [begin, end) of groups. A group is full with `group_size` elements: a small
-    parameter alone would cost a handshake. Those of one group of the program's stay together, and alone."""
+    """Splits a sequence of parameters into groups, as [begin, end). A group is full with `group_size` elements, so that
+    small parameters share a handshake. A group that the program made stays together, without others."""
     groups, begin, elements = [], 0, 0
     for k, size in enumerate(sizes):
         elements += size.elements
@@ -30,10 +30,10 @@ def split_into_groups(sizes: Sequence[Size], group_size: int) -> List[Tuple[int,
 
 
 class ExecOrder:
-    """One phase's order. begin(), advance() at each gather, end().
+    """One phase's order. Call begin(), advance() at each gather, then end().
 
     lookahead        how many groups are gathered ahead of use
-    group_size       elements of a full group (groups_of)
+    group_size       elements of a full group, see split_into_groups()
     sizes            of the parameters, by their ids
     prefetch, drop   start to gather some parameters, in one handshake; give one back that was not used
     take             the parameters of the group whose use begins"""
@@ -42,14 +42,14 @@ class ExecOrder:
                  drop: Callable[[int], None], take: Callable[[List[int]], None]) -> None:
         self.lookahead, self.group_size, self.sizes = lookahead, group_size, sizes
         self.prefetch, self.drop, self.take = prefetch, drop, take
-        self.recorded: List[int] = []  # the last phase's gathers
-        self.groups: List[Tuple[int, int]] = []  # of them
-        self.position = 0  # how many of them this phase has repeated
-        self.group = 0  # the one that begins next
-        self.num_prefetched = 0  # groups that are gathered, or under way
-        self.next_trigger = -1  # where the next group begins
+        self.recorded: List[int] = []  # the gathers of the last phase
+        self.groups: List[Tuple[int, int]] = []  # the groups of recorded gathers
+        self.position = 0  # number of recorded gathers that this phase has repeated
+        self.group = 0  # index of the group that begins next
+        self.num_prefetched = 0  # groups that are gathered or being gathered
+        self.next_trigger = -1  # position at which the next group begins
         self.matches_recorded = False
-        self.current: List[int] = []  # this phase's, once it left the recorded order
+        self.current: List[int] = []  # this phase's gathers, once they differ from the recorded ones
 
     def begin(self) -> None:
         self.position = self.num_prefetched = self.group = self.next_trigger = 0
@@ -57,7 +57,7 @@ class ExecOrder:
         self.current = []
 
     def advance(self, id: int) -> None:
-        """id is about to be gathered."""
+        """Called before parameter id is gathered."""
         if self.matches_recorded:
             at, recorded = self.position, self.recorded
             if at < len(recorded) and recorded[at] == id:
@@ -70,7 +70,8 @@ class ExecOrder:
         self.current.append(id)
 
     def _prefetch_next(self) -> None:
-        """The first parameter of a group is needed: from here on the groups behind it are under way too."""
+        """Called at the first parameter of a group. Starts to gather this group and the next `lookahead` ones, unless
+        they are started already, and takes this group."""
         groups = self.groups
         begins, ends = groups[self.group]
         self.group += 1
@@ -83,12 +84,12 @@ class ExecOrder:
         self.take(self.recorded[begins:ends])
 
     def record(self, ids: List[int]) -> None:
-        """The next phases gather these."""
+        """Records the gathers of the next phases."""
         self.recorded = ids
         self.groups = split_into_groups([self.sizes[id] for id in ids], self.group_size)
 
     def end(self) -> None:
-        """The phase is over. Weights that were fetched and not used go back."""
+        """Ends the phase. Drops weights that were prefetched and not used."""
         fetched = self.recorded[self.position : self.groups[self.num_prefetched - 1][1]] if self.num_prefetched else []
         if self.matches_recorded:
             unused = fetched
