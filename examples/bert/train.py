@@ -7,7 +7,7 @@ transformer layer, sharded over the ranks by ZeRO-3:
     python -m libdc.run -n 2 examples/bert/train.py --compare             without and with them, step by step in turn
     python examples/bert/train.py --steps 20                              one process
 
-15 % of the bytes are hidden: of these 80 % are a mask byte, 10 % another byte, 10 % as they were (Devlin et al.
+15 % of the bytes are hidden: of these 80 % become a mask byte, 10 % another byte, 10 % stay (Devlin et al.
 2018)."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from data import Text  # noqa: E402
 from plot import Series, line_chart  # noqa: E402
 from progress import Progress, columns, size  # noqa: E402
 
-MASK, VOCABULARY = 256, 257  # the bytes, and the one that hides
+MASK, VOCABULARY = 256, 257  # the mask token, and the number of tokens
 
 
 class Bert(nn.Module):
@@ -58,7 +58,8 @@ class Bert(nn.Module):
 
 
 def hide(tokens: Tensor, seed: int) -> Tuple[Tensor, Tensor]:
-    """(what the model sees, which places it must guess); a function of the seed."""
+    """(the model's input, a mask of the positions that it must predict). Both depend only on the tokens and the
+    seed."""
     rng = torch.Generator().manual_seed(seed)
     draw, kind = (torch.rand(tokens.shape, generator=rng) for _ in range(2))
     chosen = draw < 0.15
@@ -69,7 +70,7 @@ def hide(tokens: Tensor, seed: int) -> Tuple[Tensor, Tensor]:
 
 def loss_of(model: nn.Module, tokens: Tensor, seed: int) -> Tensor:
     seen, chosen = hide(tokens, seed)
-    # Ranks have as many tokens each, and so, nearly, as many hidden ones.
+    # All ranks have equally many tokens, and so nearly as many hidden ones: averaging their means is about right.
     return F.cross_entropy(model(seen)[chosen], tokens[chosen])
 
 
@@ -88,7 +89,7 @@ def parse() -> argparse.Namespace:
 
 
 class Trainer:
-    """One model with its optimizer and what it has shown so far. The same seeds give the same dropout in any model."""
+    """One model with its optimizer and its results so far. Equal seeds give equal dropout in all models."""
 
     def __init__(self, options: argparse.Namespace, flags: bool, comm: Any) -> None:
         self.options, self.rank, self.ranks = options, comm.rank, comm.size
@@ -136,7 +137,7 @@ def report(options: argparse.Namespace, trainers: List[Trainer]) -> None:
     for i, (trainer, (pale, strong)) in enumerate(zip(trainers, COLORS)):
         name = f"metrics-{i}.jsonl" if i else "metrics.jsonl"
         (options.out / name).write_text("".join(json.dumps(row) + "\n" for row in trainer.rows))
-        # Where two are the same, both can be seen.
+        # Different line widths, so that two equal curves are both visible.
         series += [Series(f"training {trainer.name}", [r["step"] for r in trainer.rows],
                           [r["loss"] for r in trainer.rows], pale, 4.0 - 2.5 * i),
                    Series(f"held out {trainer.name}", [s for s, _ in trainer.held_out],

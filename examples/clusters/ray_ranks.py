@@ -1,5 +1,5 @@
 """Starts the ranks of a script on the machines of a Ray cluster: `python ray_ranks.py --nodes 2 -n 8 train.py ARGS…`.
-An actor on each machine runs `libdc.run`. When a rank fails, its launcher ends, and the others' too.
+An actor on each machine runs `libdc.run`. When a rank fails, its launcher ends, and so do the others.
 
 SPDX-License-Identifier: Apache-2.0"""
 
@@ -18,10 +18,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 
 class Node:
-    """A machine, with its launcher."""
+    """A machine with its launcher."""
 
     def choose_meeting(self) -> Tuple[str, int]:
-        """This machine's address, and a port that is free now with the next one."""
+        """This machine's address, and a port that is now free, as is the next one."""
         while True:
             with socket.socket() as first, socket.socket() as second:
                 first.bind(("", 0))
@@ -33,11 +33,11 @@ class Node:
                 return ray.util.get_node_ip_address(), port
 
     def run(self, arguments: List[str], secret: str) -> int:
-        """Runs `libdc.run`; its exit code. The secret is on no command line."""
+        """Runs `libdc.run`, and returns its exit code. The secret is not on the command line, which others can read."""
         command = [sys.executable, "-m", "libdc.run", "--secret-stdin", *arguments]
         launcher = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         launcher.stdin.write(f"{secret}\n")
-        launcher.stdin.flush()  # it stays open: its end would end the ranks
+        launcher.stdin.flush()  # it stays open, since its end would end the ranks
         return launcher.wait()
 
 

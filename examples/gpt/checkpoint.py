@@ -1,11 +1,10 @@
-"""Checkpoints: files that libdc's ranks write together, each its own part, and that appear when they are whole.
+"""Checkpoints: files to which each rank writes its own part, and which appear only when they are complete.
 
     step-000240.safetensors     the weights under the model's own names, readable by anything, the optimizer's state,
     the
                                 step, and each rank's random state
 
-A run may go on at another stage or on another number of ranks.
-"""
+A run can continue at another stage or on another number of ranks."""
 from __future__ import annotations
 
 import os
@@ -30,7 +29,7 @@ def latest(folder: str) -> Optional[str]:
 
 
 def save(folder: str, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: Any) -> None:
-    """Every rank calls it."""
+    """Saves a checkpoint, and deletes old ones. Every rank must call it."""
     own = torch.get_rng_state().view(torch.int8)  # a type that collectives take
     random = group.all_gather(own, torch.empty(group.size, own.numel(), dtype=own.dtype)).view(torch.uint8)
     dct.save_checkpoint(model, os.path.join(folder, f"step-{step:06d}.safetensors"), optimizer,
@@ -41,9 +40,9 @@ def save(folder: str, step: int, model: torch.nn.Module, optimizer: torch.optim.
 
 
 def load(path: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, group: Any) -> int:
-    """Into a sharded model, its optimizer, and this rank's random state: a rank that was not there gets rank 0's.
-    Returns the step of the checkpoint."""
+    """Loads a checkpoint into a sharded model, its optimizer and this rank's random state, and returns its step. A rank
+    that the saved run did not have gets rank 0's random state."""
     extra = dct.load_checkpoint(model, path, optimizer)
     random = extra["random"][group.rank if group.rank < len(extra["random"]) else 0]
-    torch.set_rng_state(random.clone())  # PyTorch 2.13 reads from where the storage begins
+    torch.set_rng_state(random.clone())  # clone(): PyTorch 2.13 reads from the storage's beginning
     return int(extra["step"])

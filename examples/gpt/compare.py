@@ -1,4 +1,5 @@
-"""The same steps in stages 0, 1, 2 and 3, turn by turn, so that all share the machine's good and bad moments."""
+"""Runs the same steps in stages 0, 1, 2 and 3. The stages take turns at each step, so that changes of the machine's
+speed affect all alike."""
 from __future__ import annotations
 
 import argparse
@@ -20,7 +21,7 @@ def _table(head: List[str], rows: List[List[str]]) -> str:
 
 
 def compare(a: argparse.Namespace, group: Any, show: Progress) -> bool:
-    """Prints the table; True if the losses of every step have the same bits in all stages."""
+    """Prints the table. Returns whether the losses of every step have equal bits in all stages."""
     config = model_config(a)
     text = Text.load(config.seq, a.seed)
     trainers = {stage: Trainer(a, config, group, stage) for stage in STAGES}

@@ -7,7 +7,7 @@ from typing import Iterator, List, Tuple
 
 import torch
 
-# Installed packages differ from machine to machine; the tests would be half of all text.
+# Installed packages differ between machines, and the tests would be half of the text.
 _SKIP = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "lib2to3"}
 _HELD_OUT = 20  # every twentieth file is never trained on
 
@@ -32,8 +32,8 @@ def _read(paths: List[str]) -> torch.Tensor:
 
 @dataclass
 class Text:
-    """A training and a held-out part. Batches depend on (seed, step) alone, so that any number of ranks sees the same
-    sequences, and a resumed run goes on where it was."""
+    """A training and a held-out part. Batches depend only on (seed, step), so any number of ranks sees the same
+    sequences, and a resumed run continues where it stopped."""
 
     train: torch.Tensor
     held_out: torch.Tensor

@@ -1,4 +1,5 @@
-"""A byte-level GPT: pre-norm blocks, learned positions, an untied head. Plain PyTorch, knows nothing of sharding."""
+"""A byte-level GPT: pre-norm blocks, learned positions, an untied head. It is plain PyTorch and knows nothing of
+sharding."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Returns the mean cross entropy in nats a byte when given targets, else the logits."""
+    """Returns the logits or, if targets are given, the mean cross entropy in nats a byte."""
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -79,10 +80,9 @@ class GPT(nn.Module):
 @torch.no_grad()
 def generate(model: GPT, prompt: bytes, count: int, top_k: int = 20, temperature: float = 0.8,
              seed: int = 0) -> Iterator[bytes]:
-    """Yields `count` bytes one by one. Every rank must run it: a sharded model gathers its weights in each step.
+    """Yields `count` bytes one by one. Every rank must run it, since a sharded model gathers its weights in each step.
 
-    The same seed on every rank keeps the ranks' texts, and so the collectives they call, the same.
-    """
+    All ranks need the same seed, so that their texts, and so their collectives, are equal."""
     rng = torch.Generator().manual_seed(seed)
     text: List[int] = list(prompt)
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""The trainer's command line: what may be said, what is missing, what is wrong."""
+"""The trainer's command line: its options, defaults and checks."""
 from __future__ import annotations
 
 import argparse
@@ -14,7 +14,7 @@ from model import CONFIGS, Config
 RUNS = os.environ.get("LIBDC_TRAIN_RUNS") or "runs"
 STEPS = {"tiny": 60, "small": 240, "wide": 100}
 
-# Options that a resumed run takes over from the run it goes on with, unless the command line says otherwise.
+# Options that a resumed run takes from the run that it continues, unless the command line gives them.
 _INHERITED = ("model", "stage", "steps", "batch", "seq", "accumulate", "lr", "warmup", "clip", "seed", "compile")
 
 
@@ -111,7 +111,7 @@ def launched() -> bool:
 def parse(argv: Optional[List[str]] = None) -> argparse.Namespace:
     """Reads and checks the command line. With --ranks and no launcher yet, becomes libdc's launcher."""
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if rank != 0:  # one voice is enough
+    if rank != 0:  # only rank 0 prints errors
         sys.stderr.flush()
         saved, sys.stderr = sys.stderr, open(os.devnull, "w")
         try:

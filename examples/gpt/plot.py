@@ -1,4 +1,4 @@
-"""A line chart as a PNG file without a plotting library: coverage by distance to the line, a 5x7 font, zlib."""
+"""Draws a line chart as a PNG file without a plotting library: anti-aliased lines, a 5x7 font, zlib."""
 from __future__ import annotations
 
 import math
@@ -13,9 +13,9 @@ Color = Tuple[int, int, int]
 
 _INK: Color = (40, 44, 52)
 _GRID: Color = (228, 231, 236)
-_SCALE = 2  # of the font's pixels
+_SCALE = 2  # size of the font's pixels
 
-# Five columns a glyph, lowest bit on top, for the characters from space to '~'.
+# The characters from space to '~': five columns (bytes) each, with the lowest bit on top.
 _FONT = bytes.fromhex(
     "0000000000 00005f0000 0007000700 147f147f14 242a7f2a12 2313086462 3649562050 0008070300 001c224100 0041221c00"
     "2a1c7f1c2a 08083e0808 0080703000 0808080808 0000606000 2010080402 3e5149453e 00427f4000 7249494946 2141494d33"
@@ -50,7 +50,7 @@ class Canvas:
         part.lerp_(torch.tensor(color, dtype=torch.float32).expand_as(part), cover.expand_as(part))
 
     def line(self, points: Sequence[Tuple[float, float]], color: Color, width: float) -> None:
-        """A connected line. The segments' coverages are joined before blending, so that joints show no dots."""
+        """Draws a connected line. The segments' coverages are merged before blending, so that joints show no dots."""
         left, top = (int(min(p[i] for p in points) - width - 1) for i in (0, 1))
         right, bottom = (int(max(p[i] for p in points) + width + 2) for i in (0, 1))
         cover = torch.zeros(bottom - top, right - left)
@@ -66,7 +66,7 @@ class Canvas:
         self._blend(top, left, cover, color)
 
     def text(self, x: float, y: float, text: str, color: Color = _INK, align: float = 0.0) -> None:
-        """Text whose vertical middle is y; align 0 begins at x, 0.5 is centred on it, 1 ends there."""
+        """Draws text with its vertical middle at y. align: 0 begins at x, 0.5 is centred on it, 1 ends there."""
         columns = [0]
         for c in text:
             at = 5 * (ord(c) - 32)
@@ -77,7 +77,7 @@ class Canvas:
 
     def png(self) -> bytes:
         height, width = self.pixels.shape[:2]
-        rows = torch.zeros(height, 1 + 3 * width, dtype=torch.uint8)  # each row begins with its filter: none
+        rows = torch.zeros(height, 1 + 3 * width, dtype=torch.uint8)  # each row begins with its filter type: 0, none
         rows[:, 1:] = self.pixels.round().to(torch.uint8).view(height, -1)
 
         def chunk(kind: bytes, data: bytes) -> bytes:

@@ -22,8 +22,8 @@ def clock(seconds: float) -> str:
 
 
 def columns() -> int:
-    """Width of the terminal that our lines end up on, 0 if it is none: our own, or that of libdc's launcher, which
-    forwards them."""
+    """The width of the terminal that shows our lines, 0 if there is none. It is this process's terminal, or that of
+    libdc's launcher, which forwards lines."""
     launcher = [f"/proc/{os.getppid()}/fd/1"] if "LIBDC_GROUP" in os.environ else []
     for path in ["/proc/self/fd/1", *launcher]:
         try:
@@ -48,7 +48,7 @@ def _blocks() -> str:
 
 
 def sparkline(values: List[float], width: int) -> str:
-    """The course of the values in `width` characters."""
+    """A chart of the values in `width` characters."""
     marks, width = _blocks(), min(width, len(values))
     cuts = [values[i * len(values) // width:(i + 1) * len(values) // width] for i in range(width)]
     means = [sum(c) / len(c) for c in cuts]
@@ -75,7 +75,7 @@ class Screen:
             self.drawn = 0
 
     def draw(self, lines: List[str], width: int) -> None:
-        """Prints the live block, over the last one."""
+        """Draws the live block over the previous one."""
         self._erase()
         sys.stdout.write("".join(line[:width - 1] + "\n" for line in lines))
         sys.stdout.flush()

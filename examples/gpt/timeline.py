@@ -1,4 +1,5 @@
-"""The last steps in Chrome's trace format, for https://ui.perfetto.dev: ranks are processes, streams are lanes."""
+"""Writes the last steps in Chrome's trace format, for https://ui.perfetto.dev: ranks are processes, streams are
+threads."""
 from __future__ import annotations
 
 import json
@@ -31,7 +32,7 @@ def _events(rank: int, spans: Iterable[Span], events: Iterable[Any], names: List
 
 
 def write(path: str, group: Any, spans: Iterable[Span], events: Iterable[Any], names: List[str]) -> None:
-    """Every rank calls it; rank 0 joins the ranks' parts into one file. names: of the parameters, by their ids."""
+    """Every rank calls it; rank 0 joins the ranks' parts into one file. names: the parameters' names, by id."""
     with open(f"{path}.{group.rank}", "w") as f:
         json.dump(_events(group.rank, spans, events, names), f)
     group.barrier()

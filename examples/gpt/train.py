@@ -36,8 +36,8 @@ INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 
 
 class Stop:
-    """Remembers that Ctrl-C (or a launcher's SIGTERM) came; the loop asks at the end of each step. A second Ctrl-C
-    ends at once."""
+    """Records Ctrl-C (or a launcher's SIGTERM), which the loop checks at the end of each step. A second Ctrl-C ends at
+    once."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -50,7 +50,7 @@ class Stop:
 
 
 def read_metrics(folder: str, steps: int) -> List[Dict[str, Any]]:
-    """The lines of the first `steps` steps; later ones belong to work that was not saved."""
+    """The lines of the first `steps` steps. Later ones belong to work that was not saved."""
     try:
         with open(os.path.join(folder, "metrics.jsonl")) as f:
             rows = [json.loads(line) for line in f if line.endswith("\n")]
@@ -109,7 +109,7 @@ class Run:
         self.saved = step
 
     def train(self) -> int:
-        """Steps to the end, or until any rank was told to stop. Returns the number of steps done in all."""
+        """Trains to the end, or until any rank was told to stop. Returns the total number of steps done."""
         stop, step = Stop(), self.first
         dct.trace_start(self.trainer.model, 8192)
         metrics = open(self.path("metrics.jsonl"), "a", buffering=1) if self.group.rank == 0 else None
@@ -146,7 +146,7 @@ class Run:
             f.write(line_chart(title, "step", "loss (nats a byte)", series))
 
     def sample(self) -> str:
-        """Text written by the model, by all ranks together, without what would steer a terminal."""
+        """Text that the model generates, on all ranks together, without characters that would control a terminal."""
         prompt = b"def "
         out = bytearray(prompt)
         for piece in generate(self.trainer.model, prompt, self.a.sample, seed=self.a.seed):
@@ -154,7 +154,7 @@ class Run:
         return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in out.decode("utf-8", "replace"))
 
     def report(self, held_out: float) -> None:
-        """The bytes that the run moved and each rank holds, beside the formulas."""
+        """Prints the bytes that the run moved and that each rank holds, beside the formulas."""
         t, out, ranks = self.trainer, self.show.print, self.group.size
         last, whole = self.rows[-1], sum(t.sizes.values())
         unit = whole * (ranks - 1) / ranks
@@ -189,7 +189,7 @@ class Run:
 
 def main() -> int:
     a = options.parse()
-    sys.stdout.reconfigure(errors="replace")  # the sample may hold what the terminal lacks
+    sys.stdout.reconfigure(errors="replace")  # the sample may have characters that the terminal lacks
     group = dct.init()
     if a.compare:
         show = Progress("quiet" if a.quiet or group.rank else "lines", 0, a.steps)

@@ -1,4 +1,4 @@
-"""The training itself: a sharded model, AdamW on this rank's part of it, and what one step costs."""
+"""The training itself: a sharded model, AdamW on this rank's part of it, and the costs of each step."""
 from __future__ import annotations
 
 import argparse
@@ -20,20 +20,20 @@ Span = Tuple[str, int, int]  # name, begin and end on the monotonic clock in nan
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
-    """Linear warm-up, then half a cosine down to a tenth. step counts from 0."""
+    """The learning rate: linear warm-up, then half a cosine down to a tenth of the peak. step counts from 0."""
     if step < warmup:
         return peak * (step + 1) / warmup
     return peak * (0.55 + 0.45 * math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
 def formula(stage: int, accumulate: int) -> int:
-    """Elements on the wire in a step, in units of (all parameters) * (ranks - 1) / ranks. At stage 3 it is the most:
-    a backward gathers only what it reads, and that is neither a linear layer's bias nor an embedding's table."""
+    """Elements on the wire in a step, in units of (all parameters) * (ranks - 1) / ranks. At stage 3 this is an upper
+    bound: a backward gathers only what it reads, which excludes linear layers' biases and embedding tables."""
     return 2 * accumulate + 1 if stage == 3 else 2
 
 
 class Trainer:
-    """One model at one stage. start: the checkpoint to go on from, None for fresh weights."""
+    """One model at one stage. start: the checkpoint to continue from; None: new weights."""
 
     def __init__(self, a: argparse.Namespace, config: Config, group: Any, stage: int,
                  start: Optional[str] = None) -> None:
@@ -56,7 +56,8 @@ class Trainer:
         self.spans.append((name, begin, time.monotonic_ns()))
 
     def step(self, text: Text, step: int, stop: bool = False) -> Dict[str, Any]:
-        """Step number `step`, from 0. `stop` asks to end after it; the row has whether any rank asked."""
+        """Makes step number `step`, from 0. stop: this rank asks to end after it. The row says whether any rank
+        asked."""
         a, group = self.a, self.group
         before, begin = dct.stats(self.model), time.monotonic()
         for p in self.optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""The live display: a line an optimizer, drawn over itself on a terminal; plain lines elsewhere."""
+"""The live display: a line for each optimizer, redrawn in place on a terminal; plain lines elsewhere."""
 from __future__ import annotations
 
 from typing import Dict, List
@@ -42,7 +42,7 @@ class Board(Screen):
         self.steps = steps
 
     def show(self, rules: Dict[str, Rule], courses: Dict[str, Course]) -> None:
-        """After a step of all."""
+        """Shows the results after all optimizers have made a step."""
         step = max(len(course.losses) for course in courses.values())
         if self.mode == "live":
             width = columns() or 80

@@ -1,5 +1,5 @@
-"""Handwritten digits that need no download, and the autoencoder with a narrow waist that learns them. Digits are
-strokes with a slant, a size, a place and a pen of their own, 8 x 8 pixels of 17 greys from 0 to 1."""
+"""Generated handwritten digits, which need no download, and the autoencoder with a narrow waist that learns them.
+Digits are strokes with random slant, size, position and pen width, in 8 x 8 pixels of 17 greys from 0 to 1."""
 from __future__ import annotations
 
 import math
@@ -14,12 +14,12 @@ Point = Tuple[float, float]
 
 
 def _arc(x: float, y: float, rx: float, ry: float, begin: float, end: float, parts: int = 10) -> List[Point]:
-    """Part of an ellipse; angles in turns, clockwise from the right."""
+    """Points of an elliptic arc; angles in turns, clockwise from the right."""
     angles = [2 * math.pi * (begin + (end - begin) * i / parts) for i in range(parts + 1)]
     return [(x + rx * math.cos(a), y + ry * math.sin(a)) for a in angles]
 
 
-# Lines through points in a square from (0, 0), on top and left, to (1, 1).
+# For each digit, lines through points in a square from (0, 0), at the top left, to (1, 1).
 _STROKES: List[List[List[Point]]] = [
     [_arc(0.5, 0.5, 0.32, 0.5, 0, 1, 16)],
     [[(0.3, 0.2), (0.55, 0), (0.55, 1)]],
@@ -35,12 +35,12 @@ _STROKES: List[List[List[Point]]] = [
 
 
 def _segments(digit: int) -> torch.Tensor:
-    """[segments, 2 ends, x and y]"""
+    """The digit's segments: [segments, 2 ends, x and y]."""
     return torch.tensor([[a, b] for line in _STROKES[digit] for a, b in zip(line, line[1:])])
 
 
 def _written(digit: int, count: int, rng: torch.Generator) -> torch.Tensor:
-    """`count` pictures of a digit, each by another hand: [count, pixels]."""
+    """`count` pictures of a digit, each with its own random variations: [count, pixels]."""
     def between(low: float, high: float) -> torch.Tensor:
         return low + (high - low) * torch.rand(count, 1, 1, generator=rng)
 
@@ -61,7 +61,7 @@ def _written(digit: int, count: int, rng: torch.Generator) -> torch.Tensor:
 
 
 def pictures(count: int = COUNT, seed: int = 0) -> torch.Tensor:
-    """The set, in an order of its own: [count, 64], always the same."""
+    """The data set [count, 64], in random order; the same for equal arguments."""
     rng = torch.Generator().manual_seed(seed)
     written = torch.cat([_written(d, -(-count // 10), rng) for d in range(10)])
     return written[torch.randperm(len(written), generator=rng)[:count]].mul(GREYS).round() / GREYS

@@ -1,4 +1,4 @@
-"""The optimizers, with the settings that bench/optim/gates.py found best for the digits, and what a step is."""
+"""The optimizers, with the settings that bench/optim/gates.py found best for the digits, and the training steps."""
 from __future__ import annotations
 
 import re
@@ -14,8 +14,8 @@ Color = Tuple[int, int, int]
 
 
 class MuonAndAdamW:
-    """Muon for the matrices of hidden layers, and AdamW, which has arguments of its own, for all other parameters.
-    Patterns name the matrices, each with the number of matrices that lie one below the other in such a parameter."""
+    """Muon for the matrices of hidden layers, and AdamW, with its own arguments, for all other parameters. hidden:
+    patterns of the matrices' names, each with the number of matrices that are stacked in such a parameter."""
 
     def __init__(self, model: torch.nn.Module, hidden: Dict[str, int], adamw: Dict[str, Any], **options: Any) -> None:
         rest = dict(model.named_parameters())
@@ -37,7 +37,7 @@ Optimizer = Union[torch.optim.Optimizer, MuonAndAdamW]
 
 @dataclass(frozen=True)
 class Rule:
-    """An optimizer and its arguments; `sampled` are K-FAC's factors of labels that the model draws itself."""
+    """An optimizer and its arguments; `sampled` means K-FAC's factors from labels that the model draws itself."""
 
     name: str
     color: Color
@@ -85,7 +85,7 @@ GPT = {
 
 
 def digits_step(model: Any, optimizer: Optimizer, x: torch.Tensor, rng: torch.Generator) -> float:
-    """One step on a batch of pictures; its loss before."""
+    """Makes a step on a batch of pictures. Returns the loss before it."""
     optimizer.zero_grad()
     output = model(x)
     if isinstance(optimizer, KFAC):
@@ -98,7 +98,7 @@ def digits_step(model: Any, optimizer: Optimizer, x: torch.Tensor, rng: torch.Ge
 
 def text_step(model: Any, optimizer: Optimizer, batch: Tuple[torch.Tensor, torch.Tensor],
               rng: torch.Generator) -> float:
-    """One step on a batch of text; its loss before."""
+    """Makes a step on a batch of text. Returns the loss before it."""
     optimizer.zero_grad()
     logits = model(batch[0]).flatten(0, 1)
     if isinstance(optimizer, KFAC):

@@ -50,7 +50,7 @@ class Task(NamedTuple):
 
 def digits_task(a: argparse.Namespace, group: Any) -> Task:
     data = pictures()
-    size = -(-BATCH // group.size) * group.size  # equal parts: the mean over ranks is the batch's
+    size = -(-BATCH // group.size) * group.size  # equal parts, so that the mean over ranks is the batch's
 
     def batches() -> Iterator[torch.Tensor]:
         rng = torch.Generator().manual_seed(a.seed)
@@ -77,7 +77,8 @@ def gpt_task(a: argparse.Namespace, group: Any) -> Task:
 
 
 def race(task: Task, a: argparse.Namespace, group: Any, board: Board) -> Dict[str, Course]:
-    """All optimizers take each step one after the other, so that they share the machine's good and bad moments."""
+    """Trains with all optimizers, which take turns at each step, so that changes of the machine's speed affect all
+    alike."""
     rules = {name: rule for name, rule in task.rules.items() if name in a.only}
     courses = {name: Course() for name in rules}
     models, optimizers, batches = {}, {}, {}
@@ -101,7 +102,7 @@ def race(task: Task, a: argparse.Namespace, group: Any, board: Board) -> Dict[st
 
 
 def draw(task: Task, courses: Dict[str, Course], folder: str, ranks: int) -> List[str]:
-    """The two pictures and the numbers; their names."""
+    """Writes the two pictures and the numbers. Returns the files' names."""
     def path(suffix: str) -> str:
         return os.path.join(folder, f"{task.name}{suffix}")
 
@@ -117,7 +118,8 @@ def draw(task: Task, courses: Dict[str, Course], folder: str, ranks: int) -> Lis
 
 
 def summary(task: Task, courses: Dict[str, Course], board: Board) -> None:
-    """Prints the steps and seconds in which each reaches the last loss of SGD, or of the first one."""
+    """Prints the steps and seconds in which each optimizer reaches the last loss of the first one, which is SGD by
+    default."""
     first = next(iter(courses))
     goal = courses[first].smooth()[-1]
     board.print(f"steps and seconds to {task.rules[first].name}'s last loss, {goal:.4f}:")

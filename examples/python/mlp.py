@@ -38,7 +38,7 @@ def picture(number: int) -> Tuple[int, List[float]]:
 
 
 def learn(number: int, w1: Sequence[float], w2: Sequence[float], g1: array, g2: array) -> float:
-    """One picture's loss; adds its gradient."""
+    """Returns one picture's loss, and adds its gradient to g1 and g2."""
     digit, x = picture(number)
     h, dh, loss = [], [0.0] * HIDDEN, 0.0
     for j in range(HIDDEN):
