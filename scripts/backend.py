@@ -1,4 +1,5 @@
-"""The build backend: meson-python's, whose wheels name the Python that built them; ours work from CPython 3.9 on."""
+"""The build backend: meson-python's, but its wheels are tagged for CPython 3.9 and later, not for the Python that built
+them."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""An archive with all that scripts/gpu-check needs on a machine with a card, so that nothing is built there:
+"""Makes an archive with all that scripts/gpu-check needs on a machine with a card, so that nothing is built there:
 
     scripts/card_kit.py BUILD ARCHIVE [--simulated]
 
 BUILD is a build of the target `card_programs`; ARCHIVE ends in .tar.xz, or in .tar. It has the programs without
 debugging symbols, and the wheels of build/wheel, whose plug-in the programs use too. In .carried are cmocka and the
-Python packages that a machine without a network lacks. It has the sources too, since a machine on which the programs do
-not start builds them. build/gpu/kit.json says of what it was made, and which glibc the programs want.
+Python packages that a machine without a network lacks. It has the sources too, for machines on which the programs do
+not start and must be built. build/gpu/kit.json says from what it was made, and which glibc the programs need.
 
---simulated: from a build with the simulated driver (tests/cudasim), whose programs and libraries take the places of
-those for a card. The wheels are made of build/package and of that plug-in, and of the Python packages only cffi is
-carried, as this Python has it. The rehearsal of the kit runs it where there is no card."""
+--simulated: from a build with the simulated driver (tests/cudasim), whose programs and libraries replace those for a
+card. The wheels are made from build/package and that plug-in, and of the Python packages only this Python's cffi is
+carried. The rehearsal of the kit uses it where there is no card."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from mutants import copy_sources
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "libdc-card-kit"
 LIMIT = 60 << 20  # bytes of the archive
-PYTHONS = ("3.12", "3.11")  # of machines with cards, the first one first
+PYTHONS = ("3.12", "3.11")  # of machines with cards, in order of preference
 CARRIED = ("cffi", "pycparser", "pytest", "iniconfig", "pluggy", "packaging", "pygments")
 SIMULATED = ("libcuda.so.1", "libcublasLt.so.13", "libcusolver.so.12", "libnccl.so.2")
 PLUGIN = "libdc_cuda.so"
@@ -51,7 +51,7 @@ def conformance() -> List[str]:
 
 
 def programs(build: Path, simulated: bool) -> Dict[str, Path]:
-    """By their names in the kit."""
+    """The paths of the programs, by their names in the kit."""
     if not simulated:
         return {path.name: path for path in sorted((build / "tests" / "card").glob("card_*")) if path.is_file()}
     folder = build / "tests" / "cudasim"
@@ -67,13 +67,14 @@ def stripped(source: Path, target: Path) -> None:
 
 
 def newest_glibc(files: List[Path]) -> str:
-    """The newest version of glibc's symbols that the files want."""
+    """The newest version of glibc's symbols that the files need."""
     wanted = re.findall(r"GLIBC_([\d.]+)", run("readelf", "--wide", "--version-info", *files))
     return max(wanted, key=lambda version: [int(part) for part in version.split(".")])
 
 
 def carry_cmocka(folder: Path) -> None:
-    """As its Debian packages have it below /usr, so that pkg-config finds it with another root."""
+    """Copies cmocka with its paths below /usr, as in the Debian packages, so that pkg-config finds it under another
+    root."""
     for variable, pattern in (("includedir", "cmocka*.h"), ("libdir", "libcmocka.so*"),
                               ("libdir", "pkgconfig/cmocka.pc")):
         place = Path(run("pkg-config", f"--variable={variable}", "cmocka").strip())
@@ -84,7 +85,7 @@ def carry_cmocka(folder: Path) -> None:
 
 
 def carry_python(folder: Path) -> None:
-    """For each of the versions; importing tells which of the compiled modules fits."""
+    """Unpacks the packages for all Python versions. At import, Python selects the compiled module that fits."""
     for python in reversed(PYTHONS):
         with tempfile.TemporaryDirectory() as wheels:
             run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
@@ -144,7 +145,7 @@ def main() -> int:
     options.archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         fill(Path(folder) / NAME, options.build.resolve(), options.simulated)
-        whole = options.archive.with_name(f"{options.archive.name}.part")  # a call that is stopped leaves the last one
+        whole = options.archive.with_name(f"{options.archive.name}.part")  # an interrupted call leaves the last archive
         with tarfile.open(whole, "w:xz" if options.archive.suffix == ".xz" else "w") as archive:
             archive.add(Path(folder) / NAME, NAME)
         whole.replace(options.archive)

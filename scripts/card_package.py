@@ -26,7 +26,7 @@ def unpack(wheel: Path, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             path = Path(archive.extract(member, folder))
-            if member.external_attr >> 16 & 0o100 and path.is_file():  # zipfile leaves programs without their mode
+            if member.external_attr >> 16 & 0o100 and path.is_file():  # zipfile does not set the mode of programs
                 path.chmod(0o755)
 
 

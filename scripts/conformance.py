@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The tables of docs/conformance*.md: the checks of a list in tests/conformance, the tests that carry their numbers,
-and how those ended when the suites that hold them ran last.
+"""Makes the tables of docs/conformance*.md: the checks of a list in tests/conformance, the tests with their numbers,
+and the results of the last runs of the suites with these tests.
 
     scripts/conformance.py            writes them
     scripts/conformance.py --check    fails if one is not up to date, a check has no test, a test names no check, or a
@@ -66,15 +66,15 @@ them by a factor that they name.
 
 
 class Table(NamedTuple):
-    word: str  # of the comments that carry numbers
+    word: str  # the word of comments that have numbers
     checks: Path
     count: int
     document: Path
     head: str
-    places: str  # paths of the files whose tests' names carry numbers
-    c_name: str  # what such a name begins with
+    places: str  # pattern of the files whose tests have numbers in their names
+    c_name: str  # how such a name begins
     python_name: str
-    suites: Tuple[str, ...]  # of pytest
+    suites: Tuple[str, ...]  # pytest's suites
 
 
 CHECKS, DOCS = ROOT / "tests" / "conformance", ROOT / "docs"
@@ -90,7 +90,7 @@ TABLES = [
           "test_", "test_", ("python", "torch", "tools")),
 ]
 
-# The suites whose results the tables show.
+# The suites whose results are in the tables.
 RESULTS = tuple(sorted({"gcc"}.union(*(table.suites for table in TABLES)) - {"conformance"}))
 
 
@@ -103,7 +103,7 @@ class Check(NamedTuple):
 
 
 class Test(NamedTuple):
-    path: str  # from the root
+    path: str  # relative to the root
     name: str
     numbers: Tuple[int, ...]
 
@@ -143,7 +143,7 @@ def read_tests(table: Table) -> Iterator[Test]:
 
 
 def c_results() -> Iterator[Tuple[str, Result]]:
-    """Of every cmocka test by its name, once for each device."""
+    """The result of every cmocka test by name, once for each device."""
     words = {"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}
     for line in C_RESULTS.read_text(encoding="utf-8").splitlines():
         program = json.loads(line)
@@ -153,7 +153,7 @@ def c_results() -> Iterator[Tuple[str, Result]]:
 
 
 def python_results(path: Path) -> Iterator[Tuple[str, Result]]:
-    """Of every pytest test by its module and its name without parameters."""
+    """The result of every pytest test, by its module and its name without parameters."""
     for case in ElementTree.parse(path).iter("testcase"):
         skipped = case.find("skipped")
         failed = case.find("failure") is not None or case.find("error") is not None
@@ -235,7 +235,8 @@ def document(table: Table, checks: List[Check], tests: List[Test], results: Dict
 
 
 def without_results(text: str) -> List[str]:
-    """The lines of a document without the state of each check, and of the summary the counts of checks and tests."""
+    """The lines of a document without the checks' results, and without the counts of checks and tests in the
+    summary."""
     rows = [line.rsplit("|", 2)[0] if line.startswith("| ") else line for line in text.splitlines()]
     return [re.sub(r"(?<= tests: ).*", "", row) for row in rows]
 

@@ -27,7 +27,8 @@ COUNTERS = "-fprofile-instr-generate -fcoverage-mapping -mllvm -runtime-counter-
 
 
 def run(*command: str, **environment: str) -> None:
-    """Programs that run while it is set up and built must not count: into the profiles, too."""
+    """Runs a command, whose programs write their counters into PROFILES, even during setup and build. build_and_test()
+    clears those before the tests, so that only tests count."""
     everywhere = {"LLVM_PROFILE_FILE": str(PROFILES / "%m%c.profraw")}
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, **everywhere, **environment}, stdout=sys.stderr)
 
@@ -45,7 +46,7 @@ def build_and_test() -> None:
 
 
 def llvm_cov(*arguments: str) -> str:
-    """The library's objects are in every test as well, and counted together."""
+    """Runs llvm-cov on the library. Its objects are in every test as well, and are counted together."""
     command, *rest = arguments
     return subprocess.run(["llvm-cov-14", command, str(BUILD / "libdc.so"), *rest,
                            f"-instr-profile={BUILD / 'all.profdata'}"], cwd=ROOT, check=True, stdout=subprocess.PIPE,
@@ -53,7 +54,7 @@ def llvm_cov(*arguments: str) -> str:
 
 
 def table() -> "tuple[List[str], List[str]]":
-    """The report's lines, and what is below its limit."""
+    """The report's lines, and the figures that are below their limits."""
     data = json.loads(llvm_cov("export", "-summary-only"))["data"][0]
     inside = {str(Path(entry["filename"]).resolve().relative_to(ROOT)): entry["summary"] for entry in data["files"]
               if Path(entry["filename"]).resolve().is_relative_to(ROOT / "src")}
@@ -85,7 +86,7 @@ def missed(file: str) -> str:
         half = "Branch (" in line and (": 0," in line or ": 0]" in line)
         if inside and (never or half):
             keep.append(line)
-    if not found:  # of which nothing would seem to be missed
+    if not found:  # else it would seem that nothing is missed
         sys.exit(f"coverage: --lines {file}: no source has this name")
     return "\n".join(keep)
 

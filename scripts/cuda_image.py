@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""A family of kernels as C that holds its images:
+"""Makes C with the images of a family of kernels:
 
     cuda_image.py NAME SOURCE PTX CUBIN_80 CUBIN_90 C DEPFILE NVCC PTXAS FLAGS...
 
-nvcc makes PTX for compute capability 8.0, and ptxas machine code for 8 and for 9 out of it: no kernel asks for the
-capability, so one PTX serves all. PTX is a language of which each version adds to the one before. The PTX is declared
-to be CUDA 12.0's version, so ptxas refuses what came later, and a driver of any CUDA 12 or 13 can compile it. Machine
-code is taken by drivers of the same major version of CUDA as ptxas, and by later ones. PTXAS may be `-`, nvcc's own.
-No warning passes, nor a kernel that keeps a register in memory."""
+nvcc makes PTX for compute capability 8.0, from which ptxas makes machine code for 8 and 9: no kernel asks for the
+capability, so one PTX serves all. Each version of PTX only adds to the one before. The PTX is declared as CUDA 12.0's
+version, so ptxas refuses later features, and a driver of any CUDA 12 or 13 can compile it. Drivers of the same major
+version of CUDA as ptxas, or of later ones, accept the machine code. PTXAS may be `-`, nvcc's own. Warnings are errors,
+and so are kernels that spill registers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WARNINGS = ["-v", "-warn-spills", "-warn-lmem-usage", "-Werror"]
 
 
 def lowered(ptx: str) -> str:
-    """Without hints that are newer than the version; what is no hint is left for ptxas to refuse."""
+    """The PTX declared as PTX_VERSION, without hints that are newer. ptxas refuses anything else that is newer."""
     ptx = re.sub(r"^\t*\.pragma \"used_bytes_mask [^\n]*\n", "", ptx, flags=re.M)
     ptx, count = re.subn(r"^\.version \S+$", f".version {PTX_VERSION}", ptx, flags=re.M)
     assert count == 1, f"{count} versions in one PTX"
@@ -30,7 +30,8 @@ def lowered(ptx: str) -> str:
 
 
 def embedded(name: str, file: str) -> str:
-    """A file's bytes and a zero, which ends PTX; the assembler reads them, since a compiler takes minutes to."""
+    """C with a file's bytes, and a zero that ends PTX. The assembler includes the file, since a compiler would take
+    minutes for an array."""
     lines = [".pushsection .rodata", ".balign 64", f".globl {name}", f".hidden {name}", f"{name}:",
              f'.incbin \\"{Path(file).resolve()}\\"', ".byte 0", ".popsection"]
     return "__asm__(\n" + "\n".join(f'    "{line}\\n"' for line in lines) + ");\n"

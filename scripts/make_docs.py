@@ -22,14 +22,14 @@ import manual_man
 
 def make_json(model: Dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    # The first page is a text for people.
+    # The first page is a text for people, not data.
     text = json.dumps({key: value for key, value in model.items() if key != "about"}, indent=1, ensure_ascii=False)
     (folder / "dc_api.json").write_text(text + "\n", encoding="utf-8")
 
 
 def make_man(model: Dict[str, Any], section: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for page in folder.glob(f"dc_*.{section}"):  # which may be of a function that is gone
+    for page in folder.glob(f"dc_*.{section}"):  # functions may have been removed
         page.unlink()
     for name, text in manual_man.pages(model):
         if name.endswith(f".{section}"):

@@ -1,5 +1,5 @@
-"""The public header as data: every declaration with what its comment says of it. The manual is made from this, and
-check_manual.py holds the header to it. Needs nothing but Python, since `meson install` makes the man pages too.
+"""The public header as data: every declaration with its comment. The manual is made from this, and check_manual.py
+checks it. Needs only Python, since `meson install` makes the man pages too.
 
 A block is: a first sentence; prose; lines `name  text` of parameters; `Returns …`; and `[class] Since version.`
 A parameter that a block leaves out is described in the list of arguments on the header's first page. `as dc_x`
@@ -36,7 +36,7 @@ class Text(NamedTuple):
     """A block's parts."""
 
     summary: str
-    body: List[str]  # paragraphs; a formula, which is indented, stays as it is and begins with a blank
+    body: List[str]  # paragraphs; a formula is kept as it is, and begins with a blank
     params: Dict[str, str]
     returns: str
     threads: str
@@ -45,7 +45,7 @@ class Text(NamedTuple):
 
 
 def strip(comment: str) -> List[str]:
-    """A comment's lines without stars; what is indented further than the block stays so."""
+    """A comment's lines without stars. Indentation relative to the block is kept."""
     lines = [re.sub(r"^\s*\*? ?", "", line.rstrip()) for line in comment.strip("\n").splitlines()]
     margin = min((len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()), default=0)
     return [line.strip() for line in lines[:1]] + [line[margin:] for line in lines[1:]]
@@ -90,7 +90,7 @@ def block(comment: str, names: List[str]) -> Text:
 
 
 def split_arguments(text: str) -> Iterator[Tuple[str, str]]:
-    """Type and name of each parameter."""
+    """The type and name of each parameter."""
     for part in re.split(r",(?![^(]*\))", " ".join(text.split())):
         found = re.fullmatch(r"\s*(.*?)(\w+)\s*", part)
         if found and found[1]:
@@ -121,7 +121,7 @@ def fields(text: str) -> Iterator[Dict[str, Any]]:
 
 
 def glossary(text: str) -> Dict[str, str]:
-    """The first page's list of arguments."""
+    """The list of arguments on the first page, as a dictionary."""
     found: Dict[str, str] = {}
     names: List[str] = []
     inside = False
@@ -140,7 +140,7 @@ def glossary(text: str) -> Dict[str, str]:
 
 
 def codes(text: str) -> Dict[str, str]:
-    """Status codes in the order in which a text names them, each with what it says in brackets."""
+    """Status codes in the order in which a text names them, each with its text in brackets."""
     found: Dict[str, str] = {}
     for name, why in re.findall(r"\b(DC_(?:OK|E_\w+))\b(?: \(([^()]*(?:\([^()]*\)[^()]*)*)\))?", text):
         found[name] = found.get(name) or why
@@ -148,7 +148,7 @@ def codes(text: str) -> Dict[str, str]:
 
 
 def errors_of(name: str, functions: Dict[str, Dict[str, Any]], shared: Dict[int, str]) -> Dict[str, str]:
-    """A function's codes, with those of the blocks that it refers to and of its chapter."""
+    """A function's status codes, with those of the blocks that it refers to and of its chapter."""
     function = functions[name]
     found = codes(function["returns_doc"])
     for other in re.findall(r"\bas (dc_\w+)", function["returns_doc"]):
@@ -197,7 +197,7 @@ def read(path: Path = HEADER) -> Dict[str, Any]:
             model["aliases"][part["alias"]] = {"type": part["target"], **common}
         elif part["prototype"]:
             _function(model, part["prototype"], comment, chapter)
-        # Macros that follow each other without a blank line share a comment.
+        # Consecutive macros without a blank line between them share a comment.
         comment = comment if part["macro"] and text.startswith("\n#define", match.end()) else ""
     for struct in model["structs"].values():
         _lay_out(struct)
@@ -214,13 +214,13 @@ def read(path: Path = HEADER) -> Dict[str, Any]:
 
 
 def tag(doc: str) -> str:
-    """The direction with which a text begins, or ""."""
+    """The direction tag at the beginning of a text, or ""."""
     found = TAG.match(doc)
     return found[1] if found else ""
 
 
 def _lay_out(struct: Dict[str, Any]) -> None:
-    """Offsets and size where pointers have 64 bits; every type that the header may use is aligned to its size."""
+    """Adds offsets and sizes for 64-bit pointers. Every type that the header may use is aligned to its size."""
     end = 0
     for field in struct["fields"]:
         kind, _, count = field["type"].partition("[")
@@ -232,15 +232,15 @@ def _lay_out(struct: Dict[str, Any]) -> None:
 
 
 def _direction(kind: str, opaque: Dict[str, Any]) -> str:
-    """Of data whose direction the type tells: places for handles, texts and numbers are written, structs too unless
-    they are const. Untyped memory is the caller's pointer, which is handed on."""
+    """The direction of data according to its type: pointers to handles, texts and numbers are written, and so are
+    structs unless they are const. Untyped memory is the caller's pointer, which is passed on."""
     target = kind[:-1].strip()
     written = kind.endswith("*") and (target.endswith("*") or not kind.startswith("const ")) and target != "void"
     return "out" if written and target not in opaque else "in"
 
 
 def _struct_direction(name: str, model: Dict[str, Any]) -> str:
-    """in: callers fill the struct; out: the library does; in,out: both, each in other calls."""
+    """The direction of a struct. in: callers fill it; out: the library does; in,out: both, in different calls."""
     filled = read = False
     for function, entry in model["functions"].items():
         for param in entry["params"]:
@@ -273,6 +273,6 @@ def _function(model: Dict[str, Any], prototype: str, comment: str, chapter: int)
 
 
 def _common(arguments: Dict[str, str], name: str, kind: str) -> str:
-    """The first page's text on an argument: of a handle, or of the place for a new one."""
+    """The first page's text on an argument: on a handle, or on the place for a new one."""
     given, _, place = arguments.get(name, "").partition(". As the place for a new one: ")
     return f"set to {place}" if place and kind.endswith("**") else given

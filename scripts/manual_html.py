@@ -10,7 +10,7 @@ from manual_man import COLLECTIVE, THREADS, returned
 
 
 class Writer:
-    """Text as reStructuredText, with names of the library as links."""
+    """Writes text as reStructuredText, with the library's names as links."""
 
     def __init__(self, model: Dict[str, Any]) -> None:
         self.model = model
@@ -92,7 +92,8 @@ class Writer:
         return "\n".join(out) + "\n"
 
     def rst_block(self, lines: List[str]) -> str:
-        """A comment's text: paragraphs, and indented blocks, which are lists, arguments, or stay as they are."""
+        """A comment's text: paragraphs and indented blocks. The latter are lists or arguments, or are kept as they
+        are."""
         out: List[str] = []
         inside: List[str] = []
         for line in [*lines, ""]:

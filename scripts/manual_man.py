@@ -18,7 +18,7 @@ def escaped(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Names of the library in bold."""
+    """The text with the library's names in bold."""
     return re.sub(r"\b(dc_\w+(?:\(\))?|DC_[A-Z]\w*)", r"\\fB\1\\fP", escaped(text))
 
 
@@ -46,7 +46,8 @@ def summary_of(text: str) -> str:
 
 
 def returned(f: Dict[str, Any]) -> str:
-    """The comment's text; where that only adds errors to others', they are in the list."""
+    """The text of RETURN VALUE: the comment's, unless that only adds errors to those of other functions, which the list
+    has."""
     said: str = f["returns_doc"]
     if f["returns"] == "dc_status" and not said.startswith("Returns"):
         return "DC_OK, or one of the errors below."
@@ -77,7 +78,7 @@ def function(name: str, f: Dict[str, Any], model: Dict[str, Any]) -> str:
 
 
 def pages(model: Dict[str, Any]) -> Iterator[Tuple[str, str]]:
-    """File names and contents."""
+    """The file name and content of each page."""
     version = model["version"]
     model = {**model, "status": {member["name"]: member["doc"]
                                  for member in model["enums"]["dc_status_code"]["members"]}}

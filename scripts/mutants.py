@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Puts each fault of tests/mutants into a copy of the sources and says which test finds it.
+"""Applies each patch of tests/mutants to a copy of the sources, and says which test finds the fault.
 
-    scripts/mutants.py [NAME ...]       all of them, or those whose paths below tests/mutants begin so
+    scripts/mutants.py [NAME ...]       all of them, or those whose paths below tests/mutants begin with NAME
 
 A mutant is caught by a test that fails, crashes or does not end. Exits with 1 if one survives, with 2 if a patch no
 longer applies or does not compile, or a NAME has none."""
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MUTANTS = ROOT / "tests" / "mutants"
-# Those that find most of them come first.
+# The tests that find most mutants come first.
 TESTS = [
     "programs/programs_sim", "sim/sim_gather", "sim/sim_reduce", "sim/sim_large_gradients", "sim/sim_offload",
     *(f"runtime/test_{stem}" for stem in ("gather", "gather_types", "reduce", "large_gradients", "large_param",
@@ -40,7 +40,7 @@ def name_of(mutant: Path) -> str:
 
 
 def copy_sources(to: Path) -> None:
-    """Tracked files and new ones, in their present state."""
+    """Copies tracked and new files in their current state."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True,
                             capture_output=True, text=True).stdout
     for name in listed.splitlines():
@@ -65,7 +65,7 @@ def build(out: Path, tests: list[str]) -> None:
 
 
 def tests_for(mutant: Path) -> list[str]:
-    """All, in the order in which they are likely to find it: the changed file's own test, its folder's, the others."""
+    """All tests, the likeliest to find it first: the changed file's own test, its folder's, the others."""
     changed = re.search(r"^--- a/src/(.+)\.\w+$", mutant.read_text(encoding="utf-8"), re.M)
     file = Path(changed[1] if changed else "")
     return sorted(TESTS, key=lambda test: (Path(test) != file.parent / f"test_{file.name}",
@@ -84,8 +84,8 @@ def first_report(output: str, code: int) -> str:
 
 
 def run(out: Path, test: str, limit_s: float | None) -> str | None:
-    """None if the test passes, else what it says."""
-    with tempfile.TemporaryFile("w+", errors="replace") as log:  # a file: what a hung test leaves behind holds no pipe
+    """Runs a test. Returns None if it passes, else its message."""
+    with tempfile.TemporaryFile("w+", errors="replace") as log:  # not a pipe, which a hung test's child may hold
         try:
             environment = {**os.environ, "SIM_PROGRAMS": "3000", "SIM_ILLEGAL": "500"}
             code = subprocess.run([str(out / "tests" / test)], stdout=log, stderr=subprocess.STDOUT,
@@ -97,7 +97,7 @@ def run(out: Path, test: str, limit_s: float | None) -> str | None:
 
 
 def limits_without_mutant(out: Path) -> dict[str, float]:
-    """The seconds after which a test counts as hung: far more than it takes now, on this machine."""
+    """The seconds after which a test counts as hung: far more than it takes now on this machine."""
     limits = {}
     build(out, TESTS)
     for test in TESTS:
@@ -109,7 +109,7 @@ def limits_without_mutant(out: Path) -> dict[str, float]:
 
 
 def first_failure(tree: Path, out: Path, mutant: Path, limits: dict[str, float]) -> tuple[str, str]:
-    """The test that finds it, and what that says; empty if none does."""
+    """The test that finds the mutant, and its message; empty if none does."""
     if not patch(tree, mutant):
         raise RuntimeError("the patch does not apply")
     for test in tests_for(mutant):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The PTX that the simulated driver executes beside the kernels' C++ (tests/cudasim/ptx), as nvcc emitted it. It is
-checked in, since a machine without nvcc runs it too:
+"""Packs the PTX that the simulated driver executes beside the kernels' C++ (tests/cudasim/ptx), as nvcc emitted it. It
+is checked in, so that machines without nvcc can run it:
 
     scripts/ptx_texts.py pack BUILD       from a build of `make cuda` into tests/cudasim/ptx/texts.tar.xz
     scripts/ptx_texts.py unpack FOLDER    FAMILY.ptx of each family
@@ -27,7 +27,7 @@ FAMILIES = re.findall(r"^ +FAMILY\((\w+)\)", (KERNELS / "cuda" / "kernel_list.h"
 
 
 def included(source: Path, found: Set[Path]) -> Set[Path]:
-    """The source and the headers of src/kernels that it includes, one by way of the other."""
+    """The source and the headers of src/kernels that it includes, directly or not."""
     found.add(source)
     for name in re.findall(r'^#include "kernels/([^"]+)"', source.read_text(encoding="utf-8"), re.M):
         if KERNELS / name not in found:
@@ -36,7 +36,7 @@ def included(source: Path, found: Set[Path]) -> Set[Path]:
 
 
 def digest(family: str) -> str:
-    """Of the code alone: comments and blanks do not change PTX."""
+    """A digest of the family's code. Comments and blanks are left out, since they do not change PTX."""
     source = next((KERNELS / "cuda").rglob(f"{family}.cu"))
     whole = hashlib.sha256()
     for path in sorted(included(source, set())):
@@ -46,7 +46,7 @@ def digest(family: str) -> str:
 
 
 def pack(build: Path) -> None:
-    """Unless the sources are those of before: another nvcc or folder would change names alone."""
+    """Packs the PTX, unless the sources are unchanged: then another nvcc or folder would only change names."""
     digests = {family: digest(family) for family in FAMILIES}
     if ARCHIVE.exists() and noted() == digests:
         return
@@ -55,7 +55,7 @@ def pack(build: Path) -> None:
     files[DIGESTS] = (json.dumps(digests, indent=2) + "\n").encode()
     with tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
         for name, content in files.items():
-            member = tarfile.TarInfo(name)  # without a time: the same bytes from the same texts
+            member = tarfile.TarInfo(name)  # no time stamp, so that equal texts give equal bytes
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
 

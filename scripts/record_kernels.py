@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Runs a build, and keeps for each kernel and card what it takes. ptxas says the registers of a thread, the shared
-memory of a block and the bytes spilled. nvdisasm shows the instructions: all, products of tensor cores (HMMA), their
-loads (LDSM), asynchronous copies (LDGSTS), barriers (BAR) and accesses to local memory.
+"""Runs a build, and records the resources of each kernel for each card. ptxas reports the registers of a thread, the
+shared memory of a block and the bytes spilled. nvdisasm shows the instructions: all, products of tensor cores (HMMA),
+their loads (LDSM), asynchronous copies (LDGSTS), barriers (BAR) and accesses to local memory.
 
     scripts/record_kernels.py FILE BUILD NVDISASM COMMAND...
 
-Kernels that were not compiled this time keep what ptxas said: what it printed is in BUILD/ptxas.log, since a run that
-is beyond the bounds leaves FILE as it was. The bounds: no access to local memory, and at most a tenth more instructions
-than FILE has; a line that is deleted there is written anew. Exits as the command does, with 1 beyond the bounds."""
+Kernels that were not compiled this time keep the last report of ptxas. It is in BUILD/ptxas.log, since a run beyond the
+bounds leaves FILE unchanged. The bounds: no access to local memory, and at most a tenth more instructions than in FILE;
+a line that is deleted there is recorded anew. Exits with the command's status, or with 1 beyond the bounds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def compiled(text: str) -> Dict[Key, Dict[str, int]]:
 
 
 def disassembled(text: str, card: str) -> Dict[Key, Dict[str, int]]:
-    """The instructions of each kernel of one image."""
+    """The instruction counts of each kernel in an image."""
     table = {}
     for part in re.split(r"^\.text\.", text, flags=re.M)[1:]:
         opcodes = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w+)", part, re.M)
@@ -85,7 +85,7 @@ def beyond(table: Dict[Key, Dict[str, int]], before: Dict[Key, Dict[str, int]]) 
 
 
 def said_by_ptxas(build: Path, output: str) -> str:
-    """In this run and those before, the latest one last."""
+    """The output of ptxas in this run and earlier ones, the latest last."""
     log = build / "ptxas.log"
     if "Compiling entry function" in output:
         with open(log, "a", encoding="utf-8") as file:
@@ -97,7 +97,7 @@ def main() -> int:
     file, build, nvdisasm = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     done = subprocess.run(sys.argv[4:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     sys.stdout.write(done.stdout)
-    said = said_by_ptxas(build, done.stdout)  # also of a build that failed, which does not compile the rest again
+    said = said_by_ptxas(build, done.stdout)  # even if it failed: the next build compiles only the rest
     if done.returncode != 0:
         return done.returncode
     before, new = kept(file), compiled(said)

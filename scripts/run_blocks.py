@@ -96,12 +96,12 @@ def sh(block: str, folder: Path) -> Done:
 
 
 def blocks(path: Path) -> List[str]:
-    """Faults of a file's blocks."""
+    """The faults of a file's blocks."""
     faults, last = [], None  # type: List[str], Optional[Done]
     text = path.read_text(encoding="utf-8")
     found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.S | re.M)
     fences = re.findall(r"^ *(?:```|~~~)", text, re.M)
-    if len(fences) != 2 * len(found):  # and what stands between two blocks would be taken for one
+    if len(fences) != 2 * len(found):  # else text between two blocks would be taken for a block
         faults.append(f"{path.name}: {len(fences)} lines of ``` or ~~~, {2 * len(found)} of which are ends of blocks")
     for language, block in found:
         if language == "text":

@@ -25,7 +25,7 @@ SANITIZERS = {
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     "TSAN_OPTIONS": "halt_on_error=0:second_deadlock_stack=1:ignore_noninstrumented_modules=1",
 }
-SANITIZED = ["-Dbuildtype=debugoptimized", "-Doptimization=1", "-Db_lundef=false"]  # with -O2 they take longer to build
+SANITIZED = ["-Dbuildtype=debugoptimized", "-Doptimization=1", "-Db_lundef=false"]  # with -O2 the build takes longer
 AT_ONCE = 3
 
 
@@ -33,16 +33,16 @@ def c_tests(suite: Suite, setup: List[str], compiler: str, wrapper: Optional[str
     folder = BUILD / suite.name
     flags = ["-Dwerror=true", "-Dtests=true", *setup]
     if not (folder / "build.ninja").exists():
-        # LLVM's linker takes a third of the time, which tells for hundreds of programs with a sanitizer in each.
+        # LLVM's linker takes a third of the time, which matters for hundreds of programs with sanitizers.
         tools = {"gcc": {"CXX": "g++"}, "clang-14": {"CXX": "clang++-14", "CC_LD": "lld", "CXX_LD": "lld"}}[compiler]
         if suite.run("meson", "setup", str(folder), *flags, CC=compiler, **tools) != 0:
             return Count(failed=1)
     if suite.run("meson", "compile", "-C", str(folder)) != 0:
         return Count(failed=1)
-    # meson adds the wrapper's name to the log's
+    # meson adds the wrapper's name to the log's name
     log = folder / "meson-logs" / ("testlog.json" if wrapper is None else f"testlog-{wrapper.split()[0]}.json")
     log.unlink(missing_ok=True)
-    # One more at a time than there are cores, since some wait rather than work. The tests' limits end what hangs.
+    # One more at a time than there are cores, since some wait rather than work. The tests' limits end those that hang.
     command = ["meson", "test", "-C", str(folder), "--no-rebuild", "--timeout-multiplier=20", "--num-processes=3"]
     status = suite.run(*command, *([f"--wrapper={wrapper}"] if wrapper else []), **SANITIZERS)
     if not log.exists():
@@ -55,7 +55,7 @@ def c_tests(suite: Suite, setup: List[str], compiler: str, wrapper: Optional[str
         if count.failed:
             suite.write(f"\n==== {test['name']}: {test['result']}\n{text}\n")
         total += count
-    return total if sum(total) and (status == 0 or total.failed) else total + Count(failed=1)  # not all were run
+    return total if sum(total) and (status == 0 or total.failed) else total + Count(failed=1)  # some tests did not run
 
 
 def pytest(suite: Suite, *arguments: str, **environment: str) -> Count:
@@ -76,7 +76,8 @@ def pytest(suite: Suite, *arguments: str, **environment: str) -> Count:
 
 
 def checks(suite: Suite) -> Count:
-    """Every file of scripts/checks, each one test; and that the tables of conformance hold the tests of the tree."""
+    """Runs every file of scripts/checks, each as one test, and checks that the tables of conformance have the tree's
+    tests."""
     total = one(suite.run(sys.executable, "scripts/conformance.py", "--tests"))
     for script in sorted((ROOT / "scripts" / "checks").glob("check_*.py")):
         total += one(suite.run(sys.executable, str(script)))
@@ -91,12 +92,13 @@ def abi(suite: Suite) -> Count:
 
 
 def rust(suite: Suite) -> Count:
-    """The Rust crates on the library of suite gcc; their declarations are what bindgen makes of the header."""
+    """The Rust crates on the library of suite gcc. Their declarations must be those that bindgen makes from the
+    header."""
     built, manifest = str(BUILD / "gcc"), ("--manifest-path", "bindings/rust/Cargo.toml")
     environment = {"LIBDC_LIB_DIR": built, "LD_LIBRARY_PATH": built, "CARGO_TARGET_DIR": str(BUILD / "rust")}
     total = one(suite.run("bindings/rust/dc-sys/gen.sh", "--check"))
     total += one(suite.run("cargo", "fmt", *manifest, "--all", "--check"))
-    # Two lints that clippy has since moved out of its defaults; Debian's still has them, and wrongly.
+    # Newer clippy no longer has these two lints in its defaults. Debian's has, and they are wrong here.
     total += one(suite.run("cargo", "clippy", "--offline", *manifest, "--all-targets", "--", "-D", "warnings", "-A",
                            "clippy::needless-collect", "-A", "clippy::redundant-clone", **environment))
     status = suite.run("cargo", "test", "--offline", *manifest, **environment)
@@ -117,13 +119,13 @@ def spin(suite: Suite) -> Count:
 
 
 def fuzz(suite: Suite) -> Count:
-    """A few seconds of what `make fuzz` does for long, from the same seeds."""
+    """A few seconds of `make fuzz`, from the same seeds."""
     status = suite.run(sys.executable, "tests/fuzz/run.py", "--runs=4000")
     return counted(suite, r"^(?P<passed>\d+) passed, (?P<failed>\d+) failed$", status)
 
 
-# Programs that together use every module and end soon, also where one thread runs at a time. Deadlines and killed
-# processes are for others: under valgrind a second is long.
+# Programs that together use every module and end soon, even if only one thread runs at a time. None tests deadlines or
+# killed processes, since programs are slow under valgrind.
 EVERY_MODULE = ("base/test_tensor", "device/test_arena", "device/cpu/test_stream", "kernels/test_accumulate",
                 "comm/external/test_external", "api/test_bad_input", "api/test_edge_cases", "runtime/test_gather",
                 "runtime/test_offload", "runtime/test_reduce", "abi/test_growth", "models/test_param_table",
@@ -131,7 +133,8 @@ EVERY_MODULE = ("base/test_tensor", "device/test_arena", "device/cpu/test_stream
 
 
 def valgrind(suite: Suite) -> Count:
-    """Finds faults that no sanitizer sees: undefined values, in any code. On the programs of suite gcc."""
+    """Runs programs of suite gcc under valgrind, which finds a fault that no sanitizer here does: uninitialised values
+    in any code."""
     total = Count()
     for name in EVERY_MODULE:
         status = suite.run("valgrind", "--quiet", "--fair-sched=yes", "--leak-check=full",
@@ -142,7 +145,7 @@ def valgrind(suite: Suite) -> Count:
 
 
 def dist(suite: Suite) -> Count:
-    """The tarball of `make dist`, where there is no git, and meson may fetch nothing."""
+    """The tarball of `make dist`, built without git and without downloads by meson."""
     if suite.run("make", "dist") != 0:
         return Count(failed=1)
     tarball = max(BUILD.glob("libdc-*.tar.gz"), key=lambda path: path.stat().st_mtime)
@@ -152,7 +155,7 @@ def dist(suite: Suite) -> Count:
                     suite.run("meson", "setup", out, folder, "--wrap-mode=nodownload", "-Doptimization=0",
                               "-Ddebug=false")
                     or suite.run("ninja", "-C", out, "tools/libdc/libdc", *programs))
-        # PyPI's sdist: with metadata, and pip can prepare it for installation.
+        # It is also PyPI's sdist: it has metadata, and pip can prepare it for installation.
         total += one(suite.run("grep", "-q", "^Name: libdc$", f"{folder}/PKG-INFO") or
                      suite.run(sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps",
                                "--no-build-isolation", "--force-reinstall", str(tarball)))
@@ -174,7 +177,7 @@ def package(script: str, *arguments: str) -> Callable[[Suite], Count]:
 
 
 def cuda_wheel(suite: Suite) -> Count:
-    """The wheel libdc-cuda as nvcc makes it."""
+    """The wheel libdc-cuda, built with nvcc."""
     built = one(suite.run("make", "wheel-cuda"))
     return built + package("cuda_wheel", str(BUILD / "wheel"))(suite) if built.passed else built
 
@@ -192,16 +195,17 @@ def docs(suite: Suite) -> Count:
 
 
 def conformance(suite: Suite) -> Count:
-    """The checks that are about PyTorch; then every check's tests, those of suite gcc too, must have passed."""
+    """Runs the checks that are about PyTorch. Then every check's tests, including those of suite gcc, must have
+    passed."""
     return pytest(suite, "tests/conformance") + one(suite.run(sys.executable, "scripts/conformance.py", "--check"))
 
 
 def blocks(suite: Suite, *pages: str) -> Count:
-    """The code that pages show, each page one test."""
+    """The code in pages; each page is one test."""
     total = Count()
     for pattern in pages:
         found = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob(pattern))
-        for page in found or [pattern]:  # which is no page then, and fails
+        for page in found or [pattern]:  # a pattern without pages fails, as no file
             total += one(suite.run(sys.executable, "scripts/run_blocks.py", page))
     return total
 
@@ -219,7 +223,7 @@ def clang_tidy(suite: Suite) -> Count:
                        f"{re.escape(str(ROOT))}/(src|tools)/.*[.]c$")
     text = suite.text()
     suite.write("\n".join(sorted(set(re.findall(r"^.*error: .*$", text, re.M)))))
-    return one(status or not re.search(r"^clang-tidy.* -p=", text, re.M))  # a file at least was read
+    return one(status or not re.search(r"^clang-tidy.* -p=", text, re.M))  # at least one file was read
 
 
 def examples_c(suite: Suite) -> Count:
@@ -242,7 +246,7 @@ def examples_c(suite: Suite) -> Count:
 
 ASLR_OFF = "setarch -R"  # the sanitizers' fixed shadow addresses fail under some kernels' address randomisation
 
-# Long ones that keep one core busy begin early, beside those that keep both.
+# Long suites that keep one core busy begin early, beside those that keep both busy.
 SUITES: Dict[str, Callable[[Suite], Count]] = {
     "checks": checks,
     "format": clang_format,
@@ -279,7 +283,7 @@ SUITES: Dict[str, Callable[[Suite], Count]] = {
     "readme": lambda suite: blocks(suite, "README.md"),
 }
 
-# For `make release-check` alone, or by name.
+# Run only by `make release-check`, or by name.
 RELEASE: Dict[str, Callable[[Suite], Count]] = {
     "versions": lambda suite: one(suite.run(sys.executable, "scripts/checks/check_versions.py")),
     "wheel-cuda": cuda_wheel,
@@ -290,15 +294,15 @@ RELEASE: Dict[str, Callable[[Suite], Count]] = {
 }
 
 
-# Suites that come first, if they are asked for; else an earlier run's results serve.
+# Suites that must run first, if they are chosen; otherwise results of an earlier run are used.
 NEEDS: Dict[str, Tuple[str, ...]] = {
     "tidy": ("gcc",), "abi": ("gcc",), "valgrind": ("gcc",), "rust": ("gcc",), "ffi": ("gcc", "rust"),
     "python": ("gcc",), "python-abi": ("gcc", "python"), "tools": ("gcc",), "wheel": ("gcc",), "wheel-cuda": ("gcc",),
     "conformance": RESULTS,
 }
-LOOKS_S = 0.5  # between looks at the signals that came. An exception of a handler could leave a lock of the pool held.
+LOOKS_S = 0.5  # between checks for signals. An exception in a handler could leave a lock of the pool held.
 ended: List[int] = []  # signals that asked for the end
-ALONE = ("readme",)  # it may install the package again, which others import
+ALONE = ("readme",)  # it may reinstall the package, which others import
 
 
 def may_begin(name: str, waiting: List[str], active: Set[str]) -> bool:
@@ -312,7 +316,7 @@ def run_suite(name: str, body: Callable[[Suite], Count]) -> Count:
     begin = time.monotonic()
     try:
         count = body(suite)
-    except Exception:  # the other suites go on
+    except Exception:  # the other suites continue
         suite.write(traceback.format_exc())
         count = Count(failed=1)
     if not sum(count):
@@ -347,7 +351,7 @@ def main() -> int:
     for ends in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ends) != signal.SIG_IGN:  # as nohup sets it
             signal.signal(ends, lambda number, _: ended.append(number))
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # its encoding may lack what tests print
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # its encoding may lack tests' characters
     LOGS.mkdir(parents=True, exist_ok=True)
     chosen = list(dict.fromkeys(sys.argv[1:])) or list(SUITES)
     suites = {**SUITES, **RELEASE}

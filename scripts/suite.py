@@ -1,4 +1,4 @@
-"""A suite of tests: how it runs commands into a log of its own, and how their tests are counted."""
+"""A test suite, which runs commands and logs their output to its own file, and the counting of their tests."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ BUILD = ROOT / "build"
 LOGS = BUILD / "logs"
 VENV_BIN = Path(sys.executable).parent
 
-# Seconds of a command: it ends what hangs. A machine with four times as much to do takes four times as long for it.
+# The limit of a command in seconds, for those that hang. It is generous, since a busy machine may be four times slower.
 LIMIT = 7200
 
 LOCK = threading.Lock()
-running: Set[int] = set()  # processes, each the leader of its group
+running: Set[int] = set()  # process ids, each the leader of its group
 stopping = threading.Event()
 
 
 def kill(pid: int) -> None:
-    """Ends a command with all that it started."""
+    """Kills a command and all processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def stop() -> None:
-    """Ends every command, and lets none begin."""
+    """Kills every command, and lets no other begin."""
     with LOCK:
         stopping.set()
         for pid in running:
@@ -59,7 +59,8 @@ class Suite:
         self.notes: List[str] = []  # lines to show beside the result
 
     def run(self, *command: str, **environment: str) -> int:
-        """Runs a command into the log; its exit status, 124 when it took too long, 127 when it does not start."""
+        """Runs a command with its output in the log. Returns its exit status; 124 if it took too long, 127 if it did
+        not start."""
         self.log.write(f"$ {' '.join(command)}\n")
         self.log.flush()
         path = f"{VENV_BIN}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -78,7 +79,7 @@ class Suite:
         timer.daemon = True
         timer.start()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        with LOCK:  # its number is another's as soon as it is waited for
+        with LOCK:  # after wait4() another process may get its number
             running.discard(process.pid)
             status, usage = os.wait4(process.pid, 0)[1:]
         self.processor_s += usage.ru_utime + usage.ru_stime
@@ -109,9 +110,9 @@ def cmocka_count(text: str, status: int) -> Count:
     if status == 77:
         return Count(skipped=1)
     if status != 0 and failed == 0:
-        failed = 1  # it died, or a sanitizer spoke at its end
+        failed = 1  # it crashed, or a sanitizer reported at its end
     if passed + failed + skipped == 0:
-        return Count(failed=1) if groups else Count(passed=1)  # no test ran, or it is no cmocka program
+        return Count(failed=1) if groups else Count(passed=1)  # no test ran, or it is not a cmocka program
     return Count(passed, failed, skipped)
 
 
@@ -120,7 +121,8 @@ def one(status: int) -> Count:
 
 
 def counted(suite: Suite, pattern: str, status: int) -> Count:
-    """Adds up what `pattern`, with groups passed and failed, finds in the suite's log: a test at least."""
+    """Adds up the groups passed and failed of all matches of `pattern` in the suite's log. No test at all is a
+    failure."""
     total = Count()
     for match in re.finditer(pattern, suite.text(), re.M):
         total += Count(int(match["passed"]), int(match["failed"]))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The tests of the PyTorch adapter on another PyTorch: test_torch.py VERSION [PYTEST ARGUMENT…]. Not part of `make
-test`: PyTorch's wheel is half a gigabyte.
+"""Runs the tests of the PyTorch adapter on another PyTorch: test_torch.py VERSION [PYTEST ARGUMENT…]. It is not part of
+`make test`, since PyTorch's wheel is half a gigabyte.
 
 PyPI's wheels are built for CUDA and name its libraries, gigabytes of them, which nothing here calls. They are replaced
 by libraries whose functions all return "no driver"; PyTorch then says that there is no GPU, and computes on the CPU.
@@ -21,7 +21,7 @@ NEEDS = ["typing-extensions", "sympy", "networkx", "jinja2", "filelock", "fsspec
 TESTS = ["tests/torch/ops/test_ops.py", "tests/torch/ops/test_ops_fakes.py", "tests/torch/ops/test_ops_python.py",
          "tests/torch/test_dc.py", "tests/torch/test_process_group.py",
          "tests/torch/process_group/test_backend.py", "tests/torch/sharding/test_shard.py"]  # fmt: skip
-NO_DRIVER = 35  # cudaErrorInsufficientDriver; no success in the others' numbering either
+NO_DRIVER = 35  # cudaErrorInsufficientDriver; an error in the other libraries, too
 
 
 def run(*command: object, check: bool = True) -> str:
@@ -30,7 +30,8 @@ def run(*command: object, check: bool = True) -> str:
 
 
 def stand_ins(folder: Path) -> None:
-    """Libraries that PyTorch's name and this machine does not have, into the folder of PyTorch's, where they look."""
+    """Makes stand-ins for libraries that PyTorch's need and this machine lacks, in PyTorch's own folder, where those
+    look."""
     libraries = sorted(folder.glob("*.so*"))
     missing: Set[str] = set()
     system = run("ldconfig", "-p")
@@ -39,7 +40,7 @@ def stand_ins(folder: Path) -> None:
         missing |= {name for name in needed if not (folder / name).exists() and f"\t{name} " not in system}
     defined: Set[str] = set()
     wanted: Dict[str, str] = {}
-    home: Dict[str, str] = {}  # the library that has a version
+    home: Dict[str, str] = {}  # the library that defines a symbol version
     for library in libraries:
         for soname, names in re.findall(r"File: (\S+) .*((?:\n .*Name: .*)+)", run("readelf", "-V", "-W", library)):
             home.update({version: soname for version in re.findall(r"Name: (\S+)", names)})

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Reads every #include under src/. A module may include the modules that EDGES names, each by its one header,
-MODULE/MODULE.h; docs/architecture.md draws the same edges, and each of them is used. Headers named *_cuda.h, of which
-src/kernels/cuda/kernels_cuda.h may be included from other modules, are for files named *_cuda and for the folders
-`cuda` alone. Bindings, examples and tools include the public header alone. Every function of the public header is
-defined under src/api. Prints FILE:LINE of each fault."""
+MODULE/MODULE.h; docs/architecture.md draws the same edges, and each of them is used. Only files named *_cuda and those
+in folders `cuda` may include headers named *_cuda.h, of which other modules may include
+src/kernels/cuda/kernels_cuda.h. Bindings, examples and tools include only the public header. Every function of the
+public header is defined under src/api. Prints FILE:LINE of each fault."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ EDGES: Dict[str, List[str]] = {
 }
 ORDER = list(EDGES)
 CUDA_KERNELS = SRC / "kernels" / "cuda" / "kernels_cuda.h"
-# Files for the host in which a branch for CUDA is left. stream.c is the one that chooses the device's kernels.
+# Files for the host that still have a branch for CUDA. stream.c is the one that chooses the device's kernels.
 CUDA_BRANCHES = {"kernels/elementwise/stream.c", "linalg/kron/kron.c", "linalg/per_sample/per_sample.c",
                  "optim/blockwise/blockwise_plan.c", "optim/blockwise/partition.c", "transformer/layout.c",
                  "transformer/submit.c"}
 OUTSIDE = ["bindings", "examples", "tools"]
 PUBLIC = "dc_api.h"
-# Public functions that lower modules call themselves, and the CUDA plug-in's own copy of one.
+# Files outside of src/api that define public functions: lower modules call these, and the CUDA plug-in has a copy of
+# one.
 PUBLIC_BELOW = {"base/op.c", "base/status.c", "base/tensor.c", "device/buffer.c", "device/cuda/plugin_host.c"}
 SUFFIXES = {".c", ".h", ".cc", ".cpp", ".cu", ".cuh", ".inc"}
 
@@ -45,7 +46,7 @@ def sources(folder: Path) -> List[Path]:
 
 
 def includes(path: Path) -> Iterator[Tuple[int, str, str]]:
-    """(line, what stands after #include, the name in it or "")."""
+    """(line number, text after #include, the file name in it or "")."""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         match = re.match(r"\s*#\s*include(?:_next)?\b\s*(.*)", line)
         if match:
@@ -54,7 +55,7 @@ def includes(path: Path) -> Iterator[Tuple[int, str, str]]:
 
 
 def resolve_include(path: Path, name: str) -> Optional[Path]:
-    """The project's file that the compiler would take, which looks beside the including file first."""
+    """The project's file that the compiler would include; it looks beside the including file first."""
     for folder in (path.parent, SRC, ROOT / "include"):
         if (folder / name).is_file():
             return (folder / name).resolve()
@@ -71,7 +72,7 @@ def is_for_cuda(path: Path) -> bool:
 
 
 def check_module_include(path: Path, text: str, name: str) -> str:
-    """Why a file of a module may not include this; "" if it may."""
+    """The reason why a file of a module may not include this; "" if it may."""
     module = module_of(path)
     if module not in EDGES:
         return f"{module} is no module of EDGES"

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""docs/checklist.md has its 52 points in order, each with a verdict; that what it names is there, check_docs.py knows.
-Holds rules without a check of their own: the length of source files, and of lines that clang-format does not break."""
+"""docs/checklist.md has its 52 points in order, each with a verdict; check_docs.py checks that the things it names
+exist. This also checks rules without their own check: the length of source files, and of lines that clang-format does
+not break."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Reads the subjects of all commits since this check was added: `area: imperative`, at most 72 characters, no stop;
-an empty line stands before the body. Merges are left out. A tree without its history has no commits to read."""
+"""Reads the subjects of all commits since this check was added: `area: imperative`, at most 72 characters, no stop; an
+empty line before the body. Merges are left out, and a tree without its history passes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Things that documents and comments name exist: files by their paths, and sources that a comment names without their
-folder. In documents it is what stands in backquotes too: targets of the Makefile, suites, functions and constants of
-the library. Planted faults show that what is gone is found."""
+folder. In documents so do names in backquotes: targets of the Makefile, suites, functions and constants of the library.
+Planted faults show that missing things are found."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from check_english import texts as texts_of, tracked_files
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = "abi-check|bench|bindings|docs|examples|include|packaging|scripts|src|tests|tools"
 FILE = re.compile(rf"(?<![\w/.*$}}-])(?:{FOLDERS}|facts)/[\w./*-]*\w")
-SUFFIX = re.compile(r"\.\w+$")  # in code, whose strings have beginnings of paths too
-# A source without its folder. x_cpu and the like stand for any, and the last are PyTorch's.
+SUFFIX = re.compile(r"\.\w+$")  # in code, where strings may be prefixes of paths
+# A source without its folder. Names such as x_cpu are placeholders, and the last ones are PyTorch's.
 BARE = re.compile(r"(?<![\w/.*-])([a-z]\w+\.(?:c|cu|py))\b(?!\()")
 OF_OTHERS = ("src/comm/tcp/hmac/sodium_sha256.c",)
 ANY = re.compile(r"x_\w+|test_x|script|test_c10d_\w+|test_fully_shard_\w+")
@@ -27,7 +27,8 @@ MADE = re.compile(r"DATE|share/|^build/")
 
 
 def check_files(name: str, text: str) -> Iterator[str]:
-    """A path is from the root or from the document's own folder; one with * is a pattern that something fits."""
+    """Paths that do not exist. A path is relative to the root or the document's folder; one with * must match a
+    file."""
     for found in sorted(set(FILE.findall(text))):
         place = found.split(":")[0]
         if not name.endswith((".md", ".build")) and not SUFFIX.search(place) or MADE.search(place):

@@ -16,17 +16,17 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 30
 C_LIKE = {".c", ".h", ".cu", ".cuh", ".cpp", ".pml"}
 HASH = {".sh", ".build", ".toml", ".ini", ".yml"}
-# Texts of others, results of programs, frozen copies, and this list of words.
+# Other authors' texts, results of programs, frozen copies, and this list of words.
 NOT_READ = ("bench/results/", "abi-check/0", "tests/mutants/", "tests/fuzz/seeds", "tests/abi/", "docs/deepspeed.md",
             "bindings/rust/dc-sys/src/bindings.rs", "scripts/checks/check_english.py",
             "src/comm/tcp/hmac/sodium_sha256.c")
-# Tables of checks in a few words each, and not in sentences.
+# Tables of checks, whose texts are not sentences.
 TABLES = ("docs/conformance",)
-# Not read for clauses that are subjects.
+# Not checked for clauses that are subjects.
 CLAUSES = ("docs/conformance",)
-# Rules of CONTRIBUTING.md, which name the words.
+# Rules in CONTRIBUTING.md that name these words.
 ALLOWED = ('Say "a caller" or "a reader"', 'No clause with "what" or "who"')
-# A word that is not used, and the usual one.
+# Words that must not be used, and what to use instead.
 WORDS = {
     r"he|him|his|himself|she|her|hers": "it, its",
     r"who|whom|whoever": "the rank, thread or caller that ..., or a passive",
@@ -53,7 +53,7 @@ Block = Tuple[int, str]
 
 
 def tracked_files() -> List[str]:
-    """Files that git has or would take, or in an unpacked tarball those that no build has made."""
+    """Files that git tracks or would add. In an unpacked tarball, all files that no build has made."""
     if (ROOT / ".git").exists():
         command = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
         names = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True).stdout.split("\0")
@@ -64,12 +64,12 @@ def tracked_files() -> List[str]:
 
 
 def without_code(text: str) -> str:
-    """Empty lines in the place of code between fences."""
+    """The text with empty lines in place of fenced code."""
     return re.sub(r"^( *)```.*?^ *```", lambda code: "\n" * code[0].count("\n"), text, flags=re.S | re.M)
 
 
 def merged(lines: Iterator[Block]) -> Iterator[Block]:
-    """Comments of one line that follow each other are one text."""
+    """Joins one-line comments on consecutive lines to one text."""
     start, last, text = 0, -1, ""
     for number, line in lines:
         if number == last + 1:
@@ -84,7 +84,7 @@ def merged(lines: Iterator[Block]) -> Iterator[Block]:
 
 
 def c_texts(source: str, token: "re.Pattern[str]") -> Tuple[List[Block], List[Block]]:
-    """Comments, and strings."""
+    """(comments, strings) of a source."""
     comments: List[Block] = []
     lines: List[Block] = []
     strings: List[Block] = []
@@ -124,7 +124,7 @@ def hash_texts(source: str) -> Iterator[Block]:
 
 
 def document_texts(source: str) -> Iterator[Block]:
-    """A document without its code, which leaves empty lines behind."""
+    """A document with empty lines in place of its code."""
     hidden = r"<!--.*?-->|(?<=\n\n)(?: {4}[^\n]*\n)+"
     yield 1, re.sub(hidden, lambda code: "\n" * code[0].count("\n"), without_code(source), flags=re.S)
 
@@ -148,8 +148,8 @@ OPENS = re.compile(r"[#|@]|(?:Returns|Source|Since|Errors that all share)\b")
 
 
 def passages(block: Block) -> Iterator[Block]:
-    """A text's paragraphs and items. An empty line, an item, a cell or a heading ends one, and so does a line that
-    stands no deeper than the item before it. A line with several gaps is a table's."""
+    """A text's paragraphs and items. An empty line, an item, a cell or a heading ends one, and so does a line that is
+    indented no deeper than the item before it. A line with several gaps is a table's."""
     start, text = block[0], without_code(block[1])
     held: List[str] = []
     first, item_indent, last = start, -1, 0
@@ -177,7 +177,7 @@ def passages(block: Block) -> Iterator[Block]:
 
 
 def plain(text: str) -> str:
-    """Without code, addresses and formulas, each of which is a word at most."""
+    """The text with code and addresses replaced by one word each, and without the arguments of calls."""
     text = re.sub(r"`[^`]*`", "code", text)
     text = re.sub(r"\]\([^)]*\)", "]", text)
     text = re.sub(r"https?://\S+", "address", text)
@@ -189,7 +189,8 @@ END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?!\.)|:\s*$")
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The entries of a list, "Returns A; B; C" or "three things: A; B; C", count one by one."""
+    """The sentences of a text. Entries of a list, as in "Returns A; B; C" or "three things: A; B; C", count
+    separately."""
     for sentence in END.split(text):
         if re.match(r"(Returns|Errors) ", sentence):
             yield from re.split(r";|, (?=DC_E_|and )", sentence)
@@ -229,7 +230,7 @@ def word_faults(name: str, number: int, text: str) -> Iterator[str]:
 
 
 LONG = "word " * (LIMIT + 1) + "end. "
-# A source, and the beginning of its fault's text; "" for none.
+# File name, source, and the beginning of the expected fault's text; "" for none.
 PLANTED = [
     ("x.c", "/* One.\n * A rank that he waits for. */", '"he": '),
     ("x.c", 'char *s = "who /* he */"; // nobody\n', '"nobody": '),

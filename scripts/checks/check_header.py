@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The public header compiles alone and twice, as C99 to C23 and C++11 to C++20, with every compiler that is there and
 all warnings on. It has no type that another language cannot bind: no bool, int, long, enum, union, bit-field, variable
-arguments or struct by value. size_t is a sizeof, and nothing else. Its structs start with struct_size, each initialiser
-is there twice, as a macro and as a function. check_manual.py reads its comments."""
+arguments or struct by value. size_t is a sizeof, and nothing else. Its structs begin with struct_size. Each initialiser
+exists both as a macro and as a function. check_manual.py checks the comments."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ FORBIDDEN = {
 
 
 def read() -> str:
-    """The header without comments and strings, lines kept."""
+    """The header without comments and strings, with its line breaks."""
     text = HEADER.read_text(encoding="utf-8")
     text = re.sub(r"/\*.*?\*/", lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.S)
     return re.sub(r'"[^"\n]*"', '""', text)
 
 
 def structs(code: str) -> Dict[str, str]:
-    """The bodies of the structs that are not opaque."""
+    """The bodies of structs that are not opaque."""
     return {match[1]: match[2] for match in re.finditer(r"typedef struct (\w+) \{(.*?)\n\} \1;", code, re.S)}
 
 
 def initialisers(code: str) -> List[str]:
-    """dc_x of each DC_X_INIT."""
+    """The name dc_x for each DC_X_INIT."""
     return [f"dc_{name.lower()}" for name in re.findall(r"#define DC_(\w+)_INIT\b", code)]
 
 
@@ -83,7 +83,7 @@ def check_types(code: str) -> List[str]:
     faults += [f"size_t {name}: a number of bytes is an int64_t" for name in re.findall(r"\bsize_t \*?(\w+)", plain)
                if name not in ("struct_size", "tensor_size", "event_size", "info_size", "dc_dtype_size")]
     for name, body in bodies.items():
-        # An array's elements need none where the call is told how far apart they are.
+        # Elements of an array need no struct_size if the call gets their size.
         strided = re.findall(rf"\b{name} \*\w+, size_t \w+_size\b", plain)
         if not re.match(r"\s*size_t struct_size;", body) and not strided:
             faults.append(f"{name}: must begin with size_t struct_size, or be passed with its size")

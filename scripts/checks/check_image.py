@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""libdc_cuda.so has for each family machine code for cards of capability 8.0 and 9.0, made by CUDA 12, which drivers of
-CUDA 12 and later take. It also has PTX that those of CUDA 12.0 compile. check_image.py [LIBRARY]; without it, what
-`make cuda` has built, if it has."""
+"""libdc_cuda.so has, for each family, machine code for cards of capability 8.0 and 9.0, made by CUDA 12, which drivers
+of CUDA 12 and later accept. It also has PTX that drivers of CUDA 12.0 can compile. check_image.py [LIBRARY]; without
+it, the result of `make cuda`, if there is one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cuda_image import PTX_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / "build" / "cuda" / "libdc_cuda.so"
-MACHINE = 190  # a card's, in an ELF header
-ABI = b"\x33\x07"  # that of CUDA 12's machine code; 13's is 0x41, 8
+MACHINE = 190  # the machine number of cards in an ELF header
+ABI = b"\x33\x07"  # ABI of CUDA 12's machine code; CUDA 13's is 0x41, 8
 
 
 def families() -> int:
@@ -27,7 +27,7 @@ def families() -> int:
 
 
 def check_families(data: bytes, count: int) -> List[str]:
-    """Of a library with so many families."""
+    """Checks the images of a library with `count` families."""
     found, capabilities = [], []
     for at in (match.start() for match in re.finditer(rb"\x7fELF\x02\x01\x01", data)):
         if struct.unpack_from("<H", data, at + 18)[0] == MACHINE and data[at + 7:at + 9] == ABI:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The header is a whole manual: each declaration says what it is, each parameter, field and constant what it means. A
-function names its errors, its thread class and its version; its result has an owner. Tensors and untyped memory say
-what happens to their data, and const agrees. A context's functions are named after it. Each chapter names the source
-of its mathematics. Planted faults show that what is left out is found."""
+"""The header is a complete manual: every declaration, parameter, field and constant has a description. A function names
+its errors, its thread class and its version; its result has an owner. Tensors and untyped memory say what happens to
+their data, and const agrees. A context's functions are named after it. Each chapter names the source of its
+mathematics. Planted faults show that omissions are found."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import manual
 
 OWNER = re.compile(r"[Ss]tatic|[Ll]ives as long|the caller's|the library's|[Kk]ept|argument|buffer's|context's")
-# Pointers whose data has a direction that the type does not tell; `user` and `native` are handed on, not followed.
+# Pointers whose types do not tell the direction of their data; `user` and `native` are passed on, not followed.
 DATA = re.compile(r"(?:const )?(?:dc_tensor|dc_matrix_source|void) \*")
 HANDED_ON = ("user", "native", "log_user")
-# Functions of a context without its noun: the original's operators and bindings, and their opposites.
+# Functions of a context whose names lack "context": the original's operators and bindings, and their opposites.
 ORIGINAL = """allgather_param prefetch_params_fused wait_allgather release_param reduce_grad free_tensors offload_tensor
 reload_tensor wait_offload wait_reload offload_parameter reload_parameter end_backward init cleanup reset register_param
 register_z3_param register_graph_z1 register_graph_z2 register_graph_z3 set_persistent enable_profiling is_profiling
 invalidate_gathered_param clear_all_gathered_params start_forward end_forward start_backward take_param
 register_graph_z0 unregister_graph unregister_param clear_persistent""".split()
-# Directions in dc_api.json, one of each kind.
+# Expected directions in dc_api.json, one of each kind.
 DIRECTIONS = {
     ("dc_comm_all_reduce", "data"): "in,out", ("dc_comm_all_gather", "recv"): "out",
     ("dc_optimizer_step", "weights"): "in,out", ("dc_optimizer_step", "grads"): "in",
@@ -37,7 +37,7 @@ DIRECTIONS = {
     ("dc_layer_call", "reserve"): "in,out", ("dc_layer_call", "mask"): "in", ("dc_layer_cost", "kept_bytes"): "out",
     ("dc_adamw_options", "beta1"): "in", ("dc_matrix_source", "fd"): "in", ("dc_tensor", "ndim"): "in,out",
 }
-# A tensor's shape is there, or that of another argument, or it has none to say.
+# Texts that give a tensor's shape, or refer to another argument's, or need none.
 SHAPE = re.compile(r"\[|[Ss]hape|elements|[Tt]oken|\bas (in |weights|input|dc_)|struct to fill in")
 
 
@@ -137,7 +137,7 @@ def check_model(model: Dict[str, Any]) -> List[str]:
 
 
 def check_layout(model: Dict[str, Any]) -> Iterator[str]:
-    """The manual's offsets are those that the compiler locked for each release."""
+    """Checks that the manual's offsets are those that were locked, as the compiler gave them, for each release."""
     locks = sorted((manual.ROOT / "tests" / "abi").glob("layout_*.c"))
     for lock in locks:
         offsets = re.findall(r"offsetof\((\w+), (\w+)\) == (\d+)", lock.read_text(encoding="utf-8"))
@@ -151,7 +151,7 @@ def check_layout(model: Dict[str, Any]) -> Iterator[str]:
         yield "there is no tests/abi/layout_*.c"
 
 
-# Omissions, and the beginnings of their faults.
+# (pattern, replacement, beginning of the expected fault): the omissions.
 PLANTED: List[Tuple[str, str, str]] = [
     (r" \*  update  1 if.*?\n.*?\n", "", "dc_start_backward: parameter update is not described"),
     (r"12 tensors, shapes as in enum dc_layer_weight, of the layer's dtype\n", "12 tensors of the layer's dtype\n",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every fault of tests/mutants applies to the sources as they are, and lies in the folder of the module that it
-changes. `make mutants` puts them in and names the test that finds each."""
+"""Every patch in tests/mutants applies to the current sources, and is in the folder of the module that it changes.
+`make mutants` applies them and names the test that finds each."""
 
 from __future__ import annotations
 

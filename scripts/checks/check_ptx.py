@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The PTX in tests/cudasim/ptx was made of the kernels' present sources."""
+"""The PTX in tests/cudasim/ptx was made from the kernels' current sources."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ VARIANT = re.compile(r"_(cuda|cpu|avx2|avx512|avx512bf16|amx|launch)$")
 
 class Elsewhere(NamedTuple):
     test: str  # below tests/
-    sources: str  # below src/, without suffix, or with it where two have one stem
+    sources: str  # below src/; with suffix only where two have the same stem
     why: str
 
 
@@ -160,7 +160,7 @@ def is_for_cuda(source: str) -> bool:
 
 
 def named(source: str, among: List[str]) -> List[str]:
-    """The tests to which the source's own name leads."""
+    """The tests that match the source's own name."""
     stem, module, cuda = VARIANT.sub("", Path(source).stem), source.split("/")[0], is_for_cuda(source)
     folder = "" if module == "api" else "cudasim/nccl/" if "nccl" in source.split("/") else \
         f"cudasim/{module}/" if cuda else f"{module}/"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The header, the version script and a built library name the same functions: check_surface.py [LIBRARY]; without it,
-the installed Python package's. The library needs only the C library. It calls nothing that it promises not to call
-(printing, ending the process, the environment but for READ, signal handlers). Its dc_x_init() functions give what the
-header's DC_X_INIT macros give."""
+the installed Python package's. The library needs only the C library. It does not print, end the process, install signal
+handlers, or read the environment except READ. Its dc_x_init() functions give the same bytes as the header's DC_X_INIT
+macros."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import List
 from check_header import ROOT, initialisers, read
 
 NEEDED = re.compile(r"(libc|libm|libpthread|libdl|ld-linux.*)\.so\.\d+")
-READ = {"LIBDC_CPU", "LIBDC_CUDA_LIB_DIR", "LIBDC_MPI_LIB", "NCCL_COMM_BLOCKING"}  # the second by libdc_cuda.so
+READ = {"LIBDC_CPU", "LIBDC_CUDA_LIB_DIR", "LIBDC_MPI_LIB", "NCCL_COMM_BLOCKING"}  # LIBDC_CUDA_LIB_DIR: by the plug-in
 MPI_LAUNCHERS = {"FLUX_TASK_RANK", "OMPI_COMM_WORLD_SIZE", "PALS_RANKID", "PMIX_RANK", "PMI_FD", "PMI_RANK",
                  "SLURM_PROCID"}
-LAUNCH = ROOT / "src" / "comm" / "launch" / "launch.c"  # of dc_launch_get(), whose purpose is the environment
+LAUNCH = ROOT / "src" / "comm" / "launch" / "launch.c"  # dc_launch_get(), whose purpose is to read the environment
 FORBIDDEN = {
     "abort", "exit", "_exit", "_Exit", "quick_exit", "__assert_fail", "getenv", "setenv", "putenv",
     "signal", "sigaction", "raise", "printf", "vprintf", "puts", "putchar", "perror", "fprintf", "vfprintf", "dprintf",
     "fputs", "fputc", "fwrite", "stdout", "stderr", "__printf_chk", "__fprintf_chk", "__vfprintf_chk", "setlocale",
     "fesetround", "system", "popen", "fork",
 }  # fmt: skip
-# __register_atfork is called once, by src/comm/tcp/socket.c: a child with copies of a rank's sockets would hide the
-# rank's death from its peers. atexit is called once, by src/comm/mpi/runtime.c: only then can MPI be finalized that
-# libdc has initialised, and a launcher takes a process for failed that ends without.
+# Allowed: __register_atfork, once in src/comm/tcp/socket.c, since a child with copies of a rank's sockets would hide
+# the rank's death from its peers. Also atexit, once in src/comm/mpi/runtime.c, since libdc must finalize the MPI that
+# it initialised, and only then can. Launchers report a process as failed that ends without.
 
 
 def output(*command: str) -> str:
@@ -36,7 +36,7 @@ def output(*command: str) -> str:
 
 
 def symbols(library: Path, flag: str) -> List[str]:
-    """The dynamic symbols' names with versions, but not the version nodes themselves."""
+    """The dynamic symbols' names with versions, without the version nodes themselves."""
     lines = (line.split() for line in output("nm", "-D", flag, str(library)).splitlines())
     return [words[-1] for words in lines if words[-2] != "A"]
 
@@ -72,7 +72,8 @@ def check_uses(library: Path) -> List[str]:
 
 
 def check_initialisers(library: Path) -> List[str]:
-    """Runs a program that compares each macro's bytes with its function's; a static object has no random padding."""
+    """Runs a program that compares each macro's bytes with its function's. Objects are static, so that padding is
+    zero."""
     lines = ["#include <dc_api.h>", "#include <stdio.h>", "#include <string.h>", "int main(void) {"]
     for name in initialisers(read()):
         macro = f"{name.upper()}_INIT"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every public function masks the traps of floating-point exceptions before it does anything (src/base/traps.h), but
-for those that neither compute nor wait."""
+"""Every public function first masks the traps of floating-point exceptions (src/base/traps.h), except those that
+neither compute nor wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Dict, List
 
 ROOT = Path(__file__).resolve().parents[2]
-# They answer from what is known, fill in a struct, or use integers alone.
+# These return stored values, fill in a struct, or use only integers.
 PLAIN = re.compile(r"dc_\w+_init$|dc_(api_version|version_string|has_feature|status_name|status_string|last_error"
                    r"|last_error_copy|dtype_size|dtype_name|device_name|buffer_retain|buffer_data|buffer_bytes"
                    r"|comm_rank|comm_size|is_profiling|op_name|linalg_solver|crc32c)$")
@@ -18,7 +18,7 @@ BODY = re.compile(r"^[a-z]\w*(?: \w+)*[ *]+(dc_[a-z]\w*)\([^;{]*\) \{\n(.*)$", r
 
 
 def first_statements() -> Dict[str, str]:
-    """Of each public function's definition the first line."""
+    """The first line in the body of each public function."""
     found: Dict[str, str] = {}
     for path in sorted((ROOT / "src").rglob("*.c")):
         for name, line in BODY.findall(path.read_text(encoding="utf-8")):

@@ -65,7 +65,7 @@ def faults_of(text_of: Reader) -> List[str]:
 
 
 def planted() -> List[str]:
-    """Each file with another version, one at a time: names of those that are not found."""
+    """Changes the version in one file at a time, and returns the files for which that is not detected."""
     others = {name: r"(?<!\d)(?<!\d\.)0\.1(?!\d)" for name in (*VERSIONS, *SERIES, "CHANGELOG.md")}
     others["include/dc_api.h"] = r"(?<=_API_VERSION )1000"
     del others["meson.build"]
