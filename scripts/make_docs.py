@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Makes the manual from the header.
 
-    make_docs.py FOLDER              all of it: dc_api.json, man pages, and by Sphinx pages for a browser with a search
-    make_docs.py json FOLDER         dc_api.json alone, for authors of bindings
-    make_docs.py man SECTION FOLDER  the man pages of a section, each function, struct, enum and callback type one
-    make_docs.py names SECTION       their names"""
+    make_docs.py FOLDER              all of it: dc_api.json, man pages, and by Sphinx HTML pages with a search
+    make_docs.py json FOLDER         only dc_api.json, for authors of bindings
+    make_docs.py man SECTION FOLDER  the man pages of a section: one for each function, struct, enum and callback type
+    make_docs.py names SECTION       prints the names of these pages"""
 
 from __future__ import annotations
 

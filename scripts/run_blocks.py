@@ -3,12 +3,12 @@
 
     sh      each line runs (the trainer in short)
     python  runs; on two ranks where it uses libdc.torch
-    c       a program is compiled against the installed package, without warnings, and run, and is C++ too; other
-            lines compile
+    c       a program is compiled against the installed package, without warnings, as C and C++, and run; other lines
+            are only compiled
     rust    a program runs with the crate `dc`
-    text    what the block before it prints, in any order of lines, since ranks print when they like
+    text    the output of the block before it, with lines in any order, since ranks print at any time
 
-A block of another language is a fault; what is not meant to run has no language."""
+A block of another language is a fault. Blocks that are not meant to run have no language."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 PyPI's wheels are built for CUDA and name its libraries, gigabytes of them, which nothing here calls. They are replaced
 by libraries whose functions all return "no driver"; PyTorch then says that there is no GPU, and computes on the CPU.
-Such a PyTorch 2.11 crashes, with libdc or without, when a second thread traces a model: its guard for devices lies in
+Such a PyTorch 2.11 crashes, with libdc or without, when a second thread traces a model: its guard for devices is in
 the first thread's memory. So the tests that compile in threads are left out, unless they are named."""
 
 from __future__ import annotations

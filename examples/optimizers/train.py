@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Trains the same models with SGD, AdamW, Muon, Shampoo, SOAP and K-FAC, turn by turn, under ZeRO-3 on the ranks it is
-started with. It draws the loss against steps and against seconds. Muon has the matrices of hidden layers, beside it
-AdamW has the rest.
+"""Trains the same models with SGD, AdamW, Muon, Shampoo, SOAP and K-FAC, in turns at each step, under ZeRO-3 on the
+ranks that run it. It draws the loss against steps and against seconds. Muon trains the matrices of hidden layers, and
+AdamW the other parameters.
 
     python -m libdc.run -n 2 examples/optimizers/train.py     what `make optimizers` does
     python examples/optimizers/train.py --only adamw shampoo  as one rank
 
 The digits autoencoder comes first, then the byte GPT of examples/gpt. All optimizers begin with the same weights and
-see the same batches. The folder of a run: digits.json, gpt.json, and for each a picture by steps and one by seconds.
-How many steps each needs to a target, over seeds and grids of settings: bench/optim/gates.py.
+see the same batches. A run's folder has digits.json and gpt.json, and for each a picture by steps and one by seconds.
+bench/optim/gates.py counts the steps to a target, over seeds and grids of settings.
 """
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def _optional_text(pointer: object) -> Optional[str]:
 
 
 def init_comm(timeout: Optional[float] = None) -> Comm:
-    """This process's communicator, from its launcher's environment (see get_launch). It is over MPI if the launcher
-    starts MPI, over shared memory if all ranks are on one machine, else over TCP. Without a launcher it is a world of
+    """This process's communicator, from its launcher's environment (see get_launch). It is over MPI if the launcher can
+    start MPI, over shared memory if all ranks are on one machine, else over TCP. Without a launcher it is a world of
     one. Over TCP ranks meet at the launcher's address, and need a secret in LIBDC_SECRET or LIBDC_SECRET_FILE;
     LIBDC_INTERFACE and LIBDC_PORTS say where they listen, and LIBDC_TLS=1 encrypts. All ranks must call it equally
     often; each call uses another port."""

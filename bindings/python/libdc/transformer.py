@@ -228,7 +228,7 @@ class Layer(OwnedHandle):
         return shapes
 
     def initial_weights(self, dtype: Any = None) -> List[Tensor]:
-        """New initial weights, in the layer's dtype unless dtype is given."""
+        """New initial weights. dtype: the layer's (None) or float32."""
         weights = [self._empty(shape, dtype or self.dtype) for shape in self.weight_shapes.values()]
         self.initialize(weights)
         return weights

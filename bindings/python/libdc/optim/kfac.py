@@ -92,18 +92,18 @@ class KFAC(NativeOptimizer):
     """K-FAC (Martens and Grosse 2015): gradients of linear layers and convolutions are multiplied by the inverse of the
     layer's damped curvature, all others are SGD's with momentum. See docs/kfac.md.
 
-    model              whose modules are hooked; sharded models too (libdc.torch.shard comes first)
-    params             parameters or groups, as other optimizers take them; None: all of the model's
-    fisher             "empirical": the factors are those of each backward of the loss in training mode; "sampled": of
-                       the losses that accumulate() is given, with labels drawn from the model's own distribution
-    loss_terms         what has a loss of its own: "samples", the first dimension, or "positions", all but the last of a
-                       linear layer's input (a language model's tokens)
-    approximation      of layers that are used at many positions of a sample: "expand" or "reduce"
-    reduction          of the loss over its terms: "mean" or "sum"; loss_scale: another number it was multiplied by
-    grad_scaler        a torch.amp.GradScaler: its scale is taken out, and batches that overflow are left out
-    skip               patterns (re.search) of names and classes of modules that are to be left to SGD
-    comm               the ranks; None: those that the model is sharded over, else one rank
-    The others are dc_kfac_options'; kl_clip None: none."""
+    model              the model to hook; it may be sharded (call libdc.torch.shard first)
+    params             parameters or groups, as for other optimizers; None: all of the model's
+    fisher             "empirical": the factors come from each backward of the loss in training mode; "sampled": from
+                       the losses given to accumulate(), with labels drawn from the model's own distribution
+    loss_terms         the terms of the loss: "samples", one for each index of the first dimension, or "positions", one
+                       for each row of a linear layer's input (a language model's tokens)
+    approximation      for layers that are used at many positions of a sample: "expand" or "reduce"
+    reduction          how the loss reduces its terms: "mean" or "sum"; set loss_scale if it has another factor
+    grad_scaler        a torch.amp.GradScaler: its scale is divided out, and batches that overflow are left out
+    skip               patterns (re.search) of names and classes of modules to leave to SGD
+    comm               the ranks; None: those over which the model is sharded, else one rank
+    The other arguments are those of dc_kfac_options; kl_clip None: no clipping."""
 
     _native_class = arrays.KFAC
     _devices = ("cpu", "cuda")

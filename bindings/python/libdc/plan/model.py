@@ -145,8 +145,8 @@ def from_layers(table: Dict[str, Any], name: str) -> Model:
 
 
 def read(path: str, tokens: Optional[int], element: int) -> Model:
-    """A file of layers, which has its own tokens, or a configuration of Hugging Face.
-    tokens: of a sample, for a configuration; None: 1024, or as many as it has positions
+    """Reads a file of layers, which gives its own tokens, or Hugging Face's configuration.
+    tokens: of a sample, for a configuration; None: 1024, or its positions if those are fewer
     element: bytes of an element of the weights"""
     from .hugging_face import from_config
 

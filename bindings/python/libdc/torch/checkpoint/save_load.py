@@ -40,7 +40,7 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     share. An existing file is replaced only when the new one is complete and on the disk. A symbolic link is replaced
     itself; the file that it names stays.
 
-    extra    further values that load_checkpoint() returns: tensors, and values that JSON has, by names; rank 0's
+    extra    further values of rank 0, by name, that load_checkpoint() returns: tensors, and values that JSON has
     buffers  "rank0": the model's buffers are rank 0's; "mean": floating-point ones are the ranks' mean
     weights  False: the file has the optimizer's state and `extra` alone, without weights and buffers
 
@@ -100,11 +100,11 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     none. Each rank reads only its own part. Every rank must call it. If something does not fit, all ranks raise and
     nothing has changed, except after an error in a module's own code, which runs when all else is loaded.
 
-    path    a safetensors file, also one of others' with weights alone; the index of several
-            (`model.safetensors.index.json`); a folder of Hugging Face's that has them; a folder of
-            torch.distributed.checkpoint's. Types are converted. Ranks may read copies, which must not differ
+    path    a safetensors file, which may have only weights from another program; the index of several files
+            (`model.safetensors.index.json`); a Hugging Face folder with either; or a folder of
+            torch.distributed.checkpoint. Types are converted. Ranks may read equal copies
     strict  False: weights that the file lacks stay as they are, and those that the model lacks are not read
-    prefix  before the weights' names in the file, such as "model."; other names are not read
+    prefix  of the weights' names in the file, such as "model."; other names are not read
 
     Modules load their weights, as parts, by load_state_dict(), with their hooks and their extra state. A model that was
     on the meta device has no values to protect, so each rank reads into its part directly."""

@@ -31,9 +31,9 @@ def full_state_dict(model: nn.Module, rank0_only: bool = False, buffers: str = "
     """The model's state_dict() with whole weights, as before shard(). Every rank must call it. model.state_dict()
     itself has flat shards and the rank's own buffers, and only the same number of ranks can load it.
 
-    rank0_only   all ranks but rank 0 get an empty one, with `mesh` too
-    buffers      "rank0", whose values all get, or "mean": the ranks' mean of floating-point ones (BatchNorm's)
-    cpu_offload  values are in the host's memory; each goes there before the next weight is gathered"""
+    rank0_only   all ranks other than rank 0 get an empty one, with `mesh` too
+    buffers      "rank0": all ranks get rank 0's; "mean": the ranks' mean of floating-point ones (BatchNorm's)
+    cpu_offload  values are in host memory; each is copied there before the next weight is gathered"""
     roots = roots_on_same_ranks("full_state_dict", model)
     root = roots[0]
     keep = not rank0_only or root.group.all_ranks.rank == 0

@@ -1,9 +1,9 @@
 """Passes over the graphs of torch.compile; graphs without libdc's operators stay as they are.
 
-    joint_pass        before the split into forward and backward: gathers are repeated in backward, never saved; the
-                      backward begins by saying so; gradients become reduce_grad
-    schedule_gathers  on each part, by Inductor and libdc's backend: gathers become allgather_param and wait_allgather,
-                      one where uses overlap, with release_param after the last use and prefetch ahead"""
+    joint_pass        before the split into forward and backward: gathers are repeated in backward, never saved;
+                      reductions become reduce_grad; begin_backward is added at the first one
+    schedule_gathers  on each part, in Inductor and libdc's backend: gathers become allgather_param and wait_allgather,
+                      one pair where uses overlap, with release_param after the last use, and prefetches"""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ _enabled = False
 
 
 def enable(communicator: str = "auto") -> None:
-    """Makes DeepSpeed's op builder for `dc` hand out libdc's module, on every rank before engine.compile(); and libdc's
-    layer stand for DeepSpeedTransformerLayer.
+    """Makes DeepSpeed's op builder for `dc` return libdc's module, and replaces DeepSpeedTransformerLayer by libdc's.
+    Call it on every rank before engine.compile().
 
     communicator  "libdc": libdc's own, for ranks of one machine; "torch": the collectives of DeepSpeed's process group;
-                  "auto": the first where all ranks share a machine, else the second
+                  "auto": "libdc" if all ranks share a machine, else "torch"
 
-    Called again, it only changes the communicator of engines that are compiled later. RuntimeError: DeepSpeed is not
-    installed, of a version outside the tested range, or its own dc library is loaded already."""
+    A second call only changes the communicator of engines that are compiled later. RuntimeError: DeepSpeed is not
+    installed, or its version is outside the tested range, or its own dc library is loaded already."""
     global _enabled
     if communicator not in COMMUNICATORS:
         raise ValueError(f"libdc.torch.deepspeed.enable: communicator = {communicator!r}, must be one of "

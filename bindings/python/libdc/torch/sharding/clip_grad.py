@@ -22,8 +22,8 @@ def clip_grad_norm_(parameters: Union[nn.Module, Tensor, Iterable[Tensor]], max_
     """Scales all gradients so that their norm over all ranks is at most max_norm. Returns the norm before scaling, in
     float64.
 
-    parameters    a model, or parameters. Beside sharded ones, others (Policy(ignored=True)) count with the mean over
-                  the ranks of their sums of |x|^norm_type, or the maximum of an infinite norm: all ranks get one norm
+    parameters    a model, or parameters. Those that are not sharded (Policy(ignored=True)) count with the mean over
+                  the ranks of their sums of |x|^norm_type, or the maximum for an infinite norm. All ranks get one norm
     max_norm      math.inf: only computes the norm
 
     Every rank's part of every parameter is summed separately in float64, and the sums are added in rank order. That is

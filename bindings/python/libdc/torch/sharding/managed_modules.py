@@ -1,8 +1,8 @@
 """The modules of a sharded model: which ones shard() refuses, and which may be added later.
 
-Until shard() is called again, each rank would train a parameter that is added later alone. PyTorch has global hooks for
-the registration of parameters and modules. By them a sharded model records new parameters, and refuses those that would
-replace known ones."""
+A parameter that is added later would be trained by each rank alone, until shard() is called again. PyTorch has global
+hooks for the registration of parameters and modules. By them a sharded model records new parameters, and refuses those
+that would replace known ones."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 def gathered(model: nn.Module, write: bool = True) -> Iterator[None]:
     """Inside, modules' attributes are whole weights outside of forwards too. Collective.
 
-    write   True: values that one rank writes into them, or several ranks alike, are kept on all. False: none are, which
-            saves checksums; a write is an error where the tensor's version tells"""
+    write   True: values that one rank, or several ranks equally, write into them are kept on all ranks. False: none
+            are kept, which saves checksums; a write is an error if the tensor's version shows it"""
     with contextlib.ExitStack() as blocks:
         for root in roots_of(model):
             blocks.enter_context(_gathered(root, bool(write)))

@@ -23,10 +23,10 @@ class Policy(NamedTuple):
     param_dtype            as in shard()
     reduce_dtype           as in shard()
     reshard_after_forward  False: at stage 3 weights stay whole until the optimizer's step, as at stage 2
-    ignored                True: parameters stay as they are, on each rank its own; no rank averages their gradients
-    group                  True: the parameters of each module that the pattern names are gathered as one, however many
-                           elements they have, and not with others
-    cast_forward_inputs    True: floating-point tensors among the arguments of the module's forward get param_dtype
+    ignored                True: parameters are not sharded, and differ by rank; their gradients are not averaged
+    group                  True: the parameters of each module that the pattern matches are gathered as one, however
+                           many elements they have, and not with others
+    cast_forward_inputs    True: floating-point tensors among the module's forward arguments are cast to param_dtype
     output_dtype           type of floating-point tensors that the module's forward returns"""
 
     param_dtype: Optional[torch.dtype] = None

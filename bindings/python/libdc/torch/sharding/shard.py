@@ -149,7 +149,7 @@ def _join(model: nn.Module, root: Root, params: Sequence[Tuple[str, nn.Parameter
 
 
 def copy_of(model: nn.Module, source: Root, shapes: Dict[nn.Parameter, torch.Size], memo: Dict[int, Any]) -> nn.Module:
-    """Makes a copy of a sharded model, whose parameters are parts already, a sharded model. Collective. shapes: the
+    """Makes a deep copy, whose parameters are parts already, a sharded model of its own. Collective. shapes: the
     wholes' shapes. memo: deepcopy()'s."""
     group = source.group
     policies = Policies(model, source.policies.given, group.options.param_dtype, group.options.reduce_dtype)

@@ -32,11 +32,11 @@ def split_into_groups(sizes: Sequence[Size], group_size: int) -> List[Tuple[int,
 class ExecOrder:
     """One phase's order. Call begin(), advance() at each gather, then end().
 
-    lookahead        how many groups are gathered ahead of use
+    lookahead        number of groups to gather ahead of use
     group_size       elements of a full group, see split_into_groups()
-    sizes            of the parameters, by their ids
-    prefetch, drop   start to gather some parameters, in one handshake; give one back that was not used
-    take             the parameters of the group whose use begins"""
+    sizes            of the parameters, by id
+    prefetch, drop   start to gather some parameters, with one handshake; drop one that was not used
+    take             takes the parameters of the group whose use begins"""
 
     def __init__(self, lookahead: int, group_size: int, sizes: Sequence[Size], prefetch: Callable[[List[int]], None],
                  drop: Callable[[int], None], take: Callable[[List[int]], None]) -> None:
