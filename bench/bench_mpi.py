@@ -38,7 +38,7 @@ def main() -> int:
             f"Others used {foreign_now():.0%} of the machine at the end; the load was {load:.0f} before. Times are "
             "medians of rank 0, and the ratio is the median of MPI's time over libdc's in paired rounds: above 1 libdc "
             "is faster. MPI alone is tested without a pause, so beside other work it loses more. Small tensors show "
-            "the comparison of calls over TCP.\n\n" + "\n".join(found))
+            "the comparison of calls.\n\n" + "\n".join(found))
     print(page)
     if "--save" in sys.argv:
         save("mpi", page)

@@ -568,10 +568,10 @@ DC_API dc_status dc_nccl_get_version(int32_t *version);
  *  the first that loads of libmpi.so.40 (Open MPI), libmpi_abi.so.1 (the standard's ABI), libmpi.so.12 and libmpich.so.12
  *  (MPICH). Where Open MPI's launcher did not start the process, libmpi.so.40 is last. A
  *  library that does not fit the launcher is an error, and is not initialised.
- *  Bits are those of every other transport: MPI moves bytes and libdc adds them. Ranks compare their calls, and find
- *  missing and dead ranks, over TCP connections of libdc's own. So errors and their texts are those of
- *  dc_comm_create_tcp(). MPI tells the ranks where rank 0 listens, and a secret. wire_bytes does not count the messages
- *  by which ranks compare a collective's calls. The deadline runs while ranks are missing, and anew for each 2 GiB that
+ *  Bits are those of every other transport: MPI moves bytes and libdc adds them. Ranks compare their calls by short
+ *  messages of MPI. They find missing and dead ranks over TCP connections of libdc's own, so errors and their texts are
+ *  those of dc_comm_create_tcp(). MPI tells the ranks where rank 0 listens, and a secret. wire_bytes does not count the
+ *  messages by which ranks compare a collective's calls. The deadline runs while ranks are missing, and anew for each 2 GiB that
  *  MPI moves. The memory is the host's; for a card's see dc_comm_create_nccl(), on this one.
  *  libdc initialises MPI with MPI_THREAD_MULTIPLE, unless the caller has. Only then libdc finalizes it, at exit(), once
  *  all ranks have come there. It does not after a collective was given up or while a rank is dead, and mpirun reports

@@ -59,6 +59,7 @@ ELSEWHERE: List[Elsewhere] = [
     Elsewhere("comm/levels/test_levels.c", "comm/levels/collective comm/machine", "layouts of ranks on machines, bits"),
     Elsewhere("comm/mpi/test_mpi.c", "comm/mpi/calls comm/mpi/collective comm/mpi/library",
               "ranks of each MPI: bits, launchers"),
+    Elsewhere("comm/mpi/test_carrier.c", "comm/tcp/relay/carried", "ranks that do not come, leave or wait elsewhere"),
     Elsewhere("comm/mpi/test_mpi_death.c", "comm/mpi/runtime comm/mpi/wait", "lost ranks of each MPI, in each phase"),
     Elsewhere("cudasim/nccl/test_contexts.c", "comm/nccl/nccl", "communicators, made and freed by contexts"),
     Elsewhere("cudasim/nccl/test_errors.c", "comm/nccl/library comm/nccl/wait comm/nccl/watchdog",

@@ -12,6 +12,9 @@ typedef struct NAME(functions) {
                         HANDLE, HANDLE *);
   int (*MPI_Ibcast)(void *, int, HANDLE, int, HANDLE, HANDLE *);
   int (*MPI_Ibarrier)(HANDLE, HANDLE *);
+  int (*MPI_Isend)(const void *, int, HANDLE, int, int, HANDLE, HANDLE *);
+  int (*MPI_Irecv)(void *, int, HANDLE, int, int, HANDLE, HANDLE *);
+  int (*MPI_Cancel)(HANDLE *);
   int (*MPI_Test)(HANDLE *, int *, void *);
   int (*MPI_Iprobe)(int, int, HANDLE, int *, void *);
 } NAME(functions);
@@ -33,6 +36,9 @@ static const char *NAME(load)(dc__mpi_library *mpi) {
   DC__DLSYM(mpi->module, &functions, MPI_Ialltoallv, missing)
   DC__DLSYM(mpi->module, &functions, MPI_Ibcast, missing)
   DC__DLSYM(mpi->module, &functions, MPI_Ibarrier, missing)
+  DC__DLSYM(mpi->module, &functions, MPI_Isend, missing)
+  DC__DLSYM(mpi->module, &functions, MPI_Irecv, missing)
+  DC__DLSYM(mpi->module, &functions, MPI_Cancel, missing)
   DC__DLSYM(mpi->module, &functions, MPI_Test, missing)
   DC__DLSYM(mpi->module, &functions, MPI_Iprobe, missing)
   mpi->functions = &functions;
@@ -86,6 +92,20 @@ static int NAME(ibarrier)(const dc__mpi_library *mpi, dc__mpi_handle comm, dc__m
   return NAME(of)(mpi)->MPI_Ibarrier(comm.MEMBER, &request->MEMBER);
 }
 
+static int NAME(isend)(const dc__mpi_library *mpi, const void *data, int bytes, int to, int tag, dc__mpi_handle comm,
+                       dc__mpi_handle *request) {
+  return NAME(of)(mpi)->MPI_Isend(data, bytes, mpi->byte.MEMBER, to, tag, comm.MEMBER, &request->MEMBER);
+}
+
+static int NAME(irecv)(const dc__mpi_library *mpi, void *data, int bytes, int from, int tag, dc__mpi_handle comm,
+                       dc__mpi_handle *request) {
+  return NAME(of)(mpi)->MPI_Irecv(data, bytes, mpi->byte.MEMBER, from, tag, comm.MEMBER, &request->MEMBER);
+}
+
+static int NAME(cancel)(const dc__mpi_library *mpi, dc__mpi_handle *request) {
+  return NAME(of)(mpi)->MPI_Cancel(&request->MEMBER);
+}
+
 static int NAME(test)(const dc__mpi_library *mpi, dc__mpi_handle *request, int *done) {
   return NAME(of)(mpi)->MPI_Test(&request->MEMBER, done, mpi->status_ignore);
 }
@@ -105,5 +125,8 @@ static const dc__mpi_calls NAME(calls) = {.comm_rank = NAME(comm_rank),
                                           .ialltoallv = NAME(ialltoallv),
                                           .ibcast = NAME(ibcast),
                                           .ibarrier = NAME(ibarrier),
+                                          .isend = NAME(isend),
+                                          .irecv = NAME(irecv),
+                                          .cancel = NAME(cancel),
                                           .test = NAME(test),
                                           .iprobe = NAME(iprobe)};

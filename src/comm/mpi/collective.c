@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "comm/mpi/mpi.h"
-#include "comm/tcp/tcp.h"
 #include "comm/windows.h"
 #include "kernels/kernels.h"
 

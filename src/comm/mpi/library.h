@@ -60,8 +60,14 @@ typedef struct dc__mpi_calls {
   int (*ibcast)(const dc__mpi_library *mpi, void *data, int count, int root, dc__mpi_handle comm,
                 dc__mpi_handle *request);
   int (*ibarrier)(const dc__mpi_library *mpi, dc__mpi_handle comm, dc__mpi_handle *request);
+  int (*isend)(const dc__mpi_library *mpi, const void *data, int bytes, int to, int tag, dc__mpi_handle comm,
+               dc__mpi_handle *request);
+  int (*irecv)(const dc__mpi_library *mpi, void *data, int bytes, int from, int tag, dc__mpi_handle comm,
+               dc__mpi_handle *request);
+  /* Of a receive. */
+  int (*cancel)(const dc__mpi_library *mpi, dc__mpi_handle *request);
   int (*test)(const dc__mpi_library *mpi, dc__mpi_handle *request, int *done);
-  /* Probes for a message of `rank`, which libdc never sends: the call lets MPI make progress. */
+  /* Probes for a message of `rank` with tag 0, which libdc never sends: the call lets MPI make progress. */
   int (*iprobe)(const dc__mpi_library *mpi, int rank, dc__mpi_handle comm);
 } dc__mpi_calls;
 

@@ -12,7 +12,6 @@
 
 #include "comm/machine.h"
 #include "comm/mpi/mpi.h"
-#include "comm/tcp/tcp.h"
 
 enum { ADDRESS = 80, SECRET_BYTES = 32 };
 

@@ -3,8 +3,6 @@
 
 #include <limits.h>
 
-#include "comm/tcp/tcp.h"
-
 /* ---- destruction ---- */
 
 /* Whether MPI_Comm_free may be called. It is collective, and may wait for a lost rank. Nor may it be called if MPI
@@ -38,9 +36,10 @@ static void mpi_destroy(dc_comm *comm) {
   if (dc__mpi_is_usable(self->mpi) && atomic_load(&((dc__tcp *)self->control)->group->failed) == 0) {
     dc__tcp_leave((dc__tcp *)self->control); /* dc__mpi_keep() may keep it open */
   }
+  dc__mpi_stop_carrying(self);
   dc__comm_release(self->control);
   dc__mpi_progress_leave();
-  bool abandoned = self->abandoned;
+  bool abandoned = self->abandoned || self->message_abandoned;
   if (!abandoned) {
     dc__free(self->scratch[0]);
     dc__free(self->scratch[1]);
@@ -179,6 +178,7 @@ static dc_status finish_member(dc__mpi *self, const char *fn, dc_comm **comm) {
     return status;
   }
   self->has_comm = true;
+  dc__mpi_carry(self);
   *comm = &self->head;
   return DC_OK;
 }

@@ -1,15 +1,16 @@
 /* The communicator over MPI, whose ranks are the processes of MPI_COMM_WORLD.
  *
  * Each communicator has a control communicator over TCP, made at an address that MPI told the ranks (meeting.c). In a
- * collective the ranks first compare their calls there, so all have arrived with matching calls before MPI is called
- * (collective.c). While MPI moves data, the control communicator reports dead ranks (wait.c): MPI itself may hang, or
- * end the process. */
+ * collective the ranks first compare their calls, so all have arrived with matching calls before MPI moves data
+ * (collective.c). The control communicator does that, by messages of MPI (carrier.c). It also reports dead ranks
+ * (wait.c): MPI itself may hang, or end the process. */
 #ifndef DC_COMM_MPI_H
 #define DC_COMM_MPI_H
 
 #include "comm/host_transport.h"
 #include "comm/mpi/library.h"
 #include "comm/split.h"
+#include "comm/tcp/tcp.h"
 
 /* MPI in this process; runtime.c. */
 typedef struct dc__mpi_runtime {
@@ -43,9 +44,13 @@ typedef struct dc__mpi {
   pthread_mutex_t collective_mutex; /* one collective at a time; guards what follows */
   char *scratch[2];                 /* packed data to send, and received data */
   size_t scratch_bytes[2];
-  int *vectors;      /* counts and offsets of each item, which MPI reads until the request is done */
-  int64_t max_bytes; /* of a tensor that MPI moves in place: its offsets are ints; larger ones are packed */
-  bool abandoned;    /* MPI may still use all this memory */
+  int *vectors;            /* counts and offsets of each item, which MPI reads until the request is done */
+  int64_t max_bytes;       /* of a tensor that MPI moves in place: its offsets are ints; larger ones are packed */
+  bool abandoned;          /* MPI may still use all this memory */
+  dc__tcp_carrier carrier; /* of the control communicator, whose mutex guards what follows */
+  unsigned char sent[DC__TCP_SWAP_BYTES], received[DC__TCP_SWAP_BYTES];
+  int tag;                /* of these messages */
+  bool message_abandoned; /* as `abandoned`, of the comparison's messages */
 } dc__mpi;
 
 /* ---- runtime.c ---- */
@@ -90,6 +95,8 @@ typedef struct dc__mpi_wait {
   int64_t timeout_ns;
   int64_t grace_ns; /* how long requests may still end after the group has failed; 0: they are given up at once */
   const char *what; /* for error texts */
+  dc_status (*check)(void *arg); /* instead of looking at the control communicator and the deadline; NULL: none */
+  void *arg;
   int32_t count;
   dc__mpi_handle requests[DC__MPI_REQUESTS];
   const atomic_bool *call; /* instead of a request: whether a call that another thread makes is done; NULL: none */
@@ -98,10 +105,18 @@ typedef struct dc__mpi_wait {
 /* Turns MPI's error into a status: DC_OK for 0. If the control communicator reports a dead rank, the error names
  * that. */
 dc_status dc__mpi_check_result(const dc__mpi_wait *wait, const char *call, int error);
-/* Waits until all requests are done. On an error those that are not are abandoned, and remain in the count. */
+/* Waits until all requests are done. On an error the others remain in the count. */
+dc_status dc__mpi_wait_requests(dc__mpi_wait *wait);
+/* The same, and abandons them. */
 dc_status dc__mpi_wait_all(dc__mpi_wait *wait);
 /* Gives up the requests, which MPI may still work on. Then MPI can neither be finalized nor used again. */
 void dc__mpi_abandon(const dc__mpi_wait *wait);
+
+/* ---- carrier.c ---- */
+
+/* From now on the control communicator compares calls over MPI. */
+void dc__mpi_carry(dc__mpi *self);
+void dc__mpi_stop_carrying(dc__mpi *self);
 
 /* ---- split.c ---- */
 

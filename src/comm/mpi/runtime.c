@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "comm/mpi/mpi.h"
-#include "comm/tcp/tcp.h"
 
 dc__mpi_runtime dc__mpi_runtime_state = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 

@@ -8,7 +8,6 @@
 #include <time.h>
 
 #include "comm/mpi/mpi.h"
-#include "comm/tcp/tcp.h"
 
 enum {
   SPINS = 200,            /* tests without a pause */
@@ -140,7 +139,7 @@ static dc_status check_deadline(const dc__mpi_wait *wait, int64_t begun, int64_t
   return now - begun < wait->timeout_ns ? DC_OK : fail_late(wait);
 }
 
-static dc_status wait_requests(dc__mpi_wait *wait) {
+dc_status dc__mpi_wait_requests(dc__mpi_wait *wait) {
   int64_t begun = dc__now_ns(), checked = begun, failed = 0;
   int32_t left;
   for (int64_t tests = 0;; tests++) {
@@ -149,7 +148,7 @@ static dc_status wait_requests(dc__mpi_wait *wait) {
       return DC_OK;
     }
     if (dc__now_ns() - checked > CHECK_NS) {
-      DC__TRY(check_deadline(wait, begun, &failed));
+      DC__TRY(wait->check != NULL ? wait->check(wait->arg) : check_deadline(wait, begun, &failed));
       checked = dc__now_ns();
     }
     pause_before_test(tests);
@@ -161,7 +160,7 @@ void dc__mpi_abandon(const dc__mpi_wait *wait) {
 }
 
 dc_status dc__mpi_wait_all(dc__mpi_wait *wait) {
-  dc_status status = wait_requests(wait);
+  dc_status status = dc__mpi_wait_requests(wait);
   if (status != DC_OK) {
     dc__mpi_abandon(wait);
   }

@@ -291,13 +291,8 @@ static dc_status relay_calls(dc__tcp_plan *p) {
   return status;
 }
 
-/* If the relayed calls differ, all ranks send theirs in full, so that all find the same error. */
-static dc_status exchange_small(dc__tcp_plan *p, bool with_data) {
-  bool alike;
-  DC__TRY(dc__tcp_run_small(p, with_data, &alike));
-  if (alike) {
-    return DC_OK;
-  }
+/* If calls differ, all ranks send theirs in full, so that all find the same error. */
+static dc_status find_difference(dc__tcp_plan *p) {
   p->has_data = false;
   if (p->self->group->overlay) {
     DC__TRY(relay_calls(p));
@@ -311,8 +306,18 @@ static dc_status exchange_small(dc__tcp_plan *p, bool with_data) {
 /* In an overlay, ranks compare all calls in rounds, which need few connections. */
 static dc_status exchange(dc__tcp_plan *p) {
   const bool small = dc__tcp_is_small(p);
-  if (small || p->self->group->overlay) {
-    DC__TRY(exchange_small(p, small));
+  bool alike = true;
+  if (p->self->carrier != NULL) {
+    DC__TRY(dc__tcp_compare_carried(p, &alike));
+    if (alike && !p->has_data) {
+      return DC_OK;
+    }
+  }
+  if (alike && (small || p->self->group->overlay)) {
+    DC__TRY(dc__tcp_run_small(p, small, &alike));
+  }
+  if (!alike) {
+    return find_difference(p);
   }
   return small ? DC_OK : exchange_with_data(p);
 }

@@ -89,6 +89,9 @@ dc_status dc__tcp_receive_some(const dc__tcp_plan *p, int32_t r, bool *progress)
 dc_status dc__tcp_compare_checksum(const dc__tcp_plan *p, int32_t r);
 /* Restarts the deadlines, after progress. */
 void dc__tcp_note_progress(dc__tcp_plan *p);
+/* A wait calls it between two tests of another network. It checks for a failure of the group or its parents, the
+ * deadline, and deadlocks. missing: the ranks that are waited for. */
+dc_status dc__tcp_check_wait(dc__tcp_plan *p, const dc__rank_set *missing);
 /* Waits until one of self->polls[0, count) is ready or the group fails. self->polls needs two more. A failure counts
  * only once the caller has read what has arrived, since peers may have failed in a later collective. missing: the ranks
  * that are waited for; all_headers: their calls have arrived. */
@@ -120,6 +123,8 @@ bool dc__tcp_is_small(const dc__tcp_plan *p);
 /* Runs a small collective, or without data the handshake of any. If *alike is false, some calls differ, and all ranks
  * that relay know it. Then no data has been written. */
 dc_status dc__tcp_run_small(dc__tcp_plan *p, bool with_data, bool *alike);
+/* carried.c: runs the handshake over the carrier. *alike: as above. */
+dc_status dc__tcp_compare_carried(dc__tcp_plan *p, bool *alike);
 /* After *alike was false, if all ranks relay: gathers the calls of all. */
 dc_status dc__tcp_gather_calls(const dc__tcp_plan *p, dc__signature *calls);
 

@@ -150,6 +150,25 @@ typedef struct dc__tcp_group {
   atomic_int failed;
 } dc__tcp_group;
 
+/* An exchange of messages with two ranks, which may be one. */
+typedef struct dc__tcp_swap {
+  int32_t to, from;
+  const void *out; /* copied before it is sent */
+  void *in;
+  size_t bytes; /* of either, at most DC__TCP_SWAP_BYTES */
+  /* Called every few milliseconds of the wait, which ends with its error. */
+  dc_status (*check)(void *arg);
+  void *arg;
+} dc__tcp_swap;
+
+enum { DC__TCP_SWAP_BYTES = 64 };
+
+/* Another network, over which the ranks compare their calls. */
+typedef struct dc__tcp_carrier {
+  void *context;
+  dc_status (*swap)(void *context, const dc__tcp_swap *swap);
+} dc__tcp_carrier;
+
 typedef struct dc__tcp {
   struct dc_comm head;
   dc__tcp_group *group;
@@ -171,6 +190,7 @@ typedef struct dc__tcp {
   dc__rank_set unresponsive; /* ranks that did not answer it */
   char *scratch;             /* received parts of reductions */
   size_t scratch_bytes;
+  const dc__tcp_carrier *carrier; /* NULL: calls are compared over the connections. The same on all ranks. */
 } dc__tcp;
 
 /* ---- rendezvous.c: opens the listener and fills in endpoints ---- */

@@ -201,16 +201,37 @@ static dc_status poll_until(const dc__tcp *self, nfds_t count, int64_t until, in
   return DC_OK;
 }
 
+/* Publishes the wait. Returns the time of its next check for deadlocks, or of its deadline. */
+static int64_t begin_wait(dc__tcp_plan *p, const dc__rank_set *missing) {
+  const int64_t now = dc__now_ns();
+  dc__tcp_wait_begin(&p->self->wait, missing);
+  p->deadline = p->deadline != 0 ? p->deadline : now + p->self->head.timeout_ns;
+  p->deadlock_check_ns = p->deadlock_check_ns != 0 ? p->deadlock_check_ns : now + DC__COMM_DEADLOCK_NS;
+  return p->deadlock_check_ns < p->deadline ? p->deadlock_check_ns : p->deadline;
+}
+
+/* Called at the time that begin_wait() returned. */
+static dc_status check_late_ranks(dc__tcp_plan *p, int64_t until, const dc__rank_set *missing, bool all_headers) {
+  if (until >= p->deadline) {
+    return handle_deadline(p, missing, all_headers);
+  }
+  p->deadlock_check_ns = 0;
+  return all_headers ? DC_OK : dc__tcp_check_deadlock(p->self, missing, p->op_text);
+}
+
+dc_status dc__tcp_check_wait(dc__tcp_plan *p, const dc__rank_set *missing) {
+  DC__TRY(dc__tcp_group_check(p->self->group));
+  DC__TRY(dc__comm_check_parents(&p->self->head));
+  const int64_t until = begin_wait(p, missing);
+  return dc__now_ns() < until ? DC_OK : check_late_ranks(p, until, missing, false);
+}
+
 dc_status dc__tcp_wait_ready(dc__tcp_plan *p, int32_t count, const dc__rank_set *missing, bool all_headers) {
   dc__tcp *self = p->self;
   DC__TRY(dc__tcp_group_check(self->group));
   self->polls[count] = (struct pollfd){.fd = self->group->failure_event, .events = POLLIN};
   self->polls[count + 1] = (struct pollfd){.fd = self->arrival_event, .events = POLLIN};
-  dc__tcp_wait_begin(&self->wait, missing);
-  int64_t now = dc__now_ns();
-  p->deadline = p->deadline != 0 ? p->deadline : now + self->head.timeout_ns;
-  p->deadlock_check_ns = p->deadlock_check_ns > now ? p->deadlock_check_ns : now + DC__COMM_DEADLOCK_NS;
-  int64_t until = p->deadlock_check_ns < p->deadline ? p->deadlock_check_ns : p->deadline;
+  const int64_t until = begin_wait(p, missing);
   int ready = 0;
   DC__TRY(p->queried ? DC_OK : poll_until(self, (nfds_t)count + 2, until, &ready));
   if (ready < 0 && errno != EINTR) {
@@ -220,9 +241,5 @@ dc_status dc__tcp_wait_ready(dc__tcp_plan *p, int32_t count, const dc__rank_set 
     eventfd_t any;
     (void)eventfd_read(self->arrival_event, &any);
   }
-  if (ready != 0 || dc__now_ns() < until || (until < p->deadline && all_headers)) {
-    return DC_OK;
-  }
-  return until < p->deadline ? dc__tcp_check_deadlock(self, missing, p->op_text)
-                             : handle_deadline(p, missing, all_headers);
+  return ready != 0 || dc__now_ns() < until ? DC_OK : check_late_ranks(p, until, missing, all_headers);
 }

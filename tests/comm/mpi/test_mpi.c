@@ -115,11 +115,22 @@ static int rank_checks(void) {
   return result;
 }
 
-static dc_comm *slow_comm; /* whose requests are not done before a while after the group's failure */
+static dc_comm *slow_comm; /* whose all-to-alls are not done before a while after the group's failure */
+static bool exchanges_sizes;
+
+static int noted_all_to_all(const dc__mpi_library *mpi, const void *send, const int *send_counts, const int *send_at,
+                            void *recv, const int *recv_counts, const int *recv_at, dc__mpi_handle comm,
+                            dc__mpi_handle *request) {
+  exchanges_sizes = true;
+  return real_calls->ialltoallv(mpi, send, send_counts, send_at, recv, recv_counts, recv_at, comm, request);
+}
 
 static int slow_test(const dc__mpi_library *mpi, dc__mpi_handle *request, int *done) {
   static int tests_after_failure;
   *done = 0;
+  if (!exchanges_sizes) {
+    return real_calls->test(mpi, request, done);
+  }
   if (dc__comm_check(((dc__mpi *)slow_comm)->control) == DC_OK) {
     return 0;
   }
@@ -135,6 +146,7 @@ static int rank_is_slow(void) {
   if (dc_comm_rank(comm) == 2) {
     slow_comm = comm;
     calls.test = slow_test;
+    calls.ialltoallv = noted_all_to_all;
   }
   CHECK(other_counts(comm, NULL) == 0);
   calls.test = real_calls->test;

@@ -174,12 +174,16 @@ static dc_status run_rounds(dc__tcp_relay *c, bool has_data) {
   return DC_OK;
 }
 
+dc__tcp_relay dc__tcp_relay_make(dc__tcp_plan *p) {
+  return (dc__tcp_relay){.plan = p,
+                         .me = p->self->head.rank,
+                         .world = p->self->head.world,
+                         .digest = dc__signature_digest(&p->call),
+                         .alike = p->call.missing_recv == 0}; /* else an error, which the exchange finds */
+}
+
 dc_status dc__tcp_run_small(dc__tcp_plan *p, bool with_data, bool *alike) {
-  dc__tcp_relay c = {.plan = p,
-                     .me = p->self->head.rank,
-                     .world = p->self->head.world,
-                     .digest = dc__signature_digest(&p->call),
-                     .alike = p->call.missing_recv == 0}; /* else an error, which the exchange finds */
+  dc__tcp_relay c = dc__tcp_relay_make(p);
   dc_status status = run_rounds(&c, with_data && p->has_data);
   dc__free(c.ignored);
   *alike = c.alike;

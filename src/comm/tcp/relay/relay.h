@@ -36,6 +36,7 @@ static inline int32_t dc__tcp_relay_rank(const dc__tcp_relay *c, int32_t steps) 
   return (c->me + steps + c->world) % c->world;
 }
 
+dc__tcp_relay dc__tcp_relay_make(dc__tcp_plan *p);
 /* Copies this rank's data to scratch memory. */
 dc_status dc__tcp_relay_begin(dc__tcp_relay *c);
 /* Sets the round's data to send, and where the received data goes. */
