@@ -128,7 +128,7 @@ static dc_status call_trace(void *at, size_t size) {
   int64_t count;
   dc_tensor out = DC_TENSOR_INIT;
   if (dc_invalidate_gathered_param(context, ID) != DC_OK || call_tensor_out(&out) != DC_OK) {
-    return DC_E_INTERNAL; /* there is an event to be read then */
+    return DC_E_INTERNAL; /* the calls leave an event to read */
   }
   return dc_context_trace_read(context, at, size, 1, &count);
 }
@@ -195,7 +195,7 @@ static dc_tensor small_matrix(float *data) {
   return t;
 }
 
-/* The identity, and where to. */
+/* An identity matrix, and a tensor for the result. */
 typedef struct pair {
   dc_tensor a, to;
 } pair;

@@ -1,6 +1,6 @@
-/* Structs that grow: a caller may be older than the library, with a shorter struct, or newer, with a longer one whose
- * tail is zero where it asks for nothing new. One row for each sized struct of the header (abi-check/abi.py counts);
- * each is placed so that one byte read too many touches a page that nobody may touch. */
+/* Structs that grow: a caller may be older than the library and pass a shorter struct, or newer and pass a longer one
+ * whose tail is zero where it asks for nothing new. Each sized struct of the header has one row (abi-check/abi.py
+ * counts them). Each struct ends at an inaccessible page, so reading one byte too many is a fault. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 
 enum { TAIL = 8, CANARY = 0x5a };
 
-static unsigned char *page; /* writable; the page after it is not there */
+static unsigned char *page; /* writable; the page after it is not mapped */
 static size_t page_bytes;
 
 /* ---- the table ---- */
@@ -22,7 +22,7 @@ typedef enum direction { IN, IN_OR_NULL, OUT, STRIDED } direction;
 
 typedef struct row {
   const char *name;
-  size_t size, first; /* today's, and that of the version that introduced it */
+  size_t size, first; /* the size today, and in the version that introduced it */
   direction direction;
   dc_status (*call)(void *at);
   dc_status (*call_sized)(void *at, size_t size);
@@ -69,12 +69,12 @@ static const row rows[] = {
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
-/* The last place of the page where a struct of `size` bytes may lie. */
+/* The last address in the page at which a struct of `size` bytes fits. */
 static unsigned char *last(size_t size) {
   return page + page_bytes - (size + sizeof(void *) - 1) / sizeof(void *) * sizeof(void *);
 }
 
-/* A good struct that a caller of `size` bytes has, at the very end of the page. */
+/* A valid struct as a caller with `size` bytes would pass it, at the very end of the page. */
 static unsigned char *place(const row *r, size_t size, size_t says) {
   unsigned char whole[512] = {0}, *at = last(size);
   if (r->fill != NULL) {
@@ -116,7 +116,7 @@ static void test_shorter_than_the_first(void **state) {
   (void)state;
   for (const row *r = rows; r < rows + ROWS; r++) {
     for (size_t size = 0; size < r->first; size++) {
-      /* The size itself must be readable; what it says is less than that. */
+      /* The size field itself must be readable, even where its value is smaller than the field. */
       unsigned char *at = place(r, size < sizeof size ? sizeof size : size, size);
       expect(r, size, call(r, at, size), DC_E_INVALID);
     }
@@ -145,7 +145,7 @@ static void test_tails_that_ask_for_more(void **state) {
   }
 }
 
-/* What the library writes ends where the caller's struct does, and what it does not know stays as it was. */
+/* The library writes no further than the caller's struct reaches, and leaves the bytes behind it unchanged. */
 static void test_outputs(void **state) {
   (void)state;
   for (const row *r = rows; r < rows + ROWS; r++) {
@@ -203,7 +203,7 @@ INIT(dc_muon_options)
 INIT(dc_kfac_options)
 INIT(dc_optimizer_stats)
 
-/* dc_x_init() clears what its caller has, and no more, also where the two disagree on the size. */
+/* dc_x_init() clears the caller's struct and nothing beyond, also where caller and library disagree on the size. */
 static void test_initialisers(void **state) {
   (void)state;
   const struct {

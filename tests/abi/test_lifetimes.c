@@ -53,7 +53,7 @@ static void destroy(handles *h, int which) {
   }
 }
 
-/* The order-th of the 120 orders of five. */
+/* Destroys the handles in the given order: one of the 120 permutations of five. */
 static void destroy_in_order(handles *h, int order) {
   int left[] = {0, 1, 2, 3, 4};
   for (int count = 5; count > 0; order /= count--) {

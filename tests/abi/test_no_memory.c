@@ -1,6 +1,6 @@
-/* Memory that cannot be had: each allocation of a training step, and of second-order operators, fails in turn. Every
- * call says so or works, and in the end nothing is left behind. The program's own malloc family stands before the C
- * library's, for libdc too. */
+/* Out of memory: each allocation of a training step, and of second-order operators, fails in turn. Each call reports
+ * the failure or works, and at the end nothing leaks. The program's own malloc family replaces the C library's, for
+ * libdc too. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -18,7 +18,7 @@ void *__libc_realloc(void *ptr, size_t bytes);
 void *__libc_memalign(size_t alignment, size_t bytes);
 void __libc_free(void *ptr);
 
-static atomic_long countdown = -1; /* the allocation that fails; negative: none */
+static atomic_long countdown = -1; /* counts down to the allocation that fails; negative: none fails */
 static atomic_long live;
 static atomic_long asked;
 
@@ -65,7 +65,7 @@ enum { GRAPH = 1, ID = 2, COUNT = 6 };
 
 static dc_status worst;
 
-/* Notes a failure; whether the call worked. */
+/* Records the first failure. Returns whether the call worked. */
 static bool works(dc_status status) {
   if (status != DC_OK && worst == DC_OK) {
     worst = status;
@@ -97,7 +97,7 @@ static void step(dc_context *context, dc_stream *stream) {
   dc_buffer_release(block);
 }
 
-/* Second-order operators, with libdc's own solver: a LAPACK's memory is not ours. */
+/* Second-order operators with libdc's own solver, since a LAPACK's allocations are not libdc's. */
 static void matrices(dc_device *device) {
   static float a[9] = {4, 1, 0, 1, 3, 1, 0, 1, 2}, out[9], grads[27], squares[3];
   static const int64_t square[2] = {3, 3}, cube[3] = {3, 3, 3};
@@ -122,7 +122,7 @@ static void matrices(dc_device *device) {
   dc_linalg_destroy(l);
 }
 
-/* A step of an optimizer with float32 and bfloat16 weights; one that failed is made again. */
+/* A step of an optimizer with float32 and bfloat16 weights. A step that failed is repeated. */
 static void optimize(dc_device *device) {
   static float weights[2][COUNT], grads[2][COUNT];
   static const int64_t count = COUNT;
@@ -150,7 +150,7 @@ static void optimize(dc_device *device) {
   dc_linalg_destroy(linalg);
 }
 
-/* Two steps of K-FAC; the third takes no memory. */
+/* Two steps of K-FAC; a third step must allocate nothing. */
 static void curvature(dc_device *device) {
   static float x[12], weight[9], bias[3], grads[12];
   static const int64_t shape[2] = {3, 3}, batch[2] = {4, 3};
@@ -205,7 +205,7 @@ static void run(void) {
 
 int main(void) {
   run();
-  run(); /* what threads and libraries keep for the next time is there now */
+  run(); /* threads and libraries now hold all that they cache */
   long before = atomic_load(&live), begin = atomic_load(&asked);
   run();
   long needed = atomic_load(&asked) - begin, failed = 0, leaks = 0;

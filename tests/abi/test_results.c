@@ -1,5 +1,5 @@
-/* Results that the manual gives as constants, and those of NULL. Bindings rest on both, and no lock of a prototype sees
- * them. */
+/* Results that the manual gives as constants, and results for NULL. Bindings rely on both, and the check of the
+ * prototypes does not cover them. */
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -96,7 +96,7 @@ static void test_results_for_null(void **state) {
   assert_string_equal(dc_op_name(INT32_MAX), "unknown");
 }
 
-/* None of these does anything. */
+/* None of these calls does anything. */
 static void test_null_does_nothing(void **state) {
   (void)state;
   dc_tensor_init(NULL, sizeof(dc_tensor));

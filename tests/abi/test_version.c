@@ -1,4 +1,4 @@
-/* What a binding asks before anything else: is this the library that I was made for, and what has it? */
+/* The first questions of a binding: is this the library that it was made for, and which features does it have? */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Bad input: the status, and a text that names the argument, the value and what is allowed. The context stays usable.
- */
+/* Bad input: each call returns the right status, and its text names the argument, the value and what is allowed. The
+ * context stays usable. */
 #include "harness.h"
 
 enum { Z0 = 10, Z1, Z2, Z3, PARAM = 1, WHOLE = 2, OTHER = 3, UNKNOWN = 99 };
@@ -7,7 +7,7 @@ enum { Z0 = 10, Z1, Z2, Z3, PARAM = 1, WHOLE = 2, OTHER = 3, UNKNOWN = 99 };
 static sharded shard_a, shard_b;
 static float whole_data[12], whole_grad[12];
 
-/* A stage-3 graph with PARAM, another with OTHER, a stage-2 graph with WHOLE. */
+/* Registers a stage-3 graph with PARAM, another with OTHER, and a stage-2 graph with WHOLE. */
 static void fill(rank *r) {
   static const int64_t twelve = 12;
   int64_t ids[3] = {PARAM, OTHER, WHOLE};
@@ -180,7 +180,7 @@ static void contexts(void **state) {
   assert_int_equal(dc_init(c, NULL, NULL, 10), DC_E_STATE);
   assert_non_null(strstr(dc_last_error(), "is initialised already"));
   assert_int_equal(dc_start_forward(c), DC_OK);                      /* the first init stays usable */
-  assert_int_equal(dc_context_create(device, NULL, &second), DC_OK); /* a second context is its own */
+  assert_int_equal(dc_context_create(device, NULL, &second), DC_OK); /* a second context is independent */
   assert_int_equal(dc_init(second, NULL, NULL, 10), DC_OK);
   assert_int_equal(dc_register_graph_z3(c, 1, NULL, 0), DC_OK);
   assert_int_equal(dc_register_graph_z3(second, 1, NULL, 0), DC_OK);
@@ -203,7 +203,7 @@ static void contexts(void **state) {
   dc_buffer_release(NULL);
 }
 
-/* Ranks that disagree on a value that must be the same: each error names the value and the rank. */
+/* Ranks disagree on a value that must be the same: each error names the value and the rank. */
 static void disagreeing_graphs(rank *r) {
   int64_t numel = r->rank == 0 ? 10 : 12, id = 1;
   float data[12] = {0};

@@ -1,4 +1,4 @@
-/* Which devices there are, their memory, and tensors in it: point 50 of the second-order conformance list. */
+/* The list of devices, their memory, and tensors in it: point 50 of the second-order conformance list. */
 #include "linalg_test.h"
 
 static void test_50_devices(void **state) {
@@ -17,7 +17,7 @@ static void test_50_devices(void **state) {
   dc_tensor t = DC_TENSOR_INIT;
   OK(dc_tensor_create(device, shape, 2, DC_FLOAT64, &t));
   assert_true((uintptr_t)t.data % 256 == 0 && t.ndim == 2 && t.dtype == DC_FLOAT64);
-  shape[0] = 5; /* a copy stays */
+  shape[0] = 5; /* the tensor keeps its own copy */
   assert_true(t.shape[0] == 3 && t.shape[1] == 70);
   for (int64_t i = 0; i < 210; i++) {
     assert_true(((double *)t.data)[i] == 0);

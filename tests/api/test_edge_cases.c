@@ -1,5 +1,5 @@
-/* Edge cases of calls that other tests use: NULL, zero, the largest value, the last of a switch. Also the text of a log
- * or a trace that has little to report. */
+/* Edge cases of calls that other tests use: NULL, zero, the largest value, the last case of a switch. Also the text of
+ * a log or a trace that has little to report. */
 #include "harness.h"
 
 enum { GRAPH = 7, WHOLE = 8, PARAM = 1, OTHER = 2, LENGTH = 12 };
@@ -62,18 +62,18 @@ static void every_dry_run(rank *r) {
   FAILS(r, dc_context_dry_run(r->ctx, DC_OP_RELEASE_PARAM, GRAPH, OTHER, 0, &info), DC_E_NOT_FOUND, "not in graph");
   FAILS(r, dc_context_dry_run(r->ctx, DC_OP_END_BACKWARD, 99, 0, 0, &info), DC_E_NOT_FOUND, "graph_id = 99");
   FAILS(r, dc_context_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, 99, 1, 0, &info), DC_E_NOT_FOUND, "graph_id = 99");
-  for (int32_t op = DC_OP_OFFLOAD_TENSOR; op <= DC_OP_WAIT_RELOAD; op++) { /* as the operator itself */
+  for (int32_t op = DC_OP_OFFLOAD_TENSOR; op <= DC_OP_WAIT_RELOAD; op++) { /* fails as the operator itself does */
     FAILS(r, dc_context_dry_run(r->ctx, op, WHOLE, 1, 0, &info), DC_E_STAGE, "must be of stage 3");
   }
   OK(r, dc_context_dry_run(r->ctx, DC_OP_FREE_TENSORS, 0, 0, 0, &info));
   CHECK(r, info.wire_bytes == 0 && info.ndim == -1);
-  /* Stage 1 sends at the boundary alone, and a gradient of no type cannot be counted. */
+  /* Stage 1 sends only at the boundary, and without a type the bytes of a gradient cannot be counted. */
   OK(r, dc_start_backward(r->ctx, 0));
   OK(r, dc_context_dry_run(r->ctx, DC_OP_REDUCE_GRAD, WHOLE, OTHER, DC_FLOAT32, &info));
   CHECK(r, info.wire_bytes == 0);
   OK(r, dc_context_dry_run(r->ctx, DC_OP_REDUCE_GRAD, GRAPH, PARAM, DC_DTYPE_NONE, &info));
   CHECK(r, info.wire_bytes == 0);
-  /* An offloaded tensor is known by its shape. */
+  /* A dry run knows the shape of an offloaded tensor. */
   OK(r, dc_offload_tensor(r->ctx, &grad, GRAPH, 5, &out));
   OK(r, dc_context_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, GRAPH, 5, 0, &info));
   CHECK(r, info.ndim == 1 && info.shape[0] == LENGTH && info.dtype == DC_FLOAT32);
@@ -90,7 +90,7 @@ static void test_every_dry_run(void **state) {
 }
 
 /* Reductions receive the bytes that dry runs report. Stage 0 gathers means in the buffer's type. The end of a step
- * reduces the sums of stage 1 that no gradient took along. */
+ * reduces the sums of stage 1 that no later gradient has flushed. */
 static void dry_runs_tell_the_bytes(rank *r) {
   const int32_t stage = *(const int32_t *)r->user;
   const int64_t id = PARAM, twelve = LENGTH, half = LENGTH / 2, *length = stage == 0 ? &twelve : &half;
@@ -134,8 +134,7 @@ static void edges(rank *r) {
   for (size_t i = 0; i < 70; i++) {
     ids[i] = PARAM;
   }
-  OK(r,
-     dc_prefetch_params_fused(r->ctx, GRAPH, ids, NULL, 70)); /* more than a call keeps on its stack; one parameter */
+  OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, ids, NULL, 70)); /* more ids than its stack holds; all one parameter */
   OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, NULL, NULL, 0));
   FAILS(r, dc_prefetch_params_fused(r->ctx, GRAPH, ids, NULL, -1), DC_E_INVALID, "count = -1");
   OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, PARAM));
@@ -166,7 +165,7 @@ static void test_edges(void **state) {
   run_ranks((setup){.world = 2, .config.sync_before_reduce = 1, .config.sync_before_allgather = 1}, edges, NULL);
 }
 
-/* ---- what does not go with what was done before ---- */
+/* ---- calls that contradict earlier ones ---- */
 
 static void too_late(rank *r) {
   int64_t other = OTHER, twelve = LENGTH, few = LENGTH / 2;
@@ -174,7 +173,7 @@ static void too_late(rank *r) {
   dc_tensor grad = flat(whole[r->rank], &twelve, DC_FLOAT32), part = flat(whole[r->rank], &few, DC_FLOAT32);
   OK(r, dc_register_param(r->ctx, OTHER, &twelve, 1, NULL, &part, r->rank * few));
   OK(r, dc_register_graph_z1(r->ctx, WHOLE, &other, 1));
-  /* A graph is registered with each rank's part. */
+  /* The graph was registered with each rank's part, so the buffer must have that part's shape. */
   FAILS(r, dc_context_update_param_grad_buffer(r->ctx, OTHER, &grad, 0), DC_E_SHAPE,
         "grad_buffer of parameter 2 covers elements 0 to 12");
   OK(r, dc_context_update_param_grad_buffer(r->ctx, OTHER, &part, r->rank * few));
@@ -185,7 +184,7 @@ static void test_late_calls_are_refused(void **state) {
   run_ranks((setup){.world = 2}, too_late, NULL);
 }
 
-/* ---- what the log is told ---- */
+/* ---- messages of the log ---- */
 
 typedef struct heard {
   int32_t level;
@@ -198,7 +197,7 @@ static void keep_log(int32_t level, const char *message, void *user) {
   snprintf(h->text, sizeof h->text, "%s", message);
 }
 
-/* A forward that ends with a parameter half released is a slip that memory pays for. */
+/* A forward that ends with a parameter only partly released is a mistake that costs memory, so it is logged. */
 static void test_a_parameter_left_gathered_is_logged(void **state) {
   (void)state;
   heard said = {0};

@@ -1,4 +1,4 @@
-/* Checksums: any single change shows, and data in pieces of words give what they give at once. */
+/* Checksums: any single changed bit shows, and data in pieces of whole words give the same checksum as in one piece. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Handles that are none: of another kind, or destroyed. Each call returns an error that names the argument; calls
- * without a status return what they return for NULL, and calls that destroy do nothing. */
+/* Invalid handles: of another kind, or destroyed. Each call returns an error that names the argument. Calls without a
+ * status return the same as for NULL, and calls that destroy do nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -72,7 +72,7 @@ static void refused(dc_status status, const char *argument, const void *handle, 
   }
 }
 
-/* Every kind of handle where another is expected. */
+/* Every kind of handle, passed where another is expected. */
 static void test_other_kinds(void **state) {
   const handles h = *(const handles *)*state;
   void *const all[] = {h.device, h.stream, h.event, h.buffer, h.comm, h.context, h.layer, h.linalg, h.optimizer};
@@ -154,7 +154,7 @@ static void test_other_kinds(void **state) {
   }
 }
 
-/* A destroyed handle. The C library leaves freed memory readable; a sanitizer does not. */
+/* Destroyed handles. The C library leaves freed memory readable; a sanitizer does not. */
 static void test_destroyed(void **state) {
 #ifndef SANITIZED
   handles h;
@@ -170,7 +170,7 @@ static void test_destroyed(void **state) {
   refused(dc_comm_barrier((dc_comm *)comm), "comm", (void *)comm, "communicator");
   refused(dc_event_record((dc_event *)event, NULL), "event", (void *)event, "event");
   refused(dc_stream_synchronize((dc_stream *)stream, 0), "stream", (void *)stream, "stream");
-  (void)tear_down(state); /* destroys nothing twice */
+  (void)tear_down(state); /* must not destroy anything twice */
 #else
   (void)tear_down(state);
 #endif

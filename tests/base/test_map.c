@@ -1,4 +1,4 @@
-/* Maps beside a list: any order of puts and removals, order of insertion, unfavourable keys. */
+/* Maps compared with a list: any order of puts and removals, the order of insertion, unfavourable keys. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@ static uint64_t next_random(uint64_t *seed) {
   return *seed >> 33;
 }
 
-/* ---- beside a list ---- */
+/* ---- compared with a list ---- */
 
 enum { KEYS = 300, STEPS = 60000 };
 
@@ -55,7 +55,7 @@ static void list_remove(list *l, int64_t key) {
 static void assert_same(const dc__map *map, const list *l) {
   int64_t seen = 0;
   assert_int_equal(map->count, l->count);
-  assert_true(map->used <= 2 * map->count + 16 || map->used <= map->slot_count / 2); /* an iteration stays short */
+  assert_true(map->used <= 2 * map->count + 16 || map->used <= map->slot_count / 2); /* an iteration visits few slots */
   DC__MAP_EACH (map, i) {
     assert_true(seen < l->count);
     assert_int_equal(map->keys[i], l->entries[seen].key);
@@ -103,7 +103,7 @@ static void test_any_order(void **state) {
 enum { MANY = 10000 };
 
 /* The longest run of filled slots bounds how far a search goes. */
-/* Slots that a search for each of the keys reads, in all. */
+/* The number of slots that searches for all keys read. */
 static int64_t slots_read(const dc__map *map) {
   int64_t read = 0;
   DC__MAP_EACH (map, i) {
@@ -133,7 +133,7 @@ static void test_unfavourable_keys(void **state) {
   }
 }
 
-/* A run of consecutive numbers does not become one long chain for others whose slots lie in it. */
+/* Keys that hash into a run of consecutive numbers do not form one long chain with them. */
 static void test_distant_keys_among_consecutive_ones(void **state) {
   (void)state;
   char value;
@@ -146,7 +146,7 @@ static void test_distant_keys_among_consecutive_ones(void **state) {
   dc__map_clear(&map);
 }
 
-/* A rebuild moves every entry that remains. In all they move no more than a few times each. */
+/* A rebuild moves every entry that remains. All rebuilds together move each entry only a few times. */
 static void test_removals_move_little(void **state) {
   (void)state;
   char value;
@@ -162,7 +162,7 @@ static void test_removals_move_little(void **state) {
   }
   assert_int_equal(map.count, 0);
   assert_true(moved <= 2 * MANY);
-  for (int64_t i = 0; i < MANY; i++) { /* one comes, one goes */
+  for (int64_t i = 0; i < MANY; i++) { /* one entry is added, one removed */
     int64_t used = map.used;
     assert_true(dc__map_put(&map, i, &value));
     moved += map.used == used + 1 ? 0 : map.used;
@@ -179,7 +179,7 @@ static void test_maps(void **state) {
   static int values[ALL];
   dc__map map = {0};
   for (int64_t i = 0; i < ALL; i++) {
-    assert_true(dc__map_put(&map, i * 4096 - 1000, &values[i])); /* addresses, say */
+    assert_true(dc__map_put(&map, i * 4096 - 1000, &values[i])); /* like addresses */
   }
   for (int64_t i = 0; i < ALL; i += 2) {
     dc__map_remove(&map, i * 4096 - 1000);
@@ -191,7 +191,7 @@ static void test_maps(void **state) {
   }
   int64_t seen = 0;
   DC__MAP_EACH (&map, i) {
-    assert_int_equal(map.keys[i], (2 * seen++ + 1) * 4096 - 1000); /* in the order of insertion */
+    assert_int_equal(map.keys[i], (2 * seen++ + 1) * 4096 - 1000); /* iteration is in the order of insertion */
   }
   assert_true(dc__map_put(&map, INT64_MIN, &values[0]));
   assert_true(dc__map_put(&map, INT64_MIN, &values[1])); /* replaces */

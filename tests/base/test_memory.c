@@ -17,7 +17,7 @@ static void test_zeroed(void **state) {
     assert_int_equal(bytes[i], 0);
   }
   dc__free(bytes);
-  void *empty = dc__calloc(0, 8); /* not NULL, which is an error */
+  void *empty = dc__calloc(0, 8); /* not NULL, which would mean an error */
   assert_non_null(empty);
   dc__free(empty);
   char *text = dc__strdup("a name");

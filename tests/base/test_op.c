@@ -1,4 +1,4 @@
-/* Names of operators: each has one of its own. */
+/* Names of operators: each operator has a name of its own. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* Sized structs: reading those of older and newer callers, and writing no further than a caller has. */
+/* Sized structs: the library reads those of older and newer callers, and writes no further than the caller's struct
+ * reaches. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +20,7 @@ typedef struct options {
 
 enum { FIRST_VERSION = 16 };
 
-/* Memory that ends where nothing may be read any more. */
+/* Memory that ends at an inaccessible page. */
 static char *before_a_guard(size_t bytes, char **page) {
   size_t size = (size_t)sysconf(_SC_PAGESIZE);
   *page = mmap(NULL, 2 * size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -42,7 +43,7 @@ static void test_reading_structs(void **state) {
   options *old = (options *)(void *)before_a_guard(FIRST_VERSION, &page);
   old->struct_size = FIRST_VERSION;
   old->first = 42;
-  assert_int_equal(read_as(old, &got), DC_OK); /* an older caller's: not a byte past its end */
+  assert_int_equal(read_as(old, &got), DC_OK); /* from an older caller: no byte past its end is read */
   assert_int_equal(got.first, 42);
   assert_int_equal(got.second, 0);
   assert_int_equal(got.struct_size, sizeof got);
@@ -59,7 +60,7 @@ static void test_reading_structs(void **state) {
   unsigned char newer[sizeof(options) + 8] = {0};
   size_t size = sizeof newer;
   memcpy(newer, &size, sizeof size);
-  assert_int_equal(read_as(newer, &got), DC_OK); /* from a newer caller that uses nothing new */
+  assert_int_equal(read_as(newer, &got), DC_OK); /* from a newer caller that uses no new field */
   for (size_t i = sizeof(options); i < sizeof newer; i++) {
     newer[i] = 1;
     assert_int_equal(read_as(newer, &got), DC_E_UNSUPPORTED);
@@ -73,7 +74,7 @@ static void test_writing_structs(void **state) {
   const options src = {sizeof src, 1, 2};
   int64_t out[4] = {FIRST_VERSION, -1, -1, -1};
   assert_int_equal(dc__write_sized("f", "out", out, &src, sizeof src, FIRST_VERSION), DC_OK);
-  assert_true(out[0] == FIRST_VERSION && out[1] == 1 && out[2] == -1); /* no further than the caller has */
+  assert_true(out[0] == FIRST_VERSION && out[1] == 1 && out[2] == -1); /* writes no further than the caller's struct */
   out[0] = 32;
   assert_int_equal(dc__write_sized("f", "out", out, &src, sizeof src, FIRST_VERSION), DC_OK);
   assert_true(out[0] == 32 && out[2] == 2 && out[3] == -1);

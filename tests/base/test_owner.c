@@ -11,7 +11,7 @@
 
 #include "base/base.h"
 
-/* In a child made now: 0 if the owner is known to be another process, and the error says so. */
+/* Forks a child. Returns 0 if the child sees that the owner is another process, and its error says so. */
 static int seen_in_child(const dc__owner *owner) {
   const pid_t child = fork();
   if (child == 0) {
@@ -31,9 +31,9 @@ static void test_children(void **state) {
   assert_false(dc__owner_is_forked(&owner));
   assert_int_equal(dc__owner_check("dc_f", "context", &owner), DC_OK);
   assert_int_equal(seen_in_child(&owner), 0);
-  assert_false(dc__owner_is_forked(&owner)); /* the parent's is as it was */
+  assert_false(dc__owner_is_forked(&owner)); /* in the parent nothing has changed */
   dc__owner_destroy(&owner);
-  const dc__owner by_number = {.pid = getpid()}; /* where the kernel empties no page */
+  const dc__owner by_number = {.pid = getpid()}; /* for kernels that cannot empty a page in the child */
   assert_int_equal(seen_in_child(&by_number), 0);
   const dc__owner none = {0};
   assert_false(dc__owner_is_forked(&none));

@@ -28,7 +28,7 @@ static void test_tensors(void **state) {
   t.strides = columns;
   assert_int_equal(read_tensor(&t, &numel), DC_E_SHAPE);
   t.shape = ones;
-  t.strides = odd; /* strides of dimensions of length 1 mean nothing */
+  t.strides = odd; /* strides of dimensions of length 1 are ignored */
   assert_int_equal(read_tensor(&t, &numel), DC_OK);
   t = (dc_tensor){.struct_size = sizeof t, .data = data, .dtype = DC_FLOAT32};
   assert_int_equal(read_tensor(&t, &numel), DC_OK);

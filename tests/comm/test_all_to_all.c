@@ -25,7 +25,7 @@ static void test_checksums(void **state) {
   on_all_groups(with_checksums, NULL);
 }
 
-/* Between other collectives, whose staging memory it shares. */
+/* All-to-alls between other collectives, with which they share staging memory. */
 static int among_others(dc_comm *comm, void *arg) {
   int64_t sum = 1, one = 1;
   dc_tensor data = flat(&sum, &one, DC_INT64);
@@ -44,7 +44,7 @@ static void test_among_others(void **state) {
   on_all_groups(among_others, NULL);
 }
 
-/* The call returns at once, and its counts may be overwritten then. */
+/* The call returns at once, and the caller may then overwrite its counts. */
 static int on_stream(dc_comm *comm, void *arg) {
   const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
   dc_device *device;
@@ -79,7 +79,7 @@ static void test_streams(void **state) {
   on_all_groups(on_stream, NULL);
 }
 
-/* A rank's part for itself counts too, and then no rank waits for it. */
+/* A rank's part for itself is checked too; in this case no rank waits for it. */
 static int other_own_count(dc_comm *comm, void *arg) {
   const int64_t sends[2] = {4, 2}, expects[2] = {dc_comm_rank(comm) == 0 ? 1 : 2, 2}, six = 6, total = expects[0] + 2;
   float data[6] = {0}, recv[6];
@@ -104,7 +104,7 @@ static void test_other_counts(void **state) {
   }
 }
 
-/* Rank 0 is in another collective, or has another type. */
+/* Rank 0 calls another collective, or has another type. */
 static int other_call(dc_comm *comm, void *arg) {
   const bool types = arg != NULL;
   const int64_t world = dc_comm_size(comm), one = 1;
@@ -130,7 +130,7 @@ static void test_other_call(void **state) {
   }
 }
 
-/* Ranks gather to different roots, or one of them scatters. */
+/* Ranks gather to different roots, or one of them scatters instead. */
 static int other_root(dc_comm *comm, void *arg) {
   const bool scatters = arg != NULL && dc_comm_rank(comm) == 1;
   const int64_t world = dc_comm_size(comm), one = 1;
@@ -171,7 +171,7 @@ static int bad_roots(dc_comm *comm, void *arg) {
     CHECK(dc_comm_scatter(comm, &from, counts, &own, 0, NULL) == DC_E_SHAPE);
     CHECK_SAYS("send has 4 elements, must have the sum of its counts = 3");
   }
-  CHECK_OK(dc_comm_gather(comm, &mine, &to, NULL, 0, NULL)); /* none of it harmed the group */
+  CHECK_OK(dc_comm_gather(comm, &mine, &to, NULL, 0, NULL)); /* the group is unharmed */
   return 0;
 }
 
@@ -203,7 +203,7 @@ static int bad_arguments(dc_comm *comm, void *arg) {
   CHECK(dc_comm_all_to_all(comm, &from, NULL, &to, NULL, NULL) == DC_E_STATE);
   CHECK_OK(dc_comm_group_end(comm, NULL));
   CHECK_OK(dc_comm_all_to_all(comm, &from, dc_comm_rank(comm) == 0 ? counts : back, &to,
-                              dc_comm_rank(comm) == 0 ? counts : back, NULL)); /* none of it harmed the group */
+                              dc_comm_rank(comm) == 0 ? counts : back, NULL)); /* the group is unharmed */
   return 0;
 }
 

@@ -2,7 +2,7 @@
  */
 #include "comm_data.h"
 
-/* Another type for the result, and adding to what is there. */
+/* The result has another type, and is added to what is there. */
 static int accumulate(dc_comm *comm, void *arg) {
   (void)arg;
   enum { N = 300 };
@@ -15,7 +15,7 @@ static int accumulate(dc_comm *comm, void *arg) {
   float expected[N];
   for (int32_t r = 0; r < world; r++) {
     sources[r] = ranks[r] = make(DC_BFLOAT16, r, N);
-    ranges[r] = (dc__range){0, N}; /* all of it on every rank */
+    ranges[r] = (dc__range){0, N}; /* every rank receives all of it */
   }
   for (int i = 0; i < N; i++) {
     recv[i] = expected[i] = (float)i / 3;
@@ -59,7 +59,7 @@ static void test_accumulate(void **state) {
 static int heap(dc_comm *comm, void *arg) {
   (void)arg;
   if (comm->ops->heap_alloc == NULL) {
-    return 0; /* ranks that read no peer's memory */
+    return 0; /* no rank reads a peer's memory here */
   }
   int64_t world = dc_comm_size(comm);
   int64_t shard = 100000;
@@ -163,7 +163,7 @@ static int group(dc_comm *comm, void *arg) {
   dc_tensor empty = flat(NULL, &none, DC_FLOAT32);
   CHECK_OK(dc_comm_group_begin(comm));
   CHECK_OK(dc_comm_all_gather(comm, &empty, &empty, NULL, stream));
-  CHECK(dc_comm_group_end(comm, NULL) == DC_E_INVALID); /* another stream than its member's */
+  CHECK(dc_comm_group_end(comm, NULL) == DC_E_INVALID); /* not the stream of the group's member */
   dc_stream_destroy(stream);
   dc_device_destroy(device);
   return 0;
@@ -191,13 +191,13 @@ static void test_group_errors(void **state) {
   assert_int_equal(dc_comm_all_reduce(comm, &to, DC_SUM, NULL), DC_E_STATE);
   assert_int_equal(dc_comm_all_gather(comm, &from, &to, NULL, NULL), DC_OK);
   assert_int_equal(dc_comm_reduce_scatter(comm, &from, &to, NULL, DC_SUM, NULL), DC_OK);
-  assert_int_equal(dc_comm_group_end(comm, NULL), DC_E_INVALID); /* two kinds */
-  assert_true(b == 0);                                           /* none of it happened */
+  assert_int_equal(dc_comm_group_end(comm, NULL), DC_E_INVALID); /* two kinds of collectives */
+  assert_true(b == 0);                                           /* neither was executed */
   assert_int_equal(dc_comm_group_begin(comm), DC_OK);
-  assert_int_equal(dc_comm_group_end(comm, NULL), DC_OK); /* empty */
+  assert_int_equal(dc_comm_group_end(comm, NULL), DC_OK); /* an empty group */
   assert_int_equal(dc_comm_group_begin(comm), DC_OK);
   assert_int_equal(dc_comm_all_gather(comm, &from, &to, NULL, NULL), DC_OK);
-  dc_comm_destroy(comm); /* left open */
+  dc_comm_destroy(comm); /* with a group still open */
   assert_true(b == 0);
 }
 

@@ -1,4 +1,4 @@
-/* Communicators: every collective, on every element type, split and kind of group, gives the bits it should. */
+/* Communicators: every collective gives the right bits, for every element type, split and kind of group. */
 #include "comm_checks.h"
 
 /* ---- gather, reduce ---- */

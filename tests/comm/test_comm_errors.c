@@ -1,4 +1,4 @@
-/* Errors between ranks: every wait ends soon, on every rank with the same text, and nothing is left behind. */
+/* Errors between ranks: every wait ends soon, on every rank with the same text, and nothing leaks. */
 #include "comm_failing.h"
 #include "entries.h"
 #include "shm_calls.h"
@@ -130,7 +130,7 @@ static void test_aborted(void **state) {
   munmap(arrived, 4096);
 }
 
-/* After an abort no rank reads memory that its owner has freed (under the address sanitizer). */
+/* After an abort no rank reads memory that its owner has freed, which the address sanitizer would find. */
 static int abort_while_reading(dc_comm *comm, void *arg) {
   (void)arg;
   pthread_t thread;
@@ -157,7 +157,7 @@ static void wait_until(void *flag) {
   }
 }
 
-/* On streams the failure stays with the communicator, and queued work is dropped. */
+/* On streams the communicator keeps the failure, and queued work is dropped. */
 static int failure_on_stream(dc_comm *comm, void *arg) {
   (void)arg;
   dc_device *device = NULL;
@@ -197,7 +197,7 @@ static void *gather_beside(void *copy) {
   return NULL;
 }
 
-/* Rank 1 waits for rank 2 in a communicator to which another thread of rank 0 has come: rank 0 names rank 2 alone. */
+/* Rank 1 waits for rank 2 in a communicator that another thread of rank 0 has joined: rank 0 names only rank 2. */
 static int held_up(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copy = NULL;
@@ -264,7 +264,7 @@ static void test_waits_for_left(void **state) {
   on_threads_and_processes(2, waits_for_left, NULL);
 }
 
-/* A rank that leaves the group without having joined a channel is missed there too. */
+/* Ranks also miss one that left the group without having joined their channel. */
 static int never_came(dc_comm *comm, void *arg) {
   (void)arg;
   CHECK_OK(gather(comm, 5, N, DC_FLOAT32));
@@ -302,7 +302,7 @@ static int group_of_one(int round) {
   return 0;
 }
 
-/* In a child: a group of two, made and destroyed, costs no descriptor; the peers' heaps and pidfds are closed. */
+/* In a child, making and destroying a group of two leaks no descriptor; the peers' heaps and pidfds are closed. */
 static pid_t repeat_groups(const char *name, int32_t rank) {
   fflush(NULL);
   pid_t child = fork();

@@ -1,5 +1,5 @@
-/* Ranks in different calls of one context, on communicators of its own each. They learn it long before the deadline,
- * with one error for all. A wait that only looks like that, and goes on by itself, is not disturbed. */
+/* Ranks that are in different calls of one context, each on a communicator of its own. They notice long before the
+ * deadline, and all get one error. A wait that only looks like a deadlock, and ends by itself, is not disturbed. */
 #include <sys/mman.h>
 
 #include "comm_failing.h"
@@ -65,8 +65,8 @@ static const char *const said[] = {"barrier", "allgather_param of parameter 2", 
 typedef struct crossing {
   enum call calls[MOST]; /* by rank */
   int32_t world;
-  bool mixed;      /* the ranks have been in all of the calls before */
-  int32_t late_ms; /* how much later rank 1 comes to its call */
+  bool mixed;      /* the ranks have made all of the calls before */
+  int32_t late_ms; /* how much later rank 1 makes its call, in ms */
   char texts[MOST][512];
 } crossing;
 
@@ -124,11 +124,11 @@ static void try_all(start_fn start) {
   }
 }
 
-/* A rank makes a context where another is in a barrier, and so lacks the context's communicator. */
+/* A rank creates a context while another rank waits in a barrier, so only the first has the context's communicator. */
 typedef struct creation {
-  int32_t world, waiting; /* the rank in the barrier */
-  bool copied;            /* all ranks have another communicator before */
-  int32_t late_ms;        /* how much later the barrier is called */
+  int32_t world, waiting; /* waiting: the rank in the barrier */
+  bool copied;            /* all ranks have made another communicator before */
+  int32_t late_ms;        /* how much later the barrier is called, in ms */
 } creation;
 
 static int init_beside_barrier(dc_comm *comm, void *arg) {
@@ -162,7 +162,7 @@ static void try_init(start_fn start) {
   assert_int_equal(start(first.world, 0, init_beside_barrier, &first), 0);
 }
 
-/* Here the ranks meet for a new communicator: the last, or one in the middle, does not come. */
+/* Over TCP the ranks meet to make a communicator: the last rank, or one in the middle, does not come. */
 static void try_init_over_tcp(void) {
   creation late = {.world = 2, .waiting = 1, .late_ms = DELAY}, between = {.world = 3, .waiting = 1};
   try_init(on_tcp);
@@ -188,7 +188,7 @@ static void test_tcp(void **state) {
   try_init_over_tcp();
 }
 
-/* A third rank in neither call gets the same error, from its next call. */
+/* A third rank, which is in neither call, gets the same error from its next call. */
 static int cross_beside(dc_comm *comm, void *arg) {
   (void)arg;
   model m;
@@ -204,9 +204,9 @@ static int cross_beside(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* ---- what goes on by itself ---- */
+/* ---- waits that end by themselves ---- */
 
-/* A rank that is late; and one that has a gather under way while it computes, and then calls the barrier. */
+/* A rank is late; and a rank computes while its gather is under way, and then calls the barrier. */
 static int come_late(dc_comm *comm, void *arg) {
   (void)arg;
   model m;
@@ -230,7 +230,7 @@ static int come_late(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* Two threads of a rank, each with a communicator of its own, which call in a different order on every rank. */
+/* Two threads of a rank, each with its own communicator, make their calls in a different order on every rank. */
 typedef struct worker {
   dc_comm *comm; /* its own */
   int64_t delay;
@@ -255,7 +255,7 @@ static void *work(void *arg) {
   return NULL;
 }
 
-/* A thread that makes a communicator, and then calls with it. */
+/* Makes a communicator, and then calls with it. */
 static void *copy_and_work(void *arg) {
   worker *w = arg;
   sleep_ms(w->copy_delay);
@@ -280,7 +280,7 @@ static int take_turns(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* The same with a communicator that another thread of the rank made, and used before. */
+/* As take_turns(), with a communicator that another thread of the rank has made and used before. */
 static int hand_over(dc_comm *comm, void *arg) {
   (void)arg;
   const int64_t late = comm->rank == 0 ? DELAY : 0;
@@ -299,8 +299,8 @@ static int hand_over(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* Two calls that one thread makes in turn on rank 0 are those of two threads on rank 1, the second of which makes a
- * communicator late, while the first waits. */
+/* Rank 0 makes two calls in turn on one thread. Rank 1 makes them on two threads: the second one makes a communicator
+ * late, while the first one waits. */
 static void *use_and_copy(void *arg) {
   worker *w = arg;
   w->status = dc_comm_barrier(w->comm);
@@ -327,7 +327,7 @@ static int copy_beside(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* All-reduces count as requested when they are queued, however late their stream reaches them. */
+/* An all-reduce counts as requested once it is queued, however late its stream reaches it. */
 static void sleep_in_turn(void *user) {
   (void)user;
   sleep_ms(DELAY);

@@ -19,7 +19,7 @@ static int queue_gathers(dc_comm *comm, dc_stream *stream, int64_t *send, int64_
 }
 
 static int queue_reductions(dc_comm *comm, dc_stream *stream, float *send, float *recv, float *all) {
-  static const int64_t shard = 4000; /* read in place */
+  static const int64_t shard = 4000; /* large enough to be read in place */
   int64_t total = shard * dc_comm_size(comm);
   for (int64_t i = 0; i < total; i++) {
     send[i] = all[i] = (float)(i % 100);
@@ -105,7 +105,7 @@ static int works(dc_comm *comm) {
 
 enum { COPIES = 100 };
 
-/* Descriptors bound TCP's copies: its ranks are threads of this one process here. */
+/* Over TCP the number of descriptors limits the copies, since all ranks are threads of this one process here. */
 static int copies_on(const dc_comm *comm) {
   return strcmp(comm->ops->name, "tcp") == 0 ? 40 : COPIES;
 }
@@ -114,7 +114,7 @@ static int copies_on(const dc_comm *comm) {
 static int many_copies(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copies[COPIES];
-  int count = copies_on(comm); /* no multiple of 7 */
+  int count = copies_on(comm); /* not a multiple of 7 */
   for (int round = 0; round < 2; round++) {
     for (int i = 0; i < count; i++) {
       CHECK_OK(dc_comm_dup(i == 0 ? comm : copies[0], &copies[i]));
@@ -199,7 +199,7 @@ typedef struct own_work {
   int refused;
 } own_work;
 
-enum { OWN_CALLS = 300 }; /* more than a stream's queue holds */
+enum { OWN_CALLS = 300 }; /* more than the stream's queue holds */
 
 static void reduce_often(void *user) {
   own_work *w = user;
@@ -210,7 +210,7 @@ static void reduce_often(void *user) {
   }
 }
 
-/* A function on the stream queues more there than the stream's queue holds, and waits for nothing. */
+/* A function on the stream queues more work there than the queue holds, without blocking. */
 static int from_own_work(dc_comm *comm, void *arg) {
   (void)arg;
   dc_device *device = NULL;
@@ -218,8 +218,8 @@ static int from_own_work(dc_comm *comm, void *arg) {
   CHECK_OK(dc_device_open("cpu", NULL, &device));
   CHECK_OK(dc_stream_create(device, &w.stream));
   CHECK_OK(dc_stream_call(w.stream, reduce_often, &w));
-  CHECK_OK(dc_stream_synchronize(w.stream, 0)); /* for the function */
-  CHECK_OK(dc_stream_synchronize(w.stream, 0)); /* for what it queued */
+  CHECK_OK(dc_stream_synchronize(w.stream, 0)); /* waits for the function */
+  CHECK_OK(dc_stream_synchronize(w.stream, 0)); /* waits for the work that it queued */
   CHECK(w.refused == 0);
   CHECK_OK(dc_comm_check(comm));
   CHECK(w.x == ldexp(1, OWN_CALLS));

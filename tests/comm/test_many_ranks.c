@@ -1,5 +1,5 @@
-/* More ranks than shared memory takes: threads whose collectives are the caller's, so that they need no connections.
- * Data, sums, parts and errors of 300 ranks. */
+/* More ranks than shared memory supports: threads over the caller's collectives, which need no connections. Data, sums,
+ * parts and errors of 300 ranks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,7 +35,7 @@ static int32_t hall_gather(const void *send, void *recv, int64_t count, int32_t 
   return 0;
 }
 
-/* All counts are equal here. */
+/* Assumes that all counts are equal. */
 static int32_t hall_exchange(const void *send, const int64_t *send_counts, void *recv, const int64_t *recv_counts,
                              int32_t dtype, void *user) {
   const guest *g = user;
@@ -65,7 +65,7 @@ static int32_t hall_wait(void *user) {
   return 0;
 }
 
-/* The runtime's tree over ranks: the left part has the largest power of two below the number. */
+/* Adds in the order of the runtime's tree over ranks: the left part has the largest power of two below the count. */
 static float tree_sum(int32_t first, int32_t count) {
   int32_t left = 1;
   while (left * 2 < count) {
@@ -92,7 +92,7 @@ static int sum_has_its_order(dc_comm *comm, int32_t rank) {
   return 0;
 }
 
-/* The last rank's configuration differs: it names rank 0, and all others name it. */
+/* The last rank's configuration differs: its error names rank 0, and all others' errors name the last rank. */
 static int difference_is_named(dc_comm *comm, int32_t rank) {
   char named[32];
   dc_device *device = NULL;

@@ -1,4 +1,4 @@
-/* Ranks that make different calls, or late ones: an error on every rank, which names the calls. */
+/* Ranks that make different calls, or come late: every rank gets an error that names the calls. */
 #include "comm_failing.h"
 #include "crossed_streams.h"
 #include "shm_calls.h"
@@ -85,9 +85,9 @@ static void test_other_root(void **state) {
   on_threads_and_processes(2, other_root, NULL);
 }
 
-/* ---- calls that are alike ---- */
+/* ---- calls that are the same ---- */
 
-/* Each rank copies the two communicators in another order. */
+/* The ranks copy the two communicators in different orders. */
 static int crossed_copies(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *first[2], *second[2];
@@ -132,11 +132,11 @@ static int late(dc_comm *comm, void *arg) {
   dc_comm *copy = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK_OK(reduce(comm, 2, N));
-  int64_t begin = dc__now_ns(); /* on every rank before the first waiting rank begins, which ends it for all */
+  int64_t begin = dc__now_ns(); /* taken before the first waiting rank begins, whose deadline ends the wait of all */
   CHECK_OK(gather(copy, 9, N, DC_FLOAT32));
   if (comm->rank == 1) {
     await_failure(comm);
-  } else if (comm->rank == 2) { /* its deadline is the first, and when it begins rank 1 alone is late */
+  } else if (comm->rank == 2) { /* rank 2's deadline expires first, and by then only rank 1 is late */
     await_call(comm, 0, calls_of(comm, 2));
     comm->timeout_ns = 500 * MS;
   }
@@ -146,7 +146,7 @@ static int late(dc_comm *comm, void *arg) {
   CHECK_SAYS("for rank 1 of 3 to come");
   CHECK_SAYS(
       "rank 1 last started reduce_grad of parameter 2 on channel 0, allgather_param of parameter 9 on channel 1");
-  CHECK(dc_comm_check(copy) == DC_E_TIMEOUT); /* the group's failure */
+  CHECK(dc_comm_check(copy) == DC_E_TIMEOUT); /* the failure belongs to the group */
   dc_comm_destroy(copy);
   return check_dead(comm, DC_E_TIMEOUT);
 }

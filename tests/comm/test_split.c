@@ -10,7 +10,7 @@
 #include "comm/split.h"
 #include "comm/tcp/tcp.h"
 
-/* Odd ranks and even ones, each backwards; the last rank is in none where there are more than three. */
+/* Splits odd from even ranks, each in reverse order; with more than three ranks the last is in no part. */
 static int split_in_two(dc_comm *comm, dc_comm **part) {
   const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
   const bool left_out = world > 3 && rank == world - 1;
@@ -54,7 +54,7 @@ static int use_parts(dc_comm *comm, void *arg) {
     CHECK_OK(dc_comm_split(copy, dc_comm_rank(copy), 0, &alone)); /* a part of a part */
     CHECK(dc_comm_size(alone) == 1 && without_counts(alone, arg) == 0);
   }
-  CHECK(without_counts(comm, arg) == 0); /* which still works, beside its parts */
+  CHECK(without_counts(comm, arg) == 0); /* the communicator still works, beside its parts */
   dc_comm_destroy(alone);
   dc_comm_destroy(copy);
   dc_comm_destroy(part);
@@ -92,7 +92,7 @@ static void test_contexts_on_parts(void **state) {
 
 /* ---- groups of their own ---- */
 
-/* The odd ranks' part is aborted; the even ones' and the whole go on. */
+/* The odd ranks' part is aborted; the even ranks' part and the whole group go on. */
 static int abort_one_part(dc_comm *comm, void *arg) {
   dc_comm *part = NULL;
   (void)arg;
@@ -116,7 +116,8 @@ static void test_a_part_fails_alone(void **state) {
 
 /* ---- errors ---- */
 
-/* The leader's exchange fails, since the other rank has given up. Its control block lives as long as the group. */
+/* The leader's exchange fails, since the other rank has aborted. The part's control block lives as long as the
+ * group. */
 static int fail_in_the_exchange(dc_comm *comm, void *arg) {
   dc__shm_control **kept = arg;
   const int32_t members[] = {0, 1};
@@ -154,7 +155,7 @@ static void test_bad_arguments(void **state) {
   assert_int_equal(on_threads(1, 0, refuse_bad_arguments, NULL), 0);
 }
 
-/* Rank 1's bad argument is an error of every rank, in its own words on rank 1. The next split works. */
+/* Rank 1's bad argument is an error on every rank; only rank 1's text does not name the rank. The next split works. */
 static int refuse_one_rank_s_arguments(dc_comm *comm, void *arg) {
   const bool is_bad = dc_comm_rank(comm) == 1;
   dc_comm *part = comm;
@@ -177,7 +178,7 @@ static void test_bad_arguments_are_all_ranks(void **state) {
   assert_int_equal(on_tcp(3, 0, refuse_one_rank_s_arguments, NULL), 0);
 }
 
-/* Rank 1's step fails: all ranks learn which one, and rank 1 why. */
+/* Rank 1's step fails: all ranks learn that it was rank 1's, and rank 1 learns why. */
 static int agree_on_a_failure(dc_comm *comm, void *arg) {
   (void)arg;
   const bool fails = dc_comm_rank(comm) == 1;
@@ -198,7 +199,7 @@ static void test_a_failure_is_all_ranks(void **state) {
   assert_int_equal(on_threads(3, 0, agree_on_a_failure, NULL), 0);
 }
 
-/* Ranks that call something else. */
+/* Some ranks call a barrier instead. */
 static int split_beside_a_barrier(dc_comm *comm, void *arg) {
   dc_comm *part = NULL;
   (void)arg;
@@ -215,7 +216,8 @@ static void test_a_mismatch(void **state) {
 
 /* ---- TCP ---- */
 
-/* A part listens where its group does: at loopback without a secret. Its ranks alone have its secret. */
+/* A part listens where its group does: without a secret, at loopback. A part of a group with a secret has its own
+ * key. */
 static int keeps_what_the_group_has(dc_comm *comm, void *arg) {
   const dc__tcp_group *group = ((dc__tcp *)comm)->group, *own;
   dc_comm *part = NULL, *copy = NULL;

@@ -1,4 +1,4 @@
-/* Parts of ranks, cut into windows: together the slices are the part, each once. */
+/* Ranks' parts cut into windows: the slices together are the part, each element once. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@ static void test_parts(void **state) {
   coll.items[0] = (dc__coll_item){.ranges = ranges[0], .dtype = DC_FLOAT32};
   coll.items[1] = (dc__coll_item){.ranges = ranges[1], .dtype = DC_FLOAT64};
   assert_int_equal(dc__item_bytes(&coll.items[0], 0), 400);
-  assert_int_equal(dc__item_stride(&coll.items[0], 0), 448); /* to the next cache line */
+  assert_int_equal(dc__item_stride(&coll.items[0], 0), 448); /* rounded up to a cache line */
   assert_int_equal(dc__item_stride(&coll.items[0], 1), 0);
   assert_int_equal(dc__max_part_bytes(&coll, 3), 448 + 256);
 }

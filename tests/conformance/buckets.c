@@ -3,7 +3,7 @@
 
 enum { COUNT = 4, EACH = 30 };
 
-/* COUNT parameters of EACH elements, in one graph. */
+/* Registers COUNT parameters of EACH elements, in one graph. */
 static void register_all(rank *r, int32_t stage, param *p) {
   int64_t ids[COUNT];
   for (int64_t i = 0; i < COUNT; i++) {
@@ -20,7 +20,7 @@ static void has_all(rank *r, const param *p, int64_t step) {
   }
 }
 
-/* A backward, but for its end. */
+/* A backward without its end. */
 static void reduce_all(rank *r, param *p, int64_t step) {
   OK(r, dc_start_backward(r->ctx, 1));
   for (int64_t i = 0; i < COUNT; i++) {
@@ -28,7 +28,7 @@ static void reduce_all(rank *r, param *p, int64_t step) {
   }
 }
 
-/* Two fit, the third does not. */
+/* Two gradients fit in the bucket, the third does not. */
 static void early_flush(rank *r) {
   static const int64_t flushes[COUNT] = {0, 0, 1, 1};
   param p[COUNT];
@@ -73,8 +73,8 @@ static void check_84_a_large_gradient_makes_its_bucket_grow(void **state) {
   }
 }
 
-/* While rank 1 does not come, rank 0's first reduction cannot end. With a second bucket its next gradient is taken all
- * the same; with one only, the copy on the caller's stream waits. */
+/* While rank 1 stays away, rank 0's first reduction cannot end. With a second bucket, rank 0's next gradient is
+ * accepted all the same; with only one, the copy on the caller's stream waits. */
 static void while_the_first_is_reduced(rank *r) {
   const setup *s = r->user;
   param p[COUNT];
@@ -124,7 +124,7 @@ static void check_85_a_second_bucket_fills_while_the_first_is_reduced(void **sta
   }
 }
 
-/* A flush for nearly every gradient, again and again, with the caller on the host and on a stream. */
+/* Nearly every gradient causes a flush, over many steps, with the caller on the host and on a stream. */
 static void buckets_used_again(rank *r) {
   param p[COUNT];
   dc_stream *stream;
@@ -189,10 +189,10 @@ static void check_87_two_types_are_two_buckets(void **state) {
   }
 }
 
-/* Ranks that go at different speeds: what is flushed when depends on the calls alone. A difference would be an error of
- * the communicator; the trace says which parameters led. */
+/* Ranks that run at different speeds: the order of flushes depends on the calls alone. A difference between ranks would
+ * be the communicator's error; the trace says which parameter leads each flush. */
 static void order_of_flushes(rank *r) {
-  static const int64_t leaders[COUNT] = {0, 1, 3, 2}; /* as 2 and 3 come; then float32 before bfloat16 */
+  static const int64_t leaders[COUNT] = {0, 1, 3, 2}; /* 2 flushes 0, and 3 flushes 1; the end takes float32 first */
   param p[COUNT];
   dc_trace_event events[16];
   int64_t count, found = 0;
@@ -226,7 +226,7 @@ static void check_88_flushes_have_one_order_on_all_ranks(void **state) {
   on_ranks((setup){.world = 2, .bucket = EACH}, order_of_flushes, NULL);
 }
 
-/* On the reducing ranks, too, that come last. */
+/* Gradients are final when the call returns, also on a reducing rank that comes last. */
 static void final_when_back(rank *r) {
   param p[COUNT];
   register_all(r, *(const int32_t *)r->user, p);
@@ -235,7 +235,7 @@ static void final_when_back(rank *r) {
     reduce_all(r, p, step);
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
     has_all(r, p, step);
-    for (int64_t i = 0; i < COUNT; i++) { /* the caller's to write, too */
+    for (int64_t i = 0; i < COUNT; i++) { /* the caller may write to them, too */
       array part = {p[i].buffer.data, p[i].count, DC_FLOAT32};
       OK(r, set_all(r, &part, 5));
     }
@@ -273,7 +273,7 @@ static void nothing_to_reduce(rank *r) {
   param p[COUNT];
   register_all(r, *(const int32_t *)r->user, p);
   CHECK(r, r->failure[0] == '\0');
-  if (r->rank == 0) { /* alone */
+  if (r->rank == 0) { /* rank 0 alone: nothing communicates */
     for (int i = 0; i < 3; i++) {
       OK(r, dc_start_backward(r->ctx, 1));
       OK(r, dc_end_backward(r->ctx, GRAPH, i == 1));

@@ -1,4 +1,4 @@
-/* Worlds, streams and memory for conformance.h, once for real devices and once for the simulated one. */
+/* Worlds, streams and memory for conformance.h, compiled once for real devices and once for the simulated one. */
 #include "kernels/reference.h"
 
 #include <time.h>
@@ -11,7 +11,7 @@
 
 enum { RANKS = 64, BUFFERS = 96, STREAMS = 4 };
 
-/* The objects that a rank's body has made, until it ends. */
+/* The objects that a rank's body has made; they are freed when it ends. */
 typedef struct kept {
   dc_buffer *buffers[BUFFERS];
   dc_stream *streams[STREAMS];
@@ -39,7 +39,7 @@ const char *device_name(void) {
 static void return_memory(rank *r) {
   kept *own = &all[r->rank];
   open_gate(r);
-  if (r->ctx != NULL) { /* what is under way still uses what goes below */
+  if (r->ctx != NULL) { /* queued work still uses the objects that are freed below */
     (void)dc_context_set_stream(r->ctx, NULL);
     (void)dc_cleanup(r->ctx);
   }
@@ -58,7 +58,7 @@ static void run_body(rank *r) {
   r->user = j->user;
   j->body(r);
   if (r->failure[0] != '\0') {
-    dc_comm_abort(r->comm, r->failure); /* others may wait for what this rank does not do any more */
+    dc_comm_abort(r->comm, r->failure); /* others may be waiting for calls that this rank no longer makes */
   }
   return_memory(r);
 }
@@ -145,7 +145,7 @@ void close_gate(rank *r, dc_stream *stream) {
 
 #else
 
-/* A test that fails leaves its gate closed and its flag down, but not for ever. */
+/* A test that fails may leave its gate closed or its flag down, so the wait ends after a minute. */
 static dc_status await_number(atomic_int *at, int number) {
   for (int ms = 0; atomic_load(at) != number; ms++) {
     if (ms == 60000) {
@@ -212,7 +212,7 @@ dc_tensor tensor_of(const array *a) {
   return flat(a->data, &a->count, a->dtype);
 }
 
-/* On a stream of the device, so that a device whose memory the host cannot read needs nothing else. */
+/* Copies on a stream of the device, so that the test also works with memory that the host cannot read. */
 static dc_status copy(rank *r, void *to, const void *from, size_t bytes) {
   dc_stream **stream = &all[r->rank].copies;
   dc_status status = *stream != NULL ? DC_OK : dc_stream_create(r->device, stream);

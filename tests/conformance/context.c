@@ -5,7 +5,7 @@
 
 static void starts(rank *r) {
   CHECK(r, strncmp(dc_device_name(r->device), device_name(), strlen(device_name())) == 0);
-  OK(r, dc_start_forward(r->ctx)); /* it is ready */
+  OK(r, dc_start_forward(r->ctx)); /* the context is ready */
 }
 
 static void check_16_init_names_its_device(void **state) {
@@ -14,7 +14,7 @@ static void check_16_init_names_its_device(void **state) {
   on_ranks((setup){.world = 3}, starts, NULL);
 }
 
-/* Nothing stays behind of an init that failed: a group has 32 communicators, and two contexts' worth must be left. */
+/* A failed init leaves nothing behind: after many of them the group still has communicators for a good one. */
 static void failing_inits(rank *r) {
   static const struct {
     dc_config config;
@@ -57,9 +57,9 @@ static void two_contexts(rank *r) {
   FAILS(r, dc_init(first, r->comm, NULL, 10), DC_E_STATE, "is initialised already");
   OK(r, dc_context_create(r->device, NULL, &second));
   OK(r, dc_init(second, r->comm, NULL, 10));
-  OK(r, register_one(r, &a)); /* the first one is as it was */
+  OK(r, register_one(r, &a)); /* the first context is unaffected */
   r->ctx = second;
-  OK(r, register_one(r, &b)); /* the same numbers, another parameter */
+  OK(r, register_one(r, &b)); /* the same ids, but another parameter */
   OK(r, gather(r, GRAPH, &b, DC_DTYPE_NONE, &full));
   CHECK(r, is_whole(r, &full, &b, DC_DTYPE_NONE, 0));
   r->ctx = first;
@@ -69,7 +69,7 @@ static void two_contexts(rank *r) {
   OK(r, dc_release_param(second, NULL, GRAPH, 1, 1));
   CHECK(r, stats_of(r).gathered_bytes > 0);
   OK(r, dc_cleanup(second));
-  CHECK(r, is_whole(r, &full, &a, DC_DTYPE_NONE, 0)); /* the end of one is not the other's */
+  CHECK(r, is_whole(r, &full, &a, DC_DTYPE_NONE, 0)); /* the end of one context does not affect the other */
   dc_context_destroy(second);
 }
 
@@ -79,7 +79,7 @@ static void check_18_two_contexts_are_apart(void **state) {
   on_ranks((setup){.world = 3}, two_contexts, NULL);
 }
 
-/* Every function that takes a context, but those that end it. */
+/* Calls every function that takes a context, except those that end it. */
 static void everything_fails(rank *r, const param *p, const char *text) {
   dc_context *c = r->ctx;
   dc_tensor out = DC_TENSOR_INIT, a = tensor_of(&p->source);
@@ -161,14 +161,14 @@ static void check_19_after_cleanup_only_destroy_is_left(void **state) {
   on_ranks((setup){.world = 2}, cleaned_up, NULL);
 }
 
-/* A bit of everything that takes memory, then the end, with pending reductions and gathered weights. */
+/* Uses all that takes memory, then ends the context with pending reductions and gathered weights. */
 static void all_memory_returned(rank *r) {
   watch *w = watch_device(r);
   dc_context *own, *usual = r->ctx;
   param p = {.id = 1, .shape = {500}, .stage = 3}, kept = {.id = 2, .shape = {70}, .stage = 3, .persistent = 1};
   int64_t ids[2] = {1, 2};
   dc_tensor full = DC_TENSOR_INIT, host = DC_TENSOR_INIT;
-  OK(r, register_param(r, &p)); /* the test's own memory, which is r->ctx's */
+  OK(r, register_param(r, &p)); /* memory of the test itself, from r->ctx */
   OK(r, register_param(r, &kept));
   int device = atomic_load(&w->live[DC_MEMORY_DEVICE]), on_host = atomic_load(&w->live[DC_MEMORY_HOST]);
   OK(r, dc_context_create(r->device, NULL, &own));
@@ -213,7 +213,7 @@ static void reset_keeps(rank *r) {
   OK(r, dc_context_reset_stats(r->ctx));
   OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &after));
   CHECK(r, stats_of(r).gathers == 0 && stats_of(r).gather_hits == 1 && before.data == after.data);
-  OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 1)); /* and persistent it is */
+  OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 1)); /* it stays gathered, since it is persistent */
   CHECK(r, is_whole(r, &after, &p, DC_DTYPE_NONE, 0));
 }
 
@@ -226,7 +226,7 @@ static void reset_while_pending(rank *r) {
   int32_t stage = *(const int32_t *)r->user;
   param p = {.id = 1, .shape = {23}, .stage = stage};
   OK(r, register_one(r, &p));
-  OK(r, dc_start_backward(r->ctx, 0)); /* stage 1: a local sum waits */
+  OK(r, dc_start_backward(r->ctx, 0)); /* a local sum of stage 1 is pending */
   OK(r, reduce(r, GRAPH, &p, 0));
   FAILS(r, dc_reset(r->ctx), DC_E_BUSY, "pending");
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));

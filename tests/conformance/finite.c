@@ -1,5 +1,5 @@
-/* Whether the gradients of a step are finite (dc_context_grads_finite): which gradients and ranks count, and until
- * when. */
+/* Whether the gradients of a step are finite (dc_context_grads_finite): which gradients and ranks count, and for how
+ * long. */
 #include "conformance.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@ enum { PARAMS = 3, LENGTH = 45 };
 
 static const setup checked = {.world = 2, .config = {.check_finite = 1}};
 
-/* Parameters of several ids, in a graph. */
+/* Parameters with several ids, in one graph. */
 typedef struct model {
   param params[PARAMS];
 } model;
@@ -24,7 +24,7 @@ static dc_status make_model(rank *r, int32_t stage, model *m) {
   return status == DC_OK ? register_graph(r, GRAPH, stage, ids, PARAMS) : status;
 }
 
-/* One number of a gradient that is else `gradient(…)`. */
+/* Reduces a gradient with one odd number among those of `gradient(…)`. */
 static dc_status reduce_with(rank *r, param *p, int64_t step, int32_t dtype, int64_t at, double odd) {
   double values[MOST];
   array source;
@@ -37,14 +37,15 @@ static dc_status reduce_with(rank *r, param *p, int64_t step, int32_t dtype, int
   return status == DC_OK ? dc_reduce_grad(r->ctx, &t, GRAPH, p->id) : status;
 }
 
-/* 1: finite; 0: not, and `id` is the first; -1: neither */
+/* Returns 1 if all are finite, 0 if not (`id` is the first parameter that is not), -1 if status and outputs
+ * disagree. */
 static int32_t asked(rank *r, int64_t *id) {
   int32_t finite = -1;
   *id = -7;
   return dc_context_grads_finite(r->ctx, &finite, id) == DC_OK && finite == (*id == -7) ? finite : -1;
 }
 
-/* Two micro-batches; in one of them one rank's gradient of some parameters has an infinity at its end. */
+/* Two micro-batches. In one of them, one rank's gradients of the parameters from `first` on end with an infinity. */
 static void a_step(rank *r, model *m, int64_t step, int64_t micro, int32_t who, int64_t first) {
   for (int64_t k = 0; k < 2; k++) {
     OK(r, dc_start_backward(r->ctx, k == 1));
@@ -64,9 +65,9 @@ static void one_rank_is_seen_by_all(rank *r) {
     const bool odd = step % 3 != 0;
     a_step(r, &m, step, step % 2, odd ? (int32_t)step % r->world : -1, step % 3 == 1 ? 20 : 40);
     CHECK(r, asked(r, &id) == !odd && id == (odd ? step % 3 == 1 ? 20 : 40 : -7));
-    CHECK(r, asked(r, &id) == !odd); /* and again */
+    CHECK(r, asked(r, &id) == !odd); /* asking again gives the same */
     for (int64_t i = 0; i < PARAMS && !odd; i++) {
-      CHECK(r, has_grad(r, &m.params[i], 2 * step, 2 * step + 1)); /* looking changes nothing */
+      CHECK(r, has_grad(r, &m.params[i], 2 * step, 2 * step + 1)); /* asking changes nothing */
     }
   }
 }
@@ -85,7 +86,7 @@ static void test_every_stage_and_micro_batch(void **state) {
 
 typedef struct of_type {
   double x;
-  int32_t from, to; /* to: the expected type */
+  int32_t from, to; /* from: the gradient's type; to: the expected type */
   bool finite;
 } of_type;
 
@@ -123,7 +124,7 @@ static void test_types(void **state) {
   on_ranks(checked, types, NULL);
 }
 
-/* Of stage 1: finite addends whose local sum is not. */
+/* At stage 1 the addends are finite, but their local sum is not. */
 static void a_local_sum_overflows(rank *r) {
   param p = {.id = 3, .shape = {LENGTH}, .stage = 1, .dtype = DC_FLOAT16, .grad = DC_FLOAT16};
   int64_t id;
@@ -141,7 +142,7 @@ static void test_a_local_sum_overflows(void **state) {
   on_ranks(checked, a_local_sum_overflows, NULL);
 }
 
-/* The order of things is that of the caller's streams, one behind the other. */
+/* The answer follows the order of the caller's streams, which are used in turn. */
 static void streams(rank *r) {
   param p = {.id = 1, .shape = {LENGTH}, .stage = 2};
   dc_stream *stream[2];
@@ -181,7 +182,7 @@ static void when_it_can_be_asked(rank *r) {
   OK(r, reduce_with(r, &p, 0, DC_FLOAT32, 1, INFINITY));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   FAILS(r, dc_context_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, NOT_YET);
-  OK(r, dc_context_step_abort(r->ctx)); /* which forgets it */
+  OK(r, dc_context_step_abort(r->ctx)); /* an abort forgets the answer */
   FAILS(r, dc_context_grads_finite(r->ctx, &finite, NULL), DC_E_STATE, NOT_YET);
   CHECK(r, finite == -1);
   OK(r, backward(r, &p, 1, 1));
@@ -204,7 +205,7 @@ static void test_grads_finite_needs_a_finished_step(void **state) {
   on_ranks(checked, when_it_can_be_asked, NULL);
 }
 
-/* Graphs may be dropped between micro-batches. The buffers keep the sum so far, and its infinity is not forgotten. */
+/* Graphs may be dropped between micro-batches. The buffers keep the sum so far, and its infinity still counts. */
 static void reset_between_micro_batches(rank *r) {
   param p = {.id = 1, .shape = {LENGTH}, .stage = 2};
   int64_t id;

@@ -19,7 +19,7 @@ static void check_35_the_shards_one_after_the_other(void **state) {
 
 /* ---- asynchronous, and in order ---- */
 
-/* A gather cannot be complete before all have called it; the others call it when rank 0's call is back. */
+/* A gather cannot be complete before all ranks have called it; the others call it once rank 0's call has returned. */
 static void returns_before_it_is_done(rank *r) {
   param p = {.id = 1, .shape = {50}, .stage = 3};
   dc_tensor full = DC_TENSOR_INIT;
@@ -41,7 +41,8 @@ static void check_36_a_gather_does_not_wait(void **state) {
   on_ranks((setup){.world = 3}, returns_before_it_is_done, NULL);
 }
 
-/* The caller on a stream: after the wait, work there reads the weights, and no other stream has to be ordered. */
+/* The caller uses a stream: after the wait, work on that stream reads the weights, and no other stream needs to be
+ * ordered. */
 static void waits_on_a_stream(rank *r) {
   param p = {.id = 1, .shape = {50}, .stage = 3};
   dc_tensor full = DC_TENSOR_INIT;
@@ -71,7 +72,7 @@ static void check_37_after_the_wait_the_stream_may_read(void **state) {
 }
 
 #ifdef ON_SIM
-/* Rank 0 reads while the gather waits for the others. */
+/* Rank 0 reads the weights while the gather still waits for the others. */
 static void reads_without_wait(rank *r) {
   param p = {.id = 1, .shape = {50}, .stage = 3};
   dc_tensor full = DC_TENSOR_INIT;
@@ -93,7 +94,7 @@ static void check_36_a_read_before_the_wait_is_reported(void **state) {
   on_ranks_reported((setup){.world = 2}, reads_without_wait, "read by copy");
 }
 
-/* One stream waits, another reads. */
+/* One stream waits for the gather, and another reads the weights. */
 static void waits_on_the_wrong_stream(rank *r) {
   param p = {.id = 1, .shape = {50}, .stage = 3};
   dc_tensor full = DC_TENSOR_INIT;
@@ -122,7 +123,7 @@ static void check_37_a_read_on_another_stream_is_reported(void **state) {
 }
 #endif
 
-/* The caller's stream stands still, and then writes the shard: the gather must bring what is written there. */
+/* The caller's stream is held back, and then writes the shard: the gather must bring what it wrote. */
 static void follows_the_callers_work(rank *r) {
   param p = {.id = 1, .shape = {50}, .stage = 3};
   dc_tensor full = DC_TENSOR_INIT;
@@ -155,7 +156,7 @@ static void already_gathered(rank *r) {
   dc_tensor a = DC_TENSOR_INIT, b = DC_TENSOR_INIT;
   OK(r, register_one(r, &p));
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, 1, DC_DTYPE_NONE, &a));
-  if (r->rank == 0) { /* alone, before and after the first one is complete */
+  if (r->rank == 0) { /* rank 0 alone, before and after the first gather is complete */
     OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, 1, DC_DTYPE_NONE, &b));
     OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, 1));
     OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, 1, DC_FLOAT32, &b));
@@ -173,7 +174,7 @@ static void check_39_a_second_gather_finds_the_first(void **state) {
 
 /* ---- types ---- */
 
-/* Values that bfloat16 has to round. */
+/* Values that are rounded in bfloat16. */
 static void cast_then_gathered(rank *r) {
   param p = {.id = 1, .shape = {99}, .stage = 3};
   dc_tensor full = DC_TENSOR_INIT;
@@ -218,7 +219,7 @@ static void check_41_a_shard_can_be_gathered_in_a_wider_type(void **state) {
   on_ranks((setup){.world = 2}, to_a_wider_type, NULL);
 }
 
-/* Another type is asked for while the first may be in flight; on rank 0 it is, since the others come later. */
+/* Another type is requested while the first gather may be in flight; on rank 0 it is, since the others come later. */
 static void cast_of_what_is_coming(rank *r) {
   param p = {.id = 1, .shape = {99}, .stage = 3};
   dc_tensor a = DC_TENSOR_INIT, b = DC_TENSOR_INIT;

@@ -1,4 +1,4 @@
-/* E, continued: what gathers refuse, failures, flags, and graphs that share. */
+/* E, continued: what gathers refuse, failures, flags, and parameters that graphs share. */
 #include "conformance.h"
 
 static void wrong_stage(rank *r) {
@@ -39,7 +39,7 @@ static void unsupported_type(rank *r) {
   dc_tensor full = DC_TENSOR_INIT;
   OK(r, register_one(r, &p));
   dc_memory_stats before = stats_of(r);
-  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) { /* on one rank: nothing is sent */
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) { /* on one rank only: nothing is sent */
     if (r->rank == 0) {
       FAILS(r, dc_allgather_param(r->ctx, NULL, GRAPH, 1, wrong[i], &full), DC_E_DTYPE, "dtype = ");
     }
@@ -56,7 +56,7 @@ static void check_46_an_unsupported_type_changes_nothing(void **state) {
   on_ranks((setup){.world = 2}, unsupported_type, NULL);
 }
 
-/* A gather that fails: its text is every later call's, and a new context gathers. */
+/* After a failed gather, every later call returns its status and text. */
 static void poisoned(rank *r, dc_context *ctx, dc_status status, const char *text) {
   dc_tensor full = DC_TENSOR_INIT;
   FAILS(r, dc_context_check(ctx), status, text);
@@ -66,7 +66,7 @@ static void poisoned(rank *r, dc_context *ctx, dc_status status, const char *tex
   OK(r, dc_cleanup(ctx));
 }
 
-/* One rank is enough to see that a new context has nothing of the old one's failure. */
+/* Shows on one rank that a new context is unaffected by the old one's failure. */
 static void starts_anew(rank *r) {
   rank solo = *r;
   param p = {.id = 1, .shape = {50}, .stage = 3};
@@ -120,7 +120,7 @@ static void failed_callback(rank *r) {
   atomic_store(&e.fail, 71);
   OK(r, dc_allgather_param(two.ctx, NULL, GRAPH, 1, DC_DTYPE_NONE, &full));
   FAILS(r, dc_wait_allgather(two.ctx, NULL, GRAPH, 1), DC_E_CALLBACK, "all_gather returned 71 on rank 0");
-  atomic_store(&e.fail, 0); /* it stays the first failure's */
+  atomic_store(&e.fail, 0); /* the first failure must persist */
   poisoned(r, two.ctx, DC_E_CALLBACK, "allgather_param");
   dc_context_destroy(two.ctx);
   dc_comm_destroy(comm);
@@ -134,7 +134,7 @@ static void check_47_a_failed_callback_poisons_the_context(void **state) {
 }
 #endif
 
-/* ---- graphs that share, flags, order ---- */
+/* ---- shared parameters, flags, order ---- */
 
 static void gathered_by_another_graph(rank *r) {
   param p = {.id = 1, .shape = {99}, .stage = 3};
@@ -144,7 +144,7 @@ static void gathered_by_another_graph(rank *r) {
   OK(r, register_graph(r, GRAPH + 1, 3, &p.id, 1));
   OK(r, new_stream(r, &stream));
   for (int step = 0; step < 6; step++) {
-    OK(r, dc_context_set_stream(r->ctx, step % 2 == 0 ? stream : NULL)); /* a caller on a stream, and on the host */
+    OK(r, dc_context_set_stream(r->ctx, step % 2 == 0 ? stream : NULL)); /* a stream and the host in turn */
     OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, 1, DC_DTYPE_NONE, &full));
     OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH + 1, 1));
     OK(r, dc_stream_synchronize(stream, 0));
@@ -158,7 +158,7 @@ static void check_48_a_graph_waits_for_anothers_gather(void **state) {
   on_ranks((setup){.world = 2}, gathered_by_another_graph, NULL);
 }
 
-/* How often the context's streams are drained by one call. */
+/* How often one call drains the context's streams. */
 static void drains(rank *r) {
   const setup *s = r->user;
   int usual = s->config.sync_before_allgather + s->config.sync_after_allgather;
@@ -172,7 +172,7 @@ static void drains(rank *r) {
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, 1, DC_DTYPE_NONE, &full));
   CHECK(r, atomic_load(&w->drained) == usual);
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, 1, DC_DTYPE_NONE, &full));
-  CHECK(r, atomic_load(&w->drained) == usual); /* nothing is gathered, nothing drained */
+  CHECK(r, atomic_load(&w->drained) == usual); /* already gathered, so nothing is drained */
   OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, ids, NULL, 2));
   CHECK(r, atomic_load(&w->drained) == 2 * usual);
   OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, 1));

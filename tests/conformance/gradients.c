@@ -15,7 +15,7 @@ static void sums_then_averages(rank *r) {
     }
     dc_memory_stats s = stats_of(r);
     CHECK(r, s.reductions == 1 && s.flushes == 1);
-    CHECK(r, s.reduce_wire_bytes == p.count * (r->world - 1) * (int64_t)sizeof(float)); /* its own part, not all */
+    CHECK(r, s.reduce_wire_bytes == p.count * (r->world - 1) * (int64_t)sizeof(float)); /* for its own part only */
     CHECK(r, has_grad(r, &p, 3 * step, 3 * step + 2));
   }
 }
@@ -30,7 +30,7 @@ static void check_67_stage_1_averages_the_sum_once(void **state) {
 static void quiet_micro_batches(rank *r) {
   param p = {.id = 1, .shape = {30}, .stage = 1};
   OK(r, register_one(r, &p));
-  if (r->rank == 0) { /* alone: nothing communicates */
+  if (r->rank == 0) { /* rank 0 alone: nothing communicates */
     for (int64_t micro = 0; micro < 3; micro++) {
       OK(r, backward(r, &p, 0, micro));
       dc_memory_stats s = stats_of(r);
@@ -63,7 +63,7 @@ static void check_69_accumulation_with_released_buckets(void **state) {
   on_ranks((setup){.world = 2}, buckets_given_back, NULL);
 }
 
-/* Parts of one array: what lies beside a rank's part must stay. */
+/* Each rank's part lies in a larger array, whose other elements must stay. */
 static void partial_owners(rank *r) {
   int32_t stage = *(const int32_t *)r->user;
   const int64_t shape = 30;
@@ -92,11 +92,12 @@ static void check_70_each_rank_gets_its_part_and_nothing_else(void **state) {
   (void)state;
   for (int32_t stage = 1; stage <= 2; stage++) {
     on_ranks((setup){.world = 2}, partial_owners, &stage);
-    on_ranks((setup){.world = 3}, partial_owners, &stage); /* rank 2 owns nothing */
+    on_ranks((setup){.world = 3}, partial_owners, &stage); /* here rank 2 owns nothing */
   }
 }
 
-/* reduce() spoils its source as soon as the call is back; with a stream, work on that stream may spoil it. */
+/* backward() overwrites the source as soon as the call has returned. With a stream, work on that stream may overwrite
+ * it. */
 static void overwritten_source(rank *r) {
   int32_t stage = *(const int32_t *)r->user;
   param p = {.id = 1, .shape = {30}, .stage = stage};
@@ -134,7 +135,7 @@ static void stale_contents(rank *r) {
   OK(r, register_one(r, &p));
   for (int64_t step = 0; step < 3; step++) {
     array part = {p.buffer.data, p.count, DC_FLOAT32};
-    OK(r, set_all(r, &part, NAN)); /* the optimizer's leavings */
+    OK(r, set_all(r, &part, NAN)); /* as if the optimizer had overwritten it */
     OK(r, backward(r, &p, 1, step));
     CHECK(r, has_grad(r, &p, step, step));
   }
@@ -158,7 +159,7 @@ static void every_micro_batch(rank *r) {
     for (int64_t micro = 0; micro < 3; micro++) {
       OK(r, backward(r, &p, micro == 2, 3 * step + micro));
       CHECK(r, stats_of(r).reductions == micro + 1);
-      CHECK(r, has_grad(r, &p, 3 * step, 3 * step + micro)); /* copy, add, add; and a copy again in the next step */
+      CHECK(r, has_grad(r, &p, 3 * step, 3 * step + micro)); /* copies, adds, adds; the next step copies again */
     }
   }
 }
@@ -195,7 +196,7 @@ static void check_75_a_first_gradient_is_copied_whenever_it_comes(void **state) 
   }
 }
 
-/* Gradients whose sums round, in another order of ranks or a division first they would have other bits. */
+/* Gradients whose sums round, so another order of ranks, or dividing first, would give other bits. */
 static double uneven(int32_t by, int64_t i) {
   uint32_t x = (uint32_t)(by * 73856093 + i * 19349663) * 0x2c1b3c6du;
   return (double)((float)(x >> 8) * exp2f((float)(x % 16) - 30));
@@ -215,7 +216,7 @@ static void same_bits(rank *r) {
     OK(r, dc_start_backward(r->ctx, 1));
     OK(r, dc_reduce_grad(r->ctx, &t, GRAPH, stage));
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
-    if (stage == 0) { /* has all of it, on every rank: what the others have parts of */
+    if (stage == 0) { /* every rank has the whole gradient, with which the other stages' parts are compared */
       OK(r, read_from(r, p.buffer.data, DC_FLOAT32, found[0], 30));
     }
     CHECK(r, holds(r, p.buffer.data, DC_FLOAT32, found[0] + p.begin, p.count));
@@ -242,14 +243,14 @@ static void slices_of_the_mean(rank *r) {
     OK(r, register_param(r, &p[i]));
   }
   OK(r, register_graph(r, GRAPH, 3, ids, COUNT));
-  for (int64_t step = 0; step < 2; step++) { /* all in one bucket: each one's padding has the next one beside it */
+  for (int64_t step = 0; step < 2; step++) { /* one bucket: each gradient's padding precedes the next gradient */
     OK(r, dc_start_backward(r->ctx, 1));
     for (int64_t i = 0; i < COUNT; i++) {
       OK(r, reduce(r, GRAPH, &p[i], step));
     }
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
     for (int64_t i = 0; i < COUNT; i++) {
-      CHECK(r, has_grad(r, &p[i], step, step)); /* the slice, and zeros in the padding */
+      CHECK(r, has_grad(r, &p[i], step, step)); /* this rank's slice, and zeros in the padding */
     }
   }
 }
@@ -268,15 +269,15 @@ static void expected_type(rank *r) {
   OK(r, register_param(r, &q));
   OK(r, register_graph(r, GRAPH, 3, ids, 2));
   OK(r, dc_start_backward(r->ctx, 1));
-  OK(r, reduce(r, GRAPH, &p, 0)); /* comes as float32, and is cast */
+  OK(r, reduce(r, GRAPH, &p, 0)); /* given as float32, and cast */
   CHECK(r, stats_of(r).reduce_wire_bytes == 2 * p.count * (r->world - 1));
-  OK(r, reduce_as(r, GRAPH, &q, 0, DC_BFLOAT16)); /* comes as bfloat16, and stays */
+  OK(r, reduce_as(r, GRAPH, &q, 0, DC_BFLOAT16)); /* given as bfloat16, and not cast */
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   CHECK(r, stats_of(r).flushes == 1); /* one bucket, of bfloat16 */
   CHECK(r, has_grad(r, &p, 0, 0) && has_grad(r, &q, 0, 0));
   OK(r, dc_start_backward(r->ctx, 1));
   OK(r, reduce(r, GRAPH, &p, 1));
-  OK(r, reduce(r, GRAPH, &q, 1)); /* float32 this time: another bucket */
+  OK(r, reduce(r, GRAPH, &q, 1)); /* given as float32 this time: another bucket */
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   CHECK(r, stats_of(r).flushes == 3 && has_grad(r, &p, 1, 1) && has_grad(r, &q, 1, 1));
 }
@@ -286,7 +287,7 @@ static void check_79_the_expected_type_chooses_the_bucket(void **state) {
   on_ranks((setup){.world = 2}, expected_type, NULL);
 }
 
-/* Sums that bfloat16 has to round, so that the type in which they are made shows. */
+/* Sums that bfloat16 rounds, so they show in which type they are computed. */
 static void stored_in_the_buffers_type(rank *r) {
   static const int32_t reduced[] = {DC_BFLOAT16, DC_FLOAT16, DC_FLOAT32, DC_FLOAT32};
   static const int32_t stored[] = {DC_FLOAT32, DC_FLOAT32, DC_BFLOAT16, DC_FLOAT16};
@@ -294,7 +295,7 @@ static void stored_in_the_buffers_type(rank *r) {
     for (int32_t stage = 1; stage <= 3; stage++) {
       param p = {.id = 10 * k + stage, .shape = {30}, .stage = stage, .grad = stored[k]};
       OK(r, register_one(r, &p));
-      for (int64_t step = 0; step < 2; step++) { /* copied, and added if the stage adds */
+      for (int64_t step = 0; step < 2; step++) { /* the first is copied, the second added if the stage adds */
         OK(r, dc_start_backward(r->ctx, step == 1));
         OK(r, reduce_as(r, GRAPH, &p, step, reduced[k]));
         OK(r, dc_end_backward(r->ctx, GRAPH, 0));
@@ -315,13 +316,13 @@ static void persistent_over_steps(rank *r) {
   dc_tensor full = DC_TENSOR_INIT;
   OK(r, register_one(r, &p));
   for (int64_t step = 0; step < 3; step++) {
-    for (int64_t micro = 0; micro < 2; micro++) { /* only the first one of a step gathers */
+    for (int64_t micro = 0; micro < 2; micro++) { /* only the first micro-batch of a step gathers */
       OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full));
       CHECK(r, stats_of(r).gathers == step + 1 && is_whole(r, &full, &p, DC_DTYPE_NONE, step));
       OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 1));
       OK(r, backward(r, &p, micro == 1, 2 * step + micro));
     }
-    OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full)); /* the end of a backward changes no weights */
+    OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full)); /* the end of a backward does not change weights */
     CHECK(r, stats_of(r).gathers == step + 1);
     OK(r, set_weights(r, &p, step + 1));
     OK(r, dc_context_params_updated(r->ctx, NULL, 0));

@@ -1,4 +1,4 @@
-/* K, continued: several graphs in a backward, types, and what lies at the edges of a mean. */
+/* K, continued: several graphs in a backward, types, and edge cases of a mean. */
 #include "conformance.h"
 
 enum { COUNT = 4, EACH = 30 };
@@ -11,9 +11,9 @@ static void has_all(rank *r, const param *p, int64_t step) {
 
 /* ---- several graphs ---- */
 
-/* Two graphs with two parameters each, one after the other or by turns. */
+/* Two graphs with two parameters each, reduced one after the other or alternately. */
 static void graphs(rank *r) {
-  const int64_t *order = r->user; /* of parameters; the first two belong to GRAPH */
+  const int64_t *order = r->user; /* order of the parameters; the first two belong to GRAPH */
   param p[COUNT];
   int64_t ids[COUNT] = {0, 1, 2, 3};
   for (int64_t i = 0; i < COUNT; i++) {

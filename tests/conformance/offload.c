@@ -1,9 +1,9 @@
-/* L, M: freeing activations, and moving tensors between device and host. */
+/* L, M: freeing activations, and moving tensors between the device and the host. */
 #include "conformance.h"
 
 enum { NUMEL = 40 };
 
-/* A tensor of the caller's, with contents that a number names. */
+/* The contents of a tensor of the caller, which a number selects. */
 static double content(int64_t which, int64_t i) {
   return weight(which, which, i);
 }
@@ -34,7 +34,7 @@ static void above_the_threshold(rank *r) {
   array any;
   dc_tensor t[COUNT];
   int32_t freed[COUNT];
-  OK(r, new_array(r, &any, 1, DC_FLOAT32)); /* only counts are read */
+  OK(r, new_array(r, &any, 1, DC_FLOAT32)); /* only its element count matters */
   for (int i = 0; i < COUNT; i++) {
     static const int64_t none = 0;
     t[i] = flat(any.data, counts[i] < 0 ? &none : &counts[i], DC_FLOAT32);
@@ -55,7 +55,7 @@ static void check_97_tensors_above_the_threshold_are_freed(void **state) {
   }
 }
 
-/* A tensor of the library's own: a reloaded one, whose memory really goes back. */
+/* A tensor of the library: a reloaded one, whose memory is really freed. */
 static void reloaded_and_freed(rank *r, bool profiling) {
   array a;
   dc_tensor host = DC_TENSOR_INIT, device = DC_TENSOR_INIT;
@@ -93,7 +93,8 @@ static void check_99_nothing_is_freed_while_profiling(void **state) {
   on_ranks((setup){.world = 1, .config.free_activation_threshold = NUMEL - 1}, not_while_profiling, NULL);
 }
 
-/* Another stream reads it, and the caller's is ordered behind that: the next reload must not have its memory before. */
+/* Another stream reads the tensor, and the caller's stream waits for that read. So the next reload must not get its
+ * memory before the read is done. */
 static void freed_while_read(rank *r) {
   array a, to;
   dc_tensor host = DC_TENSOR_INIT, first = DC_TENSOR_INIT, second = DC_TENSOR_INIT;
@@ -164,7 +165,7 @@ static void check_101_a_tensor_comes_back_bit_for_bit(void **state) {
   on_ranks((setup){.world = 1}, offload_and_reload, NULL);
 }
 
-/* The producer is queued behind a gate; the source is spoiled as soon as the operators allow it. */
+/* The producer is queued behind a gate; the source is overwritten as soon as the operators allow it. */
 static void follows_the_producer(rank *r) {
   array a, made;
   dc_tensor host = DC_TENSOR_INIT;
@@ -185,7 +186,7 @@ static void follows_the_producer(rank *r) {
   dc__stream_copy(stream, a.data, made.data, NUMEL * sizeof(float));
   OK(r, dc_offload_tensor(r->ctx, &t, GRAPH, 1, &host));
   OK(r, dc_wait_offload(r->ctx, NULL, GRAPH, 1, &host));
-  dc__stream_zero(stream, a.data, NUMEL * sizeof(float)); /* on a stream: after the wait */
+  dc__stream_zero(stream, a.data, NUMEL * sizeof(float)); /* on a stream the tensor is free after the wait */
   open_gate(r);
   OK(r, dc_stream_synchronize(stream, 0));
   CHECK(r, has_content(r, &host, 2));
@@ -210,7 +211,7 @@ static void kinds_of_memory(rank *r) {
   CHECK(r, stats_of(r).offload_bytes == 0 && atomic_load(&w->made[DC_MEMORY_HOST]) == 0);
   atomic_store(&w->refuse[DC_MEMORY_HOST], 0);
   OK(r, dc_offload_tensor(r->ctx, &t, GRAPH, 1, &host));
-  CHECK(r, atomic_load(&w->made[DC_MEMORY_HOST]) == 1); /* the kind that the device knows how to copy fast */
+  CHECK(r, atomic_load(&w->made[DC_MEMORY_HOST]) == 1); /* pinned memory, which the device copies fast */
   OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 1, &device));
   OK(r, dc_wait_reload(r->ctx, NULL, GRAPH, 1, &device));
   CHECK(r, atomic_load(&w->made[DC_MEMORY_HOST]) == 1 && has_content(r, &device, 1));
@@ -256,7 +257,7 @@ static void another_shape(rank *r) {
   for (int i = 0; i < 3; i++) {
     FAILS(r, dc_offload_tensor(r->ctx, &wrong[i], GRAPH, 1, &host), DC_E_SHAPE, "differs in shape or type");
   }
-  CHECK(r, has_content(r, &host, 1)); /* the failed ones copied nothing */
+  CHECK(r, has_content(r, &host, 1)); /* the failed calls copied nothing */
 }
 
 static void check_105_an_id_keeps_its_shape(void **state) {
@@ -295,7 +296,7 @@ static void check_106_reloads_end_with_the_backward_and_host_memory_stays(void *
   on_ranks((setup){.world = 1}, five_steps, NULL);
 }
 
-/* The backward ends while the caller's stream, which stands still, has yet to read what was reloaded. */
+/* The backward ends while the caller's stream, which is held back, has yet to read the reloaded tensor. */
 static void ended_while_read(rank *r) {
   array a, to;
   dc_tensor host = DC_TENSOR_INIT, device = DC_TENSOR_INIT;
@@ -314,7 +315,7 @@ static void ended_while_read(rank *r) {
   dc__stream_copy(stream, to.data, device.data, NUMEL * sizeof(float));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   CHECK(r, stats_of(r).reload_bytes == 0);
-  OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 1, &device)); /* wants memory */
+  OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 1, &device)); /* asks for memory */
   open_gate(r);
   OK(r, dc_wait_reload(r->ctx, NULL, GRAPH, 1, &device));
   OK(r, dc_stream_synchronize(stream, 0));
@@ -327,7 +328,7 @@ static void check_106_a_reload_is_kept_for_its_last_reader(void **state) {
   on_ranks((setup){.world = 1}, ended_while_read, NULL);
 }
 
-/* Offloaded on a stream, waited for on the host. */
+/* Offloaded on a stream, and waited for on the host. */
 static void read_on_the_host(rank *r) {
   array a;
   dc_tensor host = DC_TENSOR_INIT;

@@ -1,9 +1,9 @@
-/* Parameters of every stage, their weights and gradients as a model of a few lines knows them, and statistics. */
+/* Parameters of every stage; their weights and gradients as a model of a few lines computes them; statistics. */
 #include "conformance.h"
 
 #include <math.h>
 
-/* Stages 1 and 2 split as flat partitions do: unevenly, and some ranks own nothing of a parameter. */
+/* Stages 1 and 2 split as a flat partition does: unevenly, so that some ranks own nothing of a parameter. */
 static void own(const rank *r, param *p) {
   int64_t cut = p->numel / 3, chunk = ceil_div(p->numel, r->world);
   p->begin = 0;
@@ -45,7 +45,7 @@ dc_status register_param(rank *r, param *p) {
   status = status == DC_OK ? set_weights(r, p, 0) : status;
   status = status == DC_OK ? new_array(r, &p->buffer, p->frozen ? 0 : p->padded, p->grad) : status;
   status = status == DC_OK ? new_array(r, &p->source, p->numel, DC_FLOAT32) : status;
-  status = status == DC_OK ? set_all(r, &p->buffer, NAN) : status; /* registration must set it to zero */
+  status = status == DC_OK ? set_all(r, &p->buffer, NAN) : status; /* registration must zero it */
   if (status != DC_OK) {
     return status;
   }
@@ -110,7 +110,7 @@ dc_status reduce(rank *r, int64_t graph, param *p, int64_t step) {
   return reduce_as(r, graph, p, step, DC_FLOAT32);
 }
 
-/* The sum over ranks of a step's gradients: of integers, so exact. */
+/* The sum of a step's gradients over all ranks: exact, since they are integers. */
 static double over_ranks(int32_t world, const param *p, int64_t step, int64_t i) {
   double sum = 0;
   for (int32_t by = 0; by < world; by++) {
@@ -143,7 +143,7 @@ dc_status backward(rank *r, param *p, int32_t update, int64_t step) {
   return status == DC_OK ? dc_end_backward(r->ctx, GRAPH, 0) : status;
 }
 
-/* ---- looking on ---- */
+/* ---- observing the library ---- */
 
 dc_memory_stats stats_of(rank *r) {
   dc_memory_stats s = {.struct_size = sizeof s};

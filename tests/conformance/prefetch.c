@@ -3,7 +3,7 @@
 
 enum { COUNT = 6 };
 
-/* COUNT parameters of equal size, in one graph. */
+/* Registers COUNT parameters of equal size, in one graph. */
 static void register_all(rank *r, param *p, int64_t *ids, int64_t numel) {
   for (int64_t i = 0; i < COUNT; i++) {
     p[i] = (param){.id = i, .shape = {numel}, .stage = 3};
@@ -53,11 +53,11 @@ static void some_are_there(rank *r) {
   OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, ids, NULL, COUNT));
   CHECK(r, stats_of(r).gathers == COUNT && stats_of(r).gather_hits == 1);
   CHECK(r, traced(r, DC_OP_PREFETCH_PARAMS_FUSED, 1) <= 1);
-  for (int64_t i = 0; i < COUNT; i++) { /* its work is done, and traced or dropped */
+  for (int64_t i = 0; i < COUNT; i++) { /* afterwards its work is done, and traced or dropped */
     OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, i));
   }
   (void)traced(r, DC_OP_PREFETCH_PARAMS_FUSED, 1);
-  if (r->rank == 0) { /* all are there: alone, as nothing is sent */
+  if (r->rank == 0) { /* rank 0 alone: all are gathered, so nothing is sent */
     OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, ids, NULL, COUNT));
     CHECK(r, stats_of(r).gathers == COUNT && stats_of(r).gather_hits == 1 + COUNT);
     CHECK(r, traced(r, DC_OP_PREFETCH_PARAMS_FUSED, 1) == 0);
@@ -71,7 +71,8 @@ static void check_52_what_is_there_is_skipped(void **state) {
 }
 
 #ifndef ON_SIM
-/* The same, seen by the communicator: one comparison and one all-gather for all of them, and none for none. */
+/* The same as the communicator sees it: one comparison and one all-gather for all parameters, and none if there is
+ * nothing to gather. */
 static void counted_groups(rank *r) {
   echo e = {0};
   dc_comm *comm;
@@ -142,8 +143,8 @@ static void check_55_an_empty_prefetch_does_nothing(void **state) {
   on_ranks((setup){.world = 2}, empty_list, NULL);
 }
 
-/* An unknown id, and memory that runs out at the first parameter or at the last: nothing is gathered, nothing is kept.
- * The next prefetch goes through, which it would not with a group left open. */
+/* An unknown id, and memory that runs out at the first parameter or at the last: nothing is gathered and nothing stays
+ * allocated. The next prefetch works, which it would not if a group had been left open. */
 static void fails_in_the_middle(rank *r) {
   param p[COUNT];
   int64_t ids[COUNT], wrong[COUNT];
@@ -154,14 +155,14 @@ static void fails_in_the_middle(rank *r) {
   FAILS(r, dc_prefetch_params_fused(r->ctx, GRAPH, wrong, NULL, COUNT), DC_E_NOT_FOUND, "id = 99");
   CHECK(r, stats_of(r).gathers == 0 && stats_of(r).gathered_bytes == 0);
   watch *w = watch_device(r);
-  atomic_store(&w->refuse[DC_MEMORY_DEVICE], 1); /* the first block of gathered weights wants a chunk */
+  atomic_store(&w->refuse[DC_MEMORY_DEVICE], 1); /* the first block of gathered weights needs a new chunk */
   FAILS(r, dc_prefetch_params_fused(r->ctx, GRAPH, ids, NULL, COUNT), DC_E_NO_MEMORY, "the test refuses");
   CHECK(r, stats_of(r).gathers == 0 && stats_of(r).gathered_bytes == 0);
   atomic_store(&w->refuse[DC_MEMORY_DEVICE], 0);
   OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, ids, NULL, COUNT));
   use_all(r, p, NULL);
   CHECK(r, r->failure[0] == '\0' && stats_of(r).gathered_bytes == 0);
-  /* Now the arena has a chunk, and a larger parameter behind the others overflows it. */
+  /* By now the arena has a chunk, which a larger parameter behind the others overflows. */
   const int64_t large = INT64_C(3) << 20, chunk = ceil_div(large, r->world);
   array shard;
   OK(r, new_array(r, &shard, chunk, DC_FLOAT32));
@@ -186,7 +187,8 @@ static void check_56_a_prefetch_that_fails_leaves_nothing(void **state) {
   on_ranks((setup){.world = 2}, fails_in_the_middle, NULL);
 }
 
-/* The communicator's own groups: one that cannot start says so when it is ended, is closed, and did nothing. */
+/* A group with two kinds of collectives cannot start: its end returns the error, closes the group, and has done
+ * nothing. */
 static void group_of_two_kinds(rank *r) {
   array own, whole, part;
   double values[2] = {r->rank + 1, 10 * (r->rank + 1)}, both[4] = {1, 10, 2, 20};
@@ -195,7 +197,7 @@ static void group_of_two_kinds(rank *r) {
   OK(r, new_array(r, &part, 2, DC_FLOAT32));
   OK(r, write_to(r, own.data, DC_FLOAT32, values, 2));
   dc_tensor m = tensor_of(&own), w = tensor_of(&whole), p = tensor_of(&part);
-  dc_stream *stream; /* the calling thread cannot touch every device's memory */
+  dc_stream *stream; /* needed, since the calling thread cannot access every device's memory */
   OK(r, new_stream(r, &stream));
   OK(r, dc_comm_group_begin(r->comm));
   OK(r, dc_comm_all_gather(r->comm, &m, &w, NULL, stream));
@@ -213,7 +215,8 @@ static void check_56_a_group_that_fails_is_closed(void **state) {
   on_ranks((setup){.world = 2}, group_of_two_kinds, NULL);
 }
 
-/* Released while the gather is still on its way: the memory comes back when it is complete, and not before. */
+/* The parameters are released while the gather is still in flight: their memory is freed when it is complete, not
+ * before. */
 static void released_unread(rank *r) {
   param p[COUNT];
   int64_t ids[COUNT];
@@ -227,7 +230,7 @@ static void released_unread(rank *r) {
     OK(r, dc_release_param(r->ctx, NULL, GRAPH, i, 1));
   }
   if (r->rank == 0) {
-    CHECK(r, stats_of(r).gathered_bytes >= COUNT * 256); /* the others have not even begun */
+    CHECK(r, stats_of(r).gathered_bytes >= COUNT * 256); /* the others have not begun yet */
     raise_flag();
   }
   for (int step = 0; step < 4; step++) {

@@ -6,10 +6,10 @@
 static void zeroes_at_offset(rank *r) {
   param p = {.id = 1, .shape = {30}, .stage = 2};
   OK(r, register_param(r, &p));
-  CHECK(r, is_all(r, &p.buffer, 0)); /* it had been poisoned */
+  CHECK(r, is_all(r, &p.buffer, 0)); /* it was poisoned before */
   OK(r, register_graph(r, GRAPH, 2, &p.id, 1));
   OK(r, backward(r, &p, 1, 0));
-  CHECK(r, has_grad(r, &p, 0, 0)); /* this rank's part begins where it said */
+  CHECK(r, has_grad(r, &p, 0, 0)); /* this rank's part begins where the rank said */
 }
 
 static void check_24_register_param_zeroes_the_buffer_and_keeps_the_offset(void **state) {
@@ -29,11 +29,11 @@ static void registered_twice(rank *r) {
   dc_tensor shard = tensor_of(&again.weights), grad = tensor_of(&again.buffer);
   FAILS(r, dc_register_z3_param(r->ctx, 1, p.shape, 1, &shard, &grad, 1, 0), DC_E_EXISTS, "id = 1 is registered");
   FAILS(r, dc_register_param(r->ctx, 1, p.shape, 1, NULL, NULL, 0), DC_E_EXISTS, "id = 1 is registered");
-  CHECK(r, is_all(r, &again.buffer, 5)); /* not even zeroed */
+  CHECK(r, is_all(r, &again.buffer, 5)); /* the refused call did not even zero it */
   OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full));
   CHECK(r, is_whole(r, &full, &p, DC_DTYPE_NONE, 0));
   OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 1));
-  CHECK(r, stats_of(r).gathered_bytes == 0); /* nor persistent */
+  CHECK(r, stats_of(r).gathered_bytes == 0); /* nor is it persistent */
   OK(r, backward(r, &p, 1, 0));
   CHECK(r, has_grad(r, &p, 0, 0) && is_all(r, &again.buffer, 5));
 }
@@ -65,7 +65,7 @@ static void check_26_a_gradient_can_be_sent_to_another_buffer(void **state) {
   }
 }
 
-/* Taken away from every rank that owns a part, and given back. Stage 1 may go on adding meanwhile. */
+/* The buffer is taken away on every rank that owns a part, and given back. Meanwhile stage 1 may go on adding. */
 static void without_a_buffer(rank *r) {
   int32_t stage = *(const int32_t *)r->user;
   param p = {.id = 1, .shape = {30}, .stage = stage};
@@ -95,7 +95,7 @@ static void wrong_shard(rank *r) {
   param p = {.id = 1, .shape = {10}, .stage = 3};
   array six;
   OK(r, new_array(r, &six, 6, DC_FLOAT32));
-  if (r->rank == 1) { /* alone: nothing communicates, and the others are not held up */
+  if (r->rank == 1) { /* rank 1 alone: nothing communicates, so the others need not call */
     dc_tensor shard = tensor_of(&six);
     FAILS(r, dc_register_z3_param(r->ctx, 1, p.shape, 1, &shard, NULL, 0, 0), DC_E_SHAPE,
           r->world == 2 ? "shard of parameter 1 on rank 1 has 6 elements, must have 5"
@@ -113,7 +113,7 @@ static void register_alone(rank *r) {
   if (r->rank == 0) {
     for (int64_t id = 0; id < 20; id++) {
       param p = {.id = id, .shape = {10 + id}, .stage = 3};
-      OK(r, register_param(r, &p)); /* the others are not even asked */
+      OK(r, register_param(r, &p)); /* without asking the other ranks */
     }
     CHECK(r, stats_of(r).registered_params == 20);
   }
@@ -148,7 +148,7 @@ static void count_collectives(rank *r) {
   CHECK(r, atomic_load(&e.barriers) == 0);
   OK(r, register_graph(&two, GRAPH, 3, ids, 20));
   int graph = atomic_load(&e.gathers) - before;
-  CHECK(r, graph > 0 && graph <= 2); /* one comparison for all twenty, of which an external group makes two calls */
+  CHECK(r, graph > 0 && graph <= 2); /* one comparison for all twenty; an external group makes it with two calls */
   dc_context_destroy(two.ctx);
   dc_comm_destroy(comm);
 }
@@ -181,11 +181,11 @@ static void unknown_member(rank *r) {
   param p = {.id = 1, .shape = {10}, .stage = 3};
   int64_t ids[2] = {1, 99};
   OK(r, register_param(r, &p));
-  if (r->rank == 0) { /* before anything that the others would have to join */
+  if (r->rank == 0) { /* rank 0 alone: refused before anything in which the others would have to join */
     FAILS(r, register_graph(r, GRAPH, 3, ids, 2), DC_E_NOT_FOUND, "id = 99 is not a registered parameter");
     CHECK(r, stats_of(r).registered_graphs == 0);
     FAILS(r, dc_end_backward(r->ctx, GRAPH, 0), DC_E_NOT_FOUND, "is not a registered graph");
-    OK(r, dc_unregister_param(r->ctx, 1)); /* no trace of it in the parameter either */
+    OK(r, dc_unregister_param(r->ctx, 1)); /* the parameter keeps no trace of the graph either */
     p = (param){.id = 1, .shape = {10}, .stage = 3};
     OK(r, register_param(r, &p));
   }
@@ -269,7 +269,7 @@ static void check_33_a_strided_gradient_buffer_is_refused(void **state) {
   on_ranks((setup){.world = 2}, strided, NULL);
 }
 
-/* Scalars, fewer elements than ranks, lengths that divide and that do not. */
+/* Scalars, fewer elements than ranks, lengths that divide evenly and lengths that do not. */
 static void every_shape(rank *r) {
   param p[] = {{.id = 0, .stage = 3},
                {.id = 1, .shape = {1}, .stage = 3},

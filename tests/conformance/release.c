@@ -1,7 +1,7 @@
 /* G: release. */
 #include "conformance.h"
 
-/* The caller reads on its stream, which stands still, and releases: the memory stays until the read is done. */
+/* The caller reads on its stream, which is held back, and releases: the memory stays until the read is done. */
 static void after_the_last_reader(rank *r) {
   param p = {.id = 1, .shape = {99}, .stage = 3};
   dc_tensor full = DC_TENSOR_INIT;
@@ -22,7 +22,7 @@ static void after_the_last_reader(rank *r) {
   full.data = to.data;
   CHECK(r, is_whole(r, &full, &p, DC_DTYPE_NONE, 0));
   OK(r, dc_context_set_stream(r->ctx, NULL));
-  OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full)); /* the arena looks when it is asked for memory */
+  OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full)); /* the arena checks for free memory when it is asked for some */
   OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 1));
   CHECK(r, stats_of(r).gathered_bytes == 0);
 }
@@ -58,7 +58,7 @@ static void persistent(rank *r) {
   OK(r, register_one(r, &p));
   OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full));
   int64_t bytes = stats_of(r).gathered_bytes;
-  for (int64_t n = 1; n <= 9; n++) { /* cycles of one to three users, and one too many of each */
+  for (int64_t n = 1; n <= 9; n++) { /* three rounds of one user; then two rounds of three users */
     OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, n < 4 ? 1 : 3));
   }
   CHECK(r, stats_of(r).gathered_bytes == bytes && dc_buffer_data(full.buffer) == full.data);
@@ -96,7 +96,7 @@ static void users_disagree(rank *r) {
   OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full));
   OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 3));
   FAILS(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 2), DC_E_INVALID, "but the first of its users said 3");
-  OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 3)); /* the wrong one did not count */
+  OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 3)); /* the refused call did not count */
   CHECK(r, stats_of(r).gathered_bytes > 0);
   OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 3));
   CHECK(r, stats_of(r).gathered_bytes == 0);
@@ -112,7 +112,7 @@ static void again_in_the_same_step(rank *r) {
   dc_tensor full = DC_TENSOR_INIT;
   OK(r, register_one(r, &p));
   for (int64_t step = 0; step < 3; step++) {
-    for (int pass = 0; pass < 2; pass++) { /* forward, backward */
+    for (int pass = 0; pass < 2; pass++) { /* first the forward, then the backward */
       OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full));
       CHECK(r, is_whole(r, &full, &p, DC_DTYPE_NONE, step));
       OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 1));
@@ -136,12 +136,12 @@ static void aborted_step(rank *r) {
   OK(r, register_one(r, &p));
   OK(r, dc_start_forward(r->ctx));
   OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full));
-  OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 3)); /* one of three, then something goes wrong */
+  OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 3)); /* one of three users, then something goes wrong */
   OK(r, dc_context_step_abort(r->ctx));
   CHECK(r, stats_of(r).gathered_bytes == 0);
   OK(r, dc_start_forward(r->ctx));
   OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full));
-  OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 2)); /* another number of users: the old one is forgotten */
+  OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 2)); /* another number of users starts a new count */
   CHECK(r, is_whole(r, &full, &p, DC_DTYPE_NONE, 0));
   OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 2));
   CHECK(r, stats_of(r).gathered_bytes == 0);
@@ -163,7 +163,7 @@ static void holds_a_view(rank *r) {
   OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 1));
   void *data = dc_buffer_data(view);
   dc_buffer_release(view);
-  CHECK(r, data == NULL && stats_of(r).gathered_bytes == 0); /* a view does not keep memory, and says so */
+  CHECK(r, data == NULL && stats_of(r).gathered_bytes == 0); /* a view does not keep the memory alive, and says so */
 }
 
 static void check_65_a_view_says_that_it_was_released(void **state) {
@@ -189,7 +189,7 @@ static void check_65_reading_a_released_view_is_reported(void **state) {
 }
 #endif
 
-/* A chain of equal layers, each gathered, used and released, with the next one gathered before or not. */
+/* A chain of equal layers: each is gathered, used and released, with or without gathering the next one ahead. */
 static void chain(rank *r) {
   enum { LAYERS = 6, NUMEL = 256 };
   int64_t ahead = *(const int64_t *)r->user;

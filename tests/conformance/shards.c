@@ -7,7 +7,7 @@ static void with_and_without_reload(rank *r) {
   param p = {.id = 1, .shape = {NUMEL}, .stage = 3, .on_host = true};
   dc_tensor full = DC_TENSOR_INIT;
   OK(r, register_one(r, &p));
-  OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full)); /* reads the host's shard itself */
+  OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full)); /* the gather reads the host's shard directly */
   CHECK(r, is_whole(r, &full, &p, DC_DTYPE_NONE, 0) && stats_of(r).copied_h2d_bytes == 0);
   OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 1));
   OK(r, dc_reload_parameter(r->ctx, NULL, GRAPH, 1));
@@ -50,7 +50,7 @@ static void updated_on_the_host(rank *r) {
     OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full));
     CHECK(r, is_whole(r, &full, &p, DC_DTYPE_NONE, step));
     OK(r, dc_release_param(r->ctx, NULL, GRAPH, 1, 1));
-    if (step % 2 == 0) { /* also over a copy that was not dropped */
+    if (step % 2 == 0) { /* with odd steps, the next reload overwrites a copy that was not dropped */
       OK(r, dc_offload_parameter(r->ctx, NULL, GRAPH, 1));
     }
     OK(r, set_weights(r, &p, step + 1));
@@ -66,10 +66,10 @@ static void check_111_the_next_reload_has_the_update(void **state) {
 static void no_effect(rank *r) {
   param p = {.id = 1, .shape = {NUMEL}, .stage = 3, .on_host = true};
   OK(r, register_one(r, &p));
-  OK(r, dc_offload_parameter(r->ctx, NULL, GRAPH, 1)); /* nothing there to drop */
+  OK(r, dc_offload_parameter(r->ctx, NULL, GRAPH, 1)); /* there is no copy to drop */
   OK(r, dc_reload_parameter(r->ctx, NULL, GRAPH, 1));
   dc_memory_stats before = stats_of(r);
-  OK(r, dc_reload_parameter(r->ctx, NULL, GRAPH, 1)); /* there already */
+  OK(r, dc_reload_parameter(r->ctx, NULL, GRAPH, 1)); /* it is on the device already */
   dc_memory_stats after = stats_of(r);
   CHECK(r, memcmp(&before, &after, sizeof before) == 0);
   OK(r, dc_offload_parameter(r->ctx, NULL, GRAPH, 1));
@@ -82,7 +82,7 @@ static void check_112_reload_and_offload_twice_are_once(void **state) {
   on_ranks((setup){.world = 2}, no_effect, NULL);
 }
 
-/* A gather may still read the reloaded copy when it is dropped, and the next reload wants memory. */
+/* A gather may still read the reloaded copy when it is dropped, and the next reload asks for memory. */
 static void round_and_round(rank *r) {
   param p[2] = {{.id = 0, .shape = {NUMEL}, .stage = 3, .on_host = true},
                 {.id = 1, .shape = {NUMEL}, .stage = 3, .on_host = true}};

@@ -1,9 +1,9 @@
-/* O: the step, profiling, and what is gathered over steps. */
+/* O: the step, profiling, and gathered parameters over several steps. */
 #include "conformance.h"
 
 /* ---- backward ---- */
 
-/* A stage-1 graph in each of two contexts: only the one whose backward has update = 1 averages. */
+/* A stage-1 graph in each of two contexts: only the context whose backward has update = 1 averages. */
 static void own_update(rank *r) {
   param p = {.id = 1, .shape = {30}, .stage = 1};
   rank other = *r;
@@ -37,7 +37,7 @@ static void without_start(rank *r) {
     OK(r, reduce(r, GRAPH, &p, 0));
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
     CHECK(r, stats_of(r).reductions == (stage != 1));
-    OK(r, dc_context_step_abort(r->ctx)); /* nothing averages the local sum of stage 1 any more */
+    OK(r, dc_context_step_abort(r->ctx)); /* the local sums of stage 1 are never averaged now */
     CHECK(r, stage == 1 ? is_all(r, &p.buffer, 0) : has_grad(r, &p, 0, 0));
   }
 }
@@ -57,7 +57,7 @@ static void profiled(rank *r) {
     CHECK(r, dc_is_profiling(r->ctx) == 1);
     dc_memory_stats before = stats_of(r);
     if (r->rank == 0) {
-      OK(r, backward(r, &p, 1, 1)); /* alone: nothing is sent */
+      OK(r, backward(r, &p, 1, 1)); /* rank 0 alone: nothing is sent */
     }
     dc_memory_stats after = stats_of(r);
     OK(r, dc_enable_profiling(r->ctx, 0));
@@ -82,10 +82,10 @@ static void invalidated(rank *r) {
   OK(r, register_param(r, &p));
   OK(r, register_param(r, &q));
   OK(r, register_graph(r, GRAPH, 3, ids, 2));
-  OK(r, dc_invalidate_gathered_param(r->ctx, 1)); /* there is nothing yet */
+  OK(r, dc_invalidate_gathered_param(r->ctx, 1)); /* nothing is gathered yet */
   for (int64_t round = 1; round <= 3; round++) {
     OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full));
-    OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full)); /* twice after an invalidation */
+    OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full)); /* the second gather after an invalidation */
     CHECK(r, is_whole(r, &full, &p, DC_DTYPE_NONE, 0));
     OK(r, gather(r, GRAPH, &q, DC_DTYPE_NONE, &full));
     CHECK(r, stats_of(r).gathers == round + 1 && is_whole(r, &full, &q, DC_DTYPE_NONE, 0));
@@ -133,7 +133,7 @@ static void made_persistent(rank *r) {
   OK(r, register_one(r, &p));
   OK(r, dc_set_persistent(r->ctx, 1));
   CHECK(r, stats_of(r).gathers == 1 && stats_of(r).gathered_bytes == 256);
-  OK(r, dc_set_persistent(r->ctx, 1)); /* it is already */
+  OK(r, dc_set_persistent(r->ctx, 1)); /* the parameter is persistent already */
   for (int64_t step = 0; step < 3; step++) {
     for (int use = 0; use < 3; use++) {
       OK(r, gather(r, GRAPH, &p, DC_DTYPE_NONE, &full));
@@ -201,7 +201,7 @@ static void forwards(rank *r) {
     OK(r, gather(&logged, GRAPH, &p, DC_DTYPE_NONE, &full));
     OK(r, dc_release_param(logged.ctx, NULL, GRAPH, 1, n_users));
     OK(r, dc_end_forward(logged.ctx));
-    CHECK(r, l.count == n_users - 1); /* the second time one user is left */
+    CHECK(r, l.count == n_users - 1); /* of two users, one is left in the second round */
   }
   CHECK(r, l.level == DC_LOG_WARNING && strstr(l.text, "parameter 1 is still gathered: released by 1 of 2 users"));
   dc_context_destroy(logged.ctx);

@@ -1,5 +1,5 @@
-/* The sums of a step's gradients: of several types, in several graphs, and without one in the last micro-batch. And
- * that no call loses a sum which is not averaged yet. */
+/* The sums of a step's gradients: of several types, in several graphs, and without a gradient in the last micro-batch.
+ * No call loses a sum that is not averaged yet. */
 #include "conformance.h"
 
 enum { EACH = 30, TYPES = 4, OTHER_GRAPH = GRAPH + 1 };
@@ -11,7 +11,8 @@ typedef struct scene {
   int32_t buffer; /* type of the gradient buffers */
 } scene;
 
-/* On one and two ranks, whose means are exact; with buckets that hold one element, one gradient, and all. */
+/* Runs on one and two ranks, whose means are exact, with buckets that hold one element, one gradient, and all
+ * gradients. */
 static void in_every_stage(void (*body)(rank *r)) {
   static const int64_t buckets[] = {1, EACH, 1000};
   for (int32_t stage = 0; stage <= 3; stage++) {
@@ -54,7 +55,7 @@ static dc_status reduce_typed(rank *r, const pair *two, param *p, int64_t step, 
   return reduce_as(r, GRAPH, p, step, dtype);
 }
 
-/* A gradient of one value everywhere. */
+/* Reduces a gradient that has one value everywhere. */
 static dc_status reduce_value(rank *r, const pair *two, double x, int32_t dtype) {
   const array *source = source_of(two, dtype);
   dc_status status = set_all(r, source, x);
@@ -69,8 +70,8 @@ static bool buffer_is(rank *r, const param *p, double x) {
 
 /* ---- gradients of several types ---- */
 
-/* Two gradients of one parameter, another's of the second type between them, so that either bucket may be full first.
- */
+/* Between two gradients of one parameter comes another parameter's, of the second type, so either bucket may fill
+ * first. */
 static void two_types(rank *r) {
   pair two;
   OK(r, register_two(r, &two));
@@ -96,7 +97,7 @@ static void check_75_gradients_of_two_types_are_added(void **state) {
   in_every_stage(two_types);
 }
 
-/* 2^24 is the first float32 to which adding 1 changes nothing; adding 2 does. So the order of additions shows. */
+/* 2^24 is the first float32 to which adding 1 changes nothing, while adding 2 does. So the order of additions shows. */
 static void order_of_types(rank *r) {
   const double large = 16777216;
   pair two;
@@ -125,7 +126,7 @@ static void check_88_gradients_of_several_types_are_added_in_the_order_of_the_ca
   in_every_stage(order_of_types);
 }
 
-/* Micro-batches of different types: stage 1 has what the other stages have. */
+/* With micro-batches of different types, stage 1 has the same sums as the other stages. */
 static void types_of_micro_batches(rank *r) {
   pair two;
   OK(r, register_two(r, &two));
@@ -146,7 +147,8 @@ static void check_67_micro_batches_may_differ_in_type(void **state) {
   in_every_stage(types_of_micro_batches);
 }
 
-/* A local sum has a type that holds the values of all its gradients: what float32 has and 16 bits have not stays. */
+/* The type of a local sum holds the values of all its gradients: digits that float32 has and 16-bit types lack are
+ * kept. */
 static void type_of_the_sum(rank *r) {
   static const struct {
     double first, second;
@@ -157,8 +159,7 @@ static void type_of_the_sum(rank *r) {
   pair two;
   OK(r, register_two(r, &two));
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    for (int taken_along = 0; taken_along < 2;
-         taken_along++) { /* the second gradient in a micro-batch or in the last */
+    for (int taken_along = 0; taken_along < 2; taken_along++) { /* in a micro-batch, or in the last one */
       double sum = rounded(cases[i].first, cases[i].types[0]) + rounded(cases[i].second, cases[i].types[1]);
       OK(r, dc_start_backward(r->ctx, 0));
       OK(r, reduce_value(r, &two, cases[i].first, cases[i].types[0]));
@@ -179,7 +180,7 @@ static void check_67_a_local_sum_holds_the_values_of_all_its_types(void **state)
 
 /* ---- no gradient in the last micro-batch ---- */
 
-/* The second parameter's gradients come in the micro-batches that the step's bits name. */
+/* The bits of `step` say in which micro-batches the second parameter has gradients. */
 static void skipped_micro_batches(rank *r) {
   pair two;
   OK(r, register_two(r, &two));
@@ -189,7 +190,7 @@ static void skipped_micro_batches(rank *r) {
       OK(r, dc_start_backward(r->ctx, micro == 2));
       OK(r, reduce(r, GRAPH, &two.p, 3 * step + micro));
       if ((step >> micro) % 2 == 1 &&
-          (step % 8 != 5 || micro == 0)) { /* one after the other, so that has_grad() serves */
+          (step % 8 != 5 || micro == 0)) { /* consecutive ones, which has_grad() can check */
         OK(r, reduce(r, GRAPH, &two.q, 3 * step + micro));
         first = first < 0 ? micro : first;
         last = micro;
@@ -208,8 +209,8 @@ static void check_67_a_last_micro_batch_may_bring_no_gradient(void **state) {
   in_every_stage(skipped_micro_batches);
 }
 
-/* The step ends with any graph's backward, which averages what the others' parameters have; a gradient that comes after
- * it is averaged by itself and added. */
+/* The step ends with the backward of any graph, which also averages what the other graphs' parameters have. A later
+ * gradient is averaged by itself and added. */
 static void two_graphs(rank *r) {
   const scene *s = r->user;
   pair two;
@@ -241,7 +242,7 @@ static void check_91_a_graph_that_comes_after_the_steps_end_is_added(void **stat
 
 /* ---- what is added to, and what is replaced ---- */
 
-/* The end of a backward with update = 1 is not that of the step: what follows is added, in every graph. */
+/* An end of a backward with update = 1 does not end the step: later gradients are added, in every graph. */
 static void after_the_end(rank *r) {
   const scene *s = r->user;
   pair two;
@@ -263,7 +264,7 @@ static void check_91_a_gradient_after_the_end_is_added(void **state) {
   in_every_stage(after_the_end);
 }
 
-/* Of one parameter of two, and for the next step alone; a step that was left forgets it. */
+/* Keeps the gradients of one of two parameters, for the next step only; a step that was aborted forgets them. */
 static void kept_for_the_next_step(rank *r) {
   pair two;
   OK(r, register_two(r, &two));
@@ -300,13 +301,13 @@ static void forgotten_graph(rank *r) {
   FAILS(r, dc_unregister_graph(r->ctx, GRAPH), DC_E_BUSY, "parameter 1");
   FAILS(r, dc_unregister_param(r->ctx, 1), DC_E_BUSY, "parameter 1");
   FAILS(r, register_graph(r, GRAPH, 1, &two.q.id, 1), DC_E_BUSY, "update = 1");
-  OK(r, dc_unregister_graph(r->ctx, OTHER_GRAPH)); /* has no part in it */
+  OK(r, dc_unregister_graph(r->ctx, OTHER_GRAPH)); /* its parameter has no local sum */
   OK(r, dc_start_backward(r->ctx, 1));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   CHECK(r, has_grad(r, &two.p, 0, 0));
   OK(r, dc_start_backward(r->ctx, 0));
   OK(r, reduce(r, GRAPH, &two.p, 1));
-  OK(r, dc_context_step_abort(r->ctx)); /* drops it on purpose */
+  OK(r, dc_context_step_abort(r->ctx)); /* drops the local sum on purpose */
   OK(r, dc_unregister_graph(r->ctx, GRAPH));
   OK(r, dc_unregister_param(r->ctx, 1));
 }
@@ -318,7 +319,7 @@ static void check_22_a_local_sum_outlives_no_graph(void **state) {
   on_ranks((setup){.world = 2}, forgotten_graph, &s);
 }
 
-/* A buffer that is given for the step's last backward alone, as DeepSpeed does at stage 1. */
+/* The buffer is given only for the step's last backward, as DeepSpeed does at stage 1. */
 static void buffer_of_one_backward(rank *r) {
   pair two;
   OK(r, register_two(r, &two));
@@ -343,7 +344,8 @@ static void check_26_a_sum_waits_for_its_buffer(void **state) {
   on_ranks((setup){.world = 2}, buffer_of_one_backward, &s);
 }
 
-/* A sum of only some ranks is found where it is reduced, as a reduction of some ranks is. */
+/* Only one rank has a local sum: the reduction finds the mismatch, as it does for a gradient that only one rank
+ * reduces. */
 static void uneven_sums(rank *r) {
   pair two;
   OK(r, register_two(r, &two));

@@ -21,7 +21,7 @@ static int64_t pick(chaos *c, int64_t below) {
   return (int64_t)((z ^ (z >> 31)) % (uint64_t)below);
 }
 
-/* Registered ids, one that never is, and one that nothing is. */
+/* Returns a registered id, one that is sometimes registered, or one that never is. */
 static int64_t pick_param(chaos *c) {
   int64_t id = pick(c, PARAMS + 2);
   return id <= PARAMS ? id : INT64_MIN;
@@ -64,7 +64,7 @@ static dc_status any_reduction(chaos *c, int64_t graph, int64_t id) {
   switch (pick(c, 8)) {
     case 0:
     case 1:
-      return dc_reduce_grad(ctx, &grad, graph, id); /* often with another parameter's length */
+      return dc_reduce_grad(ctx, &grad, graph, id); /* the parameter often has another length */
     case 2:
       grad.dtype = pick(c, 2) == 0 ? DC_INT8 : 55;
       return dc_reduce_grad(ctx, &grad, graph, id);
@@ -78,7 +78,7 @@ static dc_status any_reduction(chaos *c, int64_t graph, int64_t id) {
     case 6:
       return pick(c, 2) == 0 ? dc_context_accumulate_grads(ctx, &id, 1) : dc_enable_profiling(ctx, (int32_t)pick(c, 3));
     default:
-      /* Only of stage 3: a rank that owns nothing cannot know that others' buffers are gone. */
+      /* Only for stage 3: at other stages a rank that owns nothing cannot know that the others' buffers are gone. */
       return pick(c, 3) == 0 ? dc_context_step_abort(ctx)
                              : dc_context_update_param_grad_buffer(ctx, id < 2 ? id : PARAMS, NULL, pick(c, 3) - 1);
   }
@@ -114,7 +114,7 @@ static dc_status any_other(chaos *c, int64_t graph, int64_t id) {
   int32_t freed;
   dc_op_info info = {.struct_size = sizeof info};
   switch (pick(c, 10)) {
-    case 9: /* the caller on the host, or on a stream */
+    case 9: /* the caller uses the host or a stream */
       return dc_context_set_stream(ctx, pick(c, 2) == 0 ? c->stream : NULL);
     case 0:
       return dc_offload_tensor(ctx, &t, graph, id, &out);
@@ -137,7 +137,7 @@ static dc_status any_other(chaos *c, int64_t graph, int64_t id) {
   }
 }
 
-/* All ranks draw the same calls, so that they disagree in nothing; each must return, with a text if it fails. */
+/* All ranks draw the same calls, so they never disagree. Each call must return, and give a text if it fails. */
 static void any_calls(rank *r) {
   dc_status (*const kinds[])(chaos *, int64_t, int64_t) = {any_gather, any_reduction, any_registration, any_other};
   chaos c = {.r = r, .state = *(const uint64_t *)r->user};
@@ -156,8 +156,8 @@ static void any_calls(rank *r) {
     c.passed += status == DC_OK;
     c.failed += status != DC_OK;
   }
-  CHECK(r, c.passed > CALLS / 20 && c.failed > CALLS / 20); /* both are tried */
-  OK(r, dc_context_check(r->ctx));                          /* and none of it has broken anything */
+  CHECK(r, c.passed > CALLS / 20 && c.failed > CALLS / 20); /* both outcomes occurred */
+  OK(r, dc_context_check(r->ctx));                          /* and none of the calls has broken the context */
   OK(r, dc_context_set_stream(r->ctx, NULL));
   OK(r, dc_context_step_abort(r->ctx));
   OK(r, dc_enable_profiling(r->ctx, 0));
@@ -180,7 +180,7 @@ static void check_123_calls_in_any_order_give_errors_and_nothing_else(void **sta
 
 /* ---- threads ---- */
 
-/* A simulated rank has one thread, and a world that takes turns. */
+/* A simulated rank has only one thread, and the ranks of its world take turns. */
 #ifndef ON_SIM
 
 static void step_alone(rank *r) {
@@ -256,7 +256,7 @@ static void two_threads_one_context(rank *r) {
     right = gather(r, GRAPH, &p, DC_DTYPE_NONE, &full) == DC_OK && is_whole(r, &full, &p, DC_DTYPE_NONE, 0) &&
             dc_release_param(r->ctx, NULL, GRAPH, 1, 1) == DC_OK &&
             dc_release_param(r->ctx, NULL, GRAPH, 1, 1) == DC_E_STATE &&
-            strstr(dc_last_error(), "parameter 1 is not gathered") != NULL; /* errors are the thread's own */
+            strstr(dc_last_error(), "parameter 1 is not gathered") != NULL; /* errors belong to the thread */
   }
   pthread_join(thread, NULL);
   CHECK(r, right && a.status == DC_OK);
@@ -268,7 +268,8 @@ static void two_threads_one_context(rank *r) {
 static void check_125_threads_of_one_context_are_serialised(void **state) {
   (void)state;
   on_ranks((setup){.world = 1, .bucket = 100}, two_threads_one_context, NULL);
-  /* Room for all: a reduction that blocks keeps the context, and the other rank may be waiting for its gather. */
+  /* The bucket holds all gradients: a reduction that blocks keeps the context locked, and the other rank may be waiting
+   * for this one's gather. */
   on_ranks((setup){.world = 2, .bucket = TURNS * 40}, two_threads_one_context, NULL);
 }
 #endif

@@ -1,9 +1,9 @@
-/* A device that counts and refuses, and a group of one rank that counts and fails. */
+/* A device that counts and refuses allocations, and a group of one rank that counts and fails calls. */
 #include "kernels/reference.h"
 
 #include "conformance.h"
 
-static watch watches[64]; /* one a rank, as a context's streams may outlive the test's body */
+static watch watches[64]; /* one for each rank, as a context's streams may outlive the test's body */
 
 static dc_status watched_alloc(dc_device *device, size_t bytes, int32_t kind, void **ptr) {
   watch *w = (watch *)(uintptr_t)device->ops; /* the table is its first member */
@@ -40,7 +40,7 @@ watch *watch_device(rank *r) {
   return w;
 }
 
-/* ---- a group of one that takes itself for two ---- */
+/* ---- a group of one rank that claims to have two ---- */
 
 #ifndef ON_SIM
 

@@ -1,4 +1,4 @@
-/* A device and a stream of its own for the tests of a program, on the simulated driver or on a card. */
+/* A device and a stream for the tests of a program, on the simulated driver or on a card. */
 #ifndef TESTS_CUDA_FIXTURE_H
 #define TESTS_CUDA_FIXTURE_H
 

@@ -1,5 +1,5 @@
-/* Streams of another owner, and CUDA graphs of them, by the driver's functions: a card's or the simulated one's. A
- * thread has one graph, that of its latest capture; captures are global, as PyTorch's are. */
+/* Streams of another owner and CUDA graphs of them, through the driver's functions: a card's or the simulated one's. A
+ * thread has one graph, that of its latest capture. Captures are global, as PyTorch's are. */
 #ifndef TESTS_CUDA_GRAPH_H
 #define TESTS_CUDA_GRAPH_H
 
@@ -25,17 +25,17 @@ static struct {
   GRAPH_FUNCTIONS(X)
 #undef X
 } graph_driver;
-static dc__cu_context graph_context; /* the first device's primary one, as libdc's */
+static dc__cu_context graph_context; /* the first device's primary context, as libdc uses it */
 static _Thread_local void *graph_latest;
 
 static inline void graph_check(const char *call, dc__cu_result error) {
   if (error != 0) {
-    fprintf(stderr, "%s: error %d of the driver\n", call, error); /* on any thread */
+    fprintf(stderr, "%s: error %d of the driver\n", call, error); /* not fail_msg(): may be on any thread */
     abort();
   }
 }
 #define GRAPH_DRIVER(function, ...) graph_check(#function, graph_driver.function(__VA_ARGS__))
-/* A call that wants the context. */
+/* For calls that need a current context. */
 #define GRAPH_DO(function, ...)                       \
   do {                                                \
     dc__cu_context ours_;                             \
@@ -82,7 +82,7 @@ static inline void graph_drop(void) {
   }
 }
 
-/* Fails where a call broke the rules of a capture. */
+/* Aborts if a call broke the rules of a capture. */
 static inline void graph_capture_end(void *stream) {
   void *graph;
   graph_drop();
@@ -91,7 +91,7 @@ static inline void graph_capture_end(void *stream) {
   GRAPH_DO(cuGraphDestroy, graph);
 }
 
-/* Spoils the capture by a wait for its stream, as another thread's call may; and ends it, which gives no graph. */
+/* Invalidates the capture by a forbidden wait for its stream, as a call of another thread may. */
 static inline void graph_spoil(void *stream) {
   dc__cu_context ours;
   GRAPH_DRIVER(cuCtxPushCurrent_v2, graph_context);

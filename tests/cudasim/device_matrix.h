@@ -1,4 +1,4 @@
-/* Matrices in a device's memory, whichever it is, for tests that compare two devices. */
+/* Matrices in the memory of any device, for tests that compare two devices. */
 #ifndef TESTS_CUDASIM_TENSORS_H
 #define TESTS_CUDASIM_TENSORS_H
 
@@ -39,7 +39,7 @@ static dc_tensor tensor(dc_device *dev, int32_t dtype, int64_t rows, int64_t col
   return t;
 }
 
-/* To a device's memory and from it; what is under way on streams has been waited for. */
+/* Copies to or from a device's memory. The caller has waited for work on streams. */
 static void copy(dc_device *dev, void *dst, const void *src, size_t bytes) {
   dc__stream_copy(dev->internal_stream, dst, src, bytes);
   dc__device_sync_internal(dev, NULL);
@@ -50,7 +50,7 @@ static size_t bytes_of(const dc_tensor *t) {
   return (size_t)(t->shape[0] * t->shape[1]) * dc_dtype_size(t->dtype);
 }
 
-/* The tensor's elements, the caller's to free. */
+/* Returns the tensor's elements in memory that the caller frees. */
 static inline void *elements(dc_device *dev, const dc_tensor *t) {
   void *host = malloc(bytes_of(t));
   copy(dev, host, t->data, bytes_of(t));

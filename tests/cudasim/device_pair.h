@@ -1,5 +1,5 @@
-/* The same call on the CPU and on the device: tensors in both memories, and what must agree. On the simulated driver,
- * or on a card (tests/card). */
+/* Makes the same call on the CPU and on the device: tensors in both memories, and the comparison of results. The device
+ * is the simulated driver's, or a card (tests/card). */
 #ifndef TESTS_DEVICE_PAIR_H
 #define TESTS_DEVICE_PAIR_H
 
@@ -14,7 +14,7 @@
 #include "kernels/kernels.h"
 
 static dc_device *card;
-static dc_linalg *cuda_linalg; /* on it */
+static dc_linalg *cuda_linalg; /* on the card */
 
 static inline int open_both(void **state) {
 #ifndef ON_CARD
@@ -37,8 +37,8 @@ static inline int close_both(void **state) {
 }
 
 #ifndef ON_CARD
-/* How often `counted` is called while all that a test has is used, with the call of `failing` after `before` others
- * refused; NULL: none. */
+/* Runs all that a test covers, and returns how often `counted` is called. After `before` calls of `failing`, one is
+ * refused; NULL: none is. */
 typedef int (*use_fn)(void **state, const char *counted, const char *failing, int before);
 
 /* Every `step`-th call of each function fails in turn. */
@@ -70,7 +70,7 @@ static inline void copy(void *to, const void *from, size_t bytes) {
   dc__device_sync_internal(card, NULL);
 }
 
-/* Of a shape that outlives it; data as the type has it. */
+/* A pair with a shape that must outlive it, and data in the tensors' type. */
 static inline tensor_pair pair_of(const void *data, int32_t dtype, const int64_t *shape, int32_t ndim) {
   tensor_pair w = {.count = 1};
   for (int32_t i = 0; i < ndim; i++) {
@@ -92,7 +92,7 @@ static inline tensor_pair pair_of(const void *data, int32_t dtype, const int64_t
   return w;
 }
 
-/* The same of numbers; values NULL: all are -7. */
+/* The same with float64 values; NULL: all are -7. */
 static inline tensor_pair number_pair(const double *values, int32_t dtype, const int64_t *shape, int32_t ndim) {
   int64_t count = 1;
   for (int32_t i = 0; i < ndim; i++) {
@@ -114,7 +114,7 @@ static inline tensor_pair number_pair(const double *values, int32_t dtype, const
   return w;
 }
 
-/* A batch of `b` matrices; b -1: one. */
+/* A batch of `b` matrices, or a single one if b is -1. */
 static inline tensor_pair matrix_pair(const double *values, int32_t dtype, int64_t b, int64_t rows, int64_t cols) {
   const dc_tensor t = b < 0 ? matrix(NULL, dtype, rows, cols) : batch(NULL, dtype, b, rows, cols);
   return number_pair(values, dtype, t.shape, t.ndim);
@@ -125,7 +125,7 @@ static inline void free_pair(tensor_pair *w) {
   card->ops->free(card, w->data[1], w->bytes + 1, DC_MEMORY_DEVICE);
 }
 
-/* The largest difference over the largest element. */
+/* The largest difference, relative to the largest element. */
 static inline double relative_gap(const tensor_pair *w) {
   void *host_copy = calloc(1, w->bytes + 1);
   double *values[2] = {calloc((size_t)w->count + 1, sizeof(double)), calloc((size_t)w->count + 1, sizeof(double))};
@@ -149,7 +149,7 @@ static inline double relative_gap(const tensor_pair *w) {
   return gap / (largest > 0 ? largest : 1);
 }
 
-/* The call on both devices, whose status and text must agree. */
+/* BOTH() makes the call on both devices, whose status and text must agree. */
 static char cpu_text[512];
 static inline dc_linalg *linalg_of(int k) {
   return k == 0 ? linalg : cuda_linalg;

@@ -1,4 +1,4 @@
-/* A device whose memory is counted, and an arena on it, for each test of arenas and buffers. */
+/* A device whose memory is counted and an arena on it, for the tests of arenas and buffers. */
 #ifndef TESTS_ARENA_TEST_H
 #define TESTS_ARENA_TEST_H
 
@@ -76,7 +76,7 @@ static inline void wait_for_open(void *user) {
   }
 }
 
-/* Work that stays pending until f->open, with an event behind it. */
+/* Queues work that stays pending until f->open, and records an event behind it. */
 static inline void record_pending(fixture *f, dc_event *event) {
   assert_int_equal(dc_stream_call(f->stream, wait_for_open, f), DC_OK);
   assert_int_equal(dc_event_record(event, f->stream), DC_OK);

@@ -1,4 +1,4 @@
-/* The arena: reuse, merging, retirement behind events, no growth. */
+/* The arena: reuse, merging, blocks that retire behind events, and no growth in a steady state. */
 #include "arena_test.h"
 
 #if defined(__has_feature)
@@ -24,7 +24,7 @@ static void test_reuse_and_sizes(void **state) {
   assert_int_equal(stats_of(f).chunk_bytes, 4 * MIB);
   arena_release(f, a);
   assert_ptr_equal(arena_alloc(f, 1024), a);
-  void *large = arena_alloc(f, 5 * MIB + 1); /* a chunk of its own, of whole huge pages */
+  void *large = arena_alloc(f, 5 * MIB + 1); /* has a chunk of its own, of whole huge pages */
   assert_int_equal(stats_of(f).chunk_bytes, 10 * MIB);
   assert_int_equal(stats_of(f).chunk_allocations, 2);
   arena_release(f, large);
@@ -47,7 +47,7 @@ static void test_best_fit(void **state) {
   arena_release(f, ptr[0]);
   arena_release(f, ptr[2]);
   arena_release(f, ptr[4]);
-  assert_ptr_equal(arena_alloc(f, 41 * KIB), ptr[4]); /* of 48, 40 and 44 KiB */
+  assert_ptr_equal(arena_alloc(f, 41 * KIB), ptr[4]); /* best fit among 48, 40 and 44 KiB */
   assert_ptr_equal(arena_alloc(f, 40 * KIB), ptr[2]);
   assert_ptr_equal(arena_alloc(f, 41 * KIB), ptr[0]);
 }
@@ -84,13 +84,13 @@ static void test_unknown_pointers_are_ignored(void **state) {
   assert_null(none);
 }
 
-#if defined(__SANITIZE_ADDRESS__) /* elsewhere there is nothing to be poisoned */
+#if defined(__SANITIZE_ADDRESS__) /* other builds poison nothing */
 static void test_freed_blocks_are_poisoned(void **state) {
   fixture *f = *state;
   unsigned char *a = arena_alloc(f, 1000);
   unsigned char *b = arena_alloc(f, 1000);
   assert_false(__asan_address_is_poisoned(a + 999));
-  assert_true(__asan_address_is_poisoned(a + 1000)); /* what lies between two blocks */
+  assert_true(__asan_address_is_poisoned(a + 1000)); /* the gap between two blocks */
   record_pending(f, f->event);
   dc__arena_free(f->arena, a, f->event, NULL);
   arena_release(f, b);
@@ -115,7 +115,7 @@ static void test_no_growth(void **state) {
     size_t slot = seed >> 26;
     if (ptr[slot] != NULL) {
       unsigned char *p = ptr[slot];
-      assert_true(p[0] == slot && p[bytes[slot] - 1] == slot); /* no other user wrote here */
+      assert_true(p[0] == slot && p[bytes[slot] - 1] == slot); /* no other user wrote to the block */
       arena_release(f, p);
       live -= bytes[slot];
       ptr[slot] = NULL;
@@ -183,9 +183,9 @@ static void test_retired_blocks_wait(void **state) {
   fixture *f = *state;
   void *a = arena_alloc(f, 4 * MIB);
   record_pending(f, f->event);
-  dc__arena_free(f->arena, a, f->other, f->event); /* other has passed */
+  dc__arena_free(f->arena, a, f->other, f->event); /* the event on other has passed */
   assert_int_equal(stats_of(f).used_bytes, 4 * MIB);
-  void *b = arena_alloc(f, 4 * MIB); /* does not wait: more memory */
+  void *b = arena_alloc(f, 4 * MIB); /* does not wait, but takes more memory */
   assert_ptr_not_equal(a, b);
   atomic_store(&f->open, true);
   assert_int_equal(dc_event_wait(f->event, NULL, 0), DC_OK);
@@ -193,8 +193,8 @@ static void test_retired_blocks_wait(void **state) {
   assert_int_equal(stats_of(f).chunk_allocations, 2);
 }
 
-/* A stream is given memory that is still in use, and waits for it. It gets all of it before the arena grows, the rest
- * of a block too, and the block that fits best. */
+/* A stream gets memory that is still in use, and waits for it. Before the arena grows, the stream gets all such memory,
+ * including the rest of a block, and the best fit first. */
 static void test_a_stream_waits_for_memory(void **state) {
   fixture *f = *state;
   dc_stream *stream;
@@ -230,7 +230,7 @@ static void test_a_stream_waits_for_memory(void **state) {
   assert_int_equal(stats_of(f).peak_bytes, 0);
   arena_alloc(f, 4 * MIB);
   arena_alloc(f, 4 * MIB);
-  assert_int_equal(stats_of(f).chunk_allocations, 2); /* they merged */
+  assert_int_equal(stats_of(f).chunk_allocations, 2); /* the blocks were merged */
   assert_int_equal(stats_of(f).peak_bytes, 8 * MIB);
   dc_stream_destroy(stream);
 }
@@ -241,7 +241,7 @@ static void test_retired_blocks_merge(void **state) {
   void *b = arena_alloc(f, 2 * MIB);
   record_pending(f, f->event);
   dc__arena_free(f->arena, a, f->event, NULL);
-  arena_release(f, b); /* its neighbour is not free yet */
+  arena_release(f, b); /* its neighbour is not free yet, so they are not merged */
   atomic_store(&f->open, true);
   assert_int_equal(dc_event_wait(f->event, NULL, 0), DC_OK);
   assert_ptr_equal(arena_alloc(f, 4 * MIB), a);
@@ -334,7 +334,7 @@ static void test_source(void **state) {
   assert_string_equal(dc_last_error(), "pool: 4194304 bytes asked for");
   assert_null(none);
   dc__arena_free(arena, a, NULL, NULL);
-  assert_int_equal(dc__arena_alloc(arena, NULL, 6 * MIB, &a), DC_OK); /* idle chunks make room */
+  assert_int_equal(dc__arena_alloc(arena, NULL, 6 * MIB, &a), DC_OK); /* idle chunks are freed to make space */
   assert_int_equal(p.chunks, 2);
   assert_int_equal(f->device->allocations, 0);
   dc__arena_release(arena);

@@ -1,4 +1,4 @@
-/* Lists of blocks: best fit, cut and merged; retired blocks wait for their events. */
+/* Lists of blocks: best fit, splitting and merging; retired blocks wait for their events. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -48,7 +48,7 @@ static void test_cut_and_merge(void **state) {
   dc__block_list_destroy(&list);
 }
 
-/* Of two gaps the smaller one that fits is taken. */
+/* Takes the smaller one of two gaps that fit. */
 static void test_best_fit(void **state) {
   (void)state;
   dc__block_list list = {0};

@@ -1,4 +1,4 @@
-/* The best fit of a tree beside that of a search through all blocks. */
+/* The best fit of a tree, compared with a search through all blocks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@ enum { BLOCKS = 400, STEPS = 40000 };
 
 typedef struct model {
   dc__arena_block blocks[BLOCKS];
-  int64_t came[BLOCKS]; /* 0: not in the tree */
+  int64_t came[BLOCKS]; /* when the block was added; 0: it is not in the tree */
 } model;
 
 static uint64_t next_random(uint64_t *seed) {
@@ -22,7 +22,7 @@ static uint64_t next_random(uint64_t *seed) {
   return *seed >> 33;
 }
 
-/* Few sizes, neighbours of powers of two, or any. */
+/* kind: a few sizes, neighbours of powers of two, or any size. */
 static size_t random_size(uint64_t *seed, int kind) {
   uint64_t units = 1 + next_random(seed) % 7;
   if (kind == 1) {

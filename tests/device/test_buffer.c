@@ -1,4 +1,4 @@
-/* Buffers: counted blocks of an arena, revoked behind events, shared by many threads. */
+/* Buffers: reference-counted blocks of an arena, revoked behind events, and shared by many threads. */
 #include "arena_test.h"
 
 static dc_buffer *make_buffer(fixture *f, size_t bytes) {

@@ -1,4 +1,4 @@
-/* Records: zeroed, apart from each other, used again, and freed with their owner. */
+/* Records of a pool: zeroed, disjoint, reused, and freed with the pool. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -27,13 +27,13 @@ static void test_records(void **state) {
     }
     for (int i = 0; i < RECORDS; i++) {
       assert_true(taken[i][0] == (unsigned char)(i + 1) &&
-                  taken[i][sizeof zeros - 1] == taken[i][0]); /* no other was written to it */
+                  taken[i][sizeof zeros - 1] == taken[i][0]); /* no other record was written over it */
     }
     for (int i = 0; i < RECORDS; i += round + 1) {
       dc__record_pool_free(&pool, taken[i]);
     }
   }
-  dc__record_pool_destroy(&pool); /* also those that were not given back */
+  dc__record_pool_destroy(&pool); /* frees also the records that were not given back */
 }
 
 static void test_the_last_one_is_next(void **state) {

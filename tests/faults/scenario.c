@@ -7,7 +7,7 @@
 /* LARGE is read in place, SMALL is staged; a gradient of LARGE makes its bucket grow. */
 enum { SMALL = 10, LARGE = 40000, GRAPH = 1, OTHER = 2, SUMMED = 3, VALUE = 9, MOST = 2, STEPS = 2 };
 
-/* The caller's memory; static, since the caller's own malloc may be refused as well. */
+/* The caller's memory. It is static, since the caller's own malloc may be refused as well. */
 typedef struct memory {
   float shards[2][LARGE], grads[2][LARGE], gradient[LARGE], whole[SMALL], summed[SMALL], copy[SMALL];
 } memory;
@@ -44,13 +44,14 @@ static dc_tensor flat(void *data, const int64_t *count, int32_t dtype) {
   return t;
 }
 
-/* Whether a failed call may be made again: it names the refused resource, and the context, if there is one, lives. */
+/* Returns whether a failed call may be made again: its error names the refused resource, and the context, if there is
+ * one, is alive. */
 static int again(actor *a, dc_status status, const char *call) {
   char text[512];
   snprintf(text, sizeof text, "%s", dc_last_error());
   a->end.first = a->end.first == DC_OK ? status : a->end.first;
   dc_status now = a->ctx == NULL ? DC_OK : dc_context_check(a->ctx);
-  int alive = now == DC_OK || now == DC_E_STATE; /* not initialised yet */
+  int alive = now == DC_OK || now == DC_E_STATE; /* DC_E_STATE: not initialised yet */
   a->end.last = status;
   snprintf(a->end.text, sizeof a->end.text, "%s%.90s: %s", text[0] == '\0' ? "wrong: no text: " : "", call, text);
   if (!alive && now != status) {
@@ -111,7 +112,7 @@ static int set_up(actor *a) {
   DO(a, dc_register_graph_z3(a->ctx, GRAPH, ids, 2));
   const int64_t other = 7, sum = 8, none = 0;
   DO(a, dc_register_graph_z0(a->ctx, OTHER, &other, 1));
-  dc_tensor summed = flat(a->m->summed, a->rank == 0 ? &small : &none, DC_FLOAT32); /* rank 0 owns all of it */
+  dc_tensor summed = flat(a->m->summed, a->rank == 0 ? &small : &none, DC_FLOAT32); /* rank 0 owns the whole gradient */
   DO(a, dc_register_param(a->ctx, sum, &small, 1, NULL, &summed, 0));
   DO(a, dc_register_graph_z1(a->ctx, SUMMED, &sum, 1));
   DO(a, dc_context_trace_start(a->ctx, 64));
@@ -125,7 +126,7 @@ static int forward(actor *a) {
     DO(a, dc_allgather_param(a->ctx, NULL, GRAPH, ids[p], DC_DTYPE_NONE, &full));
     DO(a, dc_wait_allgather(a->ctx, NULL, GRAPH, ids[p]));
     DO(a, dc_stream_synchronize(a->stream, 0));
-    DO(a, dc_context_check(a->ctx)); /* a gather that failed came too */
+    DO(a, dc_context_check(a->ctx)); /* a gather that failed would show here */
     for (int64_t i = 0; i < numel[p]; i++) {
       MUST(a, ((const float *)full.data)[i] == weight(ids[p], i));
     }
@@ -208,7 +209,7 @@ static int run_actor(actor *a) {
   return 1;
 }
 
-/* A failed context gives the same answer to every later call; nothing of it is lost or left. */
+/* A failed context returns the same status from every later call, and its resources are freed. */
 static void tear_down(actor *a) {
   dc_memory_stats stats = {.struct_size = sizeof stats};
   dc_status failure = a->ctx == NULL ? DC_OK : dc_context_check(a->ctx);

@@ -45,7 +45,7 @@ static bool refuse(fault_kind kind, const char *function, int error) {
   return true;
 }
 
-/* A resource that is held: a pointer or a descriptor. */
+/* Counts a pointer or a descriptor that is held. */
 static void *kept(void *ptr) {
   atomic_fetch_add(&held, ptr != NULL && ptr != MAP_FAILED);
   return ptr;
@@ -56,7 +56,7 @@ static int kept_fd(int fd) {
   return fd;
 }
 
-/* Declares the real function and the test's, as the linker wants them; the latter's body begins here. */
+/* Declares the real function, and begins the definition of the test's, under the names that the linker uses. */
 #define WRAP(type, name, ...)      \
   type __real_##name(__VA_ARGS__); \
   type __wrap_##name(__VA_ARGS__); \
@@ -102,7 +102,7 @@ WRAP(void, free, void *ptr) {
   __real_free(ptr);
 }
 
-/* A mapping may be unmapped in pieces, so mapped bytes are counted, in pages. */
+/* Counts mapped bytes in pages, since a mapping may be unmapped in pieces. */
 WRAP(void *, mmap64, void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
   if (refuse(FAULT_MEMORY, "mmap", ENOMEM)) {
     return MAP_FAILED;
@@ -142,7 +142,7 @@ WRAP(int, ftruncate64, int fd, off_t bytes) {
   return refuse(FAULT_FILE, "ftruncate", EINVAL) ? -1 : __real_ftruncate64(fd, bytes);
 }
 
-/* Punching a hole frees memory: its result is not checked. */
+/* Punching a hole frees memory, so its result is not checked. */
 WRAP(int, fallocate64, int fd, int mode, off_t offset, off_t bytes) {
   return mode == 0 && refuse(FAULT_FILE, "fallocate", ENOSPC) ? -1 : __real_fallocate64(fd, mode, offset, bytes);
 }
@@ -194,7 +194,7 @@ WRAP(int, getsockopt, int fd, int level, int option, void *value, socklen_t *len
   return refuse(FAULT_SOCKET, "getsockopt", ENOBUFS) ? -1 : __real_getsockopt(fd, level, option, value, length);
 }
 
-/* In slices, so that time may be skipped meanwhile. */
+/* Waits in slices, so that time may be skipped meanwhile. */
 WRAP(int, poll, struct pollfd *fds, nfds_t count, int timeout) {
   enum { SLICE_MS = 10 };
   if (refuse(FAULT_SOCKET, "poll", ENOMEM)) {
@@ -228,7 +228,7 @@ WRAP(ssize_t, recvmsg, int fd, struct msghdr *message, int flags) {
 
 long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...);
-/* Reads six arguments, of which most callers pass fewer. */
+/* Reads six arguments, though most callers pass fewer. */
 __attribute__((no_sanitize_address)) long __wrap_syscall(long number, ...) {
   long a[6];
   va_list args;

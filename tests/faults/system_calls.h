@@ -1,5 +1,5 @@
-/* Between the library and the system: every call by which the library asks for a resource goes through here, is
- * counted, and can be refused. The linker redirects it (--wrap), so the library has no hooks. Resources that are not
+/* Stands between the library and the system: every call by which the library asks for a resource goes through here, is
+ * counted, and can be refused. The linker redirects it (--wrap), so the library needs no hooks. Resources that are not
  * released are counted too. */
 #ifndef TESTS_SYSTEM_CALLS_H
 #define TESTS_SYSTEM_CALLS_H
@@ -13,20 +13,20 @@ typedef enum fault_kind {
   FAULT_FILE,       /* memfd_create, ftruncate, fallocate, open, write, fsync, rename */
   FAULT_SOCKET,     /* socket, bind, listen, accept4, connect, getsockopt, poll, sendmsg, recvmsg */
   FAULT_SYSCALL,    /* pidfd_open, futex */
-  FAULT_COLLECTIVE, /* a rank's handshake, its end, and staging memory */
+  FAULT_COLLECTIVE, /* a rank's handshake, its end, and its staging memory */
   FAULT_KINDS
 } fault_kind;
 
 extern const char *const fault_names[FAULT_KINDS];
 
-/* The n-th call of the kind from now on is refused, 0 being the next; negative: none is. */
+/* Refuses the n-th call of the kind from now on, 0 being the next; negative: refuses none. */
 void fault_inject(fault_kind kind, long n);
-/* Whether it was, and in which function. */
+/* Returns the function whose call was refused. */
 const char *fault_injected(void); /* NULL: not yet */
-/* While the flag is up, each read of the library's clock advances it, so that every deadline passes at once. A test
- * need not wait for a rank that will not come. Processes may share the flag. NULL: never. */
+/* While the flag is set, each read of the library's clock advances it, so that every deadline passes at once. A test
+ * then need not wait for a rank that never comes. Processes may share the flag. NULL: never. */
 void fault_hurry_clock(const atomic_bool *flag);
-/* Blocks, mappings and descriptors that the library holds. */
+/* Returns the number of blocks, mappings and descriptors that the library holds. */
 long fault_held_resources(void);
 
 #endif

@@ -1,6 +1,6 @@
 /* Memory that changes between a rank's post and a peer's read, with checksums on (dc_comm_set_checksums). Every rank
  * gets the same error, which names both ranks, the operator, the parameter and the elements. The linker redirects the
- * wait for the others' posts here (--wrap); the damage is done then. */
+ * wait for the others' posts to this file (--wrap), which then does the damage. */
 #include "comm/shm/shm.h"
 #include "comm_ranks.h"
 
@@ -10,13 +10,13 @@ enum { SMALL = 12, LARGE = 600000 }; /* elements: staged; in place with threads,
 
 typedef struct damage {
   int32_t kind;  /* enum dc__coll_kind */
-  int64_t total; /* elements */
-  int32_t round; /* in which rank 0 damages rank 1's memory; 0: never */
+  int64_t total; /* number of elements */
+  int32_t round; /* the round in which rank 0 damages rank 1's memory; 0: none */
   bool checked;  /* checksums are on */
-  bool heap;     /* rank 1's data lies where peers can read it */
+  bool heap;     /* rank 1's data is in memory that peers can read */
 } damage;
 
-static _Thread_local const damage *planted; /* on rank 0's thread, during the collective */
+static _Thread_local const damage *planted; /* set on rank 0's thread, during the collective */
 static _Thread_local int32_t rounds;
 
 static void corrupt_offer(const dc__shm *self) {
@@ -39,7 +39,7 @@ dc_status __wrap_dc__shm_wait_posted(dc__shm *self, const dc__coll *coll, uint32
   return status;
 }
 
-/* Rank r has r's value in its range; a reduction adds ranks' whole tensors of those. */
+/* Rank r has its value in its own range. A reduction adds whole tensors of all ranks. */
 static void start_collective(dc_comm *comm, const damage *d, float *send, float *recv, const dc__range *ranges) {
   const int32_t op = d->kind == DC__COLL_REDUCE   ? DC_OP_REDUCE_GRAD
                      : d->kind == DC__COLL_GATHER ? DC_OP_ALLGATHER_PARAM
@@ -94,7 +94,7 @@ static int run(dc_comm *comm, const damage *d, float *send, float *recv) {
   if (d->round == 0) {
     return 0;
   }
-  if (!d->checked) { /* no rank notices, which is the reason for checksums */
+  if (!d->checked) { /* without checksums no rank notices */
     CHECK_OK(dc__comm_check(comm));
     CHECK(comm->rank != 0 || !right(d, comm, recv, ranges));
     return 0;
@@ -156,7 +156,7 @@ static void test_in_place(void **state) {
   on_both((damage){.total = LARGE, .round = 1, .checked = true, .heap = true});
 }
 
-/* Data that moves in rounds: the text says in which part of it the damage is. */
+/* Data moves in rounds, and the text says in which part the damage is. */
 static void test_later_round(void **state) {
   (void)state;
   on_both((damage){.total = LARGE, .round = 2, .checked = true});

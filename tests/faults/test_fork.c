@@ -1,5 +1,5 @@
-/* fork() after everything was made. In the child every call on an inherited handle is an error at once, destroying does
- * nothing, and its own new handles work. The parent's rank goes on undisturbed. */
+/* fork() after every object was made. In the child, every call on an inherited handle returns an error at once,
+ * destroying does nothing, and new handles work. The parent's rank continues undisturbed. */
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,13 +21,13 @@ typedef struct handles {
 
 static float *gradient;
 
-/* The thread sanitizer would end a child that makes threads; this one may. */
+/* By default the thread sanitizer ends a child that starts threads; here it must not. */
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) {
   return "die_after_fork=0";
 }
 
-/* Gather, read, reduce, on all ranks. */
+/* Gathers, reads and reduces, on all ranks. */
 static dc_status step(handles *h) {
   static const int64_t count = COUNT;
   dc_tensor full = DC_TENSOR_INIT, grad = flat(gradient, &count, DC_FLOAT32);
@@ -103,11 +103,11 @@ static int use_inherited_layer(handles *h) {
   REFUSED(dc_layer_inference(h->layer, NULL, NULL, 0, 0, NULL, NULL));
   REFUSED(dc_layer_backward(h->layer, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL));
   dc_layer_destroy(h->layer);
-  REFUSED(dc_layer_get_weight_shape(h->layer, 0, shape, &ndim)); /* it is still there */
+  REFUSED(dc_layer_get_weight_shape(h->layer, 0, shape, &ndim)); /* the refused destroy left it */
   return 0;
 }
 
-/* Everything that takes a handle; 0 when all of it was refused. */
+/* Calls every function that takes a handle. Returns 0 if all were refused. */
 static int use_inherited(handles *h) {
   dc_context *ctx = h->r.ctx, *other = NULL;
   dc_comm *comm = h->r.comm, *copy = NULL;
@@ -149,7 +149,7 @@ static int use_inherited(handles *h) {
   return 0;
 }
 
-/* New objects work, also together with old ones. */
+/* New objects work, also together with inherited ones. */
 static int use_new(handles *old) {
   handles h = {.r = {.failure = ""}};
   dc_comm *comm = NULL;
@@ -171,11 +171,11 @@ static int use_new(handles *old) {
 }
 
 static int in_child(handles *h) {
-  alarm(600); /* instead of a hang */
+  alarm(600); /* ends the child if it hangs */
   if (use_inherited(h) != 0 || use_inherited_layer(h) != 0 || use_new(h) != 0) {
     return 1;
   }
-  /* Peers must not see these. */
+  /* Peers must not notice these calls. */
   dc_comm_abort(h->r.comm, "from the child");
   dc_buffer_release(h->buffer);
   dc_event_destroy(h->event);
@@ -186,7 +186,7 @@ static int in_child(handles *h) {
   return dc_is_profiling(h->r.ctx) != 0;
 }
 
-/* A rank that forks while its streams have work, and goes on. */
+/* A rank forks while its streams have work, and continues. */
 static int run_rank_with_child(dc_comm *comm) {
   handles h = {.r = {.failure = ""}};
   const dc_tensor *none = NULL;
@@ -195,7 +195,7 @@ static int run_rank_with_child(dc_comm *comm) {
     return 1;
   }
   dc_tensor full = DC_TENSOR_INIT;
-  int result = dc_allgather_param(h.r.ctx, none, GRAPH, ID, DC_BFLOAT16, &full) != DC_OK; /* under way */
+  int result = dc_allgather_param(h.r.ctx, none, GRAPH, ID, DC_BFLOAT16, &full) != DC_OK; /* in flight at the fork */
   pid_t child = fork();
   if (child == 0) {
     _exit(in_child(&h));

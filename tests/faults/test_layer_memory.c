@@ -1,6 +1,6 @@
-/* The transformer layer when memory or threads are refused: each request of a layer's life fails once. The call says so
- * and works at the second try, or does without. All bits are right, and nothing is left behind. Once threads and
- * scratch memory are there, calls request nothing. */
+/* The transformer layer when memory or threads are refused: each request during a layer's life fails once. The call
+ * reports it and works at the second try, or works without the resource. All bits are right, and nothing leaks. Once
+ * threads and scratch memory exist, calls request nothing. */
 #include "layer.h"
 #include "system_calls.h"
 
@@ -21,7 +21,7 @@ static void fill_outputs(rig *r) {
   memset(r->g[0].t.data, CANARY, r->g[0].bytes);
 }
 
-/* Once more if something was refused; every other failure is one. */
+/* Repeats the call once if something was refused; any other failure fails the test. */
 #define TWICE(call)                                \
   do {                                             \
     if ((call) != DC_OK) {                         \
@@ -31,7 +31,7 @@ static void fill_outputs(rig *r) {
     }                                              \
   } while (0)
 
-/* A layer is made, computes on the calling thread and packed on a stream, and is destroyed. */
+/* Makes a layer, computes on the calling thread and packed on a stream, and destroys it. */
 static bool run_layer(rig *r, fault_kind kind, long n) {
   long before = fault_held_resources();
   dc_layer_config c = small_config();
@@ -72,7 +72,7 @@ static void test_27_memory_and_threads_that_are_refused(void **state) {
   rig r = make_rig(small_config(), 2, 19);
   bind_rig(&r);
   record_expected(&r);
-  dc_layer_destroy(r.layer); /* frees the pool of its threads too */
+  dc_layer_destroy(r.layer); /* also frees the pool of its threads */
   r.layer = NULL;
   assert_false(run_layer(&r, FAULT_MEMORY, -1));
   for (fault_kind kind = FAULT_MEMORY; kind <= FAULT_THREAD; kind++) {

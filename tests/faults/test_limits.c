@@ -1,5 +1,6 @@
-/* Too few resources: address space, file size, shared memory, descriptors. Making a group is then an error with the
- * reason, in time and on every rank, never a signal. Smaller requests still work. Each case is a process of its own. */
+/* Too few resources: address space, file size, shared memory, descriptors. Making a group then fails with the reason,
+ * in time and on every rank, and never by a signal. Smaller requests still work. Each case runs in a process of its
+ * own. */
 #define _GNU_SOURCE /* unshare */
 #include "comm_ranks.h"
 
@@ -38,7 +39,7 @@ static int open_descriptors(void) {
   return count;
 }
 
-/* A heap larger than files may be: an error that says which limit; SIGXFSZ would end the process. */
+/* If a heap is larger than files may be, the error names the limit; otherwise SIGXFSZ would end the process. */
 static int small_files(void) {
   dc_comm *comm;
   CHECK(limit_to(RLIMIT_FSIZE, 4 * MIB) == 0);
@@ -51,7 +52,7 @@ static int small_files(void) {
 }
 
 static int little_address_space(void) {
-#ifndef SANITIZED /* they take terabytes of it */
+#ifndef SANITIZED /* sanitizers need terabytes of address space */
   dc_comm *comm;
   CHECK(limit_to(RLIMIT_AS, 512 * MIB) == 0);
   CHECK(make_group(1024 * MIB, &comm) == DC_E_NO_MEMORY && comm == NULL);
@@ -63,7 +64,7 @@ static int little_address_space(void) {
   return 0;
 }
 
-/* A group of one needs three, and a fourth by which its death is noticed. */
+/* A group of one needs three descriptors, and a fourth by which others notice its death. */
 static int no_descriptors(void) {
   enum { MOST = 64 };
   dc_comm *comm;
@@ -93,7 +94,7 @@ static int no_descriptors(void) {
   return 0;
 }
 
-/* Blocks that do not fit into the heap are refused one by one; the group lives on. */
+/* Blocks that do not fit into the heap are refused one by one, and the group stays usable. */
 static int small_heap(void) {
   dc_comm *comm;
   dc_device *device = NULL;
@@ -116,7 +117,7 @@ static int small_heap(void) {
   return 0;
 }
 
-/* Memory files lie on no mounted file system, so a full /dev/shm does not matter. Mounting needs root; without it, the
+/* Memory files are on no mounted file system, so a full /dev/shm does not matter. Mounting needs root; without it, the
  * group is made beside the machine's own /dev/shm, which must stay as it was. */
 static int full_dev_shm(void) {
   dc_comm *comm;

@@ -1,5 +1,5 @@
-/* A rank that is killed, or that stops without ending, at every phase of a step and in the middle of a collective, in
- * groups of 2, 4 and 8 processes. Every other rank gets an error that names it, in time, and so does the context from
+/* A rank is killed, or stops without ending, at every phase of a step and in the middle of a collective, in groups of
+ * 2, 4 and 8 processes. Every other rank gets an error that names it in time, and its context returns that error from
  * then on. A new group of the remaining ranks works. */
 #include <signal.h>
 #include <sys/mman.h>
@@ -16,9 +16,9 @@
 
 enum { MOST = 8, GRAPH = 1, ID = 5, VALUE = 9, COUNT = 4000, STEPS = 3, HANG_S = 300 };
 
-static const int64_t patience_ns = INT64_C(3000000000000); /* no wait ends by it unless the test lets it pass */
+static const int64_t patience_ns = INT64_C(3000000000000); /* no wait reaches it unless the test skips time */
 
-/* Where the victim ends: before the call that the phase is named after, or in it. */
+/* Where the victim ends: before the call that gives the phase its name, or in it. */
 #define PHASES(X) \
   X(REGISTER)     \
   X(GATHER)       \
@@ -40,16 +40,16 @@ typedef struct group {
   enum phase phase;
   pid_t children[MOST];
   struct shared {
-    atomic_bool stopped;          /* the victim does nothing any more */
-    _Atomic uint64_t stuck[MOST]; /* the wait in which a rank waits for it, by a number that all ranks have for it */
-    atomic_bool passed;           /* the survivors' deadline */
+    atomic_bool stopped;          /* the victim has stopped */
+    _Atomic uint64_t stuck[MOST]; /* the wait in which a rank waits for the victim, by its number on all ranks */
+    atomic_bool passed;           /* the survivors' deadline has passed */
     outcome ranks[MOST];
   } * shared;
 } group;
 
-static const group *here; /* in a child */
+static const group *here; /* set in a child */
 static int32_t own_rank;
-static atomic_bool armed; /* collectives run on streams */
+static atomic_bool armed; /* set once collectives run on streams */
 
 /* The victim calls this at each phase. */
 static void at(enum phase phase) {
@@ -59,10 +59,10 @@ static void at(enum phase phase) {
   }
 }
 
-/* ---- a victim that stops is found by the deadline alone ---- */
+/* ---- only the deadline ends waits for a victim that stopped ---- */
 
 static _Thread_local struct wait {
-  const dc__shm_counter *victims; /* that has to reach seq; NULL: this thread waits for nothing */
+  const dc__shm_counter *victims; /* the victim's counter, which must reach seq; NULL: this thread does not wait */
   uint32_t seq;
   uint64_t number;
 } wait_of_thread;
@@ -77,8 +77,8 @@ static void end_wait(void) {
   wait_of_thread.victims = NULL;
 }
 
-/* A rank that waits checks the clock several times a second. A counter that a stopped rank has not raised stays as it
- * is. */
+/* A rank that waits reads the clock several times a second. Once the victim has stopped, a counter that it has not
+ * raised never changes. */
 int64_t __real_dc__now_ns(void);
 int64_t __wrap_dc__now_ns(void);
 int64_t __wrap_dc__now_ns(void) {
@@ -137,7 +137,7 @@ static dc_status open_rank(training *t, const char *name, int32_t index, int32_t
   DC__TRY(dc_comm_create_processes(name, index, world, &options, &r->comm));
   DC__TRY(dc_device_open("cpu", NULL, &r->device));
   DC__TRY(dc_context_create(r->device, NULL, &r->ctx));
-  DC__TRY(dc_init(r->ctx, r->comm, NULL, COUNT)); /* a gradient fills a bucket */
+  DC__TRY(dc_init(r->ctx, r->comm, NULL, COUNT)); /* the bucket holds one gradient */
   return register_sharded(r, &t->p, ID, COUNT, 0);
 }
 
@@ -176,7 +176,7 @@ static dc_status backward(training *t) {
 }
 
 static dc_status train(training *t) {
-  DC__TRY(dc_comm_barrier(t->r.comm)); /* a rank that ends at REGISTER finds no rank in dc_init */
+  DC__TRY(dc_comm_barrier(t->r.comm)); /* so a rank that ends at REGISTER ends after all have left dc_init */
   if (here->phase == REGISTER) {
     armed = true;
   }
@@ -201,7 +201,7 @@ static void close_rank(training *t) {
   free_sharded(&t->p);
 }
 
-/* Those that are left, numbered anew. */
+/* The remaining ranks make a group with new numbers. */
 static bool start_again(const group *g, int32_t index) {
   char name[80];
   training *t = calloc(1, sizeof *t);
@@ -217,7 +217,7 @@ static bool start_again(const group *g, int32_t index) {
 static void run_rank_of(const group *g, int32_t index) {
   training *t = calloc(1, sizeof *t);
   outcome *o = &g->shared->ranks[index];
-  alarm(HANG_S); /* a hang ends the child, and the test sees that it did */
+  alarm(HANG_S); /* ends the child if it hangs, which the test notices */
   here = g;
   own_rank = index;
   o->status = open_rank(t, g->name, index, g->world);
@@ -268,8 +268,8 @@ static const char *wrong(const group *g, int32_t index) {
   return strstr(o->text, named) == NULL ? "another text" : NULL;
 }
 
-/* Lets the survivors' deadline pass once all are in one wait, for the victim alone: they have raised the counter
- * themselves. */
+/* Lets the survivors' deadline pass once all of them are in one wait that only the victim holds up: they have raised
+ * the counter themselves. */
 static void pass_deadline(const group *g) {
   int status = 0;
   assert_int_equal(waitpid(g->children[g->victim], &status, WUNTRACED), g->children[g->victim]);

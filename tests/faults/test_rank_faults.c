@@ -1,5 +1,5 @@
-/* A rank that calls something else, comes late, or is killed, in groups of 2, 4 and 8 processes. The others get an
- * error that names the operator, the parameter and the rank, at once; they can clean up and start again. */
+/* A rank makes another call, comes late, or is killed, in groups of 2, 4 and 8 processes. The others get an error at
+ * once that names the operator, the parameter and the rank. They can clean up and start again. */
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -21,9 +21,9 @@ typedef struct outcome {
   char text[512];
 } outcome;
 
-static outcome *outcomes; /* shared with the children, one a rank */
+static outcome *outcomes; /* shared with the children, one for each rank */
 
-/* One operator that needs the others; its error is the outcome. */
+/* One operator that needs the other ranks; its error is the outcome. */
 typedef dc_status (*step_fn)(dc_context *ctx);
 
 static dc_status gather_one(dc_context *ctx) {
@@ -58,7 +58,7 @@ static dc_status reduce_one(dc_context *ctx) {
   return status != DC_OK ? status : dc_end_backward(ctx, GRAPH, 0);
 }
 
-/* However late the others are. */
+/* Comes only after the others have failed, however late they are. */
 static dc_status come_late(dc_context *ctx) {
   while (dc__comm_check(ctx->gather_comm) == DC_OK) {
     nanosleep(&(struct timespec){0, 1000000}, NULL);
@@ -72,11 +72,11 @@ static dc_status kill_itself(dc_context *ctx) {
   return DC_OK;
 }
 
-/* No wait may end by the first: the alarm comes before. */
+/* No wait lasts for long_enough, since the alarm comes before. */
 static const int64_t long_enough = INT64_C(3000000000000), one_second = INT64_C(1000000000);
 
-/* This rank's deadline is the first. It begins when every other rank but the culprit waits at the same call. So the
- * culprit alone is late, even if others are slow. */
+/* Sets this rank's deadline, which is the first, once every other rank but the culprit waits in the same call. So only
+ * the culprit is late, even if others are slow. */
 static void time_out_first(const rank *r, int64_t timeout_ns) {
   dc_comm *gathers = r->ctx->gather_comm;
   for (int32_t i = 0; i < r->world; i++) {
@@ -109,7 +109,7 @@ static void tear_down(rank *r) {
 }
 
 static void run_child(int32_t index, int32_t world, const char *name, int64_t timeout_ns, step_fn step) {
-  alarm(300); /* a hang ends the child, and the test sees that it did */
+  alarm(300); /* ends the child if it hangs, which the test notices */
   rank r = {.rank = index, .world = world};
   outcome *o = &outcomes[index];
   o->status = set_up(&r, name, world);
@@ -119,14 +119,14 @@ static void run_child(int32_t index, int32_t world, const char *name, int64_t ti
     }
     o->status = step(r.ctx);
     snprintf(o->text, sizeof o->text, "%s", dc_last_error());
-    if (o->status != DC_OK && dc_start_forward(r.ctx) != o->status) { /* poisoned: the first failure, from all */
+    if (o->status != DC_OK && dc_start_forward(r.ctx) != o->status) { /* every later call returns the first failure */
       snprintf(o->text, sizeof o->text, "later calls gave another status: %s", dc_last_error());
     }
   } else {
     snprintf(o->text, sizeof o->text, "set-up: %s", dc_last_error());
   }
   tear_down(&r);
-  if (index != CULPRIT) { /* the survivors start anew, without it */
+  if (index != CULPRIT) { /* the survivors start again without the culprit */
     char again[80];
     snprintf(again, sizeof again, "%s-again", name);
     rank s = {.rank = index - (index > CULPRIT)};
@@ -173,7 +173,7 @@ static void expect(int32_t index, dc_status status, const char *const texts[3]) 
   }
 }
 
-/* One rank's step differs. All the others' outcomes are this status and text; all: the culprit's too. */
+/* One rank's step differs. All other ranks must have this status and text; all: the culprit too. */
 static void on_all_worlds(const char *test, int64_t timeout_ns, step_fn step, step_fn culprit, bool all,
                           dc_status status, const char *const texts[3]) {
   for (size_t w = 0; w < sizeof worlds / sizeof worlds[0]; w++) {
@@ -211,7 +211,7 @@ static void test_another_type(void **state) {
                 TEXTS("rank 1 called allgather_param of parameter 5", "bfloat16", "float32"));
 }
 
-/* Gathers and reductions have communicators of their own: the ranks wait for each other, and notice it. */
+/* Gathers and reductions have different communicators: the ranks wait for each other, which they notice. */
 static void test_a_reduction_instead(void **state) {
   (void)state;
   on_all_worlds(
@@ -220,7 +220,7 @@ static void test_a_reduction_instead(void **state) {
 }
 
 static void test_late(void **state) {
-  (void)state; /* it learns why when it comes */
+  (void)state; /* the late rank gets the reason when it comes */
   on_all_worlds("late", one_second, gather_one, come_late, true, DC_E_TIMEOUT,
                 TEXTS("rank 1", "allgather_param", "parameter 5"));
 }

@@ -1,6 +1,6 @@
 /* Every resource that the library asks the system for, and every collective, is refused once: the n-th of its kind for
- * every n. That runs with one rank, with two as threads and with two as processes. The call says so and can be made
- * again, or every rank's group has failed. No value is wrong, nothing is left behind, and the next group works. */
+ * every n. The ranks are one, two threads, or two processes. The call reports it and can be repeated, or every rank's
+ * group has failed. No value is wrong, nothing leaks, and the next group works. */
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -25,14 +25,14 @@
 
 enum { MOST = 2, FOREVER = 100000, HANG_S = 300 };
 
-/* Sanitizers make a run slow: each third refusal alone. */
+/* Sanitizers make a run slow, so only every third request is refused. */
 #ifdef SANITIZED
 enum { NEXT = 3 };
 #else
 enum { NEXT = 1 };
 #endif
 
-static const int64_t limit_ns = INT64_C(3500000000000); /* no wait may end by it, but for a rank that does not come */
+static const int64_t limit_ns = INT64_C(3500000000000); /* no wait reaches it, except for a rank that never comes */
 static char folder[] = "/tmp/libdc-refused-XXXXXX";
 
 typedef struct job {
@@ -46,7 +46,7 @@ static void *run_thread(void *arg) {
   return NULL;
 }
 
-/* A stream's thread may still be ending. */
+/* Waits for the count, since a stream's thread may still be ending. */
 static int thread_count(int expected) {
   int count = entries("/proc/self/task");
   for (int i = 0; i < 12000 && count != expected; i++) {
@@ -57,7 +57,7 @@ static int thread_count(int expected) {
   return count;
 }
 
-/* "" or the fault in how the ranks ended. */
+/* Returns "", or how the ranks' endings were wrong. */
 static const char *check_endings(const ending *ends, int world, bool refused) {
   static char text[1500];
   for (int i = 0; i < world; i++) {
@@ -69,7 +69,7 @@ static const char *check_endings(const ending *ends, int world, bool refused) {
       return text;
     }
   }
-  /* A rank that has passed the last barrier is done; the other may still fail there. */
+  /* If a rank has passed the last barrier, the other may still fail there. */
   if (world == 2 && (ends[0].last == DC_OK) != (ends[1].last == DC_OK) &&
       strncmp(ends[ends[0].last == DC_OK].text, "dc_comm_barrier", 15) != 0) {
     snprintf(text, sizeof text, "one rank alone ended: %s / %s", ends[0].text, ends[1].text);
@@ -78,7 +78,7 @@ static const char *check_endings(const ending *ends, int world, bool refused) {
   return "";
 }
 
-/* One run; says whether anything was refused. *failed: ranks ended with an error. */
+/* Returns whether anything was refused. *failed: ranks ended with an error. */
 static bool run_threads(int world, fault_kind kind, long n, bool *failed) {
   dc_comm *comms[MOST] = {NULL};
   job jobs[MOST];
@@ -135,16 +135,16 @@ static void *nothing(void *arg) {
 static void test_threads(void **state) {
   (void)state;
   bool failed;
-  pthread_t first; /* a sanitizer may start a thread of its own with it */
+  pthread_t first; /* a sanitizer may start a thread of its own with the first one */
   assert_int_equal(pthread_create(&first, NULL, nothing, NULL), 0);
   pthread_join(first, NULL);
-  (void)run_threads(MOST, FAULT_MEMORY, -1, &failed); /* libraries' caches are filled now */
+  (void)run_threads(MOST, FAULT_MEMORY, -1, &failed); /* fills the caches of libraries */
   for (int world = 1; world <= MOST; world++) {
     on_threads(world, FAULT_MEMORY);
     on_threads(world, FAULT_THREAD);
     on_threads(world, FAULT_COLLECTIVE);
   }
-  on_threads(1, FAULT_FILE); /* of the dump */
+  on_threads(1, FAULT_FILE); /* files of the dump */
 }
 
 /* ---- processes ---- */
@@ -180,10 +180,10 @@ static void run_child(group_reports *shared, const char *name, int rank, bool re
              entries("/proc/self/fd") - descriptors);
     r->end.last = DC_E_INTERNAL;
   }
-  exit(0); /* the leak sanitizer looks on the way */
+  exit(0); /* runs the leak sanitizer */
 }
 
-/* A group of which one rank meets a refusal. */
+/* A group in which one rank has a request refused. */
 typedef struct group {
   fault_kind kind;
   long n;
@@ -208,7 +208,7 @@ static void start_group(group *g, fault_kind kind, long n, int culprit, group_re
   }
 }
 
-/* Says whether there was a refusal. */
+/* Returns whether anything was refused. */
 static bool end_group(const group *g, long *failures) {
   const report *r = &g->shared->ranks[g->culprit];
   for (int i = 0; i < 2; i++) {
@@ -247,10 +247,10 @@ static void on_processes(fault_kind kind, long most) {
 static void test_processes(void **state) {
   (void)state;
   on_processes(FAULT_FILE, FOREVER);
-  on_processes(FAULT_SOCKET, 32);  /* the later ones are checks whether the other rank lives, as many as its waits */
-  on_processes(FAULT_SYSCALL, 16); /* the first of the sleeps and wakes */
+  on_processes(FAULT_SOCKET, 32);  /* later calls check whether the other rank lives, as often as it waits */
+  on_processes(FAULT_SYSCALL, 16); /* only the first of the sleeps and wakes */
   on_processes(FAULT_COLLECTIVE, FOREVER);
-  on_processes(FAULT_MEMORY, 40); /* what comes after is what threads do */
+  on_processes(FAULT_MEMORY, 40); /* later requests are those of the test with threads */
 }
 
 int main(void) {

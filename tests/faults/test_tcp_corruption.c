@@ -1,5 +1,6 @@
-/* Bits that change on the way between two ranks over TCP, with checksums on (dc_comm_set_checksums) or with TLS. The
- * collective is an error and never another sum, wherever the bit is: in the call, the data, the checksum or a record.
+/* Bits that change on the way between two ranks over TCP, with checksums (dc_comm_set_checksums) or with TLS. The
+ * collective fails, and never gives a wrong sum, wherever the bit is: in the call, the data, the checksum or a TLS
+ * record.
  *
  *     test_tcp_corruption [TRANSFERS [SEED]] */
 #include "comm_data.h"
@@ -12,7 +13,7 @@ enum { MOST_RANKS = 3, LONGEST = 6000, FEW = 60, LIMIT_S = 30 };
 
 static int32_t transfers = FEW;
 static uint32_t seed = 1;
-static _Thread_local int64_t flip_at = -1; /* the byte of what this thread receives next that will be damaged */
+static _Thread_local int64_t flip_at = -1; /* index of the byte to damage in what this thread receives next */
 static _Thread_local bool was_flipped;
 
 ssize_t __real_recv(int fd, void *data, size_t bytes, int flags);
@@ -47,7 +48,7 @@ ssize_t __wrap_recv(int fd, void *data, size_t bytes, int flags) {
 }
 
 ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags) {
-  struct iovec list[DC__COMM_GROUP + 2]; /* the caller's, which the system may change */
+  struct iovec list[DC__COMM_GROUP + 2]; /* a copy of the caller's, which the system may change */
   memcpy(list, message->msg_iov, message->msg_iovlen * sizeof *list);
   ssize_t got = __real_recvmsg(fd, message, flags);
   damage(list, message->msg_iovlen, got);
@@ -57,10 +58,10 @@ ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags) {
 typedef struct transfer {
   char address[64], name[64];
   int64_t count;
-  int64_t flip; /* a byte of rank 1's; -1: none */
+  int64_t flip; /* index of a byte that rank 1 receives; -1: none */
   int32_t rank, world;
   bool reduces;
-  bool tls; /* else checksums */
+  bool tls; /* otherwise checksums */
 } transfer;
 
 static bool has_right_sum(const transfer *t, const float *data) {
@@ -72,7 +73,7 @@ static bool has_right_sum(const transfer *t, const float *data) {
   return true;
 }
 
-/* 0 if it was right, or an error with damage; 1 else. */
+/* Returns 0 if the result was right, or an error after damage; otherwise 1. */
 static int transfer_once(const transfer *t, dc_comm *comm) {
   float data[LONGEST];
   CHECK_OK(dc_comm_set_checksums(comm, !t->tls));
@@ -147,7 +148,7 @@ static void test_no_wrong_sum(void **state) {
   }
 }
 
-/* Rank 1 sends on what came damaged: rank 2 must not end with it. */
+/* Rank 1 forwards damaged data, which rank 2 must not take for a result. */
 static void test_no_damage_is_sent_on(void **state) {
   (void)state;
   for (int32_t i = 0; i < transfers / 3; i++) {

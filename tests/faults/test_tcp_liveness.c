@@ -1,5 +1,5 @@
-/* Ranks over TCP of which one dies with its sockets held by a child, is stopped, or loses the network. Each survivor
- * gets an error that names it. If the rank is dead, that is long before the collective's deadline. */
+/* Ranks over TCP, one of which dies while a child holds its sockets, is stopped, or loses the network. Each survivor
+ * gets an error that names it. If the rank is dead, they get it long before the collective's deadline. */
 #define _GNU_SOURCE
 #include "comm/tcp/tcp.h"
 #include "comm_ranks.h"
@@ -13,9 +13,9 @@
 
 #include "leftovers.h"
 
-enum { WORLD = 3, LIMIT_S = 60 /* on a quiet machine 4 s; a busy one's watchers run late */ };
+enum { WORLD = 3, LIMIT_S = 60 /* in seconds; a quiet machine needs 4, but watchers run late on a busy one */ };
 
-static const int64_t far_deadline = INT64_C(170000000000); /* the test's own limit comes first */
+static const int64_t far_deadline = INT64_C(170000000000); /* the test's own limit comes before */
 
 typedef struct shared {
   atomic_int formed, go;
@@ -81,7 +81,7 @@ static void strike(const group *g) {
   atomic_store(&g->shared->go, 1);
 }
 
-/* Prints what a survivor got, and how long after the fault. False if that was late. */
+/* Prints what a survivor got, and how long after the fault. Returns false if that was late. */
 static bool tell(const group *g, int32_t rank) {
   const double seconds = (double)(g->shared->end_ns[rank] - g->shared->struck_ns) / 1e9;
   print_message("heartbeats each %.1f s, deadline %.0f s: rank %d after %.2f s: %s: %s\n",
@@ -101,7 +101,7 @@ static void expect(group *g, int32_t rank, dc_status status, const char *says) {
 
 static _Atomic pid_t *holder; /* shared by the ranks: the child that outlives rank 1 */
 
-/* As a loader of data or a shell command may, the child lives on. */
+/* The child lives on, as a data loader or a shell command may. */
 static void die_with_a_child(void) {
   const pid_t child = fork();
   if (child == 0) {
@@ -122,7 +122,7 @@ static void test_held_sockets(void **state) {
   assert_int_equal(waitpid(g.children[1], NULL, 0), g.children[1]);
   expect(&g, 0, DC_E_PEER_DEAD, "rank 1 died");
   expect(&g, 2, DC_E_PEER_DEAD, "rank 1 died");
-  assert_int_equal(kill(atomic_load(holder), SIGKILL), 0); /* it held the sockets until now */
+  assert_int_equal(kill(atomic_load(holder), SIGKILL), 0); /* until now it held the sockets */
   munmap((void *)holder, sizeof *holder);
   munmap(g.shared, sizeof *g.shared);
 }
@@ -131,7 +131,7 @@ static void stop_oneself(void) {
   raise(SIGSTOP);
 }
 
-/* The process is alive by its machine's word, and the deadline decides. Two groups at once, one with TLS. */
+/* The machine says that the process lives, so the deadline ends the wait. Two groups at once, one with TLS. */
 static void test_stopped(void **state) {
   (void)state;
   group groups[2] = {{.heartbeat_ns = 100 * MS}, {.heartbeat_ns = 100 * MS, .tls = true}};
@@ -149,7 +149,7 @@ static void test_stopped(void **state) {
   }
 }
 
-/* False if the system does not allow a network of one's own. */
+/* Returns false if the system does not allow a network namespace. */
 static bool set_loopback(bool up) {
   struct ifreq request = {.ifr_name = "lo"};
   int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -159,7 +159,7 @@ static bool set_loopback(bool up) {
   return done;
 }
 
-/* In a network namespace whose one link goes down every rank is cut off from every other one. */
+/* In a network namespace whose only link goes down, every rank is cut off from all others. */
 static int cut_off(void) {
   group g = {.heartbeat_ns = 0};
   if ((unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) || !set_loopback(true)) {
@@ -201,7 +201,7 @@ static void connect_pair(int ends[2]) {
   close(listener);
 }
 
-enum { SILENT_MS = 3200 /* longer than a machine may be silent that owes an answer */ };
+enum { SILENT_MS = 3200 /* longer than a machine may leave a probe unanswered */ };
 
 static int64_t silence_ms(int fd) {
   struct tcp_info info = {0};
@@ -210,7 +210,7 @@ static int64_t silence_ms(int fd) {
   return info.tcpi_last_ack_recv;
 }
 
-/* Rank 0 of two, whose watcher has heard nothing of rank 1 and has waited for an answer of its machine for as long; its
+/* Rank 0 of two, whose watcher has heard nothing from rank 1 and has waited as long for its machine to answer; its
  * heartbeats go over fd. */
 static void begin_silence(dc__tcp_group *tcp, int fd) {
   *tcp = (dc__tcp_group){.world = 2, .heartbeat_ns = INT64_C(1000000000), .failure_event = -1};
@@ -221,8 +221,8 @@ static void begin_silence(dc__tcp_group *tcp, int fd) {
   atomic_store(&tcp->heard_ns[1], tcp->asked_ns[1]);
 }
 
-/* On a machine with too much to do a watcher sends nothing for seconds, and the kernel no probe. A machine that was
- * asked nothing has left nothing unanswered. */
+/* On an overloaded machine a watcher sends nothing for seconds, and the kernel no probe. But a machine that was not
+ * asked owes no answer. */
 static void test_a_machine_that_was_asked_nothing(void **state) {
   (void)state;
   static dc__tcp_group idle;
@@ -239,15 +239,15 @@ static void test_a_machine_that_was_asked_nothing(void **state) {
   close(ends[1]);
 }
 
-/* Bytes of the control connection stay unanswered while its receiver's buffer is full, but for probes that come at ever
- * longer intervals. Behind a slow link's queue they stay so, too. */
+/* While the receiver's buffer is full, bytes of the control connection stay unacknowledged, and the kernel sends probes
+ * at ever longer intervals. The same happens behind a slow link's queue. */
 static void fill(int fd) {
   static const char bytes[65536];
   while (send(fd, bytes, sizeof bytes, MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
   }
 }
 
-/* A busy system sends a probe late, and delivers its answer late. */
+/* A busy system sends a probe late, and receives its answer late. */
 static void test_a_machine_that_was_asked_just_now(void **state) {
   (void)state;
   static dc__tcp_group tcp;
@@ -258,11 +258,11 @@ static void test_a_machine_that_was_asked_just_now(void **state) {
     sleep_ms(10);
   }
   begin_silence(&tcp, ends[0]);
-  tcp.unreachable[1] = true; /* no bytes fit that a heartbeat adds */
+  tcp.unreachable[1] = true; /* a heartbeat's bytes no longer fit */
   tcp.asked_ns[1] = 0;
   dc__tcp_send_heartbeats(&tcp, false);
   assert_int_equal(atomic_load(&tcp.closed[1]), 0);
-  while (atomic_load(&tcp.closed[1]) == 0) { /* a probe may be answered, after which the next one comes later */
+  while (atomic_load(&tcp.closed[1]) == 0) { /* a probe may be answered, and then the next one comes later */
     tcp.asked_ns[1] = dc__now_ns() - INT64_C(1000000) * SILENT_MS;
     dc__tcp_send_heartbeats(&tcp, false);
     sleep_ms(10);
@@ -273,7 +273,7 @@ static void test_a_machine_that_was_asked_just_now(void **state) {
   close(ends[1]);
 }
 
-/* Data that are acknowledged show that the machine is there, whatever the control connection lacks. */
+/* Acknowledged data show that the machine is there, whatever is missing on the control connection. */
 static void test_a_machine_that_answers_for_data(void **state) {
   (void)state;
   static dc__tcp_group tcp;
@@ -310,11 +310,11 @@ static int sleeps(dc_comm *comm, void *arg) {
   sleep_ms(500);
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ended);
   const int64_t used_ns = (ended.tv_sec - begun.tv_sec) * INT64_C(1000000000) + ended.tv_nsec - begun.tv_nsec;
-  CHECK(used_ns < INT64_C(400000000)); /* watchers that spin use all processors that are free */
+  CHECK(used_ns < INT64_C(400000000)); /* busy-waiting watchers would use all free processors */
   return 0;
 }
 
-/* Rust's Duration::MAX. */
+/* The heartbeat's interval is Rust's Duration::MAX. */
 static void test_heartbeats_that_never_come(void **state) {
   dc_comm_options options = DC_COMM_OPTIONS_INIT;
   (void)state;

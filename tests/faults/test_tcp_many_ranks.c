@@ -1,4 +1,4 @@
-/* Many processes over TCP: they meet, hold few connections, reduce in the order of every other transport, and end with
+/* Many processes over TCP rendezvous, hold few connections, reduce in the same order as every other transport, and get
  * one error when one of them is killed. LIBDC_TEST_RANKS=1024 runs as many as a group may have. */
 #include "comm_ranks.h"
 
@@ -16,12 +16,11 @@ enum { RANKS = 300 };
 #endif
 enum { FEWER = 80, FLOATS = 16, LIMIT_S = 90 };
 
-/* Ranks wait so long for votes, and then take the best that they know: beside too much work they may differ. */
+/* Ranks wait this long for votes, and then take the best that they know; on an overloaded machine they may differ. */
 static const double vote_s = 3.0;
 
-static const int64_t limit = INT64_C(600000000000); /* a busy machine of few cores starts a thousand processes */
-static const int64_t deadline_ns =
-    INT64_C(20000000000); /* of a collective beside a stopped rank, which is silent then */
+static const int64_t limit = INT64_C(600000000000);      /* a busy machine with few cores starts a thousand processes */
+static const int64_t deadline_ns = INT64_C(20000000000); /* of a collective with a stopped rank, which stays silent */
 
 typedef struct crowd {
   char address[64], name[64];
@@ -29,9 +28,9 @@ typedef struct crowd {
   int signal;
   pid_t children[DC__COMM_MAX_WORLD];
   struct shared {
-    atomic_int working; /* ranks that have reduced once */
-    atomic_int ready;   /* and will wait no longer than the deadline */
-    atomic_llong end;   /* when the victim's came */
+    atomic_int working; /* number of ranks that have reduced once */
+    atomic_int ready;   /* number of ranks that now wait no longer than the deadline */
+    atomic_llong end;   /* time of the victim's end */
     struct {
       dc_status status;
       int32_t files;
@@ -42,7 +41,7 @@ typedef struct crowd {
   } * shared;
 } crowd;
 
-/* The runtime's tree over ranks: the left part has the largest power of two below the number. */
+/* Adds in the order of the runtime's tree over ranks: the left part has the largest power of two below the count. */
 static float tree_sum(int32_t first, int32_t count) {
   int32_t left = 1;
   while (left * 2 < count) {
@@ -69,7 +68,7 @@ static void run_rank(const crowd *c, int32_t rank) {
   const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = limit};
   const int32_t files = count_entries("/proc/self/fd", "");
   float again;
-  alarm(900); /* a hang ends the child */
+  alarm(900); /* ends the child if it hangs */
   dc_status status = dc_comm_create_tcp(c->address, c->name, rank, c->world, &options, &comm);
   status = status == DC_OK ? sum(comm, &s->ranks[rank].sum) : status;
   s->ranks[rank].files = count_entries("/proc/self/fd", "") - files;
@@ -91,7 +90,7 @@ static void run_rank(const crowd *c, int32_t rank) {
   _exit(0);
 }
 
-/* Rank 0 hears all at once. */
+/* Rank 0 may be connected to all ranks at once. */
 static void allow_files(void) {
   struct rlimit files;
   if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
@@ -120,7 +119,7 @@ static void start(crowd *c, int32_t world, int signal) {
   }
 }
 
-/* Each rank has 2 log2(N) neighbours for control, and as many ranks to which it sends or which send to it. */
+/* Each rank has 2 log2(N) neighbours on the control connections, and as many ranks with which it exchanges data. */
 static void expect_few_files(const crowd *c) {
   int32_t digits = 1, most = 0;
   while (1 << digits < c->world) {
@@ -159,7 +158,7 @@ static void expect_one_error(const crowd *c, dc_status status, const char *says)
 static void lose_one(int32_t world, int signal, dc_status status, const char *says) {
   crowd c;
   start(&c, world, signal);
-  while (atomic_load(&c.shared->working) < c.world && waitpid(-1, NULL, WNOHANG) == 0) { /* all live */
+  while (atomic_load(&c.shared->working) < c.world && waitpid(-1, NULL, WNOHANG) == 0) { /* while all ranks live */
     sleep_ms(5);
   }
   for (int32_t r = 0; r < c.world; r++) {
@@ -170,7 +169,7 @@ static void lose_one(int32_t world, int signal, dc_status status, const char *sa
   }
   expect_few_files(&c);
   while (atomic_load(&c.shared->ready) < c.world && waitpid(-1, NULL, WNOHANG) == 0) {
-    sleep_ms(5); /* one that is in a collective still has the first limit */
+    sleep_ms(5); /* a rank still in a collective has the first limit */
   }
   atomic_store(&c.shared->end, dc__now_ns());
   assert_int_equal(kill(c.children[c.victim], signal), 0);
@@ -188,7 +187,7 @@ static void test_killed(void **state) {
   lose_one(RANKS, SIGKILL, DC_E_PEER_DEAD, "rank %d died");
 }
 
-/* It is a neighbour of many, and keeps what it should pass on. */
+/* The stopped rank is a neighbour of many, and does not forward what it should. */
 static void test_stopped(void **state) {
   (void)state;
   lose_one(FEWER, SIGSTOP, DC_E_TIMEOUT, "for rank %d of ");

@@ -1,5 +1,5 @@
-/* Processes over TCP, one of which is killed, stopped or late at any moment of its collectives: all others get the same
- * error, which names it. Every second group's collectives are small ones of more ranks, which go in rounds. */
+/* Processes over TCP, one of which is killed, stopped or late at any moment of its collectives. All others get the same
+ * error, which names it. Every second group has small collectives of more ranks, which go in rounds. */
 #include "comm_failing.h"
 
 #include <signal.h>
@@ -12,7 +12,7 @@ enum { MOST = 7, GROUPS = 6, LIMIT_S = 60 };
 static const int32_t worlds[2] = {4, MOST};
 static const int64_t elements[2] = {400000, 500};
 
-static const int64_t deadline_ns = INT64_C(8000000000); /* the busiest machine's living ranks move something before */
+static const int64_t deadline_ns = INT64_C(8000000000); /* on the busiest machine, living ranks move something before */
 
 typedef struct group {
   char address[64], name[64];
@@ -20,15 +20,15 @@ typedef struct group {
   int64_t elements;
   pid_t children[MOST];
   struct shared {
-    atomic_int working, late; /* 1: the victim starts nothing more */
-    atomic_llong end;         /* when the victim's came */
+    atomic_int working, late; /* late 1: the victim starts nothing more */
+    atomic_llong end;         /* time of the victim's end */
     dc_status status[MOST];
     double seconds[MOST];
     char text[MOST][512];
   } * shared;
 } group;
 
-/* Three collectives in turn, of which two move data. */
+/* Makes three collectives in turn, of which two move data. */
 static dc_status work(dc_comm *comm, const group *g) {
   int64_t count = g->elements;
   float *data = calloc((size_t)count, sizeof *data);
@@ -37,7 +37,7 @@ static dc_status work(dc_comm *comm, const group *g) {
   comm->timeout_ns = deadline_ns;
   atomic_fetch_add(&g->shared->working, 1);
   for (int i = 0; status == DC_OK; i++) {
-    while (comm->rank == g->victim && atomic_load(&g->shared->late) != 0) { /* it is killed in the end */
+    while (comm->rank == g->victim && atomic_load(&g->shared->late) != 0) { /* until it is killed */
       sleep_ms(10);
     }
     status = i % 3 == 0   ? dc_comm_all_reduce(comm, &tensor, DC_MEAN, NULL)
@@ -51,7 +51,7 @@ static dc_status work(dc_comm *comm, const group *g) {
 static void run_rank(const group *g, int32_t rank) {
   dc_comm *comm = NULL;
   const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = INT64_C(60000000000)};
-  alarm(150); /* a hang ends the child */
+  alarm(150); /* ends the child if it hangs */
   dc_status status = dc_comm_create_tcp(g->address, g->name, rank, g->world, &options, &comm);
   status = status == DC_OK ? work(comm, g) : status;
   g->shared->seconds[rank] = (double)(dc__now_ns() - atomic_load(&g->shared->end)) / 1e9;
@@ -80,7 +80,7 @@ static void start(group *g, int i) {
   }
 }
 
-/* signal 0: it comes late. */
+/* signal 0: the victim comes late. */
 static void strike(group *g, int signal, int64_t after_ms) {
   while (atomic_load(&g->shared->working) < g->world) {
     sleep_ms(1);
@@ -138,8 +138,7 @@ static void test_killed(void **state) {
   all_moments(SIGKILL, DC_E_PEER_DEAD, "rank %d died");
 }
 
-/* Survivors may be stuck in different collectives, since the victim had sent something to one of them and not to the
- * other. */
+/* Survivors may be stuck in different collectives, since the victim may have sent something to only one of them. */
 static void test_stopped(void **state) {
   (void)state;
   all_moments(SIGSTOP, DC_E_TIMEOUT, "for rank %d of %d to ");

@@ -1,7 +1,7 @@
 /* A relay on the path between two ranks with a secret, in a group of two or three. It delays, cuts, resets, swaps or
- * flips what it forwards, falls silent, or looks for data in it. With checksums, or with TLS. Both ranks get an error
- * or the right sums, always within their deadlines. Each line that is printed has the fault, the ranks' statuses, the
- * seconds from the fault on, and the text. */
+ * flips what it forwards, falls silent, or searches for data in it, with checksums or with TLS. Both ranks get an error
+ * or the right sums, always within their deadlines. Each printed line has the fault, the ranks' statuses, the seconds
+ * since the fault, and the text. */
 #define _GNU_SOURCE
 #include "comm_ranks.h"
 
@@ -20,28 +20,28 @@ enum {
   LIMIT_S = 100,
   HEARTBEAT_MS = 100
 };
-enum { EXCHANGED = 1500 };               /* bytes of a data connection before its first collective, at most */
+enum { EXCHANGED = 1500 };               /* most bytes on a data connection before its first collective */
 enum { RENDEZVOUS, CONTROL, DATA, ALL }; /* in the order in which rank 1 connects */
 
 static const int64_t limit = INT64_C(60000000000);
 static const char secret[] = "0123456789abcdef0123456789abcdef";
-static const float known[] = {100, 101, 102, 103}; /* a part of rank 0's first data */
+static const float known[] = {100, 101, 102, 103}; /* part of the first data that rank 0 sends */
 
 typedef enum kind { NOTHING, DELAY, CUT, RESET, SWAP, FLIP, SILENCE } kind;
 static const char *const kind_names[] = {"nothing", "delay", "cut", "reset", "swap", "flip", "silence"};
 
 typedef struct fault {
   kind kind;
-  int link, direction; /* 0: to rank 0 */
-  int64_t at;          /* the byte of that direction, or a later one: */
-  int64_t after;       /* not before so many bytes of data have gone to rank 0 */
+  int link, direction; /* direction 0: to rank 0 */
+  int64_t at;          /* a byte of that direction, at or after which the fault happens */
+  int64_t after;       /* bytes of data that must go to rank 0 before the fault */
 } fault;
 
 typedef struct relay {
   fault fault;
-  bool read; /* what the ranks sum has been seen */
+  bool read; /* the relay has seen the data that ranks sum */
   int listener, stop[2];
-  int ends[MOST_LINKS][2]; /* rank 1's, rank 0's */
+  int ends[MOST_LINKS][2]; /* sockets to rank 1 and to rank 0 */
   int64_t moved[MOST_LINKS][2];
   int links;
   bool silent;
@@ -71,7 +71,7 @@ static void add_link(relay *r) {
   const int on = 1, near = accept4(r->listener, NULL, NULL, SOCK_CLOEXEC);
   const int far = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (near < 0 || far < 0 || r->links == MOST_LINKS || connect(far, (const struct sockaddr *)&to, sizeof to) != 0) {
-    close(near); /* rank 0 does not listen yet, or any more */
+    close(near); /* rank 0 does not listen yet, or no longer */
     close(far);
     return;
   }
@@ -81,7 +81,7 @@ static void add_link(relay *r) {
   r->ends[r->links++][1] = far;
 }
 
-/* Changes the bytes, or the link. False if they are not to be forwarded. */
+/* Changes the bytes or the link. Returns false if they must not be forwarded. */
 static bool strike(relay *r, int i, int direction, char *data, int64_t bytes) {
   const fault *f = &r->fault;
   const int64_t passed = r->moved[i][direction], at = f->at > passed ? f->at - passed : 0;
@@ -103,7 +103,7 @@ static bool strike(relay *r, int i, int direction, char *data, int64_t bytes) {
     memcpy(first, data, half);
     memmove(data, data + half, half);
     memcpy(data + half, first, half);
-    data[at] ^= half == 0 || memcmp(data, first, half) == 0 ? 0x10 : 0; /* equal halves */
+    data[at] ^= half == 0 || memcmp(data, first, half) == 0 ? 0x10 : 0; /* equal halves: swapping changes nothing */
   } else if (f->kind == CUT || f->kind == RESET) {
     close_link(r, i, f->kind == RESET);
   }
@@ -115,7 +115,7 @@ static void forward(relay *r, int i, int direction) {
   char data[4096];
   const ssize_t got = recv(r->ends[i][direction], data, sizeof data, MSG_DONTWAIT);
   if (got <= 0 && r->silent && errno != EAGAIN) {
-    close(r->ends[i][direction]); /* and the other end hears nothing of it */
+    close(r->ends[i][direction]); /* the other end is not told */
     r->ends[i][direction] = -1;
   } else if (got == 0 || (got < 0 && errno != EAGAIN)) {
     close_link(r, i, got < 0);
@@ -154,8 +154,8 @@ typedef struct member {
   const char *address;
   int32_t rank, world;
   int64_t meeting_ns, deadline_ns;
-  bool until_failure; /* at most MOST_CALLS collectives, else CALLS */
-  bool tls;           /* and no checksums */
+  bool until_failure; /* makes at most MOST_CALLS collectives, otherwise CALLS */
+  bool tls;           /* with TLS and without checksums */
   dc_status status;
   bool wrong;
   int64_t end_ns;
@@ -198,7 +198,7 @@ static void *join(void *arg) {
   return NULL;
 }
 
-/* Until rank 0 listens, so that the first link is the meeting's. False: it has ended. */
+/* Waits until rank 0 listens, so that the first link is the rendezvous's. Returns false if rank 0 has ended. */
 static bool await_rank_0(const relay *r, member *rank_0) {
   while (!is_listening(r->to)) {
     if (atomic_load(&rank_0->ended)) {
@@ -215,7 +215,7 @@ static void close_relay(relay *r) {
   close(r->stop[1]);
 }
 
-/* All ranks, of which rank 1 knows the relay's address alone. Whether the relay could read data. */
+/* Runs all ranks; rank 1 knows only the relay's address. Returns whether the relay could read data. */
 static bool meet(fault f, bool tls, int32_t world, int64_t meeting_ns, int64_t deadline_ns, member ms[]) {
   relay r = {.fault = f};
   pthread_t threads[MOST_RANKS], relays;
@@ -239,7 +239,7 @@ static bool meet(fault f, bool tls, int32_t world, int64_t meeting_ns, int64_t d
     if (i == 0 && !await_rank_0(&r, &ms[0])) {
       pthread_join(threads[0], NULL);
       close_relay(&r);
-      const bool was_slow = ms[0].status == DC_E_TIMEOUT && meeting_ns < limit; /* this thread got no processor */
+      const bool was_slow = ms[0].status == DC_E_TIMEOUT && meeting_ns < limit; /* rank 0's thread got no processor */
       assert_true(was_slow || ms[0].status == DC_E_EXISTS);                     /* another program took the port */
       return meet(f, tls, world, meeting_ns, deadline_ns, ms);
     }
@@ -290,8 +290,8 @@ static void test_what_does_not_matter(void **state) {
   expect((fault){DELAY, ALL, 0, 0, 0}, limit, DC_OK, "", true);
 }
 
-/* Without a control connection a rank would not notice that the other one's machine vanishes. A rank that sees the
- * other one's end first says that it died. */
+/* Without a control connection, a rank would not notice that the other rank's machine vanishes. A rank that first sees
+ * the other's connection end reports that it died. */
 static void expect_cut(kind what, int direction, int32_t world, bool tls) {
   member ms[MOST_RANKS];
   int says_cut = 0;
@@ -318,15 +318,15 @@ static void test_broken_connections(void **state) {
   expect((fault){RESET, DATA, 1, 9000, 0}, limit, DC_E_SYSTEM, "the connection to rank ", true);
 }
 
-/* The relay's own machine still acknowledges, so that the deadline decides. */
+/* The relay's own machine still acknowledges, so only the deadline ends the wait. */
 static void test_silence(void **state) {
   (void)state;
   expect((fault){SILENCE, DATA, 0, 9000, 0}, 2000 * MS, DC_E_TIMEOUT, "the process is alive but has been late for ",
          false);
 }
 
-/* Of what collectives send: an error, and never another sum. On the data connection the handshake and the exchange of
- * the machines' names come first, before checksums are set. */
+/* Damage in what collectives send gives an error, and never a wrong sum. On the data connection the handshake and the
+ * exchange of machine names come first, before checksums are set. */
 static void test_damaged_data(void **state) {
   (void)state;
   for (int64_t at = EXCHANGED; at < 60000; at += 2971) {
@@ -337,9 +337,9 @@ static void test_damaged_data(void **state) {
   }
 }
 
-/* Of the handshakes, the tables of endpoints and of machines, and the control connection: an error on both, or right
- * sums. Some bytes are padding, and some flips hit nothing. A rank that is refused leaves the other one waiting for it,
- * so that meetings are short. */
+/* Damage in the handshakes, in the tables of endpoints and machines, and on the control connection gives an error on
+ * both ranks, or the right sums. Some bytes are padding, and some flips hit nothing. A refused rank leaves the other
+ * one waiting, so the rendezvous has a short deadline. */
 static void test_damaged_meeting(void **state) {
   (void)state;
   for (int64_t at = 3; at < 900; at += 61) {
@@ -349,8 +349,8 @@ static void test_damaged_meeting(void **state) {
   }
 }
 
-/* The relay can read the data without TLS, and not with it. A change of the data names both ranks, and one of the
- * control connection looks like its end. */
+/* The relay can read the data without TLS, but not with it. With TLS, an error about changed data names both ranks, and
+ * a change on the control connection looks like its end. */
 static void test_tls(void **state) {
   (void)state;
   member ms[2];

@@ -1,6 +1,6 @@
-/* Other processes at the ranks' listeners: with and without the group's name, with another secret or none. They send a
- * recorded handshake, garbage at each byte, nothing, or half-open connections by the hundred. The group forms and sums
- * right. */
+/* Other processes connect to the ranks' listeners: with and without the group's name, with another secret or none. They
+ * send a recorded handshake, garbage at each byte, or nothing, or leave connections half open by the hundred. The group
+ * forms, and its sums are right. */
 #include "comm/tcp/bootstrap/auth.h"
 #include "comm_ranks.h"
 
@@ -65,7 +65,7 @@ static pthread_t start(member *m, const char *address, int32_t rank, const char 
   return thread;
 }
 
-/* Rank 1 comes, and the group of two sums. */
+/* Rank 1 joins, and the group of two reduces. */
 static void complete(const char *address, pthread_t root, member *rank_0) {
   member rank_1;
   pthread_t thread = start(&rank_1, address, 1, secret);
@@ -85,7 +85,7 @@ static void refused(const char *address, const char *its_secret, dc_status statu
   }
 }
 
-/* It knows address, name, rank and world. */
+/* The process knows the address, the name, the rank and the world. */
 static void test_wrong_secrets(void **state) {
   (void)state;
   char address[64];
@@ -111,7 +111,7 @@ static void test_secrets_of_wrong_length(void **state) {
   refused(address, longer, DC_E_INVALID, "options.secret has too many bytes");
 }
 
-/* Without a secret the address must be loopback, on rank 0 and on the others. 192.0.2.1 is no machine's. */
+/* Without a secret the address must be loopback, on rank 0 and on the others. No machine has 192.0.2.1. */
 static void test_no_secret(void **state) {
   (void)state;
   member m;
@@ -120,14 +120,14 @@ static void test_no_secret(void **state) {
   assert_non_null(strstr(m.text, "has no options.secret, and the address is not this machine's loopback"));
 }
 
-/* A group of which a test's own thread plays rank 1. */
+/* A group in which a thread of the test plays rank 1. */
 static dc__tcp_group fake_rank_1(void) {
   dc__tcp_group group = {.rank = 1, .world = 2, .name = "g", .failure_event = -1};
   dc__tcp_set_secret(&group, secret);
   return group;
 }
 
-/* A group's rank 0, which waits for rank 1 and for another one too. */
+/* Starts rank 0 of a group of three, which waits for rank 1 and another rank. */
 static pthread_t start_root_of_three(member *root, char address[64], dc__tcp_group *rank_1) {
   pthread_t thread;
   *rank_1 = fake_rank_1();
@@ -137,7 +137,7 @@ static pthread_t start_root_of_three(member *root, char address[64], dc__tcp_gro
   return thread;
 }
 
-/* All that a rank 1 with the secret said in one run's handshake is said again in the next run's. */
+/* A later run gets all that rank 1, with the secret, said in the handshake of an earlier run. */
 static void test_replay(void **state) {
   (void)state;
   char address[64];
@@ -169,7 +169,7 @@ static void test_replay(void **state) {
   complete(address, thread, &root);
 }
 
-/* Gives a rank its own messages back, at another address than rank 0's. */
+/* Sends a rank its own messages back, at another address than rank 0's. */
 static void *reflect(void *arg) {
   dc__tcp_opening opening;
   dc__tcp_proof proof;
@@ -199,7 +199,7 @@ static void test_reflection(void **state) {
   close(listener);
 }
 
-/* A machine on the path may have changed where ranks say that they listen. */
+/* A machine on the path may change the ranks' addresses. */
 static void test_another_rank_answers(void **state) {
   (void)state;
   char address[64];
@@ -218,7 +218,7 @@ static void test_another_rank_answers(void **state) {
   assert_int_equal(root.status, DC_E_PEER_DEAD);
 }
 
-/* Of an otherwise right opening and proof one byte is wrong. */
+/* In an otherwise correct opening and proof, one byte is wrong. */
 static void test_garbage_at_each_byte(void **state) {
   (void)state;
   static const unsigned char zeros[sizeof(dc__tcp_answer)];
@@ -253,8 +253,8 @@ static void test_garbage_at_each_byte(void **state) {
   complete(address, thread, &root);
 }
 
-/* A rank of an earlier run, with the secret and a place in the group, is told why it may not connect. Rank 0 listens
- * for another communicator meanwhile. */
+/* A rank of an earlier run, with the secret and a valid rank, gets the reason why it may not connect. Meanwhile rank 0
+ * listens for another communicator. */
 static int stale(dc_comm *comm, void *arg) {
   (void)arg;
   dc__tcp_group *group = ((dc__tcp *)comm)->group;
@@ -287,7 +287,7 @@ static void test_stale_rank(void **state) {
   assert_int_equal(on_tcp(2, limit, stale, NULL), 0);
 }
 
-/* Half-open connections, more than the process may have files. Both ranks are of this process, so the bound on pending
+/* More half-open connections than the process may have files. Both ranks are in this process, so the bound on pending
  * connections must leave files for rank 1. */
 static void flood(size_t count, rlim_t files) {
   char address[64];
@@ -297,9 +297,9 @@ static void flood(size_t count, rlim_t files) {
   assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
   lower = before;
   lower.rlim_cur = files;
-  assert_int_equal(setrlimit(RLIMIT_NOFILE, &lower), 0); /* a group reads it when it is made */
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &lower), 0); /* a group reads the limit when it is made */
   pthread_t thread = start(&root, fresh_address(address), 0, secret);
-  int first = connect_to(address); /* rank 0 listens */
+  int first = connect_to(address); /* waits until rank 0 listens */
   fflush(NULL);
   pid_t stranger = fork();
   if (stranger == 0) {

@@ -1,5 +1,5 @@
-/* The scenario that every language runs: one rank of two processes takes a step of ZeRO-3, gets a log line by a
- * callback and an error with its text. C, and C++ as it stands: scenario RANK NAME. */
+/* The scenario that runs in every language. One rank of two processes takes a step of ZeRO-3, and gets a log line
+ * through a callback and an error with its text. The source is both C and C++. Usage: scenario RANK NAME. */
 #include <dc_api.h>
 
 #include <inttypes.h>
@@ -44,7 +44,7 @@ static void step(dc_context *context, int rank) {
   const int64_t whole = WEIGHTS, part = SHARD, id = ID;
   float weights[SHARD], gradient[SHARD], own[WEIGHTS];
   for (int i = 0; i < SHARD; i++) {
-    weights[i] = (float)(rank * SHARD + i) * 0.5f - 1.0f; /* past the end: padding */
+    weights[i] = (float)(rank * SHARD + i) * 0.5f - 1.0f; /* elements past the end are padding */
   }
   dc_tensor shard = flat(weights, &part), grad = flat(gradient, &part), full = flat(NULL, NULL);
   check(dc_register_z3_param(context, ID, &whole, 1, &shard, &grad, 0, DC_DTYPE_NONE));
@@ -58,7 +58,7 @@ static void step(dc_context *context, int rank) {
     own[i] = ((const float *)full.data)[i] * (float)(rank + 1);
   }
   check(dc_release_param(context, NULL, GRAPH, ID, 2));
-  check(dc_end_forward(context)); /* logs that one of two users still has it */
+  check(dc_end_forward(context)); /* logs that one of two users has not released it */
   check(dc_release_param(context, NULL, GRAPH, ID, 2));
 
   check(dc_start_backward(context, 1));

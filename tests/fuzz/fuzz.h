@@ -1,4 +1,4 @@
-/* Shared by the fuzz targets: taking values from the fuzzer's bytes. Past the end come zeros. */
+/* Shared by the fuzz targets: takes values from the fuzzer's bytes. Past their end come zeros. */
 #ifndef TESTS_FUZZ_H
 #define TESTS_FUZZ_H
 
@@ -39,13 +39,13 @@ static inline int64_t read_i64(bytes *b) {
   return value;
 }
 
-/* A number that is small more often than not, and now and then anything. */
+/* Returns a number that is often small, and sometimes any number. */
 static inline int64_t read_count(bytes *b) {
   int8_t small = (int8_t)read_u8(b);
   return small == INT8_MIN ? read_i64(b) : small;
 }
 
-/* In the fuzzer a broken promise must end the process, so that the input is kept. */
+/* In the fuzzer a broken promise must abort the process, so that the input is kept. */
 #define PROMISE(condition)                                                    \
   do {                                                                        \
     if (!(condition)) {                                                       \

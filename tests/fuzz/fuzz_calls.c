@@ -1,6 +1,6 @@
-/* Any sequence of public calls on one rank, legal or not: each returns a status that has a name, and a text if it is an
- * error; nothing crashes, hangs or leaks; and in the end the context can be cleaned up. Memory that the caller owes (a
- * shard, a gradient, an output) is real: what the header forbids without checking is not tried. */
+/* Any sequence of public calls on one rank, legal or not. Each call returns a status that has a name, and a text if it
+ * is an error. Nothing crashes, hangs or leaks, and at the end the context can be cleaned up. Memory that the caller
+ * must provide (a shard, a gradient, an output) is real: rules of the header that are not checked are obeyed. */
 #include "dc_api.h"
 #include "fuzz.h"
 
@@ -21,7 +21,7 @@ static dc_status check(dc_status status) {
   return status;
 }
 
-/* A tensor of the caller's, right or a little wrong; never larger than its memory. */
+/* A tensor of the caller, correct or slightly wrong, but never larger than its memory. */
 static dc_tensor tensor(bytes *b, float *memory, int64_t *length) {
   uint8_t how = read_u8(b);
   *length = how & 1 ? read_u8(b) % (MOST + 1) : *length;
@@ -43,7 +43,7 @@ static int64_t id_of(bytes *b) {
 static void register_one(world *w, bytes *b) {
   int64_t id = id_of(b), at = id % PARAMS, shape = read_u8(b) % (MOST / 2 + 1);
   w->length[at] = w->numel[at] = shape;
-  static int64_t lengths[2]; /* read within the call alone */
+  static int64_t lengths[2]; /* only read during the call */
   lengths[0] = lengths[1] = shape;
   dc_tensor shard = tensor(b, w->shard[at], &lengths[0]), grad = tensor(b, w->grad[at], &lengths[1]);
   uint8_t how = read_u8(b);
@@ -70,7 +70,7 @@ static void reduce(world *w, bytes *b) {
   int64_t id = id_of(b), length = w->numel[id % PARAMS];
   dc_tensor a = tensor(b, w->given[id % PARAMS], &length);
   check(dc_reduce_grad(w->ctx, &a, read_u8(b) % 3, id));
-  check(dc_stream_synchronize(w->stream, 0)); /* it may still be read */
+  check(dc_stream_synchronize(w->stream, 0)); /* queued work may still read the tensor */
 }
 
 static void prefetch(world *w, bytes *b) {
@@ -128,7 +128,7 @@ static void report(world *w, bytes *b) {
   check(dc_context_reset_stats(w->ctx));
 }
 
-/* The calls that take a graph and a parameter. */
+/* Calls that take a graph and a parameter. */
 static void of_graph(world *w, bytes *b, uint8_t what) {
   dc_tensor out = DC_TENSOR_INIT;
   int64_t graph = read_u8(b) % 3, id = id_of(b);
@@ -252,7 +252,7 @@ static void one_call(world *w, bytes *b) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
-  static world w; /* its memory outlives the context */
+  static world w; /* static, as its memory must outlive the context */
   bytes b = {data, length};
   memset(&w, 0, sizeof w);
   PROMISE(dc_device_open("cpu", NULL, &w.device) == DC_OK);

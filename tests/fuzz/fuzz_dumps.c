@@ -1,5 +1,5 @@
-/* The flight recorders' files, read by the command line: whatever lies in them, they are read or refused with a
- * sentence, and what was read is diagnosed. The bytes up to the first NUL are one file, the others a second one. */
+/* Files of the flight recorder, read by the command line: any contents are read, or refused with a text, and what was
+ * read is diagnosed. The bytes up to the first NUL are one file, the others a second one. */
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,7 +9,7 @@
 static char folder[64];
 static int complaints;
 
-/* options.c has dc's own, which prints. */
+/* Replaces dc's own in options.c, which prints. */
 int report_error(const args *a, int code, const char *format, ...) {
   PROMISE(a == NULL && code == EXIT_UNAVAILABLE && format[0] != '\0');
   complaints++;

@@ -1,5 +1,5 @@
-/* The reader and the writer of sized structs: whatever struct_size says, they touch no byte beyond it, and none beyond
- * their own struct. The struct lies at the end of its own block, so that the sanitizer sees one byte more. */
+/* The reader and the writer of sized structs. Whatever struct_size says, they touch no byte beyond it, and none beyond
+ * their own struct. The struct ends at the end of its block, so the sanitizer notices one byte more. */
 #include "base/base.h"
 #include "fuzz.h"
 
@@ -14,7 +14,7 @@ static void read_one(const unsigned char *given, size_t length, size_t size) {
   if (status != DC_OK) {
     PROMISE(status == DC_E_INVALID || status == DC_E_UNSUPPORTED);
     for (size_t i = 0; i < sizeof own; i++) {
-      PROMISE(own[i] == 0xa5); /* nothing half-read */
+      PROMISE(own[i] == 0xa5); /* nothing is partly read */
     }
     return;
   }
@@ -42,7 +42,7 @@ static void write_one(unsigned char *given, size_t length, size_t size) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
   bytes b = {data, length};
   size_t size = (size_t)read_count(&b);
-  /* The caller has as many bytes as struct_size says; if that is out of bounds, it has the size alone. */
+  /* The caller's block has struct_size bytes; if that is out of bounds, only the size field. */
   size_t block = size >= LEAST && size <= MOST ? size : sizeof size;
   unsigned char *given = malloc(block);
   take(&b, given, block);

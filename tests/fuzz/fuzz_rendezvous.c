@@ -1,6 +1,6 @@
-/* The messages of a rendezvous: rank 0 gets a greeting of any bytes with any number of descriptors, another rank hears
- * any welcome. Neither may crash, hang, take a rank twice, or keep a descriptor open. Includes both sides, whose
- * functions are its own. */
+/* Messages of a rendezvous: rank 0 gets a greeting of any bytes with any number of descriptors, and another rank gets
+ * any welcome. Neither may crash, hang, accept a rank twice, or leak a descriptor. Includes the sources of both sides,
+ * to reach their static functions. */
 #include "comm/shm/rendezvous.c"      /* NOLINT: it looks inside */
 #include "comm/shm/rendezvous_root.c" /* NOLINT */
 
@@ -38,7 +38,7 @@ static dc__shm_group *new_group(int32_t rank) {
   return group;
 }
 
-/* Up to four peers, each with a message or two, in turn. */
+/* Up to four peers, which each send one or two messages in turn. */
 static void as_host(bytes *b) {
   shm_root h = {.name = "fuzz", .group = new_group(0), .listener = -1};
   for (int32_t r = 0; r < DC__COMM_MAX_LOCAL; r++) {

@@ -1,6 +1,6 @@
-/* Saved states of optimizers. Any bytes are refused with a sentence, and nothing changes; or they are loaded, and
- * saving gives the same bytes. The first byte says whether the rest is the state itself or changes of a whole one.
- * Length and checksum of a changed one are then corrected, so that the code behind their checks is reached. */
+/* Saved states of optimizers. Any bytes are refused with a text, and nothing changes; or they are loaded, and saving
+ * gives the same bytes. The first byte says whether the rest is the state itself or a list of changes to a valid one.
+ * Length and checksum of a changed state are then corrected, to reach the code behind their checks. */
 #include "base/base.h"
 #include "fuzz.h"
 
@@ -8,7 +8,7 @@ enum { KINDS = 3, MOST = 65536, HEAD = 24, SUM = 8 };
 
 static struct subject {
   dc_optimizer *optimizer;
-  unsigned char whole[MOST]; /* its state as it begins */
+  unsigned char whole[MOST]; /* its valid initial state */
   size_t bytes;
 } subjects[KINDS];
 
@@ -42,7 +42,7 @@ static void make_subjects(void) {
   }
 }
 
-/* A whole state with some bytes changed, and perhaps cut or longer. */
+/* Copies the valid state with some bytes changed, perhaps shorter or longer. Returns its length. */
 static size_t changed(bytes *b, const struct subject *s, unsigned char state[MOST]) {
   size_t size = s->bytes + (size_t)(read_u8(b) / 64 * 8);
   size -= (size_t)(read_u8(b) / 16 * 8);

@@ -1,7 +1,7 @@
-/* Data that arrives over TCP from a process that is not libdc, of another version, broken or hostile. Rank 0 gets
+/* Data that arrives over TCP from a process that is not libdc, has another version, is broken or hostile. Rank 0 gets
  * hellos, another rank gets a welcome, and a rank in a group of three gets hellos, notices, calls and data. Nothing may
- * crash, hang past the deadline, write out of bounds or leave a descriptor open, and a failure says why. Socket pairs
- * stand for the network. Includes the sources that it tests, to reach their static functions. */
+ * crash, hang past the deadline, write out of bounds or leak a descriptor, and a failure says why. Socket pairs stand
+ * for the network. Includes the sources that it tests, to reach their static functions. */
 #include "comm/tcp/bootstrap/rendezvous.c" /* NOLINT: it looks inside */
 #define init init_group                    /* NOLINT: as what it tests does */
 #include "comm/tcp/group.c"                /* NOLINT */
@@ -27,9 +27,9 @@ static int32_t open_descriptors(void) {
   return count;
 }
 
-static bool sealed;    /* whether the group has a secret */
-static bool encrypted; /* whether it wants TLS */
-static bool overlay;   /* whether it is as one of many ranks */
+static bool sealed;    /* the group has a secret */
+static bool encrypted; /* the group wants TLS */
+static bool overlay;   /* the group has an overlay, as with many ranks */
 
 static dc__tcp_group *new_group(int32_t rank) {
   dc__tcp_group *group = calloc(1, sizeof *group);
@@ -49,7 +49,7 @@ static dc__tcp_group *new_group(int32_t rank) {
   return group;
 }
 
-/* This side's end; the other one is the peer's. */
+/* Returns this side's end; the other one is the peer's. */
 static int connect_pair(int *peer) {
   int pair[2];
   PROMISE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
@@ -57,12 +57,12 @@ static int connect_pair(int *peer) {
   return pair[0];
 }
 
-/* Unless it has ended. */
+/* Sends the message unless the peer has ended. */
 static void send_to(int peer, const void *message, size_t size) {
   PROMISE(send(peer, message, size, MSG_NOSIGNAL) == (ssize_t)size || errno == EPIPE);
 }
 
-/* A message as it should be, or with a few of its bytes changed, or cut; or anything instead. */
+/* Sends a message as it should be, changed in a few bytes, cut, or replaced. */
 static void send_bytes(bytes *b, int peer, const void *message, size_t size) {
   unsigned char raw[sizeof(dc__tcp_endpoint) * DC__COMM_MAX_WORLD];
   uint8_t how = read_u8(b);
@@ -84,8 +84,8 @@ static void send_bytes(bytes *b, int peer, const void *message, size_t size) {
   }
 }
 
-/* A connection that this rank has accepted, and its opening. One bit of the input decides whether it has reached the
- * proof; the code in it is then right unless the input changes it. */
+/* A connection that this rank has accepted, with its opening. One bit of the input decides whether it has reached the
+ * proof, whose code is then right unless the input changes it. */
 static void connect_as(bytes *b, dc__tcp_group *group, int32_t rank, int32_t mesh, int *peer) {
   dc__tcp_group theirs = {.rank = rank, .world = WORLD, .sealed = group->sealed, .tls = group->tls};
   dc__tcp_candidate *candidate = &group->pending.candidates[group->pending.count++];
@@ -107,8 +107,8 @@ static void connect_as(bytes *b, dc__tcp_group *group, int32_t rank, int32_t mes
   send_bytes(b, *peer, &proof, sizeof proof);
 }
 
-/* The connecting side of a handshake: the other one sends an opening and an answer, or something else, and in place of
- * TLS a few bytes. */
+/* The connecting side of a handshake. The other side sends an opening and an answer, or something else, and a few bytes
+ * instead of TLS. */
 static void as_caller(bytes *b) {
   dc__tcp_group *group = new_group(1);
   dc__tcp_opening opening;
@@ -164,7 +164,7 @@ static void as_rank_0(bytes *b) {
   dc__tcp_group_release(h.group);
 }
 
-/* Rank 0's answers: that it heard the hello, if so, and how the meeting ended. */
+/* Rank 0's answers: that it got the hello, if it did, and how the rendezvous ended. */
 static void as_another(bytes *b) {
   static const dc__tcp_address to = {"somewhere", 4000};
   dc__tcp_group *group = new_group(1);
@@ -217,7 +217,7 @@ static void call(bytes *b, const dc__coll *coll, int peer, int32_t r) {
   send_to(peer, data, sizeof data);
 }
 
-/* The two other ranks say all that they have to say, and then this one looks. */
+/* The other two ranks send all their messages, and then this rank reads them. */
 static void as_member(bytes *b) {
   static const dc__range ranges[WORLD] = {{0, EACH}, {EACH, EACH}, {2 * EACH, EACH}};
   const float own[EACH] = {7, 7};
@@ -234,7 +234,7 @@ static void as_member(bytes *b) {
   dc__tcp_group *group = new_group(0);
   dc_comm *comm = NULL;
   int peers[WORLD], controls[WORLD];
-  group->meshes = group->joined = 1; /* the control mesh is there */
+  group->meshes = group->joined = 1; /* the control mesh exists */
   for (int32_t r = 1; r < WORLD; r++) {
     send_notices(b, group, r, &controls[r]);
     connect_as(b, group, r, DC__TCP_CONTROL + 1, &peers[r]);
@@ -242,7 +242,7 @@ static void as_member(bytes *b) {
   }
   PROMISE(dc__tcp_start_watcher(group) == DC_OK);
   for (int32_t r = 1; r < WORLD; r++) {
-    close(controls[r]); /* and so the reason of an end is known at once */
+    close(controls[r]); /* so that the reason of an end is known at once */
   }
   dc_status status = open_mesh(group, &comm);
   check_error_text(status);

@@ -1,9 +1,9 @@
-/* The checks of a caller's tensor: whatever it holds, what is accepted is what the checks promise. Shape and strides
- * lie in blocks of their own length. */
+/* The checks of a caller's tensor: whatever it contains, an accepted tensor has the properties that the checks promise.
+ * Shape and strides are in blocks of exactly their length. */
 #include "base/base.h"
 #include "fuzz.h"
 
-/* The elements of a shape that was accepted, by the long way. */
+/* Counts the elements of an accepted shape in the simplest way. */
 static int64_t elements(const dc_tensor *t) {
   int64_t count = 1;
   for (int32_t i = 0; i < t->ndim; i++) {
@@ -45,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length) {
                  .strides = shapes & 8 ? strides : NULL,
                  .ndim = ndim,
                  .dtype = (int32_t)read_count(&b)};
-  if (t.struct_size <= sizeof t || t.struct_size > 65536) { /* a larger one would need the bytes that it claims */
+  if (t.struct_size <= sizeof t || t.struct_size > 65536) { /* a larger one would need all bytes that it claims */
     dc_tensor read;
     int64_t count = -1;
     bool optional = (shapes & 16) != 0;

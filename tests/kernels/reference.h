@@ -1,5 +1,5 @@
-/* The results that the kernels must have, one element at a time and by other means: 16-bit types by arithmetic in
- * double, not on bits. And arrays with random and difficult values between guard bytes. */
+/* The results that the kernels must give, computed one element at a time and by other means: 16-bit types by arithmetic
+ * in double, not on bits. Also arrays with random and difficult values between guard bytes. */
 #ifndef DC_TESTS_KERNELS_REFERENCE_H
 #define DC_TESTS_KERNELS_REFERENCE_H
 
@@ -151,7 +151,7 @@ static inline void put(void *array, int32_t dtype, int64_t i, value v) {
   }
 }
 
-/* a + b in float64 if `wide`, else in float32; integers wrap in 64 bits. */
+/* a + b in float64 if `wide`, otherwise in float32; integers wrap in 64 bits. */
 static inline value plus(value a, value b, bool wide) {
   value sum = {0, 0, a.is_float || b.is_float};
   if (!sum.is_float) {
@@ -166,7 +166,7 @@ static inline value plus(value a, value b, bool wide) {
   return sum;
 }
 
-/* Same bits; or two NaNs, whose bits C does not define after arithmetic. */
+/* Whether the bits are the same. Two NaNs count as the same, since C does not define their bits after arithmetic. */
 static inline bool same(const void *a, const void *b, int32_t dtype, int64_t i) {
   size_t size = dc_dtype_size(dtype);
   if (memcmp((const char *)a + (size_t)i * size, (const char *)b + (size_t)i * size, size) == 0) {
@@ -188,7 +188,7 @@ static inline void assert_same(const void *a, const void *b, int32_t dtype, int6
 
 /* ---- arrays ---- */
 
-/* Random bits, small numbers that are worth adding, and the edges of every type. */
+/* Random bits, small numbers for sums, and the edge values of every type. */
 static inline void fill(void *array, int32_t dtype, int64_t count) {
   static const double edges[] = {0.0,
                                  -0.0,
@@ -237,7 +237,7 @@ static inline void fill(void *array, int32_t dtype, int64_t count) {
   }
 }
 
-/* count elements, `shift` bytes off alignment, with guards on both sides. */
+/* count elements, `shift` bytes behind an aligned address, with guard bytes on both sides. */
 typedef struct guarded {
   unsigned char *block;
   void *data;

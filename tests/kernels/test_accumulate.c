@@ -1,4 +1,4 @@
-/* Accumulation: each pair of types at each level against the reference. */
+/* Accumulation: each pair of types at each instruction set level, compared with the reference. */
 #include "reference.h"
 
 static void test_pairs(void **state) {

@@ -1,4 +1,4 @@
-/* Casts: all 16-bit numbers, then each pair of types at each level against the reference. */
+/* Casts: all 16-bit numbers, and each pair of types at each instruction set level, compared with the reference. */
 #include "reference.h"
 
 static void test_all_halves(void **state) {

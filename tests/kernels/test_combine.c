@@ -1,5 +1,6 @@
-/* Copies, casts and sums that scan for numbers that are not finite. They have the bits of those that do not, and say
- * whether the result is finite, wherever such a number lies. For each pair of floating-point types at each level. */
+/* Copies, casts and sums that scan for numbers that are not finite. They have the bits of those that do not scan, and
+ * report whether the result is finite, wherever such a number is. For each pair of floating-point types at each
+ * level. */
 #include "kernels/dispatch.h"
 #include "reference.h"
 
@@ -22,7 +23,7 @@ static bool all_finite(const void *array, int32_t dtype, int64_t count) {
   return finite;
 }
 
-/* The result of the functions that do not scan, and the findings to expect there. */
+/* Compares with the functions that do not scan, and with the expected findings. */
 static void check(int32_t to, int32_t from, int64_t count, const void *start, const void *src, bool add) {
   guarded expected = guarded_make(to, count, 0);
   for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
@@ -61,7 +62,7 @@ static void anything(int32_t to, int32_t from, bool add) {
   }
 }
 
-/* One number among calm ones, at every place of arrays around the widths of vectors. */
+/* A single number that is not finite, at every position of arrays whose lengths are around the widths of vectors. */
 static void one_of_many(int32_t to, int32_t from, bool add) {
   static const int64_t counts[] = {1, 31, 32, 33, 64, 97};
   static const double odd[] = {(double)INFINITY, -(double)INFINITY, (double)NAN,     65519.99, 65520.0, -65536.0,
@@ -96,7 +97,7 @@ static void test_one_of_many(void **state) {
   each_pair(one_of_many);
 }
 
-/* A sum of finite numbers that overflows counts, and so does what was there. */
+/* A sum of finite numbers that overflows is found, and so is a number in the output before the sum. */
 static void test_sums(void **state) {
   (void)state;
   for (size_t k = 0; k < DC__COUNT(floats); k++) {
@@ -116,7 +117,7 @@ static void test_sums(void **state) {
   }
 }
 
-/* Past the caches, at every alignment of lines and beside it, with something at either end. */
+/* Arrays larger than the caches, at every alignment in a cache line, with such a number at either end. */
 static void test_large(void **state) {
   (void)state;
   for (size_t k = 0; k < DC__COUNT(floats); k++) {
@@ -128,7 +129,7 @@ static void test_large(void **state) {
       src[i] = (char)((i * 7 + i / 251) & 0x3b);
     }
     for (int64_t shift = 0; shift < 3; shift++) {
-      char *d = dst + (shift == 2 ? 1 : shift * size); /* the last: elements beside their multiples */
+      char *d = dst + (shift == 2 ? 1 : shift * size); /* the last shift is no multiple of an element's size */
       const int64_t places[] = {-1, 0, count - 1, count / 2, count - 78};
       for (size_t p = 0; p < DC__COUNT(places); p++) {
         char was[8] = {0};

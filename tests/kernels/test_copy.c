@@ -1,4 +1,4 @@
-/* Copies of all kinds of sizes and alignments, on both sides of the size from which the caches are passed by. */
+/* Copies of many sizes and alignments, below and above the size from which copies bypass the caches. */
 #include "kernels/dispatch.h"
 #include "reference.h"
 

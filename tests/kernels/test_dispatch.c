@@ -1,4 +1,4 @@
-/* Which kernels are in use: what the processor has, bounded by the environment's LIBDC_CPU. */
+/* Which kernels are in use: those that the processor supports, limited by the environment's LIBDC_CPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,8 +17,8 @@ enum { HIGHEST = 4, REFUSED = 10, NOT_NAMED = 11 };
 
 static const char *const names[] = {"generic", "avx2", "avx512", "avx512bf16", "amx"};
 
-/* The variable is read once in a process, so each value has a process of its own. The result is the level that it gets,
- * REFUSED where no CPU device can be opened because of it, or NOT_NAMED if the error does not say why. */
+/* The variable is read once in a process, so each value runs in its own process. Returns the level that the process
+ * gets, REFUSED if the value keeps it from opening a CPU device, or NOT_NAMED if the error does not say why. */
 static int level_with(const char *value) {
   pid_t child = fork();
   assert_true(child >= 0);
@@ -37,7 +37,7 @@ static int level_with(const char *value) {
   return WEXITSTATUS(how);
 }
 
-/* First, since nothing may have asked for a kernel when a child begins. */
+/* This test comes first, since no kernel may have been used before a child starts. */
 static void test_environment(void **state) {
   (void)state;
   int highest = level_with("");

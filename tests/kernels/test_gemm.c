@@ -1,4 +1,5 @@
-/* Matrix products at each level against float64, the epilogues, and the bits over block cuts and threads. */
+/* Matrix products at each level compared with float64, the epilogues, and the same bits for any blocking and number of
+ * threads. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +11,7 @@
 
 #include "sanitized.h"
 
-/* Sanitizers make kernels slow: of the large products every third type and order alone. */
+/* Sanitizers make kernels slow, so only every third type and order of the large products is run. */
 #ifdef SANITIZED
 enum { NEXT_LARGE = 3 };
 #else
@@ -54,7 +55,7 @@ static double gelu64(double x, int32_t form) {
                               : 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)));
 }
 
-/* t of C[i][j] in float64. */
+/* C[i][j] in float64, before any activation. */
 static double product(const dc__gemm *g, int64_t i, int64_t j) {
   double sum = 0;
   for (int64_t p = 0; p < g->k; p++) {
@@ -96,7 +97,7 @@ static dc__gemm make(int32_t dtype, int32_t out, int64_t m, int64_t n, int64_t k
   return g;
 }
 
-/* An earlier product left NaN in scratch memory, which must not be read. */
+/* Fills scratch memory with NaN, as an earlier product may leave it; it must not be read. */
 static void poison(dc__threadpool *pool) {
   void *scratch = dc__scratch_acquire(pool);
   memset(scratch, 0xff, DC__SCRATCH_BYTES);
@@ -155,7 +156,7 @@ static void test_gelu(void **state) {
         g.aux = aux;
         dc__gemm_run(pool, &g);
         check(&g);
-        /* The derivative at aux, times a product. */
+        /* the product times the derivative at aux */
         dc__cast(aux64, DC_FLOAT64, aux, g.dtype, g.m * g.ldc);
         g.bias = NULL;
         g.epilogue = DC__EPILOGUE_GELU_BACK;
@@ -175,8 +176,8 @@ static void test_gelu(void **state) {
   dc__threadpool_close(pool);
 }
 
-/* Large enough for several blocks and slices: serial, 1, 2 and 4 threads, and a part of the rows, give the same bits,
- * in aux, too. From 2 threads on all of them pack B together. */
+/* The product has several blocks and slices. Serial, with 1, 2 and 4 threads, and for some of its rows, it has the same
+ * bits, also in aux. From 2 threads on, all of them pack B together. */
 static void test_same_bits(void **state) {
   (void)state;
   static char scratch[DC__SCRATCH_BYTES] __attribute__((aligned(256)));
@@ -217,7 +218,7 @@ static void test_same_bits(void **state) {
   }
 }
 
-/* More of B than fits where all threads pack it together: some columns after the others. */
+/* B is too large to be packed at once by all threads, so its columns are packed in several parts. */
 static void test_parts(void **state) {
   (void)state;
   enum { M = 257, N = 300, K = 8000 };
@@ -249,7 +250,7 @@ static void test_parts(void **state) {
   dc__threadpool_close(pool);
 }
 
-/* B packed beforehand, slice by slice: the same bits as without, for all rows and for some. */
+/* B is packed beforehand, slice by slice: the bits are the same as without, for all rows and for some. */
 static void test_packed(void **state) {
   (void)state;
   static char scratch[DC__GEMM_PACKED_SCRATCH] __attribute__((aligned(256)));
@@ -287,7 +288,7 @@ static void test_packed(void **state) {
   dc__threadpool_close(pool);
 }
 
-/* So long in k that B is not packed as a whole; small integers, whose sums are exact in any order. */
+/* k is so long that B is not packed as a whole; sums of small integers are exact in any order. */
 static void test_long(void **state) {
   (void)state;
   enum { M = 17, N = 130, K = 16700 };

@@ -1,9 +1,9 @@
-/* The reduction over ranks: its order, its rounding, its division, at each level against the reference. */
+/* The reduction over ranks: its order, rounding and division, at each level compared with the reference. */
 #include "reference.h"
 
 enum { MOST = 256 };
 
-/* The tree as the contract draws it: pairs of neighbours, level by level, a lone last one moves up. */
+/* The documented tree: neighbours are paired level by level, and a single last one moves up. */
 static value reference_tree(value *v, int32_t n, int32_t dtype) {
   while (n > 1) {
     int32_t half = n / 2;
@@ -32,7 +32,7 @@ static void reference_reduce(void *dst, int32_t to, const void *const *src, int3
       r.f = (double)((float)r.f / (float)n);
     }
     if (!r.is_float) {
-      int64_t own = 0; /* wraps in its own type */
+      int64_t own = 0; /* wraps in the element type */
       put(&own, from, 0, r);
       r = get(&own, from, 0);
     }
@@ -121,7 +121,7 @@ static void test_many_ranks(void **state) {
 
 static void test_order(void **state) {
   (void)state;
-  /* 2^24 swallows a 1 that comes alone, and takes two that come together. */
+  /* 2^24 absorbs a 1 that is added alone, but not two that are added together. */
   const float big = 0x1p24f;
   const float ranks[5] = {big, 1, 1, 1, 1};
   const void *src[5];

@@ -1,4 +1,4 @@
-/* The rows of the transformer layer: every level gives the bits of plain C, which is close to float64; Philox gives its
+/* The rows of the transformer layer: every level has the bits of plain C, which is close to float64. Philox gives its
  * authors' numbers. */
 #include <math.h>
 #include <setjmp.h>
@@ -119,7 +119,7 @@ static void test_specials(void **state) {
   }
 }
 
-/* Squares beyond float32 are no variance; the row must not look like one whose values are equal. */
+/* Squares that overflow float32 give no variance; the row must not look like one whose values are all equal. */
 static void test_variance_without_a_number(void **state) {
   (void)state;
   for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
@@ -141,7 +141,7 @@ static void test_variance_without_a_number(void **state) {
   }
 }
 
-/* kat_vectors of Random123, philox4x32 10; then places far beyond 2^32 elements. layer: 13, 16 */
+/* kat_vectors of Random123, philox4x32 10; then positions far beyond 2^32 elements. layer: 13, 16 */
 static void test_philox(void **state) {
   (void)state;
   static const uint32_t vectors[3][10] = {

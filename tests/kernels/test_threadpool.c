@@ -1,4 +1,4 @@
-/* The pool of threads: which threads work, which contexts share one, and on which processors. */
+/* The pool of threads: which threads work, which contexts share a pool, and on which processors the threads run. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include <pthread.h>
 #include <sched.h>
@@ -77,7 +77,7 @@ static void check_processors(void *arg, int64_t index, void *scratch) {
   atomic_fetch_add((atomic_int *)arg, CPU_EQUAL(&mine, &all) && CPU_COUNT(&all) > 0);
 }
 
-/* Ten calls to workers that have fallen asleep, each of them long enough to be shared. */
+/* Makes ten calls to workers that have fallen asleep, each long enough to be shared. */
 static void call_sleepers(dc__threadpool *pool) {
   const cpu_set_t before = processors();
   for (int32_t i = 0; i < 10; i++) {
@@ -90,7 +90,8 @@ static void call_sleepers(dc__threadpool *pool) {
   assert_true(CPU_EQUAL(&before, &after));
 }
 
-/* Workers make room for their caller, but go nowhere where they were not let before; the caller stays where it is. */
+/* Workers leave their caller's processor, but only for processors on which they may run; the caller stays where it
+ * is. */
 static void test_processors(void **state) {
   (void)state;
   dc__threadpool *pool;

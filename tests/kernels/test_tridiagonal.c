@@ -1,5 +1,5 @@
-/* The reduction to tridiagonal form: every level's sums are those of the definition, at all lengths around a vector's;
- * the ends of spectra that are known, and sums of inverses against a dense solve. */
+/* The reduction to tridiagonal form: at every level its sums are those of the definition, for all lengths around a
+ * vector's. Also the ends of known spectra, and sums of inverses compared with a dense solver. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +11,7 @@
 
 enum { MOST = 45, LD = 48, ROWS = 7, HIGHEST_LEVEL = DC__KERNELS_LEVELS - 1 };
 
-/* Numbers that are a function of the place alone. */
+/* Fills with numbers that depend only on their position. */
 static void fill(double *x, int64_t count, uint64_t seed) {
   for (int64_t i = 0; i < count; i++) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
@@ -33,7 +33,7 @@ static void test_products(void **state) {
   fill(a, MOST * LD, 1);
   fill(x, MOST, 2);
   for (int64_t i = 0; i < MOST; i++) {
-    for (int64_t j = 0; j < i; j++) { /* whole blocks along the diagonal; what is farther up must not be read */
+    for (int64_t j = 0; j < i; j++) { /* whole blocks along the diagonal; entries above them must not be read */
       a[j * LD + i] = i / DC__TRIDIAGONAL_BLOCK == j / DC__TRIDIAGONAL_BLOCK ? a[i * LD + j] : NAN;
     }
   }
@@ -98,7 +98,7 @@ static void test_ends(void **state) {
       const double want[2] = {2 - 2 * cos(pi / (double)(n + 1)), 2 - 2 * cos(pi * (double)n / (double)(n + 1))};
       dc__tridiagonal_eigenvalue_bounds(d, off, n, &got[0], &got[1]);
       assert_near(got, want, 2, 1e-15);
-      memset(off, 0, sizeof off); /* a diagonal matrix falls apart */
+      memset(off, 0, sizeof off); /* a diagonal matrix splits completely */
       d[n / 2] = 1;
       d[0] = -3;
       dc__tridiagonal_eigenvalue_bounds(d, off, n, &got[0], &got[1]);
@@ -109,7 +109,7 @@ static void test_ends(void **state) {
   dc__kernels_limit(HIGHEST_LEVEL);
 }
 
-/* (T + shift I) x the inverse is the identity; the weights pick one shift, and then all of them. */
+/* (T + shift I) times the inverse is the identity; the weights select one shift, and then all of them. */
 static void test_inverses(void **state) {
   (void)state;
   enum { SHIFTS = DC__TRIDIAGONAL_SHIFTS };
@@ -120,7 +120,7 @@ static void test_inverses(void **state) {
     shifts[k] = (double)k / 16;
   }
   for (int64_t i = 0; i < MOST; i++) {
-    d[i] = 2 + (i % 3 == 0 ? 1e3 : 0); /* entries far from the diagonal are far below the smallest number that counts */
+    d[i] = 2 + (i % 3 == 0 ? 1e3 : 0); /* entries far from the diagonal are negligible */
   }
   for (int32_t level = 0; level <= HIGHEST_LEVEL; level++) {
     dc__kernels_limit(level);

@@ -1,5 +1,5 @@
-/* The optimizers' elementwise work: every level gives the bits of the definition, element by element, wherever an
- * element lies and of whatever types; numbers that are not finite are found at every place. */
+/* The optimizers' elementwise work: every level has the bits of the definition, whatever an element's position and
+ * type. Numbers that are not finite are found at every position. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,8 +13,8 @@ enum { MOST = 301, HIGHEST_LEVEL = DC__KERNELS_LEVELS - 1 };
 
 static const int32_t dtypes[] = {DC_FLOAT32, DC_FLOAT16, DC_BFLOAT16};
 
-/* Numbers that are a function of the position alone. Some are special in one type or another: not finite, subnormal,
- * halfway between two numbers of 16 bits, too large for one. */
+/* Numbers that depend only on their position. Some are special in one of the types: not finite, subnormal, halfway
+ * between two 16-bit numbers, or too large. */
 static float number(int64_t i, uint64_t seed) {
   static const float special[] = {NAN,      INFINITY, -INFINITY,   0.0f,        -0.0f,          1e-45f,
                                   -1e-39f,  0x1p-24f, 0x1p-25f,    6e-8f,       65519.0f,       65520.0f,
@@ -68,7 +68,7 @@ static dc__update_span span_of(const plan *p, arrays *a) {
   return s;
 }
 
-/* Weights are rounded from masters, except every fifth, whose weight the caller changed. */
+/* Weights are rounded from their masters, except every fifth, which the caller has changed. */
 static void fill(const plan *p, arrays *a) {
   memset(a, 0, sizeof *a);
   for (int64_t i = 0; i < MOST; i++) {
@@ -99,7 +99,7 @@ static float sgd(const dc__sgd_factors *f, const dc__update_span *s, int64_t i, 
   return dc__sgd_weight(w, d, s->state[0][i], f);
 }
 
-/* One element's step. */
+/* One element's step, as defined. */
 static void define(const plan *p, const dc__update_span *s, int64_t i) {
   const float g = get(s->grad, s->grad_dtype, i) * p->scale;
   float w = get(s->weight, s->dtype, i);
@@ -115,7 +115,7 @@ static void define(const plan *p, const dc__update_span *s, int64_t i) {
   put(s->weight, s->dtype, i, w);
 }
 
-/* The same bits; of NaNs, which two operands may give each its own, that they are. */
+/* Whether the bits are the same. Of NaNs only that both are NaN, since two operands may give different ones. */
 static bool same(float x, float y) {
   return dc__bits_of_f32(x) == dc__bits_of_f32(y) || (isnan(x) && isnan(y));
 }
@@ -134,7 +134,7 @@ static void check_plan(const plan *p) {
   static const int64_t counts[] = {1, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 192, MOST};
   static arrays want, got;
   for (size_t c = 0; c < DC__COUNT(counts); c++) {
-    const int64_t from = c % 2 == 0 ? 0 : MOST - counts[c]; /* the same elements elsewhere in a vector */
+    const int64_t from = c % 2 == 0 ? 0 : MOST - counts[c]; /* the same elements at other positions in a vector */
     const dc__update_span x = span_of(p, &want), y = span_of(p, &got);
     fill(p, &want);
     fill(p, &got);
@@ -146,7 +146,7 @@ static void check_plan(const plan *p) {
   }
 }
 
-/* AdamW, with amsgrad; SGD, with momentum, Nesterov's. */
+/* AdamW without and with amsgrad; SGD without and with momentum, and with Nesterov's. */
 static const plan plans[] = {
     {.kind = DC__UPDATE_ADAMW,
      .states = 2,
@@ -167,7 +167,7 @@ static void test_levels(void **state) {
       p.dtype = dtypes[rest % 3];
       p.grad_dtype = dtypes[rest / 3 % 3];
       p.scale = rest / 9 % 2 == 0 ? 1 : 0.3f;
-      p.shift = rest / 18 == 0 ? 0 : 3; /* at no multiple of an element's size */
+      p.shift = rest / 18 == 0 ? 0 : 3; /* not a multiple of an element's size */
       check_plan(&p);
     }
   }
@@ -240,7 +240,7 @@ static void test_definition(void **state) {
   assert_true(m == 1.75f && most == 16 && fabsf(w - (4 - 3.5f / 17)) < 1e-6f);
   v = NAN;
   dc__update_cpu(DC__UPDATE_ADAMW, &s, 0, 1, 1);
-  assert_true(isnan(most)); /* a NaN is not lost */
+  assert_true(isnan(most)); /* a NaN must be kept */
 }
 
 int main(void) {

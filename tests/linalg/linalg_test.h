@@ -17,7 +17,7 @@
 #include "dc_api.h"
 
 static dc_device *device;
-static dc_linalg *linalg; /* two threads */
+static dc_linalg *linalg; /* with two threads */
 
 static inline dc_linalg *open_linalg(int32_t threads, int32_t plain) {
   dc_linalg_options options = DC_LINALG_OPTIONS_INIT;
@@ -44,7 +44,7 @@ static inline int tear_down(void **state) {
   return 0;
 }
 
-/* A contiguous tensor of up to four lengths; the shape lies in a ring that a few calls do not overrun. */
+/* A contiguous tensor of up to four dimensions. Its shape is in a ring buffer that a few calls do not overrun. */
 static inline dc_tensor tensor_of(void *data, int32_t dtype, int32_t ndim, int64_t a, int64_t b, int64_t c, int64_t d) {
   static _Thread_local int64_t shapes[64][4];
   static _Thread_local int next;
@@ -144,7 +144,7 @@ static inline double largest_gap(const double *a, const double *b, int64_t count
     }                                                                        \
   } while (0)
 
-/* The call fails with a status, and its text has this in it. */
+/* The call must fail with this status and a text that has this fragment. */
 #define FAILS(call, status, text)                                                                         \
   do {                                                                                                    \
     dc_status status_ = (call);                                                                           \

@@ -1,10 +1,9 @@
 /* A parameter's weights as the runtime's structs hold them. Both the model (gather.pml) and the C test
  * (test_param_table.c) follow these rows. ROW(state, call, result, next state).
  *
- * State: is there a copy, and is it of the present weights; KEPT: persistent; USED: waited for, and not yet released;
- * HALF: one of two users has released it.
- * The calls are the public functions that the test names; RELEASE_OF_n is dc_release_param with n_users = n. A result
- * is the status without its DC_E_. */
+ * The state says whether a copy exists, and whether it has the present weights. KEPT: persistent; USED: waited for, and
+ * not yet released; HALF: released by one of two users. The calls are the public functions that the test names;
+ * RELEASE_OF_n is dc_release_param with n_users = n. A result is the status without its DC_E_. */
 ROW(NONE, GATHER, OK, CURRENT)
 ROW(NONE_KEPT, GATHER, OK, CURRENT_KEPT)
 ROW(CURRENT, GATHER, OK, CURRENT)

@@ -1,6 +1,6 @@
-/* The model of the local communicator's handshake (comm.pml) and its code follow the same table. Every call that
- * src/comm/shm makes between its files, on each rank's way through collectives, aborts, mismatches, deaths and leaving,
- * is a step of the table. Every row is taken. The linker's --wrap shows the calls. */
+/* The model of the local communicator's handshake (comm.pml) and the code follow the same table. Every call that
+ * src/comm/shm makes between its files is a step of the table, in each rank's collectives, aborts, mismatches, deaths
+ * and leaving. Every row occurs. The linker's --wrap makes the calls visible. */
 #include "comm_ranks.h"
 
 #include <sys/mman.h>
@@ -24,7 +24,7 @@ static struct {
 static atomic_int taken[DC__COUNT(rows)];
 static atomic_int strange; /* 1 + from * 16 + event of a step that is not in the table */
 
-static state now[DC__COMM_MAX_WORLD];   /* of each rank's one communicator */
+static state now[DC__COMM_MAX_WORLD];   /* state of each rank's only communicator */
 static _Thread_local int32_t runs = -1; /* the rank whose dc__shm_run this is: only there is a failure, or a copy, a
                                          * step of its way */
 
@@ -64,7 +64,7 @@ WRAPPED(void, dc__shm_run, (dc_comm * comm, const dc__coll *coll)) {
 }
 
 WRAPPED(void, dc__shm_signal, (const dc__shm_group *group, dc__shm_counter *word, uint32_t seq)) {
-  if (runs >= 0) { /* leaving posts its counters too, with their present values */
+  if (runs >= 0) { /* leaving also posts its counters, with their present values */
     char *slot = (char *)word - offsetof(dc__shm_slot, done);
     bool posted = true;
     for (int32_t c = 0; c < dc__shm_channel_count(group); c++) {
@@ -113,7 +113,7 @@ WRAPPED(void, dc__reduce, (const dc__reduction *r)) {
   __real_dc__reduce(r);
 }
 
-/* ---- what ranks do ---- */
+/* ---- what the ranks do ---- */
 
 enum { BIG = 1 << 20, SMALL = 8 };
 
@@ -131,7 +131,8 @@ static dc_status gather(dc_comm *comm, const memory *m, int64_t own) {
   return dc_comm_all_gather(comm, &send, &recv, counts, NULL);
 }
 
-/* Small is staged, large is read in place, a barrier reads nothing; after a barrier comes a large one. */
+/* Small data are staged, large data are read in place, a barrier reads nothing. After a barrier comes a large
+ * collective. */
 static int healthy(dc_comm *comm, void *arg) {
   memory m = ((memory *)arg)[comm->rank];
   CHECK_OK(gather(comm, &m, SMALL));
@@ -170,7 +171,7 @@ static int fails_while_offering(dc_comm *comm, void *arg) {
     sleep_ms(1);
   }
   own->calls[1] = other->calls[1];
-  atomic_store(&own->posted.value, 1); /* not by dc__shm_signal: this rank takes no way */
+  atomic_store(&own->posted.value, 1); /* not by dc__shm_signal, since this rank does not take the usual steps */
   while (atomic_load(&other->done.value) == 0) {
     sleep_ms(1);
   }
@@ -178,8 +179,8 @@ static int fails_while_offering(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* Between threads the staging memory takes small data at once. Processes stage large data, in rounds. Their ranks run
- * in a process each, so results come back by shared memory. */
+/* Between threads the staging memory holds small data at once. Processes stage large data, in rounds. Each rank is a
+ * process, so it returns its results in shared memory. */
 static int in_rounds(dc_comm *comm, void *arg) {
   CHECK_OK(gather(comm, &((memory *)arg)[comm->rank], BIG));
   int64_t counts[2] = {BIG, 0}, send_count = BIG, recv_count = comm->rank == 0 ? BIG : 0;
@@ -191,7 +192,7 @@ static int in_rounds(dc_comm *comm, void *arg) {
 
 typedef struct report {
   void *arg;
-  atomic_int *shared; /* taken of all processes, and strange */
+  atomic_int *shared; /* rows taken by all processes, and steps not in the table */
 } report;
 
 static int reported(dc_comm *comm, void *arg) {

@@ -95,7 +95,7 @@ static state state_of(rank *r) {
   return (state)(base + (p->users > 0 ? 2 : p->in_use ? 1 : 0) + (p->persistent ? 3 : 0));
 }
 
-/* Calls that lead to each state from a new parameter; the parameter is registered persistent for one of them. */
+/* Calls that lead from a new parameter to each state; for one state the parameter is registered persistent. */
 static const struct {
   bool persistent;
   int32_t count;

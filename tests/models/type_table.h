@@ -1,9 +1,9 @@
 /* The source of a gather's weights, by the types in which current copies exist. Both the model (types.pml) and the C
  * test (test_param_table.c) follow these rows. ROW(copies, call, source, copies after).
  *
- * The shard is float32. NARROW is a copy in float16, OWN one in float32, WIDE one in float64. FOUND: the copy is there.
- * CAST: from a copy that holds the shard's exact values. WIRE: each rank casts its shard, and the casts are gathered.
- */
+ * The shard is float32. NARROW is a copy in float16, OWN one in float32, WIDE one in float64. FOUND: the copy exists.
+ * CAST: from a copy that holds the shard's exact values. WIRE: each rank casts its shard, and the casts are
+ * gathered. */
 ROW(NOTHING, GATHER_NARROW, WIRE, NARROW)
 ROW(NOTHING, GATHER_OWN, WIRE, OWN)
 ROW(NOTHING, GATHER_WIDE, WIRE, WIDE)

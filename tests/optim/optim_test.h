@@ -1,4 +1,4 @@
-/* Shared by the tests of optimizers: parameters with weights and gradients that a step of many reads. */
+/* Shared by the tests of optimizers: parameters with weights and gradients for steps of many parameters. */
 #ifndef OPTIM_TEST_H
 #define OPTIM_TEST_H
 
@@ -6,13 +6,13 @@
 
 enum { PARAMS = 8, MOST = 40000 };
 
-/* Parameters of an optimizer, in this rank's part. */
+/* An optimizer's parameters, as this rank's parts. */
 typedef struct bundle {
   dc_optimizer *optimizer;
   int64_t count;
-  int64_t parts[PARAMS]; /* elements */
+  int64_t parts[PARAMS]; /* in elements */
   dc_tensor weights[PARAMS], grads[PARAMS];
-  float weight[PARAMS][MOST], grad[PARAMS][MOST]; /* room for any type */
+  float weight[PARAMS][MOST], grad[PARAMS][MOST]; /* large enough for any type */
 } bundle;
 
 static inline void make_adamw(bundle *to, const dc_adamw_options *options) {
@@ -25,8 +25,8 @@ static inline void make_sgd(bundle *to, const dc_sgd_options *options) {
   OK(dc_sgd_create(linalg, options, &to->optimizer));
 }
 
-/* Adds a float32 parameter of which [offset, offset + count) is here; count -1: all. Weights and gradients are
- * functions of the place. */
+/* Adds a float32 parameter of which this rank has [offset, offset + count); count -1: all. Weights and gradients depend
+ * only on the position. */
 static inline int64_t add_part(bundle *b, int32_t group, const int64_t *shape, int32_t ndim, int64_t offset,
                                int64_t count) {
   int64_t i = b->count++, n = 1, index;
@@ -61,7 +61,7 @@ static inline void add(bundle *b, int32_t group, int64_t n, int64_t offset, int6
   add_part(b, group, &n, 1, offset, count);
 }
 
-/* Gradients of a step, a function of parameter, place and step. */
+/* Fills in a step's gradients, which depend only on parameter, position and step. */
 static inline void fill_grads(bundle *b, int64_t step, int64_t offset) {
   for (int64_t i = 0; i < b->count; i++) {
     double *g = doubles(offset + b->parts[i], (uint64_t)(100 * step + i + 7));
@@ -76,7 +76,7 @@ static inline dc_status step(bundle *b) {
   return dc_optimizer_step(b->optimizer, b->weights, b->grads, sizeof(dc_tensor), b->count, 1);
 }
 
-/* A piece of float32 state. */
+/* A tensor of float32 state. */
 static inline float *piece(const bundle *b, int64_t index, const char *name) {
   dc_tensor view = DC_TENSOR_INIT;
   OK(dc_optimizer_get_state(b->optimizer, index, name, &view));

@@ -1,5 +1,5 @@
-/* Invariants of Muon, Shampoo and SOAP: whatever the number of ranks and of threads and however parameters are cut, the
- * same bits; and a matrix that cannot be refreshed stays as it was. */
+/* Invariants of Muon, Shampoo and SOAP: for any number of ranks and threads, and any partition of parameters, the bits
+ * are the same; and a matrix that cannot be refreshed keeps its last value. */
 #ifndef TESTS_RANK_INVARIANCE_TEST_H
 #define TESTS_RANK_INVARIANCE_TEST_H
 
@@ -16,7 +16,7 @@ typedef struct rank {
   model m;
 } rank;
 
-/* Half of the steps, and the other half by another handle that goes on with the saved state. */
+/* Makes half of the steps, and the other half on another handle that continues from the saved state. */
 static inline void *run_rank(void *arg) {
   rank *r = arg;
   open_model(&r->m, r->make(linalg, r->comm), r->rank, r->world, r->split);
@@ -69,14 +69,14 @@ static inline void threads_do_not_change_bits(make_fn make) {
     options.threads = threads;
     OK(dc_linalg_create(device, &options, &l));
     open_model(&runs[threads - 1], make(l, NULL), 0, 1, false);
-    dc_linalg_destroy(l); /* the optimizer has what it needs */
+    dc_linalg_destroy(l); /* the optimizer keeps what it needs */
     steps(&runs[threads - 1], 1, STEPS);
     dc_optimizer_destroy(runs[threads - 1].optimizer);
     assert_memory_equal(runs[0].weights, runs[threads - 1].weights, sizeof runs[0].weights);
   }
 }
 
-/* With one parameter of [3, 2], tolerated_failures = 2, and a refresh at every step. The optimizer is destroyed. */
+/* The optimizer has one parameter of [3, 2], tolerated_failures = 2, and a refresh at every step. It is destroyed. */
 static inline void the_last_good_one_stays(dc_optimizer *optimizer, const char *matrix, const char *text) {
   float weight[6] = {0}, grad[6], good[9], before[6];
   gradient(1, 0, 6, grad);

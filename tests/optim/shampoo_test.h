@@ -1,5 +1,5 @@
-/* A small model for the tests of Muon, Shampoo and SOAP: parameters of all orders, gradients that are the same on every
- * rank. OWN_SHAPES: the test has other parameters. */
+/* A small model for the tests of Muon, Shampoo and SOAP: parameters of all orders, and gradients that are the same on
+ * every rank. With OWN_SHAPES, the test defines the parameters. */
 #ifndef DC_TESTS_SHAMPOO_H
 #define DC_TESTS_SHAMPOO_H
 
@@ -58,7 +58,7 @@ static inline float noise(uint32_t *x) {
   return (float)(int32_t)(*x ^ (*x >> 15)) / 2147483648.0f;
 }
 
-/* The same on every rank: of step, parameter and element. */
+/* Depends only on step, parameter and element, so it is the same on every rank. */
 static inline void gradient(int64_t step, int64_t param, int64_t count, float *out) {
   uint32_t x = (uint32_t)(step * 7919 + param * 104729 + 1);
   for (int64_t i = 0; i < count; i++) {
@@ -90,7 +90,7 @@ static inline dc_optimizer *soap(dc_linalg *l, dc_comm *comm, const dc_soap_opti
   return optimizer;
 }
 
-/* rank of world: with `split`, each rank has a part of each parameter, in no even cut. */
+/* Opens the model on a rank. With `split`, each rank has a part of each parameter, cut unevenly. */
 static inline void open_model(model *m, dc_optimizer *optimizer, int32_t rank, int32_t world, bool split) {
   memset(m, 0, sizeof *m);
   m->optimizer = optimizer;
@@ -137,7 +137,7 @@ static inline void steps(model *m, int64_t from, int64_t to) {
 
 static inline dc_shampoo_options plain_options(void) {
   dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT;
-  o.eps_rel = 1e-3; /* a few steps' factors have not full rank; float32's rounding must not show */
+  o.eps_rel = 1e-3; /* after a few steps factors do not have full rank; hides float32's rounding */
   return o;
 }
 

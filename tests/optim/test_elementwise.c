@@ -1,5 +1,6 @@
-/* AdamW and SGD: against their definitions in float64; parts, threads and instruction sets; 16-bit types; groups.
- * Numbers are the points of the second-order conformance list. Against PyTorch: tests/torch/optim/test_optim.py. */
+/* AdamW and SGD compared with their definitions in float64; parts, threads and instruction sets; 16-bit types; groups.
+ * Numbers in names are points of the second-order conformance list. tests/torch/optim/test_optim.py compares with
+ * PyTorch. */
 #include "optim_test.h"
 #include "support/steps.h"
 
@@ -31,7 +32,7 @@ static void sgd_oracle(oracle *x, double g, int t, double lr, const dc_sgd_optio
 
 enum { N = 1000, STEPS = 50 };
 
-/* 50 steps beside the definition; the gradients vanish now and then. */
+/* Compares 50 steps with the definition; some gradients are zero. */
 static void compare(bundle *x, const dc_adamw_options *adamw, const dc_sgd_options *sgd) {
   static oracle want[N];
   add(x, 0, N, 0, N);
@@ -89,7 +90,7 @@ static void test_43_sgd_definition(void **state) {
 
 /* ---- the same bits ---- */
 
-/* An element's result does not depend on how its parameter is cut, on its neighbours or on the threads. */
+/* An element's result does not depend on the partition of its parameter, on its neighbours or on the threads. */
 static void test_parts(void **state) {
   (void)state;
   static const int64_t cuts[] = {0, 1, 3, 1027, 1028, 17500, 33000, 33333};
@@ -107,7 +108,7 @@ static void test_parts(void **state) {
     make_adamw(&b, &o);
     dc_optimizer_destroy(b.optimizer);
     OK(dc_adamw_create(alone, &o, &b.optimizer));
-    dc_linalg_destroy(alone); /* the optimizer goes on */
+    dc_linalg_destroy(alone); /* the optimizer stays usable */
     add(&b, 0, 33333, cuts[c], count);
     for (int t = 1; t <= 3; t++) {
       fill_grads(&b, t, cuts[c]);
@@ -141,7 +142,7 @@ static void test_any_address(void **state) {
 
 /* ---- 16-bit types ---- */
 
-static uint16_t bf16(float x) { /* numbers of the tests are neither NaN nor near infinity */
+static uint16_t bf16(float x) { /* the tests' numbers are neither NaN nor near infinity */
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
   return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
@@ -154,7 +155,7 @@ static float widened(uint16_t half) {
   return x;
 }
 
-/* bfloat16 weights are their float32 copy, rounded; the copy takes the way that float32 weights would. */
+/* bfloat16 weights are their rounded float32 copy, which follows the same steps as float32 weights. */
 static void test_master(void **state) {
   (void)state;
   enum { COUNT = 3000 };
@@ -205,7 +206,7 @@ static void test_groups(void **state) {
   add(&a, 0, 5, 0, 5);
   add(&a, 1, 5, 0, 5);
   o.amsgrad = 1;
-  OK(dc_adamw_set_group(a.optimizer, 1, &o)); /* there is no state yet */
+  OK(dc_adamw_set_group(a.optimizer, 1, &o)); /* allowed, since there is no state yet */
   o.amsgrad = 0;
   OK(dc_adamw_set_group(a.optimizer, 1, &o));
   float before[5];
@@ -214,8 +215,8 @@ static void test_groups(void **state) {
   a.grad[1][0] = 0;
   OK(step(&a));
   assert_memory_equal(a.weight[0], before, sizeof before); /* lr = 0 */
-  assert_true(a.weight[1][0] == 0.75f * second);           /* decay alone */
-  o.amsgrad = 1; /* would need state that the parameters of this group do not have */
+  assert_true(a.weight[1][0] == 0.75f * second);           /* only weight decay */
+  o.amsgrad = 1;                                           /* would need state that this group's parameters lack */
   FAILS(dc_adamw_set_group(a.optimizer, 1, &o), DC_E_INVALID, "group 1 has a state: amsgrad must stay as it is");
   dc_optimizer_destroy(a.optimizer);
 }
@@ -238,7 +239,7 @@ static void test_skipped_and_empty(void **state) {
   assert_true(piece(&a, 0, "exp_avg")[0] == 0);
   a.grads[0] = grad;
   OK(step(&a));
-  /* A first step has the length lr, whenever it comes. */
+  /* A parameter's first step has length lr, even if it comes late. */
   assert_true(fabs(fabs((double)(a.weight[0][0] - before[0])) - 1e-3) < 1e-6);
   dc_tensor view = DC_TENSOR_INIT;
   for (int64_t i = 0; i < 4; i++) {
@@ -273,7 +274,7 @@ static void test_44_not_finite(void **state) {
   }
   a.grad[1][29999] = 3e38f;
   FAILS(dc_optimizer_step(a.optimizer, a.weights, a.grads, sizeof(dc_tensor), 2, 2), DC_E_NOT_FINITE, "grads[1]");
-  a.grad[0][99] = NAN; /* the first of them is named */
+  a.grad[0][99] = NAN; /* the first such parameter is named */
   FAILS(step(&a), DC_E_NOT_FINITE, "grads[0]");
   fill_grads(&a, 2, 0);
   OK(step(&a));

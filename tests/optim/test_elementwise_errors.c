@@ -1,4 +1,4 @@
-/* Errors of AdamW and SGD, by the points of the second-order conformance list. */
+/* Errors of AdamW and SGD: points of the second-order conformance list. */
 #include "optim_test.h"
 #include "support/steps.h"
 
@@ -73,11 +73,11 @@ static void test_43_bad_groups_and_params(void **state) {
   FAILS(dc_optimizer_add_param(a.optimizer, 0, shape, 2, 0, 12, DC_FLOAT64, NULL), DC_E_DTYPE, "float64");
   OK(dc_optimizer_add_param(a.optimizer, 0, shape, 2, 0, 12, 0, NULL));
   s.momentum = 0.9;
-  OK(dc_sgd_set_group(a.optimizer, 0, &s)); /* as a scheduler does before the first step */
+  OK(dc_sgd_set_group(a.optimizer, 0, &s)); /* allowed before the first step, as a scheduler does */
   piece(&a, 0, "momentum_buffer");
   s.momentum = 0;
   FAILS(dc_sgd_set_group(a.optimizer, 0, &s), DC_E_INVALID, "whether there is momentum must stay");
-  OK(dc_sgd_set_group(a.optimizer, 1, &s)); /* a new group may */
+  OK(dc_sgd_set_group(a.optimizer, 1, &s)); /* allowed for a new group */
   s.momentum = 0.5, s.weight_decay = 1;
   OK(dc_sgd_set_group(a.optimizer, 0, &s));
   dc_optimizer_destroy(a.optimizer);

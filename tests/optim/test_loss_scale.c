@@ -1,5 +1,5 @@
-/* A loss scale and found_inf, in memory that steps read in stream order. All kinds of optimizers, on a stream of the
- * CPU, and on ranks of which one has found something. */
+/* A loss scale and found_inf, which steps read from memory in stream order. Tested are all kinds of optimizers, a
+ * stream of the CPU, and ranks of which one has found an infinity. */
 #include "rank_invariance_test.h"
 #include "support/steps.h"
 
@@ -50,8 +50,8 @@ static int64_t skipped(const model *m) {
   return stats.skipped_steps;
 }
 
-/* Gradients of a scaled loss step as those of the loss; what was found keeps a step from being made, and another scale
- * holds for the next. */
+/* Gradients of a scaled loss give the same step as those of the loss. A step with found_inf set is skipped, and a new
+ * scale applies from the next step on. */
 static void test_the_bits_of_gradients_that_were_not_scaled(void **state) {
   (void)state;
   static model plain, scaled;
@@ -81,7 +81,7 @@ static void test_the_bits_of_gradients_that_were_not_scaled(void **state) {
     assert_int_equal(skipped(&scaled), STEPS);
     assert_int_equal(steps_of(scaled.optimizer), STEPS);
     OK(name(&scaled, NULL, NULL));
-    scale = found = NAN; /* not read any more */
+    scale = found = NAN; /* no longer read */
     gradients_of(9, grads);
     OK(step_with(&scaled, grads, NULL));
     OK(step_with(&plain, grads, NULL));

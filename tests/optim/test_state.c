@@ -1,4 +1,4 @@
-/* State: names and views, saved and loaded, and what is refused then. */
+/* State: its names and views, saving and loading, and states that are refused. */
 #include "optim_test.h"
 #include "support/steps.h"
 
@@ -57,7 +57,7 @@ static void test_names(void **state) {
   dc_optimizer_destroy(a.optimizer);
 }
 
-/* A run that is cut in two goes on with the same bits; views stay where they are when parameters are added. */
+/* A run that is interrupted continues with the same bits. Views keep their addresses when parameters are added. */
 static void test_48_round_trip(void **state) {
   (void)state;
   size_t bytes;
@@ -86,7 +86,7 @@ static void test_48_round_trip(void **state) {
   end();
 }
 
-/* Each byte that is changed, and each byte that is missing, is noticed, and nothing happens. */
+/* Each changed byte, and each missing byte, is noticed, and then nothing changes. */
 static void test_48_damage(void **state) {
   (void)state;
   size_t bytes, after;
@@ -113,7 +113,7 @@ static void test_48_damage(void **state) {
   end();
 }
 
-/* A whole state, but another optimizer's. */
+/* A valid state of another optimizer. */
 static void test_48_others(void **state) {
   (void)state;
   size_t bytes;
@@ -168,7 +168,7 @@ static void test_stats(void **state) {
   dc_optimizer_destroy(a.optimizer);
 }
 
-/* From the second step on nothing is allocated (point 54). */
+/* From the second step on, nothing is allocated (point 54). */
 static void test_54_steady(void **state) {
   (void)state;
   dc_optimizer_stats first = DC_OPTIMIZER_STATS_INIT, last = DC_OPTIMIZER_STATS_INIT;

@@ -1,4 +1,4 @@
-/* AdamW's and SGD's steps on a stream of the CPU: a task of the stream, with the bits of steps without one. */
+/* Steps of AdamW and SGD on a stream of the CPU are tasks of the stream, with the bits of steps without one. */
 #include <pthread.h>
 
 #include "optim_test.h"
@@ -6,7 +6,7 @@
 
 static bundle plain, queued;
 
-/* A task that holds the stream until it is let go. */
+/* A task that blocks the stream until let_go(). */
 typedef struct gate {
   pthread_mutex_t mutex;
   pthread_cond_t changed;
@@ -34,7 +34,7 @@ static dc_status half_step(bundle *b) {
 }
 
 static void same(void) {
-  assert_int_equal(steps_of(plain.optimizer), steps_of(queued.optimizer)); /* which waits */
+  assert_int_equal(steps_of(plain.optimizer), steps_of(queued.optimizer)); /* waits for the queued steps */
   for (int64_t i = 0; i < plain.count; i++) {
     assert_memory_equal(plain.weight[i], queued.weight[i], (size_t)plain.parts[i] * sizeof(float));
   }
@@ -51,7 +51,7 @@ static void make_both(void) {
   }
 }
 
-/* Settings made after a step was queued hold for the next one. */
+/* Settings that change after a step was queued apply to the next one. */
 static void test_a_step_is_a_task_of_the_stream(void **state) {
   (void)state;
   gate g = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
@@ -80,7 +80,7 @@ static void test_a_step_is_a_task_of_the_stream(void **state) {
   dc_stream_destroy(stream);
 }
 
-/* Without a stream it is an error; on one it is counted. Both change nothing. */
+/* Without a stream it is an error; on a stream it is counted. Either way nothing changes. */
 static void test_a_gradient_that_is_not_finite(void **state) {
   (void)state;
   dc_stream *stream;
@@ -100,13 +100,13 @@ static void test_a_gradient_that_is_not_finite(void **state) {
   plain.grad[1][2] = queued.grad[1][2] = 1;
   OK(half_step(&plain));
   OK(half_step(&queued));
-  dc_optimizer_destroy(queued.optimizer); /* which waits for it */
+  dc_optimizer_destroy(queued.optimizer); /* waits for the step */
   assert_memory_equal(plain.weight[0], queued.weight[0], 5000 * sizeof(float));
   dc_optimizer_destroy(plain.optimizer);
   dc_stream_destroy(stream);
 }
 
-/* K-FAC's, Shampoo's and SOAP's steps are done when the call returns, behind what is on the stream. */
+/* Steps of K-FAC, Shampoo and SOAP are complete when the call returns, and come after the stream's work. */
 static void zero(void *user) {
   memset(user, 0, 3 * sizeof(float));
 }

@@ -1,5 +1,5 @@
-/* The plan of a stack of layers: its sums against the sizes of real layers and the formulas, the largest micro-batch
- * against its neighbour, and numbers at their edges. */
+/* The plan of a stack of layers. Its sums are compared with the sizes of real layers and with formulas, and the largest
+ * micro-batch with the next larger one. Also extreme numbers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -44,7 +44,7 @@ static dc_layer_plan plan_of(const dc_layer_config *config, const dc_layer_plan_
   return plan;
 }
 
-/* Activations are those of dc_layer_get_cost, in every combination. */
+/* Activations are as dc_layer_get_cost reports them, in every combination. */
 static void test_18_plan_is_the_cost(void **state) {
   (void)state;
   dc_device *device;
@@ -75,7 +75,7 @@ static void test_18_plan_is_the_cost(void **state) {
   dc_device_destroy(device);
 }
 
-/* DeepSpeed's bytes a layer and sample, in units of S H: what its sources save, added up by hand. */
+/* DeepSpeed's bytes per layer and sample, in units of S H: the tensors that its sources save, added up by hand. */
 static void test_18_deepspeeds_inventory(void **state) {
   (void)state;
   static const int64_t at_128[] = {44, 40, 40, 36, 36, 32, 32, 28}; /* by flags, inv the lowest bit, then attn, gelu */
@@ -137,7 +137,7 @@ static void test_states_by_stage_and_optimizer(void **state) {
   assert_int_equal(plan_of(&c, &o).working_bytes, 8 * layer);
 }
 
-/* The found one fits, and one more does not. */
+/* The planned micro-batch fits, and a larger one does not. */
 static void test_the_most_that_fit(void **state) {
   (void)state;
   for (int32_t i = 0; i < 2 * 8 * 3; i++) {
@@ -232,7 +232,7 @@ static void test_27_plan_does_not_overflow(void **state) {
     REFUSED(DC_E_SHAPE, "2^63");
     o.micro_batch = 0;
     o.memory_bytes = INT64_MAX;
-    REFUSED(DC_E_SHAPE, "2^63"); /* the states alone */
+    REFUSED(DC_E_SHAPE, "2^63"); /* already the states */
     c = bert_large();
     dc_layer_plan plan = plan_of(&c, &o);
     assert_true(plan.micro_batch >= 0 && plan.total_bytes >= 0);
@@ -247,7 +247,7 @@ static void test_27_plan_does_not_overflow(void **state) {
   }
 }
 
-/* A layer's own sums, too: its pairs of tokens. */
+/* A single layer's sums, too, with its pairs of tokens. */
 static void test_16_costs_do_not_overflow(void **state) {
   (void)state;
   dc_layer_config c = DC_LAYER_CONFIG_INIT;

@@ -1,4 +1,4 @@
-/* The caller's own accesses to memory, on its stream or on the host. */
+/* Accesses to memory that the caller itself makes, on its stream or on the host. */
 #include <stdarg.h>
 
 #include "program.h"
@@ -17,7 +17,7 @@ struct touch {
 void program_fail(atomic_int *failed, rank *r, const char *format, ...) {
   int none = 0;
   if (!atomic_compare_exchange_strong(failed, &none, 1)) {
-    return; /* the first is the cause */
+    return; /* only the first failure is the cause */
   }
   int used = snprintf(r->failure, sizeof r->failure, "rank %d of %d: ", r->rank, r->world);
   va_list args;

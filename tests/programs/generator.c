@@ -1,4 +1,4 @@
-/* The next call. All ranks draw from the same numbers, so all do the same. */
+/* Draws the next call. All ranks draw the same numbers, so all make the same calls. */
 #include "program.h"
 
 static const int32_t weight_types[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16, DC_INT8, DC_INT32, DC_INT64};
@@ -42,7 +42,7 @@ static void step_weights(program *p, param *a, int64_t graph) {
       break;
     case 3:
       if (has_copy(a) && pick(p, 3) == 0) {
-        release(p, a, graph); /* perhaps before it has come */
+        release(p, a, graph); /* possibly before the gather is complete */
       }
       break;
     case 4:
@@ -72,7 +72,7 @@ static void step_weights(program *p, param *a, int64_t graph) {
   }
 }
 
-/* One tensor more than once, since its next content may come while a copy of the last one is there. */
+/* Uses one tensor several times, since its next content may arrive while a copy of the last one still exists. */
 static void step_tensors(program *p) {
   value *v = &p->values[pick(p, VALUES)];
   for (uint64_t times = 1 + pick(p, 6); times > 0 && !broken(p); times--) {
@@ -174,7 +174,7 @@ static void add_param(program *p, int64_t id) {
     return;
   }
   size_t size = dc_dtype_size(a->types[0]);
-  a->shard = ground_new((size_t)a->chunk * size); /* padding is never written, and must never be read */
+  a->shard = ground_new((size_t)a->chunk * size); /* padding is never initialised, and must never be read */
   ground_writes(a->shard, (size_t)a->count * size, "the first weights");
   for (int64_t i = 0; i < a->count; i++) {
     double w = weight(id, 0, a->begin + i);
@@ -197,7 +197,7 @@ static void set_up(program *p) {
   for (int i = 0; i < VALUES; i++) {
     int32_t dtype = weight_types[pick(p, 7)];
     void *source = ground_new(TENSOR * dc_dtype_size(dtype));
-    p->values[i] = (value){.graph = i == 2 ? OTHER_GRAPH : GRAPH, /* the last has the first one's number */
+    p->values[i] = (value){.graph = i == 2 ? OTHER_GRAPH : GRAPH, /* the last has the same id as the first */
                            .id = i % 2,
                            .source = source,
                            .dtype = dtype,
@@ -207,7 +207,7 @@ static void set_up(program *p) {
   }
   CHECK(p, !broken(p));
   OK(p, register_graphs(p, true, true));
-  sync_caller(p); /* gradients are set to zero on the caller's stream, and are read on the host */
+  sync_caller(p); /* gradients are zeroed on the caller's stream, and read on the host */
 }
 
 /* ---- a program on a rank ---- */
@@ -219,7 +219,7 @@ typedef struct cast_of_ranks {
   int32_t contexts;
 } cast_of_ranks;
 
-/* The second context of a rank's. */
+/* A rank's second context. */
 static void open_second(program *p, const setup *s) {
   dc_config config = s->config;
   config.struct_size = sizeof config;
@@ -290,7 +290,7 @@ static void run_program(rank *r) {
   free(programs);
 }
 
-/* World, config and kind of communicator belong to the program. */
+/* The seed also decides the world, the config and the kind of communicator. */
 const char *run_seed(const program_spec *spec) {
   static const int64_t buckets[] = {1, 30, 1000};
   cast_of_ranks all = {.spec = spec, .state = spec->seed * 7919};

@@ -1,4 +1,4 @@
-/* Gradients, and the graphs and buffers that change under them. */
+/* Gradients, and changes of graphs and buffers between them. */
 #include "program.h"
 
 static const int32_t float_types[] = {DC_FLOAT32, DC_BFLOAT16, DC_FLOAT16, DC_FLOAT64};
@@ -73,7 +73,7 @@ void end_backward(program *p) {
 void abort_step(program *p) {
   OK(p, dc_context_step_abort(p->ctx));
   model_abort(p);
-  p->wire = wire_bytes(p, false); /* only the library knows which buckets were full */
+  p->wire = wire_bytes(p, false); /* only the library knows which buckets were flushed */
 }
 
 /* ---- graphs and buffers that change in the middle ---- */
@@ -106,7 +106,7 @@ void register_again(program *p) {
   OK(p, register_graphs(p, reset || !other, reset || other));
   for (int i = 0; i < VALUES; i++) {
     value *v = &p->values[i];
-    if (reset || v->graph == (other ? OTHER_GRAPH : GRAPH)) { /* it was the old graph's */
+    if (reset || v->graph == (other ? OTHER_GRAPH : GRAPH)) { /* it belonged to the old graph */
       v->host = v->device = -1;
     }
     v->offload_waited = true; /* registering drains the streams */

@@ -1,8 +1,8 @@
-/* Calls that must be refused. Each rank draws its own, between the legal calls of all. A refused call does not
- * communicate, so no other rank may notice. It changes nothing, so later values are the same. */
+/* Calls that must be refused. Each rank draws its own, between the legal calls that all make. A refused call does not
+ * communicate, so other ranks must not notice. It changes nothing, so later values are the same. */
 #include "program.h"
 
-enum { NOBODY = 999 }; /* no graph's and no parameter's number */
+enum { NOBODY = 999 }; /* the id of no graph and no parameter */
 
 static uint64_t own_pick(program *p, uint64_t below) {
   uint64_t *shared = p->state;
@@ -62,7 +62,7 @@ static void wrong_order(program *p, param *a) {
   if (a->pending && a->numel > 0) {
     REFUSED(p, dc_context_update_param_grad_buffer(p->ctx, a->id, NULL, 0), DC_E_BUSY);
   }
-  if ((a->pending || a->has_local) && a->numel > 0) { /* an empty one never has work under way */
+  if ((a->pending || a->has_local) && a->numel > 0) { /* an empty one never has pending work */
     REFUSED(p, dc_reset(p->ctx), DC_E_BUSY);
     REFUSED(p, register_graphs(p, true, false), DC_E_BUSY);
     REFUSED(p, dc_unregister_graph(p->ctx, GRAPH), DC_E_BUSY);
@@ -119,7 +119,7 @@ static void wrong_numbers(program *p, param *a) {
   }
 }
 
-/* A gradient that differs in one thing from what it must be. */
+/* A gradient that is wrong in one property. */
 static void wrong_gradients(program *p, param *a) {
   static const int64_t negative[1] = {-1}, strides[2] = {1, 7};
   static const dc_status expected[] = {DC_E_INVALID, DC_E_SHAPE, DC_E_DTYPE, DC_E_SHAPE, DC_E_DTYPE};
@@ -209,7 +209,7 @@ static void no_handles(program *p, param *a) {
   REFUSED(p, dc_comm_dup(NULL, &comm), DC_E_INVALID);
   REFUSED(p, dc_comm_barrier(NULL), DC_E_INVALID);
   CHECK(p, ctx == NULL && device == NULL && stream == NULL && comm == NULL);
-  /* Before dc_init a context refuses everything; it may be destroyed at once. */
+  /* Before dc_init, a context refuses every call; it may be destroyed at once. */
   OK(p, dc_context_create(p->r->device, NULL, &ctx));
   dc_status status = dc_set_persistent(ctx, a->id), end = dc_cleanup(ctx);
   dc_context_destroy(ctx);
@@ -248,7 +248,7 @@ void illegal_call(program *p) {
 
 /* ---- ranks that differ ---- */
 
-/* A context that differs from the others is refused on every rank, and nothing else is affected. */
+/* A context whose configuration differs is refused on every rank, and nothing else is affected. */
 static void other_config(program *p, bool culprit) {
   dc_context *ctx = NULL;
   OK(p, dc_context_create(p->r->device, NULL, &ctx));
@@ -281,7 +281,7 @@ static dc_status register_other(program *p, bool culprit) {
 
 void mismatch(program *p) {
   if (p->r->world == 1 || p->group_size < p->r->world) {
-    return; /* a group of several does not see what another one calls, and gets an abort for it */
+    return; /* a group of one context's ranks does not see another group's calls, and only gets an abort */
   }
   bool culprit = p->r->rank == (int32_t)pick(p, (uint64_t)p->r->world);
   uint64_t kind = pick(p, 3);
@@ -292,7 +292,7 @@ void mismatch(program *p) {
   bool gathers = kind == 1 && p->stage == 3 && p->params[0].numel > 0;
   dc_status status = gathers ? gather_other(p, culprit) : register_other(p, culprit);
   CHECK(p, status == DC_E_MISMATCH && dc_last_error()[0] != '\0');
-  /* The group has failed, for everything and for good. */
+  /* The group has failed permanently, for every call. */
   REFUSED(p, dc_context_check(p->ctx), DC_E_MISMATCH);
   REFUSED(p, dc_end_backward(p->ctx, GRAPH, 0), DC_E_MISMATCH);
   REFUSED(p, dc_comm_barrier(p->r->comm), DC_E_MISMATCH);

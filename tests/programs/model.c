@@ -1,4 +1,4 @@
-/* The sequential model: what is gathered, reduced and held where, and which values there must be. */
+/* The sequential model: where values are gathered, reduced and stored, and what they must be. */
 #include "program.h"
 
 uint64_t pick(program *p, uint64_t below) {
@@ -9,7 +9,7 @@ uint64_t pick(program *p, uint64_t below) {
 }
 
 double rounded(double x, int32_t dtype) {
-  bool small = x > -256 && x < 256 && x == (double)(int)x; /* in every floating-point type */
+  bool small = x > -256 && x < 256 && x == (double)(int)x; /* exact in every floating-point type */
   if (!small || dtype == DC_INT8) {
     double raw;
     ground_cast(&raw, dtype, &x, DC_FLOAT64, 1);
@@ -18,12 +18,12 @@ double rounded(double x, int32_t dtype) {
   return x;
 }
 
-/* Of a size that int8 has, with a third that each type rounds in its own way. */
+/* The values fit int8, and have a third that each type rounds differently. */
 double weight(int64_t id, int64_t version, int64_t i) {
   return (double)((id * 31 + version * 13 + i * 7) % 61 - 30) + 1.0 / 3;
 }
 
-/* Multiples of the world size, so that most means are whole; some of them large, so that sums round in 16 bits. */
+/* Multiples of the world size, so that most means are integers. Some are large, so that 16-bit sums round. */
 double gradient(const program *p, int32_t by, int64_t id, int64_t i) {
   int64_t scale = INT64_C(1) << (p->reductions * 5 + id) % 7;
   return (double)(((by * 5 + id * 3 + p->reductions * 11 + i * 2) % 5 - 2) * p->r->world * scale);
@@ -66,7 +66,7 @@ void model_gather(program *p, param *a, int t) {
 void model_drop(program *p, param *a) {
   for (int t = 0; t < TYPES; t++) {
     if (a->copies[t].state == COMING) {
-      p->lost = p->gathers; /* not known to be done, until a later one was waited for */
+      p->lost = p->gathers; /* may be in flight until a later gather was waited for */
     }
     a->copies[t].state = NONE;
   }
@@ -90,12 +90,12 @@ void model_wait(program *p, param *a) {
 
 /* ---- gradients ---- */
 
-/* The type that holds the values of both. */
+/* A type that holds the values of both. */
 static int32_t type_of_both(int32_t a, int32_t b) {
   return a == b ? a : a == DC_FLOAT64 || b == DC_FLOAT64 ? DC_FLOAT64 : DC_FLOAT32;
 }
 
-/* The ranks' values in `local`, of a type, are averaged into the buffer. Sums over ranks are exact. */
+/* Averages the ranks' values in `local`, which have this type, into the buffer. Sums over ranks are exact. */
 static void average(program *p, param *a, int32_t dtype) {
   for (int64_t i = 0; i < a->numel; i++) {
     double sum = 0;
@@ -129,7 +129,7 @@ void model_reduce(program *p, param *a, int32_t dtype) {
   }
 }
 
-/* The end of a step averages what its last backward has not. */
+/* The end of a step averages the sums that its last backward has not averaged. */
 void model_end(program *p) {
   for (int64_t i = 0; i < p->count && p->update; i++) {
     param *a = &p->params[i];
@@ -139,7 +139,7 @@ void model_end(program *p) {
   }
 }
 
-/* The step is left: weights that are not persistent are dropped. Only the library knows which buckets were full. */
+/* An aborted step drops weights that are not persistent. Only the library knows which buckets were flushed. */
 void model_abort(program *p) {
   for (int64_t i = 0; i < p->count; i++) {
     param *a = &p->params[i];
@@ -155,5 +155,5 @@ void model_abort(program *p) {
   for (int i = 0; i < VALUES; i++) {
     p->values[i].device = -1;
   }
-  p->waited = p->gathers; /* the streams are drained */
+  p->waited = p->gathers; /* all streams have been drained */
 }

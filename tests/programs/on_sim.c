@@ -1,4 +1,4 @@
-/* The simulated platform: every access is recorded, and the seed decides the order of everything. */
+/* The simulated platform: every access is recorded, and the seed decides the order of all work. */
 #include "program.h"
 #include "sim/sim_ranks.h"
 

@@ -1,9 +1,9 @@
-/* The real platform: the CPU device, and ranks that are threads over shared memory, checked by the sanitizers. */
+/* The real platform: the CPU device, and ranks as threads over shared memory, checked by sanitizers. */
 #include "kernels/kernels.h"
 #include "program.h"
 
 const char *const ground_name = "ranks as threads";
-const int64_t ground_large = 70001; /* with few ranks a part is more than what is staged */
+const int64_t ground_large = 70001; /* with few ranks a part is larger than the staging memory */
 
 typedef struct block {
   struct block *next;
@@ -74,7 +74,7 @@ const char *ground_run(const ground *g, setup s, void (*body)(rank *r), const vo
   for (int32_t i = 0; i < g->world; i++) {
     pthread_join(threads[i], NULL);
   }
-  for (int pass = 0; pass < 2; pass++) { /* the rank that failed by itself, then the others */
+  for (int pass = 0; pass < 2; pass++) { /* first looks for a rank that failed by itself */
     for (int32_t i = 0; i < g->world && failure[0] == '\0'; i++) {
       const char *text = ranks[i].failure;
       if (text[0] != '\0' && (pass == 1 || strstr(text, "abort") == NULL)) {

@@ -1,4 +1,4 @@
-/* Tensors of the caller's between device and host. */
+/* Tensors of the caller that move between device and host. */
 #include "program.h"
 
 static void expect_content(program *p, const value *v, const void *data, int64_t which, const char *what) {
@@ -12,7 +12,7 @@ static void expect_content(program *p, const value *v, const void *data, int64_t
 void offload(program *p, value *v) {
   const int64_t shape = TENSOR;
   dc_tensor out = DC_TENSOR_INIT;
-  if (v->device >= 0 && v->reload_waited && pick(p, 4) == 0) { /* the device copy itself */
+  if (v->device >= 0 && v->reload_waited && pick(p, 4) == 0) { /* offloads the device copy itself */
     dc_tensor a = flat((void *)(uintptr_t)v->device_data, &shape, v->dtype);
     OK(p, dc_offload_tensor(p->ctx, &a, v->graph, v->id, &out));
     v->host = v->device;
@@ -20,7 +20,7 @@ void offload(program *p, value *v) {
     v->stale = v->read_back = true;
     return;
   }
-  if (v->content < 0 || v->offload_waited) { /* only then may the source be written again */
+  if (v->content < 0 || v->offload_waited) { /* otherwise the source must not be overwritten yet */
     v->content = ++p->contents;
     touch *t = new_touch(p, v->source, TENSOR, v->dtype, true, "an activation");
     for (int64_t i = 0; i < TENSOR; i++) {
@@ -61,7 +61,7 @@ void reload(program *p, value *v) {
       expect_content(p, v, v->host_data, v->host, "an offloaded tensor");
       break;
     case 1:
-      if (v->device >= 0 && v->reload_waited && pick(p, 2) == 0) { /* perhaps while it is offloaded itself */
+      if (v->device >= 0 && v->reload_waited && pick(p, 2) == 0) { /* possibly while it is being offloaded itself */
         free_device(p, v);
       }
       break;

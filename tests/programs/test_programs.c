@@ -15,10 +15,10 @@ static bool given(const char *name) {
   return setting(name, 0) > 0;
 }
 
-/* Without a number of programs, as many as the time allows: sanitizers and valgrind are slow here. */
+/* By default runs as many programs as the time allows, since they are slow under sanitizers and valgrind. */
 static void run(const char *name, bool illegal, uint64_t usual, int64_t limit_ns) {
   if (!given(name) && (given("SIM_PROGRAMS") || given("SIM_ILLEGAL"))) {
-    return; /* the other kind was asked for */
+    return; /* the other kind was requested */
   }
   uint64_t first = setting("SIM_SEED", 1), count = setting(name, usual);
   int64_t end = given(name) ? INT64_MAX : dc__now_ns() + limit_ns;

@@ -1,4 +1,4 @@
-/* Gather, use, release, and calls that change weights. */
+/* Gathers, uses and releases weights, and makes calls that change them. */
 #include "program.h"
 
 void gather(program *p, param *a, int64_t graph) {
@@ -31,7 +31,7 @@ void prefetch(program *p) {
     param *a = &p->params[ids[i]];
     dc_tensor full = DC_TENSOR_INIT;
     model_gather(p, a, which[i]);
-    OK(p, dc_allgather_param(p->ctx, NULL, GRAPH, a->id, dtypes[i], &full)); /* a hit, which returns its address */
+    OK(p, dc_allgather_param(p->ctx, NULL, GRAPH, a->id, dtypes[i], &full)); /* a hit, which returns the address */
     a->copies[which[i]].data = full.data;
   }
 }
@@ -80,7 +80,7 @@ void take(program *p, param *a) {
   model_wait(p, a);
   a->in_use = false;
   use(p, a);
-  sync_caller(p); /* done reading */
+  sync_caller(p); /* waits until the caller has read it */
   dc_buffer_release(buffer);
   c->state = a->persistent ? c->state : NONE;
 }
@@ -113,7 +113,7 @@ void forget(program *p, param *a) {
   }
 }
 
-/* The optimizer writes the shards, once no reader is left as far as the caller can know. */
+/* The optimizer writes the shards once, as far as the caller can know, no reader is left. */
 void update_weights(program *p) {
   for (int64_t i = 0; i < p->count; i++) {
     param *a = &p->params[i];

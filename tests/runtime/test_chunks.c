@@ -1,4 +1,4 @@
-/* The pieces of a large gradient have each element of each rank's chunk once, in worlds of any size. */
+/* The pieces of a large gradient contain each element of each rank's chunk exactly once, in worlds of any size. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,7 +8,8 @@
 
 #include "runtime/runtime.h"
 
-/* Sizes around one at which a rank's chunk ends with a piece: chunks of 2 to 5 pieces, less or more some elements. */
+/* Sizes around those at which a rank's chunk ends with a piece: chunks of 2 to 5 pieces, and an element less or
+ * more. */
 static int64_t near_edge(int64_t width, int32_t world, int64_t step) {
   const int64_t chunk = (2 + step % 4) * width + (step / 4) % 3 - 1;
   return chunk * world - step * 7 % (world + width);
@@ -44,7 +45,7 @@ static void test_pieces(void **state) {
   }
 }
 
-/* The next-to-last piece begins where the chunk that is not full ends. */
+/* The last piece but one begins where the chunk that is not full ends. */
 static void test_chunk_that_ends_with_a_piece(void **state) {
   (void)state;
   dc_context ctx = {.world = 1024, .bucket_elements = 1000};

@@ -1,5 +1,5 @@
-/* The flight recorder: its entries, and that its dump is whole, wherever and whenever it is requested. tests/tools
- * tests that the files are right JSON, and the diagnoses from them. */
+/* The flight recorder: its entries, and that its dump is complete, wherever and whenever it is requested. tests/tools
+ * checks that the files are valid JSON, and the diagnoses from them. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdatomic.h>
@@ -14,7 +14,7 @@ static char folder[] = "/tmp/dc-trace-XXXXXX";
 
 /* ---- reading ---- */
 
-/* A rank's dump, the caller's to free; NULL: there is none. */
+/* Returns a rank's dump, which the caller must free; NULL: there is none. */
 static char *read_dump(int number) {
   char path[64];
   snprintf(path, sizeof path, "%s/rank-%d.json", folder, number);
@@ -54,7 +54,7 @@ static void empty_folder(void) {
     if (e->d_name[0] != '.') {
       unlink(path);
     } else {
-      assert_null(strstr(e->d_name, ".part")); /* nothing half-written stays */
+      assert_null(strstr(e->d_name, ".part")); /* no partial file remains */
     }
   }
   closedir(dir);
@@ -87,7 +87,7 @@ static void keeps_the_last(rank *r) {
   CHECK(r, whole(text) && occurrences(text, "\"n\":") == KEPT && strstr(text, "\"n\":2,") == NULL);
   CHECK(r, strstr(text, "\"state\":\"done\"") != NULL && strstr(text, "\"state\":\"running\"") == NULL);
   free(text);
-  OK(r, dc_context_trace_start(r->ctx, 3 * KEPT)); /* a larger ring has the old ones, but traces begin now */
+  OK(r, dc_context_trace_start(r->ctx, 3 * KEPT)); /* a larger ring keeps old entries, but the trace starts now */
   for (int i = 0; i < KEPT; i++) {
     OK(r, gather(r, id));
   }
@@ -112,7 +112,7 @@ static void test_keeps_the_last(void **state) {
 
 /* ---- dumps beside calls ---- */
 
-static atomic_int seen; /* the other rank's dump of rank 0 shows what it waits for */
+static atomic_int seen; /* 1: rank 0 begins to wait; the other rank then dumps it */
 static rank *waiting;
 
 static void dump_while_blocked(rank *r) {
@@ -123,7 +123,7 @@ static void dump_while_blocked(rank *r) {
   if (r->rank == 0) {
     waiting = r;
     atomic_store(&seen, 1);
-    OK(r, gather(r, id)); /* holds the context's mutex until the other comes */
+    OK(r, gather(r, id)); /* holds the context's mutex until the other rank comes */
   } else {
     bool found = false;
     for (int i = 0; i < 60000 && !found; i++) {
@@ -172,7 +172,7 @@ static void dump_beside_work(rank *r) {
   for (int i = 0; i < 3000 && status == DC_OK; i++) { /* the ring is overwritten while it is read */
     status = gather(r, id);
     if (status == DC_OK && i % 500 == 0) {
-      status = dc_context_trace_start(r->ctx, KEPT * (i / 500 % 2 + 1)); /* and replaced */
+      status = dc_context_trace_start(r->ctx, KEPT * (i / 500 % 2 + 1)); /* and the ring is replaced */
     }
   }
   pthread_join(thread, NULL);
@@ -197,7 +197,7 @@ static void fails(rank *r) {
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, ids, 2));
   OK(r, dc_context_trace_dump_on_error(r->ctx, "/tmp/other"));
   OK(r, dc_context_trace_dump_on_error(r->ctx, r->user == NULL ? folder : r->user));
-  FAILS(r, gather(r, 9), DC_E_NOT_FOUND, "id = 9"); /* a wrong argument is no reason to dump */
+  FAILS(r, gather(r, 9), DC_E_NOT_FOUND, "id = 9"); /* a wrong argument causes no dump */
   char *text = read_dump(r->rank);
   CHECK(r, text == NULL);
   FAILS(r, gather(r, r->rank == 1 ? 5 : 4), DC_E_MISMATCH, "parameter 5");
@@ -212,7 +212,7 @@ static void fails(rank *r) {
 static void test_dump_on_error(void **state) {
   (void)state;
   run_ranks((setup){.world = 2}, fails, NULL);
-  assert_int_not_equal(access("/tmp/other", F_OK), 0); /* the folder was changed */
+  assert_int_not_equal(access("/tmp/other", F_OK), 0); /* the folder was changed before */
   empty_folder();
   run_ranks((setup){.world = 2}, fails, "/proc/no such place"); /* the call's own error is still the one reported */
 }
@@ -239,7 +239,7 @@ static void *other_bucket(void *arg) {
   return NULL;
 }
 
-/* A failure of dc_init itself is dumped; a dump that can't be is a line in the log. */
+/* A failure of dc_init itself is dumped; if the dump fails, the log says so. */
 static void test_init_fails(void **state) {
   (void)state;
   dc_comm *comms[2];
@@ -280,7 +280,7 @@ static void test_bad_input(void **state) {
   assert_int_equal(dc_context_trace_dump(ctx, "/proc/no such place/at all"), DC_E_SYSTEM);
   assert_non_null(strstr(dc_last_error(), "/proc/no such place/at all"));
   assert_int_equal(dc_cleanup(ctx), DC_OK);
-  assert_int_equal(dc_context_trace_dump(ctx, folder), DC_OK); /* what was is still there */
+  assert_int_equal(dc_context_trace_dump(ctx, folder), DC_OK); /* the recorder still has its entries */
   dc_context_destroy(ctx);
   dc_device_destroy(device);
   empty_folder();

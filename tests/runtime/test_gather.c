@@ -50,14 +50,14 @@ static void every_shape(rank *r) {
   }
   CHECK(r, s.gather_wire_bytes == 2 * 4 * total); /* without padding */
   CHECK(r, s.gathers == 2 * SIZES && s.gathered_bytes == 0);
-  CHECK(r, s.allocations == 0);                      /* a steady step takes no memory */
+  CHECK(r, s.allocations == 0);                      /* a steady step allocates nothing */
   CHECK(r, s.gathered_peak_bytes <= 4097 * 4 + 256); /* one parameter at a time */
   for (int64_t i = 0; i < SIZES; i++) {
     free_sharded(&p[i]);
   }
 }
 
-/* A profiler gathers, forgets, and runs the wait and the release all the same. */
+/* A profiler gathers, drops the copy, and still makes the wait and the release. */
 static void profiler_forgets(rank *r) {
   sharded p;
   int64_t id = 5;
@@ -103,11 +103,11 @@ static void hits_and_updates(rank *r) {
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &a));
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &b));
-  CHECK(r, a.data == b.data); /* persistent at registration: both gathers are right */
+  CHECK(r, a.data == b.data); /* it was registered persistent, so both are the same copy */
   OK(r, dc_wait_allgather(r->ctx, &a, GRAPH, id));
   CHECK(r, holds_weights(&a, &p, 1.0f));
   for (int i = 0; i < 4; i++) {
-    OK(r, dc_release_param(r->ctx, &a, GRAPH, id, 1)); /* a persistent parameter stays, however often */
+    OK(r, dc_release_param(r->ctx, &a, GRAPH, id, 1)); /* a persistent parameter stays, however often it is released */
   }
   for (int64_t i = 0; i < p.chunk; i++) {
     p.shard[i] *= 2;
@@ -139,7 +139,7 @@ static void test_hits_and_updates(void **state) {
   run_ranks((setup){.world = 3}, hits_and_updates, NULL);
 }
 
-/* From the wait to the last release only dc_context_step_abort and an invalidation free the memory. */
+/* From the wait to the last release, only dc_context_step_abort and an invalidation free the memory. */
 static void in_use(rank *r) {
   sharded p;
   int64_t id = 3;
@@ -156,7 +156,7 @@ static void in_use(rank *r) {
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
   OK(r, dc_release_param(r->ctx, &a, GRAPH, id, 1));
   CHECK(r, stats_of(r).gathered_bytes == 0); /* no longer persistent */
-  OK(r, dc_set_persistent(r->ctx, id));      /* and not waited for */
+  OK(r, dc_set_persistent(r->ctx, id));      /* gathered, but not waited for */
   OK(r, dc_clear_persistent(r->ctx, id));
   FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, id), DC_E_STATE, "parameter 3 is not gathered");
   /* A caller that took a reference to a persistent copy keeps its memory. */
@@ -205,14 +205,14 @@ static void other_types(rank *r) {
   int64_t own = 1001 - begin < p.chunk ? 1001 - begin : p.chunk;
   CHECK(r, stats_of(r).gather_wire_bytes == 2 * (1001 - own)); /* cast first, then half the bytes */
   OK(r, dc_release_param(r->ctx, &a, GRAPH, id, 1));
-  /* A current copy of one type serves another without communication, once it is complete. */
+  /* A complete current copy in one type serves another type without communication. */
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &a));
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_BFLOAT16, &b));
   OK(r, dc_wait_allgather(r->ctx, &b, GRAPH, id));
   CHECK(r, holds_weights(&a, &p, 1.0f) && is_bf16_of_weights(&b, &p));
   CHECK(r, stats_of(r).gathers == 2);
   OK(r, dc_release_param(r->ctx, &b, GRAPH, id, 1));
-  CHECK(r, stats_of(r).gathered_bytes == 0); /* every copy went */
+  CHECK(r, stats_of(r).gathered_bytes == 0); /* all copies are dropped */
   const int32_t types[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16};
   for (int i = 0; i < 4; i++) {
     OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, types[i], &a));
@@ -252,7 +252,7 @@ static void users(rank *r) {
   CHECK(r, holds_weights(&a, &p, 1.0f) && dc_buffer_data(a.buffer) == a.data);
   dc_buffer *kept = dc_buffer_retain(a.buffer);
   OK(r, dc_release_param(r->ctx, &a, GRAPH, id, 3));
-  CHECK(r, dc_buffer_data(kept) == NULL && stats_of(r).gathered_bytes == 0); /* views or not, the memory is back */
+  CHECK(r, dc_buffer_data(kept) == NULL && stats_of(r).gathered_bytes == 0); /* the memory is freed despite views */
   dc_buffer_release(kept);
   FAILS(r, dc_release_param(r->ctx, &a, GRAPH, id, 3), DC_E_STATE, "parameter 5 is not gathered");
   FAILS(r, dc_wait_allgather(r->ctx, &a, GRAPH, id), DC_E_STATE, "parameter 5 is not gathered");
@@ -272,12 +272,12 @@ static void prefetch(rank *r) {
   for (int64_t i = 0; i < COUNT; i++) {
     ids[i] = i;
     dtypes[i] = i % 3 == 1 ? DC_BFLOAT16 : DC_DTYPE_NONE;
-    OK(r, register_sharded(r, &p[i], i, 40, 0)); /* equal sizes, where casts could take each other's memory */
+    OK(r, register_sharded(r, &p[i], i, 40, 0)); /* of equal sizes, so a cast could take another's memory */
   }
   OK(r, dc_register_graph_z3(r->ctx, GRAPH, ids, COUNT));
   OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, NULL, NULL, 0));
   OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, ids, dtypes, COUNT));
-  OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, ids, dtypes, COUNT)); /* all there */
+  OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, ids, dtypes, COUNT)); /* all exist already */
   CHECK(r, stats_of(r).gathers == COUNT && stats_of(r).gather_hits == COUNT);
   for (int64_t i = 0; i < COUNT; i++) {
     dc_tensor full = DC_TENSOR_INIT;
@@ -287,14 +287,14 @@ static void prefetch(rank *r) {
     OK(r, dc_release_param(r->ctx, &full, GRAPH, i, 1));
   }
   CHECK(r, stats_of(r).gathers == COUNT && stats_of(r).gathered_bytes == 0);
-  /* Released before any wait: memory is freed, and nothing breaks. */
+  /* Parameters are released before any wait: their memory is freed, and nothing breaks. */
   for (int round = 0; round < 20; round++) {
     OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, ids, NULL, COUNT));
     for (int64_t i = 0; i < COUNT; i++) {
       OK(r, dc_release_param(r->ctx, NULL, GRAPH, i, 1));
     }
   }
-  const int64_t again[4] = {3, 3, 4, 3}; /* one in two types; the same type twice is one gather */
+  const int64_t again[4] = {3, 3, 4, 3}; /* one in two types; a repeated type is one gather */
   const int32_t types[4] = {DC_DTYPE_NONE, DC_FLOAT32, DC_DTYPE_NONE, DC_BFLOAT16};
   int64_t before = stats_of(r).gathers;
   OK(r, dc_prefetch_params_fused(r->ctx, GRAPH, again, types, 4));
@@ -327,11 +327,11 @@ static void take(rank *r) {
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
   OK(r, dc_take_param(r->ctx, GRAPH, id, DC_DTYPE_NONE, &owned));
   CHECK(r, dc_buffer_data(owned) == full.data && holds_weights(&full, &p, 1.0f));
-  OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full)); /* forgotten: gathers anew */
+  OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full)); /* it was dropped, so this gathers again */
   CHECK(r, stats_of(r).gathers == 2 && full.data != dc_buffer_data(owned));
   OK(r, dc_release_param(r->ctx, &full, GRAPH, id, 1));
   CHECK(r, stats_of(r).gathered_bytes > 0);
-  dc_context_destroy(r->ctx); /* what is owned outlives the context */
+  dc_context_destroy(r->ctx); /* owned buffers outlive the context */
   r->ctx = NULL;
   CHECK(r, ((float *)dc_buffer_data(owned))[32] == value_of(id, 32));
   dc_buffer_release(owned);
@@ -343,7 +343,7 @@ static void test_take(void **state) {
   run_ranks((setup){.world = 2}, take, NULL);
 }
 
-/* Two graphs share a parameter: gathered in one, waited for and used in the other. */
+/* Two graphs share a parameter: one gathers it, the other waits for it and uses it. */
 static void shared_param(rank *r) {
   sharded p;
   int64_t id = 8;

@@ -1,4 +1,4 @@
-/* Gathers, and reductions, for a caller whose work is on a stream of its own. */
+/* Gathers and reductions for a caller that works on its own stream. */
 #include "harness.h"
 
 #include <sched.h>
@@ -15,7 +15,7 @@ static bool holds_weights(const dc_tensor *full, const sharded *p, float scale) 
   return full->shape[0] == p->numel && full->ndim == 1 && full->dtype == DC_FLOAT32;
 }
 
-/* The caller's work on a stream of its own: gathers start after it, and memory is freed after its last read. */
+/* Gathers start after the stream's earlier work, and memory is freed after its last read there. */
 static void on_a_stream(rank *r) {
   sharded p;
   int64_t id = 9;
@@ -42,7 +42,7 @@ static void test_on_a_stream(void **state) {
   run_ranks((setup){.world = 2}, on_a_stream, NULL);
 }
 
-/* A caller that runs many parameters ahead of its stream takes only the memory of those in use at once. */
+/* A caller that is many parameters ahead of its stream only needs the memory of those in use at once. */
 enum { AHEAD = 40, LARGE = 2 << 20 };
 
 static void wait_until(void *user) {
@@ -72,7 +72,7 @@ static void runs_ahead(rank *r) {
   }
   dc_memory_stats stats = DC_MEMORY_STATS_INIT;
   OK(r, dc_context_get_memory_stats(r->ctx, &stats));
-  CHECK(r, stats.gathered_peak_bytes <= 2 * LARGE); /* what a chunk holds */
+  CHECK(r, stats.gathered_peak_bytes <= 2 * LARGE); /* two of them, as many as a chunk holds */
   atomic_store(&open, 1);
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, 7, DC_DTYPE_NONE, &full));
   OK(r, dc_wait_allgather(r->ctx, &full, GRAPH, 7));
@@ -128,7 +128,7 @@ static void from_own_work(rank *r) {
   OK(r, dc_context_set_stream(r->ctx, stream));
   OK(r, dc_start_backward(r->ctx, 1));
   OK(r, dc_stream_call(stream, reduce_all, w));
-  OK(r, dc_stream_synchronize(stream, 0)); /* for the function */
+  OK(r, dc_stream_synchronize(stream, 0)); /* waits for the function */
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   OK(r, dc_stream_synchronize(stream, 0));
   CHECK(r, w->refused == 0);

@@ -4,8 +4,8 @@
 
 enum { GRAPH = 7 };
 
-/* Shards of every type, with values that narrower types round, gathered in one type after another: each gives the cast
- * of the shard, whatever the earlier gathers were. */
+/* Shards of every type, with values that narrower types round, are gathered in one type after another. Each gather
+ * gives the cast of the shard, whatever the earlier gathers were. */
 enum { KINDS = 7, ELEMENTS = 9 };
 static const int32_t kinds[KINDS] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16, DC_INT8, DC_INT32, DC_INT64};
 

@@ -1,4 +1,4 @@
-/* Gradient buffers that are taken away, set again, or unset on some ranks: errors do not depend on a rank's part. */
+/* Gradient buffers that are taken away, replaced, or unset on some ranks: errors do not depend on a rank's part. */
 #include "address.h"
 #include "harness.h"
 
@@ -34,10 +34,10 @@ static dc_status reduce_ones(rank *r) {
 
 typedef struct split {
   int32_t stage;
-  int64_t cut; /* rank 0 owns what is before it, the last rank the rest */
+  int64_t cut; /* rank 0 owns the elements before it, the last rank the rest */
 } split;
 
-/* Where a rank owns nothing, it cannot know that the buffer was taken away: all of them learn it in the reduction. */
+/* A rank that owns nothing cannot know that the buffer was taken away: all ranks learn it in the reduction. */
 static void taken_away(rank *r) {
   const split *s = r->user;
   bool all_own = s->cut > 0 && s->cut < LENGTH && r->world == 2;
@@ -74,7 +74,7 @@ static void test_buffers_are_removed(void **state) {
   }
 }
 
-/* Where a rank owns nothing, a new buffer for the others does not concern it. */
+/* A new buffer for other ranks does not affect a rank that owns nothing. */
 static void given_anew(rank *r) {
   part p, other;
   int64_t begin = r->rank == 0 ? 0 : LENGTH;
@@ -101,7 +101,7 @@ static void nap(void *user) {
   nanosleep(&(struct timespec){0, 20000000}, NULL);
 }
 
-/* The old buffer is the caller's again once there is another, also if the caller's stream was to set it to zero. */
+/* Once there is another buffer, the caller may use the old one, also if the caller's stream was to zero it. */
 static void old_buffer_is_free(rank *r) {
   part p, other;
   dc_stream *stream;
@@ -123,7 +123,7 @@ static void test_old_buffers_are_free(void **state) {
   run_ranks((setup){.world = 1}, old_buffer_is_free, NULL);
 }
 
-/* A graph is registered with each rank's part of a gradient; a buffer that comes later changes nothing of it. */
+/* A graph is registered with each rank's part of a gradient; a later buffer does not change that part. */
 static void thawed(rank *r) {
   sharded p;
   const int64_t id = PARAM, chunk = ceil_div(LENGTH, r->world);
@@ -156,8 +156,8 @@ static void test_thawed(void **state) {
   (void)state;
   run_ranks((setup){.world = 1}, thawed, NULL);
   run_ranks((setup){.world = 2}, thawed, NULL);
-  run_ranks((setup){.world = 4}, thawed, NULL); /* the last one has two elements, and padding */
-  run_ranks((setup){.world = 6}, thawed, NULL); /* and here none at all */
+  run_ranks((setup){.world = 4}, thawed, NULL); /* the last rank has two elements, and padding */
+  run_ranks((setup){.world = 6}, thawed, NULL); /* the last rank has only padding */
 }
 
 static dc_status register_other(rank *r, int32_t stage) {
@@ -166,8 +166,8 @@ static dc_status register_other(rank *r, int32_t stage) {
                     : dc_register_graph_z2(r->ctx, OTHER_GRAPH, &id, 1);
 }
 
-/* A graph may be registered while the buffer is away. It neither freezes the parameter in the graphs that have it, nor
- * loses their sums; and it takes no other split than theirs. */
+/* A graph may be registered while the buffer is away. It does not freeze the parameter in other graphs or lose their
+ * sums, and accepts no other split. */
 static void registered_meanwhile(rank *r) {
   const split *s = r->user;
   part p;
@@ -198,8 +198,8 @@ static void test_registered_meanwhile(void **state) {
   run_ranks((setup){.world = 2}, registered_meanwhile, &(split){2, 5});
 }
 
-/* A stage-0 graph writes whole gradients. It takes no parameter whose buffers are parts of them, also while these are
- * away; the graph that has it goes on. */
+/* A stage-0 graph writes whole gradients. It refuses a parameter whose buffers are parts, also while these are away,
+ * and the parameter's other graph stays usable. */
 static void whole_meanwhile(rank *r) {
   static const char text[] =
       "stage 0 needs all 10 elements of the gradient of parameter 1, but another graph was "

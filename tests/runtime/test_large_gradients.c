@@ -1,17 +1,17 @@
-/* Gradients larger than a bucket go through it in pieces: the bits are those of a bucket that holds them whole, and the
- * buckets stay as small as they were. */
+/* Gradients larger than a bucket go through it in pieces. The bits are those of a bucket that holds them whole, and
+ * buckets do not grow. */
 #include "harness.h"
 #include "sanitized.h"
 
 enum { GRAPH = 3, PARAMS = 3, WORLD = 5, STEPS = 3, PIECE = 1 << 16 };
 
-/* Two large ones, of which the second has fewer elements in its last chunk, or none; and a small one behind them. */
+/* Two large gradients, of which the second has a shorter last chunk or none, and a small one behind them. */
 static const int64_t sizes[PARAMS] = {3 * PIECE + 8, 2 * PIECE + 7001, 100};
 
 typedef struct large_case {
   int32_t stage;
-  int32_t dtype; /* of the gradients */
-  bool records;  /* into whole, instead of comparing with it */
+  int32_t dtype; /* type of the gradients */
+  bool records;  /* writes to `whole` instead of comparing with it */
 } large_case;
 
 /* Each rank's parts as a large bucket gives them; longer than any part. */
@@ -67,7 +67,7 @@ static void large_gradients(rank *r) {
   OK(r, c->stage == 3   ? dc_register_graph_z3(r->ctx, GRAPH, ids, PARAMS)
         : c->stage == 2 ? dc_register_graph_z2(r->ctx, GRAPH, ids, PARAMS)
                         : dc_register_graph_z1(r->ctx, GRAPH, ids, PARAMS));
-  for (int step = 0; step < STEPS; step++) { /* two micro-batches and the last */
+  for (int step = 0; step < STEPS; step++) { /* two micro-batches, and the last one */
     OK(r, one_backward(r, c, step, step == STEPS - 1, scratch));
   }
   dc_memory_stats stats = {.struct_size = sizeof stats};
@@ -87,7 +87,7 @@ static void large_gradients(rank *r) {
 
 static void test_large_gradients(void **state) {
   (void)state;
-#ifdef SANITIZED /* which takes long */
+#ifdef SANITIZED /* sanitizers make it slow */
   static const int32_t worlds[] = {2, WORLD};
 #else
   static const int32_t worlds[] = {1, 2, 3, WORLD};

@@ -1,10 +1,10 @@
-/* Memory of a step with one parameter that is much larger than a bucket. */
+/* The memory of a step whose only parameter is much larger than a bucket. */
 #include "harness.h"
 #include "runtime/runtime.h"
 
 enum { GRAPH = 3, ELEMENTS = 3 << 22, BUCKET = 1 << 18, STEPS = 3 };
 
-/* Memory of the device, and of the heap that peers read, in the context's hands. */
+/* Memory of the device, and of the heap that peers read, which the context holds. */
 static int64_t held_bytes(const dc_context *ctx) {
   dc__arena *const arenas[] = {ctx->arenas.gathered, ctx->arenas.working, ctx->arenas.shared, ctx->arenas.buckets};
   int64_t bytes = 0;
@@ -27,7 +27,7 @@ static void one_step(rank *r, const dc_tensor *grad) {
   OK(r, dc_context_params_updated(r->ctx, NULL, 0));
 }
 
-/* The whole parameter, the copy of the shard that peers read, and two buckets. */
+/* Memory for the whole parameter, the shard's copy that peers read, and two buckets. */
 static void large_param(rank *r) {
   const int64_t count = ELEMENTS, chunk = ceil_div(ELEMENTS, r->world), id = 0;
   float *shard = calloc((size_t)chunk, sizeof *shard), *part = calloc((size_t)chunk, sizeof *part);
@@ -39,7 +39,7 @@ static void large_param(rank *r) {
   for (int step = 0; step < STEPS; step++) {
     one_step(r, &grad);
   }
-  CHECK(r, held_bytes(r->ctx) * 10 <= (int64_t)ELEMENTS * 4 * 16); /* chunks are never given back: it is the peak */
+  CHECK(r, held_bytes(r->ctx) * 10 <= (int64_t)ELEMENTS * 4 * 16); /* chunks are never freed, so this is the peak */
   free(shard);
   free(part);
   free(whole);

@@ -27,16 +27,16 @@ static void in_errors(rank *r) {
   FAILS(r, dc_context_set_param_name(r->ctx, 99, "x"), DC_E_NOT_FOUND, "id = 99");
   FAILS(r, dc_context_set_param_name(r->ctx, 3, "a\nb"), DC_E_INVALID,
         "name of parameter 3 (encoder.layer.0.weight) has byte 0x0a at 1, must have no control bytes");
-  /* Of a long name the end is shown, in whole characters. */
+  /* The end of a long name is shown, in whole characters. */
   char longer[300];
   memset(longer, 'a', sizeof longer);
-  memcpy(longer + 202, "\xc3\xa4", 2); /* cut in its middle it would be no character */
+  memcpy(longer + 202, "\xc3\xa4", 2); /* cutting inside it would leave no valid character */
   memcpy(longer + sizeof longer - 8, ".weight", 8);
   OK(r, dc_context_set_param_name(r->ctx, 3, longer));
   FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, 3), DC_E_STATE, "parameter 3 (...aaaa");
   FAILS(r, dc_wait_allgather(r->ctx, NULL, GRAPH, 3), DC_E_STATE, ".weight) is not gathered; call dc_allgather_param");
   CHECK(r, strstr(dc_last_error(), "\xa4") == NULL);
-  /* Ranks that call differently are told the names of both. */
+  /* Ranks that call different operators see the names of both. */
   OK(r, dc_context_set_param_name(r->ctx, 3, "weight"));
   OK(r, dc_context_set_param_name(r->ctx, 4, "bias"));
   const int64_t own = r->rank == 0 ? 3 : 4;
@@ -55,7 +55,7 @@ static void test_in_errors(void **state) {
   run_ranks((setup){.world = 2}, in_errors, NULL);
 }
 
-/* A name goes with its parameter. */
+/* A name is dropped with its parameter. */
 static void ends_with_its_parameter(rank *r) {
   sharded p;
   const int64_t id = 3;

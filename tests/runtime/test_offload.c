@@ -26,7 +26,7 @@ static void tensors(rank *r) {
       data[i] = value_of(step, i);
     }
     OK(r, dc_offload_tensor(r->ctx, &a, GRAPH, 5, &host));
-    memset(data, 0, sizeof data); /* free on return */
+    memset(data, 0, sizeof data); /* the caller may overwrite it on return */
     OK(r, dc_wait_offload(r->ctx, &host, GRAPH, 5, &host));
     CHECK(r, host.ndim == 2 && host.shape[1] == 5 && ((float *)host.data)[14] == value_of(step, 14));
     FAILS(r, dc_wait_reload(r->ctx, NULL, GRAPH, 5, &out), DC_E_STATE, "not being reloaded");
@@ -56,7 +56,7 @@ static void test_tensors(void **state) {
   run_ranks((setup){.world = 2}, tensors, NULL);
 }
 
-/* A reload brings the latest offloaded content, also when the copy of an earlier reload is still there. */
+/* A reload brings the latest offloaded content, even if the copy of an earlier reload still exists. */
 static void newer_content(rank *r) {
   enum { OTHER_GRAPH = 2, STEPS = 6 };
   const int64_t count = 15;
@@ -79,15 +79,15 @@ static void newer_content(rank *r) {
     OK(r, dc_wait_offload(r->ctx, NULL, GRAPH, 5, &out));
     OK(r, stream != NULL ? dc_stream_synchronize(stream, 0) : DC_OK);
     if (step == 2) {
-      continue; /* offloaded twice, reloaded once */
+      continue; /* offload twice, reload once */
     }
     OK(r, dc_context_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, GRAPH, 5, 0, &info));
     CHECK(r, info.device_bytes == 60);
     OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 5, &out));
     kept[step] = dc_buffer_retain(out.buffer);
-    CHECK(r, stats_of(r).reload_bytes == 60); /* the earlier copy is the caller's alone */
+    CHECK(r, stats_of(r).reload_bytes == 60); /* only the caller holds the earlier copy */
     OK(r, dc_reload_tensor(r->ctx, NULL, GRAPH, 5, &out));
-    CHECK(r, out.buffer == kept[step]); /* nothing is newer */
+    CHECK(r, out.buffer == kept[step]); /* there is no newer content */
     OK(r, dc_context_dry_run(r->ctx, DC_OP_RELOAD_TENSOR, GRAPH, 5, 0, &info));
     CHECK(r, info.device_bytes == 0);
     OK(r, dc_wait_reload(r->ctx, NULL, GRAPH, 5, &out));
@@ -153,11 +153,11 @@ static void freeing(rank *r) {
   dc_tensor t[3] = {flat(data, &four, DC_FLOAT32), flat(data, &five, DC_FLOAT32), flat(data, &zero, DC_FLOAT32)};
   int32_t freed[3] = {-1, -1, -1};
   OK(r, dc_free_tensors(r->ctx, t, sizeof t[0], 3, freed));
-  CHECK(r, freed[0] == 0 && freed[1] == 1 && freed[2] == 0); /* more than the threshold, strictly */
+  CHECK(r, freed[0] == 0 && freed[1] == 1 && freed[2] == 0); /* only tensors above the threshold are freed */
   freed[1] = -1;
   t[2].dtype = 99;
   FAILS(r, dc_free_tensors(r->ctx, t, sizeof t[0], 3, freed), DC_E_DTYPE, "tensors.dtype = 99");
-  CHECK(r, freed[1] == -1); /* one that is wrong: none is freed */
+  CHECK(r, freed[1] == -1); /* if one is wrong, none is freed */
   t[2].dtype = DC_FLOAT32;
   OK(r, dc_enable_profiling(r->ctx, 1));
   OK(r, dc_free_tensors(r->ctx, t, sizeof t[0], 3, freed));
@@ -166,7 +166,7 @@ static void freeing(rank *r) {
   FAILS(r, dc_free_tensors(r->ctx, t, 8, 3, freed), DC_E_INVALID, "tensor_size = 8");
 }
 
-/* The context's memory is freed by other calls; memory that it has handed over is the caller's to free. */
+/* Other calls free the context's memory; memory that it handed over is the caller's to free. */
 static void freeing_the_contexts(rank *r) {
   sharded p;
   const int64_t id = 4, fifteen = 15;
@@ -232,7 +232,7 @@ static void dry_runs(rank *r) {
   dc_memory_stats before = stats_of(r);
   OK(r, dc_context_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_DTYPE_NONE, &info));
   CHECK(r, info.ndim == 1 && info.shape[0] == 10 && info.dtype == DC_FLOAT32 && info.device_bytes == 40);
-  CHECK(r, info.wire_bytes == 20 && info.host == 0); /* two ranks: half of it comes from the other */
+  CHECK(r, info.wire_bytes == 20 && info.host == 0); /* two ranks: the other one sends half of it */
   OK(r, dc_context_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_BFLOAT16, &info));
   CHECK(r, info.dtype == DC_BFLOAT16 && info.wire_bytes == 10);
   OK(r, dc_context_dry_run(r->ctx, DC_OP_PREFETCH_PARAMS_FUSED, GRAPH, id, DC_DTYPE_NONE, &info));
@@ -247,12 +247,12 @@ static void dry_runs(rank *r) {
   OK(r, dc_context_dry_run(r->ctx, DC_OP_RELOAD_PARAMETER, GRAPH, id, DC_DTYPE_NONE, &info));
   CHECK(r, info.device_bytes == 20);
   dc_memory_stats after = stats_of(r);
-  CHECK(r, memcmp(&before, &after, sizeof before) == 0); /* nothing happened */
-  /* The dry run of a gather depends on the copies that are there. */
+  CHECK(r, memcmp(&before, &after, sizeof before) == 0); /* the dry run changed nothing */
+  /* The dry run of a gather depends on the copies that exist. */
   dc_tensor full = DC_TENSOR_INIT;
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_BFLOAT16, &full));
   OK(r, dc_context_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_FLOAT64, &info));
-  CHECK(r, info.wire_bytes == 40 && info.device_bytes == 80); /* bfloat16 has not all of float32 */
+  CHECK(r, info.wire_bytes == 40 && info.device_bytes == 80); /* a bfloat16 copy does not hold float32's values */
   OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
   OK(r, dc_context_dry_run(r->ctx, DC_OP_ALLGATHER_PARAM, GRAPH, id, DC_FLOAT64, &info));
   CHECK(r, info.wire_bytes == 0 && info.device_bytes == 80); /* a cast */
@@ -288,7 +288,7 @@ static void traces(rank *r) {
   }
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   OK(r, dc_context_trace_read(r->ctx, events, sizeof events[0], 16, &count));
-  CHECK(r, count == 4); /* the last ones */
+  CHECK(r, count == 4); /* the latest ones */
   for (int64_t i = 0; i < count; i++) {
     CHECK(r, events[i].end_ns >= events[i].begin_ns && events[i].begin_ns > 0);
     CHECK(r,

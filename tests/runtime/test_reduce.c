@@ -1,4 +1,4 @@
-/* Gradients: the same bits for every stage, bucket size and world, accumulation, ownership, types. */
+/* Gradients: the same bits for every stage, bucket size and world; accumulation, ownership, types. */
 #include <math.h>
 
 #include "harness.h"
@@ -39,7 +39,7 @@ typedef struct any {
   float *grad, *weights;
 } any;
 
-/* Stage 1 and 2 own parts in the manner of flat partitions: uneven, some ranks own nothing of a parameter. */
+/* At stages 1 and 2, parts are those of flat partitions: uneven, so that some ranks own nothing of a parameter. */
 static void own(rank *r, int32_t stage, any *p) {
   if (stage == 0) {
     p->begin = 0;
@@ -48,10 +48,10 @@ static void own(rank *r, int32_t stage, any *p) {
     int64_t chunk = ceil_div(p->numel, r->world);
     p->begin = r->rank * chunk < p->numel ? r->rank * chunk : p->numel;
     p->count = p->numel - p->begin < chunk ? p->numel - p->begin : chunk;
-  } else if (p->id % 3 == 0) { /* all of it on one rank */
+  } else if (p->id % 3 == 0) { /* one rank owns all of it */
     p->begin = 0;
     p->count = r->rank == p->id % r->world ? p->numel : 0;
-  } else { /* split once */
+  } else { /* split between two ranks */
     int64_t cut = p->numel / 3;
     p->begin = r->rank == 0 ? 0 : cut;
     p->count = r->rank == 0 ? cut : r->rank == 1 ? p->numel - cut : 0;
@@ -69,7 +69,7 @@ static dc_status register_any(rank *r, int32_t stage, any *p, int64_t id) {
   p->grad = malloc(((size_t)p->padded + 1) * sizeof(float));
   p->weights = calloc((size_t)p->numel + (size_t)p->padded + 1, sizeof(float));
   for (int64_t i = 0; i <= p->padded; i++) {
-    p->grad[i] = NAN; /* registration sets it to zero */
+    p->grad[i] = NAN; /* registration must zero it */
   }
   dc_tensor grad = flat(p->grad, &p->padded, DC_FLOAT32);
   if (stage == 3) {
@@ -93,7 +93,7 @@ static dc_status reduce(rank *r, const any *p, int64_t step) {
   }
   dc_tensor t = flat(g, &p->numel, DC_FLOAT32);
   dc_status status = dc_reduce_grad(r->ctx, &t, GRAPH, p->id);
-  memset(g, 0x7f, (size_t)p->numel * sizeof *g); /* the caller's memory is free on return */
+  memset(g, 0x7f, (size_t)p->numel * sizeof *g); /* the caller may overwrite it on return */
   free(g);
   return status;
 }
@@ -105,7 +105,7 @@ static bool has_mean(rank *r, const any *p, int64_t step) {
     }
   }
   for (int64_t i = p->count; i < p->padded; i++) {
-    if (p->grad[i] != 0.0f) { /* padding stays zero, whatever lies beside it in a bucket */
+    if (p->grad[i] != 0.0f) { /* padding stays zero, whatever is next to it in a bucket */
       return false;
     }
   }
@@ -172,8 +172,8 @@ static void test_every_stage(void **state) {
   }
 }
 
-/* Micro-batches: stage 1 sums locally until the boundary, 2 and 3 add reduced parts. Four steps; the buckets are freed
- * each time. */
+/* Micro-batches: stage 1 sums locally until the boundary, stages 2 and 3 add reduced parts. Four steps, each of which
+ * frees the buckets. */
 static void micro_batches(rank *r) {
   int32_t stage = ((const stage_case *)r->user)->stage;
   any p;
@@ -201,7 +201,7 @@ static void micro_batches(rank *r) {
         size += fabs(local[m]) + fabs(mean_over_ranks(r->world, id, 3 * step + m, p.begin + i));
       }
       if (stage == 1) {
-        CHECK(r, fabs(p.grad[i] - exact) <= 1e-5 * (1 + size)); /* summed before the mean: other roundings */
+        CHECK(r, fabs(p.grad[i] - exact) <= 1e-5 * (1 + size)); /* summed before the mean, so it rounds differently */
       } else {
         CHECK(r, p.grad[i] == sum);
       }
@@ -219,8 +219,8 @@ static void test_micro_batches(void **state) {
   }
 }
 
-/* A parameter without a gradient in the first micro-batch is replaced in the second, not added to what lies there;
- * dc_context_accumulate_grads says the opposite. */
+/* A parameter without a gradient in the first micro-batch is replaced in the second, not added to the old contents.
+ * dc_context_accumulate_grads makes it be added. */
 static void accumulation_is_per_parameter(rank *r) {
   any p[2];
   int64_t ids[2] = {2, 3};
@@ -238,7 +238,7 @@ static void accumulation_is_per_parameter(rank *r) {
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   CHECK(r, has_mean(r, &p[0], 0) && has_mean(r, &p[1], 1));
   OK(r, dc_start_backward(r->ctx, 1));
-  OK(r, dc_context_accumulate_grads(r->ctx, NULL, 0)); /* an empty list is none of them, not all */
+  OK(r, dc_context_accumulate_grads(r->ctx, NULL, 0)); /* an empty list means none, not all */
   OK(r, reduce(r, &p[0], 4));
   OK(r, dc_context_accumulate_grads(r->ctx, &ids[1], 1));
   OK(r, reduce(r, &p[1], 2));
@@ -275,7 +275,7 @@ static void test_accumulation_is_per_parameter(void **state) {
   run_ranks((setup){.world = 2}, accumulation_is_per_parameter, NULL);
 }
 
-/* Two graphs fill the same buckets by turns, and share a parameter. */
+/* Two graphs fill the same buckets alternately, and share a parameter. */
 static void two_graphs(rank *r) {
   any p[3];
   int64_t first[2] = {2, 3}, second[2] = {3, 4};
@@ -297,7 +297,7 @@ static void two_graphs(rank *r) {
     OK(r, reduce(r, &p[1], step));
     OK(r, dc_end_backward(r->ctx, GRAPH, 0));
     OK(r, dc_end_backward(r->ctx, GRAPH + 1, 1));
-    OK(r, dc_end_backward(r->ctx, GRAPH + 1, 1)); /* with nothing pending: cheap, and no harm */
+    OK(r, dc_end_backward(r->ctx, GRAPH + 1, 1)); /* nothing is pending: cheap and harmless */
     for (int64_t i = 0; i < 3; i++) {
       CHECK(r, has_mean(r, &p[i], step));
     }
@@ -313,8 +313,8 @@ static void test_two_graphs(void **state) {
   run_ranks((setup){.world = 2, .bucket = 500}, two_graphs, NULL);
 }
 
-/* 16-bit gradients: summed in float32, so that values near the top of float16 do not overflow, into a float32 buffer;
- * a mixed bucket of two types is flushed too. */
+/* 16-bit gradients are summed in float32, into a float32 buffer, so values near float16's maximum do not overflow. A
+ * bucket with gradients of two types is flushed too. */
 static void half_precision(rank *r) {
   int64_t id = 0, numel = 100, chunk = ceil_div(100, r->world);
   float *grad = malloc((size_t)chunk * sizeof *grad);
@@ -367,7 +367,7 @@ static void profiling_and_frozen(rank *r) {
   OK(r, dc_context_get_memory_stats(r->ctx, &s));
   CHECK(r, s.reductions == 0 && s.flushes == 0 && p.grad[0] == 0.0f);
   OK(r, reduce(r, &p, 1));
-  OK(r, dc_context_step_abort(r->ctx)); /* drops it */
+  OK(r, dc_context_step_abort(r->ctx)); /* drops the local sum */
   OK(r, reduce(r, &p, 2));
   OK(r, dc_end_backward(r->ctx, GRAPH, 0));
   CHECK(r, has_mean(r, &p, 2));

@@ -1,4 +1,4 @@
-/* Hybrid sharding: what the ranks of all groups must have in common where they register parameters, and gradients that
+/* Hybrid sharding: what the ranks of all groups must have in common when they register parameters, and gradients that
  * several graphs reduce. */
 #include "runtime/runtime.h"
 
@@ -28,7 +28,7 @@ static void close_registration(registration *r) {
   dc_device_destroy(r->device);
 }
 
-/* The groups register one parameter at another stage each, then one with and one without a gradient. */
+/* The groups register a parameter at different stages, then with and without a gradient. */
 static int groups_differ(dc_comm *comm, void *arg) {
   registration r;
   const bool second = dc_comm_rank(comm) >= 2;
@@ -48,7 +48,7 @@ static int groups_differ(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* Both groups have the same elements, but another split of them. */
+/* Both groups register the same elements, but split them differently. */
 static int groups_split_otherwise(dc_comm *comm, void *arg) {
   registration r;
   const int64_t id = 7, own = dc_comm_rank(comm) % 2 == dc_comm_rank(comm) / 2 ? 5 : 3;
@@ -68,8 +68,8 @@ static void test_groups_that_differ(void **state) {
   assert_int_equal(on_threads(4, 0, groups_split_otherwise, NULL), 0);
 }
 
-/* A rank of each group owns nothing of the gradient, and does not know that the buffer was taken away. That was by all
- * ranks, or by rank 2 alone, which has no piece of the one element: its replica has it. */
+/* A rank of each group owns nothing of the gradient, and does not know that the buffer was taken away. All ranks took
+ * it away, or only rank 2, which has no piece of the one element: its replica has it. */
 static int take_the_buffer_away(dc_comm *comm, void *arg) {
   registration r;
   const int64_t id = 7, one = 1;
@@ -98,8 +98,8 @@ static void test_a_buffer_that_was_taken_away(void **state) {
   assert_int_equal(on_tcp(4, 0, take_the_buffer_away, &alone), 0);
 }
 
-/* Graphs of stage 0 and of another stage share a parameter. Replicas sum other pieces of its gradients then, and none
- * of them is lost where they wait for one flush. */
+/* Graphs of stage 0 and of another stage share a parameter. Then replicas sum different pieces of its gradients, and
+ * none is lost when they wait for one flush. */
 static int reduce_in_two_graphs(dc_comm *comm, void *arg) {
   registration r;
   float values[8];

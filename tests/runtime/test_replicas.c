@@ -1,5 +1,6 @@
 /* Hybrid sharding: with any number of replicas, at every stage, a training has the bits of plain ZeRO on as many ranks.
- * On threads, processes and TCP. Gradients are added over micro-batches, of 16 bits too, and larger than a bucket. */
+ * On threads, processes and TCP. Gradients are added over micro-batches, also 16-bit ones, and are larger than a
+ * bucket. */
 #include "runtime/runtime.h"
 
 #include "replica_trainer.h"
@@ -16,7 +17,7 @@ static uint64_t train_on(group_fn on, int32_t world, int32_t stage, int32_t repl
   return hashes[0];
 }
 
-/* Replicas and their groups' sizes: even and uneven, a replica a rank, one group. */
+/* Replicas and group sizes: even and uneven, one rank per replica, a single group. */
 static void test_the_bits_of_plain_zero(void **state) {
   static const int32_t layouts[][2] = {{4, 2}, {4, 4}, {6, 2}, {6, 3}};
   (void)state;
@@ -32,7 +33,7 @@ static void test_the_bits_of_plain_zero(void **state) {
 /* ---- memory ---- */
 
 static atomic_int allocations;
-static _Thread_local int32_t allocations_left; /* of this thread, until one fails; 0: all succeed */
+static _Thread_local int32_t allocations_left; /* allocations of this thread until one fails; 0: all succeed */
 
 void *__real_dc__calloc(size_t count, size_t bytes);
 void *__wrap_dc__calloc(size_t count, size_t bytes);
@@ -44,7 +45,7 @@ void *__wrap_dc__calloc(size_t count, size_t bytes) {
   return __real_dc__calloc(count, bytes);
 }
 
-/* Blocks of ranges are used again: at most as many are made as a step has flushes, however many steps there are. */
+/* Blocks of ranges are reused: their number is at most that of a step's flushes, however many steps there are. */
 static int train_long(dc_comm *comm, void *arg) {
   enum { MORE = 10 };
   trainer t = {.s = arg, .comm = comm};
@@ -84,7 +85,7 @@ static int64_t piece(int64_t count, int32_t parts, int32_t at) {
   return dc_shard_range(count, at, parts, &offset, &own) == DC_OK ? own : -1;
 }
 
-/* Of stage 2 a rank gets three other ranks' data of its piece, and its replica's means. */
+/* At stage 2 a rank receives three other ranks' data for its piece, and its replica's means. */
 static void test_bytes(void **state) {
   uint64_t hashes[4];
   int64_t wire[4];
@@ -95,7 +96,7 @@ static void test_bytes(void **state) {
     int64_t expected = 0;
     for (int i = 0; i < PARAMS; i++) {
       const int64_t part = piece(numels[i], 2, r % 2);
-      const int64_t width = 65536 / 2, cut = part < width ? part : width; /* a large part goes in pieces of `width` */
+      const int64_t width = 65536 / 2, cut = part < width ? part : width; /* a large part moves in pieces of `width` */
       const int64_t own = piece(cut, 2, r / 2) + piece(part - cut, 2, r / 2);
       expected += 5 * (own * 3 * (int64_t)dc_dtype_size(grad_types[i]) + (part - own) * 4);
     }
@@ -132,7 +133,7 @@ static int refuse(dc_comm *comm, void *arg) {
 static int32_t failing_allocation;
 static atomic_bool has_failed;
 
-/* On rank 1 an allocation fails. Others may have come through by then, but none waits for it. */
+/* On rank 1 an allocation fails. The other ranks may have finished by then, but none waits for it. */
 static int begin_without_memory(dc_comm *comm, void *arg) {
   dc_device *device = NULL;
   dc_context *context = NULL;
@@ -162,7 +163,7 @@ static void test_a_rank_without_memory(void **state) {
   assert_true(failing_allocation > 5);
 }
 
-/* Ranks that write a default out and those that do not mean the same. */
+/* Giving a default explicitly means the same as leaving it out. */
 static int means_the_default(dc_comm *comm, void *arg) {
   dc_device *device = NULL;
   dc_context *context = NULL;
@@ -186,7 +187,7 @@ static bool verifies(const dc_comm *comm) {
   return comm->ops->has_checksums(comm);
 }
 
-/* The groups that a context makes for its replicas verify data too, also if the caller decides so later. */
+/* The groups that a context makes for its replicas also verify data, even if the caller turns that on later. */
 static int verify(dc_comm *comm, void *arg) {
   uint64_t hashes[4];
   const setting s = {.stage = 3, .replicas = 2, .hashes = hashes};
@@ -215,14 +216,14 @@ static void test_errors(void **state) {
   assert_int_equal(on_threads(4, 0, refuse, NULL), 0);
 }
 
-/* Rank 3 aborts: the ranks of both groups end with its reason. */
+/* Rank 3 aborts: the ranks of both groups get its reason. */
 static int one_group_fails(dc_comm *comm, void *arg) {
   uint64_t hashes[4];
   const setting s = {.stage = 3, .replicas = 2, .hashes = hashes};
   trainer t = {.s = &s, .comm = comm};
   (void)arg;
   CHECK(open_trainer(&t) == 0);
-  dc_status status = dc_comm_barrier(comm); /* which may end with rank 3's reason already */
+  dc_status status = dc_comm_barrier(comm); /* rank 3's abort may already end it */
   if (dc_comm_rank(comm) == 3) {
     dc_comm_abort(comm, "rank 3 has enough");
   }
@@ -247,7 +248,7 @@ static void test_a_failure_reaches_all(void **state) {
 
 static atomic_int begins, ends;
 
-/* Rank 0 gathers in its group, to which rank 1 does not come. Rank 3, of the other group, aborts meanwhile. */
+/* Rank 0 gathers in its group, which rank 1 does not join. Rank 3, in the other group, aborts meanwhile. */
 static int another_group_aborts(dc_comm *comm, void *arg) {
   uint64_t hashes[4];
   const setting s = {.stage = 3, .replicas = 2, .hashes = hashes};
@@ -256,7 +257,7 @@ static int another_group_aborts(dc_comm *comm, void *arg) {
   dc_tensor full = DC_TENSOR_INIT;
   (void)arg;
   CHECK(open_trainer(&t) == 0);
-  dc_status status = dc_comm_barrier(comm); /* which may end with rank 3's reason already, but not on rank 0 */
+  dc_status status = dc_comm_barrier(comm); /* rank 3's abort may already end it on other ranks, but not on rank 0 */
   if (rank == 0) {
     status = status != DC_OK ? status : dc_allgather_param(t.context, NULL, 1, 0, DC_DTYPE_NONE, &full);
     atomic_store(&begins, 1);
@@ -271,7 +272,7 @@ static int another_group_aborts(dc_comm *comm, void *arg) {
   }
   CHECK(rank != 0 || status == DC_E_ABORTED);
   while (atomic_load(&ends) == 0 || dc_comm_check(comm) == DC_OK) {
-    sleep_ms(1); /* a context's end would tell its group */
+    sleep_ms(1); /* ending the context would tell its group */
   }
   CHECK(dc_comm_check(comm) == DC_E_ABORTED);
   CHECK_SAYS("rank 3 aborted the group: rank 3 has enough");

@@ -30,7 +30,7 @@ typedef struct access {
   sim_op op;
 } access;
 
-/* The records of a page's bytes; records never reach over a page's end. Pages may share a list. */
+/* The records for a page's bytes; no record crosses a page's end. Pages may share a list. */
 typedef struct page {
   access *all;
   int64_t count, capacity;
@@ -64,7 +64,7 @@ const char *sim_report(void) {
 
 void sim_reportf(const char *format, ...) {
   if (checker.muted || checker.report[0] != '\0') {
-    return; /* the first is the cause */
+    return; /* only the first fault is the cause */
   }
   int used = snprintf(checker.report, sizeof checker.report, "seed %" PRIu64 ", %" PRId32 " ranks: ", sim_world()->seed,
                       sim_world()->world);
@@ -80,7 +80,7 @@ void sim_join(sim_clock *to, const sim_clock *from) {
   }
 }
 
-/* "read by cast in dc_allgather_param of parameter 3 (rank 1, stream 2)" */
+/* Writes, for instance, "read by cast in dc_allgather_param of parameter 3 (rank 1, stream 2)". */
 static void describe(char text[256], sim_kind kind, int32_t agent, const sim_op *op) {
   static const char *const kinds[] = {"read", "write", "allocation", "release", "return to the arena"};
   const sim_agent *a = sim_agent_of(agent);
@@ -95,7 +95,7 @@ static void describe(char text[256], sim_kind kind, int32_t agent, const sim_op 
            id, a->rank, where);
 }
 
-/* The fault of `kind` now after `old`; NULL: none. */
+/* Returns the fault of an access of `kind` after `old`; NULL: none. */
 static const char *fault(const access *old, sim_kind kind, bool ordered) {
   if (kind == SIM_RETIRE) {
     return old->kind == SIM_FREE ? "freed twice" : NULL;
@@ -123,7 +123,8 @@ static access *add(page *p) {
   return &p->all[p->count++];
 }
 
-/* Whether an access of this kind and agent makes an older one redundant: one ordered after it is ordered after both. */
+/* Whether an access of this kind and agent makes an older one redundant: later accesses that are ordered after the new
+ * one are ordered after both. */
 static bool supersedes(sim_kind kind, int32_t agent, const access *old) {
   switch (kind) {
     case SIM_READ:
@@ -137,7 +138,7 @@ static bool supersedes(sim_kind kind, int32_t agent, const access *old) {
   }
 }
 
-/* Takes [lo, hi) out of a record's range; the rest of the record stays. */
+/* Removes [lo, hi) from a record's range, and keeps the rest of the record. */
 static void cut(page *p, int64_t i, uintptr_t lo, uintptr_t hi) {
   access old = p->all[i];
   p->all[i] = p->all[--p->count];
@@ -153,7 +154,7 @@ static void cut(page *p, int64_t i, uintptr_t lo, uintptr_t hi) {
   }
 }
 
-/* Memory that a bug reads should differ from all expected values. */
+/* Fills memory so that a wrong read differs from all expected values. */
 static void fill(sim_kind kind, const void *ptr, size_t bytes) {
   if (bytes <= FILL_LIMIT && (kind == SIM_ALLOC || kind == SIM_FREE)) {
     memset((void *)(uintptr_t)ptr, kind == SIM_ALLOC ? ALLOCATED : FREED, bytes);

@@ -22,8 +22,8 @@ enum { CHANNELS = 64 };
 typedef struct part {
   dc__coll coll;
   uint64_t ranges[DC__COMM_GROUP];    /* hashes, because a rank may leave while others compare */
-  int32_t missing_recv;               /* of dc__coll_missing_recv, for the same reason */
-  const void *copies[DC__COMM_GROUP]; /* what others read: the sender's memory, or copies of it */
+  int32_t missing_recv;               /* from dc__coll_missing_recv, copied for the same reason */
+  const void *copies[DC__COMM_GROUP]; /* memory that others read: the sender's own, or copies */
   sim_clock posted, moved;
 } part;
 
@@ -36,15 +36,15 @@ typedef struct meeting {
 
 typedef struct sim_comm {
   dc_comm head;
-  int64_t calls, begun; /* meetings that this rank has called, and has come to */
-  meeting **at;         /* this rank's next meeting, if it is there yet */
+  int64_t calls, begun; /* number of meetings that this rank has called, and has started */
+  meeting **at;         /* where the pointer to this rank's next meeting is, if it exists */
 } sim_comm;
 
 static struct {
   meeting *channels[CHANNELS];
-  int32_t made[SIM_RANKS]; /* communicators, by each rank */
+  int32_t made[SIM_RANKS]; /* number of communicators that each rank has made */
   struct {
-    uint64_t name; /* of dc__split; 0: none */
+    uint64_t name; /* the name of dc__split; 0: none */
     meeting *first;
   } parts[CHANNELS];
   dc__failure failure; /* of the whole group */
@@ -77,8 +77,8 @@ typedef struct walk {
   meeting *m;
   int64_t number;
   enum { POST, MOVE, LEAVE } phase;
-  int32_t pieces, moves; /* in all; still to do, -1: not begun */
-  int32_t piece, stride; /* the next one, and the way to the one after it */
+  int32_t pieces, moves; /* pieces: number in all; moves: those left, -1: not started */
+  int32_t piece, stride; /* the next piece, and the distance to the one after it */
 } walk;
 
 static size_t bytes_of(int64_t count, int32_t dtype) {
@@ -124,7 +124,7 @@ static bool same_call(const part *p, const part *q) {
   return same;
 }
 
-/* All have posted: their clocks join this one, and the calls must be the same. */
+/* All have posted: their clocks are joined to this one, and the calls must agree. */
 static void meet(walk *w) {
   const dc_comm *head = &w->comm->head;
   const dc__coll *mine = &w->m->parts[head->rank].coll;
@@ -146,7 +146,7 @@ static void meet(walk *w) {
   }
   w->pieces = w->moves = mine->count * (mine->kind == DC__COLL_GATHER ? head->world : 1);
   w->stride = 1;
-  if (mine->kind == DC__COLL_GATHER) { /* reductions may share the memory that they add to */
+  if (mine->kind == DC__COLL_GATHER) { /* items of a reduction may add to the same memory */
     w->piece = (int32_t)sim_random((uint64_t)w->pieces);
     w->stride = sim_random(2) == 0 ? 1 : w->pieces - 1;
   }
@@ -209,7 +209,7 @@ static void leave(walk *w) {
 
 static bool step(void *args) {
   walk *w = args;
-  if (!ready(args)) { /* no thread can go on, so the others will not come */
+  if (!ready(args)) { /* no thread can continue, so the others will never come */
     fail_group(dc__fail(DC_E_TIMEOUT, "a collective was not joined by all ranks"));
   }
   if (group.failure.status != DC_OK) {
@@ -226,7 +226,7 @@ static bool step(void *args) {
     if (w->moves < 0) {
       meet(w);
     }
-    if (w->moves > 0 && group.failure.status == DC_OK) { /* ranks that differ read nothing of each other's */
+    if (w->moves > 0 && group.failure.status == DC_OK) { /* ranks that disagree read none of each other's data */
       move(w);
     }
     if (w->moves == 0) {

@@ -1,12 +1,12 @@
-/* The device of simulated ranks: streams, events and memory as device/device.h wants them. An event's point is work on
- * its stream like any other, so it passes when the scheduler comes to it. */
+/* The device of simulated ranks: streams, events and memory as device/device.h requires. Recording an event queues work
+ * on its stream, so the event passes when the scheduler reaches that work. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "sim.h"
 
-/* A point of an event: the clock of the stream when it reached it. */
+/* A recorded point of an event, with the stream's clock when it was reached. */
 typedef struct point {
   int32_t refs;
   bool passed;
@@ -15,7 +15,7 @@ typedef struct point {
 
 typedef struct sim_event {
   struct dc_event head;
-  point *latest; /* NULL: never recorded, passed */
+  point *latest; /* NULL: never recorded, so it has passed */
 } sim_event;
 
 typedef struct sim_device {
@@ -49,7 +49,7 @@ static bool run_record(void *args) {
   return true;
 }
 
-/* A point at the present end of a queue; a reference for the caller. */
+/* Records a point at the end of a queue. Returns a reference for the caller. */
 static point *record(dc_stream *stream) {
   point *m = new_point();
   m->refs++;
@@ -68,7 +68,7 @@ static bool run_wait(void *args) {
   return true;
 }
 
-/* Blocks the host until a point has passed; takes the reference. */
+/* Blocks the host until a point has passed. Takes over the reference. */
 static dc_status await(point *m, const char *what) {
   sim_wait(point_passed, m, what);
   bool passed = m->passed;
@@ -181,8 +181,8 @@ static dc_status event_wait(dc_event *event, dc_stream *stream) {
   return DC_OK;
 }
 
-/* Not a scheduling point, since the arena asks with its mutex held. An event that was seen to have passed is ordered
- * from then on. */
+/* Not a scheduling point, since the arena calls this with its mutex held. If the event is found to have passed, its
+ * work is ordered before what follows. */
 static bool event_passed(dc_event *event) {
   const point *m = ((sim_event *)event)->latest;
   if (m != NULL && m->passed) {
@@ -213,7 +213,7 @@ static dc_status device_alloc(dc_device *device, size_t bytes, int32_t kind, voi
 static void device_free(dc_device *device, void *ptr, size_t bytes, int32_t kind) {
   (void)device;
   (void)kind;
-  sim_note(SIM_FREE, ptr, bytes, "the device"); /* the addresses are not reused, so that late use is found */
+  sim_note(SIM_FREE, ptr, bytes, "the device"); /* addresses are not reused, so that late accesses are found */
 }
 
 static void device_destroy(dc_device *device) {

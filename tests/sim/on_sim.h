@@ -1,4 +1,4 @@
-/* Included before a test of the runtime (-include), this runs the same test on simulated worlds. run_ranks() runs each
+/* Included before a test of the runtime (-include), this runs the test in simulated worlds. run_ranks() runs each
  * scenario for several seeds, with every kind of communicator that fits it. */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -6,8 +6,8 @@
 
 #include "sim/sim.h"
 
-/* An address that comes back under another owner would look like a race. The test's writes there are not noted byte by
- * byte: it counts as written when it was made. */
+/* Reusing an address for another owner would look like a race. The test's writes to this memory are not recorded: it
+ * counts as written when it was allocated. */
 static inline void *sim_written(size_t bytes) {
   void *ptr = sim_new(bytes);
   sim_writes(ptr, bytes, "the test");

@@ -23,8 +23,8 @@ static inline void sim_rank_main(int32_t index, void *user) {
   live(r, job->s, job->body, status);
 }
 
-/* Runs body on every rank of a simulated world; "" or what went wrong first: a report of the checker, or a rank's
- * failed CHECK, with the seed. */
+/* Runs body on every rank of a simulated world. Returns "", or the first failure with the seed: a report of the
+ * checker, or a rank's failed CHECK. */
 static inline const char *sim_ranks(const sim_options *options, setup s, void (*body)(rank *r), const void *user) {
   static char failure[1200];
   sim_job job = {.s = &s, .body = body};
@@ -38,7 +38,7 @@ static inline const char *sim_ranks(const sim_options *options, setup s, void (*
     return sim_report();
   }
   failure[0] = '\0';
-  for (int pass = 0; pass < 2; pass++) { /* the rank that failed by itself before those that it made fail */
+  for (int pass = 0; pass < 2; pass++) { /* first looks for a rank that failed by itself */
     for (int32_t i = 0; i < options->world && failure[0] == '\0'; i++) {
       const char *text = job.ranks[i].failure;
       if (text[0] != '\0' && (pass == 1 || strstr(text, "abort") == NULL)) {
@@ -49,7 +49,7 @@ static inline const char *sim_ranks(const sim_options *options, setup s, void (*
   return failure;
 }
 
-/* How many seeds a test takes: SIM_SEEDS in the environment, or the test's own number, and from which one on. */
+/* How many seeds a test runs, SIM_SEEDS in the environment or the test's own number; and the first one. */
 static inline uint64_t sim_setting(const char *name, uint64_t usual) {
   const char *text = getenv(name);
   return text == NULL || text[0] == '\0' ? usual : strtoull(text, NULL, 10);

@@ -1,10 +1,10 @@
-/* The simulator itself: it finds planted faults with every seed, whatever order the seed happens to take, and reports
- * nothing in right programs. A seed replays exactly. */
+/* Tests the simulator itself: it finds planted faults with every seed, whatever order that gives, and reports nothing
+ * for correct programs. A seed replays exactly. */
 #include "sim/sim_ranks.h"
 
 enum { SEEDS = 40, BYTES = 64 };
 
-/* One world: the fault that is planted, or the right way. */
+/* One world, with a planted fault or without. */
 typedef struct scene {
   bool fault;
   uint64_t log; /* of what happened, in order */
@@ -24,7 +24,7 @@ static void expect(void (*body)(int32_t by, void *user), int32_t world, const ch
   }
 }
 
-/* A device, two streams and memory, for scenes that need no library above. */
+/* A device, two streams and memory, for scenes without the library's upper layers. */
 typedef struct tools {
   dc_device *device;
   dc_stream *a, *b;
@@ -106,7 +106,7 @@ static void unsynchronized(int32_t by, void *user) {
   if (!s->fault) {
     dc_stream_synchronize(t.a, 0);
   }
-  sim_writes(t.y, 1, "the scene"); /* one byte of what is read is enough */
+  sim_writes(t.y, 1, "the scene"); /* one byte of the memory that is read is enough */
   close_tools(&t);
 }
 
@@ -133,7 +133,7 @@ static void freed_early(int32_t by, void *user) {
   close_tools(&t);
 }
 
-/* Found when the memory is freed, or when it is used then: whichever comes first. */
+/* Found when the memory is freed, or when it is used afterwards, whichever comes first. */
 static void test_memory_freed_early(void **state) {
   (void)state;
   scene wrong = {.fault = true}, right = {.fault = false};
@@ -204,7 +204,7 @@ static void gathers(int32_t by, void *user) {
   if (((float *)(void *)t.y)[1] != 1.0f) {
     sim_reportf("rank %d received %g", (int)by, (double)((float *)(void *)t.y)[1]);
   }
-  sim_writes(t.x, sizeof(float), "the next step"); /* done on this rank: its send buffer is its own again */
+  sim_writes(t.x, sizeof(float), "the next step"); /* this rank is done, so its send buffer may be overwritten */
   close_tools(&t);
   dc_comm_destroy(comm);
 }

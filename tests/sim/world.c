@@ -1,10 +1,10 @@
-/* The scheduler, the queues that it draws from, and the world's memory.
+/* The scheduler, the queues from which it draws, and the world's memory.
  *
- * A rank's host thread runs until it comes to a point where a real machine might run something else first. Such points
- * are the calls of the device, of the communicator and of the checker's test helpers. There the scheduler draws the
- * next action. Either this thread goes on, or another rank's does, or the first piece of work in some stream's queue is
- * done on the drawing thread. Entities have weights, drawn too, so that in one world a stream lags far behind and in
- * another the host does. All comes from one seed; nothing else decides anything. */
+ * A rank's host thread runs to the next point where a real machine might run something else first. Such points are the
+ * calls of the device, of the communicator and of the checker's test helpers. There the scheduler draws the next
+ * action. Either this thread continues, or another rank's does, or the first work in some stream's queue is done on
+ * this thread. Weights are drawn for threads and streams too, so in one world a stream lags far behind, and in another
+ * the host. All choices come from one seed. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include <inttypes.h>
 #include <semaphore.h>
@@ -21,11 +21,11 @@ typedef struct host {
   sem_t go; /* the baton */
   pthread_t thread;
   bool done;
-  bool (*ready)(void *args); /* NULL: it can go on */
+  bool (*ready)(void *args); /* NULL: it can continue */
   void *args;
   const char *waits_for;
   uint64_t weight;
-  int32_t streams; /* made so far */
+  int32_t streams; /* number of streams made so far */
 } host;
 
 typedef struct entry {
@@ -38,7 +38,7 @@ typedef struct entry {
 
 typedef struct sim_stream {
   struct dc_stream head;
-  struct sim_stream *next; /* in the world */
+  struct sim_stream *next; /* in the list of all streams */
   entry *first, **last;
   uint64_t weight;
   int32_t agent;
@@ -56,12 +56,12 @@ static struct {
   host hosts[SIM_RANKS];
   sim_agent agents[SIM_AGENTS];
   int32_t agent_count;
-  int32_t turn; /* whose host thread runs */
-  int32_t me;   /* the agent: that host, or the stream whose work it does */
+  int32_t turn; /* the rank whose host thread runs */
+  int32_t me;   /* the running agent: that host thread, or the stream whose work it does */
   bool dead;
   sim_stream *streams;
   mapping *mappings;
-  mapping *bump; /* of sim_new */
+  mapping *bump; /* memory from which sim_new allocates */
   sem_t finished;
   void (*body)(int32_t rank, void *user);
   void *user;
@@ -113,7 +113,7 @@ bool sim_dead(void) {
 
 static int32_t new_agent(const dc_stream *stream, int32_t rank, int32_t number) {
   if (world.agent_count == SIM_AGENTS) {
-    abort(); /* a test that makes this many streams wants a larger clock */
+    abort(); /* a test with this many streams needs a larger clock */
   }
   sim_agent *agent = &world.agents[world.agent_count];
   *agent = (sim_agent){.op = {"host", NULL, -1}, .stream = stream, .rank = rank, .number = number};
@@ -141,7 +141,7 @@ void *sim_map(size_t bytes) {
 }
 
 void *sim_new(size_t bytes) {
-  size_t size = (bytes + 63) / 64 * 64 + 64; /* a gap, so that a slip past the end shows */
+  size_t size = (bytes + 63) / 64 * 64 + 64; /* with a gap, so that an access past the end is noticed */
   if (world.bump == NULL || world.bump->bytes - world.bump->used < size) {
     (void)sim_map(size > (1 << 20) ? size : 1 << 20);
     world.bump = world.mappings;
@@ -165,7 +165,7 @@ static bool stream_ready(const sim_stream *stream) {
          (e->work.ready == NULL || world.dead || e->work.ready((void *)(uintptr_t)e->args));
 }
 
-/* The first work of a stream, one step of it. */
+/* Runs one step of a stream's first work. */
 static void run(sim_stream *stream) {
   entry *e = stream->first;
   int32_t before = world.me;
@@ -213,8 +213,8 @@ static bool all_done(void) {
   return true;
 }
 
-/* Draws until this thread may go on. A thread that is done returns when another has the baton (false), or when all are
- * done (true). */
+/* Draws until this thread may continue. A thread that has ended returns false when another one continues, or true when
+ * all have ended. */
 static bool schedule(void) {
   int32_t turn = world.turn;
   host *me = &world.hosts[turn];
@@ -248,7 +248,7 @@ static bool schedule(void) {
       bool done = me->done;
       hand_over(chosen);
       if (!done) {
-        sem_wait(&me->go); /* the waking thread saw that this one can go on */
+        sem_wait(&me->go); /* the thread that woke it checked that this one can continue */
       }
       return !done;
     }
@@ -267,7 +267,7 @@ static bool schedule(void) {
 void sim_wait(bool (*ready)(void *args), void *args, const char *what) {
   host *h = &world.hosts[world.turn];
   if (world.me != world.turn) {
-    abort(); /* the work of a stream waits by its ready(), never inside */
+    abort(); /* work of a stream waits by its ready(), never inside */
   }
   h->ready = ready;
   h->args = args;
@@ -279,7 +279,7 @@ void sim_wait(bool (*ready)(void *args), void *args, const char *what) {
   }
 }
 
-/* A point where others may go first. Work of a stream goes on. */
+/* A point where others may run first, except within the work of a stream. */
 static void point(void) {
   if (world.me == world.turn) {
     sim_wait(NULL, NULL, "its turn");
@@ -297,7 +297,7 @@ static void *run_host(void *arg) {
   return NULL;
 }
 
-/* A crash prints its seed, and is passed on to the next handler. */
+/* On a crash, prints the seed and calls the previous handler. */
 static struct sigaction before[NSIG];
 
 static void crashed(int signal) {

@@ -1,13 +1,13 @@
-/* Reports the runtime's accesses to the checker. The linker redirects calls between object files of these functions
- * here (--wrap, in tests/meson.build). arena.c and block_list.c are compiled once more for the simulator. Their
- * poisoning, which marks where a block's life begins and ends, comes here as well. */
+/* Reports the runtime's accesses to the checker. The linker redirects calls of these functions between object files to
+ * this file (--wrap, in tests/meson.build). arena.c and block_list.c are compiled again for the simulator. Their
+ * poisoning, which marks where a block's life begins and ends, is redirected too. */
 #include "kernels/kernels.h"
 #include "runtime/runtime.h"
 #include "sim.h"
 
 /* ---- kernels ---- */
 
-/* Casts and sums of a kernel in scratch memory of its own are not reported. */
+/* Casts and sums that a kernel makes in its own scratch memory are not reported. */
 static bool inside;
 
 static void note_access(sim_kind kind, const void *ptr, int64_t count, int32_t dtype, const char *what) {
@@ -21,7 +21,7 @@ void __wrap_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_
 void __wrap_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
   note_access(SIM_READ, src, count, src_dtype, "cast");
   note_access(SIM_WRITE, dst, count, dst_dtype, "cast");
-  const bool was = inside; /* some linkers redirect its own calls of itself, too */
+  const bool was = inside; /* some linkers also redirect its recursive calls */
   inside = true;
   __real_dc__cast(dst, dst_dtype, src, src_dtype, count);
   inside = was;
@@ -30,7 +30,7 @@ void __wrap_dc__cast(void *dst, int32_t dst_dtype, const void *src, int32_t src_
 void __real_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void __wrap_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count);
 void __wrap_dc__accumulate(void *dst, int32_t dst_dtype, const void *src, int32_t src_dtype, int64_t count) {
-  bool was = inside; /* a reduction accumulates too */
+  bool was = inside; /* a reduction calls accumulate too */
   note_access(SIM_READ, src, count, src_dtype, "accumulation");
   note_access(SIM_READ, dst, count, dst_dtype, "accumulation");
   note_access(SIM_WRITE, dst, count, dst_dtype, "accumulation");
@@ -68,7 +68,7 @@ void __wrap_dc__reduce(const dc__reduction *r) {
   inside = false;
 }
 
-/* ---- copies of the calling thread; a stream's own are noted by the device ---- */
+/* ---- copies of the calling thread; the device reports those of a stream ---- */
 
 void __real_dc__stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
 void __wrap_dc__stream_copy(dc_stream *stream, void *dst, const void *src, size_t bytes);
@@ -91,7 +91,7 @@ void __wrap_dc__stream_zero(dc_stream *stream, void *dst, size_t bytes) {
 
 /* ---- blocks of the arena ---- */
 
-/* Sizes of the blocks in use, which dc__arena_free() is not told. */
+/* Sizes of the blocks in use, since dc__arena_free() does not get them. */
 enum { BLOCKS = 4096 };
 static struct {
   const void *ptr;
@@ -147,13 +147,13 @@ static void note_block(void *args) {
 void dc__arena_unpoison_on(dc_stream *stream, const void *ptr, size_t bytes) {
   const life l = {ptr, bytes};
   keep_block(ptr, bytes);
-  sim_forget_freed(ptr, bytes); /* what the block had before may have been shorter; it is the host's now, to release */
+  sim_forget_freed(ptr, bytes); /* earlier blocks here may have been shorter; the host may now free all of it */
   dc__stream_call(stream, note_block, &l, sizeof l);
 }
 
 /* ---- the host's heap ---- */
 
-/* The heap gives what one rank has freed to another, which is ordered after it by nothing that the checker sees. */
+/* The heap may pass memory from one rank to another without an order that the checker sees. */
 void *__real_dc__calloc(size_t count, size_t bytes);
 void *__wrap_dc__calloc(size_t count, size_t bytes);
 void *__wrap_dc__calloc(size_t count, size_t bytes) {

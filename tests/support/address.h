@@ -1,4 +1,4 @@
-/* Where ranks over TCP may meet. */
+/* Addresses at which ranks over TCP can meet. */
 #ifndef DC_TESTS_ADDRESS_H
 #define DC_TESTS_ADDRESS_H
 
@@ -12,8 +12,8 @@ enum { HELD_ADDRESSES = 64 };
 
 static _Atomic int held_addresses[HELD_ADDRESSES]; /* 0: none */
 
-/* An address of this machine without a listener. A socket that does not listen holds it, so that no other process gets
- * it until HELD_ADDRESSES others have been asked for. */
+/* Returns an address of this machine without a listener. A bound socket reserves it, so that no other process gets it
+ * until HELD_ADDRESSES further addresses were requested. */
 static inline const char *fresh_address(char address[64]) {
   static atomic_uint next;
   const int on = 1;
@@ -32,7 +32,7 @@ static inline const char *fresh_address(char address[64]) {
   return address;
 }
 
-/* Listens at a port of this machine that the kernel chooses; at: its address. */
+/* Listens at a port of this machine that the kernel chooses; *at receives the address. */
 static inline int listen_on_loopback(struct sockaddr_in *at) {
   socklen_t length = sizeof *at;
   int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -1,5 +1,4 @@
-/* Checks of all-to-alls that each rank of a communicator runs, on every transport. Functions for on_threads() and its
- * like. */
+/* Checks of all-to-alls on every transport. Each rank of a communicator runs them, by on_threads() and its like. */
 #ifndef DC_TESTS_ALL_TO_ALL_CHECKS_H
 #define DC_TESTS_ALL_TO_ALL_CHECKS_H
 
@@ -7,7 +6,8 @@
 
 enum { EXCHANGES = 5 };
 
-/* Elements from one rank to another: alike, ragged with empty parts, from one rank only, to one rank only, none. */
+/* Elements from one rank to another. The kinds are: all the same, ragged with empty parts, from one rank only, to one
+ * rank only, none. */
 static inline int64_t exchanged(int kind, int64_t size, int32_t from, int32_t to) {
   return kind == 0   ? size
          : kind == 1 ? (from * 7 + to * 3) % 5 * size / 4
@@ -16,7 +16,7 @@ static inline int64_t exchanged(int kind, int64_t size, int32_t from, int32_t to
                      : 0;
 }
 
-/* One side of a rank's exchange, with the parts of all ranks in it. */
+/* One side of a rank's exchange, with the parts for or from all ranks. */
 typedef struct parts_side {
   int64_t counts[DC__COMM_MAX_WORLD];
   int64_t total;
@@ -43,7 +43,7 @@ static inline int64_t received_by(const parts_side *side, int32_t rank) {
   return side->total - side->counts[rank];
 }
 
-/* exact: of a transport that moves the parts as they are, and nothing else. */
+/* exact: the transport moves only the parts, without padding. */
 static inline int exchange_parts(dc_comm *comm, int32_t dtype, int kind, int64_t size, bool exact) {
   const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
   const size_t bytes = dc_dtype_size(dtype);
@@ -54,7 +54,7 @@ static inline int exchange_parts(dc_comm *comm, int32_t dtype, int kind, int64_t
   void *nowhere = (void *)(uintptr_t)1; /* an empty tensor may have any address */
   const dc_tensor from = flat(sent.total > 0 ? sent.data : nowhere, &sent.total, dtype);
   dc_tensor to = flat(expected.total > 0 ? recv : nowhere, &expected.total, dtype);
-  const bool alike = kind == 0 && dtype != DC_INT8; /* without counts */
+  const bool alike = kind == 0 && dtype != DC_INT8; /* all counts are equal, so none are passed */
   const long long before = atomic_load(&comm->wire_bytes);
   CHECK_OK(dc_comm_all_to_all(comm, &from, alike ? NULL : sent.counts, &to, alike ? NULL : expected.counts, NULL));
   CHECK(memcmp(recv, expected.data, (size_t)expected.total * bytes) == 0);
@@ -65,7 +65,7 @@ static inline int exchange_parts(dc_comm *comm, int32_t dtype, int kind, int64_t
   return 0;
 }
 
-/* Each rank's elements to a root, which sends them back. Without counts all have the same number. */
+/* Gathers each rank's elements to a root, which scatters them back. Without counts all ranks have the same number. */
 static inline int gather_and_scatter(dc_comm *comm, int32_t dtype, int32_t root, int64_t size, bool alike) {
   const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
   int64_t counts[DC__COMM_MAX_WORLD], total = 0;
@@ -103,7 +103,7 @@ static inline int gathers_and_scatters(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* Parts that are staged whole, in rounds, and read in place. */
+/* Parts that are staged whole, staged in rounds, and read in place. */
 static inline int all_to_alls_with(dc_comm *comm, bool exact) {
   for (size_t d = 0; d < DC__COUNT(dtypes); d++) {
     for (int kind = 0; kind < EXCHANGES; kind++) {
@@ -121,7 +121,7 @@ static inline int all_to_alls(dc_comm *comm, void *arg) {
   return all_to_alls_with(comm, true);
 }
 
-/* A rank sends the one before it an element more than that expects. Every rank gets the same error. */
+/* A rank sends the rank before it one element more than that expects. Every rank gets the same error. */
 static inline int other_counts_of(dc_comm *comm, int32_t sender) {
   const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
   int64_t counts[DC__COMM_MAX_WORLD], sends[DC__COMM_MAX_WORLD];
@@ -135,7 +135,7 @@ static inline int other_counts_of(dc_comm *comm, int32_t sender) {
   const dc_tensor from = flat(data, &sent, DC_FLOAT32);
   dc_tensor to = flat(recv, &total, DC_FLOAT32);
   dc_status status = dc_comm_all_to_all(comm, &from, sends, &to, counts, NULL);
-  status = status == DC_OK ? dc_comm_barrier(comm) : status; /* a rank whose own parts have come learns it here */
+  status = status == DC_OK ? dc_comm_barrier(comm) : status; /* a rank that already has its own parts learns it here */
   CHECK(status == DC_E_MISMATCH);
   snprintf(text, sizeof text, "all_to_all: rank %d sends 6 elements to rank %d, which expects 5", sender, sender - 1);
   CHECK_SAYS(text);

@@ -1,4 +1,4 @@
-/* Checks that each rank of a communicator runs, on every transport: each collective gives the bits it should, on every
+/* Checks that each rank of a communicator runs, on every transport: each collective gives the right bits, for every
  * element type and split. Functions for on_threads() and its like. */
 #ifndef DC_TESTS_COMM_CHECKS_H
 #define DC_TESTS_COMM_CHECKS_H
@@ -50,7 +50,7 @@ static inline int reduce_one(dc_comm *comm, int32_t dtype, const int64_t *counts
   return 0;
 }
 
-/* 1001 elements take one handshake; 200003 elements are read in place, or staged in one round or more. */
+/* 1001 elements take one handshake; 200003 elements are read in place, or staged in one or more rounds. */
 static inline int gather_and_reduce(dc_comm *comm, void *arg) {
   (void)arg;
   int64_t counts[DC__COMM_MAX_WORLD];
@@ -81,7 +81,7 @@ static inline int many_rounds(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* Without counts, all are alike. */
+/* Without counts, all ranks have the same number of elements. */
 static inline int without_counts(dc_comm *comm, void *arg) {
   (void)arg;
   int64_t one = 1;

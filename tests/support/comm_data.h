@@ -1,4 +1,4 @@
-/* Data that every rank of a communicator can compute for every other, and ways to split it. */
+/* Data that every rank of a communicator can compute for every other rank, and ways to split them. */
 #ifndef DC_TESTS_COMM_DATA_H
 #define DC_TESTS_COMM_DATA_H
 

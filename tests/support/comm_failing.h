@@ -4,7 +4,7 @@
 
 #include "comm_ranks.h"
 
-enum { N = 12, BIG = 300000, SOON = 30000 /* ms; the busiest machine is there before the deadline of 300 s */ };
+enum { N = 12, BIG = 300000, SOON = 30000 /* in ms; even the busiest machine comes before the deadline of 300 s */ };
 
 /* The two collectives of a training step, with memory of their own. */
 static inline dc_status gather(dc_comm *comm, int64_t id, int64_t total, int32_t dtype) {
@@ -47,7 +47,7 @@ static inline dc_status reduce(dc_comm *comm, int64_t id, int64_t total) {
   return dc__comm_check(comm);
 }
 
-/* A failed group refuses everything at once, with the same text. */
+/* A failed group refuses all calls at once, with the same text. */
 static inline int check_dead(dc_comm *comm, dc_status status) {
   char text[512];
   snprintf(text, sizeof text, "%s", dc_last_error());
@@ -67,7 +67,7 @@ static inline void on_threads_and_processes(int32_t world, rank_fn fn, void *arg
   assert_int_equal(on_processes(world, 0, fn, arg), 0);
 }
 
-/* For a rank that is to come too late, however late the others are. */
+/* Waits for the group's failure, for a rank that must come too late. */
 static inline void await_failure(dc_comm *comm) {
   while (dc_comm_check(comm) == DC_OK) { /* the test's own limit is the deadline */
     sleep_ms(1);

@@ -28,7 +28,7 @@
 
 #define CHECK_OK(call) CHECK((call) == DC_OK)
 
-/* For error texts. */
+/* Checks the last error's text. */
 #define CHECK_SAYS(fragment)                                                                             \
   do {                                                                                                   \
     if (strstr(dc_last_error(), (fragment)) == NULL) {                                                   \
@@ -79,7 +79,7 @@ static inline const char *fresh_name(char name[64]) {
   return name;
 }
 
-/* Starts one rank as a child. */
+/* Starts one rank as a child process. */
 static inline pid_t start_rank(const char *name, int32_t rank, int32_t world, const dc_comm_options *options,
                                rank_fn fn, void *arg) {
   fflush(NULL);
@@ -99,7 +99,7 @@ static inline pid_t start_rank(const char *name, int32_t rank, int32_t world, co
   return child;
 }
 
-/* 0 or the exit status; -signal if it was killed. */
+/* Returns 0 or the exit status; -signal if the child was killed. */
 static inline int end_rank(pid_t child) {
   int status = 0;
   if (waitpid(child, &status, 0) != child) {
@@ -145,7 +145,7 @@ static inline void *tcp_rank(void *arg) {
   return NULL;
 }
 
-/* Ranks that meet over TCP, as threads. */
+/* Runs ranks over TCP, as threads. */
 static inline int on_tcp_with(int32_t world, const dc_comm_options *options, rank_fn fn, void *arg) {
   char name[64], address[64];
   pthread_t threads[DC__COMM_MAX_WORLD];
@@ -169,7 +169,7 @@ static inline int on_tcp(int32_t world, int64_t timeout_ns, rank_fn fn, void *ar
   return on_tcp_with(world, &options, fn, arg);
 }
 
-/* Every kind of group that the tests run on. */
+/* Runs fn on every kind of group. */
 static inline void on_all_groups(rank_fn fn, void *arg) {
   const int64_t limit = INT64_C(60000000000);
   const int32_t threads[] = {1, 2, 3, 4, 8};
@@ -184,7 +184,7 @@ static inline void on_all_groups(rank_fn fn, void *arg) {
   }
 }
 
-/* Reports that something took another time than it should. */
+/* Returns whether the time was within the bounds, and reports it otherwise. */
 static inline bool within(int64_t begin, int64_t min_ms, int64_t max_ms) {
   int64_t ms = (dc__now_ns() - begin) / MS;
   if (ms < min_ms || ms > max_ms) {

@@ -1,4 +1,4 @@
-/* A small ZeRO-3 training on any communicator, whose losses' bits tests compare between transports. */
+/* A small ZeRO-3 training on any communicator; tests compare its losses' bits between transports. */
 #ifndef DC_TESTS_COMM_TRAINER_H
 #define DC_TESTS_COMM_TRAINER_H
 
@@ -7,7 +7,7 @@
 enum { TRAINER_STEPS = 12, TRAINER_INPUTS = 37, TRAINER_OUTPUTS = 5, TRAINER_ROWS = 3, TRAINER_BYTES = 4096 };
 enum { TRAINER_WEIGHTS = TRAINER_INPUTS * TRAINER_OUTPUTS, TRAINER_ID = 7, TRAINER_GRAPH = 1 };
 
-/* Squared error of y = W x on rows that are the rank's own; adds the gradient. */
+/* Returns the squared error of y = W x on the rank's own rows, and adds its gradient. */
 static inline float trainer_loss(const float *w, float *grad, int32_t rank, int step) {
   float loss = 0;
   for (int row = 0; row < TRAINER_ROWS; row++) {
@@ -51,7 +51,7 @@ static inline int trainer_step(dc_context *context, dc_comm *comm, int step, flo
   return 0;
 }
 
-/* arg: uint64_t[], where each rank writes the hash of its losses' bits. */
+/* arg: uint64_t[], to which each rank writes the hash of its losses' bits. */
 static inline int train_and_hash(dc_comm *comm, void *arg) {
   int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
   uint64_t *hashes = arg, hash = UINT64_C(14695981039346656037);

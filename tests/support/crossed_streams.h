@@ -1,4 +1,4 @@
-/* Two calls of one communicator that a rank runs in another order than it made them. */
+/* Two calls of one communicator that a rank executes in another order than it made them. */
 #ifndef DC_TESTS_CROSSED_STREAMS_H
 #define DC_TESTS_CROSSED_STREAMS_H
 
@@ -12,7 +12,7 @@ static inline void wait_for_flag(void *args) {
   }
 }
 
-/* Rank 1's stream is busy, so it comes to the call without a stream first. */
+/* Rank 1's stream is busy, so it executes the call without a stream first. */
 static inline int cross_streams(dc_comm *comm, void *arg) {
   (void)arg;
   dc_device *device;

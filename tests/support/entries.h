@@ -1,4 +1,4 @@
-/* A folder's entries: threads and descriptors of a process, for tests that nothing is left behind. */
+/* The entries of a folder, such as threads and descriptors of a process, for tests of leaks. */
 #ifndef TESTS_ENTRIES_H
 #define TESTS_ENTRIES_H
 
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Those whose names have this part: other processes of the machine have theirs in folders that all share. */
+/* Counts only names with this part, since all processes of the machine share some folders. */
 static inline int entries_with(const char *path, const char *part) {
   int count = 0;
   DIR *directory = opendir(path);

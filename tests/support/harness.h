@@ -1,5 +1,5 @@
-/* Ranks as threads for the runtime's tests. cmocka's assertions jump, which only the main thread may do. On a rank,
- * CHECK notes the failure and returns from the rank's function, and run_ranks() asserts for all in the end. */
+/* Ranks as threads for the runtime's tests. cmocka's assertions jump, which only the main thread may do. So on a rank,
+ * CHECK records the failure and returns from the rank's function, and run_ranks() asserts for all at the end. */
 #ifndef TEST_HARNESS_H
 #define TEST_HARNESS_H
 
@@ -29,7 +29,7 @@ typedef struct rank {
 typedef struct setup {
   int32_t world;
   dc_config config;
-  int64_t bucket; /* elements; 0 = 1024 */
+  int64_t bucket; /* in elements; 0 means 1024 */
 } setup;
 
 #define CHECK(r, condition)                                                                                       \
@@ -43,7 +43,7 @@ typedef struct setup {
 
 #define OK(r, call) CHECK(r, (call) == DC_OK)
 
-/* The call fails with this status, and the text has this in it. */
+/* The call must fail with this status and a text that has this fragment. */
 #define FAILS(r, call, status, text) CHECK(r, (call) == (status) && strstr(dc_last_error(), (text)) != NULL)
 
 typedef struct rank_job {
@@ -52,13 +52,13 @@ typedef struct rank_job {
   void (*body)(rank *r);
 } rank_job;
 
-/* The device under test. Only tests that touch memory by the device's copies (tests/conformance) run on any. */
+/* The device under test. Only tests that access memory by the device's copies (tests/conformance) run on any device. */
 static inline const char *test_device(void) {
   const char *name = getenv("LIBDC_TEST_DEVICE");
   return name == NULL || name[0] == '\0' ? "cpu" : name;
 }
 
-/* With LIBDC_TEST_CARDS ranks have cards of their own, as far as there are so many. */
+/* With LIBDC_TEST_CARDS each rank has its own card, as far as there are enough. */
 static inline dc_status open_test_device(const rank *r, dc_device **device) {
   const char *cards = getenv("LIBDC_TEST_CARDS");
   char name[32];
@@ -69,14 +69,14 @@ static inline dc_status open_test_device(const rank *r, dc_device **device) {
   return dc_device_open(name, NULL, device);
 }
 
-/* Over TCP so many ranks have a machine of their own together; 0: they have this one. */
+/* Over TCP, the number of ranks that share a simulated machine; 0: all share this one. */
 static inline int32_t test_node_ranks(void) {
   const char *ranks = getenv("LIBDC_TEST_NODE_RANKS");
   return ranks == NULL ? 0 : atoi(ranks);
 }
 
 #ifdef DC_TESTS_ADDRESS_H
-/* One over TCP; `base` tells all ranks where they meet. */
+/* Makes a communicator over TCP; `base` tells all ranks where to meet. */
 static inline dc_status meet_over_tcp(const rank *r, dc_comm *base, dc_comm **comm) {
   char address[64];
   const int64_t bytes = sizeof address;
@@ -95,8 +95,8 @@ static inline dc_status meet_over_tcp(const rank *r, dc_comm *base, dc_comm **co
 }
 #endif
 
-/* The communicator under test: with LIBDC_TEST_COMM=nccl one through NCCL, on top of the one given; with tcp one over
- * TCP in its place. */
+/* The communicator under test. With LIBDC_TEST_COMM=nccl it is one through NCCL on top of the given one; with tcp it is
+ * one over TCP instead. */
 static inline dc_status test_comm(rank *r) {
   const char *name = getenv("LIBDC_TEST_COMM");
   dc_comm *base = r->comm;
@@ -120,13 +120,13 @@ static inline dc_status test_comm(rank *r) {
   return status;
 }
 
-/* Of a test's ranks no more than LIBDC_TEST_RANKS: NCCL wants a card for each. */
+/* Limits a test's ranks to LIBDC_TEST_RANKS, since NCCL needs a card for each. */
 static inline int32_t test_world(int32_t world) {
   const char *most = getenv("LIBDC_TEST_RANKS");
   return most != NULL && atoi(most) > 0 && atoi(most) < world ? atoi(most) : world;
 }
 
-/* One rank from its device and communicator to their end; status is the result of opening them. */
+/* Runs one rank with its device and communicator, and closes them; status is the result of opening them. */
 static inline void live(rank *r, const setup *s, void (*body)(rank *r), dc_status status) {
   if (status == DC_OK) {
     status = test_comm(r);
@@ -138,7 +138,7 @@ static inline void live(rank *r, const setup *s, void (*body)(rank *r), dc_statu
     dc_config config = s->config;
     config.symmetric_memory = getenv("LIBDC_TEST_SYMMETRIC") != NULL ? 1 : config.symmetric_memory;
     if (getenv("LIBDC_TEST_COMM") != NULL && strcmp(getenv("LIBDC_TEST_COMM"), "tcp") == 0) {
-      config.symmetric_memory = 0; /* no rank reads another's memory */
+      config.symmetric_memory = 0; /* no rank can read another's memory */
     }
     status = dc_init(r->ctx, r->comm, &config, s->bucket == 0 ? 1024 : s->bucket);
   }
@@ -148,7 +148,7 @@ static inline void live(rank *r, const setup *s, void (*body)(rank *r), dc_statu
     snprintf(r->failure, sizeof r->failure, "set-up of rank %d: %s", r->rank, dc_last_error());
   }
   if (r->failure[0] != '\0') {
-    dc_comm_abort(r->comm, r->failure); /* the others need not wait for the deadline */
+    dc_comm_abort(r->comm, r->failure); /* so that the others need not wait for the deadline */
   }
   dc_context_destroy(r->ctx);
   dc_device_destroy(r->device);
@@ -169,7 +169,7 @@ static inline void run_ranks(setup s, void (*body)(rank *r), const void *user) {
   rank_job jobs[MOST];
   pthread_t threads[MOST];
   dc_comm_options options = DC_COMM_OPTIONS_INIT;
-  options.timeout_ns = INT64_C(60000000000); /* a test that hangs is a failure, not a wait */
+  options.timeout_ns = INT64_C(60000000000); /* a test that hangs fails instead of waiting */
   s.config.struct_size = sizeof s.config;
   s.world = test_world(s.world);
   assert_int_equal(dc_comm_create_threads(s.world, &options, comms), DC_OK);
@@ -186,7 +186,7 @@ static inline void run_ranks(setup s, void (*body)(rank *r), const void *user) {
     pthread_join(threads[i], NULL);
   }
   for (int32_t i = 0; i < s.world; i++) {
-    /* Prefers the rank that failed by itself over ranks that failed because of it. */
+    /* Prefers a rank that failed by itself to those that failed because of it. */
     if (ranks[i].failure[0] != '\0' && strstr(ranks[i].failure, "abort") == NULL) {
       fail_msg("%s", ranks[i].failure);
     }
@@ -198,7 +198,7 @@ static inline void run_ranks(setup s, void (*body)(rank *r), const void *user) {
   }
 }
 
-/* A flat tensor of the caller's memory. */
+/* A flat tensor over the caller's memory. */
 static inline dc_tensor flat(void *data, const int64_t *count, int32_t dtype) {
   dc_tensor t = DC_TENSOR_INIT;
   t.data = data;
@@ -212,12 +212,12 @@ static inline int64_t ceil_div(int64_t n, int64_t d) {
   return (n + d - 1) / d;
 }
 
-/* Values that are exact in every type that tests use, different for every seed and place. */
+/* Values that are exact in every type that tests use, and differ for every seed and position. */
 static inline float value_of(int64_t seed, int64_t i) {
   return (float)(((seed * 31 + i * 7) % 61) - 30) / 4.0f;
 }
 
-/* A parameter as a rank sees it. */
+/* A parameter as one rank holds it. */
 typedef struct sharded {
   int64_t id, numel, chunk;
   int64_t shape[2];

@@ -16,7 +16,7 @@
 
 #define OK(call) assert_int_equal((call), DC_OK)
 
-/* The call fails so, and says why. */
+/* The call must fail with this status and a text that has this fragment. */
 #define REFUSED(status, text, call)                            \
   do {                                                         \
     assert_int_equal((call), (status));                        \
@@ -27,7 +27,7 @@
 
 enum { GUARD = 64, CANARY = 0x5a, MOST_DIMS = 3 };
 
-/* A tensor that owns its memory, between guard bytes. */
+/* A tensor that owns its memory, which is between guard bytes. */
 typedef struct owned {
   dc_tensor t;
   int64_t shape[MOST_DIMS];
@@ -65,7 +65,7 @@ static owned make_owned(int32_t dtype, int32_t ndim, const int64_t *shape) {
   return o;
 }
 
-/* The shape's address is known only when the struct lies where it stays. */
+/* To be called once the struct is at its final address, where the shape is stored. */
 static void set_shape(owned *o) {
   o->t.shape = o->shape;
 }
@@ -82,7 +82,7 @@ static void drop(owned *o) {
   free(o->base);
 }
 
-/* Numbers in -1 to 1 from a seed. */
+/* Fills with numbers from -1 to 1, from a seed. */
 static void randomize(owned *o, uint64_t seed) {
   for (size_t i = 0; i < o->bytes / dc_dtype_size(o->t.dtype); i++) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
@@ -96,7 +96,7 @@ static void randomize(owned *o, uint64_t seed) {
   }
 }
 
-/* A call's arguments of the weights. */
+/* The weights, as arguments of a call. */
 #define TWELVE(tensors) tensors, sizeof(dc_tensor), DC_LAYER_WEIGHTS
 
 /* batch samples of seq tokens. */
@@ -128,7 +128,7 @@ static rig make_rig(dc_layer_config config, int64_t batch, int64_t seq) {
   return r;
 }
 
-/* Sets the rig's pointers to its own members, at the address where it stays. */
+/* Sets the rig's pointers to its own members, once it is at its final address. */
 static void bind_rig(rig *r) {
   owned *tensors[] = {&r->x, &r->out, &r->dout, &r->dx, &r->workspace, &r->reserve};
   for (size_t i = 0; i < 6; i++) {

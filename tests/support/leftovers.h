@@ -1,5 +1,5 @@
-/* Descriptors, children, abstract sockets and files of shared memory that a test of faults must not leave behind. The
- * setup and the teardown of a group of tests are leftovers_note() and leftovers_compare(). */
+/* Descriptors, children, abstract sockets and files in shared memory that a test of faults must not leak.
+ * leftovers_note() and leftovers_compare() are the setup and the teardown of a group of tests. */
 #ifndef DC_TESTS_LEFTOVERS_H
 #define DC_TESTS_LEFTOVERS_H
 
@@ -26,7 +26,7 @@ static inline int count_entries(const char *path, const char *begins) {
   return count;
 }
 
-/* Lines of a table of the kernel. */
+/* Counts lines of a kernel table. */
 static inline int count_lines(const char *path, const char *with) {
   char line[512];
   int count = 0;

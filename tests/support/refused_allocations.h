@@ -1,5 +1,5 @@
-/* For programs that ask for more memory than there is. The sanitizers end such a program, unless told to return NULL.
- */
+/* For programs that request more memory than there is. Sanitizers end such a program, unless they are told to return
+ * NULL. */
 #ifndef DC_TESTS_REFUSED_ALLOCATIONS_H
 #define DC_TESTS_REFUSED_ALLOCATIONS_H
 

@@ -1,5 +1,5 @@
 /* A training at any stage with any number of replicas, which has the bits of plain ZeRO on as many ranks. Gradients are
- * added over micro-batches, of 16 bits too, and larger than a bucket. */
+ * added over micro-batches, also 16-bit ones, and are larger than a bucket. */
 #ifndef DC_TESTS_REPLICA_TRAINER_H
 #define DC_TESTS_REPLICA_TRAINER_H
 
@@ -12,18 +12,18 @@ static const int32_t grad_types[PARAMS] = {DC_FLOAT32, DC_BFLOAT16, DC_FLOAT32, 
 
 typedef struct setting {
   int32_t stage, replicas;
-  uint64_t *hashes; /* one a rank */
-  int64_t *wire;    /* of reductions, one a rank; NULL: not wanted */
+  uint64_t *hashes; /* one for each rank */
+  int64_t *wire;    /* bytes of reductions, one for each rank; NULL: not wanted */
 } setting;
 
 typedef struct trainer {
   const setting *s;
-  dc_comm *comm, *group; /* all ranks; those that share the parameters */
+  dc_comm *comm, *group; /* comm: all ranks; group: those that share the parameters */
   dc_device *device;
   dc_context *context;
-  float *whole[PARAMS]; /* weights, as all ranks know them */
+  float *whole[PARAMS]; /* the weights, whole on all ranks */
   float *own[PARAMS];   /* this rank's part */
-  float *grad[PARAMS];  /* of its part; stage 0: whole */
+  float *grad[PARAMS];  /* gradient of the rank's part; stage 0: the whole one */
   int64_t offsets[PARAMS], counts[PARAMS];
 } trainer;
 
@@ -101,7 +101,7 @@ static inline int run_backward(trainer *t, int step, int micro, bool update) {
   return 0;
 }
 
-/* Each rank changes its part; the group's ranks tell each other. */
+/* Each rank updates its part, and the group's ranks exchange the parts. */
 static inline int update_weights(trainer *t) {
   for (int64_t i = 0; i < PARAMS; i++) {
     const float *grad = t->grad[i] + (t->s->stage == 0 ? t->offsets[i] : 0);

@@ -1,4 +1,4 @@
-/* SANITIZED is defined if a sanitizer watches, which takes more time and memory, and sees what others do not. */
+/* SANITIZED is defined in builds with a sanitizer, which need more time and memory. */
 #ifndef DC_TESTS_SANITIZED_H
 #define DC_TESTS_SANITIZED_H
 

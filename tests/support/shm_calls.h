@@ -1,5 +1,5 @@
-/* How many collectives a rank on threads or processes has begun on a communicator: tests wait for it, not for a time.
- */
+/* The number of collectives that a rank on threads or processes has begun on a communicator, so that tests need not
+ * wait for a fixed time. */
 #ifndef DC_TESTS_SHM_CALLS_H
 #define DC_TESTS_SHM_CALLS_H
 

@@ -1,4 +1,4 @@
-/* An optimizer's number of steps, for comparisons; -1 where it cannot be read. */
+/* An optimizer's number of steps, for comparisons; -1 if it cannot be read. */
 #ifndef TESTS_STEPS_H
 #define TESTS_STEPS_H
 

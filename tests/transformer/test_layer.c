@@ -3,8 +3,9 @@
 
 #include "layer.h"
 
-/* Every combination of type, placement and flags: guard bytes (free_rig), the documented bytes, the same output. A
- * second backward, a spoiled workspace and another number of threads do not change the gradients. */
+/* For every combination of type, placement and flags, guard bytes stay intact (free_rig), the bytes are as documented,
+ * and the output is the same. A second backward, a spoiled workspace and another number of threads do not change the
+ * gradients. */
 enum { TOKENS = 2 * 19 };
 
 static void assert_finite(const owned *o) {
@@ -29,7 +30,7 @@ static void check_bytes(const rig *r) {
   assert_int_equal(r->cost.forward_flops, 8 * n * h * h + 4 * n * h * i + 4 * h * 2 * 19 * 19);
 }
 
-/* A backward on a spoiled workspace into gradients full of NaN, twice, and once to be added. */
+/* Runs a backward with a spoiled workspace into gradients full of NaN, twice, and once added to gradients. */
 static void check_backward(rig *r) {
   static unsigned char dx[TOKENS * 48 * 4], dw[144 * 48 * 4];
   memset(r->workspace.t.data, 0xff, r->workspace.bytes);
@@ -152,7 +153,7 @@ static void test_11_inference(void **state) {
     memset(r.out.t.data, 0xff, r.out.bytes);
     OK(dc_layer_inference(r.layer, &r.call, TWELVE(r.weights), &r.x.t, &r.out.t));
     assert_memory_equal(trained, r.out.t.data, r.out.bytes);
-    /* With the workspace it asks for, and no more; as a layer that is not for training, too. */
+    /* The workspace has exactly the requested size, also for a layer that is not for training. */
     c.training = -1;
     dc_layer *other;
     OK(dc_layer_create(r.device, &c, &other));
@@ -172,7 +173,8 @@ static void test_11_inference(void **state) {
   }
 }
 
-/* Batches without tokens, as PyTorch's layer takes them: nothing is computed, and gradients of weights are zeros. */
+/* Batches without tokens, as PyTorch's layer accepts them: nothing is computed, and the weights' gradients are
+ * zeros. */
 static void test_02_without_tokens(void **state) {
   (void)state;
   static const int64_t sizes[][2] = {{0, 5}, {2, 0}, {0, 0}};
@@ -276,7 +278,7 @@ static void test_29_streams(void **state) {
   r.call.cu_seqlens = offsets;
   forward(&r);
   backward(&r);
-  offsets[1] = -1; /* has been read */
+  offsets[1] = -1; /* the call has read it already */
   dc_layer_destroy(r.layer);
   r.layer = NULL;
   OK(dc_stream_synchronize(r.call.stream, 0));
@@ -286,7 +288,7 @@ static void test_29_streams(void **state) {
   free_rig(&r);
 }
 
-/* ---- a stream that is blocked: calls come back, on two layers and two streams ---- */
+/* ---- a blocked stream: calls return, on two layers and two streams ---- */
 
 static void await_gate(void *user) {
   pthread_mutex_lock(user);
@@ -311,7 +313,7 @@ static void test_29_no_wait(void **state) {
   for (int32_t i = 0; i < 2; i++) {
     OK(dc_stream_call(r[i].call.stream, await_gate, &gate));
     forward(&r[i]);
-    backward(&r[i]); /* is back before its work has begun */
+    backward(&r[i]); /* returns before its work has begun */
     for (size_t b = 0; b < r[i].dx.bytes; b++) {
       assert_int_equal(((unsigned char *)r[i].dx.t.data)[b], CANARY);
     }

@@ -1,5 +1,5 @@
-/* Wrong arguments of the transformer layer, point 27 of its conformance list: each is refused by its name, and nothing
- * is written. */
+/* Wrong arguments of the transformer layer, point 27 of its conformance list: each error names the argument, and
+ * nothing is written. */
 #include "layer.h"
 
 #define BAD_CONFIG(field, value, status)                                    \
@@ -83,7 +83,7 @@ static dc_status run(rig *r, int32_t which) {
                            r->gradients);
 }
 
-/* After a change of the rig these calls fail so, and with the change undone they are right. */
+/* After a change of the rig these calls must fail, and after undoing it they must succeed. */
 #define BAD(calls, text, status, change)                     \
   do {                                                       \
     for (int32_t which = 1; which <= BACKWARD; which *= 2) { \
@@ -103,7 +103,7 @@ static rig bounded_rig(void) {
   return make_rig(config, 2, 19);
 }
 
-/* Nothing that a call writes was written: every byte is as make_owned() left it. */
+/* Checks that no call has written anything: every byte is as make_owned() left it. */
 static void assert_untouched(const rig *r) {
   const owned *written[5 + DC_LAYER_WEIGHTS] = {&r->out, &r->dx, &r->workspace, &r->reserve};
   for (int32_t k = 0; k < DC_LAYER_WEIGHTS; k++) {
@@ -140,7 +140,7 @@ static void test_27_sizes_and_memory(void **state) {
   BAD(TRAINING, "reserve is NULL", DC_E_INVALID, r.call.reserve = NULL);
   BAD(TRAINING, "reserve is not aligned", DC_E_INVALID, r.call.reserve = (char *)r.call.reserve + 32);
   BAD(TRAINING, "reserve_bytes", DC_E_BUFFER_TOO_SMALL, r.call.reserve_bytes--);
-  BAD(BACKWARD, "reserve_bytes", DC_E_BUFFER_TOO_SMALL, r.call.reserve_bytes = 0); /* an inference's */
+  BAD(BACKWARD, "reserve_bytes", DC_E_BUFFER_TOO_SMALL, r.call.reserve_bytes = 0); /* sufficient only for inference */
   static const int32_t wrong[][3] = {{1, 19, 38}, {0, 20, 19}, {0, 33, 38}, {0, -1, 38}};
   for (int32_t i = 0; i < 4; i++) {
     BAD(ALL, "cu_seqlens", DC_E_INVALID, r.call.cu_seqlens = wrong[i]);
@@ -252,7 +252,7 @@ static void test_27_nothing_given(void **state) {
   (void)state;
   dc_layer_config config = small_config();
   config.pre_layer_norm = -1;
-  config.normalize_invertible = 1; /* this backward reads the output */
+  config.normalize_invertible = 1; /* its backward reads the output */
   rig r = make_rig(config, 2, 19);
   bind_rig(&r);
   for (int32_t which = 1; which <= BACKWARD; which *= 2) {
@@ -308,7 +308,7 @@ static void test_27_training_and_inference(void **state) {
   REFUSED(DC_E_STATE, "inference", run(&r, BACKWARD));
   assert_untouched(&r);
   free_rig(&r);
-  /* Frozen weights and an input without a gradient are no fault. */
+  /* Frozen weights, and an input without a gradient, are allowed. */
   r = make_rig(small_config(), 2, 19);
   bind_rig(&r);
   forward(&r);
@@ -320,7 +320,7 @@ static void test_27_training_and_inference(void **state) {
   free_rig(&r);
 }
 
-/* A struct of a newer library: its tail may be zero, and may not ask for what is not there. */
+/* A struct of a newer library: its tail may be zero, but must not request features that are missing here. */
 static void test_30_newer_structs(void **state) {
   (void)state;
   rig r = bounded_rig();
@@ -356,7 +356,7 @@ static void test_30_without_a_card(void **state) {
   }
 }
 
-/* A batch that no memory holds: costs are right or refused, and nothing overflows. */
+/* A batch larger than any memory: costs are right or refused, and nothing overflows. */
 static void test_27_a_batch_that_no_memory_holds(void **state) {
   (void)state;
   rig r = make_rig(small_config(), 1, 1);

@@ -1,5 +1,6 @@
-/* Floating-point exceptions are trapped here (traps_on.c), as in hosts of Free Pascal. Documented infinities and NaN
- * end no process, the caller's environment is restored after each call, and the library's threads have no traps. */
+/* Floating-point exceptions trap in this process (traps_on.c), as in hosts of Free Pascal. Documented infinities and
+ * NaN must not end it, the caller's environment is restored after each call, and the library's threads have no
+ * traps. */
 #define _GNU_SOURCE
 #include <fenv.h>
 
@@ -17,7 +18,7 @@ static int traps(void) {
   return fegetexcept();
 }
 
-/* After a call the traps are those that were set, and no exception is to be seen that would be one. */
+/* After a call the same traps are set, and no exception is flagged that would trap. */
 #define KEPT(call)                                                                             \
   do {                                                                                         \
     const int set = traps();                                                                   \
@@ -50,7 +51,7 @@ static int tear_down(void **state) {
   return 0;
 }
 
-/* ---- whose traps they are ---- */
+/* ---- the caller's traps and the library's ---- */
 
 static void note(void *user) {
   *(int *)user = traps();
@@ -71,7 +72,7 @@ static void test_functions_of_the_caller_see_none(void **state) {
   assert_int_equal(traps(), before);
 }
 
-/* Exceptions that the caller has seen stay set, and its rounding mode stays. */
+/* Exception flags that the caller has set stay set, and so does its rounding mode. */
 static void test_the_environment_is_kept(void **state) {
   (void)state;
   dc_tensor ta = matrix(a, DC_FLOAT64), to = matrix(out, DC_FLOAT64);
@@ -115,7 +116,7 @@ static void test_matrices(void **state) {
   }
 }
 
-/* An optimizer of each kind, of which one number is `value`. */
+/* Makes an optimizer of each kind, with one option set to `value`. */
 static dc_status make_optimizer(int kind, double value, dc_optimizer **optimizer) {
   dc_adamw_options adamw = DC_ADAMW_OPTIONS_INIT;
   dc_sgd_options sgd = DC_SGD_OPTIONS_INIT;
@@ -162,7 +163,7 @@ static void test_optimizers(void **state) {
   }
 }
 
-/* Masks of -infinity on some and on all keys, finite ones that absorb all scores, and inputs that overflow. */
+/* Masks of -infinity on some or all keys, finite masks that absorb all scores, and inputs that overflow. */
 static void test_the_layer(void **state) {
   (void)state;
   static const float masks[] = {-INFINITY, -3.4e38f, -1e4f, NAN};
@@ -182,7 +183,7 @@ static void test_the_layer(void **state) {
     r.call.mask = &m;
     KEPT(forward(&r));
     KEPT(backward(&r));
-    memset(r.x.t.data, 0x7b, r.x.bytes); /* as large as the type has them */
+    memset(r.x.t.data, 0x7b, r.x.bytes); /* near the largest number of the type */
     KEPT(forward(&r));
     KEPT(backward(&r));
     free_rig(&r);
@@ -194,7 +195,7 @@ static void test_the_layer(void **state) {
   assert_null(layer);
 }
 
-/* Gradients that are not finite, and numbers that the bucket's type does not hold. */
+/* Gradients that are not finite, and numbers that overflow the bucket's type. */
 static void test_gradients(void **state) {
   (void)state;
   dc_context *context;

@@ -1,5 +1,5 @@
-/* Linked into a test, this traps floating-point exceptions before main(), and sees in the end that they are trapped
- * still. Threads of the test begin with its traps. */
+/* Linked into a test, this makes floating-point exceptions trap before main() runs, and checks at the end that they
+ * still do. Threads of the test inherit its traps. */
 #define _GNU_SOURCE
 #include <fenv.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 enum { TRAPS = FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW };
 
-static int trapped; /* 0 where the processor has no traps */
+static int trapped; /* 0 if the processor has no traps */
 
 __attribute__((constructor)) static void begin(void) {
   feenableexcept(TRAPS);

@@ -1,6 +1,6 @@
-//! Finds libdc: the folder in LIBDC_LIB_DIR, else pkg-config's `dc`, else the library that `make` or `make test` built
-//! in this checkout; with the feature `vendored`, the one that meson builds of the sources then. Dependents find the
-//! folder in DEP_DC_LIBDIR, to put it into their programs' run path. docs.rs, which sets DOCS_RS, needs no libdc.
+//! Finds libdc: in the folder LIBDC_LIB_DIR, otherwise by pkg-config's `dc`, otherwise the library that `make` or `make
+//! test` built in this checkout. With the feature `vendored`, meson builds it from the sources. Dependents find the
+//! folder in DEP_DC_LIBDIR, to add it to their programs' run path. docs.rs, which sets DOCS_RS, needs no libdc.
 
 use std::env;
 use std::ffi::OsStr;
@@ -25,7 +25,7 @@ fn from_pkg_config() -> Option<PathBuf> {
     let tool = env::var_os("PKG_CONFIG").unwrap_or_else(|| "pkg-config".into());
     let ask = |words: &[&str]| Command::new(&tool).args(words).output().ok().filter(|output| output.status.success());
     ask(&["--exists", AT_LEAST, BELOW])?;
-    // pkgconf writes blanks as a shell wants them.
+    // pkgconf escapes blanks as a shell needs it.
     let place = String::from_utf8(ask(&["--variable=libdir", "dc"])?.stdout).ok()?.replace("\\ ", " ");
     let folder = PathBuf::from(place.trim());
     has_library(&folder).then_some(folder)
@@ -35,13 +35,13 @@ fn has_sources(root: &Path) -> bool {
     root.join("include/dc_api.h").exists()
 }
 
-/// The sources around this crate; a registry has it without them.
+/// The sources around this crate, which a crate from the registry does not have.
 fn checkout() -> Option<PathBuf> {
     let root = Path::new(&env::var_os("CARGO_MANIFEST_DIR")?).join("../../..").canonicalize().ok()?;
     has_sources(&root).then_some(root)
 }
 
-/// The sources inside this crate, where packaging/make_crates.py has packed it, else those around it.
+/// The sources inside this crate if packaging/make_crates.py has packed it, otherwise those around it.
 fn sources() -> Option<PathBuf> {
     let inside = Path::new(&env::var_os("CARGO_MANIFEST_DIR")?).join("vendor");
     if has_sources(&inside) {
@@ -50,7 +50,7 @@ fn sources() -> Option<PathBuf> {
     checkout()
 }
 
-/// Where this checkout's own commands put a libdc; builds with sanitizers are for their tests alone.
+/// Where this checkout's own commands build libdc, without the builds that have sanitizers.
 fn from_checkout() -> Option<PathBuf> {
     let folders = ["build/prefix/lib", "build/gcc", "build/package", "build"];
     let root = checkout()?;
@@ -63,10 +63,10 @@ fn run(tool: &str, words: &[&OsStr]) {
     assert!(status.success(), "{} {:?}: {}", tool, words, status);
 }
 
-/// The library built here, into cargo's own folder.
+/// Builds the library into cargo's own folder.
 fn vendored() -> PathBuf {
     let root = sources().expect("the feature `vendored` needs the sources in this crate's folder vendor, or around it");
-    // Without these lines cargo would run this program for a changed variable alone, and link an old library.
+    // Without these lines cargo would rerun this program only for changed variables, and link an old library.
     for name in ["include", "meson.build", "meson_options.txt", "src"] {
         println!("cargo:rerun-if-changed={}", root.join(name).display());
     }

@@ -1,4 +1,4 @@
-//! Puts libdc's folder into the run path of tests and examples: Cargo does not pass on that of dc-sys.
+//! Adds libdc's folder to the run path of tests and examples, since Cargo does not pass on dc-sys's.
 
 fn main() {
     if let Ok(folder) = std::env::var("DEP_DC_LIBDIR") {

@@ -1,4 +1,4 @@
-/* The statistics of a rank that computes beside those of the same rank on the counting device. */
+/* Compares the statistics of a rank that computes with those of the same rank on the counting device. */
 #ifndef TESTS_COMPARE_H
 #define TESTS_COMPARE_H
 
@@ -26,7 +26,8 @@ static inline setup setup_of(const schedule *s, int32_t world, int32_t choice) {
                  .bucket = choice / (CHOICES / 2) == 0 ? 1 << 20 : 1024};
 }
 
-/* Runs the schedule as one rank of a group that is not there. heap: ranks read each other's memory. */
+/* Runs the schedule on the counting device, as one rank of a group whose other ranks do not exist. heap: 1 if ranks
+ * read each other's memory. */
 static inline void count_rank(schedule_job *job, setup s, int32_t number, int32_t heap) {
   rank r = {.rank = number, .world = s.world, .user = job};
   assert_int_equal(dc_device_open("count", NULL, &r.device), DC_OK);
@@ -44,7 +45,7 @@ static inline void count_rank(schedule_job *job, setup s, int32_t number, int32_
   dc_device_destroy(r.device);
 }
 
-/* With COUNT_TABLE=1 a line for each rank. */
+/* Prints a line for each rank if COUNT_TABLE is set. */
 static inline void compare_print(const schedule *s, int32_t world, int32_t number, const dc_memory_stats *counted,
                                  const char *transport, int64_t difference) {
   if (getenv("COUNT_TABLE") != NULL) {
@@ -56,7 +57,7 @@ static inline void compare_print(const schedule *s, int32_t world, int32_t numbe
   }
 }
 
-/* Whether they are the same. */
+/* Returns whether both statistics are the same. */
 static inline bool compare_stats(const schedule_job *computed, const schedule_job *counted, int32_t world,
                                  int32_t number, const char *transport) {
   const schedule *s = &computed->s;

@@ -1,4 +1,4 @@
-/* A trainer's schedule of calls, which runs alike on ranks that compute and on a rank that counts. */
+/* A trainer's schedule of calls, which is the same for ranks that compute and for a rank that counts. */
 #ifndef TESTS_SCHEDULE_H
 #define TESTS_SCHEDULE_H
 
@@ -9,9 +9,9 @@ enum { SCHEDULE_LAYERS = 4, SCHEDULE_PARAMS = 3, SCHEDULE_STEPS = 2, SCHEDULE_MI
 
 typedef struct schedule {
   int32_t stage;
-  int32_t replicas; /* groups of ranks that have all parameters each */
-  int32_t offload;  /* of stage 3. 1: activations; 2: shards are reloaded from host memory too */
-  int32_t dtype;    /* of gathered weights and of gradients */
+  int32_t replicas; /* number of groups of ranks that each hold all parameters */
+  int32_t offload;  /* stage 3 only. 1: of activations; 2: shards are reloaded from host memory too */
+  int32_t dtype;    /* type of gathered weights and of gradients */
   bool prefetch;
 } schedule;
 
@@ -25,7 +25,7 @@ typedef struct schedule_job {
   schedule_result results[SCHEDULE_RANKS];
 } schedule_job;
 
-/* A large matrix, a vector that divides evenly among few ranks, and one that is shorter than there are ranks. */
+/* A large matrix, a vector that divides evenly among few ranks, and a vector with fewer elements than ranks. */
 #ifdef SANITIZED
 static const int64_t schedule_sizes[SCHEDULE_PARAMS] = {90007, 1500, 3};
 #else
@@ -46,7 +46,7 @@ static inline dc_status schedule_register(rank *r, const schedule *s, int64_t id
   int64_t padded = ceil_div(p->numel, group);
   p->weights = calloc((size_t)p->numel, sizeof(float));
   p->grad = calloc((size_t)p->numel, sizeof(float));
-  p->full_grad = calloc((size_t)p->numel, sizeof(float)); /* zeros of every type */
+  p->full_grad = calloc((size_t)p->numel, sizeof(float)); /* all bits zero, which is 0 in every type */
   dc_tensor weights = flat(p->weights, s->stage == 3 ? &padded : &p->numel, DC_FLOAT32);
   dc_tensor grad = flat(p->grad, s->stage == 3 ? &padded : &own, DC_FLOAT32);
   return s->stage == 3 ? dc_register_z3_param(r->ctx, id, &p->numel, 1, &weights, &grad, 0, DC_DTYPE_NONE)
@@ -107,7 +107,7 @@ static inline void schedule_micro_batch(rank *r, const schedule *s, schedule_par
   OK(r, dc_end_backward(r->ctx, 1, update));
 }
 
-/* The rank's body: r->user is a schedule_job. */
+/* The body of a rank, whose r->user is a schedule_job. */
 static inline void schedule_run(rank *r) {
   schedule_job *job = (schedule_job *)(uintptr_t)r->user;
   enum { PARAMS = SCHEDULE_LAYERS * SCHEDULE_PARAMS };
@@ -130,7 +130,7 @@ static inline void schedule_run(rank *r) {
     *stats = (dc_memory_stats)DC_MEMORY_STATS_INIT;
     OK(r, dc_context_get_memory_stats(r->ctx, stats));
   }
-  OK(r, dc_cleanup(r->ctx)); /* before the memory of its parameters goes */
+  OK(r, dc_cleanup(r->ctx)); /* before the memory of its parameters is freed */
   for (int i = 0; i < PARAMS; i++) {
     free(params[i].weights);
     free(params[i].grad);

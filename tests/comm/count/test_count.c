@@ -1,4 +1,4 @@
-/* The counting device has the memory and wire bytes of ranks that compute, to the byte. */
+/* The counting device reports the memory and wire bytes of ranks that compute, to the byte. */
 #include "address.h"
 #include "compare.h"
 
@@ -16,7 +16,7 @@ static void compare(schedule s, int32_t world, int32_t choice) {
   free(counted);
 }
 
-/* COUNT_ALL=1 takes every combination, where otherwise each stage has one, COUNT_RANKS=3 three ranks alone. */
+/* By default each stage takes one combination; COUNT_ALL=1 takes all. COUNT_RANKS=3 takes worlds of 3 ranks only. */
 static void test_statistics_of_each_stage_and_number_of_ranks(void **state) {
   (void)state;
   const bool all = getenv("COUNT_ALL") != NULL;
@@ -36,7 +36,7 @@ static void test_statistics_of_each_stage_and_number_of_ranks(void **state) {
   }
 }
 
-/* An uneven split of a gradient says nothing of the other ranks' parts. */
+/* With an uneven split of a gradient, a rank alone does not know the other ranks' parts. */
 static void test_a_split_that_no_rank_alone_knows_is_refused(void **state) {
   (void)state;
   dc_device *device;
@@ -57,7 +57,7 @@ static void test_a_split_that_no_rank_alone_knows_is_refused(void **state) {
   dc_device_destroy(device);
 }
 
-/* A context's timestamps are its device's, which may then have no other owner. They have its virtual time. */
+/* A context's timestamps come from the device's virtual clock, so the context keeps the device alive. */
 static void test_the_device_goes_with_its_context(void **state) {
   (void)state;
   dc_context *ctx;
@@ -78,7 +78,7 @@ static void test_the_device_goes_with_its_context(void **state) {
   assert_int_equal(dc_allgather_param(ctx, NULL, 1, id, DC_BFLOAT16, &out), DC_OK);
   assert_int_equal(dc_context_trace_read(ctx, &event, sizeof event, 1, &events), DC_OK);
   assert_int_equal(events, 1);
-  assert_in_range(event.begin_ns, 7000, 7002); /* the clock is the device's: a cast, and a stamp is a nanosecond late */
+  assert_in_range(event.begin_ns, 7000, 7002); /* a cast's launch by the device's clock; a stamp adds a nanosecond */
   assert_in_range(event.end_ns, 7000, 7002);
   dc_device_destroy(device);
   dc_context_destroy(ctx);

@@ -1,4 +1,4 @@
-/* The library of a caller in the tests of external communicators: ranks are threads that meet at barriers. */
+/* Stands for the caller's library in the tests of external communicators: ranks are threads that meet at barriers. */
 #ifndef DC_TESTS_EXTERNAL_EXCHANGE_H
 #define DC_TESTS_EXTERNAL_EXCHANGE_H
 
@@ -10,11 +10,11 @@ enum { WORLD = 3, LARGEST = 4096 };
 
 typedef struct exchange {
   pthread_barrier_t barrier;
-  int32_t size; /* 0: WORLD */
+  int32_t size; /* number of ranks; 0: WORLD */
   const void *sends[WORLD];
-  const int64_t *counts[WORLD]; /* of all_to_all */
-  atomic_int users;             /* alive */
-  atomic_int aborted;           /* calls of abort */
+  const int64_t *counts[WORLD]; /* of all_to_all, by rank */
+  atomic_int users;             /* user pointers not yet given back */
+  atomic_int aborted;           /* number of calls of abort */
   atomic_int error;             /* the result of the next reduce_scatter */
 } exchange;
 
@@ -22,7 +22,7 @@ typedef struct user {
   exchange *exchange;
   int32_t rank;
   struct user *copy_of;
-  exchange *next; /* exchange for a copy, the same for all ranks */
+  exchange *next; /* the exchange of the next copy, the same on all ranks */
 } user;
 
 static inline int32_t all_gather(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
@@ -40,7 +40,7 @@ static inline int32_t all_gather(const void *send, void *recv, int64_t count, in
 static inline int32_t reduce_scatter(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
   const user *u = arg;
   if (dtype == DC_FLOAT16 || dtype == DC_BFLOAT16) {
-    return 16; /* libdc adds these in float32 */
+    return 16; /* unsupported: libdc adds these in float32 */
   }
   u->exchange->sends[u->rank] = send;
   pthread_barrier_wait(&u->exchange->barrier);
@@ -166,7 +166,7 @@ static inline void on_table(const dc_comm_callbacks *functions, rank_fn fn, exch
     assert_int_equal(jobs[r].result, 0);
   }
   for (int i = 0; i < 2; i++) {
-    assert_int_equal(atomic_load(&exchanges[i].users), 0); /* each user pointer was given back once */
+    assert_int_equal(atomic_load(&exchanges[i].users), 0); /* each user pointer was given back exactly once */
     pthread_barrier_destroy(&exchanges[i].barrier);
   }
 }

@@ -1,9 +1,9 @@
-/* All-to-alls, gathers and scatters over the caller's own collectives, with an all_to_all among them and without. */
+/* All-to-alls, gathers and scatters over the caller's own collectives, with and without an all_to_all among them. */
 #include "all_to_all_checks.h"
 #include "exchange.h"
 
 static int moves_parts(dc_comm *comm, void *arg) {
-  const bool exact = arg != NULL; /* there is an all_to_all */
+  const bool exact = arg != NULL; /* the caller's functions include an all_to_all */
   for (size_t d = 0; d < DC__COUNT(dtypes); d++) {
     for (int kind = 0; kind < EXCHANGES; kind++) {
       CHECK(exchange_parts(comm, dtypes[d], kind, 101, exact) == 0);
@@ -29,7 +29,7 @@ static int differs(dc_comm *comm, void *arg) {
   return other_counts(comm, NULL);
 }
 
-/* All ranks know all counts, so the caller's functions are not called with other ones. */
+/* All ranks know all counts before any data moves, so a mismatch never reaches the caller's functions. */
 static void test_other_counts(void **state) {
   exchange exchanges[2] = {0}, others[2] = {0};
   (void)state;

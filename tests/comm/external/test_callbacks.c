@@ -1,15 +1,15 @@
-/* Functions of the caller's that do not return: how the wait ends, and the other ranks' errors. */
+/* Functions of the caller that do not return: how the wait ends, and which errors the other ranks get. */
 #include "comm/split.h"
 #include "comm_ranks.h"
 #include "refused_allocations.h"
 
 enum { RETURNS_ON_ABORT, RETURNS_LATE, CALLS_LIBDC, DUP_CALLS_LIBDC, ABORTED_BEFORE, DIFFERS_LATER };
 
-/* A world of two, whose other rank does as this one; its barrier waits for `leave`. */
+/* A world of two whose other rank mirrors this one; its barrier waits for `leave`. */
 typedef struct stuck {
   dc_comm *comm;
   int how;
-  dc_status inner; /* of a barrier in a callback */
+  dc_status inner; /* status of a barrier that a callback calls */
   atomic_int leave, inside, aborted;
 } stuck;
 
@@ -35,7 +35,7 @@ static int32_t gather_and_abort(const void *send, void *recv, int64_t count, int
   return gather_twice(send, recv, count, dtype, arg);
 }
 
-/* The other rank's signature is another one as soon as the barrier has been called. */
+/* The other rank's signature changes as soon as the barrier has been called. */
 static int32_t gather_differs(const void *send, void *recv, int64_t count, int32_t dtype, void *arg) {
   const stuck *s = arg;
   (void)gather_twice(send, recv, count, dtype, arg);
@@ -112,7 +112,7 @@ static void test_abort_ends_a_function(void **state) {
   assert_int_equal(dc_comm_dup(s.comm, &copy), DC_OK);
   assert_int_equal(dc_comm_barrier(s.comm), DC_E_TIMEOUT);
   assert_string_equal(dc_last_error(), "rank 0 waited 0.1 s at barrier for the caller's barrier to return");
-  assert_int_equal(atomic_load(&s.aborted), 2); /* of each copy, once */
+  assert_int_equal(atomic_load(&s.aborted), 2); /* once for each copy */
   assert_int_equal(dc_comm_check(copy), DC_E_TIMEOUT);
   dc_comm_destroy(copy);
   dc_comm_destroy(s.comm);
@@ -123,7 +123,7 @@ static void *wait_for_stuck(void *arg) {
   return dc_comm_barrier(s->comm) == DC_E_TIMEOUT ? s : NULL;
 }
 
-/* Without abort its caller waits on, and all other ranks know. */
+/* Without an abort function, the thread in the callback waits on, but all other ranks learn of the failure. */
 static void test_a_function_returns_late(void **state) {
   (void)state;
   stuck s = {0};
@@ -156,7 +156,7 @@ static int32_t dup_fails(void *user, void **out) {
   return 6;
 }
 
-/* The error names the function that the caller called. */
+/* The error names the public function that was called. */
 static void test_a_copy_or_split_fails(void **state) {
   (void)state;
   const dc_comm_callbacks callbacks = {.struct_size = sizeof callbacks,
@@ -180,7 +180,8 @@ static void *mismatch_in_barrier(void *arg) {
   return dc_comm_barrier(arg) == DC_E_MISMATCH ? arg : NULL;
 }
 
-/* Ranks that differ in one copy fail in all, and may not come to what another copy waits for. */
+/* Ranks that differ in one copy fail in all copies, since they might never reach the call that another copy waits
+ * for. */
 static void test_a_mismatch_ends_the_copies(void **state) {
   (void)state;
   stuck s = {0};
@@ -198,12 +199,12 @@ static void test_a_mismatch_ends_the_copies(void **state) {
   atomic_store(&s.leave, 1);
   pthread_join(thread, &right);
   assert_non_null(right);
-  assert_int_equal(aborted, 2); /* of each copy, once */
+  assert_int_equal(aborted, 2); /* once for each copy */
   dc_comm_destroy(copy);
   dc_comm_destroy(s.comm);
 }
 
-/* Nothing would end a callback that begins after its abort. */
+/* No callback begins after the abort, as nothing would end it. */
 static void test_no_function_begins_after_an_abort(void **state) {
   (void)state;
   stuck s = {0};
@@ -221,11 +222,11 @@ static void test_a_function_calls_libdc(void **state) {
   open_stuck(&s, CALLS_LIBDC, 60000 * MS);
   assert_int_equal(dc_comm_barrier(s.comm), DC_E_STATE);
   assert_non_null(strstr(dc_last_error(), "barrier: called by the caller's barrier on rank 0, which may call nothing"));
-  assert_int_equal(atomic_load(&s.aborted), 1); /* the other rank may wait for this one */
+  assert_int_equal(atomic_load(&s.aborted), 1); /* the other rank may be waiting for this one */
   dc_comm_destroy(s.comm);
 }
 
-/* The failure of the barrier is the communicator's, of which there is then no copy or part. */
+/* A failed barrier fails the communicator, which then gives no copy and no part. */
 static void test_a_copy_or_split_calls_libdc(void **state) {
   (void)state;
   const dc__split split = {.rank = 0, .world = 2};
@@ -245,7 +246,7 @@ static void test_a_copy_or_split_calls_libdc(void **state) {
   }
 }
 
-/* The other rank is in the all_gather for which this one has no memory. */
+/* The other rank is already in the all_gather for which this one has no memory. */
 static void test_a_rank_without_memory(void **state) {
   (void)state;
   enum { EXABYTE_SHIFT = 60 };

@@ -1,5 +1,5 @@
-/* Communicators over the caller's own collectives: ragged, grouped and 16-bit data arrive right through an all_to_all,
- * and through functions that know equal counts and plain sums only. The caller's errors become libdc's. */
+/* Communicators over the caller's own collectives: ragged, grouped and 16-bit data arrive correctly, both through an
+ * all_to_all and through functions that know only equal counts and plain sums. The caller's errors become libdc's. */
 #include "exchange.h"
 
 #include "crossed_streams.h"
@@ -31,7 +31,7 @@ static void fill_sum(void *data, int32_t dtype, int64_t count, int32_t divisor) 
 
 static const int64_t splits[][WORLD] = {{5, 5, 5}, {7, 0, 3}, {0, 0, 11}, {1000, 1001, 13}};
 
-/* Bytes that arrive: all blocks have the length of the longest, unless there is an all_to_all. */
+/* Bytes that a rank receives. Without an all_to_all, every block is as long as the longest one. */
 static int64_t gathered_bytes(const int64_t *counts, int32_t rank, bool exact, size_t size) {
   int64_t longest = 0, others = 0;
   for (int32_t r = 0; r < WORLD; r++) {
@@ -41,14 +41,14 @@ static int64_t gathered_bytes(const int64_t *counts, int32_t rank, bool exact, s
   return (exact ? others : longest * (WORLD - 1)) * (int64_t)size;
 }
 
-/* The same of a reduction; 16-bit types are widened, unless there is an all_to_all. */
+/* The same for a reduction. Without an all_to_all, 16-bit types are widened. */
 static int64_t reduced_bytes(const int64_t *counts, int32_t rank, bool exact, size_t size) {
   const int64_t own[WORLD] = {counts[rank], counts[rank], counts[rank]};
   return exact ? gathered_bytes(own, rank, true, size) : gathered_bytes(counts, rank, false, size == 2 ? 4 : size);
 }
 
 static int collectives(dc_comm *comm, void *arg) {
-  const bool exact = arg != NULL; /* there is an all_to_all */
+  const bool exact = arg != NULL; /* the caller's functions include an all_to_all */
   int32_t rank = dc_comm_rank(comm);
   char whole[LARGEST * 8];
   char expected[LARGEST * 8];
@@ -98,7 +98,7 @@ static void test_collectives(void **state) {
   on_all_to_all(collectives, others);
 }
 
-/* Types of all kinds in one group, results in other types, added to what is there. */
+/* Types of all kinds in one group, results in other types, and results added to the output's contents. */
 static int group(dc_comm *comm, void *arg) {
   (void)arg;
   enum { ITEMS = 14, N = 40 };
@@ -142,7 +142,7 @@ static void test_group(void **state) {
   on_all_to_all(group, others);
 }
 
-/* Ranks 2 and 0, in this order; rank 1 is in no part. */
+/* The part has ranks 2 and 0, in this order; rank 1 is in no part. */
 static int parts(dc_comm *comm, void *arg) {
   const int32_t rank = dc_comm_rank(comm);
   dc_comm *part = NULL;
@@ -222,7 +222,7 @@ static int mismatch(dc_comm *comm, void *arg) {
   dc_tensor tensor = flat(data, &count, DC_FLOAT32);
   CHECK(dc_comm_broadcast(comm, &tensor, 0, NULL) == DC_E_MISMATCH);
   CHECK_SAYS("rank 2 called broadcast (16 bytes from rank 0) where rank 0 called broadcast (12 bytes from rank 0)");
-  CHECK(atomic_load(&exchanges[0].aborted) == 0); /* all ranks see it */
+  CHECK(atomic_load(&exchanges[0].aborted) == 0); /* all ranks see the mismatch, so no abort is needed */
   return 0;
 }
 
@@ -232,7 +232,7 @@ static void test_mismatch(void **state) {
   on_external(mismatch, exchanges);
 }
 
-/* Each rank takes itself for the root. */
+/* Each rank passes itself as the root. */
 static int other_roots(dc_comm *comm, void *arg) {
   (void)arg;
   int64_t one = 1;
@@ -255,7 +255,7 @@ static void test_crossed_streams(void **state) {
   on_external(cross_streams, exchanges);
 }
 
-/* Rank 1 alone has an all_to_all, so it would not come to the others' reduce_scatter. */
+/* Only rank 1 has an all_to_all, so it would never join the others' reduce_scatter. */
 static int other_functions(dc_comm *comm, void *arg) {
   exchange *exchanges = arg;
   const int64_t one = 1, world = WORLD;
@@ -281,7 +281,7 @@ static void test_other_functions(void **state) {
   on_external(other_functions, exchanges);
 }
 
-/* A rank that owns a part of the result and has no memory for it: the error on all ranks names it. */
+/* A rank owns a part of the result and has no memory for it: the error on all ranks names it. */
 static int without_a_place(dc_comm *comm, void *arg) {
   (void)arg;
   float whole[6] = {0}, part[2] = {0};
@@ -314,7 +314,7 @@ static int32_t gather_alone(const void *send, void *recv, int64_t count, int32_t
   return 0;
 }
 
-/* Two contexts would mix their collectives in a different order on each rank. */
+/* Two contexts could order their collectives differently on each rank, so a second context is refused. */
 static void one_context_at_a_time(dc_comm *comm) {
   dc_device *device;
   dc_context *contexts[2];

@@ -1,5 +1,5 @@
-/* Each launcher's variables: how they are read, their order, and the values that are refused. The real launchers set
- * the same. */
+/* Each launcher's variables: how they are read, their precedence, and the values that are refused. The tests set the
+ * variables that the real launchers set. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,7 +26,7 @@
 #define SLURM_2 "SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 SLURM_NODEID=0 "
 #define FLUX "FLUX_JOB_ID=f2Wx FLUX_JOB_SIZE=4 FLUX_TASK_RANK=1 FLUX_TASK_LOCAL_ID=1 FLUX_JOB_NNODES=1 "
 
-/* The environment is these words alone. */
+/* Replaces the whole environment by these words. */
 static void set_environment(const char *words) {
   char copy[2048], *rest = copy;
   snprintf(copy, sizeof copy, "%s", words);
@@ -102,7 +102,7 @@ static void test_the_order(void **state) {
       {TORCHRUN OPEN_MPI "LIBDC_LAUNCHER=openmpi", "openmpi", "n0:29501", 3, 6, 0, 3, -1, 1},
       {SLURM "PMIX_RANK=7 LIBDC_LAUNCHER=slurm", "slurm", "rack1n07:61556", 7, 8, 1, 2, 2, 0},
       {TORCHRUN "LIBDC_LAUNCHER=none", "none", NULL, 0, 1, 0, 1, 0, 0},
-      {OPEN_MPI "WORLD_SIZE=1", "openmpi", NULL, 3, 6, 0, 3, -1, 1}, /* a size of 1 without a rank yields */
+      {OPEN_MPI "WORLD_SIZE=1", "openmpi", NULL, 3, 6, 0, 3, -1, 1}, /* a world of 1 without a rank does not count */
       {SLURM "WORLD_SIZE=1 PMI_SIZE=1", "slurm", "rack1n07:61556", 7, 8, 1, 2, 2, 0},
       {OPEN_MPI "WORLD_SIZE=1 RANK=0", "environment", NULL, 0, 1, -1, 1, -1, 0},
       {"WORLD_SIZE=1 OMPI_COMM_WORLD_SIZE=6", "environment", NULL, 0, 1, -1, 1, -1, 0},
@@ -125,7 +125,7 @@ static void test_slurm_s_lists(void **state) {
     const dc_launch l = read_launch(words);
     assert_int_equal(strncmp(l.address, lists[i][1], strlen(lists[i][1])), 0);
   }
-  memset(list, 'n', sizeof list - 1); /* longer than a name can be */
+  memset(list, 'n', sizeof list - 1); /* longer than a name may be */
   list[sizeof list - 1] = '\0';
   setenv("SLURM_STEP_NODELIST", list, 1);
   dc_launch l = DC_LAUNCH_INIT;
@@ -136,7 +136,7 @@ static void test_slurm_s_lists(void **state) {
   assert_int_equal(read_launch(SLURM_2 "SLURM_STEP_TASKS_PER_NODE=1(x-1),2").local_size, 0);
 }
 
-/* Ranks of one job have one group, and others another one. */
+/* Ranks of one job get the same group name; other jobs get another one. */
 static void test_groups(void **state) {
   (void)state;
   char first[96], second[96];
@@ -195,7 +195,7 @@ static void test_wrong_values(void **state) {
   assert_non_null(strstr(dc_last_error(), "LIBDC_GROUP in the environment has more than 64 bytes"));
 }
 
-/* The number that MPI must have, also below a process with RANK. */
+/* The number of ranks that MPI must report, also in a process with RANK. */
 static void test_the_ranks_of_mpi(void **state) {
   (void)state;
   static const struct {

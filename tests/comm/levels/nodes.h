@@ -1,4 +1,4 @@
-/* Ranks of one process that lie on several machines as options.node says, for the tests of two levels. */
+/* Threads of one process as ranks on several machines, told apart by options.node, for the tests of two levels. */
 #ifndef DC_TESTS_LEVELS_NODES_H
 #define DC_TESTS_LEVELS_NODES_H
 
@@ -7,8 +7,8 @@
 #include "comm/levels/levels.h"
 
 typedef struct layout {
-  int32_t world, per_node; /* per_node 0: all ranks on this machine; negative: ranks go round -per_node machines */
-  int32_t length;          /* of blocks; 1: none */
+  int32_t world, per_node; /* per_node 0: all ranks on this machine; negative: round-robin over -per_node machines */
+  int32_t length;          /* number of ranks in a block; 1: no blocks */
 } layout;
 
 typedef struct node_job {

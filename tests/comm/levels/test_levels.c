@@ -1,5 +1,5 @@
-/* Collectives in two levels: blocks of ranks on several machines, which are told apart by options.node here. Every
- * type, split and layout has the bits of the direct exchange, and fewer bytes go between machines. */
+/* Collectives in two levels: blocks of ranks on several machines, which options.node tells apart here. Every type,
+ * split and layout gives the bits of the direct exchange, and fewer bytes go between machines. */
 #include "all_to_all_checks.h"
 #include "comm_checks.h"
 #include "comm_trainer.h"
@@ -26,7 +26,7 @@ static void test_blocks(void **state) {
 
 /* ---- bits and bytes ---- */
 
-/* The network's share of a reduction: 1/length of the direct exchange for float32. */
+/* The network carries 1/length of the direct exchange's bytes, for a float32 reduction. */
 static int count_bytes(dc_comm *comm, void *arg) {
   const int64_t per = 20000, total = per * dc_comm_size(comm);
   const int32_t length = length_of(comm), blocks = dc_comm_size(comm) / length;
@@ -40,7 +40,7 @@ static int count_bytes(dc_comm *comm, void *arg) {
   CHECK(atomic_load(&comm->wire_bytes) - before == per * 4 * (blocks - 1)); /* a partial sum from each other block */
   before = atomic_load(&comm->wire_bytes);
   CHECK_OK(dc_comm_all_gather(comm, &to, &all, NULL, NULL));
-  CHECK(atomic_load(&comm->wire_bytes) - before == per * 4 * (blocks - 1)); /* each part once to each machine */
+  CHECK(atomic_load(&comm->wire_bytes) - before == per * 4 * (blocks - 1)); /* each part reaches each machine once */
   before = atomic_load(&comm->wire_bytes);
   CHECK_OK(dc_comm_broadcast(comm, &all, 1, NULL));
   const bool receives = dc_comm_rank(comm) % length == 1 && dc_comm_rank(comm) != 1;
@@ -63,7 +63,7 @@ static long long received_since(dc_comm *comm, long long *before) {
   return bytes;
 }
 
-/* The wire bytes of a large gather, of reductions in both kinds of sums, of a broadcast, of a small gather and of an
+/* The wire bytes of a large gather, of reductions in float32 and bfloat16, of a broadcast, of a small gather and of an
  * all-to-all. */
 static int move_all(dc_comm *comm, long long wire_bytes[MOVES]) {
   const int64_t per = 20000, total = per * dc_comm_size(comm), few = 10, all = few * dc_comm_size(comm);
@@ -111,7 +111,7 @@ static int counts_alike(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* A counting communicator has the bytes of two levels, and of ranks that no blocks fit. */
+/* A counting communicator reports the bytes of two levels, also for ranks that cannot form blocks. */
 static void test_counted_bytes(void **state) {
   static const layout layouts[] = {{4, 2, 2}, {8, 4, 4}, {6, 3, 1}, {12, 6, 2}, {10, 8, 2}, {4, 0, 1}};
   (void)state;
@@ -121,7 +121,7 @@ static void test_counted_bytes(void **state) {
   }
 }
 
-/* Of one type so many elements that they take several rounds. */
+/* Uses so many elements of one type that they take several rounds. */
 static int reduces_alike(dc_comm *comm, int32_t dtype, int kind, int32_t op) {
   int64_t counts[DC__COMM_MAX_WORLD];
   const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
@@ -162,7 +162,7 @@ static void test_bits(void **state) {
   }
 }
 
-/* The reduction of all ranks' tensors of an item, computed here. */
+/* Computes here the reduction of one item over all ranks' tensors. */
 static void reduce_alone(const dc__coll_item *item, int32_t world, int64_t count, void *result) {
   void *sources[16];
   for (int32_t r = 0; r < world; r++) {
@@ -181,7 +181,7 @@ static void reduce_alone(const dc__coll_item *item, int32_t world, int64_t count
   }
 }
 
-/* Results that are added to, in another type, of several tensors at once: as contexts reduce. */
+/* Several results at once, in another type, added to the output's contents: as contexts reduce. */
 static int accumulates(dc_comm *comm, void *arg) {
   enum { ITEMS = 14, ELEMENTS = 6001 };
   const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
@@ -230,7 +230,7 @@ static void test_accumulation(void **state) {
   }
 }
 
-/* Parts for the own block come over shared memory, and are no wire bytes. */
+/* Parts for the rank's own block move over shared memory, so they are no wire bytes. */
 static int exchanges(dc_comm *comm, void *arg) {
   const int64_t per = 100, total = per * dc_comm_size(comm);
   float *send = calloc((size_t)total, sizeof *send), *recv = calloc((size_t)total, sizeof *recv);
@@ -245,7 +245,8 @@ static int exchanges(dc_comm *comm, void *arg) {
   return all_to_alls_with(comm, false) != 0 || gathers_and_scatters(comm, arg) != 0;
 }
 
-/* In the first block, in the last one, or between two of them: the text has the ranks' numbers in the whole. */
+/* The differing ranks are in the first block, in the last one, or in two blocks. The text has their ranks in the whole
+ * group. */
 static int exchanges_other_counts(dc_comm *comm, void *arg) {
   return other_counts_of(comm, *(const int32_t *)arg);
 }
@@ -283,9 +284,9 @@ static int copies_and_parts(dc_comm *comm, void *arg) {
   dc_comm *copy = NULL, *half = NULL, *pair = NULL;
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK(length_of(copy) == 4 && accumulates(copy, arg) == 0);
-  CHECK_OK(dc_comm_split(comm, dc_comm_rank(comm) / 2 % 2, 0, &half)); /* two of each machine */
+  CHECK_OK(dc_comm_split(comm, dc_comm_rank(comm) / 2 % 2, 0, &half)); /* each has two ranks of each machine */
   CHECK(length_of(half) == 2 && has_the_bits(half, NULL) == 0);
-  CHECK_OK(dc_comm_split(comm, dc_comm_rank(comm) % 4, 0, &pair)); /* one of each machine */
+  CHECK_OK(dc_comm_split(comm, dc_comm_rank(comm) % 4, 0, &pair)); /* each has one rank of each machine */
   CHECK(length_of(pair) == 1 && without_counts(pair, NULL) == 0);
   CHECK_OK(dc_comm_set_checksums(comm, 1));
   CHECK(has_the_bits(comm, NULL) == 0);

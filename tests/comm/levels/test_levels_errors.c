@@ -1,4 +1,4 @@
-/* Failures of communicators in two levels: one error for all ranks, from whichever part it comes. */
+/* Failures of communicators in two levels: all ranks get one error, from whichever part it comes. */
 #include "comm_checks.h"
 #include "leftovers.h"
 #include "nodes.h"
@@ -39,7 +39,7 @@ static int learns_of_a_mismatch(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* A column breaks, though all ranks live: the whole fails with its reason, and so do the ranks of the other column. */
+/* Rank 3 aborts its column, though all ranks live: the whole group and the other column fail with the same reason. */
 static int learns_of_a_column(dc_comm *comm, void *arg) {
   const int64_t count = 100000;
   float *data = calloc((size_t)count, sizeof *data);
@@ -65,12 +65,12 @@ static void test_failures(void **state) {
 
 static atomic_int begins, ends;
 
-/* Rank 0 waits for its block or column, which do not come. Rank 3, which is in neither, aborts meanwhile. */
+/* Rank 0 waits in its block or column for ranks that do not come. Rank 3, which is in neither, aborts meanwhile. */
 static int waits_in_a_part(dc_comm *comm, void *arg) {
   const bool *in_block = arg;
   const dc__levels *self = (const dc__levels *)comm;
   const int32_t rank = dc_comm_rank(comm);
-  dc_status status = dc_comm_barrier(comm); /* which may end with rank 3's reason already, but not on rank 0 */
+  dc_status status = dc_comm_barrier(comm); /* rank 3's abort may already end it on other ranks, but not on rank 0 */
   if (rank == 0) {
     atomic_store(&begins, 1);
     status = status != DC_OK ? status : dc_comm_barrier(*in_block ? self->block : self->column);
@@ -102,9 +102,9 @@ static void test_an_abort_ends_a_parts_wait(void **state) {
   }
 }
 
-static dc_comm *parent_of_rank_0; /* of another group, which fails alone */
+static dc_comm *parent_of_rank_0; /* belongs to another group, which fails alone */
 
-/* Rank 1 has agreed with the others, but does not come to its block until rank 0 has ended. */
+/* Rank 1 has agreed with the others, but does not join its block until rank 0 has ended. */
 static void comes_too_late(dc_comm *block, dc_stream *stream, const dc__tag *tag, const dc__coll_item *items,
                            int32_t count) {
   (void)block, (void)stream, (void)tag, (void)items, (void)count;
@@ -114,7 +114,7 @@ static void comes_too_late(dc_comm *block, dc_stream *stream, const dc__tag *tag
   }
 }
 
-/* The parent's reason is told as it is: its ranks are not the block's. */
+/* The parent's reason is passed on unchanged, since its ranks are not numbered as the block's. */
 static int learns_of_a_parent(dc_comm *comm, void *arg) {
   const int64_t count = 400000;
   float *data = calloc((size_t)count, sizeof *data);
@@ -157,7 +157,7 @@ typedef struct part_error {
   dc_status status;
 } part_error;
 
-/* A block or column fails, of which the whole does not learn by itself. */
+/* A block or column fails, which the whole group does not notice by itself. */
 static int learns_of_the_error(dc_comm *comm, void *arg) {
   const part_error *error = arg;
   const int64_t count = 100000;
@@ -197,7 +197,7 @@ static dc_status fail_to_split(dc_comm *comm, const dc__split *split, dc_comm **
   return status != DC_OK ? status : dc__fail(DC_E_SYSTEM, "no more descriptors");
 }
 
-/* Rank 3, in a part of its own, fails; the others have made their part by then. */
+/* Rank 3 is alone in a part and fails; by then the others have made their part. */
 static int fails_to_split(dc_comm *comm, void *arg) {
   dc_comm *whole = ((dc__levels *)comm)->whole, *part = NULL;
   const bool fails = dc_comm_rank(comm) == 3;
@@ -240,7 +240,7 @@ static int fails_to_copy(dc_comm *comm, void *arg) {
   (void)arg;
   failing.dup = fail_to_copy;
   block->ops = fails ? &failing : ops;
-  const dc_status status = dc_comm_dup(comm, &copy); /* the other column's ranks may be done before */
+  const dc_status status = dc_comm_dup(comm, &copy); /* the other column's ranks may finish before the failure */
   CHECK(status == (fails ? DC_E_SYSTEM : DC_E_ABORTED) || (status == DC_OK && dc_comm_rank(comm) % 2 == 1));
   block->ops = ops;
   while (dc_comm_check(comm) == DC_OK) {
@@ -259,7 +259,7 @@ static void test_a_failed_copy_is_all_ranks(void **state) {
 
 /* ---- checksums ---- */
 
-/* As MPI, whose data libdc does not see: no part is verified then. */
+/* The column has no checksums, as MPI has none because libdc does not see its data. Then no part is verified. */
 static int refuses_checksums(dc_comm *comm, void *arg) {
   dc__levels *self = (dc__levels *)comm;
   const dc__comm_ops *ops = self->column->ops;

@@ -1,4 +1,4 @@
-/* A test program starts itself as the ranks of the MPIs that are here. */
+/* A test program starts itself as the ranks, under each MPI that is installed. */
 #ifndef DC_TESTS_MPI_LAUNCHERS_H
 #define DC_TESTS_MPI_LAUNCHERS_H
 
@@ -26,12 +26,12 @@ static inline void set_own_path(const char *path) {
 
 typedef struct launcher {
   const char *program, *options;
-  const char *keeps_running; /* though a rank dies; data are then not copied from the memory of another process */
-  const char *keeper;        /* starts a rank, and outlives it */
+  const char *keeps_running; /* options that keep the others running when a rank dies, and avoid cross-memory copies */
+  const char *keeper;        /* prefix of a command that starts a rank and outlives it */
 } launcher;
 
-/* UCX ends a process that copies from the memory of a dead one (transport cma), and so does vader of Open MPI. MPICH's
- * launcher kills all ranks when one that it has started itself is killed, and sends SIGUSR1 when one leaves without
+/* UCX (transport cma) and vader of Open MPI end a process that copies from the memory of a dead one. MPICH's launcher
+ * kills all ranks when a rank that it has started itself is killed, and sends SIGUSR1 when a rank exits without
  * MPI_Finalize. */
 static const launcher launchers[] = {
     {"mpirun.mpich", "", "-disable-auto-cleanup -genv UCX_TLS '^cma'", "sh -c 'trap \"\" USR1; \"$@\"; exit 0' sh"},
@@ -50,7 +50,7 @@ static inline bool is_there(const launcher *l) {
   return succeeds(command);
 }
 
-/* Runs this program as ranks; its exit status, and what it says. */
+/* Runs this program as ranks. Returns its exit status, and its output. */
 static inline int launch(const char *command, char output[OUTPUT]) {
   FILE *pipe = popen(command, "r");
   size_t used = 0, got;

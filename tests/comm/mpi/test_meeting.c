@@ -1,5 +1,5 @@
-/* Where ranks over MPI meet that seem to be on machines of their own, without a route to other networks. This program
- * is both the test and, started by mpirun, a rank. */
+/* Ranks over MPI that seem to be on different machines without a route to other networks: at which address they meet.
+ * This program is both the test and, started by mpirun, a rank. */
 #include "comm_ranks.h"
 #include "mpi_launchers.h"
 
@@ -15,7 +15,7 @@ enum { RANKS = 2 };
 static const char right_address[] = "192.0.2.79";
 static char met_at[64];
 
-/* ---- the machine ---- */
+/* ---- a simulated machine ---- */
 
 void __wrap_dc__machine_name(char name[DC__MACHINE_NAME]);
 void __wrap_dc__machine_name(char name[DC__MACHINE_NAME]) {
@@ -47,7 +47,7 @@ static void add_interface(struct ifaddrs **list, const char *address, unsigned f
   count++;
 }
 
-/* The first one is added last. */
+/* add_interface() prepends, so the right address is the last in the list. */
 int __wrap_getifaddrs(struct ifaddrs **list);
 int __wrap_getifaddrs(struct ifaddrs **list) {
   *list = NULL;
@@ -63,7 +63,7 @@ void __wrap_freeifaddrs(struct ifaddrs *list) {
   (void)list;
 }
 
-/* Rank 0 listens at all addresses, also at one that is there. */
+/* Rank 0 listens at all addresses, so the others can connect by the loopback address, which exists on this machine. */
 dc_status __real_dc__comm_create_tcp_at(int listener, const char *address, const char *name, int32_t rank,
                                         int32_t world, const dc_comm_options *options, dc_comm **comm);
 dc_status __wrap_dc__comm_create_tcp_at(int listener, const char *address, const char *name, int32_t rank,

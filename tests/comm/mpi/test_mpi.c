@@ -1,6 +1,6 @@
 /* Communicators over MPI. This program is both the test and, started by mpirun with the name of a role, a rank. It runs
- * with MPICH and with Open MPI, as far as their launchers are there. Tested are the communicator's checks, the bits of
- * a training's losses, and wrong launchers. */
+ * with MPICH and with Open MPI, if their launchers are installed. Tested are the communicator's checks, the bits of a
+ * training's losses, and wrong launchers. */
 #include "all_to_all_checks.h"
 #include "comm_checks.h"
 #include "comm_trainer.h"
@@ -11,7 +11,7 @@ enum { MOST_RANKS = 4 };
 
 /* ---- the ranks ---- */
 
-/* Several tensors as one: a small group is packed, a large one moves tensor by tensor. */
+/* Several tensors in one group: a small group is packed, a large one moves tensor by tensor. */
 static int grouped(dc_comm *comm, void *arg) {
   int64_t counts[2][DC__COMM_MAX_WORLD], totals[2];
   char *send[2], *recv[2], *expected[2];
@@ -52,7 +52,7 @@ static int grouped(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* Ranks that call different things all learn both. */
+/* Ranks that make different calls all get an error that names both. */
 static int mismatched(dc_comm *comm) {
   int64_t one = 1 + (dc_comm_rank(comm) > 0);
   float value[2] = {0, 0};
@@ -65,7 +65,7 @@ static int mismatched(dc_comm *comm) {
   return 0;
 }
 
-/* The last rank is in no part; the others are backwards. */
+/* The last rank is in no part; the others have the reverse order. */
 static int split_off_the_last(dc_comm *comm) {
   const int32_t rank = dc_comm_rank(comm), world = dc_comm_size(comm);
   const bool left_out = world > 2 && rank == world - 1;
@@ -88,7 +88,7 @@ static int check_everything(dc_comm *comm) {
   CHECK(all_to_alls(comm, NULL) == 0 && gathers_and_scatters(comm, NULL) == 0);
   CHECK(without_counts(comm, NULL) == 0 && broadcast_all_roots(comm, NULL) == 0 && exchange(comm, NULL) == 0);
   CHECK(grouped(comm, (void *)(uintptr_t)&packed_group) == 0 && grouped(comm, (void *)(uintptr_t)&large_group) == 0);
-  ((dc__mpi *)comm)->max_bytes = 100000; /* tensors beyond an int's offsets are packed */
+  ((dc__mpi *)comm)->max_bytes = 100000; /* stands for INT_MAX, beyond which tensors are packed */
   CHECK(many_rounds(comm, NULL) == 0 && all_to_alls(comm, NULL) == 0);
   CHECK_OK(dc_comm_dup(comm, &copy));
   CHECK(gather_and_reduce(copy, NULL) == 0);
@@ -99,7 +99,7 @@ static int check_everything(dc_comm *comm) {
   dc_comm_destroy(second);
   CHECK((second = open_comm(60000 * MS)) != NULL && (dc_comm_size(comm) == 1 || other_counts(second, NULL) == 0));
   dc_comm_destroy(second);
-  CHECK(all_to_alls(comm, NULL) == 0); /* MPI did not see the mismatches */
+  CHECK(all_to_alls(comm, NULL) == 0); /* the mismatches never reached MPI */
   if (dc_comm_rank(comm) == 0) {
     const char *version;
     CHECK_OK(dc_mpi_get_version(&version));
@@ -170,7 +170,7 @@ static int run_rank(const char *role) {
 
 /* ---- the launchers ---- */
 
-/* The same losses over threads, processes, TCP and every MPI. */
+/* The losses are the same over threads, processes, TCP and every MPI. */
 static void test_checks(void **state) {
   char output[OUTPUT], expected[64];
   uint64_t threads[MOST_RANKS], tcp[MOST_RANKS];

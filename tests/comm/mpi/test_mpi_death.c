@@ -12,8 +12,8 @@
 
 enum { RANKS = 3, VICTIM = 1 };
 
-/* The phase where rank 1 sends itself a signal, 0 if it is only late. All ranks report in a file, since a launcher that
- * a rank has left may lose what others print. */
+/* The phase in which rank 1 sends itself a signal; 0 if it is only late. All ranks report to a file, since a launcher
+ * may lose the output of other ranks once a rank has left it. */
 static struct {
   const char *phase, *file;
   int signal;
@@ -45,12 +45,12 @@ static void end_here(void) {
   raise(role.signal);
 }
 
-/* The launcher waits for a stopped rank. */
+/* The launcher would wait for a stopped rank for ever. */
 static void kill_the_stopped(void) {
   char line[1024];
   int pid = 0;
   FILE *file = fopen(role.file, "r");
-  sleep_ms(1000); /* the others' texts first */
+  sleep_ms(1000); /* the others report first */
   while (file != NULL && fgets(line, sizeof line, file) != NULL) {
     if (sscanf(line, "victim %d", &pid) == 1 && pid > 0) {
       kill(pid, SIGKILL);
@@ -61,7 +61,7 @@ static void kill_the_stopped(void) {
   }
 }
 
-/* All survivors must say the same of rank 1. */
+/* All survivors must report the same about rank 1. */
 static void report_end(dc_status status, const char *text) {
   report("rank %d: %d after %lld ms: %s\n", own_rank, status, (long long)((dc__now_ns() - role.begun) / MS), text);
   if (role.signal == SIGSTOP && own_rank == 0) {
@@ -69,7 +69,7 @@ static void report_end(dc_status status, const char *text) {
   }
 }
 
-/* MPI has told the ranks where to meet. */
+/* By now MPI has told the ranks where to meet. */
 dc_status __real_dc__comm_create_tcp_at(int listener, const char *address, const char *name, int32_t rank,
                                         int32_t world, const dc_comm_options *options, dc_comm **comm);
 dc_status __wrap_dc__comm_create_tcp_at(int listener, const char *address, const char *name, int32_t rank,
@@ -103,7 +103,7 @@ static void *end_soon(void *arg) {
   return NULL;
 }
 
-/* Ranks reduce without an end, and rank 1 ends somewhere, mostly while MPI moves data. */
+/* Ranks reduce in a loop, and rank 1 ends at some point, mostly while MPI moves data. */
 static dc_status lose_while_moving(dc_comm *comm) {
   pthread_t thread;
   if (own_rank == VICTIM) {
@@ -112,7 +112,7 @@ static dc_status lose_while_moving(dc_comm *comm) {
   return reduce_all(comm, 2000000);
 }
 
-/* No collective is under way, mostly. The next one notices. */
+/* Rank 1 mostly ends while no collective is under way. The next one notices. */
 static dc_status lose_while_idle(dc_comm *comm) {
   if (own_rank == VICTIM) {
     end_here();
@@ -121,7 +121,7 @@ static dc_status lose_while_idle(dc_comm *comm) {
   return reduce_all(comm, 5000);
 }
 
-/* The others are in the collective already, mostly. */
+/* Rank 1 mostly ends when the others are in the collective already. */
 static dc_status lose_before(dc_comm *comm) {
   role.begun = dc__now_ns();
   if (own_rank == VICTIM) {
@@ -133,7 +133,7 @@ static dc_status lose_before(dc_comm *comm) {
   return reduce_all(comm, 5000);
 }
 
-/* Open MPI calls a barrier done whose rank has died, and returns an error. */
+/* Open MPI may call a barrier complete although a rank of it has died, and return an error. */
 static int test_with_error(const dc__mpi_library *mpi, dc__mpi_handle *request, int *done) {
   const int error = real_calls->test(mpi, request, done);
   return error == 0 && *done != 0 ? 15 : error;
@@ -161,7 +161,7 @@ static int lose_rank(dc_comm *comm) {
   if (is_phase("barrier")) {
     return fail_at_exit(comm);
   }
-  dc_status status = dc_comm_barrier(comm); /* rank 1 may be gone before another has left it */
+  dc_status status = dc_comm_barrier(comm); /* rank 1 may be gone before another rank has left the barrier */
   if (is_phase("exit")) {
     dc_comm_destroy(comm);
     if (own_rank == VICTIM) {
@@ -179,7 +179,7 @@ static int lose_rank(dc_comm *comm) {
   return 0;
 }
 
-/* Registered before libdc's, so it is called after: libdc has let the process end. */
+/* Registered before libdc's handler, so it runs after that one: libdc has let the process end. */
 static void report_exit(void) {
   if (is_phase("exit")) {
     report_end(DC_OK, "rank 1 did not come to the exit");
@@ -217,7 +217,7 @@ static void read_reports(const char *path, char output[OUTPUT]) {
   }
 }
 
-/* Starts three ranks; all but rank 1 must report the same, in time. */
+/* Starts three ranks. All but rank 1 must report the same text in time. */
 static void assert_survivors_say(const launcher *l, const char *phase, int signal, const char *text) {
   char output[OUTPUT], reports[OUTPUT], begin[32], first[512] = "", said[512], command[128];
   char path[] = "/tmp/libdc-mpi-XXXXXX";
@@ -288,13 +288,13 @@ static void test_before_the_exit(void **state) {
   assert_all_survivors_say("exit", SIGSTOP, "rank 1");
 }
 
-/* MPI_Finalize would wait for a rank that is gone. */
+/* MPI_Finalize would wait for the dead rank, so libdc leaves MPI without it. */
 static void test_a_barrier_that_fails_at_the_exit(void **state) {
   (void)state;
   assert_all_survivors_say("barrier", 0, "MPI was left");
 }
 
-/* UCX leaves threads and connections of its own to the exit. Open MPI takes it by itself on InfiniBand alone. */
+/* UCX leaves some threads and connections open until the exit. By itself Open MPI uses it only on InfiniBand. */
 static void test_open_mpi_over_ucx(void **state) {
   static const launcher over_ucx = {"mpirun.openmpi",
                                     "--oversubscribe --mca pml ucx --mca osc ucx --mca pml_ucx_tls any --mca "

@@ -1,5 +1,5 @@
-/* Calls over MPI that go wrong, but no rank with them: all ranks have the error, and go on. This program is both the
- * test and, started by mpirun with the name of a role, a rank. */
+/* Calls over MPI that fail while all ranks live: all ranks get the error, and go on. This program is both the test and,
+ * started by mpirun with the name of a role, a rank. */
 #include "comm_ranks.h"
 #include "mpi_calls.h"
 #include "mpi_launchers.h"
@@ -12,7 +12,8 @@ static const int64_t timeout_ns = 60000 * MS;
 
 /* ---- the ranks ---- */
 
-/* In a child of fork(). Its end runs no exit handlers, as those of MPI would speak to the parent's peers. */
+/* Runs in a child of fork(). The child ends without exit handlers, since those of MPI would talk to the parent's
+ * peers. */
 static int make_communicators(void) {
   dc_comm *comm = NULL, *threads[1] = {NULL};
   CHECK(dc_comm_create_mpi(NULL, &comm) == DC_E_STATE && comm == NULL);
@@ -28,7 +29,7 @@ static int fork_a_child(dc_comm *comm) {
   const pid_t child = fork();
   CHECK(child >= 0);
   if (child == 0) {
-    alarm(30); /* where MPI hangs in it */
+    alarm(30); /* in case MPI hangs in the child */
     _exit(make_communicators());
   }
   CHECK(waitpid(child, &status, 0) == child && status == 0);
@@ -36,8 +37,8 @@ static int fork_a_child(dc_comm *comm) {
   return 0;
 }
 
-/* Two threads split copies of their own. On rank 1 the second one comes first, and the other waits until it is there.
- */
+/* Two threads each split a copy of their own. On rank 1 the second thread comes first, and the first one waits for
+ * it. */
 typedef struct splitter {
   dc_comm *comm;
   bool is_late;
@@ -46,7 +47,7 @@ typedef struct splitter {
 
 static _Thread_local bool is_late;
 static atomic_int splits;
-static dc_comm *hurried; /* whose deadline is short once ranks have exchanged the colors of a split; NULL: none */
+static dc_comm *hurried; /* gets a short deadline once ranks have exchanged the colors of a split; NULL: none does */
 
 dc_status __real_dc__mpi_check_usable(const dc__mpi_library *mpi, const char *fn);
 dc_status __wrap_dc__mpi_check_usable(const dc__mpi_library *mpi, const char *fn);
@@ -113,7 +114,7 @@ static int counted_free(const dc__mpi_library *mpi, dc__mpi_handle *comm) {
   return real_calls->comm_free(mpi, comm);
 }
 
-/* MPI has some thousand communicators, and a caller that tries again would run out of them. */
+/* MPI has only some thousand communicators, so a caller that retries after each failure would run out of them. */
 static int fail_before_mpi(dc_comm *comm) {
   const int64_t count = 1 + dc_comm_rank(comm);
   float values[RANKS] = {0};
@@ -125,7 +126,7 @@ static int fail_before_mpi(dc_comm *comm) {
     dc_comm *second = open_comm(timeout_ns), *copy = NULL;
     CHECK(second != NULL);
     CHECK_OK(dc_comm_dup(second, &copy));
-    CHECK(comms_of_mpi == 3); /* one more that copies are made of */
+    CHECK(comms_of_mpi == 3); /* the third is the one from which copies are made */
     CHECK(dc_comm_all_reduce(copy, &tensor, DC_SUM, NULL) == DC_E_MISMATCH);
     dc_comm_destroy(second);
     dc_comm_destroy(copy);
@@ -135,7 +136,7 @@ static int fail_before_mpi(dc_comm *comm) {
   return 0;
 }
 
-static size_t refused_bytes; /* an allocation of so many or more fails; 0: none does */
+static size_t refused_bytes; /* allocations of at least this many bytes fail; 0: none does */
 
 void *__real_dc__calloc(size_t count, size_t bytes);
 void *__wrap_dc__calloc(size_t count, size_t bytes);
@@ -147,7 +148,8 @@ void *__wrap_dc__calloc(size_t count, size_t bytes) {
   return __real_dc__calloc(count, bytes);
 }
 
-/* Rank 1 cannot hold what it would receive. No rank has come to MPI by then, so all may go on with it. */
+/* Rank 1 has no memory for its result. No rank has called MPI for this reduction by then, so all can go on using
+ * MPI. */
 static int lack_memory(dc_comm *comm) {
   enum { PART = 200000 };
   static float values[PART * RANKS], sums[PART];
@@ -156,7 +158,7 @@ static int lack_memory(dc_comm *comm) {
   dc_tensor recv = flat(sums, &part, DC_FLOAT32);
   dc_comm *second = open_comm(timeout_ns);
   CHECK(second != NULL);
-  CHECK_OK(dc_comm_barrier(comm)); /* a rank that is still in the call before would leave it with an error */
+  CHECK_OK(dc_comm_barrier(comm)); /* otherwise a rank still in the call before would return its error there */
   refused_bytes = dc_comm_rank(comm) == 1 ? sizeof values : 0;
   CHECK(dc_comm_reduce_scatter(second, &send, &recv, NULL, DC_SUM, NULL) == DC_E_NO_MEMORY);
   CHECK_SAYS("the test allows no more");
@@ -170,7 +172,7 @@ static int lack_memory(dc_comm *comm) {
   return 0;
 }
 
-/* As MPICH says it. */
+/* Fails with an error code of MPICH. */
 static int failing_idup(const dc__mpi_library *mpi, dc__mpi_handle comm, dc__mpi_handle *copy,
                         dc__mpi_handle *request) {
   (void)mpi, (void)comm, (void)copy, (void)request;
@@ -211,7 +213,7 @@ static int failing_return_errors(const dc__mpi_library *mpi, dc__mpi_handle comm
   return 15;
 }
 
-/* On rank 1, behind MPI_Comm_split. */
+/* Fails on rank 1 only, after MPI_Comm_split. */
 static int fail_on_one_rank(dc_comm *comm) {
   dc_comm *part = NULL;
   replace_calls();
@@ -224,7 +226,7 @@ static int fail_on_one_rank(dc_comm *comm) {
   return split_often(comm);
 }
 
-/* Memory that MPI was last given to write to. */
+/* The memory that MPI was last told to write to. */
 static void *_Atomic written;
 static atomic_int freed;
 
@@ -241,12 +243,12 @@ static int late_gather(const dc__mpi_library *mpi, void *recv, const int *counts
                        dc__mpi_handle *request) {
   atomic_store(&written, recv);
   if (dc__mpi_runtime_state.rank == 1) {
-    sleep_ms(3000); /* it has passed the handshake */
+    sleep_ms(3000); /* longer than the deadline; rank 1 has already passed the handshake */
   }
   return real_calls->iallgatherv(mpi, recv, counts, at, comm, request);
 }
 
-/* A request that is given up goes on once the late rank comes to MPI. Nothing else has its memory then. */
+/* An abandoned request proceeds once the late rank calls MPI, so its memory must not be reused before. */
 static int come_late(dc_comm *comm) {
   dc_comm *part = NULL;
   replace_calls();
@@ -257,30 +259,30 @@ static int come_late(dc_comm *comm) {
   CHECK(atomic_load(&written) != NULL && atomic_load(&freed) == 0);
   printf("rank %d kept it\n", (int)dc_comm_rank(comm));
   fflush(stdout);
-  sleep_ms(4000); /* the others' texts, before a launcher ends them */
+  sleep_ms(4000); /* the others report before a launcher ends them */
   _exit(0);
 }
 
 static int late_split(const dc__mpi_library *mpi, dc__mpi_handle comm, int color, int key, dc__mpi_handle *part) {
   if (dc__mpi_runtime_state.rank == 1) {
-    sleep_ms(4000); /* it has passed the handshake */
+    sleep_ms(4000); /* longer than the deadline; rank 1 has already passed the handshake */
   }
   return real_calls->comm_split(mpi, comm, color, key, part);
 }
 
-/* The call goes on until the late rank comes, when its caller has left long ago. */
+/* The call in MPI goes on until the late rank comes, long after its caller has returned. */
 static int split_late(dc_comm *comm) {
   dc_comm *part = NULL;
   replace_calls();
   calls.comm_split = late_split;
-  hurried = comm; /* the exchange before goes over MPI too, and may take longer on a busy machine */
+  hurried = comm; /* not before the exchange, which goes over MPI too and may take longer on a busy machine */
   CHECK(dc_comm_split(comm, 0, 0, &part) == DC_E_TIMEOUT && part == NULL);
   CHECK_SAYS("at dc_comm_split for MPI");
   CHECK(dc_comm_create_mpi(NULL, &part) == DC_E_STATE && part == NULL);
   CHECK_SAYS("was given up after an error");
   printf("rank %d left it\n", (int)dc_comm_rank(comm));
   fflush(stdout);
-  sleep_ms(4000); /* the others' texts, before a launcher ends them */
+  sleep_ms(4000); /* the others report before a launcher ends them */
   _exit(0);
 }
 
@@ -348,7 +350,7 @@ static void test_a_split_that_fails_on_one_rank_ends_on_all(void **state) {
   assert_ranks_succeed("one");
 }
 
-/* A launcher may speak of ranks that end without MPI. */
+/* The launcher may add messages about ranks that ended without MPI_Finalize. */
 static void assert_ranks_say(const char *name, const char *what) {
   char output[OUTPUT];
   skip_without_launchers();

@@ -1,6 +1,6 @@
-/* MPI works on while a rank waits for others elsewhere. This program is both the test and, started by mpirun with the
- * name of a role and a file, a rank. Rank 0 makes the file in a call that lets MPI work on, and another rank does not
- * come before it is there. So all would wait for each other if rank 0 made no such call. */
+/* MPI must make progress while a rank waits for others elsewhere. This program is both the test and, started by mpirun
+ * with the name of a role and a file, a rank. Rank 0 creates the file in a call that lets MPI make progress, and
+ * another rank waits until the file exists. So all would wait for each other if rank 0 made no such call. */
 #include "comm/levels/levels.h"
 #include "comm_checks.h"
 #include "mpi_calls.h"
@@ -29,7 +29,7 @@ static void await_file(void) {
   atomic_store(&saw_file, access(path, F_OK) == 0);
 }
 
-/* The handshake that transports on top of MPI ask for. */
+/* The handshake that transports built on MPI use. */
 static int agree(dc_comm *comm) {
   const dc__coll coll = {.comm = comm, .tag = {.graph_id = -1, .id = -1}, .kind = DC__COLL_BARRIER};
   CHECK(strcmp(comm->ops->name, "mpi") == 0);
@@ -43,7 +43,7 @@ static int agree(dc_comm *comm) {
   return 0;
 }
 
-/* Rank 0 goes on to its block once its column is done, and rank 1 stays in its own column. */
+/* Rank 0 goes on to its block once its column is done, while rank 1 stays in its own column. */
 static int gather_in_columns(const dc__mpi_library *mpi, void *recv, const int *counts, const int *at,
                              dc__mpi_handle comm, dc__mpi_handle *request) {
   if (dc__mpi_runtime_state.rank == 0) {
@@ -54,7 +54,7 @@ static int gather_in_columns(const dc__mpi_library *mpi, void *recv, const int *
   return real_calls->iallgatherv(mpi, recv, counts, at, comm, request);
 }
 
-/* The farthest byte that MPI was given. */
+/* The end of the farthest byte range that MPI was given. */
 static int64_t farthest;
 
 static int reaching_gather(const dc__mpi_library *mpi, void *recv, const int *counts, const int *at,
@@ -68,7 +68,7 @@ static int reaching_gather(const dc__mpi_library *mpi, void *recv, const int *co
   return real_calls->iallgatherv(mpi, recv, counts, at, comm, request);
 }
 
-/* A column's parts are fewer bytes than MPI takes at once, and lie farther apart in the tensor. */
+/* A column's parts are within MPI's limit together, but lie farther apart in the tensor. */
 static int gather_beyond_what_mpi_reaches(dc_comm *comm) {
   enum { MOST = 200000 }; /* stands for INT_MAX */
   const int64_t per = 20000, total = per * RANKS;

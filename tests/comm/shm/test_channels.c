@@ -1,5 +1,5 @@
-/* A rank that joins or leaves a communicator holds the group's lock. Others wait for a rank that is slow with it, and
- * get an error that names it if it died, or at the deadline. */
+/* A rank that joins or leaves a communicator holds the group's lock. Other ranks wait for a slow holder. They get an
+ * error that names the holder if it died, or at the deadline. */
 #include "comm/shm/shm.h"
 #include "comm_ranks.h"
 
@@ -9,7 +9,7 @@ static dc__shm_group *group_of(const dc_comm *comm) {
   return ((const dc__shm *)comm)->group;
 }
 
-/* After it rank 1 has the lock, and all ranks know. */
+/* Afterwards rank 1 holds the lock, and all ranks know that it does. */
 static int take_lock(dc_comm *comm) {
   CHECK_OK(dc_comm_barrier(comm)); /* all have joined */
   if (comm->rank == 1) {

@@ -1,4 +1,4 @@
-/* How processes meet: names and ranks that are taken, worlds that differ, ranks that never come or die during it. */
+/* How processes meet: names and ranks already in use, worlds that differ, ranks that never come or die meanwhile. */
 #include "comm_ranks.h"
 
 #include <errno.h>
@@ -13,9 +13,9 @@
 
 static const int64_t patient = 60000 * MS;
 
-/* ---- how far they have come ---- */
+/* ---- how far the processes are ---- */
 
-static atomic_int *steps; /* of all processes of a test: listening sockets, and messages sent */
+static atomic_int *steps; /* listening sockets and messages sent, over all processes of a test */
 
 int __real_listen(int fd, int backlog);
 int __wrap_listen(int fd, int backlog);
@@ -25,12 +25,12 @@ int __wrap_listen(int fd, int backlog) {
   return result;
 }
 
-static int refusals; /* of the welcomes that the next child sends */
+static int refusals; /* number of welcome messages whose sending fails in the next child */
 
 ssize_t __real_dc__shm_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count);
 ssize_t __wrap_dc__shm_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count);
 ssize_t __wrap_dc__shm_send_fds(int fd, const void *data, size_t bytes, const int *fds, int32_t count) {
-  if (count > 2 && refusals > 0) { /* a welcome */
+  if (count > 2 && refusals > 0) { /* a welcome message */
     refusals--;
     errno = ETOOMANYREFS;
     return -1;
@@ -81,7 +81,7 @@ static pid_t meet(const char *name, const meeting *m) {
   return child;
 }
 
-/* The kernel takes no more descriptors until ranks have received those sent before. */
+/* The kernel refuses to send more descriptors until ranks have received those already on their way. */
 static void test_too_many_descriptors_on_the_way(void **state) {
   (void)state;
   char name[64];
@@ -104,7 +104,7 @@ static void test_name_taken(void **state) {
   const meeting second = {0, 2, DC_E_EXISTS, "is taken by another group", patient};
   const meeting other = {1, 2, DC_OK, NULL, patient};
   pid_t a = meet(fresh_name(name), &first);
-  await_steps(1); /* rank 0 has the name */
+  await_steps(1); /* rank 0 listens at the name */
   assert_int_equal(end_rank(meet(name, &second)), 0);
   assert_int_equal(end_rank(meet(name, &other)), 0);
   assert_int_equal(end_rank(a), 0);
@@ -126,7 +126,7 @@ static void test_rank_taken(void **state) {
   assert_int_equal(end_rank(b), 0);
 }
 
-/* A rank that dies before the others have come may be started again, also when rank 0 looks up only after that. */
+/* A rank that dies before the others have come may be started again, also if rank 0 notices only later. */
 static void test_a_rank_joins_twice(void **state) {
   (void)state;
   char name[64];
@@ -175,7 +175,7 @@ static void test_no_peer_connects(void **state) {
   assert_true(within(begin, 10300, 60000));
 }
 
-/* Leaves so many descriptors free. */
+/* Leaves only `free_count` descriptors. */
 static void take_descriptors(int free_count) {
   const struct rlimit limit = {64, 64};
   int fds[64];
@@ -189,7 +189,7 @@ static void take_descriptors(int free_count) {
   }
 }
 
-/* 0: the group is there; 1: an error that tells of descriptors; 2: rank 0 went before it could tell. */
+/* Returns 0 if the group formed, 1 if an error tells of descriptors, 2 if rank 0 ended before it could tell. */
 static int meet_with_few(const char *name, int32_t rank, int free_count) {
   const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = patient};
   dc_comm *comm = NULL;
@@ -224,7 +224,7 @@ static void test_descriptors_run_out(void **state) {
       ended = waitpid(a, &early, WNOHANG);
       sleep_ms(1);
     }
-    if (ended != 0) { /* before it listened */
+    if (ended != 0) { /* before rank 0 listened */
       assert_int_equal(WEXITSTATUS(early), 1);
       failures++;
       continue;
@@ -255,7 +255,7 @@ static void test_host_dies(void **state) {
 
 /* ---- and part ---- */
 
-/* A rank that waits outside a collective can check whether the others live. */
+/* A rank that waits outside of a collective can check whether the others live. */
 static int watched(dc_comm *comm, void *arg) {
   (void)arg;
   CHECK_OK(dc_comm_barrier(comm));

@@ -21,7 +21,7 @@ static inline int connect_to(const char *address) {
   return -1;
 }
 
-/* Rank 1's side of the handshake, in a group of two without a secret. */
+/* Plays rank 1's side of the handshake in a group of two without a secret. */
 static inline bool prove(int fd, const dc__tcp_group *group, const dc__tcp_hello *hello) {
   dc__tcp_call call = {.fd = fd, .hello = *hello};
   int64_t deadline = dc__now_ns() + limit;

@@ -1,5 +1,5 @@
-/* Ranks over TCP without descriptors for their sockets: they and the others say so. A rank with as many as it needs is
- * not disturbed. */
+/* Ranks over TCP that run out of descriptors for their sockets: they and the others report that. A rank with just
+ * enough descriptors works. */
 #include "comm/tcp/handshake_test.h"
 #include "comm_failing.h"
 
@@ -8,7 +8,7 @@
 
 typedef struct lacking {
   int32_t rank, world;
-  int descriptors; /* that it may have beside the standard ones; 0: as many as there are */
+  int descriptors; /* limit beside the standard ones; 0: no limit */
   dc_status expected;
   const char *says, *or_says;
   int64_t timeout_ns; /* 0: limit */
@@ -41,7 +41,7 @@ static pid_t start_lacking(const char *address, const lacking *l) {
   return child;
 }
 
-/* alarm, wake, listener: then there is none for a connection. */
+/* Descriptors: alarm, wake, listener. None is left for a connection. */
 static void test_rank_0_lacks_descriptors(void **state) {
   (void)state;
   const lacking host = {0,    2, 3, DC_E_SYSTEM, "group \"g\": rank 0 cannot accept a connection: Too many open files",
@@ -53,14 +53,15 @@ static void test_rank_0_lacks_descriptors(void **state) {
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)at.port)};
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   int fd = -1;
-  do { /* until it listens; it may have ended when this side looks */
+  do { /* rank 0 may not listen yet, or may have ended when this side connects */
     fd = dc__tcp_connect((const struct sockaddr *)&to, sizeof to, -1, dc__now_ns() + limit);
   } while (fd < 0 && errno == ECONNREFUSED);
   assert_int_equal(end_rank(child), 0);
   dc__tcp_close(&fd);
 }
 
-/* alarm, wake, rendezvous with rank 0 and then its control, listener: none is left for its first communicator. */
+/* Descriptors: alarm, wake, rendezvous with rank 0 (later its control connection), listener. None is left for the first
+ * communicator. */
 static void test_another_rank_lacks_descriptors(void **state) {
   (void)state;
   static const char says[] = "group \"g\": rank 1 could not connect to rank 0: Too many open files";
@@ -79,8 +80,8 @@ static void test_another_rank_lacks_descriptors(void **state) {
   assert_int_equal(end_rank(start_lacking(fresh_address(address), &alone)), 0);
 }
 
-/* alarm, wake, listener, control to rank 0: none is left for rank 1's. Rank 1 waits for it, and rank 0 reports the
- * reason, unless rank 0 has ended before rank 1 connects to it. */
+/* Descriptors: alarm, wake, listener, control connection to rank 0. None is left for the one to rank 1, which waits for
+ * it. Rank 0 reports the reason, unless it ends before rank 1 connects to it. */
 static void test_a_rank_lacks_descriptors_for_the_control_mesh(void **state) {
   (void)state;
   static const char says[] = "group \"g\": rank 2 could not connect to rank 1: Too many open files";
@@ -97,7 +98,7 @@ static void test_a_rank_lacks_descriptors_for_the_control_mesh(void **state) {
   }
 }
 
-/* alarm, wake, listener, two of the control mesh, two of the first communicator: as many as it needs. */
+/* Descriptors: alarm, wake, listener, two of the control mesh, two of the first communicator. That is just enough. */
 static void test_a_rank_has_just_enough_descriptors(void **state) {
   (void)state;
   char address[64];
@@ -112,7 +113,8 @@ static void test_a_rank_has_just_enough_descriptors(void **state) {
   }
 }
 
-/* alarm, wake, listener, and one for connections: the second of two silent ones takes the first one's place. */
+/* Descriptors: alarm, wake, listener, and one for connections, so the second of two silent connections replaces the
+ * first. */
 static void test_the_deadline_s_text_names_the_lack(void **state) {
   (void)state;
   const lacking host = {

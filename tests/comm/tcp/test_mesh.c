@@ -1,5 +1,5 @@
-/* Connections of a group over TCP that forms or has formed. Late ranks are refused, a failure ends the control mesh,
- * listeners close, and no connection takes a rank's place. */
+/* Connections of a group over TCP while it forms and afterwards. Late ranks are refused, a failure ends the control
+ * mesh, listeners close, and no other connection takes a rank's place. */
 #include "comm/tcp/handshake_test.h"
 
 #include <errno.h>
@@ -7,7 +7,7 @@
 
 #include "leftovers.h"
 
-/* ---- a meeting that this test leads by hand ---- */
+/* ---- a rendezvous that this test plays by hand ---- */
 
 typedef struct root {
   char address[64];
@@ -35,7 +35,7 @@ static pthread_t start_root(root *r, int32_t world) {
   return thread;
 }
 
-/* Plays the other ranks until rank 0 has sent its table. They do not connect to it again. */
+/* Plays the other ranks until rank 0 has sent its table. They do not connect to rank 0 again. */
 static void meet(dc__tcp_group *others, const root *r) {
   int fds[DC__COMM_MAX_WORLD];
   for (int32_t i = 1; i < r->world; i++) {
@@ -56,7 +56,7 @@ static void meet(dc__tcp_group *others, const root *r) {
   }
 }
 
-/* Its connection of the control mesh. */
+/* Opens the other rank's connection of the control mesh. */
 static int join_control(const dc__tcp_group *other, const root *r) {
   const dc__tcp_hello hello = dc__tcp_hello_make(other, DC__TCP_CONTROL);
   const int fd = connect_to(r->address);
@@ -84,7 +84,7 @@ static void test_a_late_rank(void **state) {
   assert_int_equal(r.status, DC_E_PEER_DEAD);
 }
 
-/* Rank 1's watcher runs already, so that a heartbeat comes before its failure; rank 2 never connects. */
+/* Rank 1's watcher runs already, so a heartbeat precedes its failure; rank 2 never connects. */
 static void test_a_failure_behind_a_heartbeat(void **state) {
   (void)state;
   root r;
@@ -102,7 +102,7 @@ static void test_a_failure_behind_a_heartbeat(void **state) {
   close(fd);
 }
 
-/* ---- after the meeting ---- */
+/* ---- after the rendezvous ---- */
 
 static bool listens(const dc_comm *comm) {
   dc__tcp_group *group = ((const dc__tcp *)comm)->group;
@@ -145,7 +145,7 @@ static void *join(void *arg) {
   return NULL;
 }
 
-/* Not at the meeting's address, and nowhere else. */
+/* After the rendezvous no rank listens, neither at the rendezvous's address nor elsewhere. */
 static void test_listeners_close(void **state) {
   (void)state;
   char address[64];
@@ -162,13 +162,13 @@ static void test_listeners_close(void **state) {
   }
 }
 
-/* ---- a place that is taken ---- */
+/* ---- a rank's place that is already taken ---- */
 
 typedef struct squat {
   char text[2][512];
 } squat;
 
-/* Rank 1's place in communicator 2, for which rank 0 listens. */
+/* Takes rank 1's place in communicator 2, for which rank 0 listens. */
 static int connect_unknown(const dc_comm *comm) {
   dc__tcp_group *group = ((const dc__tcp *)comm)->group;
   char address[64];
@@ -186,7 +186,7 @@ static int connect_unknown(const dc_comm *comm) {
   return fd;
 }
 
-/* Rank 2 does not come before the group has failed, so that rank 0 still listens. */
+/* Rank 2 does not join before the group has failed, so rank 0 still listens. */
 static int taken(dc_comm *comm, void *arg) {
   squat *s = arg;
   dc_comm *copy = NULL;
@@ -215,7 +215,7 @@ static void test_a_place_is_taken(void **state) {
   assert_string_equal(s.text[0], s.text[1]);
 }
 
-/* ---- a machine that answers nothing ---- */
+/* ---- a machine that does not answer ---- */
 
 typedef struct caller {
   struct sockaddr_in to;
@@ -230,7 +230,7 @@ static void *connect_unanswered(void *arg) {
   return NULL;
 }
 
-/* A listener whose queue is full drops what else comes, as a machine does that vanished. */
+/* A listener with a full backlog drops further connections, as a machine that vanished does. */
 static void test_a_failure_ends_a_connect(void **state) {
   (void)state;
   caller c = {.failure_event = eventfd(0, EFD_CLOEXEC)};

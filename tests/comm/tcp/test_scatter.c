@@ -1,5 +1,5 @@
-/* Large broadcasts over TCP, of which ranks send on parts while they come. Each rank gets the root's bytes, each link
- * carries them once, and a root that stops is the one that the others name. */
+/* Large broadcasts over TCP, in which ranks forward parts while more arrive. Each rank gets the root's bytes, each link
+ * carries them once, and if the root stops, the others name it. */
 #include "comm/tcp/tcp.h"
 #include "comm_data.h"
 
@@ -38,7 +38,7 @@ static int broadcast_bytes(dc_comm *comm, int64_t bytes, int32_t root) {
 }
 
 static int all_sizes(dc_comm *comm, void *arg) {
-  const int64_t least = (int64_t)PART * (comm->world - 1); /* of which parts are sent on */
+  const int64_t least = (int64_t)PART * (comm->world - 1); /* the smallest size that is sent in parts */
   const int64_t sizes[] = {least - 1, least, least + 1, least + 63, 2 * least + 4097, 900001};
   const int32_t every = arg == NULL ? 0 : *(int32_t *)arg;
   CHECK_OK(dc_comm_set_checksums(comm, every != 0 && comm->rank % every == 0));
@@ -52,7 +52,7 @@ static int all_sizes(dc_comm *comm, void *arg) {
 
 static void test_sizes(void **state) {
   (void)state;
-  int32_t all = 1, some = 2; /* ranks with checksums */
+  int32_t all = 1, some = 2; /* every how many ranks one has checksums */
   dc_comm_options tls = DC_COMM_OPTIONS_INIT;
   tls.timeout_ns = limit;
   tls.secret = "0123456789abcdef";
@@ -72,7 +72,7 @@ typedef struct reports {
   char text[MOST][512];
 } reports;
 
-/* One rank has another size or root: nothing is written. */
+/* One rank has another size or root: all ranks get an error, and nothing is written. */
 static int differ(dc_comm *comm, void *arg) {
   reports *t = arg;
   const bool odd = comm->rank == comm->world - 1;
@@ -119,7 +119,7 @@ static int count_bytes(dc_comm *comm, void *arg) {
   const int64_t bytes = INT64_C(3) << 20, before = bytes_sent(comm);
   (void)arg;
   CHECK(broadcast_bytes(comm, bytes, 1) == 0);
-  CHECK_OK(dc_comm_barrier(comm)); /* now all have gone */
+  CHECK_OK(dc_comm_barrier(comm)); /* now all ranks have left the broadcast */
   const int64_t others = comm->world - 1, sent = bytes_sent(comm) - before;
   const int64_t expected = comm->rank == 1 ? bytes : bytes / others * (others - 1);
   CHECK(sent >= expected - 64 * others && sent <= expected + 64 * others + HEADS);
@@ -136,7 +136,7 @@ static void test_each_link_carries_the_data_once(void **state) {
 /* ---- a root that stops ---- */
 
 typedef struct shared {
-  atomic_int go, ready; /* ranks that will wait no longer than the deadline */
+  atomic_int go, ready; /* ready: ranks that are about to wait, until the deadline at the latest */
   dc_status status[4];
   char text[4][512];
 } shared;
@@ -177,7 +177,7 @@ static void test_a_root_that_stops(void **state) {
       run_rank(address, r, s);
     }
   }
-  while (atomic_load(&s->ready) < 4 && waitpid(-1, NULL, WNOHANG) == 0) { /* none has failed */
+  while (atomic_load(&s->ready) < 4 && waitpid(-1, NULL, WNOHANG) == 0) { /* as long as no rank has failed */
     sleep_ms(1);
   }
   assert_int_equal(kill(children[2], SIGSTOP), 0);

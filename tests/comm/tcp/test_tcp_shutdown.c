@@ -1,4 +1,4 @@
-/* Ranks over TCP that fail, end or are copied: the others' errors, and resources that are left. */
+/* Ranks over TCP that fail, end or are copied: the other ranks' errors, and which resources remain. */
 #include "comm/tcp/collective.h"
 #include "comm_failing.h"
 
@@ -11,8 +11,7 @@ static const int64_t limit = INT64_C(60000000000);
 
 /* ---- ranks as processes ---- */
 
-static atomic_int
-    *arrived; /* how many ranks, in all processes, have come past the last collective that was to succeed */
+static atomic_int *arrived; /* how many ranks, over all processes, have passed the last collective that must succeed */
 
 static int set_up(void **state) {
   (void)state;
@@ -72,8 +71,8 @@ static int kills_itself(dc_comm *comm, void *arg) {
     raise(SIGKILL);
   }
   CHECK(dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL) == DC_E_PEER_DEAD);
-  CHECK_SAYS("rank 1 died");                      /* and not at the deadline, which is another error */
-  CHECK(dc_comm_barrier(comm) == DC_E_PEER_DEAD); /* and stays so */
+  CHECK_SAYS("rank 1 died");                      /* not the deadline's error */
+  CHECK(dc_comm_barrier(comm) == DC_E_PEER_DEAD); /* the failure is permanent */
   return 0;
 }
 
@@ -84,7 +83,7 @@ static void test_a_rank_dies(void **state) {
   assert_int_equal(results[1], -SIGKILL);
 }
 
-/* A rank that makes a copy waits for all others, but not for one that will not come. */
+/* A rank that makes a copy waits for all others, but not for one that died. */
 static int dies_uncopied(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *copy = NULL;
@@ -120,7 +119,7 @@ static int stands_still(dc_comm *comm, void *arg) {
     await_failure(comm);
     return 0;
   }
-  if (dc_comm_rank(comm) == 0) { /* its deadline is the first, and when it begins rank 2 alone is late */
+  if (dc_comm_rank(comm) == 0) { /* rank 0's deadline expires first, and by then only rank 2 is late */
     await_call(comm, 1);
     comm->timeout_ns = 400 * MS;
   }
@@ -149,7 +148,7 @@ static int leaves(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* A copy alone: the rank itself is there. */
+/* Rank 0 destroys only a copy; the rank itself lives. */
 static int destroys_a_copy(dc_comm *comm, void *arg) {
   (void)arg;
   float big[100000] = {0};
@@ -232,7 +231,7 @@ static void test_copies_and_nothing_left(void **state) {
   (void)state;
   char address[64];
   for (int i = 0; i < HELD_ADDRESSES; i++) {
-    fresh_address(address); /* from here on their number stays */
+    fresh_address(address); /* so that later iterations hold no more descriptors */
   }
   int before = count_entries("/proc/self/fd", "");
   for (int i = 0; i < 5; i++) {
@@ -241,7 +240,7 @@ static void test_copies_and_nothing_left(void **state) {
   assert_int_equal(count_entries("/proc/self/fd", ""), before);
 }
 
-/* The last data arrive though their sender is gone. */
+/* The last data arrive even if their sender has ended. */
 static int last_data_of_a_gone_rank(dc_comm *comm, void *arg) {
   (void)arg;
   int64_t count = 3000000;

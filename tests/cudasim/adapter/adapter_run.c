@@ -24,7 +24,7 @@ static void copy(const run *r, void *dst, const void *src, size_t bytes) {
   }
 }
 
-/* In the order of the current stream; waits for it. */
+/* In the order of the current stream; waits until the values are written. */
 void write_values(const run *r, dct_tensor t, float first) {
   float values[LARGE];
   for (int i = 0; i < LARGE; i++) {
@@ -87,7 +87,7 @@ void close_run(run *r) {
 
 /* ---- operators ---- */
 
-/* After a failure no more operators are called. Returns the result, if there is one. */
+/* Calls nothing after a failure. Returns the operator's result, if it has one. */
 dct_value call(run *r, const char *ns, const char *name, const char *key, dct_value *stack, uint64_t inputs,
                uint64_t outputs) {
   if (r->error != NULL) {
@@ -97,7 +97,7 @@ dct_value call(run *r, const char *ns, const char *name, const char *key, dct_va
   return r->error == NULL && outputs > 0 ? stack[0] : 0;
 }
 
-/* (a, graph, id), and one more for some; takes the tensor. */
+/* Calls an operator with (a, graph, id), and `more` if it has a fourth argument. Takes over the tensor. */
 static dct_tensor with_id(run *r, const char *ns, const char *name, dct_tensor a, int64_t id, dct_value more,
                           uint64_t outputs) {
   dct_value stack[4] = {dct_as_value(a), (dct_value)r->graph, (dct_value)id, more};
@@ -115,7 +115,8 @@ dct_tensor op(run *r, const char *name, dct_tensor a, int64_t id) {
   return with_id(r, "dc", name, a, id, strcmp(name, "release_param") == 0, 1);
 }
 
-/* A list of one tensor, which it takes. The operator names no graph: it is for the default context. */
+/* Passes a list of one tensor, which it takes over. The operator names no graph, so it only works in the default
+ * context. */
 void free_one(run *r, dct_tensor t) {
   const dct_value items[1] = {dct_as_value(t)};
   dct_value stack[1] = {0};
@@ -132,7 +133,7 @@ void end_backward(run *r) {
   (void)call(r, "dc", "end_backward", "CompositeExplicitAutograd", stack, 1, 0);
 }
 
-/* The value of a result, which is freed. Does nothing without a result. */
+/* Reads a result's values, and frees it. Does nothing without a result. */
 void keep(run *r, dct_tensor t, float *values) {
   if (t != NULL) {
     if (r->error == NULL) {
@@ -146,7 +147,7 @@ dct_tensor token(const run *r) {
   return tensor_of(r, 1, NONE);
 }
 
-/* The same two at once. */
+/* Takes both parameters in one call. */
 static void take_steps(run *r, float *to) {
   const dct_value ids[2] = {0, 1};
   if (r->error == NULL) {
@@ -189,7 +190,7 @@ static void gradient_steps(run *r, float *to) {
     write_values(r, whole, (float)(7 + i));
     dct_tensor grad = i == 0 ? torchsim_transposed(whole) : torchsim_again(whole);
     torchsim_drop(whole);
-    dct_tensor nothing = op(r, "reduce_grad", grad, i); /* the last owner: its memory is reused from now on */
+    dct_tensor nothing = op(r, "reduce_grad", grad, i); /* the last reference: its memory may be reused from here on */
     if (nothing != NULL) {
       int32_t index = 0;
       r->error = torchsim_device(nothing, &index) != r->on || torchsim_numel(nothing) != 0 ? "a wrong result" : NULL;
@@ -226,7 +227,7 @@ void offload_steps(run *r, float *to) {
   (void)with_id(r, "dc", "offload_parameter", token(r), 0, 0, 0);
 }
 
-/* All thirteen operators; readable results are returned as values. */
+/* Calls all thirteen operators. Returns readable results as values. */
 void operators(run *r, float *values) {
   memset(values, 0, FLOATS * sizeof *values);
   gather_steps(r, values);
@@ -238,7 +239,7 @@ void operators(run *r, float *values) {
 
 dc_device *memory;
 void *streams[3];
-int registered; /* libraries, which stay */
+int registered; /* number of libraries, which stay registered */
 
 void drain_stream(void *native) {
   dc_stream *stream;
@@ -263,7 +264,7 @@ int tear_down(void **state) {
   (void)state;
   drain_stream(streams[0]);
   for (int i = 1; i < 3; i++) {
-    cudasim_stream_end(streams[i]); /* does first what is queued */
+    cudasim_stream_end(streams[i]); /* runs the queued work first */
   }
   torchsim_use(NULL);
   dc_device_destroy(memory);

@@ -1,5 +1,5 @@
-/* The PyTorch adapter's CUDA key: its own sources, on a PyTorch without PyTorch (torchsim.h), on a driver without a
- * card (cudasim.h). Every operator as the dispatcher calls it. */
+/* The PyTorch adapter's CUDA key. The adapter's own sources run on a stand-in for PyTorch (torchsim.h) and on a driver
+ * without a card (cudasim.h). Every operator is called as the dispatcher does. */
 #include "adapter_run.h"
 
 #include <time.h>
@@ -61,7 +61,7 @@ static void test_alloc_and_fakes(void **state) {
   close_run(&r);
 }
 
-/* A gradient whose stream has not written it yet is read after that, whichever stream is current by then. */
+/* A gradient is read after its stream has written it, whichever stream is current by then. */
 static void test_the_current_stream_is_followed(void **state) {
   (void)state;
   static float values[2][NUMEL];
@@ -96,7 +96,7 @@ static void test_the_current_stream_is_followed(void **state) {
   close_run(&r);
 }
 
-/* More streams than the cache holds; and calls of the library that are no operators. */
+/* More streams than the adapter caches, and calls of the library between operators. */
 static void test_many_streams(void **state) {
   (void)state;
   enum { MOST = 40 };
@@ -120,7 +120,7 @@ static void test_many_streams(void **state) {
   }
 }
 
-/* The offload stream reads without PyTorch's knowledge, so the tensor outlives its last owner. */
+/* The offload stream reads without PyTorch's knowledge, so the adapter keeps the tensor beyond its last owner. */
 static void test_an_offloaded_tensor_is_kept(void **state) {
   (void)state;
   float found[LARGE];
@@ -135,7 +135,7 @@ static void test_an_offloaded_tensor_is_kept(void **state) {
   torchsim_drop(op(&r, "offload_tensor", x, 3));
   dct_tensor host = op(&r, "wait_offload", token(&r), 3);
   expect_no_error(&r);
-  drain_stream(streams[1]);                      /* where its memory would be used again */
+  drain_stream(streams[1]);                      /* its memory would be reused in this stream's order */
   assert_int_equal(torchsim_live(), before + 1); /* x, and the host copy */
   atomic_store(&gate, 1);
   drain_stream(streams[2]);
@@ -144,7 +144,7 @@ static void test_an_offloaded_tensor_is_kept(void **state) {
   assert_null(dct_update_stream(r.context));
   assert_int_equal(torchsim_live(), before - 1);
   x = tensor_of(&r, 1, MANY);
-  torchsim_drop(op(&r, "offload_tensor", x, 4)); /* and no call waits */
+  torchsim_drop(op(&r, "offload_tensor", x, 4)); /* no call waits for it before the context is closed */
   close_run(&r);
 }
 
@@ -156,7 +156,7 @@ static void test_a_steady_step_makes_nothing(void **state) {
   enum {
     ROUNDS = 1500,
     LAST = 30
-  }; /* three operations each; the last 4096 keep two of the driver's events each, for their times */
+  }; /* three operations a round; for their times, the last 4096 keep two events of the driver each */
   for (int round = 0; round < ROUNDS; round++) {
     set_stream(&r, streams[round % 3]);
     offload_steps(&r, values);
@@ -167,13 +167,14 @@ static void test_a_steady_step_makes_nothing(void **state) {
     }
   }
   expect_no_error(&r);
-  /* On a busy machine one more may be in use at once than ever before; a step that makes one makes LAST. */
+  /* On a busy machine one more event may be in use at once than ever before. A step that created an event each time
+   * would create LAST. */
   assert_in_range(cudasim_calls("cuEventCreate") - events, 0, LAST / 2);
   assert_int_equal(cudasim_calls("cuStreamCreate"), blocks);
   close_run(&r);
 }
 
-/* Weights are gathered ahead and taken, and are their own gradients, so that values that were read can be checked. */
+/* Weights are prefetched and taken, and serve as their own gradients, so the values that were read can be checked. */
 static void weights_as_gradients(run *r) {
   const dct_value ids[2] = {0, 1}, tokens[2] = {dct_as_value(token(r)), dct_as_value(token(r))};
   dct_value ahead[4] = {GRAPH, torchsim_list(tokens, 2, true), torchsim_list(ids, 2, false), 0};
@@ -200,7 +201,8 @@ static void gradients_are(const run *r, float first) {
   }
 }
 
-/* As in torch.cuda.graph: the captured stream becomes the current one in the capture; launches go to another. */
+/* As in torch.cuda.graph, the captured stream is the current one during the capture, and graphs are launched on
+ * another. */
 static void test_a_captured_step(void **state) {
   (void)state;
   run r = opened("CUDA");
@@ -227,7 +229,7 @@ static void test_a_captured_step(void **state) {
     for (int i = 0; i < 2; i++) {
       write_values(&r, r.shard[i], (float)(3 + 100 * i));
     }
-    weights_as_gradients(&r); /* and without a graph */
+    weights_as_gradients(&r); /* and once more without a graph */
     gradients_are(&r, 3);
   }
   close_run(&r);
@@ -262,7 +264,7 @@ static void *rank_thread(void *arg) {
   return NULL;
 }
 
-/* Threads of one context, each with a current stream of its own. */
+/* Threads share a context, and each has a current stream of its own. */
 static void *stream_thread(void *arg) {
   job *j = arg;
   run r = *j->shared;

@@ -1,5 +1,5 @@
-/* Errors in the PyTorch adapter with CUDA (test_adapter.c has the setup): a PyTorch that lacks something, tensors of
- * another device, and each call of PyTorch's refused in turn. */
+/* Errors in the PyTorch adapter with CUDA (test_adapter.c has the setup): a PyTorch that lacks a symbol or library,
+ * tensors of another device, and each call of PyTorch refused in turn. */
 #include "adapter_run.h"
 
 #include <sys/wait.h>
@@ -27,7 +27,7 @@ static void refused(const char *hidden, const char *text) {
   assert_int_equal(torchsim_live(), 0);
 }
 
-/* Registering cannot be undone: each of these has a process of its own. */
+/* Registering cannot be undone, so each of these runs in a process of its own. */
 static void in_a_child(bool (*right)(const char *name), const char *name) {
   pid_t child = fork();
   if (child == 0) {
@@ -47,7 +47,7 @@ static bool without_cuda(const char *hidden) {
          strstr(dct_track_stream(NULL, NULL, 0), "this PyTorch has no CUDA") != NULL;
 }
 
-/* Whichever call of it is refused, nothing stays registered. */
+/* Whichever call of the function is refused, nothing stays registered. */
 static bool with_refusals(const char *function) {
   for (int before = 0;; before++) {
     torchsim_fail(function, before);
@@ -122,7 +122,8 @@ static void test_tensors_of_another_device(void **state) {
   close_run(&r);
 }
 
-/* Each call of the shim refused in turn: an error, nothing that stays, and a context that can be closed. */
+/* Each call of the shim is refused in turn: an operator returns an error, nothing leaks, and the context can be
+ * closed. */
 static void test_each_call_refused(void **state) {
   (void)state;
   for (size_t i = 0; i < sizeof all_names / sizeof all_names[0] + 1; i++) {
@@ -135,7 +136,7 @@ static void test_each_call_refused(void **state) {
       torchsim_fail(name, before);
       operators(&r, values);
       came = torchsim_failed();
-      /* To free early is an offer. */
+      /* Freeing early is optional, so its refusal is no error. */
       bool offer = strcmp(name, "torch_call_dispatcher") == 0 || strcmp(name, "aoti_torch_new_tensor_handle") == 0;
       if (came == (r.error == NULL) && !(came && offer)) {
         fail_msg("%s, call %d: %s", name, before, r.error == NULL ? "no error" : r.error);
@@ -143,7 +144,7 @@ static void test_each_call_refused(void **state) {
       assert_null(dct_update_stream(r.context));
       drain_stream(streams[0]);
       assert_null(dct_update_stream(r.context));
-      assert_true(torchsim_live() <= live + 1); /* what was offloaded, and not waited for */
+      assert_true(torchsim_live() <= live + 1); /* a tensor that was offloaded and not waited for */
       close_run(&r);
       assert_int_equal(torchsim_live(), registered);
     }
@@ -151,7 +152,7 @@ static void test_each_call_refused(void **state) {
 }
 
 /* After a device's first failure each operator returns that failure's text, and no result. Streams are held back, so
- * that PyTorch's memory would be found if it were freed too early. The context can be closed, and nothing stays. */
+ * that PyTorch's memory freed too early would be found. The context can be closed, and nothing leaks. */
 static void test_a_device_that_fails(void **state) {
   (void)state;
   static const char *const functions[] = {"cuLaunchKernel", "cuStreamWaitEvent"};

@@ -1,4 +1,4 @@
-/* Graphs bound to contexts, beside a table: any order, numbers that differ in high bits alone. */
+/* Graphs bound to contexts, compared with a table: any order, and numbers that differ only in high bits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

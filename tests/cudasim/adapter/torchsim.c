@@ -1,4 +1,4 @@
-/* The stand-in for libtorch's C shim, and for the process in which it is looked up (torchsim.h). */
+/* A stand-in for libtorch's C shim, and for the process whose symbols are looked up (torchsim.h). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -15,7 +15,7 @@ static struct {
   dct_kernel kernel;
 } kernels[KERNELS];
 static int kernel_count;
-static struct dct__library_handle libraries[LIBRARIES]; /* what is registered stays */
+static struct dct__library_handle libraries[LIBRARIES]; /* registered libraries, which stay */
 
 static char hidden[64];
 static _Thread_local jmp_buf raised;
@@ -272,7 +272,7 @@ const char *torchsim_call(const char *ns, const char *name, const char *key, dct
   return NULL;
 }
 
-/* ---- the process that they are looked up in ---- */
+/* ---- looking up symbols in the process ---- */
 
 void *torchsim_dlopen(const char *name, int flags);
 void *torchsim_dlsym(void *library, const char *wanted);

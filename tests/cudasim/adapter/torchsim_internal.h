@@ -1,4 +1,4 @@
-/* Between the files of the stand-in for PyTorch. */
+/* Shared by the files of the stand-in for PyTorch. */
 #ifndef TESTS_TORCHSIM_INTERNAL_H
 #define TESTS_TORCHSIM_INTERNAL_H
 
@@ -11,7 +11,7 @@ typedef struct storage {
   int32_t device;
   char *data;
   size_t bytes;
-  void *stream; /* that the memory was taken on */
+  void *stream; /* the stream on which the memory was allocated */
   void (*deleter)(void *data, void *user);
   void *user;
 } storage;
@@ -35,7 +35,7 @@ struct dct__library_handle {
 /* ---- torchsim_tensors.c ---- */
 
 void count(int change);
-/* Whether this call of sim_* is to fail. */
+/* Returns whether this call of sim_* must fail. */
 bool fails(const char *function);
 size_t size_of(int32_t dtype);
 void *current_stream(void);
@@ -43,7 +43,7 @@ void *current_stream(void);
 dct_tensor view_of(storage *of, int32_t index, int32_t dtype, int64_t ndim, const int64_t *sizes,
                    const int64_t *strides);
 void free_memory(storage *s);
-/* A copy in the order of a stream; from NULL come zeros. */
+/* Copies in the order of a stream; if src is NULL, writes zeros. */
 void on_stream(void *native, void *dst, const void *src, size_t bytes);
 
 #define ENTER()          \

@@ -10,7 +10,7 @@
 
 enum { GRAVES = 4096 };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* all below */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects all below */
 static int live;
 static char fault[64];
 static int fault_before;
@@ -103,7 +103,7 @@ void on_stream(void *native, void *dst, const void *src, size_t bytes) {
   }
 }
 
-/* The memory's next owner writes to it when the stream reaches that point. */
+/* In the order of the stream, overwrites the memory as its next owner would. */
 static void release_storage_memory(storage *s) {
   if (s->bytes == 0) {
     return;

@@ -1,5 +1,5 @@
-/* The thread's current device in an operator, and after it: made current once, whatever it is asked for; another device
- * within it; and the caller's own again, whatever fails. */
+/* The thread's current device in an operator and after it. The device is made current only once, another device may be
+ * used within the operator, and afterwards the caller's own is current again, whatever fails. */
 #include "harness.h"
 
 #include "comm/comm.h"
@@ -22,7 +22,7 @@ static int set_up(void **state) {
   return 0;
 }
 
-/* The thread is as its caller knows it. */
+/* The thread's contexts and capture mode are as its caller left them. */
 static void assert_left(void) {
   assert_int_equal(cudasim_depth(), 0);
   assert_int_equal(cudasim_mode(), 0);
@@ -44,7 +44,7 @@ static void get_current(void *native, void *args) {
   **(int **)args = cudasim_current();
 }
 
-/* The device that is current for work on the stream. */
+/* Returns the device that is current for work on the stream. */
 static int current_on(dc_stream *stream) {
   int found = -2;
   int *to = &found;
@@ -79,7 +79,7 @@ static void test_an_operator_enters_once(void **state) {
   assert_int_equal(pushes() - before, 4);
   before = pushes();
   dc__device_begin(f->device[0]);
-  assert_int_equal(pushes() - before, 0); /* a caller that uses no device has not entered it */
+  assert_int_equal(pushes() - before, 0); /* the context is pushed only when the device is used */
   for (int i = 0; i < 4; i++) {
     assert_int_equal(current_on(f->stream[0]), 0);
     assert_int_equal(cudasim_current(), 0);
@@ -91,7 +91,7 @@ static void test_an_operator_enters_once(void **state) {
 
 static void test_two_devices(void **state) {
   fixture *f = *state;
-  for (int outer = 0; outer < 2; outer++) { /* the first one's operator, or none; the second one's within it */
+  for (int outer = 0; outer < 2; outer++) { /* in the first device's operator, or in the second one's */
     dc__device_begin(f->device[outer]);
     for (int i = 0; i < 4; i++) {
       assert_int_equal(current_on(f->stream[i % 2]), i % 2);
@@ -111,7 +111,8 @@ static void test_two_devices(void **state) {
   }
 }
 
-/* A second device's work before the first one's, whose entry then lies on top of it and must not stay. */
+/* The second device is used before the first one, so the first one's context is pushed on top of it, and must not
+ * stay. */
 static void test_entered_within_another(void **state) {
   fixture *f = *state;
   within w = {.here = f->stream[1], .other = f->stream[0]};
@@ -144,7 +145,7 @@ static void test_a_context_that_cannot_be_set(void **state) {
   }
 }
 
-/* Another thread has nothing of this one's. */
+/* A thread's current device does not affect other threads. */
 static void call_current(void *args) {
   **(int **)args = cudasim_current();
 }
@@ -161,7 +162,7 @@ static void test_threads_are_their_own(void **state) {
   assert_int_equal(found, -1);
 }
 
-/* The caller's functions, which a communicator of its collectives calls, find the thread's device unchanged. */
+/* A communicator calls the caller's collectives with the thread's device unchanged. */
 static int32_t record_context(const void *send, void *recv, int64_t count, int32_t dtype, void *user) {
   memcpy(recv, send, (size_t)count * dc_dtype_size(dtype));
   assert_left();

@@ -1,5 +1,5 @@
 /* The CUDA device on the simulated driver: order, events, memory, streams of others, graphs. The device's sources are
- * those of libdc_cuda.so, which is found and opened as it is anywhere. */
+ * those of libdc_cuda.so, which is found and opened as in any program. */
 #include "harness.h"
 
 #include <time.h>
@@ -13,7 +13,7 @@ enum { COUNT = 1000 };
 typedef struct fixture {
   dc_device *device;
   dc_stream *a, *b;
-  float *x, *y; /* of the device */
+  float *x, *y; /* on the device */
 } fixture;
 
 static int set_up(void **state) {
@@ -64,7 +64,7 @@ static void test_host_functions_keep_their_place(void **state) {
   }
   dc__stream_zero(f->a, f->x, sizeof in);
   assert_int_equal(dc_stream_call(f->a, pass_gate, &g), DC_OK);
-  dc__stream_copy(f->a, f->x, in, sizeof in); /* behind the gate */
+  dc__stream_copy(f->a, f->x, in, sizeof in); /* waits behind the gate */
   dc__stream_copy(f->b, out, f->x, 0);
   dc_event *event;
   int32_t passed = 1;
@@ -76,7 +76,7 @@ static void test_host_functions_keep_their_place(void **state) {
   assert_int_equal(dc_stream_synchronize(f->a, 1000000), DC_E_TIMEOUT);
   assert_int_equal(dc_event_wait(event, f->b, 0), DC_OK); /* blocks no thread */
   dc__stream_copy(f->b, out, f->x, sizeof out);
-  dc_event_destroy(event); /* the wait stays */
+  dc_event_destroy(event); /* the wait remains in force */
   atomic_store(&g.open, 1);
   assert_int_equal(dc_stream_synchronize(f->b, 0), DC_OK);
   assert_memory_equal(in, out, sizeof in);
@@ -154,7 +154,7 @@ static void drop(dc__timestamp *stamp) {
   stamp->device->ops->timestamp_release(stamp);
 }
 
-/* Around a host function, so that the second is issued by the stream's worker. */
+/* Timestamps around a host function, so the stream's worker issues the second one. */
 static void test_stamps(void **state) {
   fixture *f = *state;
   gate g = {0};
@@ -165,7 +165,7 @@ static void test_stamps(void **state) {
   assert_int_equal(dc_stream_call(f->a, pass_gate, &g), DC_OK);
   stamps[1] = f->device->ops->stream_timestamp(f->a);
   stamps[2] = f->device->ops->stream_timestamp(f->a);
-  drop(stamps[2]); /* its time is not read */
+  drop(stamps[2]); /* dropped before its time is read */
   assert_int_equal(ns_of(stamps[1]), 0);
   const int64_t opened = dc__now_ns();
   atomic_store(&g.open, 1);
@@ -173,9 +173,9 @@ static void test_stamps(void **state) {
   const int64_t ended = dc__now_ns();
   const int64_t slack = 60000000000; /* between the host's clock and the beginning of an epoch, on a busy machine */
   while (!((dc__cuda_device *)f->device)->epochs[1].passed) {
-    assert_true(ns_of(stamps[0]) > 0); /* until it finds that the epoch's event has passed, on another stream */
+    assert_true(ns_of(stamps[0]) > 0); /* until the device finds that the epoch's event has passed, on another stream */
   }
-  cudasim_fail("cuEventElapsedTime", 0, DC__CU_NOT_READY); /* the stamp passes right after that */
+  cudasim_fail("cuEventElapsedTime", 0, DC__CU_NOT_READY); /* as if the stamp's event passed right after the query */
   assert_int_equal(ns_of(stamps[0]), 0);
   assert_true(ns_of(stamps[0]) > begun - slack && ns_of(stamps[0]) < opened + slack);
   assert_true(ns_of(stamps[1]) > opened - slack && ns_of(stamps[1]) < ended + slack);
@@ -184,7 +184,7 @@ static void test_stamps(void **state) {
   drop(stamps[1]);
 }
 
-/* Each epoch is made to have been long ago. */
+/* Each epoch is made to look long past. */
 static void test_stamps_of_old_epochs(void **state) {
   fixture *f = *state;
   dc__cuda_device *device = (dc__cuda_device *)f->device;
@@ -248,7 +248,7 @@ static void test_pinned_memory_has_a_budget(void **state) {
   f->device->ops->free(f->device, ptr, 100, DC_MEMORY_HOST);
   assert_int_equal(f->device->ops->alloc(f->device, (size_t)17 << 30, DC_MEMORY_DEVICE, &ptr), DC_E_NO_MEMORY);
   assert_non_null(strstr(dc_last_error(), "CUDA_ERROR_OUT_OF_MEMORY"));
-  assert_int_equal(dc__device_check(f->device), DC_OK); /* that is no failure of the device */
+  assert_int_equal(dc__device_check(f->device), DC_OK); /* running out of memory is no failure of the device */
 }
 
 static void test_tensors(void **state) {
@@ -267,7 +267,7 @@ static void test_tensors(void **state) {
   assert_string_equal(dc_device_name(f->device), "cuda");
 }
 
-/* A step's calls: after a first one, the driver is asked for no memory, no streams and no events. */
+/* Once a first step has run, later steps ask the driver for no memory, streams or events. */
 static void test_steady_state(void **state) {
   fixture *f = *state;
   static const char *const makers[] = {"cuStreamCreate", "cuEventCreate", "cuMemAllocFromPoolAsync", "cuMemHostAlloc"};
@@ -317,7 +317,7 @@ static void test_wrapped_streams(void **state) {
   dc__stream_copy(wrapped, out, f->x, sizeof out);
   assert_int_equal(dc_stream_call(wrapped, note_thread, &ran_on), DC_OK);
   assert_true(pthread_equal(ran_on, pthread_self()));
-  assert_memory_equal(in, out, sizeof in); /* the call waited for what was before it */
+  assert_memory_equal(in, out, sizeof in); /* the call waited for earlier work */
   dc_event_destroy(event);
   dc_stream_destroy(wrapped);
   cudasim_stream_end(native);
@@ -347,18 +347,18 @@ static void test_captured_into_a_graph(void **state) {
   cudasim_capture(native);
   dc__stream_accumulate(wrapped, f->y, DC_FLOAT32, f->x, DC_FLOAT32, COUNT);
   dc__timestamp *stamp = f->device->ops->stream_timestamp(wrapped);
-  assert_true(ns_of(stamp) > 0); /* of the capture */
+  assert_true(ns_of(stamp) > 0); /* the time of the capture */
   drop(stamp);
   assert_int_equal(dc_event_record(event, wrapped), DC_OK);
   assert_int_equal(dc_event_query(event, &passed), DC_OK);
   assert_int_equal(passed, 0);
   assert_int_equal(dc_event_wait(event, NULL, 0), DC_E_STATE);
-  /* Work outside of the graph is waited for by the host; a host function would have no place in it. */
+  /* The host waits for work outside of the graph. A host function cannot be part of the graph. */
   assert_int_equal(dc_event_wait(other, wrapped, 0), DC_OK);
   assert_int_equal(dc_event_query(other, &passed), DC_OK);
   assert_int_equal(passed, 1);
   assert_int_equal(dc_stream_call(wrapped, pass_gate, NULL), DC_E_STATE);
-  /* Calls for other streams and memory, while the capture is under way. */
+  /* Calls for other streams and memory work during the capture. */
   assert_int_equal(dc_event_wait(other, NULL, 0), DC_OK);
   assert_int_equal(f->device->ops->alloc(f->device, 100, DC_MEMORY_HOST, &ptr), DC_OK);
   f->device->ops->free(f->device, ptr, 100, DC_MEMORY_HOST);

@@ -1,5 +1,5 @@
-/* Errors: no device to be opened, each with a sentence; a device that is lost in the middle; and every call of the
- * driver failing in turn, under which nothing crashes, hangs or stays behind. */
+/* Errors: a device that cannot be opened, each time with a text that says why; a device that is lost during use; and
+ * every call of the driver failing in turn, without a crash, a hang or a leak. */
 #include "harness.h"
 
 #include "cudasim.h"
@@ -49,12 +49,12 @@ static void test_devices_that_cannot_be_opened(void **state) {
   cudasim_fail("cuDevicePrimaryCtxRetain", 0, 2);
   refused("cuda", DC_E_NO_MEMORY, "cuDevicePrimaryCtxRetain: out of memory");
   cudasim_reset();
-  cudasim_fail("cuDevicePrimaryCtxRetain", 0, 46); /* the card is in use, which no new process changes */
+  cudasim_fail("cuDevicePrimaryCtxRetain", 0, 46); /* the card is in use, which a new process would not change */
   refused("cuda", DC_E_DEVICE, "busy or unavailable (CUDA_ERROR_DEVICE_UNAVAILABLE, 46); its compute mode may keep it");
 }
 
-/* Machine code of the card's capability, if the driver takes it; else PTX, of which the later card's driver is asked at
- * once. The sim's machine code is for drivers of CUDA 13. */
+/* Machine code for the card's capability is loaded if the driver takes it, and PTX otherwise. For a card later than all
+ * machine code, PTX is loaded at once. The simulator's machine code needs a driver of CUDA 13. */
 static void test_the_code_fits_card_and_driver(void **state) {
   (void)state;
 #define FAMILY(family) +1
@@ -86,14 +86,14 @@ static void test_an_illegal_address_is_named(void **state) {
   assert_int_equal(dc_device_open("cuda", NULL, &device), DC_OK);
   assert_int_equal(dc_stream_create(device, &stream), DC_OK);
   assert_int_equal(device->ops->alloc(device, 1000, DC_MEMORY_DEVICE, &ptr), DC_OK);
-  dc__stream_cast(stream, ptr, DC_FLOAT16, ptr, DC_FLOAT32, 1000); /* 4,000 bytes */
+  dc__stream_cast(stream, ptr, DC_FLOAT16, ptr, DC_FLOAT32, 1000); /* reads 4,000 bytes of 1,000 */
   assert_int_equal(dc_stream_synchronize(stream, 0), DC_E_DEVICE);
   assert_non_null(strstr(dc_last_error(), "device \"cuda\" (simulated card)"));
   assert_non_null(strstr(dc_last_error(),
                          "an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS, 700); "
                          "the device is lost to this process, which must be started again"));
   assert_int_equal(dc__device_check(device), DC_E_DEVICE);
-  assert_int_equal(device->ops->alloc(device, 8, DC_MEMORY_DEVICE, &more), DC_E_DEVICE); /* from now on */
+  assert_int_equal(device->ops->alloc(device, 8, DC_MEMORY_DEVICE, &more), DC_E_DEVICE); /* every later call fails */
   assert_int_equal(dc_stream_synchronize(stream, 0), DC_E_DEVICE);
   device->ops->free(device, ptr, 1000, DC_MEMORY_DEVICE);
   dc_stream_destroy(stream);
@@ -126,7 +126,7 @@ static void test_errors_that_want_a_new_process(void **state) {
   }
 }
 
-/* Kernels would lose the device at addresses that are no multiples of an element's size. */
+/* Misaligned tensors are refused, since kernels that use them would lose the device. */
 static void refuse_misaligned_tensors(rank *r) {
   dc_buffer *buffer;
   dc_stream *stream;
@@ -160,7 +160,7 @@ static void test_misaligned_tensors_are_refused(void **state) {
   assert_int_equal(cudasim_live(), 0);
 }
 
-/* One rank's kernel goes wrong; every rank's next calls say so, and end. */
+/* One rank's kernel fails; the next calls of every rank return its error. */
 static void lose_it(rank *r) {
   float *data;
   dc_buffer *buffer;
@@ -197,7 +197,7 @@ static void host_work(void *user) {
   (void)user;
 }
 
-/* Some of everything; statuses are whatever they are. */
+/* Uses a bit of everything, and ignores the statuses. */
 static void use_all(void) {
   dc_device *device;
   dc_stream *a = NULL, *b = NULL;
@@ -237,7 +237,7 @@ static void use_all(void) {
     dc_event_destroy(event);
   }
   dc_stream_destroy(a);
-  dc_stream_destroy(b); /* a refused wait may have left work under way; this ends it */
+  dc_stream_destroy(b); /* waits for work that is still queued because a wait was refused */
   for (int i = 0; i < 3; i++) {
     device->ops->free(device, ptr[i], COUNT * 8, i == 2 ? DC_MEMORY_HOST : DC_MEMORY_DEVICE);
   }

@@ -1,6 +1,7 @@
-/* How often a call of the layer, of an optimizer and of a matrix operator calls the driver. That is its cost on the
- * host beside the products' library and libdc's own work. The numbers are bounds, so that a higher cost is seen. All is
- * on a wrapped stream, as PyTorch's are, but the matrix operator, which has no stream. */
+/* How often a call of the layer, of an optimizer and of a matrix operator calls the driver. Together with the time in
+ * the library of matrix products and in libdc itself, that is its cost on the host. The numbers are bounds, so that a
+ * higher cost is noticed. All run on a wrapped stream, as PyTorch's are, except the matrix operator, which has no
+ * stream. */
 #include "harness.h"
 
 #include "cudasim.h"
@@ -39,8 +40,8 @@ static int tear_down(void **state) {
   return 0;
 }
 
-/* Counts a call after two others, as what is looked for or allocated once is no part of it; `most` of the driver's and
- * its libraries' may be in it. The device is entered once. */
+/* Counts the third call, since earlier ones may look up or allocate things once. It may make at most `most` calls of
+ * the driver and its libraries, and must push the context once. */
 static void count(const char *what, void (*call)(void *), void *arg, int most) {
   for (int i = 0; i < 3; i++) {
     const int launches = cudasim_calls("cuLaunchKernel"), all = cudasim_thread_calls();
@@ -125,7 +126,7 @@ static void test_a_layer(void **state) {
 
 /* ---- an optimizer ---- */
 
-enum { PARAMS = 40, NUMEL = 1000 }; /* more than go into a launch */
+enum { PARAMS = 40, NUMEL = 1000 }; /* more parameters than one launch takes */
 
 typedef struct model {
   dc_linalg *linalg;

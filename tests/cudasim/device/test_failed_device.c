@@ -1,5 +1,5 @@
-/* A device that failed must still finish all work queued on memory before that memory is reused. The simulated driver
- * holds back work that the host does not wait for, so memory freed too early is an illegal address. */
+/* When a device has failed, all work queued on memory must still finish before that memory is reused. The simulated
+ * driver holds back work that the host does not wait for, so memory freed too early is an illegal address. */
 #include "harness.h"
 
 #include "cudasim.h"
@@ -61,7 +61,7 @@ static void test_an_event_passes_when_its_work_is_done(void **state) {
   assert_int_equal(cudasim_live(), 0);
 }
 
-/* One point that the driver makes none for, one that it does not record, and a wait that it does not take. */
+/* The driver refuses to create an event, to record it, or to wait for it. */
 static void test_a_refused_call_drains_the_stream(void **state) {
   static const char *const functions[] = {"cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"};
   (void)state;
@@ -132,7 +132,7 @@ static void test_memory_in_unknown_state_is_kept(void **state) {
   cudasim_fail("cuCtxSynchronize", 0, BAD_VALUE);
   device_release(device, x, COUNT);
   assert_non_null(cudasim_host_ptr(x));
-  device_release(device, x, COUNT); /* now another owner can */
+  device_release(device, x, COUNT); /* the memory now belongs to another owner */
   assert_null(cudasim_host_ptr(x));
   dc_device_destroy(device);
   assert_int_equal(cudasim_live(), 0);
@@ -140,7 +140,7 @@ static void test_memory_in_unknown_state_is_kept(void **state) {
 
 /* ---- a training run ---- */
 
-/* The caller's memory comes from another device object, which does not fail, so nothing but the context's end protects
+/* The caller's memory comes from another device object, which does not fail, so only the end of the context protects
  * it. */
 typedef struct run {
   dc_device *callers, *device;
@@ -170,7 +170,7 @@ static dc_status open_run(run *r) {
   return status != DC_OK ? status : dc_register_graph_z3(r->ctx, GRAPH, ids, 1);
 }
 
-/* The optimizer's turn never comes. Statuses are whatever they are: a call that follows a failure returns it. */
+/* A step without the optimizer. It ignores the statuses, since a call after a failure returns that failure. */
 static void step(run *r) {
   dc_tensor x = flat(r->x, &count, DC_FLOAT32);
   dc_tensor out = DC_TENSOR_INIT;
@@ -198,11 +198,12 @@ static void close_run(run *r) {
   device_release(r->callers, r->x, COUNT);
   dc_stream_destroy(r->stream);
   dc_device_destroy(r->device);
-  cudasim_stream_end(r->native); /* what is still held back runs now at the latest */
+  cudasim_stream_end(r->native); /* runs the work that is still held back */
   dc_device_destroy(r->callers);
 }
 
-/* One run with the function's call after `before` others in the step failing. Returns the step's calls of it. */
+/* Runs a step in which one call of the function fails, after `before` others. Returns how often the step calls the
+ * function. */
 static int run_once(const char *function, int before) {
   run r = {0};
   int live = cudasim_live();
@@ -239,7 +240,7 @@ static void test_a_context_frees_nothing_under_queued_work(void **state) {
 
 /* ---- other ranks ---- */
 
-/* Rank 1's kernel is refused between its last call and its collective. Rank 0 would take what was never computed. */
+/* Rank 1's kernel is refused just before its collective, which would send rank 0 uninitialised memory. */
 static void offer_nothing(rank *r) {
   const int64_t all = 2 * COUNT;
   dc_buffer *buffer;
@@ -253,7 +254,7 @@ static void offer_nothing(rank *r) {
     r->device->ops->stream_launch(stream, &(dc__launch){.threads = 1 << 20, .blocks = 1, .args = &count, .bytes = 8});
   }
   dc_status status = dc_comm_all_gather(r->comm, &part, &full, NULL, stream);
-  CHECK(r, status == DC_OK || status == DC_E_ABORTED); /* the other rank may be there first */
+  CHECK(r, status == DC_OK || status == DC_E_ABORTED); /* on rank 0, rank 1's failure may already be known */
   status = dc_stream_synchronize(stream, 0);
   CHECK(r, status == (r->rank == 1 ? DC_E_DEVICE : DC_OK));
   CHECK(r, dc_comm_check(r->comm) == DC_E_ABORTED);

@@ -1,5 +1,5 @@
-/* Matrix products of the device by cuBLASLt, which a stand-in replaces (cublaslt.c), against the CPU's. Also tested:
- * things that are searched and made only once, refusals, and every call failing in turn. */
+/* Matrix products of the device by cuBLASLt, for which a stand-in is used (cublaslt.c), compared with the CPU's. Also
+ * tested: work that is done only once, refusals, and every call failing in turn. */
 #include "harness.h"
 
 #include "cuda_fixture.h"
@@ -8,7 +8,7 @@
 
 enum { BYTES = 1 << 16, WORKSPACE = 4096 };
 
-static char *blocks[5]; /* A, B, D, what the epilogue takes, the workspace */
+static char *blocks[5]; /* A, B, D, the epilogue's input, the workspace */
 
 static void open_all(void) {
   (void)open_stream(NULL);
@@ -37,7 +37,7 @@ static int set_up(void **state) {
 }
 
 static void fill(int block, int32_t dtype, int64_t count) {
-  double *values = cudasim_host_ptr(blocks[4]); /* the workspace is free */
+  double *values = cudasim_host_ptr(blocks[4]); /* the workspace serves as scratch memory */
   void *data = cudasim_host_ptr(blocks[block]);
   assert_true(count * (int64_t)sizeof(double) <= BYTES);
   for (int64_t i = 0; i < count; i++) {
@@ -64,7 +64,7 @@ static dc__matmul product_of(int32_t dtype, int32_t out_dtype, int64_t m, int64_
   return p;
 }
 
-/* The same by the CPU, whose matrices are rows. */
+/* Computes the same on the CPU, with row-major matrices. */
 static void multiply_cpu(const dc__matmul *p, void *d, void *scratch) {
   dc__gemm g = {.dtype = p->dtype, .out_dtype = p->out_dtype, .batch = 1, .alpha = p->alpha, .beta = p->beta};
   g.trans_a = p->trans_b != 0;
@@ -148,7 +148,7 @@ static void test_types_and_epilogues(void **state) {
     p.epilogue = DC__MATMUL_DGELU;
     if (i == 2 || i == 3) {
       compare(&p, scratch);
-      p.m = p.lda = p.ldd = 25; /* rows that are no multiple of 16 bytes */
+      p.m = p.lda = p.ldd = 25; /* rows whose bytes are not a multiple of 16 */
     }
     assert_false(device->ops->stream_matmul(stream, &p));
   }
@@ -171,12 +171,12 @@ static void test_a_shape_is_looked_for_once(void **state) {
   int before = made();
   for (int i = 0; i < 3; i++) {
     p.beta = i;
-    p.a = blocks[0] + 32 * i; /* no other alignment that matters */
+    p.a = blocks[0] + 32 * i; /* only alignments up to 16 bytes matter */
     assert_true(device->ops->stream_matmul(stream, &p));
   }
   assert_int_equal(made(), before);
   int live = 0;
-  for (int64_t m = 1; m <= 2048; m++) { /* more shapes than are kept */
+  for (int64_t m = 1; m <= 2048; m++) { /* more shapes than are cached */
     p = product_of(DC_FLOAT32, DC_FLOAT32, m, 1, 1);
     assert_true(device->ops->stream_matmul(stream, &p));
     live = cudasim_live() > live ? cudasim_live() : live;
@@ -192,7 +192,7 @@ static void wait_for(void *gate) {
   }
 }
 
-/* Behind a host function products wait for the stream's worker, and more shapes than are kept may come meanwhile. */
+/* Products behind a host function wait for the stream's worker, while more shapes than are cached are requested. */
 static void test_behind_a_host_function_and_in_a_graph(void **state) {
   (void)state;
   atomic_int gate = 0;
@@ -228,7 +228,7 @@ static void test_behind_a_host_function_and_in_a_graph(void **state) {
   cudasim_spoil();
   assert_true(device->ops->stream_matmul(wrapped, &p));
   assert_int_equal(cudasim_capture_end(native), 0);
-  assert_int_equal(dc__device_check(device), DC_OK); /* the capture alone has failed */
+  assert_int_equal(dc__device_check(device), DC_OK); /* only the capture has failed */
   dc_stream_destroy(wrapped);
   cudasim_stream_end(native);
   close_all();
@@ -259,7 +259,7 @@ static void test_refusals(void **state) {
   assert_int_equal(cudasim_live(), 0);
 }
 
-/* Of the newest version, beside which there is no older one. */
+/* The newest version does not load, and no older one is next to it. */
 static void test_a_library_that_does_not_load_is_named(void **state) {
   (void)state;
   char folder[] = "/tmp/libdc-cublas-XXXXXX", path[64];

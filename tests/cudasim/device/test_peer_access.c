@@ -1,6 +1,6 @@
-/* Cards of one process that read each other's memory in place. Tested: when access is enabled, memory that cannot be
- * read, devices that are opened and closed, and each call failing in turn. nccl/test_collective.c and the conformance
- * suite show that the data read is right. */
+/* Cards of one process that read each other's memory in place. Tested: when access is enabled; memory that cannot be
+ * read; devices that are opened and closed; each call failing in turn. nccl/test_collective.c and the conformance suite
+ * check the data. */
 #include "nccl_ranks.h"
 
 static const int64_t deadline = INT64_C(100000000000);
@@ -17,7 +17,7 @@ static dc_status gather(card_rank *c, int32_t *data, dc_stream *stream) {
   return status != DC_OK ? status : dc_comm_check(c->r.comm);
 }
 
-/* Each rank gives the number of its successor. */
+/* Each rank contributes its number plus 1. */
 static dc_status pass(card_rank *c, int32_t *data) {
   int32_t own = c->r.rank + 1;
   dc_status status = put(c, data, &own, sizeof own);
@@ -49,7 +49,7 @@ static void passes_thrice(card_rank *c) {
 static void test_a_pair_is_opened_once(void **state) {
   (void)state;
   on_cards(3, ON_THREADS, deadline, passes_thrice);
-  assert_int_equal(cudasim_calls("cuDeviceCanAccessPeer"), 6); /* in both directions */
+  assert_int_equal(cudasim_calls("cuDeviceCanAccessPeer"), 6); /* for each pair in both directions */
   assert_int_equal(cudasim_calls("cuCtxEnablePeerAccess"), 6);
   assert_int_equal(cudasim_calls("cuMemPoolSetAccess"), 6);
   assert_int_equal(cudasim_live(), 0);
@@ -119,7 +119,7 @@ static void test_a_host_and_a_card(void **state) {
 
 /* ---- devices that come and go ---- */
 
-/* Rank 1 offers memory of a device that was opened after the first collective. */
+/* Rank 1 uses memory of a device that was opened after the first collective. */
 static void opens_another(card_rank *c) {
   char name[16];
   dc_device *second = NULL;
@@ -148,7 +148,8 @@ static void test_a_device_opened_later(void **state) {
   assert_int_equal(cudasim_live(), 0);
 }
 
-/* A card that was closed and opened again has forgotten, while the other one stays open. */
+/* Peer access ends when a card is closed, so a card that is opened again enables it again, though another handle stays
+ * open. */
 static void test_a_card_opened_again(void **state) {
   (void)state;
   dc_device *stays = NULL;
@@ -193,7 +194,7 @@ static void test_each_call_fails(void **state) {
       failures = 0;
       cudasim_fail(functions[f], before, 1);
       on_cards(2, ON_THREADS, deadline, may_fail);
-      assert_true(failures > 0 || cudasim_calls(functions[f]) <= before); /* ranks may share the work otherwise */
+      assert_true(failures > 0 || cudasim_calls(functions[f]) <= before); /* ranks may divide the calls differently */
       assert_int_equal(cudasim_live(), 0);
       assert_int_equal(cudasim_lost(), 0);
     }

@@ -13,7 +13,7 @@ enum { LINKS = 600 };
 typedef struct fixture {
   dc_device *device;
   dc_stream *a;
-  float *x; /* of the device, LINKS + 1 */
+  float *x; /* LINKS + 1 elements on the device */
 } fixture;
 
 static int set_up(void **state) {
@@ -71,7 +71,7 @@ static void test_a_host_function_queues_beyond_the_queue(void **state) {
   dc__stream_zero(f->a, f->x, (LINKS + 1) * sizeof(float));
   dc__stream_copy(f->a, f->x, &in, sizeof in);
   assert_int_equal(dc_stream_call(f->a, copy_along, &c), DC_OK);
-  assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK); /* for the function */
+  assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK); /* waits for the function */
   dc__stream_copy(f->a, &out, f->x + LINKS, sizeof out);
   assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
   assert_true(out == 7);
@@ -81,7 +81,7 @@ static void test_a_host_function_queues_beyond_the_queue(void **state) {
 
 /* ---- other handles, other devices ---- */
 
-/* Their first streams have the same place in their handles, and are two streams all the same. */
+/* The first streams of two handles have the same index in their handles, but are different streams. */
 static void test_two_handles_of_one_card(void **state) {
   fixture *f = *state;
   dc_device *again;
@@ -115,7 +115,7 @@ static void *open_later(void *user) {
   return NULL;
 }
 
-/* The waiting thread is asleep when the other handle's stream issues the record. */
+/* The waiting thread is asleep when the other handle's stream records the event. */
 static void test_a_wait_on_another_handle_wakes(void **state) {
   fixture *f = *state;
   dc_device *again;
@@ -159,7 +159,7 @@ static void test_streams_of_other_devices_are_refused(void **state) {
 
 /* ---- captures ---- */
 
-/* The library refuses waits that would let work of the capture run outside of it, and the device goes on. */
+/* The library refuses waits that would let work of the capture run outside of it, and the device stays usable. */
 static void test_events_of_a_spoiled_capture(void **state) {
   fixture *f = *state;
   void *native = cudasim_stream();
@@ -174,7 +174,7 @@ static void test_events_of_a_spoiled_capture(void **state) {
   assert_int_equal(dc_event_record(event, wrapped), DC_OK);
   assert_int_equal(dc_event_query(event, &passed), DC_OK);
   assert_int_equal(passed, 0);
-  assert_int_equal(dc_event_wait(event, wrapped, 0), DC_OK); /* its own */
+  assert_int_equal(dc_event_wait(event, wrapped, 0), DC_OK); /* the captured stream itself may wait */
   assert_int_equal(dc_event_wait(event, f->a, 0), DC_E_STATE);
   assert_non_null(strstr(dc_last_error(), "recorded in a capture of a CUDA graph that had failed"));
   assert_int_equal(dc_event_wait(event, NULL, 0), DC_E_STATE);
@@ -188,7 +188,8 @@ static void test_events_of_a_spoiled_capture(void **state) {
   cudasim_stream_end(native);
 }
 
-/* Work that the driver refuses it with the same error is lost, and no capture's end would tell. */
+/* Outside of a capture, the same error of the driver means that the work is lost, and no end of a capture would report
+ * it. */
 static void test_a_stream_outside_of_a_spoiled_capture(void **state) {
   fixture *f = *state;
   cudasim_fail("cuMemsetD8Async", 0, DC__CU_CAPTURE_INVALIDATED);

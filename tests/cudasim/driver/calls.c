@@ -1,5 +1,5 @@
-/* Checks of every call of the simulated driver: faults that a test asked for, a lost device, a capture under way. Also
- * the functions of the driver, the devices and the contexts as such. */
+/* Checks that are common to all calls of the simulated driver: faults that a test asked for, a lost device, a capture
+ * under way. Also the functions for the driver itself, devices and contexts. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 enum { FUNCTIONS = 128, DEPTH = 16 };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* all below */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects all below */
 static struct {
   const char *name;
   int calls;
@@ -21,8 +21,8 @@ static int version, devices, compute_major, has_pools;
 static int retained[CUDASIM_DEVICES];
 
 static _Thread_local int thread_calls;
-static _Thread_local int depth, pushed[DEPTH]; /* contexts, as their devices' numbers */
-static _Thread_local int mode;                 /* of capture: 0 global, 2 relaxed */
+static _Thread_local int depth, pushed[DEPTH]; /* pushed: current contexts, as numbers of devices */
+static _Thread_local int mode;                 /* of captures: 0 global, 2 relaxed */
 
 int from_environment(const char *name, int otherwise) {
   const char *text = getenv(name);
@@ -49,7 +49,7 @@ void cudasim_reset(void) {
   pools_reset();
 }
 
-/* A process that opens the device without a test's reset finds the usual driver. */
+/* If a process opens the device without a reset by a test, it finds the default driver. */
 __attribute__((constructor)) static void begin(void) {
   cudasim_reset();
 }
@@ -270,7 +270,7 @@ int refuse_code(int major) {
   return !fits ? DC__CU_NO_BINARY : major != 0 && version < 13000 ? DC__CU_INVALID_IMAGE : 0;
 }
 
-static char contexts[CUDASIM_DEVICES]; /* by number */
+static char contexts[CUDASIM_DEVICES]; /* by device number */
 
 int device_of(dc__cu_context context) {
   return (int)((char *)(void *)context - contexts);
@@ -286,7 +286,7 @@ int cuDevicePrimaryCtxRetain(dc__cu_context *context, int device) {
   return lost();
 }
 
-/* A call that frees does so, whatever it returns. */
+/* A call that frees something frees it, whatever it returns. */
 int cuDevicePrimaryCtxRelease_v2(int device) {
   int error = enter(__func__, false);
   pthread_mutex_lock(&mutex);

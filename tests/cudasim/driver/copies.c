@@ -5,7 +5,7 @@
 
 typedef struct move {
   void *dst;
-  const void *src; /* NULL: `value` */
+  const void *src; /* NULL: fill with `value` */
   size_t bytes;
   unsigned char value;
 } move;
@@ -30,7 +30,7 @@ static void run_move(void *args) {
 int cuMemcpyAsync(dc__cu_ptr dst, dc__cu_ptr src, size_t bytes, dc__cu_stream stream) {
   ENTER(true);
   const move m = {(void *)(uintptr_t)dst, (const void *)(uintptr_t)src, bytes, 0};
-  if (bytes == 0) { /* which is nothing on a stream, and an error in a graph */
+  if (bytes == 0) { /* the driver ignores it on a stream, and refuses it in a graph */
     return INVALID_VALUE;
   }
   return push(stream, run_move, &m, sizeof m);
@@ -39,7 +39,7 @@ int cuMemcpyAsync(dc__cu_ptr dst, dc__cu_ptr src, size_t bytes, dc__cu_stream st
 int cuMemsetD8Async(dc__cu_ptr dst, unsigned char value, size_t bytes, dc__cu_stream stream) {
   ENTER(true);
   const move m = {(void *)(uintptr_t)dst, NULL, bytes, value};
-  if (bytes == 0) { /* which is nothing on a stream, and an error in a graph */
+  if (bytes == 0) { /* the driver ignores it on a stream, and refuses it in a graph */
     return INVALID_VALUE;
   }
   return push(stream, run_move, &m, sizeof m);
@@ -50,7 +50,7 @@ typedef struct host_call {
   void *user;
 } host_call;
 
-/* The driver calls nothing any more once the device is lost. */
+/* Once the device is lost, the driver calls no more host functions. */
 static void run_host_call(void *args) {
   const host_call *call = args;
   if (lost() == 0) {

@@ -4,7 +4,7 @@
 #include "stream.h"
 
 struct CUevent_st {
-  moment *latest; /* NULL: none */
+  moment *latest; /* the latest record; NULL: none */
   bool captured, timed;
   int device;
 };
@@ -63,7 +63,7 @@ int cuEventRecord(dc__cu_event event, dc__cu_stream on) {
   event->captured = stream->captures != NULL;
   moment *m = event->captured ? NULL : calloc(1, sizeof *m);
   if (m != NULL) {
-    *m = (moment){.refs = 2, .on = stream}; /* the event's and the record's */
+    *m = (moment){.refs = 2, .on = stream}; /* one reference of the event, one of the record */
     event->latest = m;
   }
   pthread_mutex_unlock(&queue_mutex);
@@ -91,7 +91,7 @@ int cuStreamWaitEvent(dc__cu_stream of, dc__cu_event event, unsigned flags) {
   const bool refused = queue_refuses(stream);
   moment *m = event->latest;
   bool outside =
-      event->captured != (stream->captures != NULL); /* what is captured knows nothing of the rest, and is one stream */
+      event->captured != (stream->captures != NULL); /* a capture cannot wait for outside work, nor the reverse */
   bool waits = m != NULL && stream->captures == NULL;
   queue_spoiled = queue_spoiled || outside;
   if (waits) {

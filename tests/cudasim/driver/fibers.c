@@ -1,7 +1,7 @@
 /* Threads of a block that meet, as fibers of the stream's thread. Each runs until it has to wait, in the same order
- * every time. That order is upwards in one block and downwards in the next, so a result that depends on it differs. For
- * the thread sanitizer each fiber is a thread of its own. It learns what begins, barriers and ends of blocks order, but
- * not how fibers are switched or what the simulator does. So a missing barrier is a race, in any order. */
+ * every time. That order is ascending in one block and descending in the next, so a result that depends on it differs.
+ * To the thread sanitizer each fiber is a thread of its own. It sees the order that begins, barriers and ends of blocks
+ * create, but not switches between fibers or the simulator's own work. So a missing barrier is always a race. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include <stdlib.h>
 #include <string.h>
@@ -35,9 +35,9 @@
 
 #ifdef __x86_64__
 
-typedef void *place; /* a stack pointer, on top of what a call keeps */
+typedef void *place; /* a stack pointer, with the saved registers above it */
 
-/* Saves the caller's stack, and continues on the other one. */
+/* Saves the caller's stack pointer, and continues on the other stack. */
 void cudasim_switch(place *from, const place *to);
 __asm__(
     ".text\n.hidden cudasim_switch\n.globl cudasim_switch\n.type cudasim_switch,@function\ncudasim_switch:\n"
@@ -46,7 +46,7 @@ __asm__(
     ".size cudasim_switch,.-cudasim_switch\n");
 
 static void fiber_init(place *p, char *stack, size_t bytes, void (*first)(void)) {
-  void **top = (void **)(void *)(stack + bytes) - 1; /* what first() is called from: 8 beyond a multiple of 16 */
+  void **top = (void **)(void *)(stack + bytes) - 1; /* first()'s return address, 8 bytes beyond a multiple of 16 */
   *top = NULL;
   memcpy(top - 1, &first, sizeof first);
   memset(top - 7, 0, 6 * sizeof *top);
@@ -82,13 +82,13 @@ typedef struct fiber {
   cudasim_thread me;
   int state;
   place at;
-  void *shadow;       /* the address sanitizer's */
-  void *thread;       /* the thread sanitizer's */
-  uint32_t rounds[2]; /* the number of barriers that it has reached, of its block and of its warp */
+  void *shadow;       /* the address sanitizer's fake stack */
+  void *thread;       /* the thread sanitizer's fiber */
+  uint32_t rounds[2]; /* number of barriers that it has reached, of its block and of its warp */
 } fiber;
 
-/* The fibers of a grid are kept for the next one, since the sanitizers give each a stack and a history, which cost
- * much. */
+/* The fibers of a grid are kept for the next one, since the sanitizers give each a stack and a history, which are
+ * costly. */
 typedef struct pool {
   struct pool *next;
   fiber fibers[CUDASIM_THREADS];
@@ -101,11 +101,12 @@ typedef struct scheduler {
   fiber *running;
   place at;
   void *shadow;
-  const void *stack; /* its own */
+  const void *stack; /* the scheduler's own stack */
   size_t stack_bytes;
   void *thread;
-  bool over; /* the grid is */
-  /* The order that these make. A barrier's round is not mixed with the next one's, at which a fast thread may be. */
+  bool over; /* the grid has ended */
+  /* The thread sanitizer sees the order through these addresses. Successive rounds of a barrier use different ones, as
+   * a fast thread may already be in the next round. */
   char begins, ends, barriers[2], warps[CUDASIM_THREADS / CUDASIM_WARP][2];
 } scheduler;
 
@@ -113,7 +114,7 @@ static _Thread_local scheduler *here;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pool *spare;
 
-/* A fiber may go on in another thread, so it asks again each time. */
+/* Not inlined, since a fiber may continue on another thread of the system. */
 UNSEEN static __attribute__((noinline)) scheduler *my_scheduler(void) {
   __asm__ volatile("" ::: "memory");
   return here;
@@ -132,7 +133,7 @@ static pool *pool_acquire(void) {
   return p;
 }
 
-/* Frames that were never left cannot be used by another grid. */
+/* left: all fibers have returned. Otherwise another grid cannot use their stacks. */
 static void pool_release(pool *p, bool left) {
   if (!left) {
 #ifdef WITH_TSAN
@@ -170,7 +171,7 @@ UNSEEN static void to_scheduler(int state) {
 #endif
 }
 
-/* One block after the other. */
+/* A fiber's loop over the blocks of its grids. */
 UNSEEN static void begin(void) {
 #ifdef WITH_ASAN
   __sanitizer_finish_switch_fiber(NULL, &here->stack, &here->stack_bytes);
@@ -280,7 +281,7 @@ static void run_block(scheduler *s, uint32_t number) {
 #endif
     }
     fibers[i].state = READY;
-    fibers[i].rounds[0] = fibers[i].rounds[1] = 0; /* the block before may have been of fewer threads */
+    fibers[i].rounds[0] = fibers[i].rounds[1] = 0; /* the previous block may have had fewer threads */
   }
   SEEN_BEFORE(&s->begins);
   while (ended < threads && !s->over) {
@@ -298,7 +299,7 @@ static void run_block(scheduler *s, uint32_t number) {
   }
   SEEN_AFTER(&s->ends);
 #ifdef WITH_TSAN
-  for (uint32_t i = 0; i < threads && s->over; i++) { /* those that are left where they are will do no more */
+  for (uint32_t i = 0; i < threads && s->over; i++) { /* fibers that were abandoned will do no more */
     __tsan_switch_to_fiber(fibers[i].thread, __tsan_switch_to_fiber_no_sync);
     __tsan_switch_to_fiber(s->thread, 0);
   }

@@ -1,5 +1,5 @@
-/* Graphs of the simulated driver by the driver's own names, for tests that also run on a card (cuda_graph.h). A thread
- * has the graph of its latest capture. */
+/* Graphs of the simulated driver under the driver's own names, for tests that also run on a card (cuda_graph.h). A
+ * thread has the graph of its latest capture. */
 #include "cuda_graph.h"
 #include "cudasim_internal.h"
 
@@ -7,12 +7,12 @@
 GRAPH_FUNCTIONS(X)
 #undef X
 
-static char latest; /* what stands for it */
+static char latest; /* its address stands for the graph */
 
 int cuStreamBeginCapture_v2(dc__cu_stream stream, int mode) {
   ENTER(true);
   cudasim_capture(stream);
-  return mode == 0 ? 0 : INVALID_VALUE; /* global, which is the strictest and PyTorch's */
+  return mode == 0 ? 0 : INVALID_VALUE; /* only the global mode, which is the strictest and PyTorch's */
 }
 
 int cuStreamEndCapture(dc__cu_stream stream, void **graph) {

@@ -12,7 +12,7 @@ _Thread_local const cudasim_thread *current;
 _Thread_local const grid *meeting;
 static _Thread_local jmp_buf leave;
 
-/* Kernels that were allowed more shared memory than is usual. */
+/* Kernels that were allowed more shared memory than the default. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct {
   const cudasim_kernel *kernel;
@@ -63,14 +63,14 @@ void *cudasim_memory(const void *ptr, size_t bytes, size_t alignment) {
 
 int cuModuleLoadData(dc__cu_module *module, const void *image) {
   ENTER(true);
-  const int error = unsafe(); /* code is loaded before a capture */
+  const int error = unsafe(); /* a capture does not allow loading code */
   if (error != 0) {
     return error;
   }
   if (memcmp(image,
              "\x7f"
              "ELF",
-             4) == 0) { /* machine code, which takes a card */
+             4) == 0) { /* machine code, which needs a card */
     return DC__CU_NO_BINARY;
   }
   const cudasim_image *code = ptx_image(image);
@@ -99,7 +99,7 @@ int cuModuleGetFunction(dc__cu_function *function, dc__cu_module module, const c
       return 0;
     }
   }
-  return 500; /* not found */
+  return 500; /* CUDA_ERROR_NOT_FOUND */
 }
 
 int cuFuncSetAttribute(dc__cu_function function, int attribute, int value) {

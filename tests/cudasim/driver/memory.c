@@ -1,5 +1,5 @@
-/* Memory of the simulated device: addresses that the host cannot touch, each for memory that only the driver knows; and
- * pinned memory, which both can. */
+/* Memory of the simulated device: addresses that the host cannot touch, each of which stands for memory that only the
+ * driver knows. Also pinned memory, which both can access. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include <stdlib.h>
 #include <string.h>
@@ -13,15 +13,15 @@ static const size_t SPACE = (size_t)16 << 30;
 typedef struct block {
   char *ptr;
   size_t bytes;
-  dc__cu_pool pool; /* NULL: pinned */
+  dc__cu_pool pool; /* NULL: pinned memory */
 } block;
 
-pthread_mutex_t memory_mutex = PTHREAD_MUTEX_INITIALIZER; /* all below */
+pthread_mutex_t memory_mutex = PTHREAD_MUTEX_INITIALIZER; /* protects all below */
 static block blocks[BLOCKS];                              /* the device's by address, then pinned ones */
 static int device_count, pinned_count;
-static size_t most;  /* of a card's memory */
+static size_t most;  /* bytes of a card's memory */
 static char *space;  /* the device's addresses */
-static char *behind; /* what they stand for; stays with the process, since pages cost more than their contents */
+static char *behind; /* their contents; kept until the process ends, since mapping pages anew is slow */
 
 void memory_reset(void) {
   pthread_mutex_lock(&memory_mutex);
@@ -64,7 +64,7 @@ int memory_alloc(dc__cu_pool pool, size_t bytes, dc__cu_ptr *ptr) {
     insert(i, (block){at, bytes, pool});
     device_count++;
     pool->refs++;
-    memset(behind + (at - space), 0xa5, bytes); /* no caller may rely on zeros */
+    memset(behind + (at - space), 0xa5, bytes); /* poison: no caller may rely on zeros */
     *ptr = (uintptr_t)at;
     error = 0;
   }
@@ -104,7 +104,7 @@ int memory_free(const void *ptr, bool pinned) {
 int cuMemFreeAsync(dc__cu_ptr ptr, dc__cu_stream stream) {
   (void)stream;
   int error = enter(__func__, true);
-  int freed = memory_free((const void *)(uintptr_t)ptr, false); /* a lost device's memory goes with the process */
+  int freed = memory_free((const void *)(uintptr_t)ptr, false); /* also after the device is lost */
   return error != 0 ? error : freed;
 }
 
@@ -138,7 +138,7 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
   return 0;
 }
 
-/* The block in which the bytes lie; NULL: none. */
+/* Returns the block in which the bytes lie; NULL: none. */
 static const block *find(const void *ptr, size_t bytes) {
   for (int i = 0; i < device_count + pinned_count; i++) {
     uintptr_t offset = (uintptr_t)ptr - (uintptr_t)blocks[i].ptr;

@@ -1,11 +1,11 @@
-/* Which simulated card has access to which memory: pools, and contexts of cards that were given access to another's. */
+/* Which simulated card may access which memory: pools, and contexts of cards that were given access to another's. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cudasim_internal.h"
 
-static bool apart[CUDASIM_DEVICES][CUDASIM_DEVICES]; /* all with the memory's mutex */
-static bool peers[CUDASIM_DEVICES][CUDASIM_DEVICES]; /* the first one's context reads the second one's */
+static bool apart[CUDASIM_DEVICES][CUDASIM_DEVICES]; /* pairs without access; both tables need the memory's mutex */
+static bool peers[CUDASIM_DEVICES][CUDASIM_DEVICES]; /* the first card's context may access the second one's */
 
 void pools_reset(void) {
   pthread_mutex_lock(&memory_mutex);
@@ -110,7 +110,7 @@ void *cudasim_alloc(int device, size_t bytes, int from_pool) {
   dc__cu_pool pool = create(device, from_pool == 0);
   dc__cu_ptr ptr = 0;
   (void)memory_alloc(pool, bytes, &ptr);
-  leave(pool); /* which lives as long as its memory */
+  leave(pool); /* the pool lives as long as its memory */
   return (void *)(uintptr_t)ptr;
 }
 

@@ -1,4 +1,4 @@
-/* Between test_fibers.c and its kernels. */
+/* Shared by test_fibers.c and its kernels. */
 #ifndef TESTS_CUDASIM_PROBES_H
 #define TESTS_CUDASIM_PROBES_H
 

@@ -1,6 +1,6 @@
-/* Memory of a block: the kernel's declarations, found by their place in the code; the memory that the launch asked for;
- * and the slots through which a warp's threads exchange. Each declaration is a block of malloc's, so that the address
- * sanitizer knows its end. */
+/* A block's memory: the kernel's declarations, identified by their site in the code; the memory that the launch asked
+ * for; and the slots through which a warp's threads exchange values. Each declaration is a malloc'ed block, so the
+ * address sanitizer knows its end. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 
 enum { SITES = 32, WARP_SLOTS = CUDASIM_WARP * CUDASIM_SLOT };
 
-/* The result of an exchange is read until the thread's next but one, and no thread can be two exchanges ahead of
+/* An exchange's result is valid until the thread's next exchange but one, and no thread can be two exchanges ahead of
  * another of its warp. */
 enum { TURNS = 3 };
 
@@ -18,11 +18,11 @@ struct shared {
     const void *site;
     void *memory;
   } declared[SITES];
-  size_t bytes; /* in all */
+  size_t bytes; /* of all shared memory */
   void *launch;
   uint32_t launch_bytes;
   uint32_t exchanges[CUDASIM_THREADS];
-  unsigned char (*slots)[TURNS][WARP_SLOTS]; /* of each warp */
+  unsigned char (*slots)[TURNS][WARP_SLOTS]; /* one set for each warp */
 };
 
 _Thread_local shared *block_memory;
@@ -37,7 +37,7 @@ shared *shared_create(const grid *g) {
   return b;
 }
 
-/* Useless to a thread that reads before it writes: as floats NaN. */
+/* Poison for a thread that reads before it writes: NaN as floats. */
 static void fill_poison(void *memory, size_t bytes) {
   if (bytes > 0) {
     memset(memory, 0xff, bytes);

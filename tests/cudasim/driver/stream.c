@@ -1,18 +1,18 @@
-/* Streams of the simulated driver, each a queue and a thread; and graphs of their operations. */
+/* Streams of the simulated driver, each a queue and a thread, and graphs of their operations. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "stream.h"
 
-/* The host waits for a stream or a mark, or if both are NULL for all streams. */
+/* A waiting thread of the host: for a stream or a moment, or if both are NULL for all streams. */
 typedef struct waiter {
   struct waiter *next;
   dc__cu_stream stream;
   const moment *moment;
 } waiter;
 
-pthread_mutex_t queue_mutex = PTHREAD_MUTEX_INITIALIZER;   /* all of all streams and events */
-static pthread_cond_t progress = PTHREAD_COND_INITIALIZER; /* what those in queue_await() wait for */
+pthread_mutex_t queue_mutex = PTHREAD_MUTEX_INITIALIZER;   /* protects all streams and events */
+static pthread_cond_t progress = PTHREAD_COND_INITIALIZER; /* threads in queue_await() wait for it */
 static dc__cu_stream streams;
 static waiter *waiters;
 static bool held; /* streams work only while the host waits for them */
@@ -44,8 +44,8 @@ static bool any_works(void) {
   return stream != NULL;
 }
 
-/* Each stream's thread is woken for its own work alone. Waking all threads for each operation takes more time than the
- * operations, the more so on a busy machine. */
+/* Otherwise each stream's thread is woken only for its own work. Waking all threads for each operation takes longer
+ * than the operations, above all on a busy machine. */
 static void wake_all(void) {
   for (dc__cu_stream stream = streams; stream != NULL; stream = stream->next) {
     pthread_cond_signal(&stream->more);
@@ -58,7 +58,7 @@ void queue_progress(void) {
   }
 }
 
-/* With the queue_mutex held. Awaited work runs also while streams are held. */
+/* Called with queue_mutex held. Awaited work also runs while streams are held. */
 void queue_await(dc__cu_stream stream, const moment *m) {
   waiter w = {waiters, stream, m};
   waiters = &w;
@@ -147,7 +147,7 @@ static pthread_once_t default_once = PTHREAD_ONCE_INIT;
 
 static void open_default(void) {
   default_stream = open_stream(ANYBODY);
-  count_live(-1); /* no caller has to free it */
+  count_live(-1); /* it does not count as live, since no caller frees it */
 }
 
 __attribute__((destructor)) static void close_default(void) {
@@ -214,7 +214,7 @@ int cuStreamSynchronize(dc__cu_stream of) {
 int cuCtxSynchronize(void) {
   ENTER(true);
   pthread_mutex_lock(&queue_mutex);
-  int error = capturing > 0 ? CAPTURE_UNSUPPORTED : 0; /* of any of the context's streams, in any mode */
+  int error = capturing > 0 ? CAPTURE_UNSUPPORTED : 0; /* an error if any stream is being captured, in any mode */
   queue_spoiled = queue_spoiled || error != 0;
   if (error == 0) {
     queue_await(NULL, NULL);
@@ -226,7 +226,7 @@ int cuCtxSynchronize(void) {
 int cuStreamIsCapturing(dc__cu_stream of, int *status) {
   ENTER(true);
   dc__cu_stream stream = queue_of(of);
-  if (stream == default_stream) { /* it may be one */
+  if (stream == default_stream) { /* the default stream could be part of any capture */
     return CAPTURE_IMPLICIT;
   }
   pthread_mutex_lock(&queue_mutex);
@@ -314,7 +314,7 @@ int cudasim_capture_end(void *stream) {
 void cudasim_graph_end(void) {
   pthread_mutex_lock(&queue_mutex);
   captured **graph = my_graph();
-  if (*graph != NULL && (*graph)->ended) { /* not the next one, which is being captured */
+  if (*graph != NULL && (*graph)->ended) { /* not a graph that is still being captured */
     free_graph(graph);
   }
   pthread_mutex_unlock(&queue_mutex);

@@ -7,38 +7,39 @@
 #include "cudasim_internal.h"
 
 struct CUstream_st {
-  dc__cu_stream next; /* all */
+  dc__cu_stream next; /* in the list of all streams */
   operation *head, **tail;
   bool busy, ends;
-  pthread_cond_t more;       /* wakes its thread: for an operation, or when the host waits for one that is held */
-  int device;                /* or ANYBODY's */
-  struct captured *captures; /* into this graph; NULL: not */
+  pthread_cond_t more;       /* wakes its thread: for an operation, or when the host waits while streams are held */
+  int device;                /* ANYBODY: runs on any card */
+  struct captured *captures; /* the graph into which it is being captured; NULL: none */
   pthread_t thread;
 };
 
-/* A thread's latest graph. */
+/* The latest graph of a thread. */
 typedef struct captured {
   struct captured *next;
   pthread_t by;
   unsigned long number;
-  bool ended; /* the capture */
+  bool ended; /* the capture has ended */
   operation *first, **tail;
 } captured;
 
-/* A record: where it is, until it is done. */
+/* A record of an event, until it is done. */
 typedef struct moment {
   int refs;
-  dc__cu_stream on;     /* NULL: done */
-  struct timespec time; /* then */
+  dc__cu_stream on;     /* the stream that will reach it; NULL: done */
+  struct timespec time; /* when it was done */
 } moment;
 
-extern pthread_mutex_t queue_mutex; /* all of all streams and events */
-extern bool queue_spoiled;          /* all captures under way, by a call that no capture allows */
+extern pthread_mutex_t queue_mutex; /* protects all streams and events */
+extern bool queue_spoiled;          /* a forbidden call has invalidated all captures under way */
 
-/* With the mutex held. Awaited work runs also while streams are held. If both are NULL, all streams are awaited. */
+/* Called with the mutex held. Awaited work also runs while streams are held. If both are NULL, waits for all
+ * streams. */
 void queue_await(dc__cu_stream stream, const moment *m);
-void queue_progress(void);                    /* with the mutex held: waiters check again */
-dc__cu_stream queue_of(dc__cu_stream stream); /* NULL is the default stream */
-bool queue_refuses(dc__cu_stream stream);     /* with the mutex held: it is part of a spoiled capture */
+void queue_progress(void);                    /* with the mutex held: makes waiters check again */
+dc__cu_stream queue_of(dc__cu_stream stream); /* maps NULL to the default stream */
+bool queue_refuses(dc__cu_stream stream);     /* with the mutex held: the stream is part of an invalidated capture */
 
 #endif

@@ -1,5 +1,5 @@
-/* The simulated driver and libraries refuse what breaks the contracts beside their prototypes, which are in driver.h
- * and cublaslt.h of src/device/cuda and in library.h of src/comm/nccl. */
+/* The simulated driver and libraries refuse calls that break the contracts beside their prototypes: in driver.h and
+ * cublaslt.h of src/device/cuda, and in library.h of src/comm/nccl. */
 #include "harness.h"
 
 #include "comm/nccl/library.h"
@@ -70,7 +70,7 @@ static void test_no_module_is_loaded_in_a_capture(void **state) {
   assert_int_equal(cuThreadExchangeStreamCaptureMode(&mode), 0);
   cudasim_capture(stream);
   assert_int_equal(cuModuleLoadData(&module, &image), CAPTURE_UNSUPPORTED);
-  assert_int_equal(cudasim_capture_end(stream), 0); /* it is spoiled */
+  assert_int_equal(cudasim_capture_end(stream), 0); /* the capture was invalidated */
   cudasim_stream_end(stream);
 }
 
@@ -96,7 +96,7 @@ static void test_a_spoiled_capture_takes_no_work(void **state) {
   cudasim_stream_end(stream);
 }
 
-/* A product of two matrices, with things to be broken. */
+/* A product of two matrices, whose fields a test breaks. */
 typedef struct product {
   dc__lt_handle handle;
   dc__lt_desc desc;
@@ -141,14 +141,14 @@ static void test_products(void **state) {
   assert_int_equal(multiply(&broken, stream, block), DC__LT_INVALID_VALUE);
   broken = p;
   assert_int_equal(cublasLtMatrixLayoutCreate(&broken.out, DC__LT_R_32F, ROWS, 2 * ROWS, ROWS), 0);
-  assert_int_equal(multiply(&broken, stream, block), DC__LT_INVALID_VALUE); /* not the product's shape */
+  assert_int_equal(multiply(&broken, stream, block), DC__LT_INVALID_VALUE); /* not the shape of the product */
   assert_int_equal(cublasLtMatrixLayoutDestroy(broken.out), 0);
   assert_int_equal(cublasLtMatmulDescSetAttribute(p.desc, DC__LT_DESC_EPILOGUE, &bias, sizeof bias), 0);
-  assert_int_equal(multiply(&p, stream, block), DC__LT_INVALID_VALUE); /* without a bias */
+  assert_int_equal(multiply(&p, stream, block), DC__LT_INVALID_VALUE); /* the epilogue needs a bias */
   assert_int_equal(cublasLtMatmulDescSetAttribute(p.desc, DC__LT_DESC_EPILOGUE, &none, sizeof none), 0);
   assert_int_equal(cublasLtMatrixLayoutSetAttribute(p.layout, DC__LT_LAYOUT_BATCH, &batch, sizeof batch), 0);
   assert_int_equal(cublasLtMatrixLayoutSetAttribute(p.layout, DC__LT_LAYOUT_STRIDE, &stride, sizeof stride), 0);
-  assert_int_equal(multiply(&p, stream, block), DC__LT_INVALID_VALUE); /* results share elements */
+  assert_int_equal(multiply(&p, stream, block), DC__LT_INVALID_VALUE); /* matrices of the batch overlap in the output */
   assert_int_equal(cublasLtMatrixLayoutDestroy(p.layout), 0);
   assert_int_equal(cublasLtMatmulDescDestroy(p.desc), 0);
   assert_int_equal(cublasLtDestroy(p.handle), 0);

@@ -1,5 +1,5 @@
-/* Threads of a block that meet: barriers, shared memory, shuffles and ballots work as on a card. Faults of a kernel are
- * found by the simulated driver or by the sanitizer that the build has. */
+/* Threads of a block that meet: barriers, shared memory, shuffles and ballots work as on a card. The simulated driver,
+ * or the build's sanitizer, finds faults of a kernel. */
 #include "harness.h"
 
 #include <math.h>
@@ -73,7 +73,7 @@ static int tear_down(void **state) {
   return 0;
 }
 
-/* 3 x 2 x 1 blocks; the kernel's own constants. */
+/* Launches a probe with 3 x 2 x 1 blocks. */
 static int launch(const char *name, unsigned threads, unsigned shared_bytes) {
   dc__cu_function function;
   probe_args args = {(float *)(uintptr_t)memory[1], (float *)(uintptr_t)memory[0], COUNT};
@@ -118,8 +118,8 @@ static void test_launches_that_do_not_fit(void **state) {
   (void)state;
   dc__cu_function function;
   assert_int_equal(launch("probe_sums", 0, 0), 1);
-  assert_int_equal(launch("probe_sums", 40, 0), 1);                /* no whole warps */
-  assert_int_equal(launch("probe_sums", 2 * PROBE_THREADS, 0), 1); /* more than the kernel's */
+  assert_int_equal(launch("probe_sums", 40, 0), 1);                /* not a multiple of a warp */
+  assert_int_equal(launch("probe_sums", 2 * PROBE_THREADS, 0), 1); /* more threads than the kernel allows */
   assert_int_equal(launch("probe_reverse", PROBE_THREADS, 50 << 10), 1);
   assert_int_equal(cuModuleGetFunction(&function, (dc__cu_module)(uintptr_t)&probes, "probe_reverse"), 0);
   assert_int_equal(cuFuncSetAttribute(function, DC__CU_FUNCTION_SHARED_BYTES, 100 << 10), 1);
@@ -127,7 +127,7 @@ static void test_launches_that_do_not_fit(void **state) {
   assert_int_equal(launch("probe_reverse", PROBE_THREADS, 50 << 10), 0);
 }
 
-/* Each ends with an error of the launch, and nothing hangs or stays behind. */
+/* Each launch ends with an error, and nothing hangs or leaks. */
 static void test_threads_that_miss_a_barrier(void **state) {
   static const struct {
     const char *name;
@@ -141,7 +141,7 @@ static void test_threads_that_miss_a_barrier(void **state) {
   assert_int_equal(launch("probe_warp", PROBE_THREADS, 0), 0);
 }
 
-/* ---- faults that a sanitizer finds, in a process of its own ---- */
+/* ---- faults that a sanitizer finds, each in a process of its own ---- */
 
 static char program[4096];
 

@@ -1,5 +1,5 @@
-/* Attention's kernels against the plain C ones of the transformer: types, widths of heads, lengths around a tile,
- * masks, packed samples, dropout, rows without a key. On the simulated driver, or on a card (tests/card). */
+/* Attention's kernels compared with the transformer's plain C ones: types, head sizes, lengths around a tile, masks,
+ * packed samples, dropout, rows without a key. On the simulated driver, or on a card (tests/card). */
 #include "harness.h"
 
 #include <float.h>
@@ -12,10 +12,10 @@
 typedef struct sizes {
   int64_t batch, longest, heads, d;
   int32_t dtype;
-  int32_t mask;   /* 0 none, 1 of the type, 2 float32, 3 with samples that have no key */
-  int32_t packed; /* lengths from 0 to longest */
+  int32_t mask;   /* 0: none, 1: of the same type, 2: float32, 3: some samples have no key */
+  int32_t packed; /* 1: samples have lengths from 0 to longest */
   double dropout;
-  float least; /* what all keys of the first sample have in the mask; 0: mask says */
+  float least; /* mask value of all keys of the first sample; 0: as `mask` says */
 } sizes;
 
 /* The tensors of one case, on the host and on the device. */
@@ -154,7 +154,7 @@ static void run_cuda(const sizes *s, const dc__layer_size *size, const dc__dropo
   }
 }
 
-/* Of two arrays, the norm of the difference over the norm. Infinities must be the same. */
+/* The norm of the arrays' difference, relative to the expected norm. Infinities must be the same. */
 static double difference(const void *found, const void *expected, int32_t dtype, size_t bytes) {
   const int64_t count = (int64_t)(bytes / dc_dtype_size(dtype));
   float *a = malloc((size_t)count * sizeof *a), *b = malloc((size_t)count * sizeof *b);
@@ -201,7 +201,7 @@ static void compare(const sizes *s) {
     const bool wide = outputs[i] == SOFTMAX || outputs[i] == DELTA;
     void *found = malloc(t->bytes);
     move(found, t->on_device, t->bytes);
-    if (outputs[i] == SOFTMAX) { /* the device's maxima are of powers of two, and end at the greatest float */
+    if (outputs[i] == SOFTMAX) { /* the device's maxima are in base 2, and bounded by the greatest float */
       float *most = found;
       for (size_t j = 0; j < t->bytes / sizeof *most / 2; j++) {
         most[j] = s->least == 0 ? most[j] * 0.693147181f : ((const float *)t->host)[j];
@@ -218,7 +218,7 @@ static void compare(const sizes *s) {
   free_all();
 }
 
-/* The thread sanitizer makes kernels slow: some cases have to do for all. */
+/* The thread sanitizer makes kernels slow, so only some cases are run. */
 #ifdef CUDASIM_TSAN
 enum { EVERY = 3 };
 #else
@@ -243,7 +243,7 @@ static void test_shapes(void **state) {
   }
 }
 
-/* A finite mask so large that all scores of a sample are rounded to it leaves its keys alike. */
+/* If a finite mask is so large that all scores of a sample round to it, its keys have equal weights. */
 static void test_large_finite_masks(void **state) {
   (void)state;
   static const sizes cases[] = {

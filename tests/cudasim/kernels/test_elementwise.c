@@ -1,5 +1,5 @@
-/* The device's kernels against the plain C ones, bit for bit: every pair of types, special values, lengths around a
- * block. On the simulated driver, or on a card (tests/card). */
+/* The device's kernels compared with the plain C ones, bit for bit: every pair of types, special values, lengths around
+ * a block. On the simulated driver, or on a card (tests/card). */
 #include "harness.h"
 
 #include "cuda_fixture.h"
@@ -10,7 +10,7 @@
 enum { COUNT = 700, SOURCES = 256 };
 
 static const int32_t dtypes[] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16, DC_INT8, DC_INT32, DC_INT64};
-static char *blocks[SOURCES + 1]; /* of the device, 8 * COUNT bytes each */
+static char *blocks[SOURCES + 1]; /* on the device, 8 * COUNT bytes each */
 
 static int set_up(void **state) {
   void *ptr;
@@ -29,8 +29,8 @@ static int tear_down(void **state) {
   return close_stream(state);
 }
 
-/* Values of every kind, the same for the same seed. NaNs are left out of sums: which of several comes out is not said.
- */
+/* Values of every kind, the same for the same seed. Sums get no NaNs, since it is unspecified which of several NaNs
+ * results. */
 static void fill(void *data, int32_t dtype, uint64_t seed, bool nans) {
   static const double special[] = {0.0,  -0.0,  1.0,           -1.5,   65504.0,   65520.0, 1e-8,  6e-8,      3.4e38,
                                    1e39, 127.6, -2147483649.0, 9.3e18, 1.0 / 3.0, -1e300,  1e-45, 16777217.0};
@@ -81,7 +81,7 @@ static void test_pairs(void **state) {
       fill(src, dtypes[s], d * 7 + s, true);
       to_device(0, dst);
       to_device(1, src);
-      /* From the second element on, what moves several at once cannot. */
+      /* Some cases start at the second element, where accesses to several elements at once are misaligned. */
       int64_t at = (d + 2 * s) % 3 == 0 && count > 1;
       dc__stream_cast(stream, from(blocks[0], dtypes[d], at), dtypes[d], from(blocks[1], dtypes[s], at), dtypes[s],
                       count - at);
@@ -99,7 +99,7 @@ static void test_pairs(void **state) {
   }
 }
 
-/* The same, looked at: what is noted too, a largest key before and after. */
+/* The same with a scan for numbers that are not finite: the notes must agree too, and keep the largest key. */
 static void combine_both(int32_t d, int32_t s, int64_t count, bool add, bool calm) {
   static _Alignas(64) char dst[8 * COUNT], src[8 * COUNT];
   dc__nonfinite note = {0, 0}, found;
@@ -177,8 +177,8 @@ static void test_reductions(void **state) {
   }
 }
 
-/* A launch with fewer blocks than groups, as of more groups than a grid has: a block goes from one to the next with the
- * same tile. Halves of whole numbers are exact. */
+/* The launch has fewer blocks than groups, as if there were more groups than a grid has blocks: a block handles several
+ * groups with the same tile. Halves of whole numbers are exact. */
 static void test_triangles_of_many_groups(void **state) {
   (void)state;
   enum { GROUPS = 5, N = 9, PACKED = N * (N + 1) / 2 };

@@ -1,5 +1,5 @@
-/* The kernels of the layer's rows against sums in float64: rows that one piece a thread holds and longer ones, of any
- * length and at any address; GELU over the whole line. On the simulated driver, or on a card (tests/card). */
+/* The kernels of the layer's rows compared with float64 sums: rows for which a thread holds one piece and longer ones,
+ * of any length and at any address; GELU over the whole line. On the simulated driver, or on a card (tests/card). */
 #include "harness.h"
 
 #include <math.h>
@@ -50,7 +50,7 @@ static void done(void) {
   }
 }
 
-/* The norm of the difference over the norm. */
+/* Checks the norm of the difference, relative to the expected norm. */
 static void same(const char *what, array *found, const double *expected) {
   copy_to_host(found);
   double square = 0, norm = 0;
@@ -75,7 +75,7 @@ static void free_all(array *arrays, int count) {
   }
 }
 
-/* A row's mean and 1 / its deviation. */
+/* Computes a row's mean, and 1 / its standard deviation. */
 static void statistics(const float *row, double *mean, double *rstd) {
   double sum = 0, squares = 0;
   for (int64_t j = 0; j < columns; j++) {
@@ -179,7 +179,7 @@ static double gelu(double x, bool erf_form, bool slope) {
   return slope ? 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 0.134145 * x * x) : 0.5 * x * (1 + t);
 }
 
-/* x + bias, GELU of it, and GELU's derivative there times something. */
+/* x + bias, its GELU, and a gradient times GELU's derivative there. */
 static void check_gelu(int32_t form, int64_t shift) {
   enum { X, BIAS, F, DF, ARRAYS };
   array a[ARRAYS];
@@ -215,7 +215,7 @@ static void check_gelu(int32_t form, int64_t shift) {
   free_all(a, ARRAYS);
 }
 
-/* The thread sanitizer makes kernels slow, and so does their PTX: some cases have to do for all. */
+/* The thread sanitizer makes kernels slow, and so does interpreted PTX, so only some cases are run. */
 #ifdef CUDASIM_TSAN
 enum { EVERY = 7 };
 #else
@@ -237,7 +237,7 @@ static void test_rows(void **state) {
   }
 }
 
-/* Far out GELU is its input or 0, and its derivative 1 or 0. */
+/* For large |x|, GELU is x or 0, and its derivative 1 or 0. */
 static void test_far_out(void **state) {
   (void)state;
   dtype = DC_FLOAT32;
@@ -283,7 +283,7 @@ static void keep_launch(dc_stream *on, const dc__launch *launch) {
   launches[launch_count++] = *launch;
 }
 
-/* The kernels of sums do not loop over columns: threads have 8 each, and then blocks 32 each. */
+/* The kernels of sums do not loop over columns: in the first a thread has 8 of them, in the second a block has 32. */
 static void test_sums_have_blocks_for_all_columns(void **state) {
   (void)state;
   const dc__device_ops ops = {.stream_launch = keep_launch};

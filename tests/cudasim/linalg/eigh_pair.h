@@ -4,7 +4,7 @@
 
 #include "device_pair.h"
 
-#ifdef CUDASIM_TSAN /* which makes kernels slow: fewer cases show the same barriers */
+#ifdef CUDASIM_TSAN /* it makes kernels slow, and fewer cases show the same barriers */
 enum { EVERY = 3, SIZE = 12, FAILING = 12 };
 #else
 enum { EVERY = 1, SIZE = 35, FAILING = 1 };
@@ -17,7 +17,7 @@ static inline dc_spectral_options defaults(void) {
   return o;
 }
 
-/* Positive semidefinite ones of different scales. */
+/* Positive semidefinite matrices of different scales. */
 static inline double *spectrum_pair(int64_t count, int64_t n) {
   double *a = calloc((size_t)(count * n * n) + 1, sizeof *a), *values = calloc((size_t)n + 1, sizeof *values);
   for (int64_t b = 0; b < count; b++) {

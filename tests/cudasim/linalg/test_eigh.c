@@ -1,16 +1,16 @@
-/* Eigendecompositions on the device against the CPU's: types, strides, scales, batches of more than a flight, powers,
- * roots, from an earlier basis too. On the simulated driver, or on a card (tests/card). */
+/* Eigendecompositions on the device compared with the CPU's: types, strides, scales, batches of more than one slice,
+ * powers, and roots, also from an earlier basis. On the simulated driver, or on a card (tests/card). */
 #include "eigh_pair.h"
 
 /* ---- eigenvectors ---- */
 
-/* V diag(values) V^T, of each matrix, and what it is apart from A. */
+/* The largest distance of V diag(values) V^T from A over all matrices, relative to A's largest element. */
 static double rebuilt(const double *a, const double *values, const double *vectors, int64_t count, int64_t n) {
   double *scaled = calloc((size_t)(2 * n * n) + 1, sizeof *scaled), *back = scaled + n * n, largest = 0;
   for (int64_t b = 0; b < count; b++) {
     const double *v = vectors + b * n * n;
     for (int64_t i = 0; i < n * n; i++) {
-      scaled[(i % n) * n + i / n] = v[i] * values[b * n + i % n]; /* turned */
+      scaled[(i % n) * n + i / n] = v[i] * values[b * n + i % n]; /* transposed */
     }
     multiply(v, scaled, back, n, n, n);
     double size = 0;
@@ -29,7 +29,7 @@ static void test_eigh(void **state) {
   for (size_t s = 0; s < DC__COUNT(shapes); s++) {
     const int64_t b = shapes[s][0], count = b < 0 ? 1 : b, n = shapes[s][1];
     double *a = spectrum_pair(count, n);
-    for (int form = 0; form < 16; form += EVERY) { /* wide, descending, values alone, computed in the other type */
+    for (int form = 0; form < 16; form += EVERY) { /* float64, descending, values only, computed in the other type */
       const bool wide = form & 1, other = (form & 8) != 0;
       const int32_t dtype = wide ? DC_FLOAT64 : DC_FLOAT32;
       dc_spectral_options o = defaults();
@@ -46,7 +46,7 @@ static void test_eigh(void **state) {
       assert_true(relative_gap(&tw) <= close);
       double *values = host_copy(&tw), *vectors = host_copy(&tv);
       if (form & 4) {
-        assert_true(relative_gap(&tv) == 0); /* -7 */
+        assert_true(relative_gap(&tv) == 0); /* unchanged: all are -7 */
       } else {
         assert_true(rebuilt(a, values, vectors, count, n) <= close);
       }
@@ -58,7 +58,7 @@ static void test_eigh(void **state) {
   }
 }
 
-/* A turned view, a matrix that repeats, and numbers whose squares no type has. */
+/* A transposed view, a matrix that repeats, and numbers whose squares overflow or underflow. */
 static void test_eigh_reads_strides_and_scales(void **state) {
   (void)state;
   enum { N = 5 };
@@ -81,7 +81,7 @@ static void test_eigh_reads_strides_and_scales(void **state) {
     BOTH(dc_eigh(linalg_of(k), &ta.t[k], NULL, &tw.t[k], &tv.t[k], info[k], sizeof info[k][0]));
     assert_int_equal(cpu_text[0], 0);
     compare_info(info, 3, 1e-5);
-    assert_true(relative_gap(&tw) <= (s < 2 ? 1e-13 : 1e-2)); /* the last two are denormal */
+    assert_true(relative_gap(&tw) <= (s < 2 ? 1e-13 : 1e-2)); /* the last ones are denormal */
     free_pair(&ta), free_pair(&tv), free_pair(&tw);
   }
   free(a);
@@ -96,7 +96,7 @@ static void test_powers(void **state) {
   for (size_t s = 0; s < DC__COUNT(shapes); s++) {
     const int64_t b = shapes[s][0], count = b < 0 ? 1 : b, n = shapes[s][1];
     double *a = spectrum_pair(count, n);
-    for (int form = 0; form < 20; form += EVERY) { /* wide, in float32 though, by power */
+    for (int form = 0; form < 20; form += EVERY) { /* bits: float64, but computed in float32; then the power */
       const bool wide = form & 1, narrowed = (form & 2) != 0;
       const int32_t dtype = wide ? DC_FLOAT64 : DC_FLOAT32;
       dc_spectral_options o = defaults();
@@ -121,7 +121,7 @@ static void test_powers(void **state) {
   }
 }
 
-/* Roots, with the basis that they leave, an epsilon of either kind and a pseudo-inverse. */
+/* Roots, with the basis that they leave, both kinds of epsilon, and a pseudo-inverse. */
 static void test_inverse_roots(void **state) {
   (void)state;
   enum { COUNT = 5 };
@@ -159,8 +159,8 @@ static void test_inverse_roots(void **state) {
   free(a);
 }
 
-/* Near an earlier matrix, by whose basis no decomposition is needed, and far from it; one that is refused between them.
- */
+/* Matrices near an earlier one, whose basis saves the decomposition, and far from it. Between the two calls, one is
+ * refused. */
 static void test_warm_roots(void **state) {
   (void)state;
   enum { COUNT = 6, EACH = SIZE * SIZE };
@@ -172,11 +172,11 @@ static void test_warm_roots(void **state) {
     now[i] = row < col ? 0 : first[i] + small;
     now[mirrored] = row < col ? now[mirrored] : now[i];
   }
-  for (int64_t i = 0; i < COUNT * EACH; i++) { /* the upper triangle too */
+  for (int64_t i = 0; i < COUNT * EACH; i++) { /* copies it to the upper triangle */
     const int64_t row = i % EACH / SIZE, col = i % SIZE;
     now[i] = row < col ? now[i / EACH * EACH + col * SIZE + row] : now[i];
   }
-  for (int form = 0; form < 16; form += EVERY) { /* wide, with a wide basis, loose or not, another root */
+  for (int form = 0; form < 16; form += EVERY) { /* bits: float64, float64 basis, loose tolerance, another root */
     const bool wide = form & 1, wide_basis = (form & 2) != 0, loose = (form & 4) != 0;
     const int32_t dtype = wide ? DC_FLOAT64 : DC_FLOAT32, basis_dtype = wide_basis ? DC_FLOAT64 : DC_FLOAT32;
     const int32_t root = form & 8 ? 1 : 4;
@@ -216,7 +216,7 @@ static void test_warm_roots(void **state) {
   free(first), free(now);
 }
 
-/* The triangle that is not read, and what cancels in the mean, do not count for the scale. */
+/* The scale ignores the triangle that is not read, and entries that cancel in the mean. */
 static void test_unused_entries_of_any_size(void **state) {
   (void)state;
   enum { N = 6 };

@@ -1,13 +1,13 @@
-/* Eigendecompositions on the device: matrices that fail beside others that do not, the texts of errors, scratch memory,
- * the library's ways and its absence; and every call failing in turn. On the simulated driver, or on a card
- * (tests/card). */
+/* Eigendecompositions on the device: matrices that fail beside others that do not, the texts of errors, and scratch
+ * memory. Also versions of the library, its absence, and every call failing in turn. On the simulated driver, or on a
+ * card (tests/card). */
 #include "eigh_pair.h"
 
 #ifndef ON_CARD
 #include "device/cuda/cusolver.h"
 #endif
 
-/* Both sides, whose texts say the same. */
+/* Computes roots on both sides, whose texts must have the same fragment. */
 static void run_roots(const double *a, int32_t dtype, int64_t count, int32_t root, const dc_spectral_options *o,
                       const char *text) {
   tensor_pair ta = matrix_pair(a, dtype, count, SIZE, SIZE), tx = matrix_pair(NULL, dtype, count, SIZE, SIZE);
@@ -24,7 +24,7 @@ static void run_roots(const double *a, int32_t dtype, int64_t count, int32_t roo
     }
   }
   compare_info(info, count, 1e-9);
-  assert_true(relative_gap(&tx) <= 1e-4); /* -7 where nothing was to be written */
+  assert_true(relative_gap(&tx) <= 1e-4); /* -7 where nothing may be written */
   free_pair(&ta), free_pair(&tx);
 }
 
@@ -34,7 +34,7 @@ static void test_failures(void **state) {
   double *a = spectrum_pair(MANY, SIZE), values[SIZE];
   dc_spectral_options o = defaults();
   o.eps_rel = 1e-5;
-  a[33 * EACH + 3 * SIZE + 7] = NAN; /* in the second flight */
+  a[33 * EACH + 3 * SIZE + 7] = NAN; /* in the second slice */
   run_roots(a, DC_FLOAT64, MANY, 4, &o, "a[33] has a NaN or an infinity at [3, 7]");
   a[2 * EACH + 9] += 1;
   run_roots(a, DC_FLOAT64, 4, 4, &o, "a[2] is not symmetric: entries [9, 0] and [0, 9]");
@@ -65,7 +65,7 @@ static void test_failures(void **state) {
   free(a);
 }
 
-/* The other matrix of the batch has a new basis. */
+/* One root does not fit its type, while the other matrix of the batch has a new basis. */
 static void test_a_result_that_does_not_fit_leaves_the_basis(void **state) {
   (void)state;
   enum { COUNT = 2, EACH = SIZE * SIZE };
@@ -123,7 +123,7 @@ static void test_scratch_and_refusals(void **state) {
 }
 
 #ifndef ON_CARD
-/* A matrix that does not converge: in float32 it is tried in float64. */
+/* A matrix that does not converge in float32 is tried again in float64. */
 static void test_convergence(void **state) {
   (void)state;
   enum { COUNT = 4 };
@@ -156,7 +156,7 @@ static void test_convergence(void **state) {
   free(a);
 }
 
-/* No library, an old one, one without batches; a smaller batch that wants more than a larger one. */
+/* No library, an old one, and one without batches. */
 static void test_library(void **state) {
   (void)state;
   enum { COUNT = 6, N = 6 };
@@ -165,7 +165,7 @@ static void test_library(void **state) {
   dc_spectral_options o = defaults();
   o.eps_rel = 1e-2;
 #define ROOT(k) dc_matrix_inverse_root(linalg_of(k), &ta.t[k], 4, &o, NULL, &tx.t[k], NULL, 0)
-  OK(dc_batch_matmul(cuda_linalg, &ta.t[1], &ta.t[1], 1, 0, &tx.t[1])); /* cuBLASLt is there */
+  OK(dc_batch_matmul(cuda_linalg, &ta.t[1], &ta.t[1], 1, 0, &tx.t[1])); /* cuBLASLt is loaded */
   setenv("LIBDC_CUDA_LIB_DIR", "/nowhere", 1);
   FAILS(ROOT(1), DC_E_UNSUPPORTED,
         "dc_matrix_inverse_root: CUDA: eigendecompositions need cuSOLVER, and it was not found");
@@ -177,7 +177,7 @@ static void test_library(void **state) {
   cudasim_fail("cusolverDnCreate", 0, DC__CUSOLVER_ALLOC_FAILED);
   FAILS(ROOT(1), DC_E_NO_MEMORY, "device \"cuda\": cusolverDnCreate: cuSOLVER's status 2");
   cudasim_fail("cusolverGetVersion", 0, DC__CUSOLVER_OLDEST_BATCHED - 1);
-  cudasim_hold(); /* matrices one by one, which share the host's workspace */
+  cudasim_hold(); /* matrices are computed one by one, and share the host's workspace */
   BOTH(ROOT(k));
   assert_true(relative_gap(&tx) <= 1e-10);
   assert_int_equal(cudasim_calls("cusolverDnXsyevd"), COUNT);
@@ -187,7 +187,7 @@ static void test_library(void **state) {
   free(a);
 }
 
-/* Fewer than were planned for, which want more: as many at a time as there is room for. */
+/* A batch smaller than planned may need more workspace: then as many matrices go together as fit. */
 static void test_batches(void **state) {
   (void)state;
   enum { COUNT = 4, N = 6 };
@@ -209,7 +209,7 @@ static void test_batches(void **state) {
   free(a);
 }
 
-/* Every call of the driver and the libraries fails in turn: whichever caller gets the error, nothing stays behind. */
+/* Every call of the driver and the libraries fails in turn: whichever call reports the error, nothing leaks. */
 static int use_all(void **state, const char *counted, const char *failing, int before) {
   const double a[] = {2, 1, 1, 2, 3, 0, 0, 1};
   dc_spectral_options o = defaults();
@@ -237,7 +237,7 @@ static int use_all(void **state, const char *counted, const char *failing, int b
   if (told != (failing != NULL)) {
     fail_msg("%s, call %d: %s", failing == NULL ? "nothing" : failing, before, dc_last_error());
   }
-  if (failing != NULL && strncmp(failing, "cusolver", 8) == 0) { /* the device is as it was */
+  if (failing != NULL && strncmp(failing, "cusolver", 8) == 0) { /* the device is still usable */
     OK(dc_matrix_power(cuda_linalg, &one.t[1], 0.5, NULL, &two.t[1], NULL, 0));
   }
   free_pair(&ta), free_pair(&tx), free_pair(&tw), free_pair(&one), free_pair(&two), free_pair(&tq);

@@ -1,7 +1,7 @@
 /* Matrices beyond the number of blocks that a grid has on an axis, on the device against the CPU. */
 #include "device_pair.h"
 
-/* A left factor of more rows than a grid's second axis has blocks, beside a right one of one element. */
+/* The left factor has more rows than a grid has blocks on its second axis; the right one has one element. */
 static void test_nearest_of_many_rows(void **state) {
   (void)state;
   enum { ROWS = 66000 };

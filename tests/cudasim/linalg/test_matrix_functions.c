@@ -3,7 +3,7 @@
  * driver, or on a card (tests/card). */
 #include "device_pair.h"
 
-#ifdef CUDASIM_TSAN /* which makes kernels slow: fewer forms show the same barriers, and fewer calls fail in turn */
+#ifdef CUDASIM_TSAN /* it makes kernels slow: fewer forms show the same barriers, and fewer calls fail in turn */
 enum { EVERY = 3, FAILING = 48 };
 #else
 enum { EVERY = 1, FAILING = 5 };
@@ -25,7 +25,7 @@ static void test_batch_matmul(void **state) {
   for (size_t s = 0; s < DC__COUNT(shapes); s++) {
     const int64_t *n = shapes[s];
     for (size_t i = 0; i < DC__COUNT(types); i++) {
-      for (int form = 0; form < 4; form++) { /* plain; a serves all; b turned; added to out */
+      for (int form = 0; form < 4; form++) { /* plain; one a for all; b transposed; added to out */
         tensor_pair a = matrix_pair(values, types[i][0], form == 1 ? -1 : n[0], n[1], n[2]);
         tensor_pair b = matrix_pair(values + 1000, types[i][0], n[0], n[2], n[3]),
                     out = matrix_pair(values, types[i][1], n[0], n[1], n[3]);
@@ -42,7 +42,7 @@ static void test_batch_matmul(void **state) {
   free(values);
 }
 
-/* More matrices than cuBLASLt has in a batch; and products of nothing, which only scale out. */
+/* More matrices than cuBLASLt has in a batch; and empty products, which only scale out. */
 static void test_a_large_batch(void **state) {
   (void)state;
   enum { COUNT = 70000 };
@@ -67,7 +67,7 @@ static void test_kronecker_products(void **state) {
     tensor_pair a = matrix_pair(values, dtype, -1, M, N), b = matrix_pair(values + 50, dtype, -1, P, Q);
     tensor_pair whole = matrix_pair(NULL, dtype, -1, M * P, N * Q), x = matrix_pair(values + 100, dtype, COUNT, N, Q);
     tensor_pair y = matrix_pair(NULL, dtype, COUNT, M, P);
-    const int64_t turned[] = {1, -Q}; /* rows from the last one up would be negative, so columns are */
+    const int64_t turned[] = {1, -Q}; /* reversed rows would need a negative stride, so columns are reversed */
     dc_tensor mirror[2] = {b.t[0], b.t[1]};
     for (int k = 0; k < 2; k++) {
       mirror[k].data = (char *)b.data[k] + (size_t)((P - 1) * Q) * dc_dtype_size(dtype);
@@ -83,7 +83,7 @@ static void test_kronecker_products(void **state) {
     assert_true(relative_gap(&other) == 0);
     BOTH(dc_kron_apply(linalg_of(k), &a.t[k], &b.t[k], &x.t[k], &y.t[k]));
     assert_true(relative_gap(&y) <= close);
-    BOTH(dc_kron_apply(linalg_of(k), &a.t[k], &b.t[k], &y.t[k], &y.t[k])); /* refused: y is no x */
+    BOTH(dc_kron_apply(linalg_of(k), &a.t[k], &b.t[k], &y.t[k], &y.t[k])); /* refused: y cannot be x here */
     free_pair(&a), free_pair(&b), free_pair(&whole), free_pair(&other), free_pair(&x), free_pair(&y);
     /* out may be x; the damped inverse of what eigh gave */
     tensor_pair q = matrix_pair(values + 200, dtype, -1, N, N), r = matrix_pair(values + 300, dtype, -1, Q, Q);
@@ -97,7 +97,7 @@ static void test_kronecker_products(void **state) {
     BOTH(dc_kron_apply(linalg_of(k), &q.t[k], &r.t[k], &z.t[k], &z.t[k]));
     BOTH(dc_kron_solve(linalg_of(k), &q.t[k], &tv[k], &r.t[k], &tw[k], 2, &z.t[k], &z.t[k]));
     assert_true(relative_gap(&z) <= 10 * close);
-    BOTH(dc_kron_solve(linalg_of(k), &q.t[k], &tv[k], &r.t[k], &tw[k], 0, &z.t[k], &z.t[k])); /* not positive */
+    BOTH(dc_kron_solve(linalg_of(k), &q.t[k], &tv[k], &r.t[k], &tw[k], 0, &z.t[k], &z.t[k])); /* values not positive */
     assert_non_null(strstr(cpu_text, "must be > 0"));
     free_pair(&q), free_pair(&r), free_pair(&v), free_pair(&w), free_pair(&z);
   }
@@ -111,12 +111,11 @@ static void test_nearest_kronecker_product(void **state) {
   double *values = doubles(9000, 12);
   for (size_t s = 0; s < DC__COUNT(shapes); s++) {
     const int64_t m = shapes[s][0], n = shapes[s][1], p = shapes[s][2], q = shapes[s][3];
-    for (int form = 0; form < 4; form += EVERY) { /* wide, turned */
+    for (int form = 0; form < 4; form += EVERY) { /* bits: float64, transposed */
       const int32_t dtype = form & 1 ? DC_FLOAT64 : DC_FLOAT32;
       const int64_t rows = m * p, cols = n * q;
       double *scaled = calloc((size_t)(rows * cols) + 1, sizeof *scaled), residual[2] = {7, 7};
-      for (int64_t i = 0; i < rows * cols;
-           i++) { /* one product far larger than what else there is, and beyond squares */
+      for (int64_t i = 0; i < rows * cols; i++) { /* one dominant Kronecker product, whose squares overflow */
         const int64_t row = i / cols, col = i % cols;
         const double part = values[row / p * n + col / q] * values[4000 + row % p * q + col % q];
         scaled[i] = (part + 0.01 * values[i % 9000]) * (form & 1 ? 1e200 : 1e30);
@@ -136,7 +135,7 @@ static void test_nearest_kronecker_product(void **state) {
       free(scaled);
     }
   }
-  /* Zeros; a NaN by its place; two equal singular values; and two that are too near to tell them apart. */
+  /* Zeros; a NaN, which is named by its place; two equal singular values; and two that are too close to tell apart. */
   static const double equal[16] = {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1};
   for (int form = 0; form < 4; form++) {
     double x[16], residual[2] = {7, 7};
@@ -164,10 +163,10 @@ static void test_orthogonalize(void **state) {
   double *values = doubles(4000, 5);
   for (size_t s = 0; s < DC__COUNT(shapes); s++) {
     const int64_t *n = shapes[s], b = n[0] < 0 ? 1 : n[0];
-    for (int32_t form = 0; form < 8; form += EVERY) { /* wide, Muon's, turned */
+    for (int32_t form = 0; form < 8; form += EVERY) { /* bits: float64, Muon's coefficients, transposed */
       const bool wide = form & 1, turned = (form & 4) != 0;
       double *scaled = calloc((size_t)(b * n[1] * n[2]) + 1, sizeof *scaled);
-      for (int64_t i = 0; i < b * n[1] * n[2]; i++) { /* squares beyond the type; one matrix of zeros */
+      for (int64_t i = 0; i < b * n[1] * n[2]; i++) { /* squares overflow; one matrix is zero */
         scaled[i] = b > 1 && i / (n[1] * n[2]) == 1 ? 0 : values[i] * (wide ? 1e200 : 1e30);
       }
       const int32_t dtype = wide ? DC_FLOAT64 : DC_FLOAT32;
@@ -180,7 +179,7 @@ static void test_orthogonalize(void **state) {
       }
       tensor_pair *to = turned ? &lying : &out;
       BOTH(dc_orthogonalize(linalg_of(k), &a.t[k], form >> 1 & 1, 0, &to->t[k]));
-      assert_true(relative_gap(to) <= (wide ? 1e-10 : 2e-3)); /* small singular values are far from where they end */
+      assert_true(relative_gap(to) <= (wide ? 1e-10 : 2e-3)); /* small singular values have not converged */
       free_pair(&a), free_pair(&out), free_pair(&lying);
       free(scaled);
     }
@@ -213,7 +212,7 @@ static void compare_info(dc_iteration_info info[2][40], int64_t count, double la
   for (int64_t i = 0; i < count; i++) {
     const dc_iteration_info *a = &info[0][i], *b = &info[1][i];
     assert_int_equal(a->status, b->status);
-    assert_true((a->iterations > 0) == (b->iterations > 0) && b->iterations <= 40); /* the last ones are rounding */
+    assert_true((a->iterations > 0) == (b->iterations > 0) && b->iterations <= 40); /* later ones are rounding */
     assert_true(fabs(a->bound - b->bound) <= 1e-12 * a->bound && a->asymmetry == b->asymmetry);
     assert_true(fabs(a->epsilon - b->epsilon) <= 1e-12 * a->epsilon);
     assert_true(a->status != DC_OK || fabs(a->residual - b->residual) <= largest);
@@ -229,7 +228,7 @@ static void test_newton(void **state) {
   memset(info, 0, sizeof info);
   spectrum_pair(a, COUNT);
   for (size_t r = 0; r < DC__COUNT(roots); r++) {
-    for (int form = 0; form < 8; form += EVERY) { /* wide, computed in the other type, epsilon for some alone */
+    for (int form = 0; form < 8; form += EVERY) { /* bits: float64, computed in the other type, epsilon per matrix */
       const bool wide = form & 1, in_other = (form & 2) != 0;
       const int32_t dtype = wide ? DC_FLOAT64 : DC_FLOAT32;
       const bool fine = wide != in_other;
@@ -247,7 +246,7 @@ static void test_newton(void **state) {
   }
 }
 
-/* Newton of `count` matrices, and what is wrong with some of them. */
+/* Runs Newton on `count` matrices, some of which fail with this text. */
 static void run_newton(double *a, int64_t count, const dc_iteration_options *o, const char *text, double close) {
   static dc_iteration_info info[2][40];
   memset(info, 0, sizeof info);
@@ -263,7 +262,7 @@ static void run_newton(double *a, int64_t count, const dc_iteration_options *o, 
     }
   }
   compare_info(info, count, 1e-8);
-  assert_true(relative_gap(&tx) <= close); /* -7 where nothing was to be written */
+  assert_true(relative_gap(&tx) <= close); /* -7 where nothing may be written */
   free_pair(&ta), free_pair(&tx);
 }
 
@@ -274,7 +273,7 @@ static void test_newton_failures(void **state) {
   dc_iteration_options o = DC_ITERATION_OPTIONS_INIT;
   o.eps_rel = 1e-5;
   spectrum_pair(a, COUNT);
-  a[33 * EACH + 3 * SIZE + 7] = NAN; /* in the second flight */
+  a[33 * EACH + 3 * SIZE + 7] = NAN; /* in the second slice */
   run_newton(a, COUNT, &o, "a[33] has a NaN or an infinity at [3, 7]", 1e-8);
   a[2 * EACH + 9] += 1;
   run_newton(a, 3, &o, "a[2] is not symmetric: entries [9, 0] and [0, 9]", 1e-8);
@@ -287,7 +286,7 @@ static void test_newton_failures(void **state) {
     values[i] = i == 5 ? -0.1 : 1;
   }
   with_spectrum(a + 4 * EACH, SIZE, values, 3);
-  run_newton(a + 4 * EACH, 1, &o, "is A positive semidefinite?", 1e-6); /* the best iterate */
+  run_newton(a + 4 * EACH, 1, &o, "is A positive semidefinite?", 1e-6); /* returns the best iterate */
   o.symmetry = DC_SYMMETRY_MEAN;
   o.iterations = 5;
   run_newton(a, 1, &o, "after 5 iterations", 1e-8);
@@ -333,7 +332,7 @@ static void test_scratch_and_refusals(void **state) {
 }
 
 #ifndef ON_CARD
-/* Every call of the driver and of cuBLASLt fails in turn: whichever caller gets the error, nothing stays behind. */
+/* Every call of the driver and of cuBLASLt fails in turn: whichever call reports the error, nothing leaks. */
 static int use_all(void **state, const char *counted, const char *failing, int before) {
   const double a[] = {2, 1, 1, 2, 3, 0, 0, 1};
   dc_iteration_options o = DC_ITERATION_OPTIONS_INIT;

@@ -1,5 +1,5 @@
-/* Bounded products on the device against the CPU's: what lies in its memory and what in files, types, strides, budgets
- * from the least on, blocks larger than a stage; no more of its memory than the budget; what fails. On the simulated
+/* Out-of-core products on the device compared with the CPU's: operands in its memory and in files, types, strides, and
+ * blocks larger than a stage. Also budgets from the smallest on, which bound its memory, and failures. On the simulated
  * driver, or on a card (tests/card). */
 #include "device_pair.h"
 #include "linalg/out_of_core/out_of_core_test.h"
@@ -10,7 +10,7 @@ enum { ROUNDS = 12, FAILING = 7 };
 enum { ROUNDS = 64, FAILING = 1 };
 #endif
 
-/* A product of exact sums: `files` has a bit for each of a, b and out; `turned` one for a and b. */
+/* A product whose sums are exact. `files` has a bit for each of a, b and out. */
 typedef struct product {
   int64_t m, k, n;
   int32_t type, out, fd[3];
@@ -31,7 +31,7 @@ static void transpose(dc_tensor *t, int64_t strides[2], int64_t shape[2], int64_
   t->shape = shape;
 }
 
-/* x [rows, cols], as the columns of what is made of it where `turned`. */
+/* x as a [rows, cols] tensor; if turned, its transpose is stored. */
 static tensor_pair matrix_of(const double *x, int32_t type, int64_t rows, int64_t cols, bool turned) {
   double *given = calloc((size_t)(rows * cols) + 1, sizeof *given);
   for (int64_t i = 0; i < rows * cols; i++) {
@@ -87,7 +87,7 @@ static void finish(product *p) {
   free(p->x), free(p->y), free(p->want);
 }
 
-/* out holds the product, exactly. */
+/* Checks that out holds the exact product. */
 static void expect_right(product *p) {
   char *got = calloc(1, p->c.bytes + 1);
   if (p->files & 4) {
@@ -104,7 +104,7 @@ static void expect_right(product *p) {
   free(got);
 }
 
-/* By a handle of its own, which takes no more of the device's memory than the budget. */
+/* Runs on a handle of its own, which must take no more of the device's memory than the budget. */
 static void run(product *p, int64_t budget) {
   dc_linalg *own;
   OK(dc_linalg_create(card, NULL, &own));
@@ -151,7 +151,7 @@ static void test_shapes_and_budgets(void **state) {
   }
 }
 
-/* Rows of more than a stage; more rows than one holds; both ways, and with pieces of them. */
+/* Rows larger than a stage; more rows than a stage holds; and both, whole and in pieces. */
 static void test_large_blocks(void **state) {
   (void)state;
   enum { LONG = 600000 };
@@ -178,7 +178,7 @@ static void test_nothing_to_sum(void **state) {
   }
 }
 
-/* Whose tensors lie in their own memory on each side. */
+/* On each side the tensors are in that side's memory. */
 static void test_refusals_are_the_same(void **state) {
   (void)state;
   product p;
@@ -204,7 +204,7 @@ static void test_refusals_are_the_same(void **state) {
   files[0].data = files[1].data = NULL;
   out[0].tensor = out[1].tensor = files;
   a[0] = a[1] = p.from[0];
-  for (int k = 0; k < 2; k++) { /* the CPU's threads write at once: each may be the first to fail */
+  for (int k = 0; k < 2; k++) { /* the CPU's threads write at once, so either may fail first */
     FAILS(dc_matmul_bounded(linalg_of(k), &a[k], &b[k], &out[k], 100000, NULL), DC_E_SYSTEM, "out's file, byte ");
     assert_non_null(strstr(dc_last_error(), ": Bad file descriptor"));
   }
@@ -216,7 +216,7 @@ static void test_refusals_are_the_same(void **state) {
   askew.data = (char *)askew.data + 2;
   b[1].tensor = &askew;
   FAILS(dc_matmul_bounded(cuda_linalg, &a[1], &b[1], &p.from[2], 100000, NULL), DC_E_INVALID, "b.data = ");
-  run(&p, 100000); /* what failed left nothing queued */
+  run(&p, 100000); /* the failures left nothing queued */
   finish(&p);
 }
 
@@ -240,7 +240,7 @@ static void test_workspace_of_the_callers(void **state) {
 }
 
 #ifndef ON_CARD
-/* Streams that run only while the host waits for them find what does not wait for what it needs. */
+/* Streams that run only while the host waits for them reveal missing waits. */
 static void test_held_streams(void **state) {
   (void)state;
   cudasim_hold();
@@ -255,7 +255,7 @@ static void test_held_streams(void **state) {
   }
 }
 
-/* Every call of the driver and of cuBLASLt fails in turn: whichever caller gets the error, nothing stays behind. */
+/* Every call of the driver and of cuBLASLt fails in turn: whichever call reports the error, nothing leaks. */
 static int use_all(void **state, const char *counted, const char *failing, int before) {
   assert_int_equal(open_both(state), 0);
   product p, q;

@@ -1,9 +1,9 @@
-/* Gradients per sample on the device against the CPU's: every kind of layer, both types, shapes with nothing in them,
- * more positions than a tile, samples that are left out. Also the texts of errors, and every call failing in turn. On
- * the simulated driver, or on a card (tests/card). */
+/* Per-sample gradients on the device compared with the CPU's: every kind of layer, both types, empty shapes, more
+ * positions than a tile, samples that are left out. Also the texts of errors, and every call failing in turn. On the
+ * simulated driver, or on a card (tests/card). */
 #include "device_pair.h"
 
-/* The thread sanitizer makes kernels slow: fewer of the calls fail in turn. */
+/* The thread sanitizer makes kernels slow, so fewer of the calls fail in turn. */
 #ifdef CUDASIM_TSAN
 enum { FAILING = 40 };
 #else
@@ -17,7 +17,7 @@ enum { MOST = 6, VALUES = 400000 };
 static struct {
   dc_sample_layer layer;
   int32_t dtype;
-  int64_t x_shape[MOST], delta_shape[MOST], weight_shape[MOST], bias_shape[2]; /* of outputs: N in front */
+  int64_t x_shape[MOST], delta_shape[MOST], weight_shape[MOST], bias_shape[2]; /* of outputs: begins with N */
   int32_t x_ndim, delta_ndim, weight_ndim;
   bool has_bias, exact; /* exact: the bits must agree */
   tensor_pair x, delta;
@@ -33,7 +33,7 @@ static int32_t lengths(int64_t *shape, const int64_t *from) {
   return ndim;
 }
 
-/* Lists of lengths end with -1; the weight's are one sample's. */
+/* Lists of lengths end with -1; the weight's lengths are those of one sample. */
 static void begin(const dc_sample_layer *layer, int32_t dtype, const int64_t *x, const int64_t *delta,
                   const int64_t *weight) {
   memset(&s, 0, sizeof s);
@@ -46,7 +46,7 @@ static void begin(const dc_sample_layer *layer, int32_t dtype, const int64_t *x,
   s.bias_shape[1] = weight[0];
   s.exact = layer->rows > 0;
   s.has_bias = !s.exact && layer->kind != DC_SAMPLE_RMS_NORM;
-  if (s.exact) { /* indices, many of them twice, in both types */
+  if (s.exact) { /* indices, many of which occur twice, in both types */
     int64_t ids[512];
     int32_t narrow[512];
     for (int i = 0; i < 512; i++) {
@@ -141,7 +141,7 @@ static void test_linear(void **state) {
   check(&linear, L(2, 0, 3), L(2, 0, 3), L(3, 3));
 }
 
-/* More positions than a Gram tile has; more rows of a gradient than are made at once. */
+/* More positions than a Gram tile has; more rows of a gradient than are computed at once. */
 static void test_tiles(void **state) {
   (void)state;
   const dc_sample_layer linear = kind(DC_SAMPLE_LINEAR);
@@ -180,13 +180,13 @@ static void test_convolutions(void **state) {
   check(&same, L(1, 2, 3, 3), L(1, 40, 3, 3), L(40, 2, 3, 3)); /* norms from the positions */
   check(&same, L(0, 2, 3, 3), L(0, 4, 3, 3), L(4, 2, 3, 3));
   check(&same, L(2, 0, 3, 3), L(2, 4, 3, 3), L(4, 0, 3, 3));
-  check(&same, L(2, 2, 0, 2), L(2, 4, 2, 2), L(4, 2, 3, 3)); /* nothing but padding */
+  check(&same, L(2, 2, 0, 2), L(2, 4, 2, 2), L(4, 2, 3, 3)); /* only padding */
 }
 
 static void test_embeddings(void **state) {
   (void)state;
   dc_sample_layer large = kind(DC_SAMPLE_EMBEDDING);
-  large.rows = MANY; /* more than blocks share out, and than a block looks through at once */
+  large.rows = MANY; /* more rows than the blocks share, and than a block scans at once */
   check(&large, L(1, MANY - 1), L(1, MANY - 1, 1), L(MANY, 1));
 #ifndef CUDASIM_TSAN
   check(&large, L(2, 3), L(2, 3, MANY), L(MANY, MANY));
@@ -224,7 +224,7 @@ static void test_norms(void **state) {
   check(&group, L(3, 4, 0), L(3, 4, 0), L(4));
 }
 
-/* A NaN stays in its sample, and a factor of 0 leaves that sample out, whatever is in it. */
+/* A NaN stays in its sample, and a factor of 0 leaves its sample out, whatever the sample contains. */
 static void test_nonfinite_input(void **state) {
   (void)state;
   const dc_sample_layer layers[] = {kind(DC_SAMPLE_LINEAR), kind(DC_SAMPLE_LAYER_NORM),
@@ -247,7 +247,7 @@ static void test_nonfinite_input(void **state) {
     assert_true(fabs(host_copy[0] - ((const double *)ts.data[0])[0]) <= 1e-12 * host_copy[0]);
     assert_true(!isfinite(host_copy[1]) && !isfinite(host_copy[2]));
     BOTH(dc_clipped_grad_sum(linalg_of(k), &layers[i], &tx.t[k], &td.t[k], &tk.t[k], 0, &w.t[k], &b.t[k]));
-    assert_true(relative_gap(&w) <= 1e-12 && relative_gap(&b) <= 1e-12); /* NaN is not */
+    assert_true(relative_gap(&w) <= 1e-12 && relative_gap(&b) <= 1e-12); /* a NaN fails this */
     BOTH(dc_clip_factors(linalg_of(k), &ts.t[k], 2, &tk.t[k]));
     assert_true(relative_gap(&tk) <= 1e-12);
     BOTH(dc_clip_factors(linalg_of(k), &ts.t[k], INFINITY, &ts.t[k]));
@@ -269,7 +269,7 @@ static void test_scratch_and_refusals(void **state) {
     }
     BOTH(dc_per_sample_grads(linalg_of(k), &s.layer, &s.x.t[k], &s.delta.t[k], &w.t[k], NULL));
     assert_non_null(strstr(cpu_text, i == 0 ? "x[2][2] = 7, must be 0 to 6" : i == 1 ? "x[2][2] = -1" : ""));
-    assert_true(relative_gap(&w) == 0); /* as it was, or the same bits */
+    assert_true(relative_gap(&w) == 0); /* unchanged, or the same bits */
   }
   dc_tensor askew = s.delta.t[1];
   askew.data = (char *)askew.data + 4;
@@ -282,7 +282,8 @@ static void test_scratch_and_refusals(void **state) {
   BOTH(dc_clip_factors(linalg_of(k), &w.t[k], 0, &w.t[k]));
   free_pair(&w);
   finish();
-  /* A norm's memory does not grow with the positions; a workspace is used, and too small a one refused. */
+  /* The memory of norms does not grow with the number of positions. A workspace is used, and one that is too small is
+   * refused. */
   const dc_sample_layer linear = kind(DC_SAMPLE_LINEAR);
   int64_t bytes[2];
   for (int i = 0; i < 2; i++) {
@@ -313,7 +314,7 @@ static void test_scratch_and_refusals(void **state) {
 }
 
 #ifndef ON_CARD
-/* Every call of the driver and of cuBLASLt fails in turn: whichever caller gets the error, nothing stays behind. */
+/* Every call of the driver and of cuBLASLt fails in turn: whichever call reports the error, nothing leaks. */
 static int use_all(void **state, bool embedding, const char *counted, const char *failing, int before) {
   dc_sample_layer layer = kind(embedding ? DC_SAMPLE_EMBEDDING : DC_SAMPLE_LINEAR);
   layer.rows = embedding ? 3 : 0;
@@ -351,8 +352,8 @@ static void test_every_call_fails(void **state) {
   (void)close_both(state);
   for (size_t f = 0; f < 2 * DC__COUNT(functions); f++) {
     const char *function = functions[f / 2];
-    /* On a card a copy to the host's memory is complete when the call returns. Here it may run after the wait for it
-     * has failed, when the memory is free again. */
+    /* On a card, a copy to pageable host memory is complete when the call returns. Here it may run after a failed wait
+     * for it, when the memory is already free. */
     const bool embedding = f % 2 == 1 && strstr(function, "Synchronize") == NULL;
     const int calls = use_all(state, embedding, function, NULL, 0);
     for (int before = 0; before < calls; before += FAILING) {

@@ -1,5 +1,5 @@
-/* The tests' switches of the simulated NCCL; its version and its errors' texts. Calls are counted, and made to fail, as
- * the driver's are. */
+/* The tests' controls of the simulated NCCL; its version and the texts of its errors. Calls are counted, and made to
+ * fail, like the driver's. */
 #include <string.h>
 
 #include "base/base.h"

@@ -1,4 +1,5 @@
-/* Groups of the simulated NCCL: collected by a thread, run by a stream when all ranks' streams have reached them. */
+/* Groups of the simulated NCCL: a thread collects the calls, and a stream runs them when all ranks' streams have
+ * reached them. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -11,7 +12,7 @@ static _Thread_local int depth;
 static _Thread_local group *open;
 static _Thread_local int64_t ended_ns;
 
-/* ---- collecting ---- */
+/* ---- collecting calls ---- */
 
 int ncclGroupStart(void) {
   NCCLSIM_ENTER(false);
@@ -34,13 +35,13 @@ void ncclsim_free_groups(group *first) {
 
 static int add(struct ncclComm *comm, void *stream, call c) {
   pthread_mutex_lock(&ncclsim_mutex);
-  const bool busy = comm->launching > 0 || comm->opening.to != NULL; /* no calls before it is ready again */
+  const bool busy = comm->launching > 0 || comm->opening.to != NULL; /* it takes no call until it is ready again */
   pthread_mutex_unlock(&ncclsim_mutex);
   if (c.peer < 0 || c.peer >= comm->world->ranks) {
     return DC__NCCL_INVALID_ARGUMENT;
   }
   if (depth == 0 || busy || (open != NULL && (open->comm != comm || open->stream != stream))) {
-    return DC__NCCL_INVALID_USAGE; /* libdc groups all of one communicator */
+    return DC__NCCL_INVALID_USAGE; /* libdc's groups have calls of one communicator only */
   }
   if (open == NULL) {
     open = calloc(1, sizeof *open);
@@ -59,7 +60,7 @@ static int add(struct ncclComm *comm, void *stream, call c) {
 }
 
 static size_t bytes_of(size_t count, int dtype) {
-  return dtype == DC__NCCL_INT8 ? count : 0; /* the one type that libdc moves */
+  return dtype == DC__NCCL_INT8 ? count : 0; /* the only type that libdc moves */
 }
 
 int ncclAllGather(const void *send, void *recv, size_t count, int dtype, dc__nccl_handle comm, void *stream) {
@@ -83,9 +84,9 @@ int ncclRecv(void *data, size_t count, int dtype, int peer, dc__nccl_handle comm
   return add(comm, stream, (call){.kind = RECV, .recv = data, .bytes = bytes_of(count, dtype), .peer = peer});
 }
 
-/* ---- moving ---- */
+/* ---- moving data ---- */
 
-/* The call of a peer that belongs to one of ours; NULL: they do not fit together. */
+/* Returns the peer's call that matches one of this rank's; NULL: none does. */
 static const call *partner(const world *w, const group *g, int index, int peer) {
   const call *own = &g->calls[index];
   const group *other = w->groups[peer];
@@ -150,7 +151,7 @@ static int move_all(const world *w, const group *g) {
   return error;
 }
 
-/* Whether all ranks have come so far, none of them aborted. */
+/* Whether all ranks have come this far, and with no_aborts, none has aborted. */
 static bool all(const world *w, const unsigned long *counts, unsigned long number, bool no_aborts) {
   bool come = true;
   for (int r = 0; r < w->ranks; r++) {
@@ -212,7 +213,7 @@ static void take_orders(group *g) {
   g->stalls = ncclsim_takes_stall(g->comm->rank);
 }
 
-/* On the stream's thread. */
+/* Runs on the stream's thread. */
 static void run_group(void *arg) {
   group *g = arg;
   struct ncclComm *comm = g->comm;
@@ -228,7 +229,7 @@ static void run_group(void *arg) {
   pthread_mutex_unlock(&ncclsim_mutex);
 }
 
-/* A refused group is freed; a captured one stays, and keeps its communicator. */
+/* A refused group is freed. A captured one stays, and keeps its communicator alive. */
 static int launch(group *g) {
   struct ncclComm *comm = g->comm;
   int captured = 0;
@@ -252,11 +253,11 @@ static int launch(group *g) {
   return DC__NCCL_CUDA_ERROR;
 }
 
-/* NCCL has a thread at the end of each group of a communicator that does not block. */
+/* For a non-blocking communicator, NCCL starts a thread at the end of each group. */
 static void *launch_late(void *arg) {
   group *g = arg;
   struct ncclComm *comm = g->comm;
-  clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){0, LAUNCH_NS}, NULL); /* not a program's nanosleep() */
+  clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){0, LAUNCH_NS}, NULL); /* not the program's nanosleep() */
   cudasim_become(comm->device);
   int error = launch(g);
   pthread_mutex_lock(&ncclsim_mutex);
@@ -267,7 +268,7 @@ static void *launch_late(void *arg) {
   return NULL;
 }
 
-/* A communicator of one rank has no thread. */
+/* A communicator of one rank needs no thread. */
 static int launch_on_thread(group *g) {
   struct ncclComm *comm = g->comm;
   if (comm->world->ranks == 1) {

@@ -61,7 +61,7 @@ void ncclsim_end_together(void) {
   pthread_mutex_unlock(&ncclsim_mutex);
 }
 
-/* A process that opens NCCL without a test's reset finds the usual one. */
+/* If a process opens NCCL without a reset by a test, it finds the default one. */
 __attribute__((constructor)) static void begin(void) {
   ncclsim_reset();
 }
@@ -119,7 +119,7 @@ int ncclsim_thread_polls(void) {
   return polls;
 }
 
-/* NCCL's communicator holds on until then. */
+/* While such a graph exists, NCCL's communicator does not end. */
 static bool graph_lives(const struct ncclComm *comm) {
   const group *g = comm->captured;
   while (g != NULL && !cudasim_graph_lives(g->graph)) {
@@ -149,10 +149,10 @@ int ncclCommFinalize(dc__nccl_handle comm) {
   return DC__NCCL_IN_PROGRESS;
 }
 
-/* A call that ends a communicator does so, whatever it returns. */
+/* A call that ends a communicator ends it, whatever the call returns. */
 static void end(struct ncclComm *comm, bool abort) {
   pthread_mutex_lock(&ncclsim_mutex);
-  while (comm->launching > 0 || (abort && comm->world->moving > 0)) { /* what is being read stays */
+  while (comm->launching > 0 || (abort && comm->world->moving > 0)) { /* memory that is being read must stay */
     pthread_cond_wait(&ncclsim_progress, &ncclsim_mutex);
   }
   comm->world->aborted[comm->rank] = abort;
@@ -163,7 +163,7 @@ static void end(struct ncclComm *comm, bool abort) {
   }
   while (graph_lives(comm)) {
     pthread_mutex_unlock(&ncclsim_mutex);
-    clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){0, GRAPH_POLL_NS}, NULL); /* not a program's nanosleep() */
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){0, GRAPH_POLL_NS}, NULL); /* not the program's nanosleep() */
     pthread_mutex_lock(&ncclsim_mutex);
   }
   comm->ended = true;
@@ -179,7 +179,7 @@ int ncclCommDestroy(dc__nccl_handle comm) {
 }
 
 int ncclCommAbort(dc__nccl_handle comm) {
-  int error = ncclsim_enter(__func__, false); /* it sets the device itself */
+  int error = ncclsim_enter(__func__, false); /* this call sets the device itself */
   end(comm, true);
   return error;
 }

@@ -1,4 +1,4 @@
-/* Ranks on simulated cards for the tests of NCCL: threads that meet as processes do, each with a device of its own. */
+/* Ranks on simulated cards for the tests of NCCL: threads that rendezvous as processes do, each with its own device. */
 #ifndef TESTS_NCCL_RANKS_H
 #define TESTS_NCCL_RANKS_H
 
@@ -15,18 +15,18 @@
 #include "ncclsim.h"
 
 typedef struct card_rank {
-  rank r; /* comm: what NCCL's communicator stands on */
+  rank r; /* r.comm is the bootstrap communicator of nccl */
   dc_comm *nccl;
   dc_stream *stream;
   void (*body)(struct card_rank *c);
-  const char *name;    /* NULL: threads */
-  const char *address; /* NULL: not over TCP */
+  const char *name;    /* of the group of processes; NULL: threads */
+  const char *address; /* of rank 0; NULL: not over TCP */
   int64_t timeout_ns;
 } card_rank;
 
 typedef enum meeting { ON_THREADS, ON_PROCESSES, ON_TCP } meeting;
 
-static bool one_card; /* for all ranks */
+static bool one_card; /* all ranks use one card */
 
 static inline int clean_state(void **state) {
   (void)state;
@@ -67,7 +67,7 @@ static inline void *run_card_rank(void *arg) {
   return NULL;
 }
 
-/* Runs body on every rank; fails with the first rank's failure that is its own. */
+/* Runs body on every rank. Fails with the first failure that a rank did not get from another one. */
 static inline void on_cards(int32_t world, meeting meet, int64_t timeout_ns, void (*body)(card_rank *c)) {
   static int groups;
   static card_rank ranks[8];
@@ -103,7 +103,7 @@ static inline void on_cards(int32_t world, meeting meet, int64_t timeout_ns, voi
 
 /* ---- memory of the rank's card ---- */
 
-/* Values that are exact in every type, another row for every seed. */
+/* Values that are exact in every type, and differ for every seed. */
 static inline void fill(void *data, int32_t dtype, int64_t seed, int64_t count) {
   double values[4096];
   for (int64_t i = 0; i < count; i++) {

@@ -1,12 +1,12 @@
 /* All-to-alls, gathers and scatters of ranks on simulated cards: through NCCL, also from registered memory and in a
- * graph's capture, and by threads that read each other's memory in place. */
+ * graph's capture, and between threads that read each other's memory in place. */
 #include "nccl_ranks.h"
 
 enum { LARGEST = 4000 }; /* bytes of a tensor */
 
 static const int64_t second = INT64_C(1000000000);
 
-/* Elements from one rank to another: alike, ragged, and from one rank only. */
+/* Elements from one rank to another. kind 0: the same for all, 1: ragged, 2: only from rank 0. */
 static int64_t sent(int kind, int32_t from, int32_t to) {
   return kind == 0 ? 19 : kind == 1 ? (from * 5 + to * 3) % 4 * 11 : from == 0 ? 7 + to : 0;
 }
@@ -42,7 +42,7 @@ static void exchange_one(card_rank *c, int32_t dtype, int kind, void *send, void
   check_bytes(c, recv, expected, (size_t)in * size);
 }
 
-/* To the last rank and back. */
+/* Gathers to the last rank, and scatters back. */
 static void gather_and_scatter(card_rank *c, void *send, void *recv) {
   char data[LARGEST];
   const int32_t root = c->r.world - 1;
@@ -97,7 +97,7 @@ static void test_parts(void **state) {
   nothing_left();
 }
 
-/* Each rank has the one, the other or both in memory that is registered, or none. */
+/* By rank, the input, the output, both or neither are in registered memory. */
 static void in_registered_memory(card_rank *c) {
   void *memory[2];
   OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
@@ -146,7 +146,7 @@ static void with_other_counts(card_rank *c) {
   dc_status status = dc_comm_all_to_all(c->nccl, &from, c->r.rank == 1 ? more : counts, &to, counts, c->stream);
   (void)dc_stream_synchronize(c->stream, 0);
   status = status == DC_OK ? dc_comm_check(c->nccl) : status;
-  for (int i = 0; i < 1000 && status == DC_OK; i++) { /* rank 1 hears of it */
+  for (int i = 0; i < 1000 && status == DC_OK; i++) { /* rank 1 learns of it later */
     nanosleep(&(struct timespec){0, 10000000}, NULL);
     status = dc_comm_check(c->nccl);
   }

@@ -1,5 +1,6 @@
-/* How often an operator calls the driver, and NCCL, and naps: its cost on the host beside libdc's own work. The numbers
- * are bounds, so that a higher cost is seen. Polls of NCCL are not counted: their number depends on the machine. */
+/* How often an operator calls the driver and NCCL, and sleeps: its cost on the host, apart from libdc's own work. The
+ * numbers are bounds, so a higher cost is noticed. Polls of NCCL are not counted, as their number depends on the
+ * machine. */
 #include "comm/shm/shm.h"
 #include "nccl_ranks.h"
 
@@ -13,8 +14,8 @@ enum { COUNT = 300, GRAPH = 7, ID = 1, TIMES = 100, OPERATORS = 3 };
 static const int64_t second = INT64_C(1000000000);
 static const int64_t whole = COUNT;
 
-/* Naps within a millisecond of a group's end, when NCCL's thread may still be at work. libdc's nanosleep() is this one,
- * since programs of tests have its objects. On a busy machine later naps are right, so that they are not counted. */
+/* Naps within a millisecond of a group's end, when NCCL's thread may still be at work. libdc calls this nanosleep(), as
+ * it is linked into the test. Later naps may be right on a busy machine, so they are not counted. */
 static atomic_int early_naps;
 
 int nanosleep(const struct timespec *time, struct timespec *left) {
@@ -27,11 +28,11 @@ static int host_calls(void) {
   return cudasim_thread_calls() - ncclsim_thread_polls();
 }
 
-/* Steps until the flight recorder's ring has gone round, and makes no events any more. */
+/* Steps until the flight recorder's ring has wrapped around, and needs no new events. */
 enum { WARM = 4096 / OPERATORS + 1 };
 
-/* Most calls of one operator, on average: gather, wait, release; and of the gather's stream's worker for one gather. A
- * device is entered once, which is four calls, and a wrapped stream is asked once whether it is captured. */
+/* Upper bounds for the mean number of calls: of a gather, a wait, a release; and of the gather stream's worker for one
+ * gather. To enter a device takes four calls, once; a wrapped stream is asked once whether it is captured. */
 typedef struct bounds {
   bool nccl;
   double operators[OPERATORS], worker;
@@ -49,7 +50,7 @@ static void get_calls(void *args) {
   **(int **)args = host_calls();
 }
 
-/* Of the worker of the gather's stream, which has one if the ranks meet. */
+/* Returns the calls of the gather stream's worker, which exists if the ranks communicate. */
 static int calls_of_worker(const dc_context *ctx) {
   int calls = 0;
   int *to = &calls;
@@ -72,8 +73,8 @@ static int64_t count_wakeups(dc__nccl *nccl) {
   return count;
 }
 
-/* At most two in a poll's interval, however many collectives there are: one to begin to poll, and one at its end. Once
- * nothing is in flight, the watchdog sleeps. */
+/* At most two wake-ups in a poll's interval, however many collectives there are: one to begin polling, and one at the
+ * end. Once nothing is in flight, the watchdog sleeps. */
 static void check_wakeups(card_rank *c, dc__nccl *nccl, int64_t before, int64_t since) {
   const int64_t wakeups = count_wakeups(nccl) - before, intervals = (dc__now_ns() - since) / POLL_NS + 1;
   printf("%d of %d ranks: %d wake-ups in %d intervals\n", c->r.rank, c->r.world, (int)wakeups, (int)intervals);
@@ -111,7 +112,7 @@ static void count(card_rank *c, dc_stream *stream, void *shard) {
       CHECK(&c->r, cudasim_depth() == 0 && cudasim_mode() == 0);
       calls[which] += host_calls() - before;
     }
-    if (i % 8 == 0) { /* work that takes long is polled more than once */
+    if (i % 8 == 0) { /* a long queue would be polled more than once */
       OK(&c->r, dc_stream_synchronize(stream, 0));
     }
   }
@@ -125,7 +126,7 @@ static void count(card_rank *c, dc_stream *stream, void *shard) {
   OK(&c->r, run_operator(c->r.ctx, 0));
   OK(&c->r, run_operator(c->r.ctx, 1));
   const int before = host_calls();
-  OK(&c->r, run_operator(c->r.ctx, 1)); /* what the stream has waited for is not waited for again */
+  OK(&c->r, run_operator(c->r.ctx, 1)); /* the stream has waited for it already */
   CHECK(&c->r, host_calls() - before < calls[1] / TIMES);
   OK(&c->r, run_operator(c->r.ctx, 2));
   if (nccl != NULL) {
@@ -156,7 +157,7 @@ static void rank_counts(card_rank *c) {
 
 enum { TOGETHER = 12, STEPS = 20 };
 
-/* One gather of all is one group of NCCL's, and so one thread of its and one wait of libdc's for it. */
+/* One gather of all parameters is one group of NCCL. So NCCL starts one thread for it, and libdc waits once. */
 static void rank_gathers_together(card_rank *c) {
   const int64_t own = COUNT / c->r.world;
   int64_t ids[TOGETHER];
@@ -198,8 +199,8 @@ static void test_parameters_gathered_together(void **state) {
 
 /* ---- handshakes ---- */
 
-/* A capture's begin has handshakes of its own. The search for ranks that wait for each other compares the numbers of
- * handshakes with those of requests (src/comm/shm/deadlock.c). */
+/* The start of a capture makes handshakes of its own. The search for deadlocks compares the number of handshakes with
+ * that of requests (src/comm/shm/deadlock.c). */
 static void rank_captures(card_rank *c) {
   void *native = cudasim_stream();
   dc_stream *stream = NULL;

@@ -1,5 +1,5 @@
-/* Training steps of ranks on NCCL captured into CUDA graphs: launched, they have the bits of steps that are not
- * captured, at every stage; a failure of NCCL's or of a rank ends a graph that waits in NCCL. */
+/* Training steps of ranks on NCCL, captured into CUDA graphs. Launched, they have the bits of steps that are not
+ * captured, at every stage. A failure of NCCL or of a rank ends a graph that waits in NCCL. */
 #include "nccl_ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
@@ -13,16 +13,16 @@ typedef struct run {
   void *native;
   dc_stream *stream;
   dc_context *ctx;
-  float *weights, *grads, *bias, *activation; /* PARAMS times COUNT in the first two */
-  int64_t begin, count;                       /* of a parameter, what this rank owns of the gradient */
+  float *weights, *grads, *bias, *activation; /* the first two have PARAMS * COUNT elements */
+  int64_t begin, count;                       /* the part of a parameter's gradient that this rank owns */
 } run;
 
 static const int64_t whole = COUNT;
 
-/* Memory of a device that failed stays where its card cannot be waited for, since something is captured. */
+/* Objects that a failed device leaves, since its card cannot be waited for during a capture. */
 static int stays;
 
-static bool graphs_stay; /* else they go before NCCL's communicators */
+static bool graphs_stay; /* otherwise graphs are destroyed before NCCL's communicators */
 
 static int nothing_left(void **state) {
   (void)state;
@@ -44,7 +44,7 @@ static dc_status run_alloc(run *r, int64_t elements, int seed, float **ptr) {
   return begin_with(r, *ptr, elements, seed);
 }
 
-/* Weights are alike below stage 3, and each rank's activations are its own. */
+/* Below stage 3 all ranks have the same weights; each rank has its own activations. */
 static dc_status open_run(card_rank *c, int32_t stage, run *r) {
   static dc_status (*const graphs[])(dc_context *, int64_t, const int64_t *, int64_t) = {
       dc_register_graph_z0, dc_register_graph_z1, dc_register_graph_z2, dc_register_graph_z3};
@@ -85,7 +85,7 @@ static void close_run(run *r) {
   cudasim_stream_end(r->native);
 }
 
-/* The parameter's weights, the last one's gathered as float16. */
+/* Uses a parameter's weights; the last parameter's are gathered as float16. */
 static dc_status use(run *r, int64_t id) {
   const void *full = r->weights + id * COUNT;
   int32_t dtype = DC_FLOAT32;
@@ -100,7 +100,7 @@ static dc_status use(run *r, int64_t id) {
   return r->stage == 3 ? dc_release_param(r->ctx, NULL, GRAPH, id, 1) : DC_OK;
 }
 
-/* The owner's update, and below stage 3 every rank's parts of it. */
+/* The owner updates its part, and below stage 3 every rank gets all parts. */
 static dc_status update(run *r) {
   int64_t counts[8];
   for (int32_t k = 0; k < r->c->r.world; k++) {
@@ -116,7 +116,7 @@ static dc_status update(run *r) {
     }
   }
   dc_tensor bias = flat(r->bias, &whole, DC_FLOAT32);
-  DC__TRY(dc_comm_broadcast(r->c->nccl, &bias, 0, r->stream)); /* so later steps' activations are alike */
+  DC__TRY(dc_comm_broadcast(r->c->nccl, &bias, 0, r->stream)); /* makes later activations the same on all ranks */
   DC__TRY(dc_comm_all_reduce(r->c->nccl, &bias, DC_MEAN, r->stream));
   return dc_context_params_updated(r->ctx, NULL, 0);
 }
@@ -160,7 +160,7 @@ static bool same(run *a, run *b) {
 /* ---- the bits ---- */
 
 static int32_t stage_of_all;
-static bool is_first; /* nothing was gathered before the first capture, so NCCL has connected nothing */
+static bool is_first; /* nothing is gathered before the first capture, so NCCL has no connections yet */
 
 static void steps_and_launches(card_rank *c) {
   run plain, captured;
@@ -170,11 +170,11 @@ static void steps_and_launches(card_rank *c) {
   for (int i = 0; i < 2 * (LAUNCHES + 1); i++) {
     OK(&c->r, step(&plain));
   }
-  OK(&c->r, dc_stream_synchronize(plain.stream, 0)); /* the launches are behind all else of c->nccl */
+  OK(&c->r, dc_stream_synchronize(plain.stream, 0)); /* the launches come after all earlier work of c->nccl */
   if (!is_first) {
     OK(&c->r, step(&captured));
   }
-  for (int k = 0; k < 2; k++) { /* a second graph takes the first one's place, with a step between */
+  for (int k = 0; k < 2; k++) { /* a second graph replaces the first one, with a step between them */
     OK(&c->r, capture(&captured));
     for (int i = 0; i < LAUNCHES + (is_first && k == 0); i++) {
       cudasim_launch(captured.native);
@@ -204,7 +204,7 @@ static void test_a_launch_is_a_step(void **state) {
 
 /* ---- gradients that are not finite ---- */
 
-/* Of one rank's in one launch, which all ranks hear of, and no later one. */
+/* In one launch one rank's gradient is not finite: all ranks learn of it, in that launch only. */
 static void launches_are_looked_at(card_rank *c) {
   const float infinite = __builtin_inff();
   run r;
@@ -233,7 +233,7 @@ static void test_each_launch_looks_for_itself(void **state) {
   }
 }
 
-/* ---- ranks of which one captures ---- */
+/* ---- only one of the ranks captures ---- */
 
 static int captures_before;
 
@@ -278,11 +278,11 @@ static void launch_and(card_rank *c, void (*go_wrong)(card_rank *c, run *r), dc_
   if (c->r.rank != 1) {
     cudasim_launch(r.native);
   }
-  (void)dc_comm_barrier(c->nccl); /* which may end only with the group */
+  (void)dc_comm_barrier(c->nccl); /* may end only when the group fails */
   if (c->r.rank == 1) {
     go_wrong(c, &r);
   }
-  OK(&c->r, dc_stream_synchronize(r.stream, 0)); /* does not wait for ever */
+  OK(&c->r, dc_stream_synchronize(r.stream, 0)); /* must not wait for ever */
   dc_status status = dc_context_check(r.ctx);
   CHECK(&c->r, (status == expected || status == DC_E_ABORTED) && strstr(dc_last_error(), text) != NULL);
   close_run(&r);
@@ -317,7 +317,7 @@ static void test_a_launch_that_breaks_ends(void **state) {
   on_cards(3, ON_PROCESSES, 100 * second, is_broken);
 }
 
-/* A context ends although graphs hold its communicators, and so does one whose launch waits. */
+/* A context ends although graphs hold its communicators. Another one ends although a launch of its graph is waiting. */
 static void ends_before_its_graph(card_rank *c) {
   run r;
   OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
@@ -334,7 +334,7 @@ static void test_graphs_that_stay(void **state) {
   on_cards(2, ON_PROCESSES, 100 * second, is_left);
   graphs_stay = false;
   for (int i = 0; i < 10000 && cudasim_live() > 0; i++) {
-    usleep(1000); /* a thread of libdc's ends them */
+    usleep(1000); /* a thread of libdc ends the communicators */
   }
 }
 
@@ -352,7 +352,7 @@ static void captures_with_a_failure(card_rank *c) {
     calls_seen = cudasim_calls(failing);
     cudasim_fail(failing, failing_before, 1);
   }
-  (void)dc_comm_barrier(c->nccl); /* the other one may have failed already */
+  (void)dc_comm_barrier(c->nccl); /* the other rank may have failed already */
   (void)capture(&r);
   (void)dc_context_check(r.ctx);
   if (c->r.rank == 0) {

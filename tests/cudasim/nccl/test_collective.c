@@ -1,5 +1,5 @@
-/* Collectives of ranks on simulated cards through NCCL against plain C: every type, even and ragged parts, groups;
- * bases that are processes, threads and the caller's; and the calls of NCCL. */
+/* Collectives of ranks on simulated cards through NCCL, compared with plain C: every type, even and ragged parts,
+ * groups; with processes, threads and the caller's collectives as the bootstrap; and the calls of NCCL. */
 #include "nccl_ranks.h"
 
 enum { COUNT = 700, TYPES = 7 };
@@ -7,7 +7,7 @@ enum { COUNT = 700, TYPES = 7 };
 static const int32_t dtypes[TYPES] = {DC_FLOAT32, DC_FLOAT64, DC_FLOAT16, DC_BFLOAT16, DC_INT8, DC_INT32, DC_INT64};
 static const int64_t second = INT64_C(1000000000);
 
-/* Elements of each rank: alike, ragged with an empty one, or all on one rank. */
+/* Elements of each rank: the same for all, ragged with an empty part, or all on one rank. */
 static int64_t parts(int32_t world, int kind, int64_t counts[8]) {
   int64_t total = 0;
   for (int32_t r = 0; r < world; r++) {
@@ -25,7 +25,7 @@ static int64_t before(const int64_t *counts, int32_t last) {
   return sum;
 }
 
-/* recv as the device has it equals the expected bytes. */
+/* recv on the device equals the expected bytes. */
 static bool same(card_rank *c, const void *recv, const void *expected, size_t bytes) {
   char found[COUNT * 8];
   return put(c, found, recv, bytes) == DC_OK && memcmp(found, expected, bytes) == 0;
@@ -146,7 +146,7 @@ static void test_every_type_and_split(void **state) {
   nothing_left();
 }
 
-/* Some ranks send from registered memory, and all receive in memory that is not. */
+/* Some ranks send from registered memory; all receive in memory that is not registered. */
 static void from_registered_memory(card_rank *c) {
   void *send = NULL, *recv = on_card(c, COUNT * 8);
   OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
@@ -201,7 +201,7 @@ static void test_in_place(void **state) {
 
 /* ---- more than one at a time ---- */
 
-/* The host's own data goes by way of the base, and a copy is as good as the first. */
+/* Data in the host's memory goes over the bootstrap communicator, and a copy works like the original. */
 static void hosts_and_copies(card_rank *c) {
   dc_comm *copy;
   OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
@@ -216,7 +216,7 @@ static void hosts_and_copies(card_rank *c) {
   OK(&c->r, status);
   CHECK(&c->r, all[c->r.world - 1] == c->r.world + 9 && mine == 10 * c->r.world + c->r.world * (c->r.world - 1) / 2);
   CHECK(&c->r, dc_comm_set_checksums(c->nccl, 1) == DC_E_UNSUPPORTED);
-  CHECK(&c->r, dc_comm_create_nccl(c->nccl, c->r.device, &copy) == DC_OK); /* on the same base */
+  CHECK(&c->r, dc_comm_create_nccl(c->nccl, c->r.device, &copy) == DC_OK); /* over the same bootstrap communicator */
   dc_comm_destroy(copy);
 }
 
@@ -226,7 +226,7 @@ static void test_hosts_and_copies(void **state) {
   nothing_left();
 }
 
-/* The even ranks and the odd ones, each on NCCL as ranks of their own. */
+/* The even ranks and the odd ones form two NCCL communicators. */
 static void in_parts(card_rank *c) {
   dc_comm *whole;
   OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &whole));
@@ -245,7 +245,7 @@ static void test_parts(void **state) {
   nothing_left();
 }
 
-/* A group is one group of NCCL's. */
+/* A group of libdc is one group of NCCL. */
 static void grouped(card_rank *c) {
   enum { MEMBERS = 5 };
   char *send = on_card(c, COUNT * 8), *recv = on_card(c, COUNT * 8);

@@ -1,5 +1,5 @@
-/* Contexts on simulated cards: processes get NCCL by themselves, one communicator for gathers and one for reductions.
- * Also registered memory under symmetric_memory, and the caller's collectives as the bootstrap. */
+/* Contexts on simulated cards: processes use NCCL by default, with one communicator for gathers and one for reductions.
+ * Also registered memory with symmetric_memory, and the caller's collectives as the bootstrap. */
 #include "nccl_ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
@@ -93,12 +93,12 @@ static void test_symmetric_memory_is_registered(void **state) {
   on_cards(2, ON_TCP, 100 * second, registered);
   (void)clean_state(NULL);
   on_cards(2, ON_PROCESSES, 100 * second, registered);
-  assert_true(cudasim_calls("ncclCommRegister") >= 2 * 2); /* the shard's, and the gathered weights' */
+  assert_true(cudasim_calls("ncclCommRegister") >= 2 * 2); /* for the shards, and for the gathered weights */
   assert_int_equal(cudasim_calls("ncclCommRegister"), cudasim_calls("ncclMemFree"));
   nothing_left();
 }
 
-/* The parts are ragged, so they go by broadcasts into registered memory. */
+/* The parts are ragged, so broadcasts move them into registered memory. */
 static void test_shards_that_are_not_registered(void **state) {
   (void)state;
   shards = DC_MEMORY_DEVICE;
@@ -154,7 +154,7 @@ static void over_callers(card_rank *c) {
 static void test_over_the_callers_collectives(void **state) {
   (void)state;
   on_cards(2, ON_THREADS, 100 * second, over_callers);
-  assert_int_equal(cudasim_calls("ncclCommInitRankConfig"), 2); /* the caller has no second group */
+  assert_int_equal(cudasim_calls("ncclCommInitRankConfig"), 2); /* one per rank: the caller provides no second group */
   nothing_left();
 }
 

@@ -1,10 +1,10 @@
-/* Errors between ranks on NCCL: versions, ranks that stay away, errors that arrive later, aborts, and every call
- * failing in turn. Each is a status and a sentence on every rank, and nothing is left behind. */
+/* Errors between ranks on NCCL: versions, ranks that never come, errors that arrive later, aborts, and every call
+ * failing in turn. Each gives a status and a text on every rank, and nothing leaks. */
 #include "comm/shm/shm.h"
 #include "nccl_ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
-static const int64_t brief = INT64_C(2000000000); /* once the group is there, whose setup has no deadline here */
+static const int64_t brief = INT64_C(2000000000); /* once the group exists, whose setup has no such deadline */
 
 enum { COUNT = 64 };
 
@@ -30,14 +30,14 @@ static void refuses_arguments(card_rank *c) {
   dc_status status = dc_comm_create_nccl(c->r.comm, cpu, &c->nccl);
   dc_device_destroy(cpu);
   CHECK(&c->r, status == DC_E_UNSUPPORTED && says("device \"cpu\" is no card"));
-  c->r.comm->world = 257; /* a group that is too large to be made here */
+  c->r.comm->world = 257; /* too large a group to be made here */
   status = dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl);
   c->r.comm->world = 1;
   CHECK(&c->r, status == DC_E_UNSUPPORTED && says("the communicator has 257 ranks, must have at most 256"));
   OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
   OK(&c->r, dc_device_open("cuda:5", NULL, &other));
   status = dc_stream_create(other, &stream);
-  dc_tensor t = flat(&status, &count, DC_FLOAT32); /* never read */
+  dc_tensor t = flat(&status, &count, DC_FLOAT32); /* must not be read */
   if (status == DC_OK) {
     status = dc_comm_all_reduce(c->nccl, &t, DC_SUM, stream);
     dc_stream_destroy(stream);
@@ -55,7 +55,7 @@ static void test_arguments(void **state) {
 static void finds_none(card_rank *c) {
   CHECK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl) == DC_E_UNSUPPORTED);
   CHECK(&c->r, says("is version 2.18.5, 2.19 or later is needed"));
-  OK(&c->r, dc_comm_check(c->r.comm)); /* no rank waits for another: they go on without */
+  OK(&c->r, dc_comm_check(c->r.comm)); /* no rank waits for another, so they go on without NCCL */
   OK(&c->r, dc_comm_barrier(c->r.comm));
 }
 
@@ -69,7 +69,7 @@ static void test_versions(void **state) {
   ncclsim_set_version(2804);
   assert_int_equal(dc_nccl_get_version(&version), DC_E_UNSUPPORTED);
   assert_true(says("is version 2.8.4, 2.19 or later is needed"));
-  assert_int_equal(version, 22907); /* an error leaves it */
+  assert_int_equal(version, 22907); /* an error does not change it */
   ncclsim_reset();
   assert_int_equal(setenv("LIBDC_CUDA_LIB_DIR", "/nowhere", 1), 0);
   assert_int_equal(dc_nccl_get_version(&version), DC_E_UNSUPPORTED);
@@ -99,7 +99,7 @@ static void test_environment(void **state) {
   nothing_left();
 }
 
-/* One of two ranks has none; which of them is not known. */
+/* One of two ranks finds no NCCL; which one is not known. */
 static void one_has_none(card_rank *c) {
   CHECK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl) == DC_E_UNSUPPORTED);
   CHECK(&c->r, says("ncclGetVersion of") || says("has none that can be used"));
@@ -113,19 +113,19 @@ static void test_one_rank_without(void **state) {
   nothing_left();
 }
 
-/* ---- ranks that stay away ---- */
+/* ---- ranks that never come ---- */
 
-/* The rank whose deadline is over first tells all. */
+/* The rank whose deadline expires first tells the others. */
 static bool is_late(dc_status status) {
   return (status == DC_E_TIMEOUT || status == DC_E_ABORTED) && says("s at ") &&
          says("a card or a rank does not answer");
 }
 
 static void starts_alone(card_rank *c) {
-  ((dc__shm *)c->r.comm)->group->timeout_ns = brief; /* of the copy that NCCL's stands on */
+  ((dc__shm *)c->r.comm)->group->timeout_ns = brief; /* also of the copy that NCCL uses as its bootstrap */
   CHECK(&c->r, is_late(dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl)));
   CHECK(&c->r, says("the start of NCCL"));
-  CHECK(&c->r, dc_comm_check(c->r.comm) != DC_OK); /* and the group is over */
+  CHECK(&c->r, dc_comm_check(c->r.comm) != DC_OK); /* and the group has failed */
 }
 
 static void test_a_rank_never_starts(void **state) {
@@ -135,7 +135,7 @@ static void test_a_rank_never_starts(void **state) {
   nothing_left();
 }
 
-/* An all-gather on the rank's stream; the status is the communicator's afterwards. */
+/* Runs an all-gather on the rank's stream. Returns the communicator's status afterwards. */
 static dc_status gather(card_rank *c, int64_t count, float *block) {
   int64_t all = count * c->r.world;
   dc_tensor from = flat(block, &count, DC_FLOAT32), to = flat(block + COUNT, &all, DC_FLOAT32);
@@ -144,7 +144,7 @@ static dc_status gather(card_rank *c, int64_t count, float *block) {
   return status != DC_OK ? status : dc_comm_check(c->nccl);
 }
 
-/* Runs a gather with `before` done once all ranks have their communicators, and this deadline for NCCL. */
+/* Once all ranks have their communicators, calls `before` on rank 0, and gathers with this deadline for NCCL. */
 static dc_status gather_after(card_rank *c, void (*before)(void), int64_t count, int64_t timeout_ns) {
   enum { BYTES = 16 * COUNT * sizeof(float) };
   float *block = on_card(c, BYTES);
@@ -170,7 +170,7 @@ static void gathers_alone(card_rank *c) {
   CHECK(&c->r, is_late(gather_after(c, stall_one, COUNT, brief)));
   CHECK(&c->r, says("all_gather"));
   dc_status first = dc_comm_check(c->nccl);
-  CHECK(&c->r, first != DC_OK && dc_comm_barrier(c->nccl) == first); /* sticky */
+  CHECK(&c->r, first != DC_OK && dc_comm_barrier(c->nccl) == first); /* the failure is permanent */
   CHECK(&c->r, dc_comm_check(c->r.comm) != DC_OK);
 }
 
@@ -204,12 +204,12 @@ static void test_an_abort_ends_nccl(void **state) {
   (void)state;
   on_cards(2, ON_TCP, 100 * second, aborts);
   (void)clean_state(NULL);
-  on_cards(2, ON_PROCESSES, 100 * second, aborts); /* far from any deadline */
+  on_cards(2, ON_PROCESSES, 100 * second, aborts); /* much longer than the test */
   assert_int_equal(cudasim_calls("ncclCommAbort"), 2);
   nothing_left();
 }
 
-/* ---- what arrives later ---- */
+/* ---- errors that arrive later ---- */
 
 static void break_one(void) {
   ncclsim_break(1, DC__NCCL_REMOTE_ERROR);
@@ -241,7 +241,7 @@ static void test_a_mismatch_is_found_first(void **state) {
   nothing_left();
 }
 
-/* A lost device's groups never run; the other rank hears of it. */
+/* A lost device's groups never run, and the other rank learns of it. */
 static void loses_card(card_rank *c) {
   dc_status status = gather_after(c, do_nothing, COUNT, 100 * second);
   CHECK(&c->r, status == DC_OK);
@@ -269,7 +269,7 @@ static dc_status no_event(dc_device *device, dc_event **event) {
   return dc__fail(DC_E_DEVICE, "device \"%s\" has no event", device->name);
 }
 
-/* The first collective in flight needs events; the device's own error is the communicator's. */
+/* The first collective in flight needs events; the device's error becomes the communicator's. */
 static void has_no_events(card_rank *c) {
   static dc__device_ops without[2];
   without[c->r.rank] = *c->r.device->ops;
@@ -285,9 +285,9 @@ static void test_a_device_without_events(void **state) {
   nothing_left();
 }
 
-/* ---- ranks that stay longer ---- */
+/* ---- ranks that end later ---- */
 
-/* NCCL's end of the one waits for that of the other, which waits for a rank that has destroyed its communicator. */
+/* A rank's end of NCCL waits for the other rank's, and that rank waits for one that has destroyed its communicator. */
 static void ends_before_its_peer(card_rank *c) {
   OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
   if (c->r.rank == 0) {
@@ -302,7 +302,7 @@ static void test_an_end_waits_for_no_rank(void **state) {
   ncclsim_end_together();
   on_cards(2, ON_PROCESSES, 100 * second, ends_before_its_peer);
   for (int i = 0; i < 30000 && cudasim_live() > 0; i++) {
-    usleep(1000); /* a thread of libdc's ends the first */
+    usleep(1000); /* a thread of libdc ends the first rank's communicator */
   }
   nothing_left();
 }
@@ -318,7 +318,7 @@ static void use_all(card_rank *c) {
     dc_tensor from = flat(block, &count, DC_FLOAT32), to = flat(block + COUNT, &all, DC_FLOAT32);
     void *heap = NULL;
     bool has_heap = copy->ops->heap_alloc(copy, BYTES, &heap) == DC_OK;
-    float *at = has_heap ? heap : block; /* the other rank comes to the gather in any case */
+    float *at = has_heap ? heap : block; /* otherwise the other rank would wait for this one */
     dc_tensor in_window = flat(at, &count, DC_FLOAT32), all_in_window = flat(at + COUNT, &all, DC_FLOAT32);
     (void)dc_comm_all_gather(copy, &in_window, &all_in_window, NULL, c->stream);
     (void)dc_stream_synchronize(c->stream, 0);

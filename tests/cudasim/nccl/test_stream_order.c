@@ -1,5 +1,5 @@
-/* Collectives through NCCL are work of the caller's stream: hosts run ahead of cards that are held back. No call waits
- * for a wrapped stream, and one communicator's collectives follow each other on several streams. */
+/* Collectives through NCCL are ordered by the caller's stream, while hosts run ahead of cards that are held back. No
+ * call waits for a wrapped stream, and one communicator's collectives on several streams run one after another. */
 #include "nccl_ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
@@ -19,17 +19,17 @@ static int nothing_left(void **state) {
   return 0;
 }
 
-/* ---- the tests' gathers and reductions ---- */
+/* ---- gathers and reductions of the tests ---- */
 
 typedef struct data {
-  float *send, *whole, *part; /* COUNT of each rank's, all of them, a rank's part */
+  float *send, *whole, *part; /* COUNT elements for each rank; all ranks' elements; a rank's part */
 } data;
 
 static size_t bytes_of(const card_rank *c, int64_t ranks) {
   return sizeof(float) * COUNT * (size_t)(ranks == 0 ? c->r.world : ranks);
 }
 
-/* The rank sends rank + seed, and finds zeros where others' will be. */
+/* The rank sends rank + seed, and its outputs begin as zeros. */
 static dc_status open_data(card_rank *c, data *d, int seed) {
   float host[8 * COUNT];
   for (int i = 0; i < COUNT * c->r.world; i++) {
@@ -98,10 +98,10 @@ static void runs_ahead(card_rank *c) {
     OK(&c->r, reduce(c, &d, COUNT, c->stream));
   }
   OK(&c->r, dc_event_record(event, c->stream));
-  CHECK(&c->r, await_calls("ncclGroupEnd", 2 * ROUNDS * c->r.world)); /* all of it is on the cards */
+  CHECK(&c->r, await_calls("ncclGroupEnd", 2 * ROUNDS * c->r.world)); /* all of it is queued on the cards */
   OK(&c->r, dc_event_query(event, &passed));
   CHECK(&c->r, passed == 0 && is_untouched(&d));
-  OK(&c->r, dc_comm_barrier(c->nccl)); /* hosts meet meanwhile */
+  OK(&c->r, dc_comm_barrier(c->nccl)); /* hosts communicate meanwhile */
   OK(&c->r, dc_event_wait(event, NULL, 0));
   OK(&c->r, dc_comm_check(c->nccl));
   CHECK(&c->r, is_gathered(c, &d, 3) && is_reduced(c, &d, 3));
@@ -123,7 +123,7 @@ static void on_theirs(card_rank *c) {
   OK(&c->r, open_data(c, &d, 5));
   for (int i = 0; i < ROUNDS; i++) {
     dc_tensor whole = flat(d.whole, &(int64_t){COUNT}, DC_FLOAT32);
-    OK(&c->r, dc_comm_broadcast(c->nccl, &whole, 0, wrapped)); /* zeros */
+    OK(&c->r, dc_comm_broadcast(c->nccl, &whole, 0, wrapped)); /* broadcasts zeros */
     OK(&c->r, gather(c, &d, COUNT, wrapped));
     OK(&c->r, reduce(c, &d, COUNT, wrapped));
     CHECK(&c->r, is_untouched(&d));
@@ -141,7 +141,7 @@ static void test_a_stream_of_others_is_not_waited_for(void **state) {
   on_cards(2, ON_PROCESSES, 100 * second, on_theirs);
 }
 
-/* A gathered parameter is waited for on PyTorch's stream, say, by the card alone. */
+/* The caller's stream, for instance PyTorch's, waits for a gathered parameter on the card, not on the host. */
 static void waits_for_a_parameter(card_rank *c) {
   const int64_t count = COUNT, all = 2 * COUNT, ids[] = {1};
   data d;
@@ -176,7 +176,7 @@ static void test_a_wait_for_a_parameter_is_the_cards(void **state) {
   on_cards(2, ON_PROCESSES, 100 * second, waits_for_a_parameter);
 }
 
-/* Earlier work of a stream does not count as the ranks' time. */
+/* The deadline does not include earlier work of the stream. */
 static void comes_late(card_rank *c) {
   data d;
   OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
@@ -184,7 +184,7 @@ static void comes_late(card_rank *c) {
   c->nccl->timeout_ns = 2 * second;
   OK(&c->r, gather(c, &d, COUNT, c->stream));
   (void)usleep(2500000);
-  OK(&c->r, dc_comm_barrier(c->r.comm)); /* their streams come to it together */
+  OK(&c->r, dc_comm_barrier(c->r.comm)); /* all streams reach the gather together */
   OK(&c->r, dc_stream_synchronize(c->stream, 0));
   OK(&c->r, dc_comm_check(c->nccl));
   CHECK(&c->r, is_gathered(c, &d, 1));
@@ -206,15 +206,15 @@ static void on_two_streams(card_rank *c) {
   for (int i = 0; i < ROUNDS; i++) {
     OK(&c->r, open_data(c, &d[i], i));
   }
-  for (int i = 0; i < ROUNDS; i++) { /* the staging memory grows under what is held back */
+  for (int i = 0; i < ROUNDS; i++) { /* the staging memory grows while earlier work is held back */
     dc_stream *stream = i % 2 == 0 ? c->stream : other;
     OK(&c->r, reduce(c, &d[i], (i + 1) * COUNT / ROUNDS, stream));
     OK(&c->r, gather(c, &d[i], COUNT, stream));
-    OK(&c->r, dc_comm_barrier(c->r.comm)); /* the same order on every rank: workers are not ordered by their calls */
+    OK(&c->r, dc_comm_barrier(c->r.comm)); /* same order on every rank: two streams' workers run independently */
     CHECK(&c->r, await_calls("ncclGroupEnd", 2 * (i + 1) * c->r.world));
     OK(&c->r, dc_comm_barrier(c->r.comm));
   }
-  OK(&c->r, dc_stream_synchronize(other, 0)); /* the last one, and so all that are before it */
+  OK(&c->r, dc_stream_synchronize(other, 0)); /* the last collective, and so all before it */
   for (int i = 0; i < ROUNDS; i++) {
     const float *part = cudasim_host_ptr(d[i].part);
     CHECK(&c->r, is_gathered(c, &d[i], i));
@@ -230,7 +230,7 @@ static void test_streams_of_one_communicator(void **state) {
   on_cards(2, ON_PROCESSES, 100 * second, on_two_streams);
 }
 
-/* The communicator's end waits for what it has on streams. */
+/* The communicator's end waits for its work on streams. */
 static void leaves_at_once(card_rank *c) {
   data d;
   OK(&c->r, dc_comm_create_nccl(c->r.comm, c->r.device, &c->nccl));
@@ -241,7 +241,7 @@ static void leaves_at_once(card_rank *c) {
   OK(&c->r, dc_comm_barrier(c->nccl));
   dc_comm_destroy(c->nccl);
   c->nccl = NULL;
-  OK(&c->r, dc_stream_synchronize(c->stream, 0)); /* the notes behind it */
+  OK(&c->r, dc_stream_synchronize(c->stream, 0)); /* waits for the bookkeeping behind it */
   CHECK(&c->r, is_gathered(c, &d, 9) && is_reduced(c, &d, 9));
   close_data(c, &d);
 }
@@ -251,7 +251,7 @@ static void test_an_end_waits(void **state) {
   on_cards(2, ON_PROCESSES, 100 * second, leaves_at_once);
 }
 
-/* ---- every call of the driver's failing in turn, on one of the ranks ---- */
+/* ---- every call of the driver failing in turn, on one of the ranks ---- */
 
 static const char *failing;
 static int failing_before;
@@ -266,14 +266,14 @@ static void use_all(card_rank *c) {
     calls_seen = cudasim_calls(failing);
     cudasim_fail(failing, failing_before, BAD_VALUE);
   }
-  (void)dc_comm_barrier(c->nccl); /* the other one may have failed already */
+  (void)dc_comm_barrier(c->nccl); /* the other rank may have failed already */
   dc_tensor whole = flat(d.whole, &(int64_t){COUNT}, DC_FLOAT32);
   (void)gather(c, &d, COUNT, c->stream);
   (void)reduce(c, &d, COUNT, c->stream);
   (void)dc_comm_all_reduce(c->nccl, &whole, DC_SUM, c->stream);
   dc_status status = dc_stream_synchronize(c->stream, 0);
   if (status == DC_OK && dc_comm_check(c->nccl) == DC_OK) {
-    CHECK(&c->r, is_reduced(c, &d, 2)); /* a rank without an error has the whole result */
+    CHECK(&c->r, is_reduced(c, &d, 2)); /* without an error the result must be complete */
   }
   if (c->r.rank == 0) {
     calls_seen = cudasim_calls(failing) - calls_seen;

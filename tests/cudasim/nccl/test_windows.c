@@ -1,5 +1,5 @@
-/* symmetric_memory on NCCL: gathers go through windows where all ranks' memory lies alike, and by broadcasts where it
- * does not; with hosts ahead of their cards, in graphs, with NCCLs and cards that have no windows. */
+/* symmetric_memory on NCCL: gathers use windows where all ranks' memory has the same layout, and broadcasts elsewhere.
+ * Also with hosts ahead of their cards, in graphs, and with versions of NCCL and cards that have no windows. */
 #include "nccl_ranks.h"
 
 static const int64_t second = INT64_C(1000000000);
@@ -10,7 +10,7 @@ static void nothing_left(void) {
   assert_int_equal(cudasim_live(), 0);
 }
 
-/* A rank's shards, one behind the other in one block. */
+/* A rank's shards, contiguous in one block. */
 typedef struct model {
   card_rank *c;
   dc_buffer *shards;
@@ -69,7 +69,7 @@ static void check(card_rank *c, int64_t id, int32_t dtype, const float *copy) {
   CHECK(&c->r, memcmp(found, wanted, sizeof found) == 0);
 }
 
-/* Gathers and releases all, two at a time, without waiting, and copies what it gets. */
+/* Gathers and releases all parameters, two at a time, without waiting, and copies the results. */
 static void use_all(model *m, int32_t dtype, float *copies) {
   card_rank *c = m->c;
   rank *r = &c->r;
@@ -120,7 +120,7 @@ static void rounds(card_rank *c) {
   end(&m);
 }
 
-/* The gathers in the two ranks' runs of rounds(), by which call. */
+/* Checks how many gathers the ranks' runs of rounds() made, by call. */
 static void all_went(int32_t world, int gathers, int broadcasts, int in_windows) {
   assert_int_equal(cudasim_calls("ncclAllGather"), world * gathers);
   assert_int_equal(cudasim_calls("ncclBroadcast"), world * broadcasts);
@@ -137,7 +137,7 @@ static void test_gathers_go_through_windows(void **state) {
   }
 }
 
-/* NCCL need not know a shard's address. */
+/* Gathers also use windows if the shards are in memory that is not registered. */
 static void test_shards_on_the_host(void **state) {
   (void)state;
   kind = DC_MEMORY_DEVICE;
@@ -146,7 +146,7 @@ static void test_shards_on_the_host(void **state) {
   all_went(2, 4 * PARAMS, 0, 4 * PARAMS);
 }
 
-/* An event that has passed on one rank's card and not on another's moves no memory. */
+/* An event that has passed on only one rank's card must not change that rank's layout of memory. */
 static void test_hosts_ahead_of_their_cards(void **state) {
   (void)state;
   ahead = true;
@@ -170,7 +170,7 @@ static void test_without_windows(void **state) {
   clean_state(state);
   ncclsim_set_version(22606);
   on_cards(2, ON_PROCESSES, 100 * second, one_shard_elsewhere);
-  all_went(2, 0, 2 * PARAMS, 0); /* no gather of which some ranks' shards are registered */
+  all_went(2, 0, 2 * PARAMS, 0); /* no gather from shards of which only some are registered */
   clean_state(state);
   ncclsim_set_windows(false);
   on_cards(2, ON_PROCESSES, 100 * second, rounds);
@@ -181,7 +181,7 @@ static void test_without_windows(void **state) {
 
 /* ---- ranks out of step ---- */
 
-/* Rank 1 keeps a parameter for itself, so its next ones lie elsewhere, until it gives it back. */
+/* Rank 1 takes a parameter, so its later ones lie elsewhere until it gives the memory back. */
 static void out_of_step(card_rank *c) {
   model m;
   dc_tensor full = DC_TENSOR_INIT;
@@ -213,7 +213,7 @@ static void test_one_rank_with_shards_on_the_host(void **state) {
   all_went(2, 0, 2 * PARAMS, 0);
 }
 
-/* Rank 0 gathers within one block, rank 1 out of one into another. None is a window yet, and all offsets agree. */
+/* Rank 0 gathers within one block, rank 1 from one block into another. None is a window yet, and all offsets agree. */
 static void other_blocks(card_rank *c) {
   enum { BYTES = 8192, COUNT = 64 };
   int64_t count = COUNT, all = 2 * COUNT;
@@ -249,7 +249,7 @@ static void test_ranks_with_other_blocks(void **state) {
 
 /* ---- graphs ---- */
 
-/* A capture's memory is its own, and is not registered, which no capture allows. */
+/* A capture has its own memory, which is not registered, since no capture allows that. */
 static void captured(card_rank *c) {
   model m;
   dc_stream *own = c->stream;
@@ -284,7 +284,7 @@ static void test_captures(void **state) {
   nothing_left();
 }
 
-/* ---- a rank that does not come ---- */
+/* ---- a rank that never comes ---- */
 
 static void loses_one(card_rank *c) {
   model m;

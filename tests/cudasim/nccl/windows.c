@@ -1,12 +1,13 @@
-/* Memory of the simulated NCCL, and its rules of registration. A window is all ranks', of memory of ncclMemAlloc, in
- * the same order and of the same size. The communicator gets no other call meanwhile. Memory that queued work uses must
- * neither be freed nor deregistered, which ends the process. collectives.c checks that gathers use windows alike. */
+/* Memory of the simulated NCCL, and its rules of registration. A window belongs to all ranks: of memory of
+ * ncclMemAlloc, in the same order and of the same size. Meanwhile the communicator gets no other call. Freeing or
+ * deregistering memory that queued work uses ends the process. collectives.c checks that gathers use the same
+ * windows. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "ncclsim_internal.h"
 
-enum { ALIGNMENT = 4096 }; /* of a window's begin */
+enum { ALIGNMENT = 4096 }; /* of a window's first byte */
 
 typedef struct block {
   struct block *next;
@@ -19,7 +20,7 @@ static bool has_windows;
 static int through;
 
 void ncclsim_windows_reset(void) {
-  while (blocks != NULL) { /* of a lost device */
+  while (blocks != NULL) { /* blocks that a lost device left */
     block *next = blocks->next;
     free(blocks);
     blocks = next;
@@ -39,7 +40,7 @@ int ncclsim_through_windows(void) {
   return found;
 }
 
-/* ---- what uses memory ---- */
+/* ---- users of memory ---- */
 
 static bool overlaps(const char *a, size_t a_bytes, const char *b, size_t b_bytes) {
   return a != NULL && b != NULL && a < b + b_bytes && b < a + a_bytes;
@@ -49,7 +50,7 @@ static size_t received(const struct ncclComm *comm, const call *c) {
   return c->kind == ALL_GATHER ? c->bytes * (size_t)comm->world->ranks : c->bytes;
 }
 
-/* Graphs may be launched no more when their memory goes, but they are still there. */
+/* Groups in graphs do not count: they still exist, but need not be launched again. */
 static void must_be_unused(const struct ncclComm *comm, const char *ptr, size_t bytes, const char *what) {
   for (const group *g = comm->groups; g != NULL; g = g->next) {
     for (int i = 0; i < g->count; i++) {
@@ -257,7 +258,7 @@ bool ncclsim_both_registered(const call *own, const call *other) {
   switch (own->kind) {
     case ALL_GATHER:
       return own->registered_send == other->registered_send && own->registered_recv == other->registered_recv;
-    case BROADCAST: /* the other one is the root */
+    case BROADCAST: /* other is the root's call */
       return own->registered_recv == other->registered_recv && own->registered_recv == other->registered_send;
     default:
       return own->registered_recv == other->registered_send;

@@ -1,5 +1,5 @@
-/* Ranks that have a part of each parameter, on one device, which some of them share: the bits of one rank. Behind
- * optim_pair.h or kfac_pair.h; on the simulated driver alone. */
+/* Ranks that each have a part of every parameter, on devices some of which are shared, must have the bits of one rank.
+ * Included after optim_pair.h or kfac_pair.h; on the simulated driver only. */
 #ifndef TESTS_DEVICE_RANKS_H
 #define TESTS_DEVICE_RANKS_H
 
@@ -8,7 +8,7 @@ struct rank_of {
   pthread_t thread;
   dc_comm *comm;
   dc_status (*train)(rank_of *self); /* makes the optimizer and takes STEPS steps */
-  const void *job;                   /* what to train */
+  const void *job;                   /* data for train() */
   device_optimizer s;
   char *failed;
 };
@@ -25,7 +25,7 @@ static inline void *run_one(void *arg) {
   return NULL;
 }
 
-/* A rank's part of the weights that one rank has, which leaves them in `one`. */
+/* Compares a rank's part of the weights with those of a single rank, which stores them in `one`. */
 static inline void compare_part(const device_optimizer *s, int32_t world, int32_t at, char one[PARAMS][4 * MOST]) {
   char part[4 * MOST];
   for (int p = 0; p < PARAMS; p++) {
@@ -46,7 +46,7 @@ static inline void ranks_agree(dc_status (*train)(rank_of *self), const void *jo
     for (int32_t r = 0; r < world; r++) {
       ranks[r] = (rank_of){.comm = comms[r], .train = train, .job = job};
       open_optimizer(&ranks[r].s, "cuda");
-      if (r == 2) { /* on the first one's */
+      if (r == 2) { /* shares the first rank's device */
         dc_linalg_destroy(ranks[r].s.linalg);
         assert_int_equal(dc_linalg_create(ranks[0].s.device, NULL, &ranks[r].s.linalg), DC_OK);
       }

@@ -1,5 +1,5 @@
-/* Shared by the tests of K-FAC on the device. They have an optimizer with layers of all kinds, on the CPU or on the
- * device, whole or a rank's parts, and its batches. */
+/* Shared by the tests of K-FAC on the device: an optimizer with layers of all kinds, and its batches. It is on the CPU
+ * or on the device, for one rank or for a rank's parts. */
 #ifndef TESTS_KFAC_PAIR_H
 #define TESTS_KFAC_PAIR_H
 
@@ -12,7 +12,8 @@
 
 enum { PARAMS = 6, LAYERS = 3, MOST = 2048, STEPS = 4, SAMPLES = 4 };
 
-/* A linear layer with a bias at many positions, one without, a convolution in groups with one; and a vector alone. */
+/* A linear layer with a bias at many positions, one without a bias, a grouped convolution with a bias, and a vector
+ * without a layer. */
 static const struct shape {
   int32_t ndim, dtype, grad_dtype;
   int64_t sizes[4];
@@ -45,7 +46,7 @@ static inline int64_t product_of(const int64_t *sizes, int32_t ndim) {
   return numel;
 }
 
-/* Numbers [from, from + count) of a seed's, the same on every side and rank. */
+/* Numbers [from, from + count) of a seed's sequence, the same on every side and rank. */
 static inline void numbers(const device_optimizer *s, char *to, int32_t dtype, uint64_t seed, int64_t from,
                            int64_t count) {
   float values[MOST];
@@ -89,7 +90,7 @@ static inline void close_optimizer(device_optimizer *s) {
   dc_device_destroy(s->device);
 }
 
-/* An optimizer with the parameters of a rank of `world`, in no even cut, and the layers. */
+/* Makes an optimizer with the layers, and with the parameters of a rank of `world`, cut unevenly. */
 static inline dc_status make(device_optimizer *s, dc_comm *comm, const dc_kfac_options *options,
                              int32_t approximation) {
   const int32_t at = comm == NULL ? 0 : dc_comm_rank(comm), world = comm == NULL ? 1 : dc_comm_size(comm);
@@ -118,7 +119,7 @@ static inline dc_status make(device_optimizer *s, dc_comm *comm, const dc_kfac_o
   return status == DC_OK ? dc_kfac_add_layer(s->optimizer, &conv, approximation, 3, 4, NULL) : status;
 }
 
-/* Samples [begin, begin + n) of a layer's batch. The tensors keep what was written into them. */
+/* Accumulates samples [begin, begin + n) of a layer's batch. The tensors stay valid until the next call. */
 static inline dc_status accumulate_part(device_optimizer *s, int layer, int64_t begin, int64_t n,
                                         const int32_t dtypes[2]) {
   const struct batch_shape *b = &batches[layer];
@@ -142,7 +143,7 @@ static inline void write_batch(const device_optimizer *s, int layer, int number,
   numbers(s, s->delta, dtypes[1], (uint64_t)(number * 137 + layer * 7 + 4), 0, product_of(b->delta, b->ndim));
 }
 
-/* All layers' batches, the first one's in two pieces. */
+/* Accumulates all layers' batches, the first one's in two pieces. */
 static inline dc_status accumulate(device_optimizer *s, int number, const int32_t dtypes[2]) {
   dc_status status = DC_OK;
   for (int layer = 0; layer < LAYERS && status == DC_OK; layer++) {
@@ -166,7 +167,7 @@ static inline dc_status step_as_is(device_optimizer *s, const bool *frozen) {
 
 static const int32_t floats[2] = {DC_FLOAT32, DC_FLOAT32};
 
-/* In step 2 a bias and in step 3 a weight have no gradient. */
+/* A step; in step 2 a bias has no gradient, and in step 3 a weight. */
 static inline dc_status step(device_optimizer *s, int number, const int32_t dtypes[2]) {
   bool frozen[PARAMS] = {false};
   frozen[1] = number == 2;
@@ -178,7 +179,7 @@ static inline dc_status step(device_optimizer *s, int number, const int32_t dtyp
   return status == DC_OK ? step_as_is(s, frozen) : status;
 }
 
-/* Enough damping that rounding does not show. */
+/* The damping is large enough to hide rounding. */
 static inline dc_kfac_options options_of(void) {
   dc_kfac_options o = DC_KFAC_OPTIONS_INIT;
   o.damping = 0.1;

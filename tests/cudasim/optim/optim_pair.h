@@ -1,5 +1,5 @@
 /* Shared by the tests of Muon, Shampoo and SOAP on the device: an optimizer with parameters of all types and orders. It
- * is on the CPU or on the device, whole or a rank's parts. MATRICES: none is a vector. */
+ * is on the CPU or on the device, for one rank or for a rank's parts. With MATRICES, no parameter is a vector. */
 #ifndef TESTS_OPTIM_PAIR_H
 #define TESTS_OPTIM_PAIR_H
 
@@ -46,7 +46,7 @@ static inline int64_t numel_of(int p) {
   return numel;
 }
 
-/* Numbers of a parameter and a step, the same on every rank. */
+/* Fills a parameter or its gradient with numbers of a step, the same on every rank. */
 static inline void fill(const device_optimizer *s, int p, bool grad, int step) {
   float values[MOST] = {0};
   _Alignas(8) char bytes[4 * MOST];
@@ -80,7 +80,7 @@ static inline void close_optimizer(device_optimizer *s) {
   dc_device_destroy(s->device);
 }
 
-/* The parameters of a rank of `world`, in no even cut. */
+/* Adds the parameters of a rank of `world`, cut unevenly. */
 static inline dc_status add_params(device_optimizer *s, int32_t at, int32_t world) {
   dc_status status = dc_optimizer_set_lr(s->optimizer, 0, 0.1);
   for (int p = 0; p < PARAMS; p++) {
@@ -126,7 +126,7 @@ static inline dc_status make_soap(device_optimizer *s, dc_comm *comm, const void
   return dc_soap_create(s->linalg, comm, options, &s->optimizer);
 }
 
-/* A gradient that cannot be used: its parameter is named, and nothing changes. */
+/* A gradient that is not finite is refused: the text names its parameter, and nothing changes. */
 static inline void refuses_gradient(make_fn make, const void *options, int p, float value) {
   char name[16];
   device_optimizer s;
@@ -147,7 +147,7 @@ static inline void refuses_gradient(make_fn make, const void *options, int p, fl
 
 static inline dc_shampoo_options options_of(void) {
   dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT;
-  o.eps_rel = 1e-3; /* a few steps' factors have not full rank; rounding must not show */
+  o.eps_rel = 1e-3; /* after a few steps factors do not have full rank; hides rounding */
   o.max_block = 6;
   o.merge_below = 15;
   return o;

@@ -1,5 +1,5 @@
-/* Shared by the tests of Muon, Shampoo and SOAP on a device of several ranks, and the errors there; on the simulated
- * driver alone. */
+/* Shared by the tests of Muon, Shampoo and SOAP with several ranks on a device, and of errors there; on the simulated
+ * driver only. */
 #ifndef TESTS_OPTIM_PAIR_RANKS_H
 #define TESTS_OPTIM_PAIR_RANKS_H
 
@@ -11,7 +11,7 @@
 #include "device/cuda/cusolver.h"
 #include "device/cuda/driver.h"
 
-/* The thread sanitizer makes kernels slow: fewer of the calls fail in turn. */
+/* The thread sanitizer makes kernels slow, so fewer of the calls fail in turn. */
 #ifdef CUDASIM_TSAN
 enum { FAILING = 41 };
 #else
@@ -33,12 +33,12 @@ static inline dc_status train(rank_of *r) {
   return status;
 }
 
-/* The bits of one rank. */
+/* Several ranks must have the bits of one rank. */
 static inline void compare_ranks_with_one(make_fn make, const void *options) {
   ranks_agree(train, &(job){make, options});
 }
 
-/* Every call of the driver and of cuBLASLt in turn: the step fails or did not need it, and nothing stays behind. */
+/* Every call of the driver and of cuBLASLt fails in turn: the step fails, and nothing leaks. */
 static inline int use(make_fn make, const void *options, const char *counted, const char *failing, int before) {
   device_optimizer s;
   dc_tensor weight, grad;

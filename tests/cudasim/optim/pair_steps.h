@@ -1,5 +1,5 @@
-/* Steps of the tests of optimizers on the device, on one side, whatever its parameters are. Included by optim_pair.h
- * and kfac_pair.h, which say what PARAMS, MOST and a side are. */
+/* Steps for the tests of optimizers on the device, on one side, for any parameters. Included by optim_pair.h and
+ * kfac_pair.h, which define PARAMS, MOST and device_optimizer. */
 #ifndef TESTS_PAIR_STEPS_H
 #define TESTS_PAIR_STEPS_H
 
@@ -17,7 +17,7 @@ static inline char *saved(const device_optimizer *s, size_t *bytes) {
   return memory;
 }
 
-/* The state is what it was, byte for byte; frees before. */
+/* Checks that the state is byte for byte as before, and frees `before`. */
 static inline void unchanged(const device_optimizer *s, char *before, size_t bytes) {
   size_t again;
   char *after = saved(s, &again);
@@ -27,7 +27,7 @@ static inline void unchanged(const device_optimizer *s, char *before, size_t byt
   test_free(after);
 }
 
-/* Each side goes on with the other's state. */
+/* Each side continues with the other's state. */
 static inline void swap_states(device_optimizer *pair) {
   size_t bytes[2];
   char *states[2] = {saved(&pair[0], &bytes[0]), saved(&pair[1], &bytes[1])};
@@ -43,7 +43,7 @@ static inline void swap_states(device_optimizer *pair) {
   test_free(states[1]);
 }
 
-/* gate: of the greatest value; 0: the same bits. */
+/* gate: tolerance relative to the largest value; 0: the bits must be the same. */
 static inline void same(const char *what, int p, const void *cpu, const void *cuda, int64_t count, int32_t dtype,
                         double gate) {
   double a[MOST], b[MOST], largest = 0, gap = 0;

@@ -13,7 +13,7 @@
 #include "kernels/kernels.h"
 #include "support/steps.h"
 
-enum { ADAMW, SGD, MUON, KINDS }; /* Muon's parameters are whole */
+enum { ADAMW, SGD, MUON, KINDS }; /* Muon does not split parameters */
 enum { PARAMS = 6, COUNT = 300, STEPS = 7, BAD = 3, BYTES = PARAMS * COUNT * 4, ALLOC_BYTES = BYTES * (1 + STEPS) };
 
 static const int32_t dtypes[PARAMS] = {DC_FLOAT32, DC_BFLOAT16, DC_FLOAT16, DC_FLOAT32, DC_FLOAT32, DC_BFLOAT16};
@@ -21,12 +21,12 @@ static const int32_t grad_dtypes[PARAMS] = {DC_FLOAT32, DC_FLOAT32, DC_FLOAT16, 
 static dc_device *device;
 static dc_linalg *linalg;
 
-/* An optimizer in two groups with its tensors: the weights, and the gradients of each step. */
+/* An optimizer with two groups and its tensors: the weights, and the gradients of each step. */
 typedef struct model {
   dc_optimizer *optimizer;
   dc_stream *stream;
   char *memory;
-  int64_t count; /* of each parameter's part */
+  int64_t count; /* elements of each parameter's part */
 } model;
 
 #define DO(call)                                  \
@@ -68,7 +68,7 @@ static inline char *grad_of(const model *m, int step, int p) {
   return m->memory + (1 + step) * BYTES + p * COUNT * 4;
 }
 
-/* The elements from `offset` on of numbers that are the same for all; in step BAD one is none. */
+/* Fills the tensors with the elements from `offset` on of a fixed sequence. In step BAD one element is infinite. */
 static inline void fill(const model *m, int64_t offset) {
   static float values[COUNT];
   static _Alignas(16) char bytes[4 * COUNT];
@@ -126,7 +126,7 @@ static inline void close_model(model *m) {
   device->ops->free(device, m->memory, ALLOC_BYTES, DC_MEMORY_DEVICE);
 }
 
-/* With the gradients of a step; the last parameter has some in every other one alone. */
+/* Makes a step with its gradients; the last parameter has one only in even steps. */
 static inline dc_status step(const model *m, int number) {
   dc_tensor weights[PARAMS], grads[PARAMS];
   for (int p = 0; p < PARAMS; p++) {
@@ -150,7 +150,7 @@ static inline char *saved(const model *m, size_t *bytes) {
   return memory;
 }
 
-/* Weights, saved states, and what was counted. */
+/* Compares weights, saved states, and statistics. */
 static inline void same(const model *a, const model *b) {
   static char weights[2][BYTES];
   size_t bytes[2];
@@ -164,7 +164,7 @@ static inline void same(const model *a, const model *b) {
     test_free(states[k]);
     DO(dc_optimizer_get_stats(m->optimizer, &stats[k]));
     move(weights[k], m->memory, BYTES);
-    for (int p = 0; p < PARAMS; p++) { /* memory behind the elements must not change */
+    for (int p = 0; p < PARAMS; p++) { /* ignores the memory behind the elements */
       const size_t used = (size_t)m->count * dc_dtype_size(dtypes[p]);
       memset(weights[k] + p * COUNT * 4 + used, 0, COUNT * 4 - used);
     }

@@ -1,5 +1,5 @@
-/* How much work a step of Muon, Shampoo, SOAP and K-FAC gives a device. Blocks and matrices of one shape go together,
- * so the number of launches, products and waits must not grow with theirs. On the simulated driver alone. */
+/* How much work a step of Muon, Shampoo, SOAP and K-FAC gives a device. Blocks and matrices of one shape are batched,
+ * so the number of launches, products and waits must not grow with theirs. On the simulated driver only. */
 #include <math.h>
 
 #include "harness.h"
@@ -21,7 +21,7 @@ static count counted(void) {
                  .decompositions = cudasim_calls("cusolverDnXsyevd") + cudasim_calls("cusolverDnXsyevBatched")};
 }
 
-/* A model of layers of one shape; each parameter's weight and gradient lie one behind the other. */
+/* A model of layers of one shape; each parameter's weight is followed by its gradient. */
 typedef struct model {
   dc_device *device;
   dc_linalg *linalg;
@@ -58,7 +58,7 @@ static void add_params(const model *m) {
   }
 }
 
-/* skipped: the parameter that has no gradient. */
+/* skipped: the parameter without a gradient. */
 static count step(const model *m, int skipped) {
   const int64_t each = EACH;
   dc_tensor weights[LAYERS], grads[LAYERS];
@@ -83,7 +83,7 @@ static void close_model(model *m) {
   dc_device_destroy(m->device);
 }
 
-/* most: no more of each. */
+/* most: upper bounds. */
 static void check(const char *what, int params, const count *c, count most) {
   if (c->launches > most.launches || c->products > most.products || c->copies > most.copies || c->waits > most.waits ||
       c->decompositions > most.decompositions) {
@@ -92,7 +92,7 @@ static void check(const char *what, int params, const count *c, count most) {
   }
 }
 
-/* One that is left out of a step is a step behind from then on, and does not go with the others. */
+/* A parameter that is left out of a step is a step behind from then on, and is no longer batched with the others. */
 static void test_one_that_is_left_out(void **state) {
   (void)state;
   dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT;
@@ -116,8 +116,8 @@ static void test_one_that_is_left_out(void **state) {
   }
 }
 
-/* Work that goes together: two launches a parameter take its gradient and give it its direction. Roots of one size are
- * one batch, however many they are. */
+/* Batched work, plus two launches a parameter that read its gradient and write its direction. Roots of one size are one
+ * batch, however many they are. */
 static void test_shampoo(void **state) {
   (void)state;
   dc_shampoo_options o = DC_SHAMPOO_OPTIONS_INIT;
@@ -140,9 +140,9 @@ static void test_shampoo(void **state) {
   }
 }
 
-/* Two launches a parameter; three products and two copies for each of five steps of all that go together, which are
- * cast to bfloat16 and back, unless products are float32. The wait is for the look at the gradients, and on a stream
- * there is none. */
+/* Two launches a parameter, and three products and two copies for each of the five iterations of all batched
+ * parameters. Unless products are in float32, the parameters are cast to bfloat16 and back. The only wait is for the
+ * scan of the gradients; on a stream there is none. */
 static void check_muon(int params, bool narrow, bool streams) {
   const dc_muon_options o = {.struct_size = sizeof o, .precision = narrow ? DC_BFLOAT16 : DC_FLOAT32};
   const count most = {(narrow ? 11 : 9) + 2 * params, 15, streams ? 10 : 11, streams ? 0 : 1, 0};
@@ -181,14 +181,14 @@ static dc_status create(const model *m, int kind, dc_optimizer **optimizer) {
   dc_shampoo_options shampoo = DC_SHAMPOO_OPTIONS_INIT;
   dc_soap_options soap = DC_SOAP_OPTIONS_INIT;
   shampoo.precondition_frequency = soap.precondition_frequency = 1;
-  shampoo.tolerance = kind == 3 ? 0.1 : 0; /* roots from earlier bases */
+  shampoo.tolerance = kind == 3 ? 0.1 : 0; /* computes roots from earlier bases */
   return kind < 2   ? dc_muon_create(m->linalg, NULL, &muon, optimizer)
          : kind < 4 ? dc_shampoo_create(m->linalg, NULL, &shampoo, optimizer)
                     : dc_soap_create(m->linalg, NULL, &soap, optimizer);
 }
 
-/* Ranks have different numbers of blocks, and the same bits. So an algorithm is searched for a full slice, and for
- * operands of one alignment, however many go together. */
+/* Ranks have different numbers of blocks but must have the same bits. So algorithms are searched for a full slice and
+ * for one alignment, however many blocks there are. */
 static void test_algorithms_do_not_depend_on_the_number(void **state) {
   (void)state;
   for (int kind = 0; kind < 5; kind++) {
@@ -211,7 +211,7 @@ static void test_algorithms_do_not_depend_on_the_number(void **state) {
   }
 }
 
-/* Two sizes of bases, each a few launches, and no wait more than in a step that has none due. */
+/* Two sizes of bases take a few launches each, and no more waits than a step in which none is due. */
 static void test_soap(void **state) {
   (void)state;
   dc_soap_options o = DC_SOAP_OPTIONS_INIT;
@@ -233,7 +233,7 @@ static void test_soap(void **state) {
   }
 }
 
-/* A batch of each layer, whose numbers are the parameters'. */
+/* Accumulates a batch for each layer, with the parameters' numbers. */
 static void accumulate(const model *m) {
   const int64_t x[2] = {SAMPLES, COLS}, delta[2] = {SAMPLES, ROWS};
   for (int p = 0; p < m->params; p++) {
@@ -243,7 +243,7 @@ static void accumulate(const model *m) {
   }
 }
 
-/* Decompositions of one size are one batch. In a step without one, the host waits only for the terms of the KL bound,
+/* Decompositions of one size are one batch. In a step without them, the host waits only for the terms of the KL bound,
  * the scan of the gradients and the end of the step. */
 static void test_kfac(void **state) {
   (void)state;
@@ -268,7 +268,7 @@ static void test_kfac(void **state) {
         accumulate(&m);
       }
       const count c = step(&m, -1);
-      if (i > 0) { /* the first one makes the state */
+      if (i > 0) { /* the first step allocates the state */
         check("K-FAC", params, &c, most[i % 4 == 0 ? 0 : i % 2 == 0 ? 2 : 1]);
       }
     }

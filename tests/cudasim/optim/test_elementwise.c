@@ -1,6 +1,6 @@
-/* AdamW and SGD on the device against the CPU, bit for bit. Weights and state of every type, parts of parameters,
- * lengths that fit no vector, missing gradients, gradients that are not finite. States of one are saved and loaded by
- * the other. On the simulated driver, or on a card (tests/card). */
+/* AdamW and SGD on the device compared with the CPU, bit for bit: weights and state of every type, parts of parameters,
+ * and odd lengths. Gradients may be missing, or not finite. Each side saves states and loads the other's. On the
+ * simulated driver, or on a card (tests/card). */
 #include "harness.h"
 
 #ifndef ON_CARD
@@ -13,7 +13,7 @@ enum { PARAMS = 19, MOST = 3000, STEPS = 4 };
 
 static const int32_t dtypes[] = {DC_FLOAT32, DC_FLOAT16, DC_BFLOAT16};
 
-/* One side: the CPU's or the device's. */
+/* One side: on the CPU or on the device. */
 typedef struct device_optimizer {
   dc_device *device;
   dc_linalg *linalg;
@@ -30,7 +30,7 @@ static int32_t weight_type(int i) {
 static int32_t grad_type(int i) {
   return dtypes[i / 3 % 3];
 }
-/* Every fifth one begins where no vector does. */
+/* Every fifth array is misaligned for vectors. */
 static size_t shift(int i, int32_t dtype) {
   return i % 5 == 4 ? dc_dtype_size(dtype) : 0;
 }
@@ -81,7 +81,7 @@ static int tear_down(void **state) {
   return 0;
 }
 
-/* The same numbers on both sides. */
+/* Fills both sides with the same numbers. */
 static void fill(int i, bool grad, uint64_t seed) {
   static float values[MOST];
   static _Alignas(64) char bytes[4 * MOST];
@@ -153,13 +153,13 @@ static void saved_by_one_and_loaded_by_the_other(void) {
     assert_int_equal(dc_optimizer_save(pair[k].optimizer, saved[k], bytes[0]), DC_OK);
   }
   assert_memory_equal(saved[0], saved[1], (size_t)bytes[0]);
-  assert_int_equal(step(&pair[1], 1), DC_OK); /* and back */
+  assert_int_equal(step(&pair[1], 1), DC_OK); /* and back to the first side */
   assert_int_equal(dc_optimizer_load(pair[1].optimizer, saved[0], bytes[0]), DC_OK);
   test_free(saved[0]);
   test_free(saved[1]);
 }
 
-/* Steps on both sides, from the same weights. */
+/* Makes steps on both sides, from the same weights. */
 static void run(void) {
   for (int i = 0; i < PARAMS; i++) {
     fill(i, false, (uint64_t)i);
@@ -170,7 +170,7 @@ static void run(void) {
     for (int i = 0; i < PARAMS; i++) {
       fill(i, true, (uint64_t)(n * PARAMS + i));
     }
-    if (n == 2) { /* weights that the caller changed */
+    if (n == 2) { /* the caller changes weights */
       fill(1, false, 77);
       fill(5, false, 78);
     }
@@ -218,7 +218,7 @@ static void test_sgd(void **state) {
   }
 }
 
-/* The first parameter is named, nothing changes, and the device goes on. */
+/* The text names the first parameter, nothing changes, and the device stays usable. */
 static void test_gradients_that_are_not_finite(void **state) {
   (void)state;
   const float infinite = __builtin_inff();
@@ -237,7 +237,7 @@ static void test_gradients_that_are_not_finite(void **state) {
     put(&pair[k], (char *)pair[k].grads[18] + 4 * 255, &infinite, sizeof infinite);
     assert_int_equal(step(&pair[k], 1), DC_E_NOT_FINITE);
     assert_non_null(strstr(dc_last_error(), "grads[18]"));
-    put(&pair[k], (char *)pair[k].grads[8] + 2, &nan, sizeof nan); /* behind its one element */
+    put(&pair[k], (char *)pair[k].grads[8] + 2, &nan, sizeof nan); /* behind its only element, so it must not count */
     put(&pair[k], (char *)pair[k].grads[16] + 2, &nan, sizeof nan);
     assert_int_equal(step(&pair[k], 1), DC_E_NOT_FINITE);
     assert_non_null(strstr(dc_last_error(), "grads[16]"));

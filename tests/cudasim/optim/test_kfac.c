@@ -1,6 +1,6 @@
-/* K-FAC on the device against the CPU: factors, eigenvalues, momentum and weights of every option, types of batches,
- * states of one saved and loaded by the other; what is refused, by the same status and text on both. The device's sums
- * differ by rounding. On the simulated driver, or on a card (tests/card). */
+/* K-FAC on the device compared with the CPU: factors, eigenvalues, momentum and weights for every option, types of
+ * batches, states that one side saves and the other loads. Refusals have the same status and text on both. Sums on the
+ * device differ by rounding. On the simulated driver, or on a card (tests/card). */
 #include "kfac_pair.h"
 
 static device_optimizer pair[2];
@@ -28,7 +28,7 @@ static void step_both(int number, const int32_t dtypes[2]) {
   }
 }
 
-/* The call fails on both sides, for one reason. */
+/* The call fails on both sides with the same text. */
 static void both_fail(dc_status (*call)(device_optimizer *s), dc_status status, const char *text) {
   char first_text[512];
   for (int k = 0; k < 2; k++) {
@@ -56,11 +56,11 @@ static void compare_state(int p) {
       assert_int_equal(dc_optimizer_get_state(pair[k].optimizer, p, name, &views[k]), DC_OK);
     }
     const int64_t count = product_of(views[0].shape, views[0].ndim);
-    const bool host = views[0].dtype == DC_INT64; /* on both sides */
+    const bool host = views[0].dtype == DC_INT64; /* the host has it on both sides */
     if (!host) {
       move(&pair[1], copy, views[1].data, (size_t)count * dc_dtype_size(views[1].dtype));
     }
-    if (strncmp(name, "vectors", 7) != 0) { /* of a factor that has no full rank: many will do */
+    if (strncmp(name, "vectors", 7) != 0) { /* eigenvectors of a factor without full rank are not unique */
       same(name, p, views[0].data, host ? views[1].data : copy, count, views[0].dtype, gate_of(name));
     }
   }
@@ -115,7 +115,7 @@ static void test_factored_and_reduced(void **state) {
   run(&o, DC_KFAC_REDUCE, floats);
 }
 
-/* Clipping, and decompositions that serve several steps. */
+/* Clipping, and decompositions that are used for several steps. */
 static void test_frequencies(void **state) {
   (void)state;
   dc_kfac_options o = options_of();
@@ -134,7 +134,7 @@ static void test_types_of_batches(void **state) {
   }
 }
 
-/* More positions than go together. */
+/* More positions than one pass takes. */
 static void test_long_batches(void **state) {
   (void)state;
   enum { CHANNELS = 2, LENGTH = 17000, ALL = 3 * CHANNELS * LENGTH, WEIGHT = 12 };
@@ -194,7 +194,7 @@ static dc_status write_state(device_optimizer *s, int p, const char *name, int64
   return status;
 }
 
-/* Batches and gradients that are not finite, or whose products might not be, change nothing. */
+/* Batches and gradients that are not finite, or whose products may overflow, change nothing. */
 static void test_nonfinite_input(void **state) {
   (void)state;
   static const float values[3] = {__builtin_nanf(""), __builtin_inff(), -__builtin_inff()};
@@ -223,8 +223,8 @@ static void test_nonfinite_input(void **state) {
   close_both();
 }
 
-/* A factor without a decomposition: the last good one is used, as often as is tolerated; then nothing changes, nor what
- * was gathered. */
+/* If a factor has no decomposition, its last good one is used, as often as is tolerated. After that a step fails, and
+ * neither the state nor what was accumulated changes. */
 static void test_decompositions_that_fail(void **state) {
   (void)state;
   dc_kfac_options o = options_of();
@@ -242,7 +242,7 @@ static void test_decompositions_that_fail(void **state) {
   char *before = saved(&pair[1], &bytes);
   both_fail(step_plainly, DC_E_NOT_CONVERGED, "the factor_a of parameter 3 could not be decomposed 2 times in a row");
   unchanged(&pair[1], before, bytes);
-  for (int k = 0; k < 2; k++) { /* both triangles */
+  for (int k = 0; k < 2; k++) { /* in both triangles */
     assert_int_equal(write_state(&pair[k], 3, "factor_a", 1, 0.25f), DC_OK);
     assert_int_equal(write_state(&pair[k], 3, "factor_a", 13, 0.25f), DC_OK);
     assert_int_equal(step_plainly(&pair[k]), DC_OK);
@@ -251,7 +251,7 @@ static void test_decompositions_that_fail(void **state) {
   close_both();
 }
 
-/* Eigenvalues that the caller wrote. */
+/* The caller has overwritten eigenvalues, so damping no longer makes them positive. */
 static void test_values_that_do_not_damp(void **state) {
   (void)state;
   dc_kfac_options o = options_of();

@@ -1,5 +1,5 @@
 /* K-FAC on a device that ranks share, and every call of the driver and of its libraries failing in turn; on the
- * simulated driver alone. */
+ * simulated driver only. */
 #include "kfac_pair.h"
 
 #include "device_ranks.h"
@@ -8,7 +8,7 @@
 #include "device/cuda/cusolver.h"
 #include "device/cuda/driver.h"
 
-/* The thread sanitizer makes kernels slow: fewer of the calls fail in turn. */
+/* The thread sanitizer makes kernels slow, so fewer of the calls fail in turn. */
 #ifdef CUDASIM_TSAN
 enum { FAILING = 53 };
 #else
@@ -25,13 +25,13 @@ static dc_status train(rank_of *r) {
   return status;
 }
 
-/* Where each has the whole batch, the bits of one rank. */
+/* If each rank has the whole batch, the bits are those of one rank. */
 static void test_ranks(void **state) {
   (void)state;
   ranks_agree(train, NULL);
 }
 
-/* The solver's own failure is that of one factor, and tolerated. */
+/* A failure of the solver affects one factor, and is tolerated. */
 static void test_a_solver_that_fails(void **state) {
   (void)state;
   const dc_kfac_options options = options_of();
@@ -46,14 +46,14 @@ static void test_a_solver_that_fails(void **state) {
   assert_int_equal(dc_optimizer_get_stats(s.optimizer, &stats), DC_OK);
   assert_int_equal(stats.failed_refreshes, 1);
   assert_int_equal(step(&s, 4, floats), DC_OK);
-  for (int p = 0; p < 4; p += p == 0 ? 2 : 1) { /* the layers' weights */
+  for (int p = 0; p < 4; p += p == 0 ? 2 : 1) { /* the weights of layers */
     assert_int_equal(dc_optimizer_get_state(s.optimizer, p, "counts", &counts), DC_OK);
     assert_int_equal(((int64_t *)counts.data)[2] + ((int64_t *)counts.data)[4], 0);
   }
   close_optimizer(&s);
 }
 
-/* Every call of the driver and of cuBLASLt in turn: something fails, and nothing stays behind. */
+/* Every call of the driver and of cuBLASLt fails in turn: the library reports it, and nothing leaks. */
 static int use(const char *counted, const char *failing, int before) {
   dc_kfac_options options = options_of();
   device_optimizer s;

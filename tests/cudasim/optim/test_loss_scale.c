@@ -1,6 +1,6 @@
 /* Steps of AdamW and SGD that read the loss scale and found_inf from the device's memory. They have the bits of steps
- * that get both from the host, on a stream and in a CUDA graph; both change between its launches. On the simulated
- * driver or on a card. */
+ * that get both from the host, on a stream and in a CUDA graph; both values change between its launches. On the
+ * simulated driver or on a card. */
 #include "stream_steps.h"
 
 #include "cuda_graph.h"
@@ -26,7 +26,7 @@ static void set_loss_scale(const model *m, numbers *on_device) {
   DO(dc_optimizer_set_loss_scale(m->optimizer, &scale, &found));
 }
 
-/* As step() with the gradients of step 0, by a scale of the host's. */
+/* As step(), with the gradients of step 0 and a scale from the host. */
 static dc_status step_of(const model *m, double grad_scale) {
   dc_tensor weights[PARAMS], grads[PARAMS];
   for (int p = 0; p < PARAMS; p++) {
@@ -51,7 +51,7 @@ static void compare_with_host_scale(int kind, const model *m, numbers *on_device
     const numbers now = of_step(n);
     dc__stream_copy(m->stream, grad_of(m, 0, 0), grad_of(m, n, 0), BYTES);
     dc__stream_copy(m->stream, on_device, &now, sizeof now);
-    DO(dc_stream_synchronize(m->stream, 0)); /* `now` is the host's */
+    DO(dc_stream_synchronize(m->stream, 0)); /* `now` is on the host's stack */
     go(m, native);
     if (now.found_inf == 0) {
       move(grad_of(&plain, 0, 0), grad_of(&plain, n, 0), BYTES);
@@ -123,7 +123,7 @@ static void test_launches_read_them_anew(void **state) {
   graphs_close();
 }
 
-/* Without a stream too; a gradient that is not finite is no error then. */
+/* Without a stream, too, a gradient that is not finite is no error if found_inf is set. */
 static void test_found_inf_is_no_error(void **state) {
   (void)state;
   model m = open_model(0, NULL, 0, COUNT);
@@ -142,7 +142,7 @@ static void test_found_inf_is_no_error(void **state) {
   free_numbers(on_device);
 }
 
-/* Shampoo waits for the stream, and reads them then. */
+/* Shampoo waits for the stream, and then reads both values. */
 static void test_second_order_kinds_read_them(void **state) {
   (void)state;
   const int64_t shape[2] = {4, 4}, count = 16;

@@ -1,9 +1,9 @@
-/* Muon on the device: what the CPU gives, within rounding, and its saved states; gradients that are not finite. On the
- * simulated driver, or on a card (tests/card). */
+/* Muon on the device compared with the CPU, within rounding, and its saved states; gradients that are not finite. On
+ * the simulated driver, or on a card (tests/card). */
 #define MATRICES
 #include "optim_pair.h"
 
-/* The largest difference of the weights, beyond a last bit of those of 16 bits. */
+/* The largest difference of the weights; 16-bit weights may differ by a last bit more. */
 static double apart(const device_optimizer *pair) {
   double most = 0;
   for (int p = 0; p < PARAMS; p++) {
@@ -57,7 +57,7 @@ static void test_beside_the_cpu(void **state) {
   run(&o, 2e-4);
   o.momentum = -1;
   run(&o, 2e-4);
-  o.precision = DC_DTYPE_NONE; /* bfloat16 */
+  o.precision = DC_DTYPE_NONE; /* means bfloat16 */
   run(&o, 0.1);
 }
 

@@ -1,5 +1,5 @@
 /* Muon on a device that ranks share, and every call of the driver and of cuBLASLt failing in turn; on the simulated
- * driver alone. */
+ * driver only. */
 #define MATRICES
 #include "optim_pair_ranks.h"
 

@@ -1,9 +1,9 @@
-/* Steps of AdamW, SGD and Muon on a stream that is held back, and in CUDA graphs, whose launches are steps; calls of
- * the driver that fail. */
+/* Steps of AdamW, SGD and Muon on a stream that is held back, and in CUDA graphs whose launches are steps; calls of the
+ * driver that fail. */
 #include "stream_steps.h"
 #include "support/steps.h"
 
-/* ---- work that the host does not wait for is held back ---- */
+/* ---- work is held back until the host waits for it ---- */
 
 static void waits_for_nothing(int kind) {
   dc_stream *stream;
@@ -22,9 +22,9 @@ static void waits_for_nothing(int kind) {
   DO(step(&m, 1));
   memcpy(&after, cudasim_host_ptr(m.memory), sizeof after);
   assert_true(before == after);
-  same(&m, &plain); /* which waits */
+  same(&m, &plain); /* waits for the steps */
   DO(step(&m, 2));
-  dc_optimizer_destroy(m.optimizer); /* so does this */
+  dc_optimizer_destroy(m.optimizer); /* waits too */
   DO(step(&plain, 2));
   assert_memory_equal(cudasim_host_ptr(m.memory), cudasim_host_ptr(plain.memory), COUNT * sizeof(float));
   m.optimizer = NULL;
@@ -40,7 +40,7 @@ static void test_a_step_waits_for_nothing(void **state) {
   }
 }
 
-/* A stream that was replaced by none: what reads the handle waits for what was queued there all the same. */
+/* If a stream has been replaced by none, reading the handle still waits for what was queued on it. */
 static void test_reading_waits_for_the_stream_before(void **state) {
   (void)state;
   for (int kind = 0; kind < KINDS; kind++) {
@@ -60,7 +60,7 @@ static void test_reading_waits_for_the_stream_before(void **state) {
   }
 }
 
-/* Shampoo's step is done when it returns, behind what the stream does to its gradient. */
+/* Shampoo's step is complete when it returns, and comes after the stream's work on its gradient. */
 static void test_other_kinds_wait_for_the_stream(void **state) {
   (void)state;
   const int64_t n = 8;
@@ -87,7 +87,7 @@ static void test_other_kinds_wait_for_the_stream(void **state) {
 
 /* ---- graphs ---- */
 
-/* Calls that no capture holds. */
+/* Calls that a capture does not allow. */
 static void refuse(const model *fresh, const model *m) {
   char bytes[1];
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
@@ -95,7 +95,7 @@ static void refuse(const model *fresh, const model *m) {
   assert_non_null(strstr(dc_last_error(), "make a step before the capture"));
   assert_int_equal(dc_optimizer_set_lr(m->optimizer, 0, 0.3), DC_E_STATE);
   assert_non_null(strstr(dc_last_error(), "set it before the capture, or between launches"));
-  DO(dc_optimizer_set_lr(m->optimizer, 0, 1e-3)); /* as it is */
+  DO(dc_optimizer_set_lr(m->optimizer, 0, 1e-3)); /* the rate that is set already */
   assert_int_equal(dc_optimizer_save(m->optimizer, bytes, sizeof bytes), DC_E_STATE);
   assert_non_null(strstr(dc_last_error(), "where the host cannot wait"));
   assert_int_equal(dc_optimizer_get_stats(m->optimizer, &stats), DC_E_STATE);
@@ -121,7 +121,7 @@ static void test_launches_are_steps(void **state) {
     DO(step(&m, 0));
     assert_int_equal(cudasim_calls("cuMemAllocFromPoolAsync"), taken);
     assert_true(cudasim_capture_end(native));
-    for (int n = 1; n < STEPS; n++) { /* each with its own gradients where the graph's are */
+    for (int n = 1; n < STEPS; n++) { /* copies each step's gradients to where the graph reads them */
       DO(dc_optimizer_set_lr(m.optimizer, 1, rate(n)));
       DO(dc_optimizer_set_lr(plain.optimizer, 1, rate(n)));
       dc__stream_copy(stream, grad_of(&m, 0, 0), grad_of(&m, n, 0), BYTES);
@@ -144,8 +144,8 @@ static void test_launches_are_steps(void **state) {
   cudasim_stream_end(native);
 }
 
-/* As PyTorch's adapter does it: the first steps are on another stream than the one that is captured, which is set in
- * the capture. */
+/* As in PyTorch's adapter: the first steps use another stream than the captured one, which is set during the
+ * capture. */
 static void test_the_captured_stream_is_set_in_the_capture(void **state) {
   (void)state;
   void *native = cudasim_stream();
@@ -165,7 +165,7 @@ static void test_the_captured_stream_is_set_in_the_capture(void **state) {
     DO(step(&plain, 0));
     cudasim_launch(native);
   }
-  DO(dc_stream_synchronize(captured, 0)); /* launches and calls on the handle follow each other */
+  DO(dc_stream_synchronize(captured, 0)); /* launches and calls on the handle are in order */
   DO(step(&plain, 0));
   DO(step(&m, 0));
   same(&plain, &m);
@@ -178,7 +178,7 @@ static void test_the_captured_stream_is_set_in_the_capture(void **state) {
 
 /* ---- the driver's failures ---- */
 
-/* Two steps; how often a function was called in them. */
+/* Makes two steps. Returns how often `counted` was called in them. */
 static int use(int kind, const char *counted, const char *failing, int before) {
   model m = {0};
   (void)open_all(NULL);

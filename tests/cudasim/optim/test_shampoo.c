@@ -1,6 +1,6 @@
-/* Shampoo and SOAP on the device against the CPU: weights of all types, blocks of all orders, every graft; states of
- * one saved and loaded by the other; gradients and factors that are not finite. Elementwise results have the CPU's
- * bits, the rest is as near as rounding allows. On the simulated driver, or on a card (tests/card). */
+/* Shampoo and SOAP on the device compared with the CPU: weights of all types, blocks of all orders, every graft; states
+ * that one side saves and the other loads; gradients and factors that are not finite. Elementwise results have the
+ * CPU's bits, others differ by rounding. On the simulated driver, or on a card (tests/card). */
 #include "optim_pair.h"
 
 static void step_both(device_optimizer *pair, int number) {
@@ -13,7 +13,7 @@ static void step_both(device_optimizer *pair, int number) {
 
 /* ---- comparing ---- */
 
-/* Pieces of an element each see the gradient alone, which is the same on both sides unless it takes the weights in. */
+/* Elementwise state depends on the gradient only, which is the same on both sides, unless it depends on the weights. */
 static double gate_of(const char *name, bool exact) {
   const bool each = strncmp(name, "exp_avg", 7) == 0 || strncmp(name, "graft", 5) == 0;
   return strcmp(name, "step") == 0 || strncmp(name, "failures", 8) == 0 || strncmp(name, "rooted", 6) == 0 ||
@@ -38,12 +38,12 @@ static void compare(device_optimizer *pair, bool exact) {
       for (int32_t d = 0; d < views[0].ndim; d++) {
         count *= views[0].shape[d];
       }
-      const bool host = views[0].dtype == DC_INT64; /* on both sides */
+      const bool host = views[0].dtype == DC_INT64; /* the host has it on both sides */
       if (!host) {
         move(&pair[1], copy, views[1].data, (size_t)count * dc_dtype_size(views[1].dtype));
       }
       if (strncmp(name, "basis", 5) == 0) {
-        continue; /* eigenvectors of a factor that has no full rank: many will do */
+        continue; /* eigenvectors of a factor without full rank are not unique */
       }
       same(name, p, views[0].data, host ? views[1].data : copy, count, views[0].dtype, gate_of(name, exact));
     }
@@ -52,7 +52,7 @@ static void compare(device_optimizer *pair, bool exact) {
 
 /* ---- against the CPU ---- */
 
-/* exact: what is an element's alone has the CPU's bits. */
+/* exact: elementwise state has the CPU's bits. */
 static void run(make_fn make, const void *options, bool exact) {
   device_optimizer pair[2];
   for (int k = 0; k < 2; k++) {
@@ -98,7 +98,7 @@ static void test_grafts(void **state) {
 static void test_blocks_and_refreshes(void **state) {
   (void)state;
   dc_shampoo_options o = options_of();
-  o.beta2 = 0.9; /* bias correction */
+  o.beta2 = 0.9; /* so that the bias correction shows */
   o.precondition_frequency = 2;
   o.start_preconditioning_step = 3;
   run(make_shampoo, &o, true);
@@ -117,7 +117,7 @@ static void test_soap(void **state) {
   o.precondition_frequency = 2;
   o.weight_decay = 0.1;
   run(make_soap, &o, false);
-  o.max_precond_dim = 4; /* sides without a factor */
+  o.max_precond_dim = 4; /* so that some sides have no factor */
   o.precondition_frequency = 1;
   run(make_soap, &o, false);
   o.max_precond_dim = -1;
@@ -132,7 +132,7 @@ static void test_gradients_that_are_not_finite(void **state) {
   refuses_gradient(make_shampoo, &options, 0, 0x1p51f);
 }
 
-/* A factor of which nothing comes: the last good matrix is used, as often as is tolerated. */
+/* If a factor gives no root or basis, its last good one is used, as often as is tolerated. */
 static void fail_often(make_fn make, const void *options, const char *matrix) {
   const float nan = __builtin_nanf("");
   dc_tensor factor = DC_TENSOR_INIT, view = DC_TENSOR_INIT;

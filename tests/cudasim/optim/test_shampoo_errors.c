@@ -1,5 +1,5 @@
 /* Shampoo and SOAP on a device that ranks share, and every call of the driver and of its libraries failing in turn; on
- * the simulated driver alone. */
+ * the simulated driver only. */
 #include "optim_pair_ranks.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@ static void test_ranks(void **state) {
   compare_ranks_with_one(make_soap, &soap);
 }
 
-/* A QR that fails, or is not begun, leaves one basis as it was. */
+/* If a QR fails, or cannot be started, one basis stays as it was. */
 static void test_a_qr_that_fails(void **state) {
   static const char *const calls[] = {"cusolverDnSgeqrf", "cusolverDnSorgqr", "cusolver: QR"};
   const dc_soap_options options = {sizeof options, .precondition_frequency = 1};
@@ -35,7 +35,7 @@ static void test_a_qr_that_fails(void **state) {
   }
 }
 
-/* Without cuSOLVER the host has the QR: the same within rounding. */
+/* Without cuSOLVER the host computes the QR, with the same result within rounding. */
 static void test_no_qr(void **state) {
   const dc_soap_options options = {sizeof options, .precondition_frequency = 1};
   float weights[2][64];
@@ -64,7 +64,7 @@ static void test_no_qr(void **state) {
   }
 }
 
-/* The solver's own failure is that of one root, and tolerated. */
+/* A failure of the solver affects one root, and is tolerated. */
 static void test_a_solver_that_fails(void **state) {
   (void)state;
   const dc_shampoo_options options = options_of();
@@ -85,7 +85,7 @@ static void test_a_solver_that_fails(void **state) {
   close_optimizer(&s);
 }
 
-/* A batch that there is no memory for: each root of it is computed alone. */
+/* If there is no memory for a batch, each of its roots is computed alone. */
 static void test_a_batch_that_fails(void **state) {
   (void)state;
   const dc_shampoo_options options = options_of();
@@ -110,8 +110,7 @@ static void *train_alone(void *arg) {
   return NULL;
 }
 
-/* A rank whose device fails within a step, whose caller does not abort the group: no other rank waits for a deadline.
- */
+/* A rank's device fails within a step, and its caller does not abort the group: no other rank waits for a deadline. */
 static void test_a_rank_fails(void **state) {
   const dc_shampoo_options options = options_of();
   const job what = {make_shampoo, &options};

@@ -1,17 +1,17 @@
-/* Steps of AdamW, SGD and Muon on a stream have the bits of steps without one. A gradient that is not finite, other
- * learning rates and saved states come between them. They run on several streams in turn, and for parts of parameters,
- * each on its own. On the simulated driver, or on a card (tests/card). */
+/* Steps of AdamW, SGD and Muon on a stream have the bits of steps without one. Between them come a gradient that is not
+ * finite, other learning rates and saved states. They run on several streams in turn, and for parts of parameters, each
+ * on its own. On the simulated driver, or on a card (tests/card). */
 #include "stream_steps.h"
 #include "support/steps.h"
 
-/* Steps with all that may come between them. */
+/* Makes steps, with all that may come between them. */
 static void run(const model *m) {
   size_t bytes;
   for (int n = 0; n < STEPS; n++) {
     DO(dc_optimizer_set_lr(m->optimizer, 0, rate(n)));
     DO(dc_optimizer_set_lr(m->optimizer, 1, 2 * rate(n)));
     assert_int_equal(step(m, n), n == BAD && m->stream == NULL ? DC_E_NOT_FINITE : DC_OK);
-    if (n == 4) { /* taken back, and made again */
+    if (n == 4) { /* this step is undone, and made again */
       char *state = saved(m, &bytes);
       char *weights = test_malloc(BYTES);
       move(weights, m->memory, BYTES);
@@ -39,11 +39,11 @@ static void test_the_bits_of_steps_without_a_stream(void **state) {
     same(&plain, &queued);
     DO(dc_optimizer_get_state(queued.optimizer, 5, "step", &count));
     move(&steps, count.data, sizeof steps);
-    assert_int_equal(steps, 4);                      /* of the steps 0, 2, 4 and 6 */
-    assert_int_equal(steps_of(queued.optimizer), 6); /* without BAD */
+    assert_int_equal(steps, 4);                      /* steps 0, 2, 4 and 6 counted */
+    assert_int_equal(steps_of(queued.optimizer), 6); /* all steps but BAD */
     DO(step(&plain, 1));
     DO(dc_optimizer_set_stream(plain.optimizer, streams[1]));
-    DO(step(&plain, 2)); /* in order behind the other's */
+    DO(step(&plain, 2)); /* ordered behind the step on the other stream */
     DO(step(&queued, 1));
     DO(dc_optimizer_set_stream(queued.optimizer, streams[1]));
     DO(step(&queued, 2));
@@ -73,7 +73,7 @@ static void test_refused_arguments(void **state) {
   dc_device_destroy(cpu);
 }
 
-/* Each rank has a part of every parameter, and skips by its own. */
+/* Each rank has a part of every parameter, and skips steps by its own gradients. */
 static void *run_part(void *arg) {
   model *m = arg;
   for (int n = 0; n < STEPS; n++) {

@@ -1,5 +1,5 @@
-/* Loads and stores of parameters, shared memory and the device's memory, each checked: alignment, bounds, and other
- * threads' accesses that nothing orders. */
+/* Loads and stores of parameters, shared memory and the device's memory. Each is checked for alignment, bounds, and
+ * unordered accesses of other threads. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,18 +9,18 @@
 #include "ptx.h"
 
 enum { PAGE = 4096, SLOTS = 4096, RANGES = 64, MANY_WARPS = 0xffff };
-static const uint32_t many = UINT32_MAX; /* threads or blocks; atomics of any block */
+static const uint32_t many = UINT32_MAX; /* stands for several threads or blocks; for atomics, any block */
 
 /* ---- pages of the device's memory ---- */
 
 typedef struct page {
   struct page *next;
   uint64_t number;
-  unsigned char *place; /* on the host */
-  size_t bytes;         /* that are allocated */
+  unsigned char *place; /* where it is on the host */
+  size_t bytes;         /* allocated bytes of it */
   unsigned char before[PAGE], plain[PAGE];
-  uint32_t writer[PAGE], reader[PAGE]; /* the block plus 1; 0: none */
-  uint8_t stored[PAGE];                /* the type of the store, ptx_type; PTX_NONE: there was none */
+  uint32_t writer[PAGE], reader[PAGE]; /* number of the block plus 1; 0: none */
+  uint8_t stored[PAGE];                /* the type of the last store (ptx_type); PTX_NONE: none */
 } page;
 
 struct ptx_pages {
@@ -29,7 +29,7 @@ struct ptx_pages {
   struct {
     const void *ptr;
     size_t bytes;
-  } kept[RANGES]; /* by address: threads of a kernel name the same arrays again and again */
+  } kept[RANGES]; /* recent ranges by address, since threads of a kernel pass the same arrays again and again */
 };
 
 ptx_pages *ptx_pages_create(void) {
@@ -51,7 +51,7 @@ void ptx_pages_destroy(ptx_pages *pages) {
   free(pages);
 }
 
-/* NULL: no memory of the card. */
+/* Returns NULL if the address is not in the card's memory. */
 static page *page_at(ptx_pages *pages, uint64_t address) {
   const uint64_t number = address / PAGE;
   if (pages->last != NULL && pages->last->number == number) {
@@ -108,7 +108,7 @@ static double element(ptx_type type, const unsigned char *at) {
                             : (double)ptx_f32(bits);
 }
 
-/* The largest value and difference of elements of one type. */
+/* The largest value, and the largest difference, of elements of one type. */
 typedef struct gap {
   ptx_type type;
   double most, largest;
@@ -147,7 +147,7 @@ int64_t ptx_pages_compare(const ptx_pages *pages, ptx_type type, double *largest
 
 /* ---- the device's memory ---- */
 
-/* Blocks of a launch are not ordered. */
+/* Blocks of a launch are unordered, so two of them may not touch a byte that one of them writes. */
 static void check_blocks(ptx_run *r, const ptx_thread *t, page *p, size_t at, uint32_t bytes, bool writes) {
   const uint32_t own = r->block + 1;
   for (size_t i = at; i < at + bytes; i++) {
@@ -193,7 +193,7 @@ static bool is_ordered(const ptx_run *r, const ptx_thread *t, const ptx_touch *t
          (touch->warp == warp_of(t) && touch->warp_epoch < t->warp_epoch);
 }
 
-/* Several readers of an epoch become one that stands for all. */
+/* Several readers in an epoch are recorded as `many`. */
 static void note_read(const ptx_run *r, const ptx_thread *t, ptx_touch *touch) {
   const bool joins = !is_ordered(r, t, touch);
   const bool same_warp = !joins || touch->warp == warp_of(t);
@@ -225,7 +225,7 @@ unsigned char *ptx_shared(ptx_run *r, const ptx_thread *t, uint64_t address, uin
 
 /* ---- instructions ---- */
 
-/* The address of the operand that is one. */
+/* Returns the address of an operand. */
 static uint64_t address_of(const ptx_run *r, const ptx_thread *t, const ptx_insn *i, int operand) {
   const uint64_t base = ptx_get(r, t, i->at[operand]) + (uint64_t)(int64_t)i->offset;
   return (i->words & (PTX_SHARED | PTX_PARAM)) != 0 ? (uint32_t)base : base;
@@ -275,7 +275,7 @@ void ptx_store(ptx_run *r, ptx_thread *t, const ptx_insn *i) {
   }
 }
 
-/* Other streams and the host may look at it meanwhile. */
+/* Other streams and the host may read the word meanwhile. */
 void ptx_atomic_max(ptx_run *r, ptx_thread *t, const ptx_insn *i) {
   uint64_t *place = (void *)global_at(r, t, address_of(r, t, i, 1), sizeof *place, true, true);
   const uint64_t value = ptx_get(r, t, i->at[2]);
@@ -285,7 +285,7 @@ void ptx_atomic_max(ptx_run *r, ptx_thread *t, const ptx_insn *i) {
   t->registers[i->at[0]] = old;
 }
 
-/* cp.async.cg: 16 bytes, of which those beyond the number that is read are zeros. */
+/* cp.async.cg copies 16 bytes, and fills those beyond its source size with zeros. */
 enum { COPY = 16 };
 
 void ptx_copy_begin(ptx_run *r, ptx_thread *t, const ptx_insn *i) {

@@ -1,5 +1,5 @@
-/* Instructions that compute a result from up to three operands, rounded as the PTX manual says. Approximations are as
- * good as float32 allows: a card's may differ by 2 ulp. */
+/* Instructions that compute a result from up to three operands, rounded as the PTX manual says. Approximations are
+ * correctly rounded float32; a card's may differ by 2 ulp. */
 #include <math.h>
 #include <string.h>
 
@@ -23,7 +23,7 @@ static uint64_t low_bits(uint64_t value, uint32_t bits) {
   return bits == 64 ? value : value & ((UINT64_C(1) << bits) - 1);
 }
 
-/* Of an integer type, as 64 bits. */
+/* Extends an integer to 64 bits. */
 static uint64_t wide(ptx_type type, uint64_t value) {
   const uint32_t bits = ptx_type_bits(type);
   value = low_bits(value, bits);
@@ -48,7 +48,7 @@ static float flush(float x) {
 
 /* ---- floats ---- */
 
-/* The other operand where one is NaN; -0 is less than 0. */
+/* If one operand is NaN, returns the other; -0 is less than 0. */
 static double smaller(double a, double b) {
   return isnan(a) ? b : isnan(b) ? a : a == b ? (signbit(a) ? a : b) : a < b ? a : b;
 }
@@ -161,7 +161,7 @@ static bool compare_integers(ptx_compare how, ptx_type type, uint64_t a, uint64_
                          : !less;
 }
 
-/* A division by 0 has all bits set, as on a card. */
+/* Division by 0 sets all bits, as on a card. */
 static uint64_t divide(bool is_signed_, bool remainder, uint64_t a, uint64_t b) {
   if (b == 0) {
     return ~UINT64_C(0);
@@ -169,7 +169,7 @@ static uint64_t divide(bool is_signed_, bool remainder, uint64_t a, uint64_t b) 
   if (!is_signed_) {
     return remainder ? a % b : a / b;
   }
-  if (b == ~UINT64_C(0)) { /* -1, by which the least cannot be divided in C */
+  if (b == ~UINT64_C(0)) { /* -1: in C the smallest integer cannot be divided by it */
     return remainder ? 0 : 0 - a;
   }
   return (uint64_t)(remainder ? (int64_t)a % (int64_t)b : (int64_t)a / (int64_t)b);
@@ -240,7 +240,7 @@ static uint64_t compute_integer(const ptx_insn *i, uint64_t a, uint64_t b, uint6
 
 /* ---- conversions ---- */
 
-/* Towards 0, and the nearest number that there is. NaN is 0, or of doubles to 64 bits the least. */
+/* Rounds towards 0, and saturates. NaN gives 0, or from float64 to 64 bits the smallest integer. */
 static uint64_t to_integer(ptx_type to, ptx_type from, double x) {
   const uint32_t bits = ptx_type_bits(to);
   if (isnan(x)) {

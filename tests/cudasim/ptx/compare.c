@@ -1,5 +1,5 @@
-/* The driver's side: images that are PTX, and kernels that run as PTX beside their C++. A table of the kernels that ran
- * both ways is printed at the process's end: the opcodes that they executed, launches, and how far results differ. */
+/* The driver's side: images that are PTX, and kernels that run both as PTX and as C++. At the process's end a table of
+ * these kernels is printed: the opcodes that they executed, launches, and by how much results differ. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,22 +9,22 @@
 
 enum { MODULES = 64, KERNELS = 256, ALWAYS = 8 };
 
-/* Of a kernel that ran both ways. */
+/* Statistics of a kernel that ran both ways. */
 typedef struct row {
   const ptx_entry *entry;
   uint64_t executed[PTX_OP_COUNT];
-  int64_t asked, launches, differing; /* launches: those that ran as PTX too, those of them that differ */
+  int64_t asked, launches, differing; /* launches: those also run as PTX; differing: those of them that differ */
   double largest;
 } row;
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* all below */
-static ptx_module *modules[MODULES];                      /* of CUDASIM_PTX, until the process ends */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects all below */
+static ptx_module *modules[MODULES];                      /* from CUDASIM_PTX; kept until the process ends */
 static int module_count;
 static row rows[KERNELS];
 static int row_count;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static _Thread_local ptx_pages *noted; /* by the plain kernel that this thread runs; NULL: not wanted */
+static _Thread_local ptx_pages *noted; /* memory used by the C++ kernel that this thread runs; NULL: not recorded */
 
 static ptx_module *parse(const char *text) {
   char why[256];
@@ -46,7 +46,7 @@ static void load_file(const char *path) {
   }
   if (text == NULL || ferror(file)) {
     (void)fprintf(stderr, "cudasim: %s cannot be read\n", path);
-    exit(1); /* nothing would be compared */
+    exit(1); /* otherwise nothing would be compared */
   }
   (void)fclose(file);
   text[bytes] = '\0';
@@ -112,18 +112,18 @@ static const ptx_entry *find_entry(const char *name) {
   return NULL;
 }
 
-/* Results are compared as elements of the type in a kernel's name, else of float32. */
+/* Results are compared as elements of the type in the kernel's name, by default float32. */
 static ptx_type type_of(const char *name) {
   return strstr(name, "bfloat16") != NULL ? PTX_BF16 : strstr(name, "float16") != NULL ? PTX_F16 : PTX_F32;
 }
 
-/* Attention's products are contracted, and so differ in the last bits of float32 or of a 16-bit type. */
+/* Attention's products are contracted, so results differ in the last bits of float32 or of a 16-bit type. */
 static bool is_right(const ptx_entry *entry, int64_t differ, double largest) {
   const double most = type_of(entry->name) == PTX_F32 ? 0x1p-20 : 0x1p-8;
   return differ == 0 || (strstr(entry->name, "attention") != NULL && largest < most);
 }
 
-/* The mutex is held. */
+/* Called with the mutex held. */
 static row *row_of(const ptx_entry *entry) {
   int k = 0;
   while (k < row_count && rows[k].entry != entry) {
@@ -149,7 +149,7 @@ static void note_row(const ptx_entry *entry, const uint64_t *executed, int64_t d
   pthread_mutex_unlock(&mutex);
 }
 
-/* Tests with very many launches ask for the first ones of each kernel, and then for every nth. */
+/* The first launches of each kernel run as PTX, and then only every nth if the environment asks for that. */
 static bool is_due(const ptx_entry *entry) {
   const int every = from_environment("CUDASIM_PTX_EVERY", 1);
   pthread_mutex_lock(&mutex);

@@ -1,4 +1,4 @@
-/* An opcode and its words: what is known of PTX. */
+/* An opcode and its words: the known part of PTX. */
 #include <string.h>
 
 #include "ptx.h"
@@ -30,7 +30,7 @@ static const word compares[] = {{"eq", PTX_EQ},   {"ne", PTX_NE},   {"lt", PTX_L
 static const word words[] = {{"wide", PTX_WIDE},         {"shared", PTX_SHARED}, {"param", PTX_PARAM},
                              {"trans", PTX_TRANS},       {"approx", PTX_APPROX}, {"rzi", PTX_RZI},
                              {"warp", PTX_WARP_BARRIER}, {"wait_all", PTX_WAIT}, {NULL, 0}};
-/* Those that say what is assumed anyway. */
+/* Words for what is assumed anyway. */
 static const char *const plain_words[] = {"rn",  "lo",       "to",  "global", "uni",    "sync", "aligned",
                                           "ftz", "async",    "cg",  "idx",    "ballot", "max",  "m8n8",
                                           "x4",  "m16n8k16", "row", "col",    NULL};
@@ -51,13 +51,13 @@ static bool is_plain(const char *text) {
   return false;
 }
 
-/* False: not known. */
+/* Returns false if the word is not known. */
 static bool take_word(ptx_insn *i, const char *text) {
   const word *found = i->op == PTX_SETP ? find_word(compares, text) : NULL;
   if (found != NULL) {
     i->compare = (uint8_t)found->value;
   } else if ((found = find_word(types, text)) != NULL) {
-    if (i->op == PTX_MMA) { /* the operands' types, between the sums' */
+    if (i->op == PTX_MMA) { /* the operands' types stand between those of the sums */
       i->from = found->value == PTX_F32 ? i->from : (uint8_t)found->value;
       i->type = PTX_F32;
     } else if (i->type == PTX_NONE) {

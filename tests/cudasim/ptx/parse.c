@@ -1,4 +1,4 @@
-/* PTX text to a program, line by line. */
+/* Turns PTX text into a program, line by line. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,10 +8,10 @@
 
 enum { NAME = 256, SYMBOLS = 64 };
 
-/* Registers of a class, which are called PREFIX0 and so on; or one that is called PREFIX. */
+/* Registers of a class, named PREFIX0 and so on, or a single register PREFIX. */
 typedef struct bank {
   char prefix[16];
-  int32_t first, count; /* count 0: one */
+  int32_t first, count; /* count 0: a single register */
 } bank;
 
 typedef struct symbol {
@@ -21,7 +21,7 @@ typedef struct symbol {
 
 typedef struct label {
   char name[64];
-  int32_t at; /* of the next instruction; or the one that branches there */
+  int32_t at; /* index of the next instruction, or of the one that branches there */
 } label;
 
 typedef struct labels {
@@ -31,7 +31,7 @@ typedef struct labels {
 
 typedef struct parser {
   ptx_module *module;
-  ptx_entry *entry; /* in which the line is */
+  ptx_entry *entry; /* the entry that the line belongs to */
   int32_t line;
   bank banks[16];
   int32_t bank_count;
@@ -50,7 +50,7 @@ static void refuse(parser *p, const char *what, const char *text) {
   p->failed = true;
 }
 
-/* Room for one more of an array. */
+/* Grows an array if it has no space for another element. */
 static void *grow(void *array, int32_t count, int32_t *capacity, size_t size) {
   if (count < *capacity) {
     return array;
@@ -141,7 +141,7 @@ static void note_label(labels *l, const char *name, int32_t at) {
   l->all[l->count++].at = at;
 }
 
-/* Braces group what the number of operands tells anyway. */
+/* Braces are ignored, since the number of operands says the same. */
 static void take_operands(parser *p, ptx_insn *i, char *text) {
   char *rest = NULL;
   for (char *part = strtok_r(text, ",{} \t|", &rest); part != NULL; part = strtok_r(NULL, ",{} \t|", &rest)) {
@@ -161,7 +161,7 @@ static void take_operands(parser *p, ptx_insn *i, char *text) {
   }
 }
 
-/* How many operands come before those that are read: mov's are as many as make up the one on the other side. */
+/* Returns how many operands are written; these come first. mov has as many as make up the operand on the other side. */
 static int32_t results_of(const ptx_insn *i) {
   return i->op == PTX_ST || i->op == PTX_BAR || i->op == PTX_CP || i->op == PTX_BRA || i->op == PTX_RET ? 0
          : i->op == PTX_LDMATRIX || i->op == PTX_MMA                                                    ? 4
@@ -211,7 +211,7 @@ static void take_registers(parser *p, const char *text) {
   name[count == NULL ? strcspn(name, " \t") : (size_t)(count - name)] = '\0';
   snprintf(b->prefix, sizeof b->prefix, "%.15s", name);
   for (int32_t i = 0; i < p->bank_count && b->count == 0; i++) {
-    if (strcmp(p->banks[i].prefix, b->prefix) == 0) { /* another scope's */
+    if (strcmp(p->banks[i].prefix, b->prefix) == 0) { /* declared in another scope too */
       return;
     }
   }
@@ -277,7 +277,7 @@ static bool begins(const char *text, const char *with) {
   return strncmp(text, with, strlen(with)) == 0;
 }
 
-/* One without its comment and its outer blanks. */
+/* Takes a line without its comment and outer blanks. */
 static void take_line(parser *p, char *text) {
   const size_t length = strlen(text);
   if (length == 0 || strcmp(text, "{") == 0 || strcmp(text, "}") == 0 || text[0] == ')' || begins(text, ".version") ||
@@ -309,7 +309,7 @@ static void take_line(parser *p, char *text) {
   }
 }
 
-/* A line may hold a scope's brace beside an instruction. */
+/* A line may have a scope's brace beside an instruction. */
 static void take_statements(parser *p, char *text) {
   char *comment = strstr(text, "//");
   if (comment != NULL) {
@@ -357,7 +357,7 @@ ptx_module *ptx_parse(const char *text, char *why, size_t why_bytes) {
     const size_t length = strcspn(text, "\n");
     char *line = strndup(text, length);
     p->line++;
-    if (p->entry != NULL && line[0] == '}') { /* those of scopes are indented */
+    if (p->entry != NULL && line[0] == '}') { /* the entry's end; braces of scopes are indented */
       end_entry(p);
     }
     take_statements(p, line);

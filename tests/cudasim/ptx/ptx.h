@@ -125,13 +125,13 @@ enum { PTX_OPERANDS = 14, PTX_ALWAYS = -1, PTX_LINE = 120 };
 typedef struct ptx_insn {
   uint8_t op, type, from /* cvt's and mma's second type */, compare;
   uint8_t width;   /* elements of a vector that is moved */
-  uint8_t results; /* how many operands are written: the first ones */
-  uint8_t count;   /* operands in all */
-  bool negated;    /* the guard */
+  uint8_t results; /* number of operands that are written, which come first */
+  uint8_t count;   /* number of all operands */
+  bool negated;    /* whether the guard is negated */
   uint16_t words;
   int32_t guard;  /* a register, or PTX_ALWAYS */
-  int32_t target; /* of a branch */
-  int32_t offset; /* of an address, whose base is the last operand, or a store's and cp's first */
+  int32_t target; /* index of a branch's target */
+  int32_t offset; /* of an address; its base is the last operand, but the first one of a store or cp */
   int32_t line;
   int32_t at[PTX_OPERANDS]; /* a register; or ~i: constant i */
 } ptx_insn;
@@ -151,22 +151,22 @@ typedef struct ptx_entry {
 
 typedef struct ptx_module {
   ptx_entry *first;
-  const cudasim_kernel **kernels; /* as of an image */
+  const cudasim_kernel **kernels; /* as in an image */
   cudasim_image image;
 } ptx_module;
 
-/* NULL: not understood, and `why` says where. */
+/* Returns NULL if the text is not understood; `why` then says where. */
 ptx_module *ptx_parse(const char *text, char *why, size_t why_bytes);
 void ptx_free(ptx_module *module);
 const char *ptx_op_name(int op);
-/* Reads "setp.eq.s32", which it takes apart. The word that is not known, or NULL. */
+/* Takes apart an opcode like "setp.eq.s32". Returns the first unknown word, or NULL. */
 const char *ptx_take_opcode(ptx_insn *i, char *text);
 
-/* ---- a grid that runs: run.c ---- */
+/* ---- execution of a grid: run.c ---- */
 
 enum { PTX_READY, PTX_AT_WARP, PTX_AT_BLOCK, PTX_ENDED };
 
-/* A copy that waits for cp.async.wait_all. */
+/* A copy that is done at cp.async.wait_all. */
 typedef struct ptx_copy {
   uint32_t to, bytes;
   uint64_t from;
@@ -181,8 +181,8 @@ typedef struct ptx_thread {
   uint32_t copy_count, copy_capacity;
 } ptx_thread;
 
-typedef struct ptx_touch { /* of a byte of shared memory */
-  uint32_t thread;         /* plus 1; 0: none; UINT32_MAX: several */
+typedef struct ptx_touch { /* of one byte of shared memory */
+  uint32_t thread;         /* number plus 1; 0: none; UINT32_MAX: several */
   uint32_t block_epoch, warp_epoch;
   uint16_t warp; /* 0xffff: several */
 } ptx_touch;
@@ -192,12 +192,12 @@ typedef struct ptx_run {
   const grid *g;
   ptx_thread *threads;
   uint32_t block, block_epoch;
-  cudasim_thread me; /* of the block; its thread is not used */
+  cudasim_thread me; /* block and sizes for all threads; its thread is unused */
   unsigned char *shared;
   uint32_t shared_bytes;
-  ptx_touch *writes, *reads; /* of each byte of it */
+  ptx_touch *writes, *reads; /* one for each byte of it */
   struct ptx_pages *pages;
-  uint64_t *executed; /* by opcode; NULL: not counted */
+  uint64_t *executed; /* number of executions by opcode; NULL: not counted */
   jmp_buf leave;
 } ptx_run;
 
@@ -222,21 +222,21 @@ static inline uint64_t ptx_of_f32(float x) {
 /* ---- arithmetic.c ---- */
 
 uint32_t ptx_type_bits(ptx_type type);
-/* The result of an instruction that has one and touches no memory. */
+/* Returns the result of an instruction that has one and does not access memory. */
 uint64_t ptx_compute(const ptx_insn *i, uint64_t a, uint64_t b, uint64_t c);
 
 /* ---- addresses.c ---- */
 
-/* Pages of the device's memory that a launch touches. */
+/* The pages of the device's memory that a launch touches. */
 typedef struct ptx_pages ptx_pages;
 ptx_pages *ptx_pages_create(void);
 void ptx_pages_destroy(ptx_pages *pages);
-/* Keeps a copy of what lies there, unless one is kept. */
+/* Keeps a copy of the contents, unless one exists. */
 void ptx_pages_keep(ptx_pages *pages, const void *ptr, size_t bytes);
-/* The present contents become the plain result, and the kept ones are put back. */
+/* Takes the present contents as the plain result, and restores the kept ones. */
 void ptx_pages_swap(ptx_pages *pages);
-/* Bytes that differ from the plain results, and the largest difference over the largest value, of elements of a type.
- */
+/* Returns the number of bytes that differ from the plain result; *largest is the largest difference of elements of the
+ * type, relative to the largest value. */
 int64_t ptx_pages_compare(const ptx_pages *pages, ptx_type type, double *largest);
 
 void ptx_load(ptx_run *r, ptx_thread *t, const ptx_insn *i);
@@ -244,24 +244,25 @@ void ptx_store(ptx_run *r, ptx_thread *t, const ptx_insn *i);
 void ptx_atomic_max(ptx_run *r, ptx_thread *t, const ptx_insn *i);
 void ptx_copy_begin(ptx_run *r, ptx_thread *t, const ptx_insn *i);
 void ptx_copies_end(ptx_run *r, ptx_thread *t);
-/* Bytes of shared memory, checked as this thread's access. */
+/* Returns bytes of shared memory, after checking this thread's access. */
 unsigned char *ptx_shared(ptx_run *r, const ptx_thread *t, uint64_t address, uint32_t bytes, bool writes);
 
 /* ---- warp.c ---- */
 
-/* The instruction at which all threads of the warp that have not ended are. */
+/* Executes the instruction at which all threads of the warp are that have not ended. */
 void ptx_warp_step(ptx_run *r, ptx_thread *warp);
 
 /* ---- compare.c: what the driver calls ---- */
 
-/* Of PTX text that is loaded as an image, the image of its kernels; else the image. NULL: it cannot be compiled. */
+/* If the image is PTX text, returns the image of its kernels, otherwise the image itself. NULL: it cannot be
+ * compiled. */
 const cudasim_image *ptx_image(const void *image);
 void ptx_image_free(const cudasim_image *image);
 /* Runs a grid whose kernel is PTX's own, or is in the files that the environment's CUDASIM_PTX names, separated by
  * colons. The latter runs as C++ first, on the same memory, and what differs is noted. False: run as C++ alone.
  * CUDASIM_PTX_EVERY=8: of a kernel's launches after the first ones only each eighth runs as PTX. */
 bool ptx_run_grid(const grid *g, void (*plain)(const grid *g));
-/* Of the kernel's memory, before it is touched by the plain one. */
+/* Records the memory of a kernel, before the plain kernel changes it. */
 void ptx_note_memory(const void *ptr, size_t bytes);
 
 #endif

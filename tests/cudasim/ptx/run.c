@@ -1,5 +1,5 @@
-/* A grid of a program: its blocks one after the other, in random order; the threads of a block in turn, each until it
- * has to wait. */
+/* Executes a grid of a program: its blocks one after the other, in random order, and a block's threads in turn, each
+ * until it has to wait. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ static uint64_t special_value(const ptx_run *r, const ptx_thread *t, uint64_t wh
   return which == 0 ? t->number : which == 1 ? me->threads : which < 5 ? me->block[which - 2] : me->blocks[which - 5];
 }
 
-/* One register from several, or several from one. */
+/* Combines several registers into one, or splits one into several. */
 static void move_parts(const ptx_run *r, ptx_thread *t, const ptx_insn *i) {
   const uint32_t parts = i->results > 1 ? i->results : i->count - 1U, bits = ptx_type_bits(i->type) / parts;
   const uint64_t mask = (UINT64_C(1) << bits) - 1;
@@ -40,7 +40,7 @@ static void move_parts(const ptx_run *r, ptx_thread *t, const ptx_insn *i) {
   }
 }
 
-/* bfi: the low bits of one number in the place of some of another's. */
+/* bfi: replaces some bits of a number by the low bits of another. */
 static void insert_bits(const ptx_run *r, ptx_thread *t, const ptx_insn *i) {
   const uint64_t from = ptx_get(r, t, i->at[1]), into = ptx_get(r, t, i->at[2]);
   const uint64_t start = ptx_get(r, t, i->at[3]) & 255, count = ptx_get(r, t, i->at[4]) & 255;
@@ -63,7 +63,7 @@ static void compute(const ptx_run *r, ptx_thread *t, const ptx_insn *i) {
   }
 }
 
-/* Of a thread by itself. False: it waits for others, or ends. */
+/* Executes an instruction of one thread. Returns false if the thread waits for others, or ends. */
 static bool step(ptx_run *r, ptx_thread *t, const ptx_insn *i) {
   switch (i->op) {
     case PTX_RET:
@@ -122,7 +122,7 @@ static void run_thread(ptx_run *r, ptx_thread *t) {
 
 /* ---- a block ---- */
 
-/* A warp whose threads all wait, or have ended, goes on. */
+/* If all threads of a warp wait or have ended, the warp continues. */
 static bool release_warps(ptx_run *r) {
   bool any = false;
   for (uint32_t first = 0; first < r->g->threads; first += CUDASIM_WARP) {
@@ -195,7 +195,7 @@ static uint32_t next_random(uint64_t *state) {
   return (uint32_t)(*state >> 33);
 }
 
-/* The same order in every run. */
+/* A random order, the same in every run. */
 static uint32_t *random_order(uint32_t count) {
   uint32_t *order = malloc(count * sizeof *order);
   uint64_t state = count;
@@ -207,7 +207,7 @@ static uint32_t *random_order(uint32_t count) {
   return order;
 }
 
-/* Threads that do not meet run one after the other, in the same registers. */
+/* If threads do not meet, they run one after the other and share registers. */
 static void allocate(ptx_run *r) {
   const uint32_t threads = r->g->threads, files = r->entry->collective ? threads : 1;
   const size_t registers = (size_t)r->entry->registers;

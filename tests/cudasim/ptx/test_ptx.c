@@ -1,4 +1,4 @@
-/* PTX instruction by instruction, and the faults that its execution finds: texts of a few lines. */
+/* PTX instructions one by one, and the faults that their execution finds, in texts of a few lines. */
 #include "harness.h"
 
 #include <stdio.h>
@@ -47,8 +47,8 @@ static int tear_down(void **state) {
   return 0;
 }
 
-/* A kernel in which %rd1 is the memory, %r1 the thread, %rd2 the address of its word, and %rd9 what is stored there at
- * the end. */
+/* A kernel in which %rd1 is the memory, %r1 the thread's number, %rd2 the address of its word, and %rd9 the value that
+ * is stored there at the end. */
 static const char *text_of(const char *code) {
   static char text[4096];
   snprintf(
@@ -64,7 +64,7 @@ static const char *text_of(const char *code) {
   return text;
 }
 
-/* The error by which the device was lost, or of the text. */
+/* Returns the error that lost the device, or the error of loading the text. */
 static int run(const char *code, unsigned blocks) {
   dc__cu_module module;
   dc__cu_function function;
@@ -168,14 +168,14 @@ static void test_threads_meet(void **state) {
   assert_int_equal(words[40], UINT64_C(37) << 32 | 0xff);
 }
 
-/* A copy arrives at its wait, and reads zeros beyond what it was told. */
+/* A copy takes effect at its wait, and fills with zeros beyond its source size. */
 static void test_copies(void **state) {
   (void)state;
   static const char *const code =
       "shl.b32 %r5, %r1, 4; mov.u32 %r6, tile; add.s32 %r7, %r6, %r5; cp.async.cg.shared.global [%r7], [%rd1], 16, 4; "
       "ld.shared.u64 %rd4, [%r7]; cp.async.wait_all; ld.shared.u64 %rd5, [%r7]; add.s64 %rd9, %rd4, %rd5;";
   words[0] = 0x700000009;
-  assert_int_equal(stored_by(code), 8); /* -1, which is no value yet, and 9 */
+  assert_int_equal(stored_by(code), 8); /* poison (-1) before the wait, and 9 */
 }
 
 /* ---- faults ---- */
@@ -200,8 +200,8 @@ static void test_faults(void **state) {
   expect_fault(
       "mov.u32 %r5, tile; shl.b32 %r6, %r1, 2; add.s32 %r7, %r5, %r6; st.shared.u32 [%r7], %r1; "
       "bar.warp.sync -1; xor.b32 %r8, %r6, 128; add.s32 %r9, %r5, %r8; ld.shared.u32 %r10, [%r9];",
-      FAILED);                                         /* a warp's barrier orders no other warp */
-  expect_fault("st.global.u64 [%rd1], %rd9;", FAILED); /* of several blocks */
+      FAILED);                                         /* a warp's barrier does not order other warps */
+  expect_fault("st.global.u64 [%rd1], %rd9;", FAILED); /* several blocks write to it */
   expect_fault("setp.lt.u32 %p1, %r1, 9; @%p1 bra $out; bar.sync 0;\n$out:\n", FAILED);
   expect_fault("setp.lt.u32 %p1, %r1, 9; @%p1 bra $out; bar.warp.sync -1;\n$out:\n", FAILED);
   expect_fault("mov.u32 %r5, 8; cp.async.cg.shared.global [%r5], [%rd1], 16, 16;", ASKEW);

@@ -6,7 +6,7 @@
 
 enum { LANES = CUDASIM_WARP };
 
-/* Which threads of the warp take part. All have to be there, at this instruction. */
+/* Returns which threads of the warp take part. All of them must be at this instruction. */
 static uint32_t gather_lanes(ptx_run *r, ptx_thread *warp, const ptx_insn *i, uint32_t mask) {
   uint32_t there = 0;
   for (uint32_t lane = 0; lane < LANES; lane++) {
@@ -52,8 +52,8 @@ static void vote(ptx_run *r, ptx_thread *warp, const ptx_insn *i) {
   }
 }
 
-/* Lanes 8 n to 8 n + 7 have the addresses of the rows of matrix n. A lane gets two neighbours of a row of each, or with
- * .trans of a column. */
+/* Lanes 8 n to 8 n + 7 have the addresses of the rows of matrix n. From each matrix a lane gets two neighbours in a
+ * row, or with .trans in a column. */
 static void load_matrices(ptx_run *r, ptx_thread *warp, const ptx_insn *i) {
   uint16_t tiles[4][8][8];
   for (uint32_t lane = 0; lane < LANES; lane++) {
@@ -76,7 +76,8 @@ static float half(const ptx_insn *i, uint64_t word, uint32_t which) {
   return i->from == PTX_F16 ? dc__f32_of_f16(bits) : dc__f32_of_bf16(bits);
 }
 
-/* m16n8k16 by PTX's tables of fragments. Sums go by k, each rounded; a card's order and rounding are its own. */
+/* m16n8k16 with the fragments of PTX's tables. Sums are in the order of k, each rounded; a card may use another order
+ * and rounding. */
 static void multiply(ptx_run *r, ptx_thread *warp, const ptx_insn *i) {
   float a[16][16], b[16][8];
   for (uint32_t lane = 0; lane < LANES; lane++) {
@@ -105,7 +106,7 @@ static void multiply(ptx_run *r, ptx_thread *warp, const ptx_insn *i) {
   }
 }
 
-/* Of shuffles, votes and barriers the last operand; all of the warp take part in the others. */
+/* For shuffles, votes and barriers, the mask is the last operand. In other instructions the whole warp takes part. */
 static uint32_t mask_of(const ptx_run *r, const ptx_thread *t, const ptx_insn *i) {
   return i->op == PTX_MMA || i->op == PTX_LDMATRIX ? UINT32_MAX : (uint32_t)ptx_get(r, t, i->at[i->count - 1]);
 }

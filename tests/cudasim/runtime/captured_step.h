@@ -1,4 +1,4 @@
-/* A training run of one rank on a wrapped stream, whose steps can be captured into a CUDA graph; on the simulated
+/* A training run of one rank on a wrapped stream, whose steps can be captured into a CUDA graph, on the simulated
  * driver or on a card. */
 #ifndef TESTS_CAPTURED_STEP_H
 #define TESTS_CAPTURED_STEP_H
@@ -21,7 +21,7 @@ typedef struct run {
   dc_stream *stream;
   dc_context *ctx;
   int32_t stage;
-  float *weights, *grads, *activation, *full; /* of the device, PARAMS times COUNT in the first two */
+  float *weights, *grads, *activation, *full; /* on the device; the first two have PARAMS * COUNT elements */
 } run;
 
 static const int64_t count = COUNT;
@@ -90,7 +90,7 @@ static inline void close_run(run *r) {
   dc_device_destroy(r->device);
 }
 
-/* The parameter's weights, every third one gathered as float16 too; below stage 3 its own. */
+/* Uses a parameter's weights: at stage 3 gathered, every third parameter as float16; below stage 3 its own. */
 static inline void use(run *r, int64_t id) {
   const void *full = r->weights + id * COUNT;
   int32_t dtype = DC_FLOAT32;
@@ -107,7 +107,7 @@ static inline void use(run *r, int64_t id) {
   }
 }
 
-/* An activation is away between forward and backward. */
+/* Offloads an activation between forward and backward. */
 static inline void offload(run *r, const dc_tensor *a) {
   dc_tensor out = DC_TENSOR_INIT;
   DO(dc_offload_tensor(r->ctx, a, GRAPH, 99, &out));
@@ -153,11 +153,11 @@ static inline void capture(run *r) {
   DO(dc_context_reset_stats(r->ctx));
   step(r);
   DO(dc_context_get_memory_stats(r->ctx, &stats));
-  assert_true(stats.gathered_peak_bytes < 2 * COUNT * (int64_t)sizeof(float)); /* one at a time */
+  assert_true(stats.gathered_peak_bytes < 2 * COUNT * (int64_t)sizeof(float)); /* one parameter at a time */
   graph_capture_end(r->native);
 }
 
-/* The values there when the stream has done all its work. */
+/* Copies values when the stream has done all its work. */
 static inline void copy_to_host(run *r, void *to, const void *from, size_t bytes) {
   dc__stream_copy(r->stream, to, from, bytes);
   DO(dc_stream_synchronize(r->stream, 0));

@@ -1,6 +1,6 @@
 /* A training step captured into a CUDA graph. Launched, it has the bits of the step that is not captured, at every
- * stage, and again after other steps and other captures. Also tested: what it holds, what it does not touch, and what
- * no capture allows. */
+ * stage, also after other steps and other captures. Also tested: which memory a graph holds, what it must not touch,
+ * and calls that no capture allows. */
 #include "captured_step.h"
 
 static void test_a_launch_is_a_step(void **state) {
@@ -11,8 +11,8 @@ static void test_a_launch_is_a_step(void **state) {
       step(&plain);
     }
     step(&captured);
-    for (int k = 0; k < 2; k++) { /* a second graph takes the first one's place, with other steps between */
-      use(&captured, 1);          /* gathered now, and kept; but not for the graph */
+    for (int k = 0; k < 2; k++) { /* a second graph replaces the first one, with other steps between */
+      use(&captured, 1);          /* gathered now, and kept; the graph gathers again */
       capture(&captured);
       for (int i = 0; i < STEPS - 1; i++) {
         graph_launch(captured.native);
@@ -38,7 +38,7 @@ static void test_a_graph_writes_to_nothing_of_others(void **state) {
   step(&r);
   capture(&r);
   DO(dc_context_get_memory_stats(r.ctx, &before));
-  DO(dc_end_backward(r.ctx, GRAPH, 1)); /* what was given back is others' now */
+  DO(dc_end_backward(r.ctx, GRAPH, 1)); /* memory that was freed is reused from here on */
   for (int i = 0; i < 24; i++) {
     const size_t bytes = (size_t)(i % 8 + 1) * COUNT;
     int32_t kind = i < 8 ? DC_MEMORY_DEVICE : i < 16 ? DC_MEMORY_SHARED : DC_MEMORY_HOST;
@@ -55,7 +55,7 @@ static void test_a_graph_writes_to_nothing_of_others(void **state) {
     }
     dc_buffer_release(buffers[i]);
   }
-  /* Captures share their memory, and take no more from one to the next. */
+  /* Captures share their memory, so later ones take no more. */
   capture(&r);
   capture(&r);
   DO(dc_context_get_memory_stats(r.ctx, &after));
@@ -113,7 +113,7 @@ static void expect_finite(run *r, int32_t expected) {
   int64_t id = -1;
   DO(dc_context_grads_finite(r->ctx, &finite, &id));
   assert_int_equal(finite, expected);
-  assert_int_equal(id, expected == 1 ? -1 : 0); /* what one weight has spoilt is in all gradients */
+  assert_int_equal(id, expected == 1 ? -1 : 0); /* one bad weight makes all gradients bad */
 }
 
 static void test_each_launch_looks_for_itself(void **state) {
@@ -129,8 +129,8 @@ static void test_each_launch_looks_for_itself(void **state) {
     refused(dc_context_grads_finite(r.ctx, &finite, NULL), DC_E_STATE,
             "captured into a CUDA graph; ask after a launch");
     graph_capture_end(r.native);
-    for (int i = 0; i < 3; i++) {            /* weights grow, and one is gathered as float16 */
-      for (int64_t k = 0; k < PARAMS; k++) { /* where the last step's gradients went */
+    for (int i = 0; i < 3; i++) {            /* weights become large; one is gathered as float16 */
+      for (int64_t k = 0; k < PARAMS; k++) { /* at the place of the last step's gradients */
         dc__stream_copy(r.stream, r.weights + k * COUNT + 5, i == 1 ? &infinite : &none, sizeof none);
       }
       graph_launch(r.native);
@@ -142,7 +142,7 @@ static void test_each_launch_looks_for_itself(void **state) {
   }
 }
 
-/* The stream that comes is captured already, as PyTorch's is when a captured step begins. */
+/* The context gets a stream that is already captured, as PyTorch's is when a captured step begins. */
 static void test_a_captured_stream_is_set(void **state) {
   (void)state;
   run plain = open_run(3), captured = open_run(3);
@@ -167,7 +167,7 @@ static void test_a_captured_stream_is_set(void **state) {
   close_run(&plain);
 }
 
-/* And nothing of them is broken. */
+/* A capture with two ranks is refused, and they stay usable. */
 static void one_of_two(rank *r) {
   void *native = graph_stream();
   dc_stream *stream;
@@ -190,7 +190,7 @@ static void test_ranks_that_meet_are_refused(void **state) {
   run_ranks((setup){.world = 2}, one_of_two, NULL);
 }
 
-/* Which no graph can be captured on, and which is not asked whether one is. */
+/* The default stream cannot be captured, and must not be asked whether it is. */
 static void test_the_default_stream_has_two_names(void **state) {
   (void)state;
   run r = open_run(3);
@@ -210,7 +210,7 @@ static void test_the_default_stream_has_two_names(void **state) {
   close_run(&r);
 }
 
-/* Devices are opened and closed during another thread's capture, and wait for no work of it. */
+/* Devices are opened and closed during another thread's capture, without waiting for its work. */
 static void test_a_device_closes_during_a_capture(void **state) {
   (void)state;
   run plain = open_run(3), captured = open_run(3);
@@ -229,7 +229,7 @@ static void test_a_device_closes_during_a_capture(void **state) {
   close_run(&plain);
 }
 
-/* As by another thread's call, in the middle of a step. Steps and captures go on. */
+/* A capture is invalidated in the middle of a step, as another thread's call may do. Later steps and captures work. */
 static void test_a_spoiled_capture_fails_alone(void **state) {
   (void)state;
   run plain = open_run(3), captured = open_run(3);
@@ -240,7 +240,7 @@ static void test_a_spoiled_capture_fails_alone(void **state) {
   graph_spoil(captured.native);
   step(&captured);
   graph_spoiled_end(captured.native);
-  compare(&plain, &captured); /* nothing of it has run */
+  compare(&plain, &captured); /* no work of the capture has run */
   step(&plain);
   step(&captured);
   compare(&plain, &captured);
@@ -266,7 +266,7 @@ static void test_closing_waits_for_streams_of_others(void **state) {
   DO(dc_device_open("cuda", NULL, &device));
   DO(dc_stream_wrap(device, native, &stream));
   cudasim_hold();
-  cudasim_stream_call(native, note, &ran); /* as a kernel of the device's would run there */
+  cudasim_stream_call(native, note, &ran); /* stands for a kernel on that stream */
   dc_stream_destroy(stream);
   dc_device_destroy(device);
   assert_true(ran);

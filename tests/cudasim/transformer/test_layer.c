@@ -1,6 +1,6 @@
-/* The transformer layer on the simulated device against the CPU's, through the public functions: placements of LN,
- * flags, types, masks, packed samples, dropout; bytes, initial weights and masks; nothing allocated, looked for or
- * waited for in a steady call, also within a graph; what is refused. */
+/* The transformer layer on the simulated device compared with the CPU's, through the public functions: placements of
+ * LN, flags, types, masks, packed samples, dropout. Also workspace sizes, initial weights and refusals. In a steady
+ * call, also within a graph, nothing is allocated, searched or waited for. */
 #include "harness.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@
 #endif
 #include "device_matrix.h"
 
-/* A tensor of one side, and where it lies. */
+/* The tensors of one side, and their device. */
 typedef struct device_layer {
   dc_device *device;
   dc_stream *stream;
@@ -26,7 +26,7 @@ enum { BATCH = 3, LONGEST = 19 };
 typedef struct choice {
   int64_t hidden, heads, inner;
   int32_t dtype, grad_dtype, pre, invertible, checkpoint, gelu;
-  int32_t mask, packed; /* mask: 1 of the type, 2 float32 */
+  int32_t mask, packed; /* mask: 1: of the type, 2: float32 */
   double dropout;
 } choice;
 
@@ -57,7 +57,7 @@ static void fill(device_layer *s, const choice *c) {
     if (s->w[i].shape[1] == 1) {
       randomize(s->device, &s->w[i], (uint64_t)i, 0.5f, scale ? 1.0f : 0.0f);
     }
-    randomize(s->device, &s->g[i], (uint64_t)i + 50, 1, 0); /* is added to, or replaced */
+    randomize(s->device, &s->g[i], (uint64_t)i + 50, 1, 0); /* gradients are added to it, or replace it */
   }
   randomize(s->device, &s->x, 100, 1, 0);
   randomize(s->device, &s->dout, 101, 1, 0);
@@ -134,7 +134,7 @@ static void backward(device_layer *s) {
   }
 }
 
-/* The norm of the difference over the norm. */
+/* The norm of the difference, relative to the expected norm. */
 static double difference(const void *found, const void *expected, int32_t dtype, int64_t count) {
   float *a = malloc((size_t)count * sizeof *a), *b = malloc((size_t)count * sizeof *b);
   dc__cast(a, DC_FLOAT32, found, dtype, count);
@@ -149,7 +149,7 @@ static double difference(const void *found, const void *expected, int32_t dtype,
   return sqrt(square / (norm > 0 ? norm : 1));
 }
 
-/* A tensor of the device against the CPU's. */
+/* Compares a tensor on the device with the CPU's. */
 static void same(const char *what, int32_t index, dc_device *device, const dc_tensor *cuda, const dc_tensor *cpu,
                  const choice *c) {
   const double gate = c->dtype == DC_FLOAT32 ? 1e-5 : c->dtype == DC_FLOAT16 ? 4e-3 : 3e-2;
@@ -174,7 +174,7 @@ static void compare(const choice *c) {
   device_layer cpu, cuda;
   open_layer(&cpu, "cpu", c);
   open_layer(&cuda, "cuda", c);
-  for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) { /* the same numbers on every device */
+  for (int32_t i = 0; i < DC_LAYER_WEIGHTS; i++) { /* initial weights are the same on every device */
     void *found = elements(cuda.device, &cuda.w[i]);
     assert_memory_equal(found, cpu.w[i].data, bytes_of(&cpu.w[i]));
     free(found);
@@ -196,7 +196,7 @@ static void compare(const choice *c) {
   nothing_left();
 }
 
-/* Without tokens nothing is computed, and the gradients of weights are zeros, or stay what they were. */
+/* Without tokens nothing is computed, and the weights' gradients become zero, or keep their values when added to. */
 static void test_without_tokens(void **state) {
   (void)state;
   const choice cases[] = {{32, 2, 64, DC_BFLOAT16, 0, 1, -1, -1, DC_GELU_TANH, 0, 0, 0.1},
@@ -227,8 +227,7 @@ static void test_without_tokens(void **state) {
   }
 }
 
-/* The thread sanitizer makes kernels slow: some cases have to do for all, kernels and their
- * barriers being the same. */
+/* The thread sanitizer makes kernels slow, so only some cases are run: the kernels and their barriers are the same. */
 #ifdef CUDASIM_TSAN
 enum { EVERY = 3 };
 #else
@@ -261,7 +260,7 @@ static int host_calls(void) {
          cudasim_calls("cublasLtMatmulDescCreate") + cudasim_calls("cuMemcpyAsync");
 }
 
-/* The second step makes the bits of the first, and only queues kernels; a graph of it makes them again. */
+/* The second step has the bits of the first, and only queues kernels; so does a graph of it. */
 static void test_a_steady_step(void **state) {
   (void)state;
   const choice c = {32, 2, 64, BF16, 0, 1, 1, 1, DC_GELU_TANH, 0, 1, 0.1};
@@ -296,13 +295,13 @@ static void test_a_steady_step(void **state) {
   free(first);
   dc_stream_destroy(wrapped);
   cudasim_stream_end(native);
-  s.call.stream = NULL; /* the device's own, which is waited for */
+  s.call.stream = NULL; /* the device's own stream, on which calls wait */
   forward(&s);
   close_layer(&s);
   nothing_left();
 }
 
-/* Whatever call of the driver or of the library fails: the layer's call or the wait says so. */
+/* Whichever call of the driver or of the library fails, the layer's call or the wait reports it. */
 static void test_failures_are_reported(void **state) {
   (void)state;
   static const struct {

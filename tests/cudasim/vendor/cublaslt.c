@@ -1,6 +1,6 @@
-/* cuBLASLt without a card: libcublasLt.so.13 as the CUDA device of libdc uses it, on the CPU's matrix products and the
- * simulated driver's streams. It refuses what the library refuses, and can be made to fail as the driver's functions
- * can. */
+/* cuBLASLt without a card: it provides what libdc's CUDA device uses of libcublasLt.so.13, on the CPU's matrix products
+ * and the simulated driver's streams. It refuses what the library refuses, and can be made to fail as the driver's
+ * functions can. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,12 +14,12 @@ DC__LT_FUNCTIONS(X)
 #undef X
 
 enum { INVALID = DC__LT_INVALID_VALUE, EXECUTION_FAILED = 13, WORKSPACE_ALIGNMENT = 256, MAX_BATCH = 65535 };
-enum { BATCHES = 33, ALIGNMENTS = 17 }; /* that searches are counted of */
+enum { BATCHES = 33, ALIGNMENTS = 17 }; /* bounds for which searches are counted */
 
 static atomic_int searches[BATCHES][ALIGNMENTS];
 
 struct cublasLtContext {
-  int device; /* that was current when it was made */
+  int device; /* the current device when it was created */
 };
 struct dc__lt_desc_st {
   int compute, scale, trans[2], epilogue;
@@ -164,7 +164,8 @@ static bool shapes_fit(const struct dc__lt_desc_st *desc, const struct dc__lt_la
   return types && d->rows == m && d->columns == n && (desc->trans[1] != 0 ? b->columns : b->rows) == k;
 }
 
-/* The library has the derivative of GELU for types of 16 bits, in rows of 16 bytes, and sums of such types. */
+/* The library has the derivative of GELU only for 16-bit types with rows of a multiple of 16 bytes, and sums of rows
+ * only for 16-bit types. */
 static bool has_epilogue(const struct dc__lt_desc_st *desc, const struct dc__lt_layout_st *b,
                          const struct dc__lt_layout_st *d, uint32_t alignment) {
   if (desc->epilogue == DC__LT_EPILOGUE_BGRADB) {
@@ -208,10 +209,10 @@ int cublasLtMatmulAlgoCheck(dc__lt_handle handle, dc__lt_desc desc, dc__lt_layou
 
 typedef struct task {
   dc__gemm gemm;
-  size_t bytes[3]; /* of A, B and C as the gemm has them */
+  size_t bytes[3]; /* of A, B and C in the gemm's order */
   char *workspace;
   size_t workspace_bytes;
-  void *sums; /* of the rows of op(A), or NULL */
+  void *sums; /* the row sums of op(A); NULL: none */
 } task;
 
 static void sum_rows(const dc__gemm *g, void *to) {
@@ -256,7 +257,7 @@ static void run_product(void *args) {
   if (t->sums != NULL) {
     sum_rows(g, t->sums);
   }
-  if (t->workspace_bytes > 0) { /* it is the product's alone: both ends are written */
+  if (t->workspace_bytes > 0) { /* the workspace belongs to this product: writes to both of its ends */
     const size_t end = t->workspace_bytes < 8192 ? t->workspace_bytes : 8192;
     memset(space, 0xa5, end);
     memset((char *)space + t->workspace_bytes - end, 0xa5, end);
@@ -266,7 +267,7 @@ static void run_product(void *args) {
   free(scratch);
 }
 
-/* The pointers that the product and its epilogue need. */
+/* Whether the pointers are set that the product and its epilogue need. */
 static bool has_pointers(const struct dc__lt_desc_st *desc, const void *alpha, const void *beta, const void *workspace,
                          size_t workspace_bytes) {
   const bool biased = desc->epilogue == DC__LT_EPILOGUE_BIAS || desc->epilogue == DC__LT_EPILOGUE_BGRADB;
@@ -274,12 +275,12 @@ static bool has_pointers(const struct dc__lt_desc_st *desc, const void *alpha, c
          (!biased || desc->bias != NULL) && (desc->epilogue != DC__LT_EPILOGUE_DGELU || desc->aux != NULL);
 }
 
-/* Matrices of a batch that are written may not share elements. */
+/* In a batch, matrices that are written must not share elements. */
 static bool are_apart(const struct dc__lt_layout_st *d) {
   return d->batch == 1 || d->stride >= (d->columns - 1) * d->ld + d->rows;
 }
 
-/* By rows, what is D = A B by columns is D' = B' A'. */
+/* D = A B with columns is D' = B' A' with rows. */
 int cublasLtMatmul(dc__lt_handle handle, dc__lt_desc desc, const void *alpha, const void *a, dc__lt_layout a_layout,
                    const void *b, dc__lt_layout b_layout, const void *beta, const void *c, dc__lt_layout c_layout,
                    void *d, dc__lt_layout d_layout, const dc__lt_algo *algo, void *workspace, size_t workspace_bytes,
@@ -323,7 +324,7 @@ int cublasLtMatmul(dc__lt_handle handle, dc__lt_desc desc, const void *alpha, co
     g->bias = desc->bias;
   } else if (desc->epilogue == DC__LT_EPILOGUE_DGELU) {
     g->epilogue = DC__EPILOGUE_GELU_BACK;
-    g->aux = (void *)(uintptr_t)desc->aux; /* only read by this epilogue */
+    g->aux = (void *)(uintptr_t)desc->aux; /* this epilogue only reads it */
   } else if (desc->epilogue == DC__LT_EPILOGUE_BGRADB) {
     t.sums = (void *)(uintptr_t)desc->bias;
   }

@@ -1,7 +1,8 @@
-/* cuSOLVER without a card: libcusolver.so.12 as the CUDA device of libdc uses it, on libdc's own eigensolver, a plain
- * QR and the simulated driver's streams. It refuses the arguments that the library refuses, and reads only the triangle
- * that the caller names. A call whose host workspace is still that of queued work is refused. It can be made to fail as
- * the driver's functions can. The name of a call for one matrix that does not converge is "cusolver: convergence". */
+/* cuSOLVER without a card: it provides what libdc's CUDA device uses of libcusolver.so.12, on libdc's own eigensolver,
+ * a plain QR and the simulated driver's streams. It refuses arguments that the library refuses, and reads only the
+ * triangle that the caller names. It also refuses a host workspace that queued work still uses. It can be made to fail
+ * as the driver's functions can. The name of a call for one matrix that does not converge is "cusolver:
+ * convergence". */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -29,7 +30,7 @@ struct cusolverDnParams {
 
 int cusolverGetVersion(int *version) {
   *version = VERSION;
-  const int other = enter(__func__, false); /* an error is the version that a test wants */
+  const int other = enter(__func__, false); /* an injected error is the version that a test wants */
   *version = other != 0 ? other : VERSION;
   return 0;
 }
@@ -58,7 +59,7 @@ int cusolverDnDestroyParams(dc__cusolver_params params) {
   return end_object(params, enter(__func__, false));
 }
 
-/* ---- the host's workspace: queued work's alone, until the stream has come there ---- */
+/* ---- the host's workspace: it belongs to queued work until the stream has executed that ---- */
 
 enum { IN_USE = 64 };
 
@@ -103,7 +104,7 @@ typedef struct work {
   size_t device_bytes, host_bytes;
 } work;
 
-/* Batches of an odd number want more than those of one matrix more. */
+/* A batch of odd size needs more than one that is larger by a matrix. */
 static void workspace_bytes(const work *w, size_t *device_bytes, size_t *host_bytes) {
   const size_t square = (size_t)(w->n * w->n) * (w->wide ? 8 : 4);
   *device_bytes = (size_t)w->count * (square + 256) * (w->count % 2 == 1 && w->count > 1 ? 2 : 1);
@@ -131,7 +132,7 @@ static void write(void *to, int wide, int64_t i, double value) {
   }
 }
 
-/* One matrix by columns, and its eigenvalues. */
+/* Decomposes one matrix, stored by columns. */
 static int solve(const work *w, void *a, void *values) {
   const int64_t n = w->n;
   double *full = calloc((size_t)(n * n + 4 * n) + 1, sizeof *full);
@@ -146,7 +147,7 @@ static int solve(const work *w, void *a, void *values) {
   info = info != 0 || dc__eigh_reference(n, full, found, found + n) ? info : 1;
   for (int64_t j = 0; j < n; j++) {
     write(values, w->wide, j, info == 0 ? found[j] : NAN);
-    for (int64_t i = 0; i < n; i++) { /* a vector a column */
+    for (int64_t i = 0; i < n; i++) { /* one vector per column */
       write(a, w->wide, j * w->lda + i, info == 0 && w->vectors ? full[j * n + i] : NAN);
     }
   }
@@ -170,7 +171,7 @@ static void run_work(void *args) {
   if (a == NULL || values == NULL || info == NULL || device == NULL || (uintptr_t)w->device % 256 != 0) {
     lose_device(ILLEGAL_ADDRESS);
   }
-  if (w->host_bytes > 0) { /* it must live until now */
+  if (w->host_bytes > 0) { /* the host's workspace must still exist */
     fill_poison(w->host, w->host_bytes);
     give_host_workspace(w->host);
   }
@@ -273,7 +274,7 @@ static void reflect(const double *v, double tau, double *y, int64_t count) {
   }
 }
 
-/* Columns become R and Householder's vectors, by LAPACK's signs. */
+/* The columns become R and Householder vectors, with LAPACK's signs. */
 static void factor(const factoring *w, double *a, double *tau) {
   for (int64_t k = 0; k < w->n && k < w->m; k++) {
     double *v = a + k * w->m + k;
@@ -293,7 +294,7 @@ static void factor(const factoring *w, double *a, double *tau) {
   }
 }
 
-/* Those vectors become the columns of Q. */
+/* The Householder vectors become the columns of Q. */
 static void multiply_out(const factoring *w, double *a, double *tau) {
   for (int64_t k = w->n - 1; k >= 0; k--) {
     double *v = a + k * w->m + k;

@@ -1,5 +1,5 @@
-/* Whether a prototype of ours is that of NVIDIA's header: types agree when they are passed alike, pointers, integers
- * and enumerations of one size. */
+/* Whether one of our prototypes fits that of NVIDIA's header: types agree if they are passed in the same way, as
+ * pointers, integers and enumerations of the same size are. */
 #ifndef TESTS_SAME_TYPE_H
 #define TESTS_SAME_TYPE_H
 
@@ -21,7 +21,7 @@ template <typename R, typename... A, typename S, typename... B>
 struct same<R (*)(A...), S (*)(B...)>
     : std::integral_constant<bool, sizeof...(A) == sizeof...(B) && alike<R, S>() && (alike<A, B>() && ...)> {};
 
-/* A thread of one argument less, or of another kind, is found. */
+/* A missing argument, or one of another kind, is noticed. */
 static_assert(!same<int (*)(int), int (*)(int *)>::value, "");
 
 #define NUMBER(ours, theirs) static_assert((int)(ours) == (int)(theirs), #ours " differs from NVIDIA's header")

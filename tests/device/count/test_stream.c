@@ -1,4 +1,4 @@
-/* The counting device: its memory, its clocks, its figures, and what it refuses. */
+/* The counting device: its memory, its clocks, its statistics, and what it refuses. */
 #include "harness.h"
 
 static dc_device *open_count(void) {
@@ -49,7 +49,7 @@ static void test_streams_overlap_and_events_order_them(void **state) {
   assert_int_equal(figure(device, "time_ns"), 710);
   assert_int_equal(dc_event_query(event, &passed), DC_OK);
   assert_int_equal(passed, 1);
-  assert_int_equal(dc_count_work(a, 5), DC_OK); /* queued when the host has come to 710 */
+  assert_int_equal(dc_count_work(a, 5), DC_OK); /* queued when the host's clock is at 710 */
   assert_int_equal(dc_event_record(event, a), DC_OK);
   assert_int_equal(dc_event_wait(event, NULL, 0), DC_OK);
   assert_int_equal(figure(device, "time_ns"), 715);
@@ -80,7 +80,7 @@ static void test_memory_has_a_limit_and_no_bytes(void **state) {
   dc_device_destroy(device);
 }
 
-/* Without a limit the addresses end: behind them is memory of the host, and then of the program. */
+/* Without a limit, memory ends with the addresses; beyond them are those of host memory, and then the program's. */
 static void test_memory_without_a_limit_ends(void **state) {
   (void)state;
   enum { MOST = 8 };
@@ -101,7 +101,7 @@ static void test_memory_without_a_limit_ends(void **state) {
   dc_device_destroy(device);
 }
 
-/* 8 ranks, 4 a node: an all-reduce brings (N - 1) / N of the data twice, 3 parts of 7 from ranks of the node. */
+/* 8 ranks, 4 per node: an all-reduce moves (N - 1) / N of the data twice; 3 of 7 parts come from ranks of the node. */
 static void test_collectives_take_the_slower_link(void **state) {
   (void)state;
   enum { RANKS = 8, NUMEL = 8000 };
@@ -123,7 +123,7 @@ static void test_collectives_take_the_slower_link(void **state) {
   assert_int_equal(figure(device, "network_received_bytes"), 2 * 4 * 4000);
   assert_int_equal(figure(device, "collectives"), 2);
   assert_int_equal(figure(device, "link_busy_ns"), 2 * (1000 + 160000));
-  assert_int_equal(dc_comm_all_reduce(copy, &data, DC_SUM, b), DC_OK); /* the rank has one link */
+  assert_int_equal(dc_comm_all_reduce(copy, &data, DC_SUM, b), DC_OK); /* after a's, as the rank has one link */
   assert_int_equal(dc_stream_synchronize(a, 0), DC_OK);
   assert_int_equal(figure(device, "time_ns"), 322000);
   assert_int_equal(dc_stream_synchronize(b, 0), DC_OK);
@@ -140,7 +140,7 @@ static void test_collectives_take_the_slower_link(void **state) {
   dc_device_destroy(device);
 }
 
-/* Work of one device knows nothing of another's streams: a mark would never pass, or at once. */
+/* A device's work cannot wait for another device's streams: the wait would never end, or end at once. */
 static void test_streams_of_other_devices_are_refused(void **state) {
   (void)state;
   dc_device *device = open_count(), *other = open_count(), *cpu, *again;
@@ -179,7 +179,7 @@ static void test_streams_of_other_devices_are_refused(void **state) {
   refused(dc_comm_all_reduce(comm, &tensor, DC_SUM, computes), DC_E_INVALID,
           "dc_comm_all_reduce: stream is of device \"cpu\", must be of the communicator's, \"count\"");
   refused(dc_comm_broadcast(comm, &tensor, 0, counts), DC_E_INVALID, "another device \"count\"");
-  /* Handles of one device are one device. */
+  /* Several handles of a device count as one device. */
   assert_int_equal(dc_event_record(cpu_event, computes), DC_OK);
   assert_int_equal(dc_event_wait(cpu_event, computes, 0), DC_OK);
   assert_int_equal(dc_context_set_stream(cpu_context, computes), DC_OK);

@@ -1,4 +1,5 @@
-/* Shared by the tests of the CPU device: tasks that wait or take notes, and a device with two streams and an event. */
+/* Shared by the tests of the CPU device: tasks that wait or record their order, and a device with two streams and an
+ * event. */
 #ifndef TESTS_STREAM_TEST_H
 #define TESTS_STREAM_TEST_H
 
@@ -21,7 +22,7 @@ static inline void sleep_ns(int64_t ns) {
 
 /* ---- tasks ---- */
 
-/* A task that waits until the test opens it, so that tests need no sleeps to have work pending. */
+/* A task that waits until the test opens it, so tests need no sleeps to keep work pending. */
 typedef struct gate {
   atomic_bool open;
   atomic_bool entered;
@@ -35,7 +36,7 @@ static inline void pass_gate(void *user) {
   }
 }
 
-/* Writes numbers in the order in which tasks ran. */
+/* Records numbers in the order in which tasks ran. */
 typedef struct log {
   atomic_int count;
   int entries[4096];
@@ -82,7 +83,7 @@ static inline int set_up(void **state) {
 
 static inline int tear_down(void **state) {
   fixture *f = *state;
-  dc_device_destroy(f->device); /* first: streams and events keep it alive */
+  dc_device_destroy(f->device); /* first, since streams and events keep it alive */
   dc_event_destroy(f->event);
   dc_stream_destroy(f->a);
   dc_stream_destroy(f->b);

@@ -59,7 +59,7 @@ static void *counting_alloc(int64_t bytes, int64_t align, void *user) {
 
 static void counting_free(void *ptr, int64_t bytes, int64_t align, void *user) {
   counting *c = user;
-  assert_int_equal(align, 256); /* as alloc was asked */
+  assert_int_equal(align, 256); /* as alloc was told */
   c->live--;
   c->live_bytes -= bytes;
   free((char *)ptr - c->skew);
@@ -79,7 +79,7 @@ static void test_callers_allocator(void **state) {
   options.allocator = &allocator;
   dc_device *device = NULL;
   assert_int_equal(dc_device_open("cpu", &options, &device), DC_OK);
-  memset(&allocator, 0, sizeof(allocator)); /* it was copied */
+  memset(&allocator, 0, sizeof(allocator)); /* the device has copied it */
   void *small = NULL;
   void *large = NULL;
   assert_int_equal(device->ops->alloc(device, 10, DC_MEMORY_DEVICE, &small), DC_OK);
@@ -177,7 +177,7 @@ static void test_arguments(void **state) {
   dc_event_destroy(NULL);
   dc_device_destroy(NULL);
   bool entered = false;
-  assert_int_equal(dc_stream_call(NULL, enter, &entered), DC_OK); /* NULL: now, here */
+  assert_int_equal(dc_stream_call(NULL, enter, &entered), DC_OK); /* runs at once, on this thread */
   assert_true(entered);
   dc_event_destroy(one);
   dc_stream_destroy(a);

@@ -1,26 +1,26 @@
-/* The CPU device's events: the meaning of a mark, deadlines, and waits that would never end. */
+/* The CPU device's events: which work they stand for, deadlines, and waits that would never end. */
 #include "stream_test.h"
 
 static void test_events(void **state) {
   fixture *f = *state;
   gate first = {false, false};
   gate second = {false, false};
-  assert_int_equal(query(f->event), 1); /* never recorded: passed */
+  assert_int_equal(query(f->event), 1); /* an event that was never recorded has passed */
   assert_int_equal(dc_event_wait(f->event, NULL, 0), DC_OK);
-  dc_event_record(f->event, f->a); /* on an empty stream: passed */
+  dc_event_record(f->event, f->a); /* recorded on an empty stream: it has passed */
   assert_int_equal(query(f->event), 1);
 
   dc_stream_call(f->a, pass_gate, &first);
   dc_event_record(f->event, f->a);
   assert_int_equal(query(f->event), 0);
-  dc_stream_call(f->a, pass_gate, &second); /* behind the mark */
+  dc_stream_call(f->a, pass_gate, &second); /* queued behind the record */
   atomic_store(&first.open, true);
   assert_int_equal(dc_event_wait(f->event, NULL, 0), DC_OK);
   assert_int_equal(query(f->event), 1);
 
-  dc_event_record(f->event, f->a); /* the later mark replaces the earlier one */
+  dc_event_record(f->event, f->a); /* the later record replaces the earlier one */
   assert_int_equal(query(f->event), 0);
-  dc_event_record(f->event, NULL); /* the calling thread's past is past */
+  dc_event_record(f->event, NULL); /* all earlier work of the calling thread is done */
   assert_int_equal(query(f->event), 1);
   atomic_store(&second.open, true);
   assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
@@ -34,7 +34,7 @@ static void test_waiting_binds_to_the_mark_of_then(void **state) {
   dc_event_record(f->event, f->a);
   dc_event_wait(f->event, f->b, 0);
   dc_stream_call(f->a, pass_gate, &late);
-  dc_event_record(f->event, f->a); /* b must not wait for this one */
+  dc_event_record(f->event, f->a); /* b must not wait for this record */
   assert_int_equal(dc_stream_synchronize(f->b, 2 * MS), DC_E_TIMEOUT);
   atomic_store(&early.open, true);
   assert_int_equal(dc_stream_synchronize(f->b, 0), DC_OK);
@@ -52,7 +52,7 @@ static void test_destroyed_event_still_holds_back(void **state) {
   dc_stream_call(f->a, pass_gate, &g);
   dc_event_record(event, f->a);
   dc_event_wait(event, f->b, 0);
-  dc_event_wait(event, f->a, 0); /* its own stream: in order already */
+  dc_event_wait(event, f->a, 0); /* the event's own stream is ordered already */
   dc_event_destroy(event);
   queue_append(f->b, seen, 1);
   assert_int_equal(dc_stream_synchronize(f->b, 2 * MS), DC_E_TIMEOUT);
@@ -123,7 +123,7 @@ static void test_self_wait_is_refused(void **state) {
   assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
 }
 
-/* A second handle of the same device. */
+/* Streams of two handles of the same device. */
 static void test_streams_of_two_handles(void **state) {
   fixture *f = *state;
   dc_device *again;

@@ -1,10 +1,10 @@
 /* A stream's own task queues more than the stream's queue holds: nothing is lost, all is in order, and other threads'
- * calls keep their place. Where memory for it is refused, the call or the device says so. */
+ * calls keep their place. If memory for it is refused, the call fails, or else the device. */
 #include "stream_test.h"
 
 enum { OWN = 600, LATER = 200, OTHER = 300, OTHERS_FIRST = 10000 };
 
-/* Refused to this thread while it is set. */
+/* while it is set, this thread's allocations are refused */
 static _Thread_local bool refuses;
 
 void *__real_dc__calloc(size_t count, size_t bytes);
@@ -17,7 +17,7 @@ void *__wrap_dc__calloc(size_t count, size_t bytes) {
   return __real_dc__calloc(count, bytes);
 }
 
-/* Work that a task has queued is in the stream when the task is done. */
+/* Work that a task has queued is in the stream once the task has ended, so waits twice. */
 static void drain(dc_stream *stream) {
   assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
   assert_int_equal(dc_stream_synchronize(stream, 0), DC_OK);
@@ -46,7 +46,7 @@ static void queue_own(void *user) {
   }
 }
 
-/* Comes when the queue is over-full, and waits for room like any other thread. */
+/* Comes when the queue is over-full, and waits for space like any other thread. */
 static void *queue_other(void *user) {
   crowd *c = user;
   while (!atomic_load(&c->filled)) {
@@ -61,7 +61,7 @@ static void *queue_other(void *user) {
 
 static void test_own_work_keeps_the_order(void **state) {
   fixture *f = *state;
-  for (int round = 0; round < 5; round++) { /* the ring is whole again after each */
+  for (int round = 0; round < 5; round++) { /* the ring is intact again after each round */
     crowd c = {.stream = f->a, .seen = calloc(1, sizeof(log))};
     pthread_t other;
     pthread_create(&other, NULL, queue_other, &c);
@@ -72,7 +72,7 @@ static void test_own_work_keeps_the_order(void **state) {
     int own = 0, others = OTHERS_FIRST;
     for (int i = 0; i < c.seen->count; i++) {
       assert_int_equal(c.seen->entries[i], c.seen->entries[i] < OTHERS_FIRST ? own++ : others++);
-      assert_true(others == OTHERS_FIRST || own >= OWN); /* the others' were queued behind these */
+      assert_true(others == OTHERS_FIRST || own >= OWN); /* the others' tasks were queued behind these */
     }
     free(c.seen);
   }
@@ -120,7 +120,7 @@ static void wait_behind_a_full_queue(void *user) {
   }
   assert_int_equal(dc_event_wait(w->f->event, w->f->a, 0), DC_OK);
   queue_append(w->f->a, w->seen, OWN);
-  dc_event_record(w->f->event, w->f->a); /* a mark behind it all */
+  dc_event_record(w->f->event, w->f->a); /* recorded behind all of it */
   atomic_store(&w->f->filled, true);
 }
 
@@ -199,7 +199,7 @@ static void test_a_call_without_memory_does_nothing(void **state) {
   while (!atomic_load(&f->filled)) {
     sleep_ns(MS);
   }
-  drain(f->a); /* waits neither at the gate nor for b */
+  drain(f->a); /* does not wait at the gate or for b */
   assert_int_equal(w.seen->count, 256);
   assert_int_equal(dc__device_check(f->device), DC_OK);
   atomic_store(&f->gate.open, true);
@@ -223,7 +223,7 @@ static void refuse_a_wait(void *user) {
   refuses = false;
 }
 
-/* No caller can be told of these, so the device has failed, and says so from then on. */
+/* No caller can be told of these losses, so the device has failed, and every later call reports it. */
 static void test_lost_work_fails_the_device(void **state) {
   fixture *f = *state;
   dc_stream_fn tasks[] = {refuse_a_copy, refuse_a_wait};
@@ -268,7 +268,7 @@ static void refuse_a_collective(void *user) {
   refuses = false;
 }
 
-/* The others of its group must not wait for a collective that this rank cannot queue. */
+/* The other ranks of the group must not wait for a collective that this rank cannot queue. */
 static void test_a_lost_collective_aborts_the_group(void **state) {
   fixture *f = *state;
   for (int i = 0; i < 2; i++) {

@@ -1,4 +1,4 @@
-/* The system's memory. */
+/* The system's memory, as the CPU device reports it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@ static void test_total_and_free(void **state) {
   assert_int_equal(dc_device_open("cpu", NULL, &device), DC_OK);
   assert_int_equal(device->ops->memory_info(device, &total, &free_bytes), DC_OK);
   assert_true(total > 0 && free_bytes >= 0 && free_bytes <= total);
-  assert_true(total <= (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE)); /* a control group lowers it */
+  assert_true(total <= (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE)); /* a control group may lower it */
   dc_device_destroy(device);
 }
 

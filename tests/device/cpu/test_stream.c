@@ -1,4 +1,4 @@
-/* The CPU device: order within and across streams, overlap, queues that are full, streams that end. */
+/* The CPU device: order within and across streams, overlap, full queues, and streams that are destroyed. */
 #include "stream_test.h"
 
 /* ---- order ---- */
@@ -6,7 +6,7 @@
 static void test_order_in_a_stream(void **state) {
   fixture *f = *state;
   log *seen = calloc(1, sizeof(*seen));
-  for (int i = 0; i < 4096; i++) { /* many times round the ring */
+  for (int i = 0; i < 4096; i++) { /* the ring wraps around many times */
     queue_append(f->a, seen, i);
   }
   assert_int_equal(dc_stream_synchronize(f->a, 0), DC_OK);
@@ -20,7 +20,7 @@ static void test_order_in_a_stream(void **state) {
 static void test_order_across_streams(void **state) {
   fixture *f = *state;
   log *seen = calloc(1, sizeof(*seen));
-  for (int i = 0; i < 500; i++) { /* ping-pong: each stream waits for the other */
+  for (int i = 0; i < 500; i++) { /* each stream waits for the other in turn */
     dc_stream *from = i % 2 == 0 ? f->a : f->b;
     dc_stream *to = i % 2 == 0 ? f->b : f->a;
     queue_append(from, seen, i);
@@ -35,7 +35,7 @@ static void test_order_across_streams(void **state) {
   free(seen);
 }
 
-/* No task leaves the barrier before all three have come: tasks that waited for each other would never end. */
+/* Three tasks meet at a barrier, so if one had to wait for another to end, none would. */
 static void test_tasks_overlap_the_caller(void **state) {
   fixture *f = *state;
   pthread_barrier_t barrier;
@@ -72,7 +72,7 @@ static void sum_bytes(void *args) {
   for (size_t i = 0; i < sizeof(a->bytes); i++) {
     *a->sum += a->bytes[i];
   }
-  memset(a->bytes, 0, sizeof(a->bytes)); /* a task owns its copy */
+  memset(a->bytes, 0, sizeof(a->bytes)); /* the task has its own copy */
 }
 
 static void test_arguments_are_copied_whole(void **state) {
@@ -122,7 +122,7 @@ static void test_full_queue_blocks(void **state) {
     sleep_ns(MS);
   }
   sleep_ns(20 * MS);
-  assert_int_equal(to.queued, 255); /* and the gate: 256 */
+  assert_int_equal(to.queued, 255); /* with the gate, 256 */
   atomic_store(&g.open, true);
   for (int i = 0; i < 3; i++) {
     pthread_join(threads[i], NULL);
@@ -148,7 +148,7 @@ static void test_destroy_drains(void **state) {
     queue_append(stream, seen, i);
   }
   dc_event_record(f->event, stream);
-  dc_event_wait(f->event, f->a, 0); /* a waits for a mark of a stream that goes */
+  dc_event_wait(f->event, f->a, 0); /* a waits for an event of a stream that is destroyed */
   queue_append(f->a, seen, 200);
   dc_stream_call(f->b, open_gate_later, &g);
   dc_stream_destroy(stream);

@@ -1,10 +1,10 @@
-/* Symmetric matrices: what is computed, points 1 to 5, 12, 13 and 20 of the second-order conformance list, by
- * number. Accuracy on hard spectra against float64 and mpmath is in tests/python/test_linalg.py. */
+/* Symmetric matrices: points 1 to 5, 12, 13 and 20 of the second-order conformance list, in their order.
+ * tests/python/test_linalg.py compares hard spectra with float64 and mpmath. */
 #include <float.h>
 
 #include "eigh_test.h"
 
-/* A X^p = I for spectra that do not commute with anything. */
+/* A X^p = I, for spectra whose eigenvectors are in general position. */
 static void test_01_inverse_roots(void **state) {
   (void)state;
   const int32_t roots[] = {1, 2, 3, 4, 8};
@@ -90,7 +90,7 @@ static void test_couplings_whose_squares_underflow(void **state) {
   }
 }
 
-/* The triangle that is not read, and what cancels in the mean, do not count for the scale. */
+/* The scale ignores the triangle that is not read, and entries that cancel in the mean. */
 static void test_unused_entries_of_any_size(void **state) {
   (void)state;
   const int32_t modes[] = {DC_SYMMETRY_LOWER, DC_SYMMETRY_UPPER, DC_SYMMETRY_MEAN};
@@ -137,7 +137,7 @@ static void test_04_scale_covariance(void **state) {
   }
 }
 
-/* Torchium's values: -I and 0 become 100 I at power -1/4 and eps 1e-8; eps is added and is a floor, and absolute. */
+/* Torchium's values: -I and 0 become 100 I at power -1/4 and eps 1e-8. eps is added, is a minimum, and is absolute. */
 static void test_05_torchium(void **state) {
   (void)state;
   dc_spectral_options o = defaults();

@@ -1,5 +1,5 @@
-/* Symmetric matrices: what calls refuse, and what they keep of threads, memory and bits: points 9 to 11, 14, 15 and 52
- * to 54 of the second-order conformance list, by number. */
+/* Symmetric matrices: refusals, and independence of threads, memory and earlier calls: points 9 to 11, 14, 15 and 52 to
+ * 54 of the second-order conformance list, in their order. */
 #include <pthread.h>
 
 #include "eigh_test.h"
@@ -22,7 +22,7 @@ static void test_09_shapes(void **state) {
   FAILS(dc_matrix_power(linalg, NULL, 1, NULL, &square, NULL, 0), DC_E_INVALID, "a is NULL");
   FAILS(dc_matrix_power(linalg, &square, 1, NULL, NULL, NULL, 0), DC_E_INVALID, "out is NULL");
   FAILS(dc_matrix_power(NULL, &square, 1, NULL, &square, NULL, 0), DC_E_INVALID, "linalg is NULL");
-  square.strides = apart; /* as an input any, as an output not */
+  square.strides = apart; /* allowed as an input, but not as an output */
   dc_tensor dense = matrix(out, DC_FLOAT64, 2, 2);
   OK(dc_matrix_power(linalg, &square, 1, NULL, &dense, NULL, 0));
   FAILS(dc_matrix_power(linalg, &dense, 1, NULL, &square, NULL, 0), DC_E_SHAPE, "not contiguous");
@@ -46,7 +46,8 @@ static void test_10_not_symmetric(void **state) {
               largest_gap(x, mean, 4) < 1e-15);
 }
 
-/* Anywhere, at sizes where LAPACK has been seen to say nothing, or not to return: found before it is called. */
+/* A NaN or an infinity at any position is found before LAPACK is called, also at sizes where LAPACK does not report it,
+ * or does not return. */
 static void test_11_not_finite(void **state) {
   (void)state;
   const int64_t sizes[] = {1, 16, 64, 500};
@@ -211,7 +212,7 @@ static void *race(void *arg) {
   return NULL;
 }
 
-/* Many threads, on handles of their own and on one that they share. */
+/* Many threads, each on its own handle, and on one that they share. */
 static void test_52_threads(void **state) {
   (void)state;
   enum { COUNT = 4 };

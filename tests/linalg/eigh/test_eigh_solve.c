@@ -1,11 +1,11 @@
-/* Point 16: solvers that fail, put in LAPACK's place: retried in float64, then with libdc's own solver, and reported.
- */
+/* Point 16: failing solvers take LAPACK's place. Matrices are retried in float64, then with libdc's own solver, and the
+ * path is reported. */
 #include "linalg/linalg.h"
 #include "linalg_test.h"
 
 static int32_t float_calls, double_calls;
 static int32_t float_info, double_info;
-static bool not_a_number; /* info 0, and values that are NaN, as OpenBLAS has done */
+static bool not_a_number; /* returns info 0 and NaN as values, as OpenBLAS has done */
 
 static void fake_sstedc(const char *compz, const int32_t *n, float *d, float *e, float *z, const int32_t *ldz,
                         float *work, const int32_t *lwork, int32_t *iwork, const int32_t *liwork, int32_t *info,
@@ -13,7 +13,7 @@ static void fake_sstedc(const char *compz, const int32_t *n, float *d, float *e,
   (void)compz, (void)e, (void)ldz, (void)work, (void)lwork, (void)iwork, (void)liwork, (void)compz_length;
   float_calls++;
   for (int32_t i = 0; i < *n * *n; i++) {
-    z[i] = -1; /* spoilt, as by a solver that gave up */
+    z[i] = -1; /* overwritten, as by a solver that gave up */
   }
   for (int32_t i = 0; i < *n; i++) {
     d[i] = not_a_number ? (float)NAN : 1;
@@ -21,7 +21,7 @@ static void fake_sstedc(const char *compz, const int32_t *n, float *d, float *e,
   *info = float_info;
 }
 
-/* Diagonal matrices are all it can do: their values are what they are. */
+/* It can only solve diagonal matrices, whose eigenvalues are the diagonal. */
 static void fake_dstedc(const char *compz, const int32_t *n, double *d, double *e, double *z, const int32_t *ldz,
                         double *work, const int32_t *lwork, int32_t *iwork, const int32_t *liwork, int32_t *info,
                         size_t compz_length) {
@@ -83,7 +83,7 @@ static void test_16_plain_at_last(void **state) {
   assert_int_equal(double_calls, 1);
 }
 
-/* The plain solver and whatever LAPACK there is agree, in both types, on spectra of all kinds. */
+/* The plain solver and LAPACK, if there is one, agree in both types on spectra of all kinds. */
 static void test_plain_agrees(void **state) {
   (void)state;
   enum { N = 40 };

@@ -1,4 +1,4 @@
-/* Kronecker products: points 23, 24 and 26 of the second-order conformance list, by number. */
+/* Kronecker products: points 23, 24 and 26 of the second-order conformance list, in their order. */
 #include "linalg_test.h"
 
 enum { M = 4, K = 3, P = 5, Q = 6 };
@@ -42,9 +42,9 @@ static void test_24_kron_apply(void **state) {
             tw = matrix(whole, DC_FLOAT64, M * P, K * Q), to = matrix(out, DC_FLOAT64, M, P);
   OK(dc_kron(linalg, &ta, &tb, &tw));
   OK(dc_kron_apply(linalg, &ta, &tb, &tx, &to));
-  multiply(whole, x, want, M * P, K * Q, 1); /* vec by rows */
+  multiply(whole, x, want, M * P, K * Q, 1); /* vec in row-major order */
   assert_true(largest_gap(out, want, M * P) < 1e-14);
-  /* vec by columns: kron(A, B) vec(Y) = vec(B Y A^T); Y is X read by columns, so factors and sides swap */
+  /* vec in column-major order: kron(A, B) vec(Y) = vec(B Y A^T); Y is X read by columns, so factors and sides swap */
   double y[K * Q], by_columns[M * P], columns[P * M];
   for (int64_t i = 0; i < K * Q; i++) {
     y[i % Q * K + i / Q] = x[i];
@@ -55,7 +55,7 @@ static void test_24_kron_apply(void **state) {
     by_columns[i] = columns[i % P * M + i / P];
   }
   assert_true(largest_gap(by_columns, want, M * P) < 1e-14);
-  /* in place, and the other side first: square factors */
+  /* in place, and with the other side first: square factors */
   double *s = doubles(9, 6), *t = doubles(4, 7), z[6], again[6];
   for (int i = 0; i < 6; i++) {
     z[i] = again[i] = (double)i;

@@ -14,7 +14,7 @@ static void test_25_nearest(void **state) {
   OK(dc_kron_nearest(linalg, &tw, &tfa, &tfb, &residual));
   OK(dc_kron(linalg, &tfa, &tfb, &tg));
   assert_true(residual < 1e-14 && largest_gap(whole, again, M * P * K * Q) < 1e-14);
-  for (int32_t power = -3; power <= 3; power++) { /* both halves of any power of two */
+  for (int32_t power = -3; power <= 3; power++) { /* the two factors share any power of two */
     double scaled[M * P * K * Q];
     double norms[2] = {0, 0};
     dc_tensor tp = matrix(scaled, DC_FLOAT64, M * P, K * Q);
@@ -30,7 +30,7 @@ static void test_25_nearest(void **state) {
     }
     assert_true(fabs(norms[0] - norms[1]) < 1e-14 * norms[0]);
   }
-  /* diag(3, 3, 3, 4, 0 …) as blocks: the largest single block is not the best one */
+  /* diag(3, 3, 3, 4, 0 …) as blocks: the largest single block is not the best factor */
   double blocks[64] = {0}, ba[16], bb[4];
   for (int64_t i = 0; i < 3; i++) {
     blocks[(2 * i) * 8 + 2 * i] = 3;
@@ -40,7 +40,7 @@ static void test_25_nearest(void **state) {
             tbb = matrix(bb, DC_FLOAT64, 2, 2);
   OK(dc_kron_nearest(linalg, &tx, &tba, &tbb, &residual));
   assert_true(fabs(residual - sqrt(16.0 / 43)) < 1e-12);
-  /* Symmetric positive semidefinite stays so. */
+  /* A symmetric positive semidefinite matrix has such factors. */
   double spd[64] = {0}, values[8] = {5, 4, 3, 2, 1, 0.5, 0.1, 0}, w[4];
   with_spectrum(spd, 8, values, 10);
   dc_tensor ts = matrix(spd, DC_FLOAT64, 8, 8), tv = vector(w, DC_FLOAT64, 4);

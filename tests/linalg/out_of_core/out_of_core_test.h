@@ -1,4 +1,4 @@
-/* Matrices in files and of exact sums, for the tests of bounded products. */
+/* Matrices in files, with exact sums, for the tests of out-of-core products. */
 #ifndef TESTS_OUT_OF_CORE_TEST_H
 #define TESTS_OUT_OF_CORE_TEST_H
 
@@ -7,7 +7,7 @@
 
 #include "linalg/linalg_test.h"
 
-/* A tensor without data is in the file fd. */
+/* If the tensor has no data, it is in the file fd. */
 static inline dc_matrix_source source_of(dc_tensor *tensor, int32_t fd, int64_t offset) {
   dc_matrix_source s = DC_MATRIX_SOURCE_INIT;
   s.tensor = tensor;
@@ -28,7 +28,7 @@ static inline int32_t file_of(const void *data, size_t bytes, int64_t offset) {
   return fd;
 }
 
-/* The same file, for writing alone. */
+/* Opens the same file, for writing only. */
 static inline int32_t writer_of(int32_t fd) {
   char name[32];
   snprintf(name, sizeof name, "/proc/self/fd/%d", fd);

@@ -1,4 +1,4 @@
-/* Products of matrices: points 27 to 29 of the second-order conformance list, by number. */
+/* Products of matrices: points 27 to 29 of the second-order conformance list, in their order. */
 #include "out_of_core_test.h"
 
 enum { M = 4, K = 3, P = 5 };
@@ -16,7 +16,7 @@ static void test_27_batches(void **state) {
   assert_true(largest_gap(out, want, B * M * P) < 1e-14);
   OK(dc_batch_matmul(linalg, &ta, &tb, 2, -1, &to));
   assert_true(largest_gap(out, want, B * M * P) < 1e-14);
-  /* one b for all, by its two dimensions and by stride 0; a transposed */
+  /* one b for the batch: as a matrix, and with stride 0; a transposed */
   const int64_t zero[3] = {0, P, 1};
   dc_tensor alone = matrix(b, DC_FLOAT64, K, P), still = tb;
   still.strides = zero;
@@ -34,7 +34,7 @@ static void test_27_batches(void **state) {
   tt.strides = by_columns;
   OK(dc_batch_matmul(linalg, &tt, &alone, 1, 0, &to2));
   assert_true(largest_gap(out, out2, B * M * P) < 1e-14);
-  /* empty lengths */
+  /* dimensions of length 0 */
   dc_tensor no_k_a = batch(NULL, DC_FLOAT64, B, M, 0), no_k_b = batch(NULL, DC_FLOAT64, B, 0, P),
             none = batch(NULL, DC_FLOAT64, 0, M, P), no_a = batch(NULL, DC_FLOAT64, 0, M, K),
             no_b = batch(NULL, DC_FLOAT64, 0, K, P);
@@ -55,7 +55,7 @@ static void test_27_batches(void **state) {
   free(b);
 }
 
-/* An output over an input would be written while the input is read. One between an input's lines may be. */
+/* If an output overlaps an input, it would be written while the input is read. It may lie between an input's lines. */
 static void test_outputs_over_inputs(void **state) {
   (void)state;
   enum { N = 4 };
@@ -159,12 +159,12 @@ static void test_28_bounded(void **state) {
   FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "a.tensor has data");
   sa.in_file = 0;
   FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "must be 0 unless in_file is 1");
-  sa = source_of(&da, 0, 0), sa.in_file = 0; /* standard input is no file that was forgotten */
+  sa = source_of(&da, 0, 0), sa.in_file = 0; /* descriptor 0 without in_file is not taken for a file */
   FAILS(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL), DC_E_INVALID, "a.data is NULL");
   FAILS(dc_matmul_bounded(linalg, NULL, &sb, &so, 100000, NULL), DC_E_INVALID, "a is NULL");
   dc_tensor no_k = matrix(NULL, DC_FLOAT64, BM, 0), no_rows = matrix(NULL, DC_FLOAT64, 0, BN);
   sa = source_of(&no_k, fa, 24), sb = source_of(&no_rows, fb, 0), so = source_of(&dd, fo, 40);
-  OK(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL)); /* sums of nothing are written all the same */
+  OK(dc_matmul_bounded(linalg, &sa, &sb, &so, 100000, NULL)); /* empty sums are written too */
   assert_true(pread(fo, got, sizeof got, 40) == sizeof got && got[0] == 0 && got[BM * BN - 1] == 0);
   sb = source_of(&mb, -1, 0), so = source_of(&mo, -1, 0);
   dc_tensor narrow = matrix(got, DC_FLOAT32, BM, BN);
@@ -178,7 +178,8 @@ static void test_28_bounded(void **state) {
   free(b);
 }
 
-/* Random shapes, among them single rows and columns and what is longer than a slice of k; types, places and budgets. */
+/* Random shapes, including single rows and columns and products longer than a slice of k; random types, places and
+ * budgets. */
 static void test_28_random(void **state) {
   (void)state;
   enum { MOST = 600 * 41 };
@@ -202,7 +203,7 @@ static void test_28_random(void **state) {
     const int32_t fa = file_of(a, (size_t)(m * k) * dc_dtype_size(type), offset),
                   fb = file_of(b, (size_t)(k * n) * dc_dtype_size(type), offset), fo = file_of(a, 1, 0),
                   fw = writer_of(fo);
-    if ((files & 1) == 0 && round % 2 == 0) { /* a as the transposed view of its columns */
+    if ((files & 1) == 0 && round % 2 == 0) { /* a as the transpose of a matrix that stores its columns */
       char *columns = malloc((size_t)(m * k) * dc_dtype_size(type));
       for (int64_t i = 0; i < m * k; i++) {
         memcpy(columns + (size_t)(i % k * m + i / k) * dc_dtype_size(type), (char *)a + (size_t)i * dc_dtype_size(type),
@@ -240,8 +241,8 @@ static void test_28_random(void **state) {
   dc_linalg_destroy(other);
 }
 
-/* Any number of threads gives the same bits, for each budget; and a file that fails is named, whichever thread finds
- * it. */
+/* The bits are the same for any number of threads, at each budget. A file that fails is named, whichever thread
+ * notices. */
 static void test_28_threads(void **state) {
   (void)state;
   enum { N = 300 };
@@ -278,7 +279,7 @@ static void test_28_threads(void **state) {
   free(x);
 }
 
-/* A is in a file, B and out are in memory: however wide out is, A's strips stay in the threads' scratch memory. */
+/* A is in a file, B and out are in memory. However wide out is, A's strips stay in the threads' scratch memory. */
 static void test_a_wide_product(void **state) {
   (void)state;
   enum { N = 1 << 20 };

@@ -1,5 +1,5 @@
-/* Gradients per sample: points 30 to 39 of the second-order conformance list, by number, against the definitions in
- * float64. Against autograd: tests/python/test_linalg.py and tests/torch/test_torchium.py. */
+/* Per-sample gradients: points 30 to 39 of the second-order conformance list, in their order, compared with the
+ * definitions in float64. tests/python/test_linalg.py and tests/torch/test_torchium.py compare with autograd. */
 #include "linalg_test.h"
 
 enum { MOST = 20000 };
@@ -8,7 +8,7 @@ enum { MOST = 20000 };
 typedef struct scene {
   dc_sample_layer layer;
   dc_tensor x, delta;
-  int64_t samples, weights, biases; /* elements of one sample's */
+  int64_t samples, weights, biases; /* elements of one sample */
   double *input, *gradient;
   double weight[MOST], bias[MOST];
 } scene;
@@ -61,7 +61,7 @@ static dc_tensor part(double *data, bool bias, bool per_sample) {
   return t;
 }
 
-/* Gradients, norms and sums of the scene are what its definition says. */
+/* Checks the scene's gradients, norms and sums against its definition. */
 static void check_scene(void) {
   static double w[MOST], b[MOST], sum_w[MOST], sum_b[MOST], squares[64], factors[64];
   bool has_bias = s.biases > 0;
@@ -103,7 +103,7 @@ static void check_scene(void) {
       assert_true(fabs((i < s.weights ? sum_w[i] : sum_b[i - s.weights]) - want) < 1e-11);
     }
   }
-  OK(dc_clipped_grad_sum(linalg, &s.layer, &s.x, &s.delta, NULL, 0, &tw, NULL)); /* the batch's gradient */
+  OK(dc_clipped_grad_sum(linalg, &s.layer, &s.x, &s.delta, NULL, 0, &tw, NULL)); /* gives the batch's gradient */
   for (int64_t i = 0; i < s.weights; i++) {
     double want = 0;
     for (int64_t n = 0; n < s.samples; n++) {
@@ -137,13 +137,13 @@ static void linear(int64_t n, int64_t t, int64_t in, int64_t out, int32_t ndim) 
   end();
 }
 
-/* 2, 3 and 4 dimensions; norms from positions and from gradients; T = 1; batches of 0 and 1. */
+/* 2, 3 and 4 dimensions; norms computed from positions and from gradients; T = 1; batches of 0 and 1. */
 static void test_30_32_linear(void **state) {
   (void)state;
   linear(5, 1, 7, 9, 2);
   linear(5, 1, 7, 9, 3);
   linear(4, 3, 8, 9, 3);   /* 2 T T < i o: from the positions */
-  linear(2, 150, 8, 9, 3); /* more than a tile of them */
+  linear(2, 150, 8, 9, 3); /* more positions than a tile has */
   linear(2, 300, 40, 70, 3);
   linear(3, 6, 5, 4, 4);
   linear(1, 2, 3, 3, 3);
@@ -329,7 +329,7 @@ static void test_36_37_clipping(void **state) {
   FAILS(dc_clip_factors(linalg, &ts, 0, &tf), DC_E_INVALID, "max_norm = 0");
   FAILS(dc_clip_factors(linalg, &ts, -1, &tf), DC_E_INVALID, "max_norm = -1");
   FAILS(dc_clip_factors(linalg, &ts, NAN, &tf), DC_E_INVALID, "max_norm = nan");
-  /* A NaN in one sample stays there, and a factor of 0 leaves that sample out. */
+  /* A NaN stays in its sample, and a factor of 0 leaves its sample out. */
   double x[] = {1, 2, NAN, 4, 5, 6}, d[] = {1, 1, 1, 1, 1, INFINITY}, sum[4], bias[2], norms[3], keep[3] = {1, 0, 0};
   dc_sample_layer layer = DC_SAMPLE_LAYER_INIT;
   layer.kind = DC_SAMPLE_LINEAR;
@@ -357,7 +357,7 @@ static void test_36_37_clipping(void **state) {
   FAILS(dc_per_sample_norms(linalg, &layer, &tx, &other, 1, 0, &tn), DC_E_SHAPE, "delta has length 2");
 }
 
-/* T = 4096: the products of positions are made in tiles, so the scratch memory is small. */
+/* T = 4096: products of positions are computed in tiles, so little scratch memory is needed. */
 static void test_39_memory(void **state) {
   (void)state;
   enum { T = 4096, I = 8192 };

@@ -1,10 +1,10 @@
-/* Bags of embeddings: point 34 of the second-order conformance list. A bag is compared with an embedding whose delta is
- * written out. */
+/* Bags of embeddings: point 34 of the second-order conformance list. A bag must equal an embedding with the delta
+ * repeated for each index. */
 #include "linalg_test.h"
 
 enum { SAMPLES = 4, T = 3, ROWS = 6, D = 5, WEIGHTS = ROWS * D };
 
-/* Bags with a row twice, with padding, of padding alone. */
+/* Bags that have a row twice, have padding, or are all padding. */
 static const int64_t ids[SAMPLES * T] = {1, 1, 3, 0, 5, 2, 0, 0, 0, 4, 4, 4};
 
 static double share_of(int32_t kind, int64_t sample) {

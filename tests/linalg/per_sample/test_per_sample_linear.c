@@ -1,8 +1,8 @@
 /* Norms of linear layers whose positions cancel: point 31 of the second-order conformance list. */
 #include "linalg_test.h"
 
-/* Positions that cancel: the gradient is zero, or as good as that, and its square by way of the products of positions
- * is a small difference of large numbers. */
+/* Positions cancel, so the gradient is zero or nearly so. Computed from products of positions, its square is a small
+ * difference of large numbers. */
 static void test_31_nothing_negative(void **state) {
   (void)state;
   enum { SIZE = 64, PLACES = 6 };

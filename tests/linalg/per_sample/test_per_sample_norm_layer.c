@@ -1,7 +1,7 @@
-/* Group norms against their definition: point 35 of the second-order conformance list. */
+/* Group norms compared with their definition: point 35 of the second-order conformance list. */
 #include "linalg_test.h"
 
-/* groups = channels is instance norm, groups = 1 layer norm over all but the samples. */
+/* groups = channels is instance norm; groups = 1 is layer norm over all dimensions but the samples. */
 static void group_norm(int64_t n, int64_t c, int64_t p, int32_t groups, double eps) {
   double *x = doubles(n * c * p, 35), *delta = doubles(n * c * p, 36), want[64] = {0}, w[64], b[64], q[8], sum[16];
   int64_t width = c / groups * p;
@@ -64,7 +64,7 @@ static void test_features_of_one(void **state) {
   assert_true(norms[0] == 4 && norms[1] == 4 && norms[2] == 4); /* x-hat is 1: two positions, squared */
 }
 
-/* A workspace of just the bytes that a query gave, for each number of rows in which cache lines may be cut. */
+/* The workspace has exactly the bytes that a query returned, for numbers of rows that end anywhere in a cache line. */
 static void test_the_queried_workspace_is_enough(void **state) {
   (void)state;
   enum { MOST = 17, WIDTH = 2, GUARD = 64 };

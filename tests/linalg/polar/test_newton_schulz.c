@@ -1,7 +1,7 @@
-/* Orthogonal factors by products alone: point 22 of the second-order conformance list. */
+/* Orthogonal factors computed only with products: point 22 of the second-order conformance list. */
 #include "linalg_test.h"
 
-/* Columns that are orthonormal but for factors, so that the singular values are known: [rows, cols], rows > cols. */
+/* Fills a [rows, cols] matrix, rows > cols, whose columns are orthogonal with known lengths, its singular values. */
 static void with_singular_values(double *a, int64_t rows, int64_t cols, const double *values) {
   double *square = calloc((size_t)(rows * rows), sizeof *square), *w = calloc((size_t)rows, sizeof *w),
          *v = calloc((size_t)(rows * rows), sizeof *v);
@@ -26,7 +26,7 @@ static void test_22_orthogonal_bands(void **state) {
   (void)state;
   enum { ROWS = 40, COLS = 12 };
   double a[ROWS * COLS], x[ROWS * COLS], values[COLS], gram[COLS * COLS], w[COLS], norm = 0;
-  for (int64_t j = 0; j < COLS; j++) { /* 1 down to 6e-3: over 5e-3 of the Frobenius norm */
+  for (int64_t j = 0; j < COLS; j++) { /* from 1 down to 6e-3, which is above 5e-3 of the Frobenius norm */
     values[j] = pow(10, -2.2 * (double)j / COLS);
     norm += values[j] * values[j];
   }
@@ -64,7 +64,7 @@ static void test_22_shapes_and_bad_values(void **state) {
   turned.strides = strides;
   OK(dc_orthogonalize(linalg, &ta, DC_ORTHOGONAL_EXPRESS, 0, &tt));
   OK(dc_orthogonalize(linalg, &turned, DC_ORTHOGONAL_EXPRESS, 0, &tl));
-  for (int64_t i = 0; i < COUNT * ROWS * COLS; i++) { /* the same bits, turned */
+  for (int64_t i = 0; i < COUNT * ROWS * COLS; i++) { /* the same bits, transposed */
     int64_t in = i % (ROWS * COLS);
     assert_true(tall[i] == lying[i - in + in % COLS * ROWS + in / COLS]);
   }
@@ -72,7 +72,7 @@ static void test_22_shapes_and_bad_values(void **state) {
   OK(dc_orthogonalize(linalg, &rank_one, DC_ORTHOGONAL_EXPRESS, 0, &to)); /* zeros */
   for (int i = 0; i < 9; i++) {
     assert_true(tall[i] == 0);
-    one[i] = (i / 3 + 1) * (i % 3 - 1) * 1e200; /* u v^T, with squares beyond float64 */
+    one[i] = (i / 3 + 1) * (i % 3 - 1) * 1e200; /* u v^T, whose squares overflow float64 */
   }
   OK(dc_orthogonalize(linalg, &rank_one, DC_ORTHOGONAL_EXPRESS, 0, &to));
   for (int i = 0; i < 9; i++) {

@@ -1,4 +1,4 @@
-/* Inverse roots by products alone: points 17 and 18 of the second-order conformance list. */
+/* Inverse roots computed only with products: points 17 and 18 of the second-order conformance list. */
 #include "linalg_test.h"
 
 enum { N = 48 };
@@ -9,7 +9,7 @@ static dc_iteration_options with_eps(double eps_rel) {
   return o;
 }
 
-/* Spectra of which the last are near or at zero. */
+/* Spectra whose smallest eigenvalues are near zero or zero. */
 static void spectrum(int kind, double *a) {
   double values[N];
   for (int64_t i = 0; i < N; i++) {
@@ -20,7 +20,7 @@ static void spectrum(int kind, double *a) {
   with_spectrum(a, N, values, 17);
 }
 
-/* The root by eigenvectors in float64, with the epsilon that the iteration used. */
+/* The root by eigenvectors in float64, with the iteration's epsilon. */
 static void oracle(const double *a, int32_t root, double epsilon, double *x) {
   dc_spectral_options o = DC_SPECTRAL_OPTIONS_INIT;
   o.eps_abs = epsilon;
@@ -57,7 +57,7 @@ static void test_17_18_newton_is_the_root(void **state) {
       assert_true(info.residual <= 16 * 2.3e-16 * (info.bound + info.epsilon) / info.epsilon * 1.01);
       oracle(a, roots[r], info.epsilon, want);
       assert_true(relative(x, want) < 1e-9);
-      o = with_eps(1e-3); /* what float32 has digits for */
+      o = with_eps(1e-3); /* float32 has enough digits for it */
       OK(dc_matrix_inverse_root_newton(linalg, &tn, roots[r], &o, &tr, &info, sizeof info));
       oracle(a, roots[r], info.epsilon, want);
       for (int64_t i = 0; i < N * N; i++) {
@@ -68,7 +68,8 @@ static void test_17_18_newton_is_the_root(void **state) {
   }
 }
 
-/* An epsilon far below a well-conditioned matrix's rounding costs no digits; an eigenvalue that small has its root. */
+/* An epsilon far below a well-conditioned matrix's rounding error costs no digits. An eigenvalue that small still has
+ * its root. */
 static void test_tiny_epsilons(void **state) {
   (void)state;
   double a[N * N], x[N * N], want[N * N], values[N];
@@ -104,7 +105,7 @@ static void test_17_what_does_not_converge(void **state) {
   dc_iteration_options o = with_eps(1e-6);
   OK(dc_matrix_inverse_root_newton(linalg, &ta, 4, &o, &tx, &all, sizeof all));
   double before = 2;
-  for (int32_t most = 1; most < all.iterations - 2; most++) { /* too few: the best so far, nearer each time */
+  for (int32_t most = 1; most < all.iterations - 2; most++) { /* too few: returns the best so far, closer each time */
     o.iterations = most;
     FAILS(dc_matrix_inverse_root_newton(linalg, &ta, 4, &o, &tb, &info, sizeof info), DC_E_NOT_CONVERGED,
           most == 1 ? "after 1 iteration |X^4 (A + epsilon I) - I| is" : "iterations |X^4 (A + epsilon I) - I| is");
@@ -114,7 +115,7 @@ static void test_17_what_does_not_converge(void **state) {
     before = now;
   }
   o.iterations = 0;
-  o.residual = all.residual / 4; /* a residual that rounding does not allow */
+  o.residual = all.residual / 4; /* rounding does not allow this residual */
   FAILS(dc_matrix_inverse_root_newton(linalg, &ta, 4, &o, &tb, &info, sizeof info), DC_E_NOT_CONVERGED, "is");
   assert_memory_equal(best, x, sizeof x);
   for (int64_t i = 0; i < N; i++) { /* a negative eigenvalue: it stops when the distance grows by more than a fifth */
@@ -130,7 +131,7 @@ static void test_17_what_does_not_converge(void **state) {
   }
 }
 
-/* One bad matrix in a batch; the same bits alone and in a batch, and on any number of threads. */
+/* One bad matrix in a batch. The bits of the others are the same alone, in a batch, and with any number of threads. */
 static void test_17_batches(void **state) {
   (void)state;
   enum { COUNT = 4 };
@@ -162,7 +163,7 @@ static void test_17_batches(void **state) {
   FAILS(dc_matrix_inverse_root_newton(linalg, &first, 4, &o, &to, info, 8), DC_E_INVALID, "info_size = 8");
   o.iterations = -1;
   FAILS(dc_matrix_inverse_root_newton(linalg, &first, 4, &o, &to, NULL, 0), DC_E_INVALID, "options.iterations = -1");
-  memset(a, 0, N * N * sizeof *a); /* zeros: with a relative epsilon nothing is added */
+  memset(a, 0, N * N * sizeof *a); /* zeros: a relative epsilon adds nothing */
   o = with_eps(1e-4);
   FAILS(dc_matrix_inverse_root_newton(linalg, &first, 4, &o, &to, NULL, 0), DC_E_NOT_POSITIVE, "eigenvalue of zero");
   o.eps_abs = 1e-8;

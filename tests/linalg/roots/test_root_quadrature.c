@@ -1,5 +1,5 @@
-/* Inverse roots without a decomposition: the sum of fractions behind them, and the result on spectra of all kinds and
- * at all sizes around a panel's. Also the matrices that they leave to eigenvectors. */
+/* Inverse roots without a decomposition: the sum of fractions behind them, and the result for spectra of all kinds, at
+ * all sizes around a panel's. Also the matrices that are left to the eigensolver. */
 #include "linalg/eigh/eigh.h"
 #include "linalg_test.h"
 
@@ -28,7 +28,7 @@ static void test_fractions(void **state) {
   }
 }
 
-/* |X^p A - I| for the root of A, whose spectrum is values' n. */
+/* |X^p A - I| for the computed root of A, whose spectrum is the first n of values. */
 static void check_root(int64_t n, const double *values, int32_t root, double tolerance) {
   size_t bytes = (size_t)(n * n) * sizeof(double);
   double *a = malloc(bytes), *x = malloc(bytes), *power = malloc(bytes), *next = malloc(bytes);
@@ -99,7 +99,7 @@ static void test_spectra(void **state) {
   }
 }
 
-/* Rank 3, and what rounding to float32 has made negative: taken for zero, as the definition says. */
+/* A matrix of rank 3 whose other eigenvalues rounding to float32 has made negative: they count as zero, as defined. */
 static void test_negative_rounding(void **state) {
   (void)state;
   enum { N = 50 };
@@ -136,7 +136,7 @@ static void test_negative_rounding(void **state) {
   assert_true(largest_gap(x, want, N * N) <= 1e-5);
 }
 
-/* One matrix at a time on two threads, several at once, and one thread: the same bits. */
+/* One matrix at a time on two threads, several at once, and on one thread: the bits are the same. */
 static void check_threads(int32_t dtype) {
   enum { N = 150, COUNT = 3 };
   size_t bytes = N * N * dc_dtype_size(dtype);
@@ -172,8 +172,8 @@ static void test_threads(void **state) {
 }
 
 /* second-order: 18 */
-/* The way back in float32 loses little, and nothing where float64 is asked for, or the root's eigenvalues are far
- * apart. */
+/* The back-transformation in float32 loses little. It is in float64 if that is requested, or if the root's eigenvalues
+ * are far apart. */
 static void test_narrow(void **state) {
   (void)state;
   enum { N = 130 };

@@ -1,7 +1,7 @@
 /* Inverse roots from an earlier basis: point 21 of the second-order conformance list. */
 #include "eigh_test.h"
 
-/* A basis of an earlier matrix: accepted or not by tolerance alone, and right either way. */
+/* The tolerance alone decides whether an earlier matrix's basis is accepted; the root is right either way. */
 static void test_21_warm_start(void **state) {
   (void)state;
   double a[N * N], changed[N * N], basis[N * N] = {0}, kept[N * N], x[N * N], fresh[N * N];
@@ -10,7 +10,7 @@ static void test_21_warm_start(void **state) {
             tc = matrix(changed, DC_FLOAT64, N, N), tf = matrix(fresh, DC_FLOAT64, N, N);
   dc_spectral_options o = defaults();
   dc_spectral_info info = {0};
-  o.tolerance = 1e-2; /* the basis is zeros: not orthonormal, so not taken */
+  o.tolerance = 1e-2; /* the basis is zero and not orthonormal, so it is rejected */
   OK(dc_matrix_inverse_root(linalg, &ta, 4, &o, &tb, &tx, &info, sizeof info));
   assert_int_not_equal(info.path, DC_PATH_WARM);
   memcpy(kept, basis, sizeof basis);
@@ -50,7 +50,8 @@ static void test_21_warm_start(void **state) {
   FAILS(dc_matrix_inverse_root(linalg, &tc, 4, &o, &tb, &tx, NULL, 0), DC_E_DTYPE, "basis is float64");
 }
 
-/* Inverses beyond float32, of a matrix whose float64 basis could be had. The other one of the batch has a new basis. */
+/* An inverse overflows float32, though the matrix has a float64 basis. The other matrix of the batch gets a new
+ * basis. */
 static void test_a_result_that_does_not_fit_leaves_the_basis(void **state) {
   (void)state;
   float a[8] = {2, 1, 1, 2, 2e-40f, 1e-40f, 1e-40f, 2e-40f}, x[8];

@@ -1,4 +1,5 @@
-/* Shampoo of one parameter in float64, written from the definition: index by index, eigenvalues by Jacobi's method. */
+/* Shampoo of one parameter in float64, written from the definition: index by index, with eigenvalues by Jacobi's
+ * method. */
 #ifndef DC_TESTS_SHAMPOO_REFERENCE_H
 #define DC_TESTS_SHAMPOO_REFERENCE_H
 
@@ -18,7 +19,7 @@ typedef struct reference_block {
 } reference_block;
 
 typedef struct reference {
-  dc_shampoo_options o; /* defaults filled in */
+  dc_shampoo_options o; /* with defaults filled in */
   int32_t order;
   int64_t shape[REFERENCE_ORDER], numel, step;
   double weights[512];
@@ -44,7 +45,8 @@ static void reference_options(dc_shampoo_options *o) {
       o->start_preconditioning_step == 0 ? o->precondition_frequency : o->start_preconditioning_step;
 }
 
-/* Drops ones, then merges from the end as long as the product is small enough and two dimensions stay. */
+/* Drops dimensions of length 1, then merges from the end while the product is small enough and two dimensions
+ * remain. */
 static void reference_merge(reference *r, const int64_t *shape, int32_t ndim) {
   for (int32_t d = 0; d < ndim; d++) {
     if (shape[d] != 1) {
@@ -125,7 +127,7 @@ static void reference_close(reference *r) {
 
 /* ---- indices ---- */
 
-/* The place of element i of a block along each of its dimensions. */
+/* The position of a block's element i along each of its dimensions. */
 static void reference_position(const reference *r, const reference_block *b, int64_t i, int64_t *at) {
   for (int32_t d = r->order - 1; d >= 0; d--) {
     at[d] = i % b->size[d];
@@ -143,7 +145,7 @@ static int64_t reference_index(const reference *r, const int64_t *size, const in
 
 /* ---- the mathematics ---- */
 
-/* a becomes diagonal, the columns of v its eigenvectors. */
+/* a becomes diagonal, and the columns of v its eigenvectors. */
 static void reference_jacobi(int64_t n, double *a, double *v) {
   for (int64_t i = 0; i < n * n; i++) {
     v[i] = i % (n + 1) == 0;
@@ -232,7 +234,7 @@ static void reference_learn(const reference *r, const reference_block *b, const 
   }
 }
 
-/* Of the filtered gradient; out may be left unused. */
+/* The graft for the filtered gradient; out need not be written. */
 static double reference_graft(const reference *r, const reference_block *b, const double *filtered, double *out) {
   double sum = 0;
   double whole = r->o.graft == DC_GRAFT_ADAM ? 1 - pow(r->o.graft_beta2, (double)r->step) : 1;

@@ -1,5 +1,5 @@
-/* Muon: against a reference in float64, its polar factors' properties, ranks, threads, state and refusals: points 42 to
- * 44, 47, 48, 53 and 54 of the conformance list. */
+/* Muon: compared with a reference in float64, properties of its polar factors, ranks, threads, state and refusals:
+ * points 42 to 44, 47, 48, 53 and 54 of the conformance list. */
 #define OWN_SHAPES
 #include "rank_invariance_test.h"
 
@@ -12,7 +12,7 @@ static void near(double got, double want, double tolerance) {
   }
 }
 
-/* Products in float32, which a reference in float64 is near. */
+/* With products in float32, which are close to a float64 reference. */
 static const dc_muon_options exact = {.struct_size = sizeof exact, .precision = DC_FLOAT32};
 
 /* ---- what is refused ---- */
@@ -70,7 +70,7 @@ static void point_43_what_shapes_the_state_stays(void **state) {
     static const char *const names[] = {"num_splits must stay", "whether there is momentum must stay"};
     assert_int_equal(dc_muon_set_group(optimizer, 0, &others[i]), DC_E_INVALID);
     SAYS(names[i]);
-    OK(dc_muon_set_group(optimizer, 1, &others[i])); /* has none */
+    OK(dc_muon_set_group(optimizer, 1, &others[i])); /* the group has no parameters */
   }
   other.momentum = 0.5;
   other.precision = DC_BFLOAT16;
@@ -103,7 +103,7 @@ static void reference(const dc_muon_options *o, int64_t rows, int64_t cols, cons
       .struct_size = sizeof from, .data = u, .shape = (const int64_t[]){rows, cols}, .ndim = 2, .dtype = DC_FLOAT64};
   dc_tensor to = from;
   to.data = p;
-  OK(dc_orthogonalize(linalg, &from, o->polynomial, o->steps > 0 ? o->steps : 5, &to)); /* at any length above eps */
+  OK(dc_orthogonalize(linalg, &from, o->polynomial, o->steps > 0 ? o->steps : 5, &to)); /* for any norm above eps */
   assert_true(squares == 0 || sqrt(squares) > eps);
   for (int64_t i = 0; i < rows * cols; i++) {
     w[i] = (1 - 0.1 * o->weight_decay) * w[i] - 0.1 * adjust * p[i];
@@ -157,14 +157,14 @@ static void the_definition(void **state) {
     o.num_splits = rows % 4 == 0 ? 4 : 1;
     compare(&o, rows, cols, 1e-4);
     o.num_splits = 1;
-    o.precision = DC_DTYPE_NONE; /* bfloat16: rounding shows most where a matrix is near a singular one */
+    o.precision = DC_DTYPE_NONE; /* bfloat16: its rounding shows most for a nearly singular matrix */
     compare(&o, rows, cols, 0.15);
     o.polynomial = DC_ORTHOGONAL_MUON;
     compare(&o, rows, cols, 0.15);
   }
 }
 
-/* The weights after a step of length 1 from zero. */
+/* Returns the weights after a step of length 1 from zero. */
 static void direction(const dc_muon_options *o, int64_t rows, int64_t cols, const float *grad, float *to) {
   dc_optimizer *optimizer = one_param(muon(linalg, NULL, o), rows, cols);
   memset(to, 0, (size_t)(rows * cols) * sizeof *to);
@@ -172,7 +172,7 @@ static void direction(const dc_muon_options *o, int64_t rows, int64_t cols, cons
   dc_optimizer_destroy(optimizer);
 }
 
-/* Singular values: the roots of the eigenvalues of W W^T, [n, n] where n <= cols. */
+/* Singular values are the square roots of the eigenvalues of W W^T, which is [n, n] with n <= cols. */
 static void band(const float *w, int64_t n, int64_t cols, int64_t full, double low, double high) {
   double gram[64], values[8], vectors[64];
   for (int64_t i = 0; i < n; i++) {
@@ -188,7 +188,7 @@ static void band(const float *w, int64_t n, int64_t cols, int64_t full, double l
   dc_tensor v = {.struct_size = sizeof v, .data = values, .shape = &n, .ndim = 1, .dtype = DC_FLOAT64}, q = a;
   q.data = vectors;
   OK(dc_eigh(linalg, &a, NULL, &v, &q, NULL, 0));
-  for (int64_t i = 0; i < n; i++) { /* ascending */
+  for (int64_t i = 0; i < n; i++) { /* in ascending order */
     const double value = sqrt(fmax(values[i], 0));
     near(value, i < n - full ? 0 : (low + high) / 2, i < n - full ? 1e-3 : (high - low) / 2);
   }
@@ -198,10 +198,10 @@ static void singular_values_are_in_the_band(void **state) {
   (void)state;
   dc_muon_options o = DC_MUON_OPTIONS_INIT;
   float grad[48], w[48];
-  for (int64_t i = 0; i < 48; i++) { /* far from singular, but for the last rows of the second one */
+  for (int64_t i = 0; i < 48; i++) { /* far from singular, except the last rows of the second one */
     grad[i] = (i % 7 == 0 ? 2.0f : 0) + (float)(i * 29 % 31) / 31;
   }
-  for (int k = 0; k < 2; k++) { /* either type of products */
+  for (int k = 0; k < 2; k++) { /* both types of products */
     direction(&o, 6, 8, grad, w);
     band(w, 6, 8, 6, 0.84, 1.13);
     o.polynomial = DC_ORTHOGONAL_MUON;
@@ -212,7 +212,7 @@ static void singular_values_are_in_the_band(void **state) {
   o.steps = 10;
   direction(&o, 6, 8, grad, w);
   band(w, 6, 8, 6, 0.9999, 1.0001);
-  memcpy(grad + 40, grad, 8 * sizeof *grad); /* two rows alike */
+  memcpy(grad + 40, grad, 8 * sizeof *grad); /* two equal rows */
   direction(&exact, 6, 8, grad, w);
   band(w, 6, 8, 5, 0.84, 1.13);
 }
@@ -243,9 +243,9 @@ static void point_42_lengths_and_zeros(void **state) {
     large[i] = grad[i] * 0x1p48f;
   }
   direction(&exact, 4, 5, large, small);
-  assert_memory_equal(w, small, sizeof w); /* a power of two changes no bit */
+  assert_memory_equal(w, small, sizeof w); /* scaling by a power of two changes no bit */
   for (int i = 0; i < 20; i++) {
-    small[i] = grad[i] * 1e-30f; /* eps is longer */
+    small[i] = grad[i] * 1e-30f; /* eps is larger than the norm */
   }
   direction(&exact, 4, 5, small, w);
   for (int i = 0; i < 20; i++) {
@@ -271,7 +271,8 @@ static void point_47_48_ranks_agree_with_one(void **state) {
   ranks_agree_with_one(make_short);
 }
 
-/* Two ranks, whose second group has so many steps of the polynomial. Costs alone choose the third matrix's owner. */
+/* Two ranks, whose second group has this many steps of the polynomial. The third matrix's owner depends on costs
+ * only. */
 static dc_optimizer *with_steps(dc_comm *comm, int32_t steps_of_second) {
   static const int64_t shapes_of[3][2] = {{8, 8}, {7, 7}, {4, 4}};
   const dc_muon_options first = DC_MUON_OPTIONS_INIT, second = {.struct_size = sizeof second, .steps = steps_of_second};
@@ -297,7 +298,7 @@ static void *load_with_other_steps(void *arg) {
   return NULL;
 }
 
-/* The number of steps may change, so a state that was saved with another one is loaded. */
+/* The number of steps may change, so a state saved with another number loads. */
 static void a_state_of_other_steps_is_loaded(void **state) {
   (void)state;
   dc_comm *comms[2];

@@ -1,5 +1,5 @@
-/* How second-order optimizers share a model out: points 41 (merging and blocks) and 47 (owners) of the conformance
- * list, and the way of gradients and directions between the ranks. */
+/* How second-order optimizers divide a model: points 41 (merging and blocks) and 47 (owners) of the conformance list,
+ * and how gradients and directions move between ranks. */
 #include "comm_ranks.h"
 #include "optim/redistribute.h"
 
@@ -25,7 +25,7 @@ static void point_41_small_dimensions_are_merged(void **state) {
   (void)state;
   check_merge(SHAPE(32, 3, 64, 64), 8192, SHAPE(96, 4096));                     /* Facebook's table */
   check_merge(SHAPE(1, 2, 512, 1, 2048, 1, 3, 4), 1024, SHAPE(1024, 2048, 12)); /* Google's */
-  check_merge(SHAPE(16, 16), 1024, SHAPE(16, 16));                              /* a matrix stays one */
+  check_merge(SHAPE(16, 16), 1024, SHAPE(16, 16));                              /* a matrix stays a matrix */
   check_merge(SHAPE(64, 3, 3, 3), 1024, SHAPE(64, 27));
   check_merge(SHAPE(2, 3, 4), 0, SHAPE(2, 3, 4));
   check_merge(SHAPE(2, 3, 4), 12, SHAPE(2, 12));
@@ -50,7 +50,7 @@ static void point_41_more_dimensions_than_a_root_has(void **state) {
   assert_non_null(strstr(dc_last_error(), "more than 32 dimensions"));
 }
 
-/* Every element is in one block, in row-major order there, and each part gets what is its own. */
+/* Every element is in one block, in row-major order there, and each part gets back its own elements. */
 static void point_41_blocks_cover_a_tensor_once(void **state) {
   (void)state;
   const int64_t shapes[][4] = {{1}, {9}, {8, 8}, {7, 11}, {4, 3, 5}, {5, 2, 3, 7}};
@@ -142,7 +142,7 @@ static void apply(void *user, int64_t flow, const float *part) {
   memcpy(t->got[flow], part, (size_t)t->flows[flow].count * sizeof *part);
 }
 
-/* Flows of all kinds: one block, many, fewer elements than ranks, none. */
+/* Flows of all kinds: one block, many blocks, fewer elements than ranks, no elements. */
 static void make_tensors(tensors *t, int32_t rank, int32_t world) {
   static const int64_t shapes[FLOWS][3] = {{6, 5, 1}, {9, 7, 1}, {1, 1, 1}, {0, 4, 1}, {3, 4, 5}};
   for (int64_t f = 0; f < FLOWS; f++) {
@@ -221,7 +221,7 @@ static void gradients_reach_owners_and_directions_come_back(void **state) {
   assert_int_equal(on_threads(1, limit, exchange_rank, ""), 0); /* without a communicator */
 }
 
-/* The last rank's part of flow 1 begins an element early. */
+/* The last rank's part of flow 1 begins one element too early. */
 static int broken_rank(dc_comm *comm, void *arg) {
   (void)arg;
   dc_device *device;
@@ -254,7 +254,7 @@ static int agreeing_rank(dc_comm *comm, void *arg) {
     CHECK(dc__optim_agree_status("test", comm, DC_OK) == DC_E_ABORTED);
     CHECK_SAYS("test: nothing was done, since rank 1 failed with DC_E_SHAPE");
   }
-  CHECK_OK(dc__optim_agree_status("test", comm, DC_OK)); /* and the communicator is as good as before */
+  CHECK_OK(dc__optim_agree_status("test", comm, DC_OK)); /* the communicator stays usable */
   return 0;
 }
 

@@ -1,6 +1,7 @@
-/* Shampoo's steps by the conformance list (points 40 to 43), against a reference in float64 of its own and by hand. */
+/* Shampoo's steps by the conformance list (points 40 to 43), compared with a float64 reference and with results by
+ * hand. */
 #include "shampoo_test.h"
-/* after what it needs */
+/* after the headers that it needs */
 #include "shampoo_reference.h"
 #include "support/steps.h"
 
@@ -17,7 +18,7 @@ static void compare_with_reference(dc_shampoo_options options) {
   for (int64_t step = 1; step <= STEPS; step++) {
     gradients_of(step, grads);
     bool skip[PARAMS] = {false};
-    skip[3] = step == 2; /* its own steps are counted */
+    skip[3] = step == 2; /* the parameter counts its own steps */
     OK(step_with(&m, grads, skip));
     for (int64_t p = 0; p < PARAMS; p++) {
       if (!skip[p]) {
@@ -45,7 +46,7 @@ static void point_40_the_definition(void **state) {
   o.graft = DC_GRAFT_NONE;
   o.eps_rel = 1e-3;
   compare_with_reference(o);
-  o.beta2 = 0.9; /* bias correction */
+  o.beta2 = 0.9; /* so that the bias correction shows */
   o.eps_abs = 1e-2;
   compare_with_reference(o);
   o.root = 2;
@@ -108,8 +109,8 @@ static void warm_refreshes_are_near(void **state) {
 
 /* ---- by hand ---- */
 
-/* (G G^T)^(-1/4) G (G^T G)^(-1/4) is the orthogonal matrix nearest to G: for [[1, 2], [3, 4]], whose determinant is
- * negative, [[1 - 4, 2 + 3], [2 + 3, 4 - 1]] over its columns' length. */
+/* (G G^T)^(-1/4) G (G^T G)^(-1/4) is the orthogonal matrix nearest to G. For [[1, 2], [3, 4]], whose determinant is
+ * negative, it is [[1 - 4, 2 + 3], [2 + 3, 4 - 1]] divided by its columns' length. */
 static void point_40_two_by_two_by_hand(void **state) {
   (void)state;
   dc_shampoo_options o = plain_options();
@@ -153,7 +154,7 @@ static void point_40_roots_persist_between_refreshes(void **state) {
       memcpy(first, root, sizeof first);
     }
     assert_memory_equal(first, root, sizeof first);
-    for (int i = 0; i < 4; i++) { /* never the gradient, always the first step's direction or shorter */
+    for (int i = 0; i < 4; i++) { /* never the gradient: always the first step's direction, of at most its length */
       float moved = before[i] - weight[i];
       assert_true(fabsf(moved) <= 0.86f && fabsf(moved - grad[i]) > 0.1f);
     }
@@ -167,10 +168,10 @@ static void point_40_roots_persist_between_refreshes(void **state) {
   dc_optimizer_destroy(optimizer);
 }
 
-/* A parameter in blocks of 3 is as many parameters as it has blocks, bit for bit. */
+/* A parameter in blocks of 3 behaves like as many parameters, bit for bit. */
 static void point_41_blocks_are_independent(void **state) {
   (void)state;
-  enum { ROWS = 5, COLS = 8, SIDE = 3 }; /* no rest of 1, which as a parameter is a vector */
+  enum { ROWS = 5, COLS = 8, SIDE = 3 }; /* no rest of 1, which as a parameter would be a vector */
   dc_shampoo_options o = plain_options();
   o.max_block = SIDE;
   dc_optimizer *whole = one_param(shampoo(linalg, NULL, &o), ROWS, COLS);
@@ -238,7 +239,7 @@ static void point_42_zero_gradients_move_nothing(void **state) {
       one_step(optimizer, weight, grad, 12);
     }
     assert_memory_equal(weight, before, sizeof before);
-    grad[5] = 1; /* and what comes then is finite */
+    grad[5] = 1; /* later steps are finite */
     one_step(optimizer, weight, grad, 12);
     for (int i = 0; i < 12; i++) {
       assert_true(isfinite(weight[i]));

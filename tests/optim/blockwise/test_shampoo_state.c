@@ -1,4 +1,4 @@
-/* Errors of Shampoo, and those that it survives, its ranks, threads and state (points 43, 44, 47 and 48 of the
+/* Shampoo's errors, failures that it tolerates, its ranks, threads and state (points 43, 44, 47 and 48 of the
  * conformance list). */
 #include "rank_invariance_test.h"
 #include "support/steps.h"
@@ -159,7 +159,7 @@ static void *failing_rank(void *arg) {
   o.tolerated_failures = -1;
   open_model(&r->m, shampoo(linalg, r->comm, &o), r->rank, r->world, true);
   gradients_of(1, grads);
-  if (r->rank == 1) { /* flattened, the last element is the last rank's */
+  if (r->rank == 1) { /* the last element of the flattened parameter is the last rank's */
     grads[0][34] = NAN;
   }
   float before[PARAMS][MOST];
@@ -174,7 +174,7 @@ static void *failing_rank(void *arg) {
   if (owner) {
     *(float *)view.data = INFINITY;
   }
-  steps(&r->m, 2, 3); /* the refresh of step 2 fails, on the block's owner */
+  steps(&r->m, 2, 3); /* step 2's refresh fails on the block's owner */
   memcpy(before, r->m.weights, sizeof before);
   want = owner ? DC_E_NOT_CONVERGED : DC_E_MISMATCH;
   gradients_of(3, grads);
@@ -205,7 +205,7 @@ static void point_44_one_rank_fails_and_none_steps(void **state) {
   on_two_ranks(failing_rank);
 }
 
-/* One rank has a gradient less than the other: a rank that steps would wait for what never comes. */
+/* One rank lacks a gradient that the other has: a rank that made the step would wait for ever. */
 static void *rank_without_a_gradient(void *arg) {
   rank *r = arg;
   dc_shampoo_options o = rank_options();
@@ -268,7 +268,7 @@ static void point_48_a_saved_state_goes_on_bit_for_bit(void **state) {
   dc_optimizer_destroy(through.optimizer);
 }
 
-/* Rarer refreshes move the default start_preconditioning_step. Roots that are in use stay in use, also where an
+/* Rarer refreshes change the default of start_preconditioning_step. Roots that are in use stay in use, also after an
  * optimizer loads the state. */
 static void roots_outlast_rarer_refreshes(void **state) {
   (void)state;
@@ -322,7 +322,7 @@ static void parameters_may_come_later(void **state) {
 
 /* ---- memory that is refused ---- */
 
-static int64_t allowed; /* allocations that still succeed */
+static int64_t allowed; /* number of allocations that still succeed */
 
 static void *limited_alloc(int64_t bytes, int64_t align, void *user) {
   (void)user;
@@ -350,13 +350,13 @@ static void refused_memory_leaves_all_as_it_was(void **state) {
   gradients_of(1, grads);
   before = m;
   int failed = 0;
-  for (allowed = 0; step_with(&m, grads, NULL) != DC_OK; allowed = 1) { /* one more each time */
+  for (allowed = 0; step_with(&m, grads, NULL) != DC_OK; allowed = 1) { /* allows one more each time */
     SAYS("gave no");
     assert_memory_equal(m.weights, before.weights, sizeof m.weights);
     assert_true(++failed < 100);
   }
-  assert_int_equal(failed, 3); /* state, scratch, exchange */
-  allowed = 0;                 /* and a steady step wants none */
+  assert_int_equal(failed, 3); /* for state, scratch memory and exchange */
+  allowed = 0;                 /* a steady step allocates nothing */
   steps(&m, 2, 5);
   model plenty;
   open_model(&plenty, shampoo(linalg, NULL, &o), 0, 1, false);

@@ -1,5 +1,5 @@
-/* SOAP by hand, its ranks, threads, failures and state: points 16, 43 to 45, 47, 48 and 54 of the conformance list.
- * tests/python/test_soap.py has it against a reference. */
+/* SOAP's steps by hand, its ranks, threads, failures and state: points 16, 43 to 45, 47, 48 and 54 of the conformance
+ * list. tests/python/test_soap.py compares it with a reference. */
 #include "rank_invariance_test.h"
 
 static dc_soap_options usual(void) {
@@ -58,7 +58,7 @@ static void point_43_what_shapes_the_state_stays(void **state) {
     assert_int_equal(dc_soap_set_group(optimizer, 0, &others[i]), DC_E_INVALID);
     SAYS("group 0 has parameters: ");
     SAYS(names[i]);
-    OK(dc_soap_set_group(optimizer, 1, &others[i])); /* has none */
+    OK(dc_soap_set_group(optimizer, 1, &others[i])); /* the group has no parameters */
   }
   other.beta1 = other.beta2 = other.shampoo_beta = other.eps = -1;
   other.precondition_frequency = 3;
@@ -70,7 +70,7 @@ static void point_43_what_shapes_the_state_stays(void **state) {
 
 /* ---- steps by hand ---- */
 
-/* The first step changes no weight: it finds the eigenvectors, the largest first. */
+/* The first step does not change weights: it finds the eigenvectors, the largest eigenvalue's first. */
 static void point_45_the_first_step(void **state) {
   (void)state;
   dc_soap_options o = usual();
@@ -86,7 +86,7 @@ static void point_45_the_first_step(void **state) {
   near(fabs((double)vectors[1]), 1, 1e-6);
   near(fabs((double)vectors[2]), 1, 1e-6);
   near((double)state_of(optimizer, "exp_avg.0")[0], 0, 0);
-  one_step(optimizer, weight, grad, 4); /* Adam's first: the sign of the turned gradient, turned back */
+  one_step(optimizer, weight, grad, 4); /* Adam's first: the sign of the rotated gradient, rotated back */
   near((double)weight[0], 0.5 * 1 - 1, 1e-5);
   near((double)weight[1], 0.5 * 2, 1e-5);
   near((double)weight[3], 0.5 * 4 - 1, 1e-5);
@@ -94,7 +94,7 @@ static void point_45_the_first_step(void **state) {
   dc_optimizer_destroy(optimizer);
 }
 
-/* Where columns change places v goes with them, and m is turned with the basis. */
+/* Where columns swap, v moves with them, and m is rotated with the basis. */
 static void point_45_moments_move_with_the_basis(void **state) {
   (void)state;
   dc_soap_options o = usual();
@@ -105,11 +105,11 @@ static void point_45_moments_move_with_the_basis(void **state) {
   float *left = state_of(optimizer, "factor.0.0"), *vectors = state_of(optimizer, "vectors.0.0");
   float *m = state_of(optimizer, "exp_avg.0"), *v = state_of(optimizer, "exp_avg_sq.0");
   const float sign[2] = {vectors[0], vectors[3]};
-  left[0] = 1; /* below the other row's from now on */
+  left[0] = 1; /* from now on smaller than the other row's */
   left[3] = 9;
   const float old_m[4] = {m[0], m[1], m[2], m[3]}, old_v[4] = {v[0], v[1], v[2], v[3]};
   memset(grad, 0, sizeof grad);
-  one_step(optimizer, weight, grad, 4); /* the third is the first that is due */
+  one_step(optimizer, weight, grad, 4); /* the third step is the first with a refresh */
   near(fabs((double)vectors[2]), 1, 1e-6);
   near(fabs((double)vectors[1]), 1, 1e-6);
   for (int j = 0; j < 2; j++) {
@@ -122,7 +122,7 @@ static void point_45_moments_move_with_the_basis(void **state) {
   dc_optimizer_destroy(optimizer);
 }
 
-/* Vectors, and everything where max_precond_dim leaves no side a factor, take AdamW's steps but for the first. */
+/* Vectors take AdamW's steps except for the first. So do all parameters if max_precond_dim leaves no side a factor. */
 static void point_45_without_factors_it_is_adam(void **state) {
   (void)state;
   const int64_t shapes_of[3][2] = {{6, 1}, {1, 6}, {2, 3}};
@@ -153,7 +153,7 @@ static void point_45_without_factors_it_is_adam(void **state) {
   }
 }
 
-/* ---- what is survived ---- */
+/* ---- failures that are tolerated ---- */
 
 static void point_16_failed_bases(void **state) {
   (void)state;
@@ -164,7 +164,7 @@ static void point_16_failed_bases(void **state) {
                           "the vectors of factor.0.0 of parameter 0 failed 3 times in a row");
 }
 
-/* Zero gradients, and none in a direction, do no harm, with LAPACK and without. */
+/* Gradients that are zero, entirely or in one direction, are harmless, with LAPACK and without. */
 static void point_42_nothing_to_learn(void **state) {
   (void)state;
   const dc_soap_options o = usual();
@@ -187,7 +187,7 @@ static void point_42_nothing_to_learn(void **state) {
   dc_linalg_destroy(l);
 }
 
-/* LAPACK's bases and the plain solver's have the same steps, but for rounding. */
+/* The bases of LAPACK and of the plain solver give the same steps, except for rounding. */
 static void solvers_agree(void **state) {
   (void)state;
   dc_soap_options o = usual();

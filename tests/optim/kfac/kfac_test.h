@@ -41,14 +41,14 @@ static inline float *floats(int64_t count, uint64_t seed) {
   return x;
 }
 
-/* A batch of a linear layer, n samples. */
+/* Accumulates a batch of n samples for a linear layer. */
 static inline dc_status batch_of(const model *m, int64_t layer, float *x, float *delta, int64_t n, int64_t in,
                                  int64_t out, double scale) {
   dc_tensor tx = matrix(x, DC_FLOAT32, n, in), td = matrix(delta, DC_FLOAT32, n, out);
   return dc_kfac_accumulate(m->optimizer, layer, &tx, &td, scale);
 }
 
-/* out = mean of v v^T over n vectors of `in` elements, and of a one where `bias`. */
+/* out = mean of v v^T over n vectors of `in` elements; with `bias`, each vector is followed by a 1. */
 static inline void mean_products(const float *v, int64_t n, int64_t in, bool bias, double scale, double *out) {
   int64_t all = in + (bias ? 1 : 0);
   memset(out, 0, (size_t)(all * all) * sizeof *out);

@@ -1,10 +1,10 @@
-/* K-FAC's mathematics: points 43, 44 and 46 of the second-order conformance list, against the definitions in float64.
- * The factors of convolutions: test_kfac_factors.c. Ranks, failures and saved states: test_kfac_step.c. */
+/* K-FAC's mathematics: points 43, 44 and 46 of the second-order conformance list, compared with the definitions in
+ * float64. test_kfac_factors.c has the factors of convolutions, test_kfac_step.c ranks, failures and saved states. */
 #include "kfac_test.h"
 
 static model m;
 
-/* Only what is under test: no momentum, no clip, lr 1. */
+/* Options without momentum or clipping, with lr 1, to show only what is under test. */
 static dc_kfac_options bare(void) {
   dc_kfac_options options = DC_KFAC_OPTIONS_INIT;
   options.momentum = -1;
@@ -18,7 +18,7 @@ static void open_bare(dc_kfac_options options) {
   OK(dc_optimizer_set_lr(m.optimizer, 0, 1));
 }
 
-/* Solves a x = b by Gauss with pivots; a and b are overwritten, b with x. */
+/* Solves a x = b by Gaussian elimination with pivots; overwrites a, and b with x. */
 static void solve(double *a, double *b, int64_t n) {
   for (int64_t k = 0; k < n; k++) {
     int64_t best = k;
@@ -63,7 +63,7 @@ static void direction(const double *a, int64_t ao, const double *g, int64_t go, 
   free(big);
 }
 
-/* Of one sample, A x G is exactly the Fisher matrix of a linear layer. */
+/* For one sample, A x G is exactly the Fisher matrix of a linear layer. */
 static void point_46_one_sample(void **state) {
   (void)state;
   enum { I = 5, O = 3 };
@@ -180,7 +180,7 @@ static void point_46_bias_is_homogeneous(void **state) {
   free(delta);
 }
 
-/* One step of a layer with a bias, and what it should be. */
+/* One step of a layer with a bias, and the expected result. */
 enum { DN = 9, DI = 4, DO = 3 };
 typedef struct one_step {
   double a[(DI + 1) * (DI + 1)], g[DO * DO], grad[DO * (DI + 1)], moved[DO * (DI + 1)];
@@ -217,7 +217,7 @@ static double trace(const double *a, int64_t n) {
   return sum;
 }
 
-/* The two inversions differ by their damping, which is as it is written in the header. */
+/* The two inversions differ in their damping, as the header describes. */
 static void point_46_damping(void **state) {
   (void)state;
   one_step s;
@@ -263,7 +263,7 @@ static void point_46_kl_clip(void **state) {
   }
 }
 
-/* The plain mean of the first updates, then the running average. */
+/* The mean of the first updates, then a running average. */
 static void point_46_running_average(void **state) {
   (void)state;
   enum { N = 5, I = 3, O = 2 };
@@ -282,7 +282,7 @@ static void point_46_running_average(void **state) {
       for (int i = 0; i < I * I; i++) {
         a[i] = c * a[i] + (1 - c) * now[i];
       }
-      near(piece(&m, w, "factor_a"), a, I * I, 1e-6); /* and so it depends on the data, as Torchium's does not */
+      near(piece(&m, w, "factor_a"), a, I * I, 1e-6); /* so it depends on the data, which Torchium's does not */
       free(x);
       free(delta);
     }
@@ -290,7 +290,7 @@ static void point_46_running_average(void **state) {
   }
 }
 
-/* Micro-batches make one batch, whatever their number, and a loss scale leaves no trace. */
+/* Any number of micro-batches makes one batch, and the result does not depend on the loss scale. */
 static void micro_batches(void **state) {
   (void)state;
   enum { N = 12, I = 3, O = 2 };
@@ -319,8 +319,8 @@ static void micro_batches(void **state) {
   free(delta);
 }
 
-/* Parameters without a layer, and layers of which nothing was seen yet, are SGD's to the last bit; so is weight decay,
- * and 43: lr 0 changes no weight. */
+/* Parameters without a layer, and layers without a batch so far, take SGD's steps to the last bit, with its weight
+ * decay. Point 43: lr 0 changes no weight. */
 static void point_43_without_a_layer(void **state) {
   (void)state;
   dc_kfac_options options = DC_KFAC_OPTIONS_INIT;
@@ -350,7 +350,7 @@ static void point_43_without_a_layer(void **state) {
   close_model(&sgd);
 }
 
-/* A frozen weight or bias: its gradient counts as zero, and it stays. */
+/* A frozen weight or bias: its gradient counts as zero, and it does not change. */
 static void frozen(void **state) {
   (void)state;
   for (int which = 0; which < 2; which++) {

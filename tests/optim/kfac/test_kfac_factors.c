@@ -1,10 +1,10 @@
-/* K-FAC's factors of linear layers at many positions and of point_46_convolutions, against an unfolding in float64 that
- * is written out: point 46 of the second-order conformance list. */
+/* K-FAC's factors of linear layers at many positions and of convolutions, compared with a float64 unfolding that is
+ * written out: point 46 of the second-order conformance list. */
 #include "kfac_test.h"
 
 enum { ROOM = 1 << 16 };
 
-/* A layer with its tensors. Spatial lengths are filled up with ones in front. */
+/* A layer with its tensors. Spatial dimensions are filled up with leading ones. */
 typedef struct scene {
   const char *name;
   int32_t kind, spatial, groups;
@@ -20,7 +20,7 @@ static int64_t positions_of(const scene *s) {
   return s->size_out[0] * s->size_out[1] * s->size_out[2];
 }
 
-/* Element `row` of the inputs of a group at a sample's position; the last one is the bias'. */
+/* Element `row` of the inputs of a group at a sample's position; the last row is the bias's. */
 static double input_at(const scene *s, int64_t sample, int64_t group, int64_t position, int64_t row) {
   int64_t each = s->in / s->groups, places = s->kernel[0] * s->kernel[1] * s->kernel[2];
   if (row == each * places) {
@@ -53,7 +53,7 @@ static double gradient_at(const scene *s, int64_t sample, int64_t group, int64_t
 
 typedef double (*element)(const scene *, int64_t, int64_t, int64_t, int64_t);
 
-/* sum v v^T times factor over all samples and positions; reduced: v the sum over positions times `each`. */
+/* sum v v^T times factor over all samples and positions; with reduce, v is the sum over positions times `each`. */
 static void naive(const scene *s, element of, int64_t order, bool reduce, double each, double factor, double *out) {
   int64_t positions = positions_of(s);
   for (int64_t g = 0; g < s->groups; g++) {
@@ -92,7 +92,7 @@ static void convert(void *to, int32_t dtype, const float *from, int64_t count) {
   }
 }
 
-/* Values that all types hold exactly, as their products and sums do. */
+/* Fills with values that are exact in all types, as are their products and sums. */
 static void fill(float *x, int64_t count, uint64_t seed) {
   for (int64_t i = 0; i < count; i++) {
     x[i] = (float)floor(number(&seed) * 8) / 8;
@@ -185,7 +185,7 @@ static void point_46_linear_positions(void **state) {
   (void)state;
   const scene wide = {"linear", DC_SAMPLE_LINEAR, 0, 1, 3, 150, 20, {1, 1, 5}, {1, 1, 5}, ONES, ONES, NONE, ONES};
   const scene one = {"linear, one position", DC_SAMPLE_LINEAR, 0, 1, 9, 4, 3, ONES, ONES, ONES, ONES, NONE, ONES};
-  check(&wide, DC_KFAC_EXPAND, true, DC_FLOAT32, DC_FLOAT32); /* more rows than one block of products has */
+  check(&wide, DC_KFAC_EXPAND, true, DC_FLOAT32, DC_FLOAT32); /* more rows than a block of products has */
   check(&wide, DC_KFAC_REDUCE, true, DC_BFLOAT16, DC_FLOAT32);
   check_all(&one);
 }
@@ -218,7 +218,7 @@ static void point_46_convolutions(void **state) {
   }
 }
 
-/* More samples than a panel of patches has room for: the batch is unfolded piece by piece. */
+/* More samples than fit in a panel of patches, so the batch is unfolded in pieces. */
 static void panels(void **state) {
   (void)state;
   enum { N = 96, C = 8, S = 16, K = 3 };
@@ -233,7 +233,7 @@ static void panels(void **state) {
   layer.padding[0] = layer.padding[1] = 1;
   float *factors[2];
   static model models[2];
-  for (int way = 0; way < 2; way++) { /* at once, and one sample at a time */
+  for (int way = 0; way < 2; way++) { /* all at once, and one sample at a time */
     open_model(&models[way], NULL, &options);
     add_part(&models[way], 0, shape, 4, 0, -1);
     OK(dc_kfac_add_layer(models[way].optimizer, &layer, DC_KFAC_EXPAND, 0, -1, NULL));
@@ -252,7 +252,7 @@ static void panels(void **state) {
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
   OK(dc_optimizer_get_stats(models[0].optimizer, &stats));
   int64_t unfolded = (int64_t)N * S * S * C * K * K * (int64_t)sizeof(float);
-  assert_true(stats.scratch_bytes < unfolded); /* which is never there as a whole */
+  assert_true(stats.scratch_bytes < unfolded); /* the unfolded batch never exists as a whole */
   close_model(&models[0]);
   close_model(&models[1]);
   free(x);

@@ -131,8 +131,8 @@ static void bad_batches(void **state) {
   FAILS(BATCH(0, &tx, &fewer, 1), DC_E_SHAPE, "delta");
   FAILS(BATCH(0, &flat, &tg, 1), DC_E_SHAPE, "x");
   FAILS(BATCH(0, &doubled, &tg, 1), DC_E_DTYPE, "x is float64");
-  OK(BATCH(0, &none, &nothing, 1)); /* an empty batch is one */
-  OK(BATCH(0, &tx, &tg, 1));        /* zeros are no harm: what is left is the damping */
+  OK(BATCH(0, &none, &nothing, 1)); /* an empty batch counts as a batch */
+  OK(BATCH(0, &tx, &tg, 1));        /* zeros are harmless: the damping remains */
   OK(step(&m));
   close_model(&m);
 }

@@ -5,7 +5,7 @@
 #include "kfac_test.h"
 #include "support/steps.h"
 
-/* Three layers, one of them with a bias and one a convolution in groups, and a vector without a layer. */
+/* Three layers, of which one has a bias and one is a grouped convolution, and a vector without a layer. */
 enum { N = 12, I = 6, H = 5, O = 4, C = 4, S = 5, STEPS = 7, ALL = 5 };
 
 typedef struct data {
@@ -60,7 +60,7 @@ static void build(model *m, dc_comm *comm, const dc_kfac_options *options, parti
   OK(dc_kfac_add_layer(m->optimizer, &layer, DC_KFAC_EXPAND, 3, -1, NULL));
 }
 
-/* Samples [begin, begin + n) of a batch. */
+/* Accumulates samples [begin, begin + n) of a batch. */
 static dc_status feed(const model *m, const data *d, int64_t begin, int64_t n) {
   dc_tensor image = tensor_of(d->image + begin * C * S, DC_FLOAT32, 3, n, C, S, 0);
   dc_tensor maps = tensor_of(d->maps + begin * C * S, DC_FLOAT32, 3, n, C, S, 0);
@@ -121,8 +121,8 @@ static void *run_rank(void *arg) {
   return NULL;
 }
 
-/* 46, 47: one, two and three ranks. Where each has the whole batch they have one rank's bits, however parameters are
- * cut; with its share each, the same but for rounding. The owners share the layers out. */
+/* 46, 47: one, two and three ranks. If each has the whole batch, the bits are those of one rank, however parameters are
+ * split. If each has a share of it, only rounding differs. The layers are divided among owners. */
 static void point_47_ranks(void **state) {
   (void)state;
   static model one;
@@ -164,14 +164,14 @@ static void point_47_ranks(void **state) {
       }
     }
     assert_int_equal(owned, 3);
-    assert_true(least >= 1); /* the costliest first, each to the rank with the least work */
+    assert_true(least >= 1); /* the costliest layer first, each to the rank with the least work */
   }
   close_model(&one);
 }
 
-/* ---- when ---- */
+/* ---- frequencies ---- */
 
-/* 40, 49: factors and decompositions change when they should, and stay in use until then. */
+/* 40, 49: factors and decompositions change only when they are due, and stay in use until then. */
 static void point_49_frequencies(void **state) {
   (void)state;
   static model m;
@@ -193,7 +193,7 @@ static void point_49_frequencies(void **state) {
     for (int i = 0; i < H * I; i++) {
       largest = fmaxf(largest, fabsf(m.weight[0][i] - before[i]));
     }
-    assert_true(largest > 0 && largest < 1); /* no jump at a refresh */
+    assert_true(largest > 0 && largest < 1); /* a refresh causes no jump */
   }
   OK(dc_optimizer_get_stats(m.optimizer, &stats));
   assert_int_equal(stats.steps, 9);
@@ -206,8 +206,8 @@ static void point_49_frequencies(void **state) {
 
 /* ---- what is not finite ---- */
 
-/* 44: a gradient, an input or an output's gradient that is not finite is said, and changes nothing; nor does one whose
- * products would not fit. */
+/* 44: a gradient, an input or an output's gradient that is not finite is an error, and changes nothing; so are finite
+ * ones whose products would overflow. */
 static void point_44_not_finite(void **state) {
   (void)state;
   static model m, other;
@@ -237,7 +237,7 @@ static void point_44_not_finite(void **state) {
   void *after = saved(&m, &bytes);
   assert_memory_equal(before, after, bytes);
   assert_memory_equal(m.weight, other.weight, sizeof m.weight);
-  OK(train(&m, 4, 8, 0, N)); /* and what follows is as if nothing had been */
+  OK(train(&m, 4, 8, 0, N)); /* later steps are as if nothing had happened */
   OK(train(&other, 4, 8, 0, N));
   assert_memory_equal(m.weight, other.weight, sizeof m.weight);
   free(before);
@@ -246,7 +246,7 @@ static void point_44_not_finite(void **state) {
   close_model(&other);
 }
 
-/* Batches of a step that is left out are the next one's too. */
+/* Batches of a step that is left out count for the next step. */
 static void point_44_left_out(void **state) {
   (void)state;
   static model both, one;
@@ -272,7 +272,7 @@ static void point_44_left_out(void **state) {
   close_model(&one);
 }
 
-/* 16: a factor that cannot be decomposed leaves the last decomposition in use; the fourth time in a row is an error,
+/* 16: if a factor cannot be decomposed, its last decomposition stays in use. The fourth failure in a row is an error,
  * and changes nothing. */
 static void point_16_failed_decompositions(void **state) {
   (void)state;
@@ -280,7 +280,7 @@ static void point_16_failed_decompositions(void **state) {
   dc_kfac_options options = usual();
   dc_optimizer_stats stats = DC_OPTIMIZER_STATS_INIT;
   options.refresh_frequency = 1;
-  options.factor_frequency = 1000; /* what is written into the state stays there */
+  options.factor_frequency = 1000; /* so that a value written into the state stays there */
   float vectors[(I + 1) * (I + 1)];
   build(&m, NULL, &options, alone);
   OK(train(&m, 0, 2, 0, N));
@@ -303,15 +303,15 @@ static void point_16_failed_decompositions(void **state) {
     free(before);
     free(after);
     factor[3] = kept;
-    OK(train(&m, 2, 3, 0, N)); /* and one that succeeds ends the row */
+    OK(train(&m, 2, 3, 0, N)); /* a success resets the count */
   }
   OK(dc_optimizer_get_stats(m.optimizer, &stats));
   assert_int_equal(stats.failed_refreshes, 6);
   close_model(&m);
 }
 
-/* 16, 44: several factors at once, some of which succeed: then none is changed, nor what was gathered; and the step can
- * be made again. */
+/* 16, 44: several factors fail at once, and others succeed: then no factor changes, and accumulated batches stay. The
+ * step can be made again. */
 static void point_16_44_all_or_none(void **state) {
   (void)state;
   static model m, other;
@@ -327,7 +327,7 @@ static void point_16_44_all_or_none(void **state) {
   data d = data_of(900);
   OK(feed(&m, &d, 0, N));
   OK(feed(&other, &d, 0, N));
-  factor[1] = factor[2] = NAN; /* whichever triangle */
+  factor[1] = factor[2] = NAN; /* in both triangles */
   void *before = saved(&m, &bytes);
   for (int k = 0; k < 2; k++) {
     FAILS(step(&m), DC_E_NOT_CONVERGED, "factor_g of parameter 3");
@@ -352,8 +352,8 @@ static void point_16_44_all_or_none(void **state) {
 
 /* ---- saved states ---- */
 
-/* 48: a run that was saved and goes on in another optimizer, in between refreshes too, has the same bits. A batch that
- * the other one was given before has no part in it. */
+/* 48: a run that is saved and continues in another optimizer has the same bits, also between refreshes. A batch that
+ * the other optimizer got before does not count. */
 static void point_48_save_and_load(void **state) {
   (void)state;
   static model m, other;
@@ -373,7 +373,7 @@ static void point_48_save_and_load(void **state) {
     OK(train(&other, at, 10, 0, N));
     assert_memory_equal(m.weight, other.weight, sizeof m.weight);
     close_model(&other);
-    open_model(&other, NULL, &options); /* without the layers it is another state */
+    open_model(&other, NULL, &options); /* without the layers the state does not fit */
     for (int64_t i = 0; i < m.count; i++) {
       add_vector(&other, m.parts[i]);
     }

@@ -1,4 +1,4 @@
-//! Memory of the library, and the memory that registered parameters live in.
+//! Memory of the library, and the memory of registered parameters.
 
 use crate::sys;
 use crate::tensor::{DType, Element};
@@ -13,19 +13,19 @@ use std::ptr::NonNull;
 #[non_exhaustive]
 #[repr(i32)]
 pub enum MemoryKind {
-    /// The device's own.
+    /// The device's own memory.
     Device = sys::DC_MEMORY_DEVICE,
-    /// Peers on this machine can read it in place.
+    /// Memory that peers on this machine can read in place.
     Shared = sys::DC_MEMORY_SHARED,
-    /// Host memory that copies fast.
+    /// Host memory that the device copies fast.
     Host = sys::DC_MEMORY_HOST,
 }
 
-/// One reference to memory of the library.
+/// A reference to memory of the library, which is freed with its last reference.
 #[derive(Debug)]
 pub struct Buffer(NonNull<sys::dc_buffer>);
 
-// Every function of a buffer is of the class [any].
+// All functions of a buffer are of the thread class [any].
 unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
@@ -40,12 +40,12 @@ impl Buffer {
         unsafe { sys::dc_buffer_data(self.0.as_ptr()) }
     }
 
-    /// Usable bytes.
+    /// Number of usable bytes.
     pub fn bytes(&self) -> usize {
         unsafe { sys::dc_buffer_bytes(self.0.as_ptr()) as usize }
     }
 
-    /// The elements. The buffer must hold as many, of memory that is not written meanwhile.
+    /// The elements. The buffer must hold `length` elements, and must not be written while they are borrowed.
     unsafe fn slice<T: Element>(&self, length: usize) -> &[T] {
         match NonNull::new(self.data() as *mut T) {
             Some(data) if length > 0 => std::slice::from_raw_parts(data.as_ptr(), length),
@@ -66,8 +66,8 @@ impl Drop for Buffer {
     }
 }
 
-/// A tensor that the library made, whole and ready to be read: a gathered parameter, or a tensor that was reloaded.
-/// It gives its memory back when it is dropped. Weights can change only when none is alive, hence the lifetime.
+/// A tensor that the library made, complete and ready to read: a gathered parameter, or a reloaded tensor. Dropping it
+/// frees its memory. The lifetime ensures that weights change only while none is alive.
 #[derive(Debug)]
 pub struct GatheredParam<'context, T> {
     buffer: Buffer,
@@ -77,7 +77,7 @@ pub struct GatheredParam<'context, T> {
 }
 
 impl<T: Element> GatheredParam<'_, T> {
-    /// The buffer must hold a tensor of T of this shape, which is ready.
+    /// `buffer` must hold a ready tensor of T with this shape.
     pub(crate) unsafe fn new(buffer: Buffer, shape: Vec<i64>) -> Self {
         let length = shape.iter().product::<i64>() as usize;
         assert!(length * std::mem::size_of::<T>() <= buffer.bytes(), "a buffer shorter than its tensor");
@@ -109,7 +109,7 @@ enum Storage<T> {
 }
 
 impl<T: Element> Memory<T> {
-    /// The buffer must hold as many elements, be zeroed or written, and have no other owner.
+    /// The buffer must hold `length` elements, be initialised, and have no other owner.
     pub(crate) unsafe fn from_buffer(buffer: Buffer, length: usize) -> Memory<T> {
         Memory(Storage::Library(buffer, length))
     }
@@ -144,7 +144,7 @@ impl<T: Element> DerefMut for Memory<T> {
     }
 }
 
-/// Memory whose element type is known only when it is asked for.
+/// Memory whose element type is known only at run time.
 pub(crate) trait AnyMemory: Any + Send {
     fn dtype(&self) -> DType;
     fn as_any(&mut self) -> &mut dyn Any;

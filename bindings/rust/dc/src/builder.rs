@@ -1,4 +1,4 @@
-//! The choices with which a context is made.
+//! The options with which a context is made.
 
 use crate::comm::Comm;
 use crate::context::Context;
@@ -21,7 +21,7 @@ pub enum LogLevel {
     Info,
 }
 
-/// The `compile` keys of the original; [`Config::default`] is the library's.
+/// DeepSpeed's `compile` options; [`Config::default`] is the library's default.
 #[derive(Clone, Copy, Debug)]
 pub struct Config(sys::dc_config);
 
@@ -32,13 +32,13 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether one gradient bucket fills while the other is reduced.
+    /// While one gradient bucket is reduced, a second one fills.
     pub fn double_buffer(mut self, on: bool) -> Config {
         self.0.double_buffer = if on { 1 } else { -1 };
         self
     }
 
-    /// All streams are drained before and after each reduction and gather, for debugging.
+    /// Drains all streams before and after each reduction and gather, for debugging.
     pub fn synchronous(mut self, on: bool) -> Config {
         let on = i32::from(on);
         self.0.sync_before_reduce = on;
@@ -48,13 +48,13 @@ impl Config {
         self
     }
 
-    /// Reductions look for infinities and NaN in the gradients, for [`Context::first_not_finite`].
+    /// Reductions scan gradients for infinities and NaN, for [`Context::first_not_finite`].
     pub fn check_finite(mut self, on: bool) -> Config {
         self.0.check_finite = i32::from(on);
         self
     }
 
-    /// Hybrid sharding: the ranks are `groups` of consecutive ranks, which have all parameters each.
+    /// Hybrid sharding: the ranks form `groups` groups of consecutive ranks, each of which holds all parameters.
     pub fn replicas(mut self, groups: i32) -> Config {
         self.0.replicas = groups;
         self
@@ -72,7 +72,7 @@ impl Config {
 
 pub(crate) type Log = Box<dyn Fn(LogLevel, &str) + Send + Sync>;
 
-/// The choices with which a context is made.
+/// Makes a [`Context`].
 #[derive(Default)]
 pub struct Builder {
     log: Option<Log>,
@@ -81,26 +81,27 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The function for the library's log lines. Called on the thread that did the work; must not call the library.
+    /// Sets the function for the library's log lines. It is called on the thread that did the work, and must not call
+    /// the library.
     pub fn log(mut self, log: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Builder {
         self.log = Some(Box::new(log));
         self
     }
 
-    /// The `compile` keys.
+    /// Sets the `compile` options.
     pub fn config(mut self, config: Config) -> Builder {
         self.config = config;
         self
     }
 
-    /// Elements that a gradient bucket holds; 2^24 if not given.
+    /// Sets the number of elements of a gradient bucket; the default is 2^24.
     pub fn bucket(mut self, elements: i64) -> Builder {
         self.bucket = Some(elements);
         self
     }
 
-    /// Makes the context, on the device "cpu", and joins the ranks of the communicator (`None`: a world of one), which
-    /// all do it.
+    /// Makes the context on the device "cpu", and joins the communicator's ranks (`None`: a world of one). All ranks
+    /// must call it.
     pub fn build(self, device: &Device, comm: Option<&Comm>) -> Result<Context> {
         device.require_cpu()?;
         let log = self.log.map(Box::new);

@@ -20,22 +20,22 @@ pub struct CommOptions {
     pub timeout: Option<Duration>,
     /// The most shared memory that a rank may allocate; 0: the machine's memory.
     pub heap_bytes: usize,
-    /// TCP: 16 to 1024 bytes that the ranks alone have; `None`: loopback addresses only.
+    /// TCP: 16 to 1024 bytes that only the ranks know; `None`: loopback addresses only.
     pub secret: Option<String>,
-    /// TCP, MPI: where to listen, an interface's name or a CIDR; `None`: all the machine's addresses.
+    /// TCP, MPI: where to listen, as an interface's name or a CIDR; `None`: all addresses of the machine.
     pub network: Option<String>,
-    /// TCP, MPI: the ports of listeners, but for TCP's rank 0, from the first to the last; `None`: any.
+    /// TCP, MPI: the first and last port for listeners, except that of TCP's rank 0; `None`: any port.
     pub ports: Option<(u16, u16)>,
-    /// TCP, MPI: the pause between heartbeats; `None`: 1 s.
+    /// TCP, MPI: the interval of heartbeats; `None`: 1 s.
     pub heartbeat: Option<Duration>,
-    /// TCP, MPI: a text that the ranks of one machine have in common; "": none share memory; `None`: the machine's own.
+    /// TCP, MPI: a text that all ranks of a machine share; "": none share memory; `None`: the machine's own.
     pub node: Option<String>,
     /// TCP: TLS 1.3 between the ranks, which needs a secret and OpenSSL's libssl.so.3.
     pub tls: bool,
 }
 
 impl fmt::Debug for CommOptions {
-    /// Without the secret.
+    /// Leaves out the secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CommOptions")
             .field("timeout", &self.timeout)
@@ -76,7 +76,7 @@ pub enum ReduceOp {
 #[derive(Debug)]
 struct Handle(NonNull<sys::dc_comm>);
 
-// Shared handles are used through functions of the class [any] alone: abort, check, rank, size, destroy.
+// Shared handles only use functions of the thread class [any]: abort, check, rank, size, destroy.
 unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
@@ -86,7 +86,7 @@ impl Drop for Handle {
     }
 }
 
-/// One rank of a group. It may move to another thread, but is used by one at a time.
+/// One rank of a group. It may move to another thread, but only one thread at a time may use it.
 #[derive(Debug)]
 pub struct Comm {
     handle: Arc<Handle>,
@@ -94,7 +94,7 @@ pub struct Comm {
     grouped: Cell<bool>,
 }
 
-/// Makes the collectives of a communicator fail on every rank; may be used from any thread.
+/// Makes the collectives of a communicator fail on every rank. Any thread may use it.
 #[derive(Clone, Debug)]
 pub struct Abort(Arc<Handle>);
 
@@ -118,7 +118,7 @@ impl Comm {
         Comm { handle, grouped: Cell::new(false) }
     }
 
-    /// Ranks as threads of this process: one communicator for each.
+    /// Makes ranks that are threads of this process: one communicator for each.
     pub fn threads(world_size: i32, options: &CommOptions) -> Result<Vec<Comm>> {
         crate::check_version()?;
         let mut comms = vec![ptr::null_mut(); usize::try_from(world_size).unwrap_or(0)];
@@ -126,7 +126,7 @@ impl Comm {
         Ok(comms.into_iter().map(|comm| unsafe { Comm::from_raw(comm) }).collect())
     }
 
-    /// One rank of a group of processes of this machine, which meet under a name. Waits until all have come.
+    /// Joins a group of processes on this machine under a name. Waits until all ranks have joined.
     pub fn processes(name: &str, rank: i32, world_size: i32, options: &CommOptions) -> Result<Comm> {
         crate::check_version()?;
         let name = c_name("name", name)?;
@@ -160,8 +160,9 @@ impl Comm {
         Ok(unsafe { Comm::from_raw(comm) })
     }
 
-    /// This process's rank of MPI_COMM_WORLD, whose data MPI moves. Waits until all have come. Start the processes by
-    /// mpirun or its like. `options.network` and `ports` are for the connections over which ranks compare their calls.
+    /// Makes this process's rank of MPI_COMM_WORLD; MPI moves the data. Waits until all ranks have joined. Start the
+    /// processes with mpirun or another launcher. Ranks compare their calls over connections of their own, which use
+    /// `options.network` and `ports`.
     pub fn mpi(options: &CommOptions) -> Result<Comm> {
         crate::check_version()?;
         let network = options.network.as_deref().map(|text| c_name("options.network", text)).transpose()?;
@@ -180,12 +181,12 @@ impl Comm {
         Ok(unsafe { Comm::from_raw(comm) })
     }
 
-    /// The handle, for calls that only [`crate::sys`] has.
+    /// The handle, for calls that only [`crate::sys`] offers.
     pub fn as_ptr(&self) -> *mut sys::dc_comm {
         self.handle.0.as_ptr()
     }
 
-    /// This rank.
+    /// This rank's number.
     pub fn rank(&self) -> i32 {
         unsafe { sys::dc_comm_rank(self.as_ptr()) }
     }
@@ -195,15 +196,15 @@ impl Comm {
         unsafe { sys::dc_comm_size(self.as_ptr()) }
     }
 
-    /// Another communicator of the same ranks, whose collectives overlap this one's.
+    /// Another communicator of the same ranks, whose collectives may overlap this one's.
     pub fn dup(&self) -> Result<Comm> {
         let mut copy = ptr::null_mut();
         check(unsafe { sys::dc_comm_dup(self.as_ptr(), &mut copy) })?;
         Ok(unsafe { Comm::from_raw(copy) })
     }
 
-    /// A communicator of the ranks with this color, ordered by `key`, then by rank here. All ranks must call; `None`
-    /// without a color.
+    /// A communicator of the ranks with the same color, ordered by `key`, then by their rank here. All ranks must call
+    /// it; a rank without a color gets `None`.
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Comm>> {
         let color = color.map_or(Ok(-1), i32::try_from);
         let color = color.map_err(|_| Error::new(Status::INVALID, "color is larger than i32::MAX"))?;
@@ -265,7 +266,7 @@ impl Comm {
         unsafe { self.queue_all_gather(send, recv, counts) }
     }
 
-    /// `recv` = this rank's block of the sum or mean of `send` over ranks.
+    /// Fills `recv` with this rank's block of the sum or mean of `send` over ranks.
     pub fn reduce_scatter<T: Element>(
         &self,
         send: &[T],
@@ -277,21 +278,22 @@ impl Comm {
         unsafe { self.queue_reduce_scatter(send, recv, counts, op) }
     }
 
-    /// `data` = the sum or mean of it over ranks.
+    /// Replaces `data` by its sum or mean over ranks.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         let length = [data.len() as i64];
         let mut tensor = view_of_mut(data, &length);
         check(unsafe { sys::dc_comm_all_reduce(self.as_ptr(), &mut tensor, op as i32, ptr::null_mut()) })
     }
 
-    /// `data` of rank `root` to every rank.
+    /// Copies `data` of rank `root` to every rank.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: i32) -> Result<()> {
         let length = [data.len() as i64];
         let mut tensor = view_of_mut(data, &length);
         check(unsafe { sys::dc_comm_broadcast(self.as_ptr(), &mut tensor, root, ptr::null_mut()) })
     }
 
-    /// `recv` = part `rank` of each rank's `send`, in rank order. The counts are those of the parts, if they differ.
+    /// Fills `recv` with part `rank` of each rank's `send`, in rank order. The counts are those of the parts, if they
+    /// differ.
     pub fn all_to_all<T: Element>(
         &self,
         send: &[T],
@@ -307,7 +309,7 @@ impl Comm {
         })
     }
 
-    /// `recv` of rank `root` = the ranks' `send` one after the other; other ranks give none. `counts`: each rank's
+    /// Fills `recv` of rank `root` with all ranks' `send`, in rank order; other ranks pass none. `counts`: each rank's
     /// number of elements, if they differ.
     pub fn gather<T: Element>(
         &self,
@@ -324,7 +326,7 @@ impl Comm {
         check(unsafe { sys::dc_comm_gather(self.as_ptr(), &view_of(send, &sent), to, counts, root, ptr::null_mut()) })
     }
 
-    /// `recv` = this rank's part of `send` of rank `root`; other ranks give none.
+    /// Fills `recv` with this rank's part of rank `root`'s `send`; other ranks pass none.
     pub fn scatter<T: Element>(
         &self,
         send: Option<&[T]>,
@@ -340,12 +342,12 @@ impl Comm {
         check(unsafe { sys::dc_comm_scatter(self.as_ptr(), from, counts, &mut out, root, ptr::null_mut()) })
     }
 
-    /// Compares checksums of all that ranks read from each other, for debugging; to be set on every rank.
+    /// Compares checksums of all data that ranks read from each other, for debugging. Every rank must set it.
     pub fn set_checksums(&self, enable: bool) -> Result<()> {
         check(unsafe { sys::dc_comm_set_checksums(self.as_ptr(), i32::from(enable)) })
     }
 
-    /// Waits until every rank has called.
+    /// Waits until every rank has called it.
     pub fn barrier(&self) -> Result<()> {
         check(unsafe { sys::dc_comm_barrier(self.as_ptr()) })
     }

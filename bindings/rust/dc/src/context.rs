@@ -17,50 +17,50 @@ use std::ptr::{self, NonNull};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stage {
-    /// Nothing: gradients are averaged whole.
+    /// Nothing is sharded: whole gradients are averaged.
     Z0,
-    /// Optimizer states: gradients are summed locally, averaged in a backward that updates.
+    /// Optimizer states: gradients are summed locally, and averaged in a backward that updates.
     Z1,
-    /// And gradients: every backward averages, each rank receives its part.
+    /// Gradients too: every backward averages them, and each rank receives its part.
     Z2,
-    /// And weights.
+    /// Weights too.
     Z3,
 }
 
 /// How a sharded parameter behaves.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Z3Options {
-    /// Stays gathered until the weights change.
+    /// It stays gathered until the weights change.
     pub persistent: bool,
-    /// The type in which gradients are reduced; `None`: as they come.
+    /// The type in which gradients are reduced; `None`: the type in which they are passed.
     pub expected_grad_dtype: Option<DType>,
 }
 
 pub(crate) struct Registered {
-    /// The shape, kept because results are described by the type that was requested for.
+    /// The shape, which gathered weights get.
     pub(crate) shape: Vec<i64>,
     pub(crate) weights: Box<dyn AnyMemory>,
     pub(crate) grad: Box<dyn AnyMemory>,
-    /// The elements of the whole whose gradient this rank gets.
+    /// This rank's part of the gradient, in elements of the flattened parameter.
     pub(crate) part: Range<i64>,
-    /// Whether the weights are these alone, or the whole.
+    /// Whether `weights` is this rank's shard, or the whole.
     pub(crate) sharded: bool,
 }
 
 /// One training run on one rank: its parameters, graphs, buffers and streams.
 pub struct Context {
     raw: NonNull<sys::dc_context>,
-    // Freed by drop after the library's context, which reads and writes them.
+    // Dropped after the library's context, which reads and writes this memory.
     pub(crate) params: ManuallyDrop<HashMap<i64, Registered>>,
     log: ManuallyDrop<Option<Box<Log>>>,
     abort: Option<Abort>,
-    /// This rank and their number, among those that share parameters.
+    /// This rank, and the number of ranks, within the group that shards the parameters.
     ranks: (i32, i32),
     pub(crate) reducing: Cell<bool>,
     pub(crate) gathering: RefCell<BTreeSet<i64>>,
 }
 
-// The class [handle]: one thread at a time, any thread. All that it owns is Send.
+// The thread class is [handle]: any thread, but one at a time. All that a context owns is Send.
 unsafe impl Send for Context {}
 
 impl Drop for Context {
@@ -77,7 +77,8 @@ impl Drop for Context {
 }
 
 impl Context {
-    /// `replicas`: of `dc_config`, groups of consecutive ranks that have all parameters each; 0 is 1.
+    /// `replicas`: as in `dc_config`, the number of groups of consecutive ranks that each hold all parameters; 0 means
+    /// 1.
     pub(crate) fn from_raw(
         raw: NonNull<sys::dc_context>,
         log: Option<Box<Log>>,
@@ -96,17 +97,17 @@ impl Context {
         }
     }
 
-    /// The maker of a context.
+    /// Returns a builder for a context.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// The handle, for calls that only [`crate::sys`] has.
+    /// The handle, for calls that only [`crate::sys`] offers.
     pub fn as_ptr(&self) -> *mut sys::dc_context {
         self.raw.as_ptr()
     }
 
-    /// Zeroed memory of the library for a shard; [`MemoryKind::Shared`] is what peers can read in place.
+    /// Allocates zeroed memory of the library for a shard. Peers can read [`MemoryKind::Shared`] in place.
     pub fn memory<T: Element>(&self, length: usize, kind: MemoryKind) -> Result<Memory<T>> {
         let bytes = length.checked_mul(size_of::<T>()).ok_or_else(|| {
             Error::new(Status::NO_MEMORY, format!("length = {length} elements, more bytes than can be counted"))
@@ -117,7 +118,7 @@ impl Context {
     }
 
     /// Registers a parameter of a stage 0, 1 or 2 graph, whose weights are whole on every rank. `grad` is this rank's
-    /// part of the flattened gradient, from element `offset` on; empty: the parameter is frozen.
+    /// part of the flattened gradient, from element `offset` on; if it is empty, the parameter is frozen.
     pub fn register_param<T: Element, G: Element>(
         &mut self,
         id: i64,
@@ -137,8 +138,8 @@ impl Context {
         Ok(())
     }
 
-    /// Registers a sharded parameter of a stage 3 graph: `shard` is this rank's ceil(N / ranks) elements, `grad` this
-    /// rank's part of the gradient, as long, or empty for a frozen parameter.
+    /// Registers a sharded parameter of a stage 3 graph. `shard` is this rank's ceil(N / ranks) elements. `grad` is
+    /// this rank's part of the gradient, of the same length, or empty for a frozen parameter.
     pub fn register_z3_param<T: Element, G: Element>(
         &mut self,
         id: i64,
@@ -176,13 +177,13 @@ impl Context {
         self.params.insert(id, Registered { shape: shape.to_vec(), weights, grad, part, sharded });
     }
 
-    /// Gives a parameter a name, which errors and dumps have behind its number; "" takes it away.
+    /// Gives a parameter a name, which errors and dumps show after its number; "" removes the name.
     pub fn set_param_name(&mut self, id: i64, name: &str) -> Result<()> {
         let name = crate::error::c_name("name", name)?;
         check(unsafe { sys::dc_context_set_param_name(self.as_ptr(), id, name.as_ptr()) })
     }
 
-    /// Points a parameter's gradient at other memory, which is set to zero.
+    /// Moves a parameter's gradient to other memory, which is set to zero.
     pub fn update_param_grad_buffer<G: Element>(
         &mut self,
         id: i64,
@@ -202,7 +203,7 @@ impl Context {
         Ok(())
     }
 
-    /// Forgets a parameter and frees its memory.
+    /// Unregisters a parameter, and frees its memory.
     pub fn unregister_param(&mut self, id: i64) -> Result<()> {
         check(unsafe { sys::dc_unregister_param(self.as_ptr(), id) })?;
         self.gathering.get_mut().remove(&id);
@@ -210,10 +211,10 @@ impl Context {
         Ok(())
     }
 
-    /// Lends this rank's part of a parameter and of its gradient, as for an optimizer's step. Fails with
-    /// [`Status::BUSY`] while the library may use them: between a reduction and [`Context::end_backward`], and between
-    /// a prefetch, [`Context::set_persistent`] or [`Context::reload_parameter`] and the next [`Context::gather`] of it.
-    /// Afterwards say [`Context::params_updated`].
+    /// Lends this rank's part of a parameter and of its gradient, as for an optimizer's step. Call
+    /// [`Context::params_updated`] afterwards. Fails with [`Status::BUSY`] while the library may use them: between a
+    /// reduction and [`Context::end_backward`], and between a prefetch, [`Context::set_persistent`] or
+    /// [`Context::reload_parameter`] and the parameter's next [`Context::gather`].
     pub fn update<T: Element, G: Element, R>(
         &mut self,
         id: i64,
@@ -235,7 +236,7 @@ impl Context {
         }
     }
 
-    /// Fails while the library may use the memory of parameters.
+    /// Fails while the library may use the parameters' memory.
     pub(crate) fn ensure_idle(&self, id: i64) -> Result<()> {
         if self.reducing.get() {
             let text = format!("id = {id}: gradients are being reduced; call end_backward first");
@@ -248,7 +249,7 @@ impl Context {
         Ok(())
     }
 
-    /// Registers a graph: a set of parameters under an id, used at one stage. Every rank does it in the same order.
+    /// Registers a graph: a set of parameters under an id, used at one stage. Every rank must do so in the same order.
     pub fn register_graph(&mut self, graph: i64, stage: Stage, ids: &[i64]) -> Result<()> {
         let register = match stage {
             Stage::Z0 => sys::dc_register_graph_z0,
@@ -259,7 +260,7 @@ impl Context {
         check(unsafe { register(self.as_ptr(), graph, ids.as_ptr(), ids.len() as i64) })
     }
 
-    /// Forgets one graph.
+    /// Unregisters a graph.
     pub fn unregister_graph(&mut self, graph: i64) -> Result<()> {
         check(unsafe { sys::dc_unregister_graph(self.as_ptr(), graph) })
     }
@@ -274,13 +275,14 @@ impl Context {
         check(unsafe { sys::dc_end_forward(self.as_ptr()) })
     }
 
-    /// Begins a backward pass; `update` if the optimizer steps after it.
+    /// Begins a backward pass; `update`: the optimizer steps after it.
     pub fn start_backward(&self, update: bool) -> Result<()> {
         check(unsafe { sys::dc_start_backward(self.as_ptr(), i32::from(update)) })
     }
 
-    /// After the last backward of a step: the lowest parameter of which some rank's gradient is not finite; None: all
-    /// are. Needs [`Config::check_finite`](crate::Config::check_finite); every rank asks.
+    /// After the last backward of a step: returns the lowest id of a parameter whose gradient is not finite on some
+    /// rank; None: all are finite. Needs [`Config::check_finite`](crate::Config::check_finite). Every rank must call
+    /// it.
     #[doc(alias = "dc_context_grads_finite")]
     pub fn first_not_finite(&self) -> Result<Option<i64>> {
         let (mut finite, mut id) = (0, 0);
@@ -288,8 +290,8 @@ impl Context {
         Ok((finite == 0).then_some(id))
     }
 
-    /// Announces that the weights of these parameters changed; fails if none is named. Every rank calls it at the same
-    /// point.
+    /// Announces that the weights of these parameters changed. Fails if `ids` is empty. Every rank must call it at the
+    /// same point.
     pub fn params_updated(&mut self, ids: &[i64]) -> Result<()> {
         if ids.is_empty() {
             let text = "ids is empty, must name a parameter; all_params_updated is for all of them";
@@ -298,17 +300,17 @@ impl Context {
         check(unsafe { sys::dc_context_params_updated(self.as_ptr(), ids.as_ptr(), ids.len() as i64) })
     }
 
-    /// Announces that the weights of all parameters changed. Every rank calls it at the same point.
+    /// Announces that the weights of all parameters changed. Every rank must call it at the same point.
     pub fn all_params_updated(&mut self) -> Result<()> {
         check(unsafe { sys::dc_context_params_updated(self.as_ptr(), ptr::null(), 0) })
     }
 
-    /// Says that the gradients of these parameters are to be kept: the next reduction adds to them.
+    /// Keeps the gradients of these parameters: the next reduction adds to them.
     pub fn accumulate_grads(&mut self, ids: &[i64]) -> Result<()> {
         check(unsafe { sys::dc_context_accumulate_grads(self.as_ptr(), ids.as_ptr(), ids.len() as i64) })
     }
 
-    /// Keeps a sharded parameter gathered from now on; every rank does it.
+    /// Keeps a sharded parameter gathered from now on. Every rank must call it.
     pub fn set_persistent(&mut self, id: i64) -> Result<()> {
         check(unsafe { sys::dc_set_persistent(self.as_ptr(), id) })?;
         self.gathering.get_mut().insert(id);
@@ -320,29 +322,29 @@ impl Context {
         check(unsafe { sys::dc_clear_persistent(self.as_ptr(), id) })
     }
 
-    /// Forgets a parameter's gathered weights, so that the next gather communicates.
+    /// Drops a parameter's gathered weights, so that the next gather communicates.
     pub fn invalidate_gathered(&mut self, id: i64) -> Result<()> {
         check(unsafe { sys::dc_invalidate_gathered_param(self.as_ptr(), id) })
     }
 
-    /// Forgets all gathered weights that are not persistent.
+    /// Drops all gathered weights that are not persistent.
     pub fn clear_all_gathered(&mut self) -> Result<()> {
         check(unsafe { sys::dc_clear_all_gathered_params(self.as_ptr()) })
     }
 
-    /// Drops all graphs.
+    /// Unregisters all graphs.
     pub fn reset(&mut self) -> Result<()> {
         check(unsafe { sys::dc_reset(self.as_ptr()) })
     }
 
-    /// Leaves a step in the middle: drops gradients not yet reduced, and gathered weights. Every rank must do it.
+    /// Aborts a step: drops gradients that are not reduced yet, and gathered weights. Every rank must call it.
     pub fn step_abort(&mut self) -> Result<()> {
         check(unsafe { sys::dc_context_step_abort(self.as_ptr()) })?;
         self.idle();
         Ok(())
     }
 
-    /// Ends the context; [`Context::update`] still lends the memory of its parameters, all else fails.
+    /// Ends the context. Afterwards only [`Context::update`] works, which still lends the parameters' memory.
     pub fn cleanup(&mut self) -> Result<()> {
         check(unsafe { sys::dc_cleanup(self.as_ptr()) })?;
         self.idle();

@@ -20,12 +20,12 @@ macro_rules! handle {
         #[derive(Debug)]
         pub struct $name(NonNull<sys::$raw>);
 
-        // Every function of the handle is of the class [any].
+        // All functions of the handle are of the thread class [any].
         unsafe impl Send for $name {}
         unsafe impl Sync for $name {}
 
         impl $name {
-            /// The handle, for calls that only [`crate::sys`] has.
+            /// The handle, for calls that only [`crate::sys`] offers.
             pub fn as_ptr(&self) -> *mut sys::$raw {
                 self.0.as_ptr()
             }
@@ -40,13 +40,13 @@ macro_rules! handle {
 }
 
 handle!(
-    /// A compute device. The CPU is always there.
+    /// A compute device. The CPU is always available.
     Device,
     dc_device,
     dc_device_destroy
 );
 handle!(
-    /// A queue of work that runs in order: on the CPU, a thread. Dropping it waits for what is queued.
+    /// A queue of work that runs in order: on the CPU, a thread. Dropping it waits for queued work.
     Stream,
     dc_stream,
     dc_stream_destroy
@@ -59,14 +59,14 @@ handle!(
 );
 
 impl Device {
-    /// Opens a device by name: "cpu". One of a card ("cuda:0") has streams and events here; what computes on it is in
-    /// [`crate::sys`], since safe Rust's slices are in the host's memory.
+    /// Opens a device by name: "cpu". A card's device ("cuda:0") offers streams and events here. Functions that compute
+    /// on it are in [`crate::sys`], since slices of safe Rust are in host memory.
     pub fn open(name: &str) -> Result<Device> {
         Device::open_with(name, ptr::null())
     }
 
-    /// Opens a device whose memory comes from an allocator, which is dropped with the last of what keeps the device:
-    /// its handle, its streams, contexts and buffers.
+    /// Opens a device whose memory comes from an allocator. The allocator is dropped with the last object that keeps
+    /// the device alive: its handle, its streams, contexts and buffers.
     pub fn with_allocator<A: GlobalAlloc + Send + Sync + 'static>(name: &str, allocator: A) -> Result<Device> {
         let user = Box::into_raw(Box::new(allocator));
         let table = sys::dc_allocator {
@@ -96,7 +96,7 @@ impl Device {
         Ok(Device(NonNull::new(device).expect("a device")))
     }
 
-    /// An error unless the device is the CPU, since this crate's slices are host memory.
+    /// Fails unless the device is the CPU, since this crate's slices are in host memory.
     pub(crate) fn require_cpu(&self) -> Result<()> {
         if self.name() != "cpu" {
             let text = format!("device = {:?}, must be \"cpu\": slices are in the host's memory", self.name());
@@ -105,7 +105,7 @@ impl Device {
         Ok(())
     }
 
-    /// The name that it was opened by.
+    /// The name with which it was opened.
     pub fn name(&self) -> &str {
         unsafe { crate::error::text(sys::dc_device_name(self.as_ptr())) }
     }
@@ -131,19 +131,19 @@ unsafe extern "C" fn destroy<A>(user: *mut c_void) {
 }
 
 impl Stream {
-    /// Makes a stream.
+    /// Makes a stream on this device.
     pub fn new(device: &Device) -> Result<Stream> {
         let mut stream = ptr::null_mut();
         check(unsafe { sys::dc_stream_create(device.as_ptr(), &mut stream) })?;
         Ok(Stream(NonNull::new(stream).expect("a stream")))
     }
 
-    /// Waits until all that is queued is done, at most `limit`.
+    /// Waits until all queued work is done, at most for `limit`.
     pub fn synchronize(&self, limit: Option<Duration>) -> Result<()> {
         check(unsafe { sys::dc_stream_synchronize(self.as_ptr(), nanoseconds(limit)) })
     }
 
-    /// Queues work. If it panics, the panic hook prints it, and the stream goes on.
+    /// Queues a function. If it panics, the panic hook prints the message, and the stream continues.
     pub fn call<F: FnOnce() + Send + 'static>(&self, work: F) -> Result<()> {
         let user = Box::into_raw(Box::new(work));
         let status = unsafe { sys::dc_stream_call(self.as_ptr(), Some(run::<F>), user.cast()) };
@@ -160,7 +160,7 @@ unsafe extern "C" fn run<F: FnOnce()>(user: *mut c_void) {
 }
 
 impl Event {
-    /// Makes an event, which counts as passed until it is recorded.
+    /// Makes an event, which counts as passed until it is first recorded.
     pub fn new(device: &Device) -> Result<Event> {
         let mut event = ptr::null_mut();
         check(unsafe { sys::dc_event_create(device.as_ptr(), &mut event) })?;
@@ -172,12 +172,12 @@ impl Event {
         check(unsafe { sys::dc_event_record(self.as_ptr(), stream.as_ptr()) })
     }
 
-    /// Lets all later work of a stream wait for the event.
+    /// Makes all later work of a stream wait for the event.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
         check(unsafe { sys::dc_event_wait(self.as_ptr(), stream.as_ptr(), 0) })
     }
 
-    /// Blocks this thread until the event has passed, at most `limit`.
+    /// Blocks this thread until the event has passed, at most for `limit`.
     pub fn wait(&self, limit: Option<Duration>) -> Result<()> {
         check(unsafe { sys::dc_event_wait(self.as_ptr(), ptr::null_mut(), nanoseconds(limit)) })
     }

@@ -34,7 +34,7 @@ impl Status {
         unsafe { text(sys::dc_status_name(self.0)) }
     }
 
-    /// The meaning, as one sentence.
+    /// The meaning, as a sentence.
     pub fn meaning(self) -> &'static str {
         unsafe { text(sys::dc_status_string(self.0)) }
     }
@@ -46,14 +46,14 @@ impl fmt::Debug for Status {
     }
 }
 
-/// A call that failed: its status, and the sentence that says which argument, its value and what is allowed.
+/// A failed call: its status, and a sentence that names the argument, its value and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     status: Status,
     text: String,
 }
 
-/// The result of calls.
+/// The result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
@@ -61,12 +61,12 @@ impl Error {
         Error { status, text: text.into() }
     }
 
-    /// Why, as a number to compare with.
+    /// The status.
     pub fn status(&self) -> Status {
         self.status
     }
 
-    /// The library's sentence.
+    /// The library's text.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -80,12 +80,12 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Text of the library as &str. The caller says for how long it lives.
+/// Text of the library as &str. The caller chooses its lifetime.
 pub(crate) unsafe fn text<'a>(pointer: *const c_char) -> &'a str {
     CStr::from_ptr(pointer).to_str().unwrap_or("(a text that is not UTF-8)")
 }
 
-/// The result of a call that returned on this thread just now.
+/// The result of a call that this thread has just made.
 pub(crate) fn check(status: i32) -> Result<()> {
     if status == sys::DC_OK {
         return Ok(());
@@ -94,12 +94,12 @@ pub(crate) fn check(status: i32) -> Result<()> {
     Err(Error::new(Status(status), sentence))
 }
 
-/// "1 rank", "2 ranks".
+/// Formats "1 rank", "2 ranks".
 pub(crate) fn counted(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// A name for the library; one with a NUL in it is refused here, since C would cut it off there.
+/// A name for the library. A NUL in it is refused here, since C would cut the name off there.
 pub(crate) fn c_name(what: &str, name: &str) -> Result<CString> {
     CString::new(name).map_err(|_| Error::new(Status::INVALID, format!("{what} = {name:?}, must not contain NUL")))
 }

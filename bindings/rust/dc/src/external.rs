@@ -1,4 +1,4 @@
-//! Communicators over collectives that the caller wrote.
+//! Communicators over the caller's own collectives.
 
 use crate::comm::{Comm, CommOptions};
 use crate::error::{check, Result};
@@ -9,8 +9,8 @@ use std::os::raw::c_void;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 
-/// The error of a collective that failed: a number of its own, which is in the error's text on this rank; 0 counts as
-/// [`Status::INTERNAL`](crate::Status::INTERNAL).
+/// The error of a failed collective: the caller's own number, which appears in the error's text on this rank; 0 counts
+/// as [`Status::INTERNAL`](crate::Status::INTERNAL).
 pub type External<T> = std::result::Result<T, i32>;
 
 /// A transport that libdc does not have. Each function blocks until it is done; it runs on one of libdc's threads or on
@@ -18,23 +18,23 @@ pub type External<T> = std::result::Result<T, i32>;
 /// C's table also has `split`, without which [`Comm::split`] is [`Status::UNSUPPORTED`](crate::Status::UNSUPPORTED),
 /// and `all_to_all`; for these see [`crate::sys`].
 pub trait Collectives: Send + Sync + Sized + 'static {
-    /// Whether [`Collectives::dup`] makes independent groups; without, gathers and reductions share one stream.
+    /// Whether [`Collectives::dup`] makes independent groups. Otherwise gathers and reductions share one stream.
     const CAN_DUP: bool = false;
 
-    /// `recv` = every rank's `send` in rank order.
+    /// Fills `recv` with every rank's `send` in rank order.
     fn all_gather(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> External<()>;
-    /// `recv` = the sum over ranks of this rank's block of `send`.
+    /// Fills `recv` with the sum over ranks of this rank's block of `send`.
     fn reduce_scatter(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> External<()>;
-    /// `data` of rank `root` to every rank.
+    /// Copies `data` of rank `root` to every rank.
     fn broadcast(&self, data: &mut [u8], root: i32) -> External<()>;
     /// Returns after every rank has called.
     fn barrier(&self) -> External<()>;
-    /// An independent group of the same ranks.
+    /// Makes an independent group of the same ranks.
     fn dup(&self) -> External<Self> {
         Err(sys::DC_E_UNSUPPORTED)
     }
-    /// Makes blocked calls return an error, and also one that has just begun and blocks later. Called at the deadline,
-    /// by `Comm::abort`, and when this rank alone cannot go on.
+    /// Makes blocked calls return an error, and also a call that has begun but blocks only later. It is called at the
+    /// deadline, by `Comm::abort`, and when only this rank cannot go on.
     fn abort(&self) {}
 }
 
@@ -44,7 +44,7 @@ struct User<C> {
 }
 
 impl Comm {
-    /// A communicator over collectives of the caller's. They are dropped when the library is done with them.
+    /// Makes a communicator over the caller's collectives, which are dropped when the library no longer needs them.
     pub fn external<C: Collectives>(collectives: C, rank: i32, size: i32, options: &CommOptions) -> Result<Comm> {
         crate::check_version()?;
         let user = Box::into_raw(Box::new(User { collectives, world_size: usize::try_from(size).unwrap_or(0) }));
@@ -64,14 +64,14 @@ impl Comm {
         let mut comm = ptr::null_mut();
         let status = unsafe { sys::dc_comm_create_external(&table, rank, size, &options.table(), &mut comm) };
         check(status).map_err(|error| {
-            drop(unsafe { Box::from_raw(user) }); // there is no communicator whose end could do it
+            drop(unsafe { Box::from_raw(user) }); // no communicator owns it
             error
         })?;
         Ok(unsafe { Comm::from_raw(comm) })
     }
 }
 
-/// The number of an error that has none of its own: a panic, whose text the panic hook has printed, or 0, which is
+/// The number of an error without one of its own: a panic, whose message the panic hook has printed, or 0, which means
 /// success in C.
 const FAILED: i32 = sys::DC_E_INTERNAL;
 
@@ -83,7 +83,7 @@ fn guarded(call: impl FnOnce() -> External<()>) -> i32 {
     }
 }
 
-/// Bytes of count elements, ranks times over.
+/// The number of bytes of `ranks` blocks of `count` elements.
 fn bytes(count: i64, dtype: i32, ranks: usize) -> External<(usize, DType)> {
     let dtype = DType::from_raw(dtype).ok_or(sys::DC_E_DTYPE)?;
     Ok((usize::try_from(count).map_err(|_| sys::DC_E_INVALID)? * dtype.size() * ranks, dtype))

@@ -1,4 +1,4 @@
-//! The layers of K-FAC, and their batches.
+//! The layers of K-FAC and their batches.
 
 use crate::error::{check, Error, Result, Status};
 use crate::kinds::Kfac;
@@ -7,7 +7,7 @@ use crate::sys;
 use crate::tensor::{Element, Tensor};
 use std::mem::size_of;
 
-/// A layer's constants.
+/// The description of a layer.
 #[derive(Clone, Debug)]
 pub struct KfacLayer {
     raw: sys::dc_sample_layer,
@@ -23,8 +23,8 @@ impl KfacLayer {
         KfacLayer { raw, approximation: KfacApproximation::Expand, too_long: None }
     }
 
-    /// A linear layer: inputs `[N, T, i]` for N samples, deltas `[N, T, o]`, weight `[o, i]`, bias `[o]`; T stands for
-    /// any number of positions, also none.
+    /// A linear layer: inputs `[N, T, i]` for N samples, deltas `[N, T, o]`, weight `[o, i]`, bias `[o]`. T stands for
+    /// any number of dimensions for positions, also none.
     pub fn linear() -> KfacLayer {
         KfacLayer::of_kind(sys::DC_SAMPLE_LINEAR)
     }
@@ -37,37 +37,37 @@ impl KfacLayer {
         layer
     }
 
-    /// Groups of a convolution's channels.
+    /// Sets the groups of a convolution's channels.
     pub fn groups(mut self, groups: i32) -> KfacLayer {
         self.raw.groups = groups;
         self
     }
 
-    /// Steps of a convolution, one for each dimension.
+    /// Sets the strides of a convolution, one for each dimension.
     pub fn stride(mut self, stride: &[i64]) -> KfacLayer {
         self.raw.stride = self.lengths("stride", stride);
         self
     }
 
-    /// Zeros in front of a convolution's input, in each dimension.
+    /// Sets the zero padding of a convolution's input, for each dimension.
     pub fn padding(mut self, padding: &[i64]) -> KfacLayer {
         self.raw.padding = self.lengths("padding", padding);
         self
     }
 
-    /// Steps between a kernel's elements, one for each dimension.
+    /// Sets the dilation of a convolution's kernel, for each dimension.
     pub fn dilation(mut self, dilation: &[i64]) -> KfacLayer {
         self.raw.dilation = self.lengths("dilation", dilation);
         self
     }
 
-    /// The treatment of a sample's positions.
+    /// Sets how the positions of a sample are treated.
     pub fn approximation(mut self, approximation: KfacApproximation) -> KfacLayer {
         self.approximation = approximation;
         self
     }
 
-    /// The three that C has; more are an error when the layer is added.
+    /// C has three dimensions; more are an error when the layer is added.
     fn lengths(&mut self, what: &str, given: &[i64]) -> [i64; 3] {
         let mut three = [0; 3];
         if given.len() > three.len() {
@@ -79,8 +79,8 @@ impl KfacLayer {
 }
 
 impl Kfac {
-    /// Says which parameters are a layer's: the indices of its weight and of its bias, of one group. Before the first
-    /// step; with a communicator, on all ranks alike. Returns the layer's own index.
+    /// Declares a layer by the indices of its weight and its bias, which must be in one group. It must be called before
+    /// the first step; with a communicator, in the same way on all ranks. Returns the layer's own index.
     pub fn add_layer(&mut self, layer: &KfacLayer, weight: i64, bias: Option<i64>) -> Result<i64> {
         if let Some(text) = &layer.too_long {
             return Err(Error::new(Status::INVALID, text));
@@ -93,10 +93,10 @@ impl Kfac {
         Ok(index)
     }
 
-    /// Adds a batch to what a layer's factors are updated with in the next step: the layer's inputs, and the gradients
-    /// of its outputs, of float32, float16 or bfloat16. `loss_scale` is what these are multiplied by so that they
-    /// become those of each sample's own loss: the number of samples, if the loss was their mean. It does not
-    /// communicate, so ranks may call it as often as each needs to.
+    /// Accumulates a batch for the update of a layer's factors in the next step: the layer's inputs, and the gradients
+    /// of its outputs, in float32, float16 or bfloat16. The gradients are multiplied by `loss_scale` to become those of
+    /// each sample's own loss: it is the number of samples if the loss was their mean. The call does not communicate,
+    /// so each rank may call it as often as it needs.
     pub fn accumulate<X: Element, D: Element>(
         &mut self,
         layer: i64,

@@ -1,4 +1,4 @@
-//! The kinds of optimizers: their options, and the functions that make one and set a group's.
+//! The kinds of optimizers: their options, and the functions that make an optimizer and set a group's options.
 
 use crate::optim::Optimizer;
 use crate::options::{on_unless_false, options, unchanged, zero_as_minus_one};
@@ -9,7 +9,7 @@ use crate::tensor::DType;
 pub(crate) mod sealed {
     use crate::sys;
 
-    /// The names of a kind's C functions. The handles must be good, as for these.
+    /// A kind's C functions. The handles must be valid, as for the C functions.
     pub trait Functions {
         unsafe fn create(
             &self,
@@ -21,12 +21,12 @@ pub(crate) mod sealed {
     }
 }
 
-/// Options of a kind of optimizer. They begin as the library's defaults; what each means, and the equations that it
-/// stands in, are said in `dc_api.h`. A zero that means something there is a zero here (`beta1(0.0)`: no mean of
-/// gradients); where it would mean nothing, it is the default.
+/// Options of a kind of optimizer, which begin as the library's defaults. `dc_api.h` says what each means, and gives
+/// the equations. Where zero has a meaning there, it has the same here (`beta1(0.0)`: no mean of gradients); elsewhere
+/// zero is the default.
 pub trait Kind: sealed::Functions + Default {}
 
-/// Options of a kind whose ranks share the work out, see [`Optimizer::with_comm`].
+/// Options of a kind whose ranks can share the work, see [`Optimizer::with_comm`].
 pub trait Distributed: Kind {}
 
 macro_rules! kind {
@@ -57,19 +57,19 @@ macro_rules! kind {
 options! {
     /// The options of [`AdamW`]; see `dc_adamw_options`.
     AdamWOptions = dc_adamw_options by dc_adamw_options_init {
-        /// Of the mean of gradients; 0: none.
+        /// Decay of the mean of gradients; 0: no mean.
         beta1: f64 as zero_as_minus_one,
-        /// Of the mean of squares; 0: none.
+        /// Decay of the mean of squares; 0: no mean.
         beta2: f64 as zero_as_minus_one,
-        /// Added to the divisor; 0: nothing.
+        /// Added to the divisor; 0: nothing is added.
         eps: f64 as zero_as_minus_one,
-        /// The part of a weight that decays in a step of learning rate 1.
+        /// Weight decay: the part of a weight that decays in a step of learning rate 1.
         weight_decay: f64 as unchanged,
-        /// The largest mean of squares so far is used.
+        /// Uses the largest mean of squares so far.
         amsgrad: bool as i32::from,
-        /// Steps go up the gradient.
+        /// Maximizes: steps follow the gradient upwards.
         maximize: bool as i32::from,
-        /// A step checks all gradients first, and changes nothing if one is not finite.
+        /// Checks all gradients before a step, which changes nothing if one is not finite.
         check_finite: bool as i32::from,
     }
 }
@@ -93,17 +93,17 @@ kind! {
 options! {
     /// The options of [`Sgd`]; see `dc_sgd_options`.
     SgdOptions = dc_sgd_options by dc_sgd_options_init {
-        /// How much of the last step's direction goes on.
+        /// The momentum factor.
         momentum: f64 as unchanged,
-        /// How much of the gradient does not get into the momentum.
+        /// Dampening of the gradient in the momentum.
         dampening: f64 as unchanged,
-        /// Times the weight, added to the gradient.
+        /// Weight decay: this multiple of the weight is added to the gradient.
         weight_decay: f64 as unchanged,
-        /// Looks ahead by the momentum.
+        /// Nesterov's momentum.
         nesterov: bool as i32::from,
-        /// Steps go up the gradient.
+        /// Maximizes: steps follow the gradient upwards.
         maximize: bool as i32::from,
-        /// A step checks all gradients first, and changes nothing if one is not finite.
+        /// Checks all gradients before a step, which changes nothing if one is not finite.
         check_finite: bool as i32::from,
     }
 }
@@ -116,23 +116,23 @@ kind! {
 options! {
     /// The options of [`Muon`]; see `dc_muon_options`.
     MuonOptions = dc_muon_options by dc_muon_options_init {
-        /// How much of the sum of gradients goes on; 0: none.
+        /// The momentum factor; 0: no momentum.
         momentum: f64 as zero_as_minus_one,
-        /// The least norm that a direction is divided by.
+        /// The smallest norm by which a direction is divided.
         eps: f64 as unchanged,
-        /// The part of a weight that decays in a step of learning rate 1.
+        /// Weight decay: the part of a weight that decays in a step of learning rate 1.
         weight_decay: f64 as unchanged,
-        /// Matrices of a parameter, one below the other.
+        /// Number of matrices that a parameter has, stacked along its first dimension.
         num_splits: i64 as unchanged,
         /// The polynomial that makes directions orthogonal.
         polynomial: Polynomial as i32::from,
-        /// Of the polynomial.
+        /// Number of steps of the polynomial.
         steps: i32 as unchanged,
-        /// Of the polynomial's products: bfloat16, the default, or float32.
+        /// Type of the polynomial's products: bfloat16, the default, or float32.
         precision: DType as i32::from,
-        /// The scale of steps.
+        /// How the length of a step depends on the matrix's shape.
         adjust: MuonAdjust as i32::from,
-        /// Looks ahead by the momentum; on by default.
+        /// Nesterov's momentum; on by default.
         nesterov: bool as on_unless_false,
     }
 }
@@ -158,47 +158,48 @@ impl Distributed for MuonOptions {}
 options! {
     /// The options of [`Shampoo`]; see `dc_shampoo_options`.
     ShampooOptions = dc_shampoo_options by dc_shampoo_options_init {
-        /// Of the mean of gradients; 0: none.
+        /// Decay of the mean of gradients; 0: no mean.
         beta1: f64 as zero_as_minus_one,
-        /// Of the factors; 1, the default: their sum.
+        /// Decay of the factors; 1, the default: their sum.
         beta2: f64 as unchanged,
-        /// Added to a factor's eigenvalues, at least; 0: nothing.
+        /// Added to a factor's eigenvalues, as a minimum; 0: nothing.
         eps_abs: f64 as zero_as_minus_one,
-        /// The same as a part of the largest; 0: nothing.
+        /// The same, relative to the largest eigenvalue; 0: nothing.
         eps_rel: f64 as zero_as_minus_one,
-        /// Above 0, roots are made from the last ones' basis where they are that good.
+        /// Above 0, roots are computed from the last ones' basis where that is accurate enough.
         tolerance: f64 as unchanged,
-        /// Of the graft's mean of squares.
+        /// Decay of the graft's mean of squares.
         graft_beta2: f64 as unchanged,
         /// Added to the graft's divisor.
         graft_eps: f64 as unchanged,
-        /// The part of a weight that decays in a step of learning rate 1, or into the gradient, see `decay`.
+        /// Weight decay: the part of a weight that decays in a step of learning rate 1, or is added to the gradient;
+        /// see `decay`.
         weight_decay: f64 as unchanged,
-        /// How much of the last step's direction goes on.
+        /// The momentum factor.
         momentum: f64 as unchanged,
         /// The longest side of a block.
         max_block: i64 as unchanged,
-        /// Neighbouring dimensions are merged up to this product; 0: none are.
+        /// Neighbouring dimensions are merged up to this product; 0: none are merged.
         merge_below: i64 as zero_as_minus_one,
-        /// Steps from one refresh of the roots to the next.
+        /// Number of steps between refreshes of the roots.
         precondition_frequency: i64 as unchanged,
         /// The first step that uses the roots.
         start_preconditioning_step: i64 as unchanged,
-        /// Instead of twice the number of a block's dimensions.
+        /// The root, instead of twice the number of a block's dimensions.
         root: i32 as unchanged,
-        /// Where steps have their length from.
+        /// Which method gives steps their length.
         graft: Graft as i32::from,
         /// Where weight decay is applied.
         decay: WeightDecay as i32::from,
-        /// Looks ahead by the momentum.
+        /// Nesterov's momentum.
         nesterov: bool as i32::from,
-        /// Refreshes of one root that may fail in a row; 0: none.
+        /// How many refreshes of one root may fail in a row; 0: none.
         tolerated_failures: i32 as zero_as_minus_one,
     }
 }
 
 kind! {
-    /// Shampoo: gradients between roots of their second moments, block by block.
+    /// Shampoo: multiplies gradients by roots of their second moments, block by block.
     Shampoo, ShampooOptions: |linalg, comm| dc_shampoo_create(linalg, comm), dc_shampoo_set_group
 }
 impl Distributed for ShampooOptions {}
@@ -206,25 +207,25 @@ impl Distributed for ShampooOptions {}
 options! {
     /// The options of [`Soap`]; see `dc_soap_options`.
     SoapOptions = dc_soap_options by dc_soap_options_init {
-        /// Of the mean of gradients; 0: none.
+        /// Decay of the mean of gradients; 0: no mean.
         beta1: f64 as zero_as_minus_one,
-        /// Of the mean of squares; 0: none.
+        /// Decay of the mean of squares; 0: no mean.
         beta2: f64 as zero_as_minus_one,
-        /// Of the factors, beta2 by default; 0: only the newest gradient counts.
+        /// Decay of the factors, by default beta2; 0: only the newest gradient counts.
         shampoo_beta: f64 as zero_as_minus_one,
-        /// Added to the divisor; 0: nothing.
+        /// Added to the divisor; 0: nothing is added.
         eps: f64 as zero_as_minus_one,
-        /// The part of a weight that decays in a step of learning rate 1.
+        /// Weight decay: the part of a weight that decays in a step of learning rate 1.
         weight_decay: f64 as unchanged,
         /// The longest side of a block; 0, the default: a parameter is one block.
         max_block: i64 as unchanged,
-        /// Neighbouring dimensions are merged up to this product; 0, the default: none are.
+        /// Neighbouring dimensions are merged up to this product; 0, the default: none are merged.
         merge_below: i64 as unchanged,
-        /// The longest side with a factor; 0: none has one.
+        /// The longest side that has a factor; 0: no side has one.
         max_precond_dim: i64 as zero_as_minus_one,
-        /// Steps from one refresh of the bases to the next.
+        /// Number of steps between refreshes of the bases.
         precondition_frequency: i64 as unchanged,
-        /// Refreshes of one basis that may fail in a row; 0: none.
+        /// How many refreshes of one basis may fail in a row; 0: none.
         tolerated_failures: i32 as zero_as_minus_one,
     }
 }
@@ -238,32 +239,32 @@ impl Distributed for SoapOptions {}
 options! {
     /// The options of [`Kfac`]; see `dc_kfac_options`.
     KfacOptions = dc_kfac_options by dc_kfac_options_init {
-        /// Of the factors; 0: only the newest count.
+        /// Decay of the factors; 0: only the newest batch counts.
         decay: f64 as zero_as_minus_one,
-        /// Added to the curvature.
+        /// Damping, which is added to the curvature.
         damping: f64 as unchanged,
-        /// Limit of the model's change in a step, as a KL divergence; 0: no limit.
+        /// Bound on the model's change in a step, as a KL divergence; 0: no bound.
         kl_clip: f64 as zero_as_minus_one,
-        /// How much of the last step's direction goes on; 0: none.
+        /// The momentum factor; 0: no momentum.
         momentum: f64 as zero_as_minus_one,
-        /// Times the weight, added to the direction.
+        /// Weight decay: this multiple of the weight is added to the direction.
         weight_decay: f64 as unchanged,
-        /// Steps from one update of the factors to the next.
+        /// Number of steps between updates of the factors.
         factor_frequency: i64 as unchanged,
-        /// Steps from one decomposition to the next.
+        /// Number of steps between decompositions.
         refresh_frequency: i64 as unchanged,
         /// How the curvature is inverted.
         inverse: KfacInverse as i32::from,
-        /// Looks ahead by the momentum.
+        /// Nesterov's momentum.
         nesterov: bool as i32::from,
-        /// Decompositions of one factor that may fail in a row; 0: none.
+        /// How many decompositions of one factor may fail in a row; 0: none.
         tolerated_failures: i32 as zero_as_minus_one,
     }
 }
 
 kind! {
-    /// K-FAC: the gradients of layers, divided by the curvature that [`Kfac::accumulate`] has seen. Parameters without
-    /// a layer take plain SGD's steps.
+    /// K-FAC: divides the gradients of layers by the curvature of the batches that [`Kfac::accumulate`] got. Parameters
+    /// without a layer take plain SGD's steps.
     Kfac, KfacOptions: |linalg, comm| dc_kfac_create(linalg, comm), dc_kfac_set_group
 }
 impl Distributed for KfacOptions {}

@@ -10,35 +10,36 @@ use std::ptr;
 options! {
     /// How symmetric matrices are read, computed and regularised; see `dc_spectral_options`.
     SpectralOptions = dc_spectral_options by dc_spectral_options_init {
-        /// Each eigenvalue is raised by this at least.
+        /// Added to each eigenvalue, as a minimum.
         eps_abs: f64 as unchanged,
-        /// And by this part of the largest.
+        /// The same, relative to the largest eigenvalue.
         eps_rel: f64 as unchanged,
-        /// Eigenvalues up to this part of the largest become 0, also under a negative power; -1: the type's rounding.
+        /// Eigenvalues up to this part of the largest become 0, also under a negative power; -1: the type's rounding
+        /// error.
         rank_rtol: f64 as unchanged,
-        /// How the matrix is read.
+        /// How the symmetric matrix is read.
         symmetry: Symmetry as i32::from,
-        /// The treatment of negative eigenvalues.
+        /// How negative eigenvalues are treated.
         negative: Negative as i32::from,
         /// The type of the decomposition: float32 or float64.
         precision: DType as i32::from,
-        /// Of [`Linalg::eigh`]: the largest eigenvalue first.
+        /// For [`Linalg::eigh`]: eigenvalues are in descending order.
         descending: bool as i32::from,
     }
 }
 
-/// A length, counted from the last dimension on; 0 where there are not as many, which the library refuses.
+/// The length of a dimension, counted from the last one; 0 if there is no such dimension, which the library refuses.
 fn length<T: Element>(tensor: &Tensor<'_, T>, from_end: usize) -> i64 {
     tensor.shape().iter().rev().nth(from_end).copied().unwrap_or(0)
 }
 
-/// The shape of a result: that of the batch, if there is one, before these.
+/// The shape of a result: the batch's length, if there is one, and then `lengths`.
 fn batch_of<T: Element>(tensor: &Tensor<'_, T>, rest: &[i64]) -> Vec<i64> {
     let batch = tensor.shape().len().saturating_sub(2);
     [&tensor.shape()[..batch], rest].concat()
 }
 
-/// The elements of a result.
+/// The number of elements of a result.
 fn zeros<T: Element>(shape: &[i64]) -> Result<Vec<T>> {
     let numel = shape.iter().try_fold(1usize, |product, n| product.checked_mul(usize::try_from(*n).ok()?));
     let mut out = Vec::new();
@@ -52,7 +53,7 @@ fn zeros<T: Element>(shape: &[i64]) -> Result<Vec<T>> {
     Ok(out)
 }
 
-/// A result, which `call` fills in.
+/// Allocates a result, which `call` fills.
 fn alloc_output<T: Element>(shape: &[i64], call: impl FnOnce(&mut sys::dc_tensor) -> i32) -> Result<Vec<T>> {
     let mut out: Vec<T> = zeros(shape)?;
     check(call(&mut view(out.as_mut_ptr().cast(), shape, T::DTYPE)))?;
@@ -70,8 +71,8 @@ fn alloc_output<T: Element>(shape: &[i64], call: impl FnOnce(&mut sys::dc_tensor
 /// # Ok::<(), dc::Error>(())
 /// ```
 impl Linalg {
-    /// Eigenvalues `[n]`, ascending unless the options say otherwise, and eigenvectors `[n, n]` of symmetric matrices,
-    /// each in the column of its value's place.
+    /// Eigenvalues `[n]` of symmetric matrices, in ascending order unless the options say otherwise, and eigenvectors
+    /// `[n, n]`, one per column in the same order.
     pub fn eigh<T: Element>(&self, a: &Tensor<'_, T>, options: &SpectralOptions) -> Result<(Vec<T>, Vec<T>)> {
         let lengths = batch_of(a, &[length(a, 0)]);
         let mut values: Vec<T> = zeros(&lengths)?;
@@ -97,7 +98,8 @@ impl Linalg {
         })
     }
 
-    /// The nearest matrices with orthonormal rows or columns. `steps`: of the polynomial; 0: its own number.
+    /// The nearest matrices with orthonormal rows or columns. `steps`: number of steps of the polynomial; 0: its
+    /// default.
     pub fn orthogonalize<T: Element>(&self, a: &Tensor<'_, T>, polynomial: Polynomial, steps: i32) -> Result<Vec<T>> {
         alloc_output(a.shape(), |out| unsafe {
             sys::dc_orthogonalize(self.as_ptr(), &a.view(), polynomial.into(), steps, out)
@@ -110,16 +112,16 @@ impl Linalg {
         alloc_output(&[side(1), side(0)], |out| unsafe { sys::dc_kron(self.as_ptr(), &a.view(), &b.view(), out) })
     }
 
-    /// A X B^T, that is kron(A, B) applied to X taken row by row, without writing that out. The result is `[m, p]` of
-    /// `[m, n]`, `[p, q]` and `[n, q]`, the last of which may be a batch.
+    /// A X B^T, which is kron(A, B) applied to X in row-major order, without forming that product. The result is `[m,
+    /// p]` for `[m, n]`, `[p, q]` and `[n, q]`, of which the last may be a batch.
     pub fn kron_apply<T: Element>(&self, a: &Tensor<'_, T>, b: &Tensor<'_, T>, x: &Tensor<'_, T>) -> Result<Vec<T>> {
         alloc_output(&batch_of(x, &[length(a, 1), length(b, 1)]), |out| unsafe {
             sys::dc_kron_apply(self.as_ptr(), &a.view(), &b.view(), &x.view(), out)
         })
     }
 
-    /// Products `[b, m, n]` of `[b, m, k]` and `[b, k, n]`; one without the batch serves all. float16 and bfloat16 too,
-    /// whose sums are float32.
+    /// Products `[b, m, n]` of `[b, m, k]` and `[b, k, n]`; an operand without a batch is used for all. Also for
+    /// float16 and bfloat16, with sums in float32.
     pub fn batch_matmul<T: Element>(&self, a: &Tensor<'_, T>, b: &Tensor<'_, T>) -> Result<Vec<T>> {
         let longer = if a.shape().len() < b.shape().len() { b } else { a };
         alloc_output(&batch_of(longer, &[length(a, 1), length(b, 0)]), |out| unsafe {

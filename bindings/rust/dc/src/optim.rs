@@ -48,7 +48,7 @@ pub struct Optimizer<K: Kind> {
     kind: PhantomData<K>,
 }
 
-// Its functions are of the class [handle]: one thread at a time.
+// Its functions are of the thread class [handle]: one thread at a time.
 unsafe impl<K: Kind> Send for Optimizer<K> {}
 
 impl<K: Kind> Optimizer<K> {
@@ -59,17 +59,17 @@ impl<K: Kind> Optimizer<K> {
         Ok(Optimizer { raw, abort: comm.map(Comm::abort_handle), kind: PhantomData })
     }
 
-    /// Makes one whose work is all done here. The options are group 0's.
+    /// Makes an optimizer that does all its work on this rank. The options are those of group 0.
     pub fn new(linalg: &Linalg, options: &K) -> Result<Optimizer<K>> {
         Optimizer::create(linalg, None, options)
     }
 
-    /// The handle, for calls that only [`crate::sys`] has.
+    /// The handle, for calls that only [`crate::sys`] offers.
     pub fn as_ptr(&self) -> *mut sys::dc_optimizer {
         self.raw.as_ptr()
     }
 
-    /// Sets all options of a group; the number of groups adds one.
+    /// Sets all options of a group; the number of groups as index adds a group.
     pub fn set_group(&mut self, group: i32, options: &K) -> Result<()> {
         check(unsafe { options.set_group(self.as_ptr(), group) })
     }
@@ -85,7 +85,7 @@ impl<K: Kind> Optimizer<K> {
         Ok(index)
     }
 
-    /// Sets a group's learning rate, which begins as 1e-3.
+    /// Sets a group's learning rate, which is 1e-3 at first.
     pub fn set_lr(&mut self, group: i32, lr: f64) -> Result<()> {
         check(unsafe { sys::dc_optimizer_set_lr(self.as_ptr(), group, lr) })
     }
@@ -118,7 +118,7 @@ impl<K: Kind> Optimizer<K> {
     }
 
     /// Makes a step with a part of each parameter, in the order in which they were added. Gradients are multiplied by
-    /// `grad_scale`. On an error nothing has changed, on any rank, unless the ranks could not talk.
+    /// `grad_scale`. On an error nothing has changed on any rank, unless communication failed.
     pub fn step(&mut self, parts: &mut [Part<'_>], grad_scale: f64) -> Result<()> {
         let mut weights: Vec<_> = parts.iter().map(Part::weights).collect();
         let grads: Vec<_> = parts.iter().map(Part::grad).collect();
@@ -128,14 +128,14 @@ impl<K: Kind> Optimizer<K> {
         })
     }
 
-    /// The most steps that any parameter has made.
+    /// The largest number of steps that any parameter has made.
     pub fn steps(&self) -> Result<i64> {
         let mut steps = 0;
         check(unsafe { sys::dc_optimizer_get_steps(self.as_ptr(), &mut steps) })?;
         Ok(steps)
     }
 
-    /// The names of the pieces of a parameter's state on this rank.
+    /// The names of the tensors of a parameter's state on this rank.
     pub fn state_names(&mut self, index: i64) -> Result<Vec<String>> {
         let mut names = Vec::new();
         loop {
@@ -148,7 +148,7 @@ impl<K: Kind> Optimizer<K> {
         }
     }
 
-    /// A piece of a parameter's state.
+    /// A tensor of a parameter's state.
     pub fn state<T: Element>(&mut self, index: i64, name: &str) -> Result<Tensor<'_, T>> {
         let (c_name, mut piece) = (c_name("name", name)?, output());
         check(unsafe { sys::dc_optimizer_get_state(self.as_ptr(), index, c_name.as_ptr(), &mut piece) })?;
@@ -181,7 +181,7 @@ impl<K: Kind> Optimizer<K> {
         check(unsafe { sys::dc_optimizer_load(self.as_ptr(), state.as_ptr().cast(), state.len() as i64) })
     }
 
-    /// Counts of its memory and work on this rank.
+    /// Statistics of its memory and work on this rank.
     pub fn stats(&mut self) -> Result<OptimizerStats> {
         let size = size_of::<sys::dc_optimizer_stats>();
         let mut stats = sys::dc_optimizer_stats { struct_size: size, ..Default::default() };
@@ -191,9 +191,9 @@ impl<K: Kind> Optimizer<K> {
 }
 
 impl<K: Distributed> Optimizer<K> {
-    /// Makes one whose ranks have parts of the parameters, or all of them, and share the work out. It communicates by a
-    /// copy of the communicator; every rank makes the same calls, but for offsets, counts and data. One that a panic
-    /// drops aborts the communicator, so that no other rank waits for its step.
+    /// Makes an optimizer whose ranks hold all parameters or parts of them, and share the work. It communicates over a
+    /// copy of the communicator. Every rank makes the same calls, except for offsets, counts and data. If a panic drops
+    /// the optimizer, the communicator is aborted, so that no other rank waits for its step.
     pub fn with_comm(linalg: &Linalg, comm: &Comm, options: &K) -> Result<Optimizer<K>> {
         Optimizer::create(linalg, Some(comm), options)
     }

@@ -1,9 +1,9 @@
-//! How options of the library become structs of Rust, and the choices among them.
+//! Turns the library's option structs into Rust structs, and its enums into Rust enums.
 
 use crate::sys;
 
-/// A struct of options over one of C's, which begins as the library's `init` function leaves it. It has a method for
-/// each field: its type in Rust, and the conversion to C's number.
+/// Defines an options struct around one of C's, which begins as the library's `init` function fills it. Each field has
+/// a setter, with its type in Rust and the conversion to C's number.
 macro_rules! options {
     ($(#[$doc:meta])* $name:ident = $raw:ident by $init:ident {
         $($(#[$about:meta])* $field:ident: $type:ty as $number:expr,)*
@@ -31,13 +31,13 @@ macro_rules! options {
 }
 pub(crate) use options;
 
-/// A number for which C's zero is what is meant, or the default where zero means nothing.
+/// A number whose zero means the same in C: zero itself, or the default where zero would mean nothing.
 pub(crate) fn unchanged<T>(value: T) -> T {
     value
 }
 
-/// A number whose zero means something else than C's, which has -1 for it. A -1 of Rust's is no zero: it becomes a
-/// number that C refuses, as it does all others below 0.
+/// A number whose zero C expresses as -1. A -1 in Rust is not zero: it becomes -2, which C refuses, as it does all
+/// other negative numbers.
 pub(crate) fn zero_as_minus_one<T: Default + PartialEq + From<i8>>(value: T) -> T {
     if value == T::default() {
         T::from(-1)
@@ -57,7 +57,7 @@ pub(crate) fn on_unless_false(on: bool) -> i32 {
     }
 }
 
-/// An enum of the library's.
+/// Defines an enum after one of the library's.
 macro_rules! choices {
     ($(#[$doc:meta])* $name:ident { $($(#[$about:meta])* $variant:ident = $value:ident,)* }) => {
         $(#[$doc])*
@@ -77,7 +77,7 @@ macro_rules! choices {
 }
 
 choices! {
-    /// How a step of Shampoo gets its length.
+    /// Which method gives a step of Shampoo its length.
     Graft {
         /// From Adam's step; the default.
         Adam = DC_GRAFT_ADAM,
@@ -87,7 +87,7 @@ choices! {
         Sgd = DC_GRAFT_SGD,
         /// From Adagrad's step.
         Adagrad = DC_GRAFT_ADAGRAD,
-        /// Adam's without its correction of the first steps.
+        /// From Adam's step without bias correction.
         RmsProp = DC_GRAFT_RMSPROP,
     }
 }
@@ -95,9 +95,9 @@ choices! {
 choices! {
     /// Where Shampoo applies weight decay.
     WeightDecay {
-        /// Beside the step; the default.
+        /// Beside the step, which is decoupled decay; the default.
         Decoupled = DC_DECAY_DECOUPLED,
-        /// In the gradient, before everything else.
+        /// Added to the gradient, before everything else.
         L2 = DC_DECAY_L2,
     }
 }
@@ -107,7 +107,7 @@ choices! {
     Polynomial {
         /// Polar Express; the default.
         Express = DC_ORTHOGONAL_EXPRESS,
-        /// The one that Muon came with.
+        /// The one published with Muon.
         Muon = DC_ORTHOGONAL_MUON,
     }
 }
@@ -119,7 +119,7 @@ choices! {
         Original = DC_MUON_ORIGINAL,
         /// 0.2 sqrt(max(r, c)): steps as long as AdamW's.
         MatchRms = DC_MUON_MATCH_RMS,
-        /// 1.
+        /// 1: no scaling.
         Plain = DC_MUON_PLAIN,
     }
 }
@@ -129,7 +129,7 @@ choices! {
     KfacInverse {
         /// Exactly, from eigendecompositions; the default.
         Eigen = DC_KFAC_EIGEN,
-        /// Each factor for itself, damped.
+        /// Each factor separately, with its own damping.
         Factored = DC_KFAC_FACTORED,
     }
 }
@@ -137,9 +137,9 @@ choices! {
 choices! {
     /// How K-FAC treats a layer that is used at many positions of a sample.
     KfacApproximation {
-        /// Each position's outer products count; the default.
+        /// Sums each position's outer products; the default.
         Expand = DC_KFAC_EXPAND,
-        /// Inputs are averaged and gradients summed over a sample's positions first.
+        /// First averages inputs and sums gradients over a sample's positions.
         Reduce = DC_KFAC_REDUCE,
     }
 }
@@ -147,25 +147,25 @@ choices! {
 choices! {
     /// How a symmetric matrix is read.
     Symmetry {
-        /// Both triangles must agree but for rounding; then their mean. The default.
+        /// Takes the mean of both triangles, which must agree within rounding; the default.
         Check = DC_SYMMETRY_CHECK,
         /// (A + A^T) / 2, whatever A is.
         Mean = DC_SYMMETRY_MEAN,
-        /// The lower triangle.
+        /// Only the lower triangle is read.
         Lower = DC_SYMMETRY_LOWER,
-        /// The upper triangle.
+        /// Only the upper triangle is read.
         Upper = DC_SYMMETRY_UPPER,
     }
 }
 
 choices! {
-    /// The treatment of negative eigenvalues in a power; those that are rounding count as zero.
+    /// How negative eigenvalues are treated in a power; those within rounding count as zero.
     Negative {
-        /// The matrix is refused; the default.
+        /// Refuses the matrix; the default.
         Refuse = DC_NEGATIVE_REFUSE,
-        /// Zero, before epsilon is added.
+        /// Sets them to zero, before epsilon is added.
         Clamp = DC_NEGATIVE_CLAMP,
-        /// At least `eps_abs`, after it was added.
+        /// Raises them to at least `eps_abs`, after epsilon is added.
         Floor = DC_NEGATIVE_FLOOR,
     }
 }

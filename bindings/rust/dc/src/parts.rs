@@ -1,4 +1,4 @@
-//! Parameters as optimizers know them, the caller's own and those of a context.
+//! Parameters as optimizers see them: the caller's own, and those of a context.
 
 use crate::context::{unknown, Context, Registered};
 use crate::error::{Error, Result, Status};
@@ -19,34 +19,34 @@ pub struct Param {
 }
 
 impl Param {
-    /// A float32 parameter of group 0, all of which is on this rank.
+    /// A float32 parameter of group 0, which is entirely on this rank.
     pub fn new(shape: &[i64]) -> Param {
-        // Of a shape with more elements than can be counted the library says so.
+        // If the number of elements overflows, the library refuses the shape.
         let numel = shape.iter().try_fold(1i64, |product, n| product.checked_mul(*n)).unwrap_or(0);
         Param { shape: shape.to_vec(), part: 0..numel, group: 0, dtype: DType::Float32 }
     }
 
-    /// The elements that this rank has, flattened. The ranks' parts, in their order, make up the whole, or are all of
-    /// it on every rank.
+    /// Sets the elements that this rank has, as a range of the flattened parameter. The ranks' parts, in rank order,
+    /// make up the whole, or each rank has the whole.
     pub fn part(mut self, part: Range<i64>) -> Param {
         self.part = part;
         self
     }
 
-    /// The group whose options and learning rate it takes.
+    /// Sets the group whose options and learning rate apply.
     pub fn group(mut self, group: i32) -> Param {
         self.group = group;
         self
     }
 
-    /// The type of its weights: float32, or float16 or bfloat16, of which the state has a float32 copy.
+    /// Sets the type of the weights: float32, float16 or bfloat16. For 16-bit types the state has a float32 copy.
     pub fn dtype(mut self, dtype: DType) -> Param {
         self.dtype = dtype;
         self
     }
 }
 
-/// This rank's part of a parameter in a step: weights, which are borrowed to be changed, and their gradient.
+/// This rank's part of a parameter in a step: its weights, borrowed mutably, and its gradient.
 #[derive(Debug)]
 pub struct Part<'step> {
     weights: *mut c_void,
@@ -56,7 +56,7 @@ pub struct Part<'step> {
     borrowed: PhantomData<&'step mut ()>,
 }
 
-// It stands for a &mut [W] and a &[G] of elements, which are Send and Sync.
+// It stands for a &mut [W] and a &[G], whose elements are Send and Sync.
 unsafe impl Send for Part<'_> {}
 
 impl<'step> Part<'step> {
@@ -71,7 +71,8 @@ impl<'step> Part<'step> {
         }
     }
 
-    /// Weights without a gradient: the step leaves them, and their state, alone. So it must be on every rank.
+    /// Weights without a gradient: the step leaves them and their state unchanged. The gradient must be missing on
+    /// every rank.
     pub fn without_grad<W: Element>(weights: &'step mut [W]) -> Part<'step> {
         Part { grad: None, ..Part::new::<W, f32>(weights, &[]) }
     }
@@ -86,16 +87,18 @@ impl<'step> Part<'step> {
 }
 
 impl Registered {
-    /// The memory of weights and gradient, as a step is given it. For 'step nothing else may use it.
+    /// The memory of weights and gradient for a step. During 'step nothing else may use it.
     unsafe fn part<'step>(&mut self) -> Part<'step> {
-        // Within the memory, whatever was registered: the library refuses a part that is not the optimizer's.
+        // The range stays within the memory, whatever was registered: the library refuses a part that is not the
+        // optimizer's.
         let held = self.weights.length() as i64;
         let first = if self.sharded { 0 } else { self.part.start.clamp(0, held) };
         let count = (self.part.end - self.part.start).clamp(0, held - first);
         let dtype = self.weights.dtype();
         let weights = self.weights.as_mut_ptr().cast::<u8>().add(first as usize * dtype.size());
         let given = self.grad.length() as i64;
-        // A shard of padding alone has a gradient as long, if other ranks have one; the ranks' steps must agree on it.
+        // A shard that is only padding also has a gradient if other ranks have one, since the ranks' steps must agree
+        // on it.
         let frozen = self.sharded && given == 0 && held > 0;
         let grad = (given >= count && !frozen).then(|| self.grad.as_mut_ptr() as *const c_void);
         let (lengths, dtypes) = ([[count]; 2], [dtype, self.grad.dtype()]);
@@ -150,7 +153,7 @@ impl Context {
                 return Err(Error::new(Status::INVALID, format!("id = {id} is named twice, must be named once")));
             }
             let param = self.params.get_mut(&id).ok_or_else(|| unknown(id))?;
-            Ok(unsafe { param.part() }) // the context is borrowed until the last of them is gone
+            Ok(unsafe { param.part() }) // the result borrows the context
         };
         ids.iter().map(|id| part(*id)).collect()
     }

@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 
-/// The operators, for [`crate::Context::dry_run`] and traces.
+/// The operators, as [`crate::Context::dry_run`] and traces name them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs)]
@@ -45,25 +45,25 @@ impl Op {
         name(self as i32)
     }
 
-    /// The name of a number in a trace; "unknown" if it is none.
+    /// The name of an operator's number in a trace; "unknown" if there is no such operator.
     pub fn name_of(op: i32) -> &'static str {
         name(op)
     }
 }
 
-/// Result and memory of a call that is not made.
+/// The result and the memory of a call, without making it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OpInfo {
-    /// The result's shape; `None`: no tensor, or one of its argument's shape.
+    /// The result's shape; `None`: there is no result, or it has its argument's shape.
     pub shape: Option<Vec<i64>>,
     /// The result's type.
     pub dtype: Option<DType>,
-    /// Whether the result lies in host memory.
+    /// Whether the result is in host memory.
     pub host: bool,
-    /// Device memory that the call would take now.
+    /// Device memory that the call would allocate now, in bytes.
     pub device_bytes: i64,
-    /// Bytes that it would receive.
+    /// Bytes that this rank would receive.
     pub wire_bytes: i64,
 }
 
@@ -75,7 +75,7 @@ impl OpInfo {
     }
 }
 
-/// A shape of the library's, copied.
+/// Copies a shape of the library.
 pub(crate) unsafe fn lengths(shape: *const i64, ndim: i32) -> Vec<i64> {
     if shape.is_null() || ndim <= 0 {
         return Vec::new();
@@ -83,32 +83,33 @@ pub(crate) unsafe fn lengths(shape: *const i64, ndim: i32) -> Vec<i64> {
     std::slice::from_raw_parts(shape, ndim as usize).to_vec()
 }
 
-/// A process's place among the ranks, as its launcher says; see `dc_launch_get`. `None`: it does not say.
+/// A process's place among the ranks, as its launcher tells it; see `dc_launch_get`. `None`: the launcher does not
+/// tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Launch {
     /// "environment", "openmpi", "pmi", "slurm", "flux" or "none".
     pub launcher: String,
-    /// For [`crate::Comm::tcp`].
+    /// The address for [`crate::Comm::tcp`].
     pub address: Option<String>,
-    /// A name that no other group has.
+    /// A group name that no other job has.
     pub group: Option<String>,
-    /// This rank.
+    /// This rank's number.
     pub rank: i32,
-    /// All ranks.
+    /// The number of ranks.
     pub world_size: i32,
-    /// This rank among those of its machine.
+    /// This rank's number among those of its machine.
     pub local_rank: Option<i32>,
-    /// The ranks of this machine.
+    /// The number of ranks on this machine.
     pub local_size: Option<i32>,
-    /// This machine, from 0.
+    /// The number of this machine, from 0.
     pub node: Option<i32>,
-    /// The launcher can start MPI: [`crate::Comm::mpi`] is meant.
+    /// The launcher can start MPI, so [`crate::Comm::mpi`] should be used.
     pub uses_mpi: bool,
 }
 
 impl Launch {
-    /// Reads the environment.
+    /// Reads the launcher's environment variables.
     pub fn get() -> Result<Launch> {
         let mut raw = sys::dc_launch { struct_size: size_of::<sys::dc_launch>(), ..Default::default() };
         check(unsafe { sys::dc_launch_get(&mut raw) })?;
@@ -130,7 +131,7 @@ impl Launch {
 }
 
 impl Context {
-    /// Counts of the context's memory and traffic.
+    /// Statistics of the context's memory and traffic.
     pub fn memory_stats(&self) -> Result<MemoryStats> {
         let mut stats = sys::dc_memory_stats { struct_size: size_of::<sys::dc_memory_stats>(), ..Default::default() };
         check(unsafe { sys::dc_context_get_memory_stats(self.as_ptr(), &mut stats) })?;
@@ -142,7 +143,7 @@ impl Context {
         check(unsafe { sys::dc_context_reset_stats(self.as_ptr()) })
     }
 
-    /// Dry run of an operator.
+    /// Makes a dry run of an operator.
     pub fn dry_run(&self, op: Op, graph: i64, id: i64, dtype: Option<DType>) -> Result<OpInfo> {
         let mut info = sys::dc_op_info { struct_size: size_of::<sys::dc_op_info>(), ..Default::default() };
         let dtype = dtype.map_or(sys::DC_DTYPE_NONE, |dtype| dtype as i32);
@@ -150,12 +151,12 @@ impl Context {
         Ok(unsafe { OpInfo::read(&info) })
     }
 
-    /// Keeps the last `capacity` events from now on; 0 stops.
+    /// From now on keeps the last `capacity` trace events; 0 stops.
     pub fn trace_start(&self, capacity: i64) -> Result<()> {
         check(unsafe { sys::dc_context_trace_start(self.as_ptr(), capacity) })
     }
 
-    /// Takes the kept events, at most `limit`, oldest first.
+    /// Takes the kept events, oldest first, at most `limit` of them.
     pub fn trace_read(&self, limit: usize) -> Result<Vec<TraceEvent>> {
         let mut events = vec![sys::dc_trace_event::default(); limit];
         let (size, mut count) = (size_of::<sys::dc_trace_event>(), 0);
@@ -166,13 +167,13 @@ impl Context {
         Ok(events.into_iter().map(TraceEvent::from).collect())
     }
 
-    /// Writes this rank's last operations to `folder/rank-R.json`.
+    /// Writes this rank's latest operations to `folder/rank-R.json`.
     pub fn trace_dump(&self, folder: &Path) -> Result<()> {
         let folder = path(folder)?;
         check(unsafe { sys::dc_context_trace_dump(self.as_ptr(), folder.as_ptr()) })
     }
 
-    /// Does so at the first communication error; `None`: not any more.
+    /// Writes them at the first communication error; `None`: stops that.
     pub fn trace_dump_on_error(&self, folder: Option<&Path>) -> Result<()> {
         let folder = folder.map(path).transpose()?;
         let pointer = folder.as_ref().map_or(ptr::null(), |folder| folder.as_ptr());

@@ -1,11 +1,11 @@
-//! Numbers that the library reports, as structs of this crate: a newer libdc may have more of them.
+//! Statistics of the library, as structs of this crate. A newer libdc may report more.
 
 use crate::sys;
 
 macro_rules! report {
     ($(#[$doc:meta])* $name:ident = $raw:ident { $($field:ident: $type:ty,)* }) => {
         $(#[$doc])*
-        #[allow(missing_docs)] // the fields are the header's
+        #[allow(missing_docs)] // dc_api.h documents the fields
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct $name {
@@ -21,7 +21,7 @@ macro_rules! report {
 }
 
 report! {
-    /// Counts of a context's memory and traffic; see `dc_memory_stats`.
+    /// Statistics of a context's memory and traffic; see `dc_memory_stats`.
     MemoryStats = dc_memory_stats {
         gathered_bytes: i64,
         gathered_peak_bytes: i64,
@@ -44,7 +44,7 @@ report! {
 }
 
 report! {
-    /// Counts of an optimizer's memory and work on this rank; see `dc_optimizer_stats`.
+    /// Statistics of an optimizer's memory and work on this rank; see `dc_optimizer_stats`.
     OptimizerStats = dc_optimizer_stats {
         steps: i64,
         params: i64,
@@ -62,7 +62,7 @@ report! {
 }
 
 report! {
-    /// A piece of work that a context did; see `dc_trace_event`.
+    /// A piece of a context's work; see `dc_trace_event`.
     TraceEvent = dc_trace_event {
         begin_ns: i64,
         end_ns: i64,

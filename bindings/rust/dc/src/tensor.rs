@@ -70,7 +70,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Rust types that are element types of the library: plain numbers, for which every pattern of bits is a value.
+/// Rust types that are element types of the library: plain numbers, for which every bit pattern is valid.
 pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
     /// The library's name for the type.
     const DTYPE: DType;
@@ -102,7 +102,7 @@ elements! {
 pub struct Tensor<'data, T> {
     data: &'data [T],
     shape: Vec<i64>,
-    /// Of a transposed one; empty: row-major.
+    /// The strides of a transposed tensor; empty: row-major.
     strides: Vec<i64>,
 }
 
@@ -113,7 +113,7 @@ impl<'data, T: Element> Tensor<'data, T> {
         Ok(Tensor { data, shape: shape.to_vec(), strides: Vec::new() })
     }
 
-    /// Its last two dimensions exchanged; the elements stay where they are.
+    /// The tensor with its last two dimensions exchanged; the elements are not moved.
     pub fn transposed(&self) -> Tensor<'data, T> {
         let mut other = self.clone();
         if let [.., rows, columns] = other.shape[..] {
@@ -136,19 +136,19 @@ impl<'data, T: Element> Tensor<'data, T> {
         &self.shape
     }
 
-    /// The elements, in the order in which they lie: of a transposed one, that of the other.
+    /// The elements in memory order; for a transposed tensor, that of the original.
     pub fn data(&self) -> &'data [T] {
         self.data
     }
 
-    /// Its view, good while this is borrowed.
+    /// A view for C, valid while this tensor is borrowed.
     pub(crate) fn view(&self) -> sys::dc_tensor {
         let strides = if self.strides.is_empty() { std::ptr::null() } else { self.strides.as_ptr() };
         sys::dc_tensor { strides, ..view(self.data.as_ptr().cast(), &self.shape, T::DTYPE) }
     }
 }
 
-/// The view of a slice. It is good for a call, during which slice and shape are borrowed.
+/// The view of a slice for one call, during which slice and shape are borrowed.
 pub(crate) fn view(data: *const c_void, shape: &[i64], dtype: DType) -> sys::dc_tensor {
     sys::dc_tensor {
         struct_size: size_of::<sys::dc_tensor>(),
@@ -165,19 +165,19 @@ pub(crate) fn view_of<T: Element>(slice: &[T], length: &[i64; 1]) -> sys::dc_ten
     view(slice.as_ptr().cast(), length, T::DTYPE)
 }
 
-/// For data that the library writes.
+/// A tensor for the library to write to.
 pub(crate) fn view_of_mut<T: Element>(slice: &mut [T], length: &[i64; 1]) -> sys::dc_tensor {
     let mut view = view_of(slice, length);
     view.data = slice.as_mut_ptr().cast();
     view
 }
 
-/// An output for the library to fill in.
+/// An empty tensor for the library to fill in.
 pub(crate) fn output() -> sys::dc_tensor {
     sys::dc_tensor { struct_size: size_of::<sys::dc_tensor>(), ..Default::default() }
 }
 
-/// The number of elements of a shape, if a slice of `length` elements has them.
+/// The number of elements of a shape, if it equals `length`.
 pub(crate) fn check_shape(shape: &[i64], length: usize) -> Result<()> {
     let numel = shape.iter().try_fold(1i64, |product, n| product.checked_mul(*n));
     if numel == Some(length as i64) && shape.iter().all(|n| *n >= 0) {

@@ -1,4 +1,4 @@
-//! Rust called from the library: collectives of the caller's, stream work, allocators; with panics in each.
+//! Rust functions that the library calls: the caller's collectives, stream work and allocators, each also with a panic.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{mpsc, Arc, Barrier, Mutex};
 use std::thread;
 
-/// Collectives of ranks that are threads, by a board that all read. Sums are of float32.
+/// Collectives of ranks that are threads, over a board that all read. Sums are in float32.
 struct Board {
     rank: usize,
     posts: Arc<Vec<Mutex<Vec<u8>>>>,
@@ -167,7 +167,7 @@ fn device_memory_from_an_allocator_of_the_callers() {
     let full = context.gather::<f32>(3, 3).unwrap();
     assert!(memory.0.load(Ordering::SeqCst) >= 4000);
     drop(device);
-    assert_eq!(Arc::strong_count(&memory.0), 2); // the context keeps the device, and that the allocator
+    assert_eq!(Arc::strong_count(&memory.0), 2); // the context keeps the device alive, and the device the allocator
     drop(full);
     drop(context);
     assert_eq!(memory.0.load(Ordering::SeqCst), 0);

@@ -1,4 +1,4 @@
-//! Failures are values with the library's text; panics leave nothing behind and no rank waiting.
+//! Failures are errors with the library's text; after panics nothing leaks, and no rank waits.
 
 mod common;
 
@@ -91,7 +91,7 @@ fn a_panic_in_a_group_aborts_it() {
     assert_eq!(results, [(0, Some(Status::ABORTED)), (1, None)]);
 }
 
-/// It would keep slices until the group ends, which these are lent to it for a call alone.
+/// In a group the library would keep slices until the group ends, but they are lent for one call only.
 #[test]
 fn an_open_group_refuses_calls_of_the_communicator() {
     let results = ranks(2, |comm| {
@@ -100,7 +100,7 @@ fn an_open_group_refuses_calls_of_the_communicator() {
             let (send, mut recv) = (vec![1f32; 1000], vec![0f32; 2000]);
             errors.extend(comm.all_gather(&send, &mut recv, None).err());
             errors.extend(comm.reduce_scatter(&recv, &mut vec![0f32; 1000], None, ReduceOp::Sum).err());
-            Ok(()) // without the refusals the group runs on memory that is freed here
+            Ok(()) // if the calls were accepted, the group would use memory that is freed here
         });
         let statuses: Vec<_> = errors.iter().map(|error| error.status()).collect();
         assert_eq!((statuses, ended), (vec![Status::STATE; 2], Ok(())));
@@ -148,8 +148,8 @@ fn send_and_sync_are_those_of_the_header() {
     both::<Event>();
     both::<Buffer>();
     both::<dc::Abort>();
-    // That Comm and Context are not Sync, and that weights cannot change while gathered ones are read, are the
-    // compile_fail examples of the crate's documentation.
+    // Two things are shown by compile_fail examples in the crate's documentation: Comm and Context are not Sync, and
+    // weights cannot change while gathered ones are read.
 }
 
 #[test]

@@ -1,15 +1,15 @@
-//! K-FAC: directions are what its equations give by hand, ranks share batches, and layers that do not fit are errors.
+//! K-FAC: directions follow its equations, computed by hand; ranks share batches; layers that do not fit are errors.
 
 mod common;
 
 use common::{close, floats, linalg, noise, product, ranks, transpose};
 use dc::{Bf16, Comm, Kfac, KfacApproximation, KfacInverse, KfacLayer, KfacOptions, Param, Part, Status, Tensor};
 
-/// Inputs of a layer of two inputs and two outputs, for two samples, and the gradients of its outputs.
+/// For two samples: the inputs of a layer with two inputs and two outputs, and the gradients of its outputs.
 const INPUTS: [f32; 4] = [2.0, 0.0, 0.0, 1.0];
 const DELTAS: [f32; 4] = [1.0, 0.0, 0.0, 3.0];
 
-/// Steps of (G x A + damping I)^-1 alone: no mean of factors, no momentum, no clip.
+/// Steps that are only (G x A + damping I)^-1: no mean of factors, no momentum, no clipping.
 fn plain() -> KfacOptions {
     KfacOptions::default().decay(0.0).momentum(0.0).kl_clip(0.0).damping(0.5)
 }
@@ -52,7 +52,7 @@ fn a_bias_is_one_more_input_and_factors_may_be_inverted_alone() {
     let mut kfac = made(&plain().inverse(KfacInverse::Factored), None);
     let bias = kfac.add_param(&Param::new(&[2])).unwrap();
     kfac.add_layer(&KfacLayer::linear(), 0, Some(bias)).unwrap();
-    let ones = [Bf16(0x3f80); 4]; // the inputs of 16 bits, the deltas not
+    let ones = [Bf16(0x3f80); 4]; // the inputs have 16 bits, the deltas do not
     kfac.accumulate(0, &Tensor::new(&ones, &[2, 2]).unwrap(), &samples(&DELTAS), 1.0).unwrap();
     let (mut weights, mut biases) = ([0.0f32; 4], [0.0f32; 2]);
     let parts = &mut [Part::new(&mut weights, &[1.0f32, 1.0, 0.0, 0.0]), Part::new(&mut biases, &[1.0f32, 0.0])];
@@ -111,7 +111,7 @@ fn ranks_with_a_sample_each_are_one_with_both() {
 
 #[test]
 fn a_quadratic_loss_is_gone_in_few_steps() {
-    // |W X - Y|^2 / 2 over 12 samples, whose curvature is I x X X^T: deltas that are orthonormal make G = I.
+    // |W X - Y|^2 / 2 over 12 samples has the curvature I x X X^T: orthonormal deltas make G = I.
     let (x, solution) = (noise(3, 12 * 2), noise(4, 4));
     let mut kfac = made(&plain().damping(1e-6).refresh_frequency(1), None);
     kfac.add_layer(&KfacLayer::linear(), 0, None).unwrap();

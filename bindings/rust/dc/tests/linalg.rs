@@ -1,11 +1,11 @@
-//! Operators on matrices: what they make has the properties that define it, and what does not fit is an error.
+//! Operators on matrices: results have the properties that define them, and arguments that do not fit are errors.
 
 mod common;
 
 use common::{close, identity, linalg, noise, product, transpose};
 use dc::{Bf16, Linalg, Negative, Polynomial, SpectralOptions, Status, Symmetry, Tensor};
 
-/// X X^T + I of n rows.
+/// X X^T + I with n rows.
 fn positive(seed: u64, n: usize) -> Vec<f64> {
     let x = noise(seed, n * n);
     product(&x, &transpose(&x, n), n).iter().zip(identity(n)).map(|(x, one)| x + one).collect()
@@ -85,7 +85,7 @@ fn products_of_batches_transposed_and_of_16_bits() {
     // 4.25
 }
 
-/// A A^T of each [3, 4].
+/// A A^T of each [3, 4] matrix.
 fn squares(a: &[f64]) -> Vec<f64> {
     a.chunks(12).flat_map(|matrix| product(matrix, &transpose(matrix, 4), 4)).collect()
 }
@@ -123,7 +123,7 @@ fn errors_name_the_fault() {
     let skew = Tensor::new(&[1.0, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
     assert_eq!(linalg.eigh(&skew, &options).unwrap_err().status(), Status::NOT_SYMMETRIC);
     let lower = options.symmetry(Symmetry::Lower).negative(Negative::Clamp);
-    let power = linalg.matrix_power(&skew, 2.0, &lower).unwrap(); // whose negative eigenvalue counts as 0
+    let power = linalg.matrix_power(&skew, 2.0, &lower).unwrap(); // its negative eigenvalue counts as 0
     let (values, vectors) = linalg.eigh(&skew, &lower).unwrap();
     let (scale, column) = (values[1] * values[1], [vectors[1], vectors[3]]);
     close(&power, &product(&column, &column, 1).iter().map(|x| scale * x).collect::<Vec<_>>(), 1e-12);

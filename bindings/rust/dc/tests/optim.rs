@@ -1,4 +1,4 @@
-//! AdamW and SGD: cut parameters give the same bits, states go from one to another, and what does not fit is an error.
+//! AdamW and SGD: split parameters give the same bits, states can be moved, and arguments that do not fit are errors.
 
 mod common;
 
@@ -41,7 +41,7 @@ fn steps_on_a_stream_have_the_bits_of_those_without_one() {
         one.step(&mut [Part::new(&mut plain, &grads)], 0.5).unwrap();
         other.step(&mut [Part::new(&mut queued, &grads)], 0.5).unwrap();
     }
-    assert_eq!(other.steps().unwrap(), 3); // which waits
+    assert_eq!(other.steps().unwrap(), 3); // waits for the stream
     assert_eq!(plain, queued);
 }
 
@@ -69,7 +69,7 @@ fn an_option_that_is_zero_is_zero() {
     adamw.set_lr(0, 0.25).unwrap();
     let mut weights = [0.0f32; 3];
     for grad in [[3.0f32, -2.0, 1.0], [5.0, 4.0, -9.0]] {
-        adamw.step(&mut [Part::new(&mut weights, &grad)], 1.0).unwrap(); // by the gradient's sign, whatever was before
+        adamw.step(&mut [Part::new(&mut weights, &grad)], 1.0).unwrap(); // the gradient's sign alone decides
     }
     assert_eq!(weights, [-0.5, 0.0, 0.0]);
 }
@@ -109,7 +109,7 @@ fn errors_name_the_fault() {
     let bad = AdamW::new(&linalg(), &AdamWOptions::default().beta1(1.0)).unwrap_err();
     assert!(bad.to_string().contains("options.beta1 = 1"), "{bad}");
     for options in [AdamWOptions::default().beta1(-1.0), AdamWOptions::default().eps(-1.0)] {
-        let bad = AdamW::new(&linalg(), &options).unwrap_err(); // in C, -1 stands for none
+        let bad = AdamW::new(&linalg(), &options).unwrap_err(); // C expresses zero as -1
         assert!(bad.to_string().contains("must be > 0"), "{bad}");
     }
     let bad = Linalg::new(&Device::open("cpu").unwrap(), &LinalgOptions::default().threads(-1)).unwrap_err();

@@ -1,4 +1,4 @@
-//! Optimizers on the parameters of a context: every stage and number of ranks has the bits of one rank alone.
+//! Optimizers on the parameters of a context: every stage and number of ranks gives the bits of one rank.
 
 mod common;
 
@@ -9,14 +9,14 @@ use dc::{
 };
 
 const GRAPH: i64 = 1;
-/// Of the second, two ranks have parts of 8 and 7 elements; stage 3 pads.
+/// Of the second parameter, two ranks have parts of 8 and 7 elements; stage 3 pads.
 const SHAPES: [(i64, [i64; 2]); 2] = [(10, [4, 6]), (20, [3, 5])];
 
 fn new_context(comm: Option<&Comm>) -> Context {
     Context::builder().bucket(64).build(&Device::open("cpu").unwrap(), comm).unwrap()
 }
 
-/// Steps of Muon from weights of 1; the weights after them, whole.
+/// Steps of Muon from weights of 1. Returns the whole weights after them.
 fn train(comm: Option<&Comm>, stage: Stage) -> Vec<Vec<f32>> {
     let (rank, size) = comm.map_or((0, 1), |comm| (comm.rank() as usize, comm.size() as usize));
     let (mut context, ids) = (new_context(comm), SHAPES.map(|(id, _)| id));
@@ -69,13 +69,13 @@ fn muon_steps_on_the_parameters_of_every_stage() {
     }
     let halves: Vec<_> = ranks(2, |comm| train(Some(&comm), Stage::Z2)).into_iter().map(Result::unwrap).collect();
     for (param, whole) in alone.iter().enumerate() {
-        let middle = (whole.len() + 1) / 2; // what is not a rank's part it has not changed
+        let middle = (whole.len() + 1) / 2; // the rank must not have changed the rest
         assert_eq!(halves[0][param], [&whole[..middle], &vec![1.0; whole.len() - middle]].concat());
         assert_eq!(halves[1][param], [&vec![1.0; middle], &whole[middle..]].concat());
     }
 }
 
-/// Two groups of two ranks: a shard is half of the 7 elements, rounded up, and all of it is the optimizer's.
+/// Two groups of two ranks: a shard is half of the 7 elements, rounded up, and the optimizer has all of it.
 #[test]
 fn replicas_have_the_parts_of_their_group() {
     let results = ranks(4, |comm| {
@@ -118,7 +118,7 @@ fn a_frozen_parameter_is_left_alone_and_may_thaw() {
     assert_eq!(weights, [vec![0.0; 3], vec![0.75; 2]]);
 }
 
-/// The last rank's shards are padding; its gradients tell a parameter that is frozen from another one all the same.
+/// The last rank's shards are only padding; the presence of a gradient still tells whether a parameter is frozen.
 #[test]
 fn a_rank_of_padding_leaves_a_frozen_parameter_alone_too() {
     let results = ranks(3, |comm| {

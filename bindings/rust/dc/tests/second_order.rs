@@ -1,4 +1,4 @@
-//! Muon, Shampoo and SOAP: directions are what their definitions say, two ranks have the bits of one, states go on.
+//! Muon, Shampoo and SOAP: directions match their definitions, two ranks give the bits of one, saved states continue.
 
 mod common;
 
@@ -12,7 +12,7 @@ fn doubles(numbers: &[f32]) -> Vec<f64> {
     numbers.iter().map(|number| f64::from(*number)).collect()
 }
 
-/// One parameter of a shape, at learning rate lr.
+/// One parameter of this shape, with learning rate `lr`.
 fn new_optimizer<K: Distributed>(options: &K, comm: Option<&Comm>, param: &Param, lr: f64) -> Optimizer<K> {
     let mut optimizer = match comm {
         Some(comm) => Optimizer::with_comm(&linalg(), comm, options).unwrap(),
@@ -58,7 +58,7 @@ fn follows_its_momentum(options: MuonOptions, nesterov: bool) {
         let direction = linalg().orthogonalize(&Tensor::new(&ahead, &SHAPE).unwrap(), Polynomial::Muon, 0).unwrap();
         expected = expected.iter().zip(&direction).map(|(w, d)| (1.0 - 0.25 * 0.1) * w - 0.25 * d).collect();
     }
-    close(&doubles(&weights), &expected, 1e-5); // of a wide matrix the adjustment is 1
+    close(&doubles(&weights), &expected, 1e-5); // for a wide matrix the adjustment is 1
     close(&doubles(muon.state::<f32>(0, "momentum.0").unwrap().data()), &momentum, 1e-6);
 }
 
@@ -81,11 +81,11 @@ fn shampoos_first_direction_is_the_orthogonal_factor() {
 
 #[test]
 fn soap_is_adam_in_the_eigenbasis() {
-    // Adam's first direction has elements of 1 and -1; a rotation leaves its length.
+    // Adam's first direction has elements of 1 and -1, and a rotation keeps its length.
     let mut soap: Soap = new_optimizer(&SoapOptions::default().eps(0.0), None, &Param::new(&SHAPE), 0.5);
     let mut weights = [1.0f32; 24];
     soap.step(&mut [Part::new(&mut weights, &floats(&noise(4, 24)))], 1.0).unwrap();
-    assert_eq!(weights, [1.0; 24]); // which only makes the bases
+    assert_eq!(weights, [1.0; 24]); // the first step only makes the bases
     let vectors = doubles(soap.state::<f32>(0, "vectors.0.0").unwrap().data());
     orthonormal_rows(&vectors, 4, 1e-5);
     let factor = doubles(soap.state::<f32>(0, "factor.0.0").unwrap().data());
@@ -97,8 +97,8 @@ fn soap_is_adam_in_the_eigenbasis() {
     close(&[squares.sqrt()], &[0.5 * 24f64.sqrt()], 1e-4);
 }
 
-/// Steps from 0 of weights of which this rank has `part`; the weights after each. `again`: by an optimizer that loads
-/// its state each time.
+/// Steps from weights of 0, of which this rank has `part`. Returns the weights after each step. `again`: each step is
+/// made by a new optimizer that loads the state.
 fn train<K: Distributed>(options: &K, comm: Option<&Comm>, part: std::ops::Range<usize>, again: bool) -> Vec<Vec<f32>> {
     let param = Param::new(&SHAPE).part(part.start as i64..part.end as i64);
     let (mut optimizer, mut weights) = (new_optimizer(options, comm, &param, 0.05), vec![0.0f32; part.len()]);
@@ -138,7 +138,7 @@ fn two_ranks_have_the_bits_of_one_and_states_go_on() {
     ranks_and_states(&KfacOptions::default());
 }
 
-/// |W A - B|^2 after steps along its gradient, over that before.
+/// |W A - B|^2 after steps along its gradient, relative to its value before.
 fn fitted<K: Distributed>(options: &K) -> f64 {
     let (a, solution) = (noise(7, 6 * 12), noise(8, 24));
     let mut optimizer = new_optimizer(options, None, &Param::new(&SHAPE), 0.02);

@@ -1,4 +1,4 @@
-//! Ranks over TCP: the options that only they have.
+//! Ranks over TCP: the options that only they use.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;
 
-/// No launcher started this process, or the one of a cluster that runs the tests.
+/// No launcher started this process, or it was the cluster's that runs the tests.
 #[test]
 fn a_launcher_says_the_rank() {
     let launch = dc::Launch::get().unwrap();
@@ -21,7 +21,7 @@ fn address() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
-/// Rank 1's result beside a rank 0 with other options.
+/// Rank 1's result when rank 0 has other options.
 fn meet(first: CommOptions, second: CommOptions) -> Result<Vec<f32>, Error> {
     let address = address();
     let other = address.clone();

@@ -1,4 +1,4 @@
-//! Steps of ZeRO-3 and the other stages on ranks that are threads, and the collectives.
+//! Steps of ZeRO-3 and of the other stages on ranks that are threads, and collectives.
 
 mod common;
 
@@ -63,7 +63,7 @@ fn gathers_cast_and_prefetch() {
         let file = folder.join(format!("rank-{}.json", comm.rank()));
         assert!(std::fs::read_to_string(&file).unwrap().contains("prefetch_params_fused"));
         std::fs::remove_file(&file).unwrap();
-        let _ = std::fs::remove_dir(&folder); // the last rank's works
+        let _ = std::fs::remove_dir(&folder); // only the last rank's call works
     });
     assert!(results.iter().all(Result::is_ok));
 }
@@ -133,7 +133,7 @@ fn tensors_are_offloaded_and_come_back() {
     let back = context.reload::<i32>(1, 50).unwrap();
     assert_eq!((&back[..], back.shape()), (&[1, 2, 3, 4][..], &[2i64, 2][..]));
     context.end_backward(1, false).unwrap();
-    assert_eq!(back[3], 4); // ours, although the library has forgotten it
+    assert_eq!(back[3], 4); // the caller's own memory, after the library has dropped it
     assert_eq!(context.reload::<f32>(1, 50).unwrap_err().status(), dc::Status::DTYPE);
     assert!(context.offload(1, 51, &[1i32], &[2]).is_err());
 }

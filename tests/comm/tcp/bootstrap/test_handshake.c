@@ -1,5 +1,5 @@
-/* Over TCP a rank finds something else than it looked for: another service at rank 0's address. The error names what it
- * found. A rank that is late with its handshake keeps its connection. */
+/* Over TCP a rank may find something else at rank 0's address: another service. The error names what it found. A rank
+ * that is slow in its handshake keeps its connection. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -7,7 +7,7 @@
 #include "comm/tcp/handshake_test.h"
 #include "comm/tcp/tls/tls.h"
 
-/* Until the other side has closed the connection. */
+/* Waits until the other side has closed the connection. */
 static void await_end(int fd) {
   char byte;
   while (recv(fd, &byte, 1, 0) > 0) {
@@ -21,12 +21,12 @@ typedef struct service {
   int listener;
   const void *says;
   size_t bytes;
-  bool closes; /* else it keeps the connection */
-  bool proves; /* it is libdc up to there */
-  int drops;   /* so many connections first, as libdc does under a flood of them */
+  bool closes; /* otherwise it keeps the connection open */
+  bool proves; /* it behaves as libdc in the handshake */
+  int drops;   /* number of connections that it drops first, as libdc does when flooded */
 } service;
 
-/* As rank 0 does, for the opening that came. */
+/* Answers the received opening as rank 0 does. */
 static void answer_rank_1(int fd, const char *came) {
   const dc__tcp_group group = {.sealed = false};
   dc__tcp_opening theirs, own;
@@ -68,7 +68,7 @@ static void serve_one(service *s, int fd) {
   }
 }
 
-/* A rank that lost its connection comes again. */
+/* Accepts repeatedly, as a rank whose connection was dropped connects again. */
 static void *serve(void *arg) {
   service *s = arg;
   int fd;
@@ -97,7 +97,7 @@ static void close_service(service *s, pthread_t thread) {
   close(s->listener);
 }
 
-/* The error of a rank 1 that looks for rank 0 there. */
+/* Rank 1 looks for rank 0 at the service's address, and must get this error. */
 static void look_for_rank_0(service *s, int64_t timeout_ns, dc_status expected, const char *says) {
   char address[64];
   dc_comm *comm = NULL;
@@ -130,7 +130,7 @@ static void test_another_service(void **state) {
   look_for_rank_0(&ends, limit, DC_E_PEER_DEAD, "closed the connection");
 }
 
-/* Rank 1's error is what rank 0 answers. */
+/* Rank 1's error must be rank 0's answer. */
 static void hear_rank_0(service *s, const char *answer) {
   char address[64];
   dc_comm *comm = NULL;
@@ -149,7 +149,7 @@ static void test_text_from_the_wire(void **state) {
   hear_rank_0(&s, "\\x1b]0;pwn\\x07\\x1b[2J\\xff\\xfe\\r\\nrank 0 ok %s%n \xc3\xa9");
 }
 
-/* The rank comes again until its deadline. */
+/* Rank 1 connects again until its deadline. */
 static void test_a_flooded_rank_0(void **state) {
   (void)state;
   dc__tcp_welcome welcome = {.magic = DC__TCP_MAGIC, .status = DC_E_EXISTS, .text = "heard at last"};
@@ -157,7 +157,7 @@ static void test_a_flooded_rank_0(void **state) {
   hear_rank_0(&s, "heard at last");
 }
 
-/* Reports of connections that rank 0 rejected, while it waited for a rank that did not come. */
+/* Rank 0 waits for a rank that does not come, and its error reports the connections that it rejected. */
 typedef struct waiting {
   char address[64];
   const char *says;
@@ -201,7 +201,7 @@ static void test_rejected_ranks_learn_why(void **state) {
 
 /* ---- a busy machine ---- */
 
-/* Rank 1, which begins TLS with rank 0 and is late to go on. */
+/* Rank 1 begins TLS with rank 0, and then pauses. */
 typedef struct late_rank {
   dc__tcp_group group;
   char address[64];
@@ -232,7 +232,7 @@ static void *begin_tls(void *arg) {
   return NULL;
 }
 
-/* True once a handshake is complete. */
+/* Returns true once a handshake is complete. */
 static bool poll_pending(dc__tcp_group *group) {
   dc__tcp_hello hello;
   dc_status status;
@@ -246,7 +246,7 @@ static bool poll_pending(dc__tcp_group *group) {
   return complete;
 }
 
-/* The other rank holds the connection for complete, so that this one may not drop it. */
+/* The other rank considers the connection complete, so this one must not drop it. */
 static void test_a_rank_that_is_late_with_tls(void **state) {
   (void)state;
   static dc__tcp_group group;
@@ -280,14 +280,14 @@ static void test_a_rank_that_is_late_with_tls(void **state) {
 
 static _Thread_local int accept_flags;
 
-/* In place of the C library's. */
+/* Replaces the C library's, and records the flags. */
 int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags);
 int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags) {
   accept_flags = flags;
   return (int)syscall(SYS_accept4, fd, address, length, flags);
 }
 
-/* A program that another thread starts in that moment must not inherit the connection. */
+/* A program that another thread starts at that moment must not inherit the connection. */
 static void test_accepted_with_its_flags(void **state) {
   (void)state;
   int32_t port = 0;

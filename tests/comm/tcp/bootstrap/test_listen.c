@@ -23,7 +23,7 @@ static void *join_group(void *arg) {
   return NULL;
 }
 
-/* Two ranks, of which rank 1 has these options; what rank 1 got. */
+/* Two ranks meet, and rank 1 has these options. Returns rank 1's result. */
 static member meet_with(dc_comm_options options, int64_t timeout_ns) {
   char address[64];
   pthread_t threads[2];
@@ -70,7 +70,7 @@ static void test_interfaces(void **state) {
   }
 }
 
-/* A socket at the loopback address, listening, on a port that the system chooses; that port. */
+/* Makes a socket listen at the loopback address, on a port that the system chooses. Returns that port. */
 static int32_t occupy(int *fd) {
   struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
   socklen_t length = sizeof at;

@@ -1,5 +1,5 @@
-/* Ranks that meet over TCP: how they find each other, and which connections they reject. comm_ranks.h tests what every
- * kind of group computes (on_all_groups). */
+/* How ranks over TCP find each other, and which connections they reject. comm_ranks.h tests what every kind of group
+ * computes (on_all_groups). */
 #include "comm/tcp/handshake_test.h"
 #include "comm/tcp/socket.h"
 #include "comm_data.h"
@@ -11,7 +11,7 @@ typedef struct meeting {
   int32_t rank, world;
   int64_t timeout_ns;
   dc_status expected;
-  const char *says; /* NULL: whatever */
+  const char *says; /* part of the error's text; NULL: any */
 } meeting;
 
 static void *meet(void *arg) {
@@ -31,7 +31,7 @@ static void *meet(void *arg) {
   return right ? arg : NULL;
 }
 
-/* All of them at once; whether each ended as it expected. */
+/* Runs all of them at once. Returns whether each ended as expected. */
 static bool meet_all(meeting *ms, size_t count) {
   pthread_t threads[8];
   bool right = true;
@@ -69,7 +69,7 @@ static void test_addresses(void **state) {
   assert_int_equal(dc_comm_create_tcp("a:1", NULL, 0, 1, NULL, &comm), DC_E_INVALID);
   assert_int_equal(dc_comm_create_tcp("a:1", "x", 2, 2, NULL, &comm), DC_E_INVALID);
   assert_int_equal(dc_comm_create_tcp("a:1", "x", 0, 1, NULL, NULL), DC_E_INVALID);
-  assert_int_equal(dc_comm_create_tcp("[::1]:80", "x", 0, 1, NULL, &comm), DC_OK); /* no rank to meet */
+  assert_int_equal(dc_comm_create_tcp("[::1]:80", "x", 0, 1, NULL, &comm), DC_OK); /* no rank to meet: not used */
   dc_comm_destroy(comm);
   meeting nowhere = of("no.such.host.invalid:4000", "x", 1, 2, limit, DC_E_SYSTEM, "no.such.host.invalid");
   assert_true(meet_all(&nowhere, 1));
@@ -152,7 +152,8 @@ static void test_ranks_that_do_not_fit(void **state) {
 
 /* ---- connections that are not a rank's ---- */
 
-/* While rank 0 waits: some say nothing, some anything, some half a hello, and one that it is a rank of the group. */
+/* Other processes connect while rank 0 waits. Some send nothing, some random bytes, some half a hello, and some claim
+ * to be ranks. */
 static void test_strangers(void **state) {
   (void)state;
   char address[64];
@@ -182,7 +183,7 @@ static void test_strangers(void **state) {
   }
 }
 
-/* Without a listener, a socket may be given the very port that it connects to, and so connect to itself. */
+/* A socket without a listener may be given the very port that it connects to, and so connect to itself. */
 static void test_a_rank_does_not_connect_to_itself(void **state) {
   (void)state;
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -195,9 +196,9 @@ static void test_a_rank_does_not_connect_to_itself(void **state) {
   for (int i = 0; i < 65536; i++) {
     struct sockaddr_in own;
     length = sizeof own;
-    to.sin_port = htons((uint16_t)(port ^ (i & 1))); /* the system gives even ones, or odd ones, first */
+    to.sin_port = htons((uint16_t)(port ^ (i & 1))); /* the system tries even, or odd, ports first */
     fd = dc__tcp_connect((struct sockaddr *)&to, sizeof to, -1, dc__now_ns() + limit);
-    if (fd >= 0) { /* another process listens there now */
+    if (fd >= 0) { /* another process listens there by now */
       assert_int_equal(getsockname(fd, (struct sockaddr *)&own, &length), 0);
       assert_int_not_equal(own.sin_port, to.sin_port);
       close(fd);
@@ -209,7 +210,7 @@ static void test_a_rank_does_not_connect_to_itself(void **state) {
 
 enum { MANY = 72 };
 
-/* Every rank reduces to an element of its own, and receives all of them. */
+/* Every rank receives the sums over all ranks, and then gathers them. */
 static bool exchange(dc_comm *comm, int32_t rank) {
   int64_t one = 1, all = MANY;
   float whole[MANY], own = 0, heard[MANY];
@@ -231,7 +232,7 @@ static int one_of_many(const char *address, int32_t rank) {
   const dc_comm_options options = {.struct_size = sizeof options, .timeout_ns = 2 * limit};
   bool right = dc_comm_create_tcp(address, "many", rank, MANY, &options, &comm) == DC_OK;
   if (rank == 1) {
-    usleep(500000); /* rank 0 waits for it, and keeps the connections of ranks that make all their copies meanwhile */
+    usleep(500000); /* rank 0 waits for it, and keeps the connections for copies that others make meanwhile */
   }
   for (int i = 0; i < COPIES; i++) {
     right = right && dc_comm_dup(comm, &copies[i]) == DC_OK;

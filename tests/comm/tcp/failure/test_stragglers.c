@@ -1,5 +1,5 @@
-/* Ranks over TCP that wait in vain. Every rank gets the same error, and it names the rank or the connection that is the
- * reason, not those that wait for the same. */
+/* Ranks over TCP that wait in vain. Every rank gets the same error. It names the rank or connection that is the cause,
+ * not the ranks that wait for the same one. */
 #include "comm/tcp/collective.h"
 #include "comm_failing.h"
 
@@ -7,7 +7,7 @@ enum { MOST = 8, BROKEN_ELEMENTS = 100000 };
 
 static const int64_t limit = INT64_C(60000000000);
 
-/* ---- ranks as threads, and each one's error ---- */
+/* ---- ranks as threads, and their errors ---- */
 
 typedef struct reports {
   dc_status status[MOST];
@@ -23,7 +23,7 @@ static int report(reports *t, const dc_comm *comm, dc_status status) {
   return 0;
 }
 
-/* The rank does nothing until the group has failed. */
+/* Does nothing until the group has failed, and reports the failure. */
 static int report_failure(reports *t, dc_comm *comm) {
   await_failure(comm);
   return report(t, comm, dc_comm_check(comm));
@@ -62,7 +62,7 @@ static int last_is_late(dc_comm *comm, void *arg) {
   if (comm->rank == comm->world - 1) {
     return report_failure(t, comm);
   }
-  comm->timeout_ns = 1500 * MS; /* the same on all, and so are the moments when it is over */
+  comm->timeout_ns = 1500 * MS; /* the same on all ranks, whose deadlines then expire together */
   return report(t, comm, collective(comm, t->variant));
 }
 
@@ -75,7 +75,7 @@ static void test_a_late_rank_is_named_by_all(void **state) {
   }
 }
 
-/* Deadlines that differ: the first one applies to every rank. */
+/* With different deadlines, the first one to expire applies to every rank. */
 static int deadlines_differ(dc_comm *comm, void *arg) {
   reports *t = arg;
   static const int64_t ms[] = {700, 60000, 900, 701, 700};
@@ -88,7 +88,7 @@ static int deadlines_differ(dc_comm *comm, void *arg) {
   return report(t, comm, collective(comm, 2));
 }
 
-/* Deadlines that are over before any rank comes: the rank that is named is the same for all. */
+/* The deadlines expire before any rank comes: all ranks must name the same rank. */
 static int deadlines_are_tiny(dc_comm *comm, void *arg) {
   reports *t = arg;
   CHECK_OK(dc_comm_barrier(comm));
@@ -134,7 +134,7 @@ static int held_up(dc_comm *comm, void *arg) {
   return 0;
 }
 
-/* Ranks 0 and 1 wait for each other, in two communicators. */
+/* Ranks 0 and 1 wait for each other in two communicators. */
 static int in_a_circle(dc_comm *comm, void *arg) {
   reports *t = arg;
   dc_comm *copy = NULL;
@@ -165,7 +165,7 @@ static void test_waiting_ranks_are_not_blamed(void **state) {
                  "rank 0 waited 0.3 s at barrier for rank 1 of 2 to come; rank 1 waits at all_reduce for rank 0");
 }
 
-/* A copy that rank 2 does not make: ranks below it wait for its connection, and rank 3 for its listener. */
+/* Rank 2 does not join in a copy: the ranks below it wait for its connection, and rank 3 for its listener. */
 static int uncopied(dc_comm *comm, void *arg) {
   reports *t = arg;
   dc_comm *copy = NULL;
@@ -224,7 +224,7 @@ static void test_all_abort(void **state) {
 
 enum broken { RESET, CLOSED, BROKEN };
 
-/* Rank 1's connection to rank 0 breaks, and all processes live. */
+/* Rank 1's connection to rank 0 breaks, though all processes live. */
 static int breaks(dc_comm *comm, void *arg) {
   reports *t = arg;
   CHECK_OK(dc_comm_barrier(comm));

@@ -1,4 +1,5 @@
-/* HMAC-SHA-256 of each provider against the vectors of RFC 4231, and SHA-256 of the reference against FIPS 180-4's. */
+/* HMAC-SHA-256 of each provider against the vectors of RFC 4231, and the reference SHA-256 against those of FIPS
+ * 180-4. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* More ranks over TCP than a mesh has, which connect when they need to. Data and errors are those of a mesh; small
- * collectives, and errors of calls that differ, take few connections. */
+/* More ranks over TCP than a mesh can have; they connect on demand. Data and errors are those of a mesh. Small
+ * collectives need few connections, and so do errors of calls that differ. */
 #include "comm/tcp/overlay/overlay.h"
 #include "comm_data.h"
 #include "comm_failing.h"
@@ -39,7 +39,8 @@ static bool is_probed(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, &length) == 0 && on != 0;
 }
 
-/* Keep-alive probes of all pairs of ranks would break connections of a busy machine. */
+/* Only neighbours are probed, since keep-alive probes between all pairs of ranks would break connections of a busy
+ * machine. */
 static int neighbours_are_probed(const dc_comm *comm) {
   const dc__tcp *self = (const dc__tcp *)comm;
   for (int32_t r = 0; r < comm->world; r++) {
@@ -66,7 +67,7 @@ static void expect_reports(const reports *t, dc_status status, const char *says)
 
 /* ---- data ---- */
 
-/* All ranks' sums, which one of them computes. */
+/* The sums of all ranks, which only one rank computes. */
 static const float *sums_of(int32_t world, int64_t count) {
   static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   static float *known[DC__COMM_MAX_WORLD + 1][2];
@@ -89,7 +90,7 @@ static int sums_are_right(dc_comm *comm, int64_t count) {
   return 0;
 }
 
-/* Copies are used in another order than they were made, and by some ranks before others have them. */
+/* Copies are used in another order than they were made, and some ranks use one before others have made it. */
 static int use_copies(dc_comm *comm) {
   dc_comm *first = NULL, *second = NULL, *unused = NULL;
   if (comm->rank % 5 == 0) {
@@ -156,7 +157,7 @@ static int connect_silently(const dc_comm *comm, int32_t to) {
   return connect(fd, (const struct sockaddr *)&address, sizeof address) == 0 ? fd : -1;
 }
 
-/* More of them than a rank hears at once, at the ranks to which most others connect. */
+/* More unknown processes than a rank handles at once connect to the ranks to which most others connect. */
 static int among_unknown(dc_comm *comm, void *arg) {
   (void)arg;
   int fds[2 * UNKNOWN];
@@ -182,7 +183,7 @@ static void test_among_unknown(void **state) {
 
 /* ---- parts ---- */
 
-/* One of 65 ranks, which is an overlay again, and one of 5. */
+/* One part has 65 ranks and so is an overlay again; the other has 5. */
 static int parts_sum(dc_comm *comm, void *arg) {
   (void)arg;
   dc_comm *part = NULL;
@@ -259,7 +260,7 @@ static void test_a_late_rank(void **state) {
   }
 }
 
-/* Its copy has no connections, over which it could say so. */
+/* Rank 40's copy has no connections, so it cannot tell the others by them that it left. */
 static int one_leaves(dc_comm *comm, void *arg) {
   reports *t = arg;
   dc_comm *copy = NULL;
@@ -309,7 +310,7 @@ int main(void) {
                                      cmocka_unit_test(test_parts),       cmocka_unit_test(test_calls_that_differ),
                                      cmocka_unit_test(test_a_late_rank), cmocka_unit_test(test_a_rank_that_left),
                                      cmocka_unit_test(test_a_deadlock)};
-  struct rlimit files; /* the threads have connections between any two */
+  struct rlimit files; /* each thread may connect to any other */
   if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
     files.rlim_cur = files.rlim_max;
     (void)setrlimit(RLIMIT_NOFILE, &files);

@@ -1,5 +1,5 @@
-/* Processes over TCP, more than a mesh has: much data of every type and split, and trainings at each stage, with
- * replicas and on parts. Two levels have columns that are an overlay too. */
+/* More processes over TCP than a mesh can have: much data of every type and split, and trainings at each stage, with
+ * replicas and on parts. With two levels, the columns are overlays too. */
 #include "replica_trainer.h"
 
 #include <sys/mman.h>
@@ -15,19 +15,19 @@ enum { COLUMN = 8, TRAININGS = 1, ALIKE = 1, ELEMENTS = 20011 };
 enum { COLUMN = DC__TCP_MAX_MESH + 1, TRAININGS = 3, ALIKE = 2, ELEMENTS = 40009 };
 #endif
 enum { RANKS = DC__TCP_MAX_MESH + 2, PART = DC__TCP_MAX_MESH + 1, MOST_RANKS = 2 * PART, KINDS = DC__COUNT(dtypes) };
-enum { UNEVEN = 3 }; /* kind of data: all on one rank */
+enum { UNEVEN = 3 }; /* kind of split: one rank has everything */
 
 static const int64_t limit = INT64_C(300000000000);
 
-/* Stage and replicas; the first ALIKE have the same bits. A gradient of 16 bits is added over micro-batches before
- * stage 1 reduces it, so its bits differ. */
+/* Stage and replicas of each training; the first ALIKE give the same bits. Stage 1 adds 16-bit gradients over
+ * micro-batches before it reduces them, so its bits differ. */
 static const int32_t trainings[][2] = {{3, 2}, {2, 1}, {1, 2}};
 
-/* All ranks know the sums, which are computed before they start, and write their results to one memory. */
+/* The sums are computed before the ranks start. All ranks read them, and write their results to shared memory. */
 typedef struct crowd {
-  int32_t world, per_node; /* per_node 0: all on this machine */
+  int32_t world, per_node; /* ranks on a machine; 0: all on this one */
   void *sums[KINDS];
-  uint64_t (*hashes)[MOST_RANKS]; /* of each training */
+  uint64_t (*hashes)[MOST_RANKS]; /* of each training and rank */
 } crowd;
 
 static int run_rank(const crowd *c, const char *address, const char *name, int32_t rank, rank_fn fn) {
@@ -102,7 +102,7 @@ static int sums_are_right(dc_comm *comm, const crowd *c, int32_t d) {
   return 0;
 }
 
-/* A broadcast of which each rank sends on a part. */
+/* A broadcast in which each rank forwards a part. */
 static int is_sent_on(dc_comm *comm) {
   const int64_t bytes = (INT64_C(8) << 10) * (comm->world - 1) + 5;
   char *sent = make(DC_INT8, 7, bytes), *got = calloc((size_t)bytes, 1);
@@ -119,7 +119,7 @@ static int is_sent_on(dc_comm *comm) {
 
 /* ---- trainings ---- */
 
-/* All ranks have the same weights, after each of these trainings. */
+/* All ranks must have the same weights after each of these trainings. */
 static void expect_one_hash(const crowd *c, int32_t world, int32_t first, int32_t last) {
   for (int32_t i = first; i <= last; i++) {
     for (int32_t r = 0; r < world; r++) {
@@ -158,7 +158,7 @@ static int use_levels(dc_comm *comm, void *arg) {
   return sums_are_right(comm, arg, 0) != 0 || sums_are_right(comm, arg, UNEVEN) != 0;
 }
 
-/* Two ranks a machine: each column is of more ranks than a mesh has, too. */
+/* With two ranks per machine, each column too has more ranks than a mesh can have. */
 static void test_two_levels(void **state) {
   crowd c;
   (void)state;
@@ -169,7 +169,7 @@ static void test_two_levels(void **state) {
 
 /* ---- parts ---- */
 
-/* A large part, backwards, and a small one train at once, beside the whole. */
+/* A large part with its ranks reversed, and a small one, train at once, while the whole group is used too. */
 static int use_parts(dc_comm *comm, void *arg) {
   crowd own = *(const crowd *)arg;
   const bool large = comm->rank < PART;

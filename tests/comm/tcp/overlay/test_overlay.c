@@ -1,5 +1,5 @@
-/* Ways through an overlay: neighbours know each other, all ranks are reached in few steps, also around ranks that have
- * ended. */
+/* Routes through an overlay: neighbours know each other, and all ranks are reached in few steps, also around ranks that
+ * have ended. */
 #include "comm/tcp/overlay/overlay.h"
 
 #include <setjmp.h>
@@ -12,7 +12,7 @@
 
 static const int32_t worlds[] = {65, 66, 100, 127, 128, 129, 300, 1000, 1023, 1024};
 
-/* The group as rank r sees it. */
+/* Sets the group up as rank r sees it. */
 static void be_rank(dc__tcp_group *group, int32_t r) {
   group->rank = r;
   for (int32_t i = 0; i < group->world; i++) {
@@ -20,7 +20,7 @@ static void be_rank(dc__tcp_group *group, int32_t r) {
   }
 }
 
-/* Steps from one rank to another; -1: there is no way. */
+/* Returns the number of steps from one rank to another; -1: there is no route. */
 static int32_t count_steps(dc__tcp_group *group, int32_t from, int32_t to) {
   int32_t steps = 0, last = -1;
   for (int32_t at = from; at != to; steps++) {
@@ -70,7 +70,7 @@ static void test_ways_are_short(void **state) {
   group->overlay = true;
   for (size_t w = 0; w < DC__COUNT(worlds); w++) {
     group->world = worlds[w];
-    for (int32_t to = 1; to < group->world; to++) { /* the ring looks the same from each rank */
+    for (int32_t to = 1; to < group->world; to++) { /* by symmetry, rank 0 stands for every rank */
       const int32_t steps = count_steps(group, 0, to);
       assert_true(steps >= 1 && steps <= binary_digits(group->world) / 2 + 1);
     }
@@ -78,7 +78,7 @@ static void test_ways_are_short(void **state) {
   free(group);
 }
 
-/* A machine of 8 ranks, and others one by one. */
+/* Eight ranks on one machine, the others alone on theirs. */
 static void test_ways_around_ended_ranks(void **state) {
   (void)state;
   dc__tcp_group *group = calloc(1, sizeof *group);

@@ -1,5 +1,5 @@
-/* Small collectives over TCP, which go in rounds. Data and bits are those of a message to each rank. A call that
- * differs on one rank is the same error on all, and nothing is written. */
+/* Small collectives over TCP, which go in rounds. Data and bits are those of direct messages between all ranks. If a
+ * call differs on one rank, all ranks get the same error, and nothing is written. */
 #include "comm/tcp/tcp.h"
 #include "comm_data.h"
 
@@ -128,7 +128,7 @@ static void test_differences(void **state) {
   }
 }
 
-/* A rank without a buffer for its part is an error of all. */
+/* If a rank has no buffer for its part, all ranks get an error. */
 static int take_no_part(dc_comm *comm, void *arg) {
   (void)arg;
   float send[MOST] = {0}, recv = 0;

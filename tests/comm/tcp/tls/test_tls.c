@@ -1,6 +1,6 @@
-/* TLS between two ends whose bytes the test passes on, and between ranks. The bytes on the way are not readable, and
- * an end does not read them if they were changed. Groups with TLS have the same bits, and say the same of ranks that
- * leave or differ. */
+/* TLS between two ends whose bytes the test passes on, and between ranks. The bytes on the way are not readable, and an
+ * end rejects them if they were changed. Groups with TLS give the same bits, and the same errors about ranks that leave
+ * or differ. */
 #define _GNU_SOURCE
 #include "comm/tcp/tcp.h"
 #include "comm/tcp/tls/tls.h"
@@ -24,10 +24,10 @@ void *__wrap_dlopen(const char *name, int flags) {
 enum { SEEN = 1 << 20 };
 
 typedef struct path {
-  int ends[2], ways[2]; /* the test has the other side of each end */
-  char seen[SEEN];      /* all that passed */
+  int ends[2], ways[2]; /* the test holds ways, the other sides of the ends' sockets */
+  char seen[SEEN];      /* all bytes that passed */
   size_t bytes;
-  int64_t flip; /* a byte of what passes next; -1: none */
+  int64_t flip; /* index of a byte to change in what passes next; -1: none */
 } path;
 
 static void path_open(path *p, const unsigned char *key_0, const unsigned char *key_1) {
@@ -50,7 +50,7 @@ static void path_close(path *p) {
   }
 }
 
-/* Passes on what an end has sent, at most what the other one's socket takes. */
+/* Passes on what one end has sent, at most as much as the other end's socket takes. */
 static void path_pass(path *p, int from) {
   for (int pieces = 0; pieces < 8; pieces++) {
     char data[4096];
@@ -69,7 +69,7 @@ static void path_pass(path *p, int from) {
   }
 }
 
-/* 1, or what an end got that did not complete. */
+/* Returns 1, or the result of an end that could not complete the handshake. */
 static int path_shake(path *p, int *error) {
   int done[2] = {-1, -1};
   for (int turn = 0; turn < 8 && (done[0] != 1 || done[1] != 1); turn++) {
@@ -134,7 +134,8 @@ static void test_another_key_is_refused(void **state) {
   path_close(&shared_path);
 }
 
-/* Wherever it is: in a record's header, its text, or its code. Nothing is read from then on, and both ends know. */
+/* A changed byte is found in a record's header, its text, or its code. Nothing is read from then on, and both ends
+ * know. */
 static void test_a_changed_byte_is_found(void **state) {
   (void)state;
   path *p = &shared_path;
@@ -145,7 +146,7 @@ static void test_a_changed_byte_is_found(void **state) {
     p->flip = at;
     path_pass(p, 0);
     const ssize_t read = dc__tls_read(dc__tls_of(p->ends[1]), got, sizeof got, false);
-    if (read < 0 && errno == EAGAIN) { /* a length that is larger now: the rest of it never comes */
+    if (read < 0 && errno == EAGAIN) { /* the length in the header is larger now, so the record is still incomplete */
       assert_int_equal(say(p, 0, "a record of 25 characters"), 25);
       path_pass(p, 0);
       continue;
@@ -168,12 +169,12 @@ static void test_an_end_is_told(void **state) {
   close(p->ways[1]);
   hears(p, 1, "last");
   assert_int_equal(dc__tls_read(dc__tls_of(p->ends[1]), got, sizeof got, false), 0);
-  assert_true(say(p, 1, "anyone?") < 0 && errno == EPIPE); /* and no signal */
+  assert_true(say(p, 1, "anyone?") < 0 && errno == EPIPE); /* and it raises no signal */
   p->ways[1] = -1;
   path_close(p);
 }
 
-/* The same bytes again after EAGAIN, and all arrive once and in order. */
+/* After EAGAIN the same bytes are written again, and all arrive once and in order. */
 static void test_a_full_socket(void **state) {
   (void)state;
   path *p = &shared_path;
@@ -209,7 +210,7 @@ static void test_a_full_socket(void **state) {
   free(copy);
 }
 
-/* Both ends have the new key, or the next text would not be read. */
+/* Both ends have the new key; otherwise the next text could not be read. */
 static void test_keys_are_renewed(void **state) {
   (void)state;
   const uint64_t before = atomic_exchange(&dc__tls_records_per_key, 2);
@@ -220,7 +221,8 @@ static void test_keys_are_renewed(void **state) {
     assert_int_equal(say(p, i % 2, "text"), 4);
     path_pass(p, i % 2);
     hears(p, !(i % 2), "text");
-    /* A record has 4 bytes, its type, 16 of its code and 5 of its header; that of a new key has 5 instead of 4. */
+    /* A record has 4 bytes of text, 1 of type, 16 of code and 5 of header. A record with a new key has 5 bytes instead
+     * of 4. */
     assert_int_equal(p->bytes - bytes, i >= 4 && i / 2 % 2 == 0 ? 26 + 27 : 26);
   }
   path_close(p);
@@ -252,7 +254,7 @@ static int reduce(dc_comm *comm, float *data, int64_t count) {
   return 0;
 }
 
-/* Of one rank the sums of a small and a large reduction, and of another communicator's. */
+/* Keeps rank 0's sums of a small and a large reduction, and of one in another communicator. */
 static int work(dc_comm *comm, void *arg) {
   sums *s = comm->rank == 0 ? arg : calloc(1, sizeof *s);
   dc_comm *copy = NULL, *part = NULL;
@@ -307,7 +309,7 @@ static pthread_t start_member(member *m, const char *address, int32_t rank, bool
   return thread;
 }
 
-/* Rank 0 sends such a rank away, and waits for another one. */
+/* Rank 0 refuses a rank with the other setting of TLS, and waits for another one. */
 static void test_both_ends_want_the_same(void **state) {
   (void)state;
   for (int wants = 0; wants < 2; wants++) {
@@ -343,7 +345,7 @@ static void test_options(void **state) {
   assert_non_null(strstr(m.text, "options.tls = 2, must be 0 or 1"));
 }
 
-/* In a process that has not opened the library. */
+/* Runs in a process that has not loaded the library yet. */
 static void test_no_library(void **state) {
   (void)state;
   fflush(NULL);

@@ -1,4 +1,4 @@
-//! Ranks as threads, for tests.
+//! Ranks that are threads, for tests.
 #![allow(dead_code)]
 
 use dc::{Comm, CommOptions, Context, Device, Linalg, LinalgOptions, Stage, Z3Options};
@@ -10,7 +10,7 @@ pub fn limits() -> CommOptions {
     CommOptions { timeout: Some(Duration::from_secs(20)), ..Default::default() }
 }
 
-/// Runs a rank on a thread of its own for each rank; the results in rank order, a panic as an error.
+/// Runs each rank on a thread of its own. Returns the results in rank order, a panic as an error.
 pub fn ranks<R: Send>(size: i32, body: impl Fn(Comm) -> R + Sync) -> Vec<std::thread::Result<R>> {
     let (comms, body) = (Comm::threads(size, &limits()).unwrap(), &body);
     std::thread::scope(|scope| {
@@ -41,7 +41,7 @@ pub fn floats(numbers: &[f64]) -> Vec<f32> {
     numbers.iter().map(|number| *number as f32).collect()
 }
 
-/// A B of an [m, k] and a [k, n] matrix, by the definition.
+/// A B of an [m, k] and a [k, n] matrix, by definition.
 pub fn product(a: &[f64], b: &[f64], k: usize) -> Vec<f64> {
     let n = b.len() / k;
     let element = |i: usize, j: usize| (0..k).map(|at| a[i * k + at] * b[at * n + j]).sum();
@@ -72,7 +72,7 @@ pub fn weight(id: i64, at: usize) -> f32 {
     ((id as usize * 31 + at * 7) % 61) as f32 / 4.0 - 7.0
 }
 
-/// Registers a parameter of `numel` weights, and a graph of it alone under its id.
+/// Registers a parameter of `numel` weights, and a graph with the same id that has only this parameter.
 pub fn register(context: &mut Context, comm: &Comm, id: i64, numel: usize) {
     let chunk = (numel + comm.size() as usize - 1) / comm.size() as usize;
     let begin = comm.rank() as usize * chunk;
