@@ -106,3 +106,16 @@ print("fine")
 
 def test_a_context_on_the_simulated_driver(on_the_simulated_driver: Callable[[str], str]) -> None:
     assert on_the_simulated_driver(CONTEXT) == "fine\n"
+
+
+def test_the_memory_that_torchium_reports_is_the_devices(on_the_simulated_driver: Callable[[str], str]) -> None:
+    on_the_simulated_driver("""
+import libdc
+from libdc import linalg
+from libdc.torchium import cuda_memory_info
+
+with libdc.Device("cuda:0") as device:
+    memory = linalg.device_memory(device)
+info = cuda_memory_info()
+assert info["device"] == "cuda:0" and info["total_memory"] == memory["total"] != linalg.device_memory()["total"], info
+""")

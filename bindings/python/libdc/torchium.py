@@ -12,6 +12,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from . import linalg as _linalg
+from .device import Device
 from .linalg import SampleLayer
 
 __all__ = [
@@ -93,10 +94,16 @@ def get_optimal_device() -> torch.device:
 
 
 def cuda_memory_info() -> Dict[str, Any]:
-    """The memory of libdc's default device in bytes, with all keys on every machine. free_memory is what the driver or
-    the system reports."""
-    memory = _linalg.device_memory()
-    return {"available": is_cuda_available(), "device": str(get_optimal_device()), "total_memory": memory["total"],
+    """The memory of get_optimal_device() in bytes, with all keys on every machine. free_memory is what the driver or the
+    system reports. The allocated memory of a CUDA device is that of this call, since these functions compute on the
+    host."""
+    device = get_optimal_device()
+    if device.type == "cpu":
+        memory = _linalg.device_memory()
+    else:
+        with Device(str(device)) as opened:
+            memory = _linalg.device_memory(opened)
+    return {"available": is_cuda_available(), "device": str(device), "total_memory": memory["total"],
             "allocated_memory": memory["reserved"], "cached_memory": memory["reserved"],
             "peak_memory": memory["peak"], "free_memory": memory["free"]}
 

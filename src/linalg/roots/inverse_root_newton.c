@@ -195,7 +195,7 @@ static void newton_distance_cpu(dc__newton_iteration *w, double *distances) {
   double max_abs = 0;
   for (int64_t i = 0; i < n * n; i++) {
     double gap = fabs(dc__load_element(w->m, wide, i) - (i % (n + 1) == 0 ? 1 : 0));
-    max_abs = gap <= max_abs ? max_abs : gap;
+    max_abs = gap > max_abs || isnan(gap) ? gap : max_abs; /* the maximum with a NaN is NaN */
   }
   distances[0] = max_abs;
 }
