@@ -164,6 +164,9 @@ dc_status dc__gather_retain(dc_context *ctx, const char *fn, dc__param *param, i
                     fn, param->id, param->released, param->users, DC__PLURAL_S(param->users));
   }
   DC__TRY(dc__gather_wait(ctx, fn, param));
+  if (param->reloaded != NULL && !ctx->capturing) { /* a hit has not waited for that */
+    dc__event_wait(param->reloaded, ctx->lanes[DC__LANE_CALLER]);
+  }
   dc__param_end_use(param);
   *buffer = copy->buffer;
   if (param->persistent && !ctx->capturing) {

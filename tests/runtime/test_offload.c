@@ -147,6 +147,33 @@ static void test_shards(void **state) {
   }
 }
 
+/* A copy that is there already is handed out at once, and its holder may then change the shard. */
+static void taken(rank *r) {
+  enum { NUMEL = 1 << 24 };
+  int64_t id = 2, count = 0;
+  sharded p;
+  dc_buffer *buffer;
+  dc_trace_event event = {0};
+  dc_tensor full = DC_TENSOR_INIT;
+  OK(r, register_sharded(r, &p, id, NUMEL, 1));
+  OK(r, dc_register_graph_z3(r->ctx, GRAPH, &id, 1));
+  OK(r, dc_allgather_param(r->ctx, NULL, GRAPH, id, DC_DTYPE_NONE, &full));
+  OK(r, dc_wait_allgather(r->ctx, NULL, GRAPH, id));
+  OK(r, dc_context_trace_start(r->ctx, 16));
+  OK(r, dc_reload_parameter(r->ctx, NULL, GRAPH, id));
+  OK(r, dc_offload_parameter(r->ctx, NULL, GRAPH, id)); /* the copy goes on */
+  OK(r, dc_take_param(r->ctx, GRAPH, id, DC_DTYPE_NONE, &buffer));
+  OK(r, dc_context_trace_read(r->ctx, &event, sizeof event, 1, &count));
+  CHECK(r, count == 1 && event.op == DC_OP_RELOAD_PARAMETER);
+  dc_buffer_release(buffer);
+  free_sharded(&p);
+}
+
+static void test_taken(void **state) {
+  (void)state;
+  run_ranks((setup){.world = 1}, taken, NULL);
+}
+
 static void freeing(rank *r) {
   float data[8];
   int64_t four = 4, five = 5, zero = 0;
@@ -310,7 +337,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_tensors), cmocka_unit_test(test_newer_content), cmocka_unit_test(test_shards),
       cmocka_unit_test(test_freeing), cmocka_unit_test(test_memory),        cmocka_unit_test(test_dry_runs),
-      cmocka_unit_test(test_traces),
+      cmocka_unit_test(test_traces),  cmocka_unit_test(test_taken),
   };
   return cmocka_run_group_tests_name("offload", tests, NULL, NULL);
 }

@@ -158,13 +158,19 @@ impl Context {
 
     /// Takes the kept events, oldest first, at most `limit` of them.
     pub fn trace_read(&self, limit: usize) -> Result<Vec<TraceEvent>> {
-        let mut events = vec![sys::dc_trace_event::default(); limit];
-        let (size, mut count) = (size_of::<sys::dc_trace_event>(), 0);
-        check(unsafe {
-            sys::dc_context_trace_read(self.as_ptr(), events.as_mut_ptr(), size, limit as i64, &mut count)
-        })?;
-        events.truncate(count as usize);
-        Ok(events.into_iter().map(TraceEvent::from).collect())
+        let (size, mut events) = (size_of::<sys::dc_trace_event>(), Vec::new());
+        while events.len() < limit {
+            let mut piece = [sys::dc_trace_event::default(); 64]; // the limit may be more than there is memory for
+            let (cap, mut count) = (piece.len().min(limit - events.len()), 0);
+            check(unsafe {
+                sys::dc_context_trace_read(self.as_ptr(), piece.as_mut_ptr(), size, cap as i64, &mut count)
+            })?;
+            events.extend(piece[..count as usize].iter().map(|event| TraceEvent::from(*event)));
+            if (count as usize) < cap {
+                break;
+            }
+        }
+        Ok(events)
     }
 
     /// Writes this rank's latest operations to `folder/rank-R.json`.

@@ -68,6 +68,23 @@ fn gathers_cast_and_prefetch() {
     assert!(results.iter().all(Result::is_ok));
 }
 
+/// A gather that finds a copy waits for a reload too, which reads the shard that can be changed then.
+#[test]
+fn a_reload_is_done_when_weights_can_change() {
+    let comm = Comm::threads(1, &common::limits()).unwrap().remove(0);
+    let mut context = context(&comm);
+    register(&mut context, &comm, 3, 1 << 22);
+    context.set_persistent(3).unwrap();
+    drop(context.gather::<f32>(3, 3).unwrap());
+    context.trace_start(16).unwrap();
+    context.reload_parameter(3, 3).unwrap();
+    assert_eq!(context.update(3, |_: &mut [f32], _: &mut [f32]| ()).unwrap_err().status(), dc::Status::BUSY);
+    drop(context.gather::<f32>(3, 3).unwrap());
+    let events = context.trace_read(usize::MAX).unwrap(); // those that have ended
+    assert_eq!(events.first().map(|event| event.op), Some(Op::ReloadParameter as i32));
+    context.update(3, |weights: &mut [f32], _: &mut [f32]| weights.fill(1.0)).unwrap();
+}
+
 #[test]
 fn persistent_parameters_follow_updates() {
     let results = ranks(2, |comm| {
