@@ -3,12 +3,11 @@
 use crate::comm::Comm;
 use crate::context::Context;
 use crate::device::Device;
-use crate::error::{check, Result};
+use crate::error::{caught, check, Result};
 use crate::sys;
 use std::ffi::CStr;
 use std::mem::size_of;
 use std::os::raw::{c_char, c_void};
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::{self, NonNull};
 
 /// Severity of a log line.
@@ -126,6 +125,5 @@ unsafe extern "C" fn write_log(level: i32, message: *const c_char, user: *mut c_
         sys::DC_LOG_WARNING => LogLevel::Warning,
         _ => LogLevel::Info,
     };
-    // A panic must not unwind into C; what it says has been printed by the panic hook.
-    let _ = catch_unwind(AssertUnwindSafe(|| log(level, &CStr::from_ptr(message).to_string_lossy())));
+    let _ = caught(|| log(level, &CStr::from_ptr(message).to_string_lossy()));
 }

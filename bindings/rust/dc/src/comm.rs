@@ -8,10 +8,12 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::mem::size_of;
-use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The library takes no more ranks over any transport.
+const MOST_RANKS: i32 = 1024;
 
 /// Limits of a communicator; over TCP also its secret and addresses.
 #[derive(Clone, Default)]
@@ -91,7 +93,7 @@ impl Drop for Handle {
 pub struct Comm {
     handle: Arc<Handle>,
     /// Whether a group is open. Being a Cell it also keeps the communicator to one thread at a time.
-    grouped: Cell<bool>,
+    pub(crate) grouped: Cell<bool>,
 }
 
 /// Makes the collectives of a communicator fail on every rank. Any thread may use it.
@@ -121,6 +123,10 @@ impl Comm {
     /// Makes ranks that are threads of this process: one communicator for each.
     pub fn threads(world_size: i32, options: &CommOptions) -> Result<Vec<Comm>> {
         crate::check_version()?;
+        if world_size > MOST_RANKS {
+            let text = format!("world_size = {world_size}, must be at most {MOST_RANKS}, and for threads at most 64");
+            return Err(Error::new(Status::INVALID, text)); // before there is room for as many
+        }
         let mut comms = vec![ptr::null_mut(); usize::try_from(world_size).unwrap_or(0)];
         check(unsafe { sys::dc_comm_create_threads(world_size, &options.table(), comms.as_mut_ptr()) })?;
         Ok(comms.into_iter().map(|comm| unsafe { Comm::from_raw(comm) }).collect())
@@ -231,14 +237,19 @@ impl Comm {
         }
     }
 
-    unsafe fn queue_all_gather<T: Element>(&self, send: &[T], recv: &mut [T], counts: Option<&[i64]>) -> Result<()> {
+    pub(crate) unsafe fn queue_all_gather<T: Element>(
+        &self,
+        send: &[T],
+        recv: &mut [T],
+        counts: Option<&[i64]>,
+    ) -> Result<()> {
         let (sent, received) = ([send.len() as i64], [recv.len() as i64]);
         let mut out = view_of_mut(recv, &received);
         let counts = self.counts("counts", counts)?;
         check(sys::dc_comm_all_gather(self.as_ptr(), &view_of(send, &sent), &mut out, counts, ptr::null_mut()))
     }
 
-    unsafe fn queue_reduce_scatter<T: Element>(
+    pub(crate) unsafe fn queue_reduce_scatter<T: Element>(
         &self,
         send: &[T],
         recv: &mut [T],
@@ -249,15 +260,6 @@ impl Comm {
         let mut out = view_of_mut(recv, &received);
         let (counts, op) = (self.counts("counts", counts)?, op as i32);
         check(sys::dc_comm_reduce_scatter(self.as_ptr(), &view_of(send, &sent), &mut out, counts, op, ptr::null_mut()))
-    }
-
-    /// In a group the library keeps slices until the group ends, longer than a call of the communicator borrows them.
-    fn ensure_ungrouped(&self, call: &str) -> Result<()> {
-        if self.grouped.get() {
-            let text = format!("{call}: a group is open, which has {call} of its own");
-            return Err(Error::new(Status::STATE, text));
-        }
-        Ok(())
     }
 
     /// `recv` = the ranks' `send` one after the other. `counts`: each rank's number of elements, if they differ.
@@ -350,50 +352,5 @@ impl Comm {
     /// Waits until every rank has called it.
     pub fn barrier(&self) -> Result<()> {
         check(unsafe { sys::dc_comm_barrier(self.as_ptr()) })
-    }
-
-    /// Several gathers, or several reduce-scatters, with one handshake: `fill` names them, and they are done when this
-    /// returns. If `fill` fails or panics, the communicator is aborted, since the other ranks count on its part.
-    pub fn group<'slices, F>(&'slices self, fill: F) -> Result<()>
-    where
-        F: FnOnce(&mut Group<'slices>) -> Result<()>,
-    {
-        check(unsafe { sys::dc_comm_group_begin(self.as_ptr()) })?;
-        let mut group = Group { comm: self };
-        self.grouped.set(true);
-        let filled = catch_unwind(AssertUnwindSafe(|| fill(&mut group)));
-        self.grouped.set(false);
-        if !matches!(filled, Ok(Ok(()))) {
-            self.abort_handle().abort("a rank left a group of collectives half filled");
-        }
-        // The library forgets the slices here, whatever comes of it.
-        let ended = check(unsafe { sys::dc_comm_group_end(self.as_ptr(), ptr::null_mut()) });
-        match filled {
-            Ok(filled) => filled.and(ended),
-            Err(panic) => resume_unwind(panic),
-        }
-    }
-}
-
-/// The collectives of a [`Comm::group`]; the slices are borrowed until it returns.
-#[derive(Debug)]
-pub struct Group<'slices> {
-    comm: &'slices Comm,
-}
-
-impl<'slices> Group<'slices> {
-    /// As [`Comm::all_gather`].
-    pub fn all_gather<T: Element>(&mut self, send: &'slices [T], recv: &'slices mut [T]) -> Result<()> {
-        unsafe { self.comm.queue_all_gather(send, recv, None) }
-    }
-
-    /// As [`Comm::reduce_scatter`].
-    pub fn reduce_scatter<T: Element>(
-        &mut self,
-        send: &'slices [T],
-        recv: &'slices mut [T],
-        op: ReduceOp,
-    ) -> Result<()> {
-        unsafe { self.comm.queue_reduce_scatter(send, recv, None, op) }
     }
 }

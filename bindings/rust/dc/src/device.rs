@@ -1,11 +1,10 @@
 //! Devices, streams and events.
 
-use crate::error::{c_name, check, Error, Result, Status};
+use crate::error::{c_name, caught, check, Error, Result, Status};
 use crate::sys;
 use std::alloc::{GlobalAlloc, Layout};
 use std::mem::size_of;
 use std::os::raw::c_void;
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
@@ -111,23 +110,21 @@ impl Device {
     }
 }
 
-// A panic must not unwind into C; what it says has been printed by the panic hook.
-
 unsafe extern "C" fn alloc<A: GlobalAlloc>(bytes: i64, align: i64, user: *mut c_void) -> *mut c_void {
     let allocator = &*(user as *const A);
     let layout = Layout::from_size_align(bytes.max(1) as usize, align as usize);
-    let block = catch_unwind(AssertUnwindSafe(|| layout.map(|layout| allocator.alloc(layout))));
+    let block = caught(|| layout.map(|layout| allocator.alloc(layout)));
     block.map_or(ptr::null_mut(), |block| block.map_or(ptr::null_mut(), |block| block.cast()))
 }
 
 unsafe extern "C" fn free<A: GlobalAlloc>(block: *mut c_void, bytes: i64, align: i64, user: *mut c_void) {
     let allocator = &*(user as *const A);
     let layout = Layout::from_size_align_unchecked(bytes.max(1) as usize, align as usize);
-    let _ = catch_unwind(AssertUnwindSafe(|| allocator.dealloc(block.cast(), layout)));
+    let _ = caught(|| allocator.dealloc(block.cast(), layout));
 }
 
 unsafe extern "C" fn destroy<A>(user: *mut c_void) {
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(Box::from_raw(user as *mut A))));
+    let _ = caught(|| drop(Box::from_raw(user as *mut A)));
 }
 
 impl Stream {
@@ -156,7 +153,7 @@ impl Stream {
 
 unsafe extern "C" fn run<F: FnOnce()>(user: *mut c_void) {
     let work = Box::from_raw(user as *mut F);
-    let _ = catch_unwind(AssertUnwindSafe(work));
+    let _ = caught(work);
 }
 
 impl Event {

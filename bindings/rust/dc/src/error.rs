@@ -4,6 +4,7 @@ use crate::sys;
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::os::raw::c_char;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 
 /// Why a call failed; the numbers are those of `dc_status_code`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,4 +103,16 @@ pub(crate) fn counted(count: usize, one: &str, many: &str) -> String {
 /// A name for the library. A NUL in it is refused here, since C would cut the name off there.
 pub(crate) fn c_name(what: &str, name: &str) -> Result<CString> {
     CString::new(name).map_err(|_| Error::new(Status::INVALID, format!("{what} = {name:?}, must not contain NUL")))
+}
+
+/// A callback's result; None if it panicked, which must not unwind into C. The panic hook has printed what it says.
+pub(crate) fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
+    let payload = match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => return Some(result),
+        Err(payload) => payload,
+    };
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(again); // its drop may panic, too
+    }
+    None
 }

@@ -1,12 +1,11 @@
 //! Communicators over the caller's own collectives.
 
 use crate::comm::{Comm, CommOptions};
-use crate::error::{check, Result};
+use crate::error::{caught, check, Result};
 use crate::sys;
 use crate::tensor::DType;
 use std::mem::size_of;
 use std::os::raw::c_void;
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 
 /// The error of a failed collective: the caller's own number, which appears in the error's text on this rank; 0 counts
@@ -76,10 +75,10 @@ impl Comm {
 const FAILED: i32 = sys::DC_E_INTERNAL;
 
 fn guarded(call: impl FnOnce() -> External<()>) -> i32 {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(Ok(())) => 0,
-        Ok(Err(0)) | Err(_) => FAILED,
-        Ok(Err(code)) => code,
+    match caught(call) {
+        Some(Ok(())) => 0,
+        Some(Err(0)) | None => FAILED,
+        Some(Err(code)) => code,
     }
 }
 

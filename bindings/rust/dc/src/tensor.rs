@@ -120,7 +120,8 @@ impl<'data, T: Element> Tensor<'data, T> {
             if other.strides.is_empty() {
                 other.strides = vec![1; other.shape.len()];
                 for at in (0..other.shape.len() - 1).rev() {
-                    other.strides[at] = other.strides[at + 1] * other.shape[at + 1].max(1);
+                    let next = other.shape[at + 1].max(1); // operators refuse an empty one with too many
+                    other.strides[at] = other.strides[at + 1].saturating_mul(next);
                 }
             }
             let last = other.shape.len() - 1;

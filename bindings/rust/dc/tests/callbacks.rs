@@ -173,3 +173,19 @@ fn device_memory_from_an_allocator_of_the_callers() {
     assert_eq!(memory.0.load(Ordering::SeqCst), 0);
     assert_eq!(Arc::strong_count(&memory.0), 1);
 }
+
+/// The payload of a panic, whose drop panics again.
+struct Payload;
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        panic!("on purpose, again");
+    }
+}
+
+#[test]
+fn payloads_of_panics_may_panic() {
+    let stream = Stream::new(&Device::open("cpu").unwrap()).unwrap();
+    stream.call(|| std::panic::panic_any(Payload)).unwrap();
+    stream.synchronize(None).unwrap();
+}

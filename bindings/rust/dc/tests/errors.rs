@@ -16,6 +16,8 @@ fn errors_have_a_status_and_the_librarys_text() {
     assert_eq!(Device::open("c\0pu").unwrap_err().status(), Status::INVALID);
     assert_eq!(Comm::threads(-1, &limits()).unwrap_err().status(), Status::INVALID);
     assert_eq!(Comm::threads(65, &limits()).unwrap_err().status(), Status::INVALID);
+    let many = Comm::threads(i32::MAX, &limits()).unwrap_err(); // it takes no memory for as many
+    assert!(many.text().contains("world_size = 2147483647, must be at most 1024"), "{many}");
     let device = Device::open("cpu").unwrap();
     let error = Context::builder().bucket(0).build(&device, None).err().unwrap();
     assert!(error.text().contains("initial_reduce_bucket_size = 0"), "{}", error.text());

@@ -22,6 +22,8 @@ fn eigenvectors_make_a_matrix_diagonal() {
     let (mut other, _) = linalg().eigh(&Tensor::new(&a, &[1, 6, 6]).unwrap(), &options.descending(true)).unwrap();
     other.reverse();
     close(&other, &values, 1e-12);
+    let endless = Tensor::new(&[0.0f64; 0], &[0, i64::MAX, i64::MAX]).unwrap().transposed();
+    assert_eq!(linalg().eigh(&endless, &options).unwrap_err().status(), Status::SHAPE);
     let none: (Vec<f32>, Vec<f32>) = linalg().eigh(&Tensor::new(&[], &[0, 3, 3]).unwrap(), &options).unwrap();
     assert_eq!(none, (vec![], vec![]));
 }
