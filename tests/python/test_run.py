@@ -12,6 +12,7 @@ import time
 import libdc.run
 import pytest
 from libdc._secret import environment_secret, make_secret, read_secret
+from libdc.launch import environment_ports
 
 
 def alive(pid: int) -> bool:
@@ -339,6 +340,16 @@ def test_a_bad_value_names_its_option(capsys, option, name, allowed, values):
     with pytest.raises(SystemExit):
         libdc.run.main([option])
     assert f"{option}" in capsys.readouterr().err
+
+
+def test_the_environment_has_the_limits_of_the_option(monkeypatch):
+    for value in ("x", "5", "5-3", "0-9", "0-0", "1-65536", "-1-5"):
+        monkeypatch.setenv("LIBDC_PORTS", value)
+        with pytest.raises(RuntimeError, match=f"LIBDC_PORTS={value}: must be FIRST-LAST, in 1..65535"):
+            environment_ports()
+    for value, ports in ("", (0, 0)), ("40000-40999", (40000, 40999)):
+        monkeypatch.setenv("LIBDC_PORTS", value)
+        assert environment_ports() == ports
 
 
 @pytest.mark.parametrize("arguments", [["-n", "0", "x.py"], ["-n", "65", "x.py"], ["-n", "2"], []])

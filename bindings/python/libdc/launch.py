@@ -72,10 +72,18 @@ def _loads_mpi(launch: Launch) -> bool:
     return True
 
 
-def environment_ports() -> Tuple[int, int]:
-    """The first and last port of LIBDC_PORTS, such as 40000-40999; zeros if it is not set."""
-    value = os.environ.get("LIBDC_PORTS") or "0-0"
+def read_ports(source: str, value: str) -> Tuple[int, int]:
+    """The first and the last of ports for listeners, such as 40000-40999."""
     first, _, last = value.partition("-")
-    if not re.fullmatch("[0-9]{1,5}-[0-9]{1,5}", value):
-        raise RuntimeError(f"init_comm: LIBDC_PORTS={value}: must be FIRST-LAST")
+    if not re.fullmatch("[0-9]{1,5}-[0-9]{1,5}", value) or not 0 < int(first) <= int(last) <= 65535:
+        raise ValueError(f"{source}: must be FIRST-LAST, in 1..65535")
     return int(first), int(last)
+
+
+def environment_ports() -> Tuple[int, int]:
+    """Those of LIBDC_PORTS; (0, 0) without: any."""
+    value = os.environ.get("LIBDC_PORTS")
+    try:
+        return read_ports(f"LIBDC_PORTS={value}", value) if value else (0, 0)
+    except ValueError as error:
+        raise RuntimeError(f"init_comm: {error}") from None

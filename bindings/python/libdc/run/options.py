@@ -9,6 +9,7 @@ import secrets
 from typing import List, NoReturn, Optional, Sequence
 
 from .._secret import environment_tls, run_secret
+from ..launch import read_ports
 from .ssh import choose_meeting, read_secret_line
 
 MAX_RANKS = 1024  # over all machines
@@ -112,9 +113,10 @@ def _read_numbers(parser: Parser, options: argparse.Namespace) -> None:
         parser.error(f"--grace {options.grace}: must be a number of seconds in 0..1e9")
     options.grace = grace
     if options.ports is not None:
-        first, _, last = options.ports.partition("-")
-        if not re.fullmatch("[0-9]{1,5}-[0-9]{1,5}", options.ports) or not 0 < int(first) <= int(last) <= 65535:
-            parser.error(f"--ports {options.ports}: must be FIRST-LAST, in 1..65535")
+        try:
+            read_ports(f"--ports {options.ports}", options.ports)
+        except ValueError as error:
+            parser.error(str(error))
 
 
 def _read_meeting(parser: Parser, options: argparse.Namespace) -> None:
