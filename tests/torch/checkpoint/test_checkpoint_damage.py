@@ -259,6 +259,10 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         for path in ("", f"{tmp_path}/new/", f"{tmp_path}/new\0"):
             with pytest.raises(ValueError, match="save_checkpoint: path = '.*', must be a file's name"):
                 dct.save_checkpoint(net, path)
+        for wrong in (os.fsencode(tmp_path / "new"), 5, None):
+            for name, call in ("save", dct.save_checkpoint), ("load", dct.load_checkpoint):
+                with pytest.raises(TypeError, match=f"^{name}_checkpoint: path = .*, must be a str, or a path object"):
+                    call(net, wrong)
         with pytest.raises(TypeError, match="save_checkpoint: extra has the name 1, must be a str"):
             dct.save_checkpoint(net, tmp_path / "new", extra={1: 2})
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)  # as a full disk

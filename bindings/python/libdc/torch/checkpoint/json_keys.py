@@ -13,6 +13,9 @@ def with_pairs(value: Any, path: str = "") -> Any:
     if isinstance(value, (list, tuple)):
         return [with_pairs(item, f"{path}[{index}]") for index, item in enumerate(value)]
     if not isinstance(value, dict):
+        if value is not None and not isinstance(value, (str, int, float)):
+            raise TypeError(f"save_checkpoint: {path} is of type {type(value).__name__}, must be a str, int, float, "
+                            "bool or None, or a list or dict of them; of extra also a tensor, under a name of its own")
         return value
     for key in value:
         if key is not None and not isinstance(key, (str, int, float)):  # JSON would make a tuple a list

@@ -49,7 +49,7 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     `extra` are `extra/NAME`."""
     roots = roots_on_same_ranks("save_checkpoint", model)
     root = roots[0]
-    path = os.fspath(path)
+    name = run_on_all_ranks(root, lambda: _path_text("save_checkpoint", path))
     run_on_all_ranks(root, lambda: _check_arguments(extra or {}, buffers))
     own: Optional[Dict[str, Any]] = None
     if weights:
@@ -58,7 +58,14 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
             each.write_back()
         own = model.state_dict(keep_vars=True)
         own = {**own, **synced_buffers(root, own, buffers, everywhere=False)}
-    on_first_replica(root, lambda: _save(model, root, path, optimizer, extra or {}, own))
+    on_first_replica(root, lambda: _save(model, root, name, optimizer, extra or {}, own))
+
+
+def _path_text(call: str, path: Any) -> str:
+    text = path.__fspath__() if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise TypeError(f"{call}: path = {path!r}, must be a str, or a path object of one such as pathlib.Path")
+    return text
 
 
 def _check_arguments(extra: Mapping[str, Any], buffers: str) -> None:
@@ -109,7 +116,7 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     Modules load their weights, as parts, by load_state_dict(), with their hooks and their extra state. A model that was
     on the meta device has no values to protect, so each rank reads into its part directly."""
     root = roots_on_same_ranks("load_checkpoint", model)[0]
-    files = run_on_all_ranks(root, lambda: _open(os.fspath(path)))
+    files = run_on_all_ranks(root, lambda: _open(_path_text("load_checkpoint", path)))
     parts: Dict[str, safetensors_file.ReadRange] = {}
 
     def read() -> Tuple[model_weights.Weights, Any, Any]:
