@@ -42,6 +42,8 @@ def test_help_names_every_command_and_option(dc: Run) -> None:
 
 @pytest.mark.parametrize("line, words", [
     (["plann"], ["COMMAND = plann", "info", "plan", "man"]),
+    (["-V", "now"], ["now is one argument too many", "-V"]),
+    (["--help", "info", "now"], ["info is one argument too many", "--help"]),
     (["info", "now"], ["libdc info", "now", "options only"]),
     (["info", "--jsno"], ["libdc info", "--jsno", "libdc info --help"]),
     (["info", "--json=1"], ["--json", "no value", "1"]),

@@ -107,13 +107,19 @@ static int unknown_command(const char *name) {
 }
 
 static int run_command(int argc, char **argv) {
-  if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
-    print_help(NULL);
-    return argc < 2 ? EXIT_USAGE : EXIT_OK;
+  const bool version = argc > 1 && (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0);
+  const bool help = argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
+  if ((version || help) && argc > 2) {
+    fprintf(stderr, "libdc: %s is one argument too many after %s\n", argv[2], argv[1]);
+    return EXIT_USAGE;
   }
-  if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) {
+  if (version) {
     printf("libdc %s\n", dc_version_string());
     return EXIT_OK;
+  }
+  if (argc < 2 || help) {
+    print_help(NULL);
+    return argc < 2 ? EXIT_USAGE : EXIT_OK;
   }
   if (strcmp(argv[1], "@rank") == 0) { /* one of run_processes() */
     return run_as_rank(argc - 2, argv + 2);
