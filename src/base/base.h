@@ -210,6 +210,13 @@ bool dc__owner_is_forked(const dc__owner *owner);
 /* DC_E_STATE in a child; `what` names the object in the error text, as in "context". */
 dc_status dc__owner_check(const char *function, const char *what, const dc__owner *owner);
 
+/* ---- file descriptors (descriptor.c) ---- */
+
+/* The descriptor that a call has just made, or its -1. In a program without standard streams it would have one of their
+ * numbers, and all that is printed would be written to it. So it takes another number then; -1 and errno: no number is
+ * left. */
+int dc__above_streams(int fd);
+
 /* ---- time (clock.c) ---- */
 
 int64_t dc__now_ns(void); /* monotonic */

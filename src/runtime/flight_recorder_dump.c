@@ -153,7 +153,7 @@ static dc_status dump_write_file(const dc__recorder *r, const char *fn, const ch
   if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
     return dc__fail(DC_E_SYSTEM, "%s: folder %.400s can't be made: %s", fn, folder, strerror(errno));
   }
-  dump_file f = {.fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
+  dump_file f = {.fd = dc__above_streams(open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666))};
   if (f.fd < 0) {
     return dc__fail(DC_E_SYSTEM, "%s: no file can be written in folder %.400s: %s", fn, folder, strerror(errno));
   }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -44,6 +46,32 @@ def test_collectives():
             comm.split(-2)
 
     libdc.run.threads(3, rank, timeout=60)
+
+
+@pytest.mark.parametrize("transport", ["processes", "tcp"])
+def test_nothing_has_the_number_of_a_closed_stream(tmp_path, transport):
+    """Where a program has closed its standard streams, what it prints would be written to a socket, or to weights."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import os, sys
+for number in range(3):
+    os.close(number)
+import libdc
+rank = int(os.environ["RANK"])
+comm = libdc.init_comm(60) if {transport!r} == "processes" else libdc.Comm.tcp(
+    "127.0.0.1:" + os.environ["MASTER_PORT"], "streams", rank, 2, 60)
+taken = []
+for number in range(3):
+    try:
+        taken.append(os.readlink(f"/proc/self/fd/{{number}}"))
+    except OSError:
+        pass
+comm.barrier()
+os._exit(len(taken))
+""")
+    done = subprocess.run([sys.executable, "-m", "libdc.run", "-n", "2", str(script)], text=True, capture_output=True,
+                          timeout=600, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
 
 
 def test_groups_and_streams_keep_their_arrays():

@@ -35,6 +35,7 @@ ssize_t dc__shm_receive_fds(int fd, void *data, size_t bytes, int *fds, int32_t 
   struct iovec part = {data, bytes};
   struct msghdr message = {
       .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space, .msg_controllen = sizeof control.space};
+  bool lacks = false;
   *count = 0;
   ssize_t got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
   if (got < 0) {
@@ -44,9 +45,13 @@ ssize_t dc__shm_receive_fds(int fd, void *data, size_t bytes, int *fds, int32_t 
     if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
       *count = (int32_t)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
       memcpy(fds, CMSG_DATA(header), (size_t)*count * sizeof(int));
+      for (int32_t i = 0; i < *count; i++) {
+        fds[i] = dc__above_streams(fds[i]);
+        lacks = lacks || fds[i] < 0;
+      }
     }
   }
-  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+  if (lacks || (message.msg_flags & MSG_CTRUNC) != 0) {
     errno = EMFILE;
     return -1;
   }

@@ -36,7 +36,7 @@ static dc_status check_limit(const char *call, size_t bytes) {
 
 dc_status dc__shm_file_create(const char *label, size_t bytes, int *fd) {
   DC__TRY(check_limit("dc_comm_create_processes", bytes));
-  int file = memfd_create(label, MFD_CLOEXEC);
+  int file = dc__above_streams(memfd_create(label, MFD_CLOEXEC));
   if (file < 0) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: no memory file: %s", strerror(errno));
   }

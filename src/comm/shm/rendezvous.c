@@ -36,7 +36,7 @@ bool dc__shm_same_user(int fd) {
 
 /* -1 if the kernel or sandbox has no pidfds: a death is then found at the deadline only. */
 static int own_pidfd(void) {
-  return (int)syscall(SYS_pidfd_open, getpid(), 0);
+  return dc__above_streams((int)syscall(SYS_pidfd_open, getpid(), 0));
 }
 
 dc_status dc__shm_map_peers(dc__shm_group *group, const int *heaps) {
@@ -63,7 +63,7 @@ static dc_status fail_root_missing(const char *name, const dc__shm_group *group)
 static dc_status shm_connect_to_root(const char *name, const dc__shm_group *group, int64_t deadline, int *fd) {
   struct sockaddr_un address;
   socklen_t length = dc__shm_socket_address(name, &address);
-  *fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  *fd = dc__above_streams(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (*fd < 0) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: no socket: %s", strerror(errno));
   }

@@ -153,7 +153,7 @@ static dc_status shm_receive_hello(shm_root *root, int32_t at) {
 }
 
 static dc_status accept_peer(shm_root *root) {
-  int fd = accept4(root->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  int fd = dc__above_streams(accept4(root->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (fd < 0) {
     return errno == EMFILE || errno == ENFILE ? shm_fail_descriptors(root) : DC_OK;
   }
@@ -209,7 +209,7 @@ static dc_status receive_peers(shm_root *root) {
 static dc_status open_listener(shm_root *root) {
   struct sockaddr_un address;
   socklen_t length = dc__shm_socket_address(root->name, &address);
-  root->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  root->listener = dc__above_streams(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (root->listener < 0) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_processes: no socket: %s", strerror(errno));
   }

@@ -83,8 +83,8 @@ static void init_group(dc__tcp_group *group) {
 }
 
 static dc_status tcp_start_group(dc__tcp_group *group, const dc__tcp_address *address) {
-  group->failure_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  group->wake_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  group->failure_event = dc__above_streams(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  group->wake_event = dc__above_streams(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (group->failure_event < 0 || group->wake_event < 0) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: no eventfd: %s", strerror(errno));
   }

@@ -111,13 +111,13 @@ dc_status dc__tcp_listen(const unsigned char *at, int32_t *port, int *fd) {
     memcpy(&four.sin_addr, at + 12, 4);
   }
   bool is_four = at != NULL && IN6_IS_ADDR_V4MAPPED(&six.sin6_addr);
-  *fd = is_four ? -1 : socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  *fd = is_four ? -1 : dc__above_streams(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (*fd >= 0) {
     (void)setsockopt(*fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); /* IPv4 too */
   } else if (at == NULL || is_four) {
     address = (struct sockaddr *)&four;
     length = sizeof four;
-    *fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    *fd = dc__above_streams(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   }
   if (*fd < 0) {
     return dc__fail(DC_E_SYSTEM, "dc_comm_create_tcp: no socket: %s", strerror(errno));
@@ -167,7 +167,7 @@ static bool is_self_connected(int fd) {
 }
 
 int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int ends, int64_t deadline) {
-  int fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  int fd = dc__above_streams(socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (fd < 0) {
     return -1;
   }
@@ -193,7 +193,8 @@ int dc__tcp_connect(const struct sockaddr *address, socklen_t length, int ends, 
 }
 
 int dc__tcp_accept(int listener) {
-  int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK); /* flags in one call: another thread may fork */
+  /* SOCK_CLOEXEC at once: another thread may fork. */
+  int fd = dc__above_streams(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (fd >= 0) {
     set_options(fd);
     note_socket(fd, true);

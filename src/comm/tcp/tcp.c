@@ -115,7 +115,7 @@ static dc__tcp *alloc_comm(int32_t ranks) {
 /* Makes the communicator's connections: all of a mesh, or in an overlay none yet. */
 static dc_status connect_comm(dc__tcp_group *group, dc__tcp *self) {
   if (group->overlay) {
-    self->arrival_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    self->arrival_event = dc__above_streams(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     return self->arrival_event >= 0 ? DC_OK
                                     : dc__fail(DC_E_SYSTEM, "a new communicator: no eventfd: %s", strerror(errno));
   }
