@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import signal
 import stat
 import subprocess
@@ -309,6 +311,13 @@ def test_closed_streams_want_nothing(tmp_path, closed):
         assert done.stdout == ("" if ">&- " in f"{closed} ".replace("2>&-", "") else "out\nout\n")
         assert done.stderr.count("err\n") == (0 if "2>&-" in closed else 2)
         assert ("failed with exit code 3" in done.stderr) == (code == 3 and "2>&-" not in closed)
+
+
+def test_a_rank_that_cannot_be_started_is_named(launch):
+    done = launch("import time\ntime.sleep(600)", n=20,
+                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24)))
+    assert done.returncode == 1 and done.stdout == ""
+    assert re.fullmatch(r"libdc.run: rank \d+ can't be started: \S+: Too many open files\n", done.stderr), done.stderr
 
 
 # ---- command lines

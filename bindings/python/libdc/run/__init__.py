@@ -19,6 +19,7 @@ from typing import Any, Callable, List, Optional, Sequence
 
 from .launcher import Launcher
 from .options import read_options
+from .processes import StartError
 
 _SSH_SECONDS = 5
 
@@ -79,6 +80,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         else:
             launcher.start_ranks(options)
         return launcher.watch()
+    except StartError as error:
+        launcher.log(str(error))
+        launcher.err.flush(options.grace)
+        return 1
     finally:
         launcher.end()
         if options.made_secret:

@@ -132,7 +132,7 @@ class Launcher:
                 self.first = (rank, code)
                 how = f"was killed by {_signal_name(code - 128)}" if rank.killed() else f"failed with exit code {code}"
                 self._forward(0)
-                self._log(f"{rank.name} (pid {rank.process.pid}) {how}; ending the others")
+                self.log(f"{rank.name} (pid {rank.process.pid}) {how}; ending the others")
                 end = time.monotonic() + _EXIT_GRACE_SECONDS
                 self.plan = [(end, signal.SIGTERM), (end + self.grace, signal.SIGKILL)]
                 return
@@ -147,7 +147,7 @@ class Launcher:
         unread = lost.lost.errno == errno.EPIPE
         self.output_code = 128 + signal.SIGPIPE if unread else 1
         if not unread:
-            self._log(f"{lost.name} can't be written: {lost.lost.strerror}; ending the ranks")
+            self.log(f"{lost.name} can't be written: {lost.lost.strerror}; ending the ranks")
         if self.first is None and not self.stop_signal:
             self.plan = [(time.monotonic() + self.grace, signal.SIGKILL)]
             self._signal_all(signal.SIGTERM)
@@ -164,7 +164,7 @@ class Launcher:
             if self.signals or (self.stop_signal and time.monotonic() > given_up):
                 break
 
-    def _log(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.err.write(f"libdc.run: {message}\n".encode())
 
     def _signal_all(self, number: int) -> None:

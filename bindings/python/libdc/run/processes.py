@@ -85,6 +85,10 @@ class Output:
             self.lost = BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
+class StartError(Exception):
+    """The system refused a process."""
+
+
 class Process:
     """A process that the launcher watches, and the lines that it writes."""
 
@@ -100,8 +104,11 @@ class Process:
                 os._exit(1)
 
         pipes = [None if self.has_terminal(output) else subprocess.PIPE for output in (out, err)]
-        self.process = subprocess.Popen(command, env=environment, stdin=self.STDIN, stdout=pipes[0], stderr=pipes[1],
-                                        start_new_session=True, preexec_fn=before_exec)
+        try:
+            self.process = subprocess.Popen(command, env=environment, stdin=self.STDIN, stdout=pipes[0],
+                                            stderr=pipes[1], start_new_session=True, preexec_fn=before_exec)
+        except OSError as error:  # no such command, or a limit on files or processes
+            raise StartError(f"{name} can't be started: {command[0]}: {error.strerror}") from None
         self.outputs = {pipe: output for pipe, output in ((self.process.stdout, out), (self.process.stderr, err))
                        if pipe is not None}
         self.partial: Dict[Any, List[bytes]] = {pipe: [] for pipe in self.outputs}  # unfinished lines
