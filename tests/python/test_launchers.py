@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from libdc._secret import make_secret
+from libdc.launch import environment_ports
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "several-machines.md"
 SCRIPT = """
@@ -63,3 +64,13 @@ def test_the_guide_s_lines(launcher: str, tmp_path: Path, port: int) -> None:
     left = {"train.py", launcher} | ({"secret"} if made_before else set())
     assert {entry.name for entry in tmp_path.iterdir()} == left
     assert not made_before or stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+
+
+def test_the_ports_have_the_limits_of_the_option(monkeypatch):
+    for value in ("x", "5", "5-3", "0-9", "0-0", "1-65536", "-1-5"):
+        monkeypatch.setenv("LIBDC_PORTS", value)
+        with pytest.raises(RuntimeError, match=f"LIBDC_PORTS={value}: must be FIRST-LAST, in 1..65535"):
+            environment_ports()
+    for value, ports in ("", (0, 0)), ("40000-40999", (40000, 40999)):
+        monkeypatch.setenv("LIBDC_PORTS", value)
+        assert environment_ports() == ports

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import time
 import libdc.run
 import pytest
 from libdc._secret import environment_secret, make_secret, read_secret
-from libdc.launch import environment_ports
+from libdc.run.launcher import Launcher
+from libdc.run.processes import StartError
 
 
 def alive(pid: int) -> bool:
@@ -320,6 +322,23 @@ def test_a_rank_that_cannot_be_started_is_named(launch):
     assert re.fullmatch(r"libdc.run: rank \d+ can't be started: \S+: Too many open files\n", done.stderr), done.stderr
 
 
+def test_a_machine_without_127_0_0_1(monkeypatch):
+    """Its ranks meet at ::1."""
+    refused = ["127.0.0.1"]
+
+    class Socket(socket.socket):
+        def bind(self, address):
+            if address[0] in refused:
+                raise OSError(99, "Cannot assign requested address")
+            super().bind(address)
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    assert Launcher(1.0)._reserve_port(29) == ("::1", 29)
+    refused.append("::1")
+    with pytest.raises(StartError, match="no loopback address, 127.0.0.1 or ::1"):
+        Launcher(1.0)._reserve_port(0)
+
+
 # ---- command lines
 
 @pytest.mark.parametrize("arguments", [["--", "x"], ["--", "--", "x"], ["a", "--", "b"], ["-n", "3", "--help"], []])
@@ -349,16 +368,6 @@ def test_a_bad_value_names_its_option(capsys, option, name, allowed, values):
     with pytest.raises(SystemExit):
         libdc.run.main([option])
     assert f"{option}" in capsys.readouterr().err
-
-
-def test_the_environment_has_the_limits_of_the_option(monkeypatch):
-    for value in ("x", "5", "5-3", "0-9", "0-0", "1-65536", "-1-5"):
-        monkeypatch.setenv("LIBDC_PORTS", value)
-        with pytest.raises(RuntimeError, match=f"LIBDC_PORTS={value}: must be FIRST-LAST, in 1..65535"):
-            environment_ports()
-    for value, ports in ("", (0, 0)), ("40000-40999", (40000, 40999)):
-        monkeypatch.setenv("LIBDC_PORTS", value)
-        assert environment_ports() == ports
 
 
 @pytest.mark.parametrize("arguments", [["-n", "0", "x.py"], ["-n", "65", "x.py"], ["-n", "2"], []])

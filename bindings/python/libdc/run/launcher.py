@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import resource
@@ -15,7 +16,7 @@ import sys
 import time
 from typing import Any, List, Optional, Sequence, Tuple
 
-from .processes import Host, Output, Process, Rank
+from .processes import Host, Output, Process, Rank, StartError
 from .ssh import ssh_command
 
 _EXIT_GRACE_SECONDS = 3.0  # in which other ranks may end by themselves and say why
@@ -45,7 +46,7 @@ class Launcher:
         self.first: Optional[Tuple[Process, int]] = None  # the first that failed, and its exit code
         self.stop_signal = 0
         self.output_code = 0  # not 0: the ranks' output can't be written
-        self.reserved_port = socket.socket()
+        self.held = contextlib.ExitStack()  # reserves the ranks' port
         self.plan: List[Tuple[float, int]] = []  # (time, signal) for processes that still run
 
     def start_hosts(self, options: argparse.Namespace) -> None:
@@ -55,7 +56,7 @@ class Launcher:
     def start_ranks(self, options: argparse.Namespace) -> None:
         command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.args]
         count, shared = options.ranks, dict(os.environ)
-        host, port = options.rendezvous or ("127.0.0.1", options.master_port or self._reserve_port())
+        host, port = options.rendezvous or self._reserve_port(options.master_port)
         shared.update(WORLD_SIZE=str(count * options.nodes), LOCAL_WORLD_SIZE=str(count), MASTER_ADDR=host,
                       MASTER_PORT=str(port))
         if options.nodes == 1:
@@ -82,12 +83,17 @@ class Launcher:
             os.set_blocking(pipe.fileno(), False)
             self.selector.register(pipe, selectors.EVENT_READ, process)
 
-    def _reserve_port(self) -> int:
-        """Reserves a free port, so that no other program gets it. Ranks may still listen on it, since this socket never
-        does."""
-        self.reserved_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.reserved_port.bind(("127.0.0.1", 0))
-        return int(self.reserved_port.getsockname()[1])
+    def _reserve_port(self, wanted: int) -> Tuple[str, int]:
+        """This machine's loopback address, and the wanted port. 0: reserves a free one, so that no other program gets it.
+        Ranks may still listen on it, since this socket never does."""
+        for family, host in (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"):
+            with contextlib.suppress(OSError):  # a container may have one of the two alone
+                held = socket.socket(family)
+                self.held.callback(held.close)
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                held.bind((host, 0))
+                return host, wanted or int(held.getsockname()[1])
+        raise StartError("the ranks can't meet: this machine has no loopback address, 127.0.0.1 or ::1")
 
     def watch(self) -> int:
         while any(rank.code() is None for rank in self.ranks):
@@ -102,7 +108,7 @@ class Launcher:
         self._drain()
         self._finish_outputs()
         self._check_outputs()
-        self.reserved_port.close()
+        self.held.close()
         if self.stop_signal:
             return 128 + self.stop_signal
         return self.first[1] if self.first else self.output_code
