@@ -99,6 +99,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0 and "time of a step" in done.stdout and len(data_of(out.read_text())["points"]) == 9
     for arguments, text in ((["--html", f"{tmp_path}/none/plan.html"], "none/plan.html cannot be written"),
                             (["--html", f"{source}/plan.html"], "model.json/plan.html cannot be written"),
+                            (["--html", ""], "html =  cannot be written"),
                             (["--html", str(out), "--search"], "without --search")):
         done = command(str(source), *arguments)
         assert done.returncode == 2 and text in done.stderr

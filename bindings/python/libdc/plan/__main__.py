@@ -75,8 +75,8 @@ def _command(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
     if arguments.search:
         return _print_search(arguments, base)
     plan = run(read(arguments.model, arguments.tokens, base.element), load(arguments.machine), base,
-               traced=bool(arguments.html))
-    if arguments.html:
+               traced=arguments.html is not None)
+    if arguments.html is not None:
         write_page(plan, arguments.html, arguments.price)
     if arguments.json:
         print(json.dumps(as_json(plan, arguments.price), indent=2))
