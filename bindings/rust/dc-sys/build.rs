@@ -17,7 +17,9 @@ fn has_library(folder: &Path) -> bool {
 
 fn from_environment() -> Option<PathBuf> {
     let folder = PathBuf::from(env::var_os("LIBDC_LIB_DIR")?);
-    assert!(has_library(&folder), "LIBDC_LIB_DIR = {}, must be a folder that has libdc in it", folder.display());
+    // Cargo runs this program, and rustc, in other folders than its caller's.
+    let found = folder.is_absolute() && has_library(&folder);
+    assert!(found, "LIBDC_LIB_DIR = {}, must be the absolute path of a folder with libdc in it", folder.display());
     Some(folder)
 }
 
