@@ -125,9 +125,11 @@ dc_status dc__tcp_listen(const unsigned char *at, int32_t *port, int *fd) {
   (void)setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on); /* allows the port of a run that just ended */
   if (bind(*fd, address, length) != 0 || listen(*fd, SOMAXCONN) != 0 || getsockname(*fd, address, &length) != 0) {
     int error = errno;
+    char where[DC__TCP_PEER];
+    dc__tcp_address_text(address, where);
     dc__tcp_close(fd);
-    return dc__fail(error == EADDRINUSE ? DC_E_EXISTS : DC_E_SYSTEM, "dc_comm_create_tcp: port %" PRId32 ": %s", *port,
-                    strerror(error));
+    return dc__fail(error == EADDRINUSE ? DC_E_EXISTS : DC_E_SYSTEM, "dc_comm_create_tcp: can't listen at %s: %s",
+                    where, strerror(error));
   }
   note_socket(*fd, true);
   *port = ntohs(address->sa_family == AF_INET6 ? six.sin6_port : four.sin_port);
