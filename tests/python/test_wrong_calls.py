@@ -106,6 +106,7 @@ def test_one_thing_is_not_called_many(context, text, call):
 @pytest.mark.parametrize("text, call", [
     ("name = 5, must be a str", lambda: libdc.Device(5)),
     ("name = 'cpu\\x00x', must be a str without NUL", lambda: libdc.Device("cpu\0x")),
+    ("name = '\\udce9', must have characters of UTF-8 alone", lambda: libdc.Device("\udce9")),
     ('name = "tpu", must be "cpu"', lambda: libdc.Device("tpu")),
     ("device = 'cpu', must be a Device", lambda: libdc.Context("cpu")),
     ("device = None, must be a Device", lambda: libdc.Stream(None)),

@@ -16,7 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
+import libdc
+import numpy as np
 import pytest
+from libdc._lib import lib
 
 from conftest import TOOL, Run
 
@@ -311,6 +314,32 @@ def analyse(folder: Path, *arguments: str) -> str:
                           capture_output=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
+
+
+def test_json_is_utf8_whatever_bytes_there_are(tmp_path: Path) -> None:
+    """Names and paths may have any, and an error's text ends where its memory does."""
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    for reason in ("é" * 600, "x" + "é" * 600):
+        comm = libdc.Comm.threads(1)[0]
+        with libdc.Context() as context:
+            context.init(comm)
+            context.register_z3_param(7, (1,), np.zeros(1, np.float32), np.zeros(1, np.float32))
+            context.register_graph_z3(1, [7])
+            name = b"\xffa\xc0\x80\xed\xa0\x80\xf5 \xe2\x82\xac \xe2\x82"
+            assert lib.dc_context_set_param_name(context._handle, 7, name) == 0
+            context.allgather_param(None, 1, 7)
+            comm.abort(reason)
+            with pytest.raises(libdc.Error, match="aborted"):
+                context.start_forward()
+            context.trace_dump(folder)
+        with open(folder + b"/rank-0.json", "rb") as file:
+            dump = json.loads(file.read().decode())
+        assert dump["error"].endswith(("é", "\ufffd"))
+        names = {entry.get("name") for entry in dump["entries"]} - {None}
+        assert names == {"?a?????? \u20ac ??".replace("?", "\ufffd")}
+    done = subprocess.run([str(TOOL), "trace", folder, "-o", folder + b"/out", "--json"], capture_output=True,
+                          timeout=600)
+    assert json.loads(done.stdout.decode())["output"].endswith("/caf\ufffd/out")
 
 
 def test_pytorchs_analyser_reads_the_dumps(dc: Run, groups: Groups, tmp_path: Path) -> None:

@@ -8,16 +8,38 @@
 
 /* ---- writing ---- */
 
+/* Bytes of the character at text, which is not empty; 0: UTF-8 has no such character. */
+static int utf8_length(const char *text) {
+  const unsigned char *at = (const unsigned char *)text;
+  const int length = at[0] < 0x80                     ? 1
+                     : at[0] >= 0xc2 && at[0] <= 0xdf ? 2
+                     : at[0] >= 0xe0 && at[0] <= 0xef ? 3
+                     : at[0] >= 0xf0 && at[0] <= 0xf4 ? 4
+                                                      : 0;
+  for (int i = 1; i < length; i++) {
+    if ((at[i] & 0xc0) != 0x80) {
+      return 0;
+    }
+  }
+  const bool is_none = (at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xed && at[1] > 0x9f) ||
+                       (at[0] == 0xf0 && at[1] < 0x90) || (at[0] == 0xf4 && at[1] > 0x8f);
+  return is_none ? 0 : length;
+}
+
+/* A path may have any bytes. JSON is UTF-8 alone. */
 static void put_text(FILE *file, const char *text) {
   fputc('"', file);
-  for (; *text != '\0'; text++) {
-    unsigned char c = (unsigned char)*text;
-    if (c == '"' || c == '\\') {
+  for (int length = 0; *text != '\0'; text += length > 0 ? length : 1) {
+    const unsigned char c = (unsigned char)*text;
+    length = utf8_length(text);
+    if (length == 0) {
+      fputs("\\ufffd", file);
+    } else if (c == '"' || c == '\\') {
       fprintf(file, "\\%c", c);
     } else if (c < 0x20) {
       fprintf(file, "\\u%04x", c);
     } else {
-      fputc(c, file);
+      fprintf(file, "%.*s", length, text);
     }
   }
   fputc('"', file);

@@ -15,10 +15,13 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 def c_string(name: str, value: Any) -> bytes:
     """A string for C, where a NUL would end it. The error does not show a secret, since errors reach logs."""
+    shown = f"a {type(value).__name__}" if name == "secret" else repr(value)
     if not isinstance(value, str) or "\0" in value:
-        shown = f"a {type(value).__name__}" if name == "secret" else repr(value)
         raise TypeError(f"{name} = {shown}, must be a str without NUL")
-    return value.encode()
+    try:
+        return value.encode()
+    except UnicodeEncodeError:  # os.fsdecode() makes such halves of a pair
+        raise ValueError(f"{name} = {shown}, must have characters of UTF-8 alone") from None
 
 
 def c_path(name: str, value: Any) -> bytes:
