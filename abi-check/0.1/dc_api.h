@@ -1118,7 +1118,8 @@ DC_API dc_status dc_release_param(dc_context *context, const dc_tensor *token, i
  *  *buffer is the caller's to release when done reading, and the library forgets it. For languages whose values own
  *  their memory. A persistent parameter stays the library's: *buffer is then another reference, whose contents change
  *  with the next gather after dc_context_params_updated. Once the parameter is no longer persistent it is the caller's
- *  alone. After dc_context_params_updated without a new gather *buffer is the copy from before.
+ *  alone. After dc_context_params_updated without a new gather *buffer is the copy from before. It also waits for
+ *  dc_reload_parameter, so the shard can be changed then.
  *  dtype   as in dc_allgather_param: which of its copies
  *  buffer  N elements; one reference, the caller's to release
  *  Errors as dc_release_param; DC_E_DTYPE. [handle] Since 0.1. */
