@@ -1729,9 +1729,8 @@ DC_API dc_status dc_layer_get_plan(const dc_layer_config *config, const dc_layer
  * a stream with dc_stream_call().
  *
  * Inputs are read through their strides, so a transposed view, a slice of rows or a batch that repeats one matrix
- * (stride 0) needs no copy where it says "any strides". Outputs are contiguous, and may not overlap inputs unless it
- * says so; products of matrices and Kronecker products then return DC_E_INVALID. Arguments are all checked before
- * anything is written.
+ * (stride 0) needs no copy where it says "any strides". Outputs are contiguous, and may not overlap inputs, nor each
+ * other, unless it says so: DC_E_INVALID. Arguments are all checked before anything is written.
  *
  * Functions that say "CPU and CUDA" also compute on a handle's CUDA device, of tensors in its memory, whose elements
  * lie at multiples of their size (DC_E_INVALID). Products are cuBLASLt's, float32 not through TF32; the rest is
@@ -2609,9 +2608,9 @@ DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, 
 /** Makes a step: changes weights and state, in one pass over all parameters.
  *  weights      [in,out] one tensor a parameter, this rank's part of it in any shape of its count and dtype; changed
  *               in place
- *  grads        [in] the gradients, as weights; float32, float16 or bfloat16, each its own choice. A tensor without a
- *               type (DC_TENSOR_INIT) leaves its parameter and its state alone; on every rank, if there is a
- *               communicator
+ *  grads        [in] the gradients, as weights; float32, float16 or bfloat16, each its own choice. None overlaps its
+ *               weights. A tensor without a type (DC_TENSOR_INIT) leaves its parameter and its state alone; on every
+ *               rank, if there is a communicator
  *  tensor_size  bytes from one tensor to the next in both: sizeof(dc_tensor)
  *  count        of tensors in each: the number of parameters
  *  grad_scale   finite; gradients are multiplied by it on the way (1 = as they are): for loss scales and clipping

@@ -305,12 +305,13 @@ typedef struct dc__per_sample {
   const char *fn;
   dc_sample_layer layer; /* defaults filled in */
   const void *x, *delta;
-  int32_t dtype;     /* of delta, weight and bias */
-  int32_t x_dtype;   /* delta's type, an embedding's index type, or after a mixed read x's own */
-  int64_t samples;   /* N */
-  int64_t positions; /* T, or output positions of a convolution */
-  int64_t in, out;   /* linear: the weight is [out, in]; embedding: [in, out]; convolution: channels; norms: features */
-  int32_t spatial;   /* convolution: number of dimensions, 1 to 3; lengths, padded with leading ones: */
+  int64_t x_count, delta_count; /* elements */
+  int32_t dtype;                /* of delta, weight and bias */
+  int32_t x_dtype;              /* delta's type, an embedding's index type, or after a mixed read x's own */
+  int64_t samples;              /* N */
+  int64_t positions;            /* T, or output positions of a convolution */
+  int64_t in, out; /* linear: the weight is [out, in]; embedding: [in, out]; convolution: channels; norms: features */
+  int32_t spatial; /* convolution: number of dimensions, 1 to 3; lengths, padded with leading ones: */
   int64_t size[3], size_out[3];
 } dc__per_sample;
 

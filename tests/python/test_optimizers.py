@@ -74,7 +74,7 @@ def test_a_state_outlives_the_optimizer_and_goes_to_another() -> None:
     for optimizer in (first, second):
         optimizer.add_param((1000,))
     w = np.ones(1000, np.float32)
-    first.step([w], [w])
+    first.step([w], [w.copy()])
     second.load(first.save())
     view = first.state(0, "exp_avg").numpy()
     del first

@@ -193,7 +193,8 @@ static bool span_touches(const dc__mat *in, uintptr_t begin, uintptr_t end) {
 }
 
 /* Checks line by line, so that an output between the rows of an input does not count as an overlap. */
-dc_status dc__check_apart(const dc_linalg *l, const char *fn, const dc__mat *out, const char *arg, const dc__mat *in) {
+dc_status dc__check_apart(const dc_linalg *l, const char *fn, const char *out_arg, const dc__mat *out, const char *arg,
+                          const dc__mat *in) {
   const int64_t numel = out->batch * out->rows * out->cols;
   const bool by_rows = in->cols > 1 && (in->rows == 1 || llabs(in->col_stride) <= llabs(in->row_stride));
   const int64_t lines = by_rows ? in->rows : in->cols;
@@ -210,9 +211,19 @@ dc_status dc__check_apart(const dc_linalg *l, const char *fn, const dc__mat *out
     for (int64_t i = 0; i < lines; i++) {
       const int64_t first = by_rows ? dc__mat_offset(in, b, i, 0) : dc__mat_offset(in, b, 0, i);
       if (run_touches(in, first, by_rows ? in->col_stride : in->row_stride, line, begin, end)) {
-        return dc__fail(DC_E_INVALID, "%s: out, which is written, overlaps %s", fn, arg);
+        return dc__fail(DC_E_INVALID, "%s: %s, which is written, overlaps %s", fn, out_arg, arg);
       }
     }
   }
   return DC_OK;
+}
+
+dc__mat dc__elements(const void *data, int32_t dtype, int64_t count) {
+  return (dc__mat){.data = (void *)(uintptr_t)data,
+                   .dtype = dtype,
+                   .batch = 1,
+                   .rows = 1,
+                   .cols = data == NULL ? 0 : count,
+                   .row_stride = 1,
+                   .col_stride = 1};
 }

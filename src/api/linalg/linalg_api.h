@@ -25,8 +25,11 @@ dc_status dc__read_vector(const dc_linalg *l, const char *fn, const char *arg, c
 /* Reads a contiguous output of `dtype` that has the shape of `like`. */
 dc_status dc__read_output(const dc_linalg *l, const char *fn, const char *arg, const dc_tensor *tensor, int32_t dtype,
                           const dc__mat *like, dc__mat *out);
-/* DC_E_INVALID if the contiguous `out` overlaps an element of the input: products read inputs while they write. In a
- * query tensors may share memory, since nothing is written. */
-dc_status dc__check_apart(const dc_linalg *l, const char *fn, const dc__mat *out, const char *arg, const dc__mat *in);
+/* DC_E_INVALID if the contiguous output `out_arg` overlaps an element of another argument: inputs are read while
+ * outputs are written. In a query tensors may share memory, since nothing is written. */
+dc_status dc__check_apart(const dc_linalg *l, const char *fn, const char *out_arg, const dc__mat *out, const char *arg,
+                          const dc__mat *in);
+/* Contiguous elements, for dc__check_apart(). data NULL: none. */
+dc__mat dc__elements(const void *data, int32_t dtype, int64_t count);
 
 #endif

@@ -89,6 +89,12 @@ static dc_status read_matrices(const char *fn, const dc_linalg *l, const dc_tens
   return DC_OK;
 }
 
+/* An output beside the matrices. */
+static dc_status read_out(const char *fn, const dc_linalg *l, const dc_tensor *out, dc__spectral_request *r) {
+  DC__TRY(dc__read_output(l, fn, "out", out, r->a.dtype, &r->a, &r->out));
+  return dc__check_apart(l, fn, "out", &r->out, "a", &r->a);
+}
+
 static dc_status spectral_read_request(const char *fn, const dc_linalg *l, const dc_tensor *a,
                                        const dc_spectral_options *options, dc_spectral_info *info, size_t info_size,
                                        dc__spectral_request *r) {
@@ -107,8 +113,12 @@ static dc_status matrix_eigh(const char *fn, dc_linalg *l, const dc_tensor *a, c
   const int64_t shape[2] = {r.a.batch, r.a.rows};
   DC__TRY(dc__read_vector(l, fn, "values", values, r.a.dtype, r.a.batched ? shape : shape + 1, r.a.batched ? 2 : 1,
                           &r.values));
+  const dc__mat row = dc__elements(r.values, r.a.dtype, r.a.batch * r.a.rows);
+  DC__TRY(dc__check_apart(l, fn, "values", &row, "a", &r.a));
   if (vectors != NULL) {
     DC__TRY(dc__read_output(l, fn, "vectors", vectors, r.a.dtype, &r.a, &r.out));
+    DC__TRY(dc__check_apart(l, fn, "vectors", &r.out, "a", &r.a));
+    DC__TRY(dc__check_apart(l, fn, "vectors", &r.out, "values", &row));
     r.vectors = true;
   }
   return dc__spectral_run(l, &r);
@@ -131,7 +141,7 @@ static dc_status matrix_power(const char *fn, dc_linalg *l, const dc_tensor *a, 
   }
   r.op = DC__SPECTRAL_POWER;
   r.power = exponent;
-  DC__TRY(dc__read_output(l, fn, "out", out, r.a.dtype, &r.a, &r.out));
+  DC__TRY(read_out(fn, l, out, &r));
   return dc__spectral_run(l, &r);
 }
 
@@ -177,7 +187,11 @@ static dc_status matrix_inverse_root(const char *fn, dc_linalg *l, const dc_tens
                     "%s: options.tolerance = %g needs a basis, and neither rank_rtol nor DC_NEGATIVE_FLOOR", fn,
                     r.options.tolerance);
   }
-  DC__TRY(dc__read_output(l, fn, "out", out, r.a.dtype, &r.a, &r.out));
+  DC__TRY(read_out(fn, l, out, &r));
+  if (basis != NULL) {
+    DC__TRY(dc__check_apart(l, fn, "basis", &r.basis, "a", &r.a));
+    DC__TRY(dc__check_apart(l, fn, "out", &r.out, "basis", &r.basis));
+  }
   return dc__spectral_run(l, &r);
 }
 
@@ -209,7 +223,7 @@ static dc_status matrix_inverse_root_newton(const char *fn, dc_linalg *l, const 
   }
   DC__TRY(check_root(fn, root));
   DC__TRY(read_matrices(fn, l, a, info, info_size, ITERATION_INFO_SIZE_0_1, &r));
-  DC__TRY(dc__read_output(l, fn, "out", out, r.a.dtype, &r.a, &r.out));
+  DC__TRY(read_out(fn, l, out, &r));
   r.options.eps_abs = o.eps_abs;
   r.options.eps_rel = o.eps_rel;
   r.options.symmetry = o.symmetry;
@@ -241,6 +255,7 @@ static dc_status matrix_orthogonalize(const char *fn, dc_linalg *l, const dc_ten
     return dc__fail(DC_E_INVALID, "%s: steps = %" PRId32 ", must be 0 to %d", fn, steps, (int)MOST_STEPS);
   }
   DC__TRY(dc__read_output(l, fn, "out", out, from.dtype, &from, &to));
+  DC__TRY(dc__check_apart(l, fn, "out", &to, "a", &from));
   return dc__orthogonalize(l, fn, &from, express, steps > 0 ? steps : express ? EXPRESS_STEPS : MUON_STEPS, &to);
 }
 

@@ -50,8 +50,8 @@ static dc_status matrix_kron(const char *fn, dc_linalg *l, const dc_tensor *a, c
   DC__TRY(read_real(fn, l, "b", b, DC__MAT_ANY, ma.dtype, &mb));
   DC__TRY(read_real(fn, l, "out", out, DC__MAT_OUT, ma.dtype, &mo));
   DC__TRY(check_product(fn, "out", &mo, &ma, &mb));
-  DC__TRY(dc__check_apart(l, fn, &mo, "a", &ma));
-  DC__TRY(dc__check_apart(l, fn, &mo, "b", &mb));
+  DC__TRY(dc__check_apart(l, fn, "out", &mo, "a", &ma));
+  DC__TRY(dc__check_apart(l, fn, "out", &mo, "b", &mb));
   return dc__kron(l, &ma, &mb, &mo);
 }
 
@@ -65,8 +65,9 @@ dc_status dc_kron(dc_linalg *linalg, const dc_tensor *a, const dc_tensor *b, dc_
 static dc_status check_apart_or_same(const dc_linalg *l, const char *fn, const dc__mat *out, const char *arg,
                                      const dc__mat *in) {
   const bool same = out->data == in->data && out->rows == in->rows && out->cols == in->cols;
-  return same && (out->batch == 1 || out->batch_stride == in->batch_stride) ? DC_OK
-                                                                            : dc__check_apart(l, fn, out, arg, in);
+  return same && (out->batch == 1 || out->batch_stride == in->batch_stride)
+             ? DC_OK
+             : dc__check_apart(l, fn, "out", out, arg, in);
 }
 
 static dc_status matrix_kron_apply(const char *fn, dc_linalg *l, const dc_tensor *a, const dc_tensor *b,
@@ -82,8 +83,8 @@ static dc_status matrix_kron_apply(const char *fn, dc_linalg *l, const dc_tensor
   like.rows = ma.rows;
   like.cols = mb.rows;
   DC__TRY(dc__read_output(l, fn, "out", out, ma.dtype, &like, &mo));
-  DC__TRY(dc__check_apart(l, fn, &mo, "a", &ma));
-  DC__TRY(dc__check_apart(l, fn, &mo, "b", &mb));
+  DC__TRY(dc__check_apart(l, fn, "out", &mo, "a", &ma));
+  DC__TRY(dc__check_apart(l, fn, "out", &mo, "b", &mb));
   DC__TRY(check_apart_or_same(l, fn, &mo, "x", &mx));
   return dc__kron_apply(l, fn, &ma, &mb, &mx, &mo);
 }
@@ -111,8 +112,11 @@ static dc_status matrix_kron_solve(const char *fn, dc_linalg *l, const dc_tensor
   DC__TRY(dc__read_vector(l, fn, "a_values", a_values, mx.dtype, &mx.rows, 1, &va));
   DC__TRY(dc__read_vector(l, fn, "b_values", b_values, mx.dtype, &mx.cols, 1, &vb));
   DC__TRY(dc__read_output(l, fn, "out", out, mx.dtype, &mx, &mo));
-  DC__TRY(dc__check_apart(l, fn, &mo, "a_vectors", &qa));
-  DC__TRY(dc__check_apart(l, fn, &mo, "b_vectors", &qb));
+  DC__TRY(dc__check_apart(l, fn, "out", &mo, "a_vectors", &qa));
+  DC__TRY(dc__check_apart(l, fn, "out", &mo, "b_vectors", &qb));
+  const dc__mat a_row = dc__elements(va, mx.dtype, mx.rows), b_row = dc__elements(vb, mx.dtype, mx.cols);
+  DC__TRY(dc__check_apart(l, fn, "out", &mo, "a_values", &a_row));
+  DC__TRY(dc__check_apart(l, fn, "out", &mo, "b_values", &b_row));
   DC__TRY(check_apart_or_same(l, fn, &mo, "x", &mx));
   const dc__kron_inverse inverse = {
       .a_vectors = &qa, .b_vectors = &qb, .a_values = va, .b_values = vb, .damping = damping};
@@ -136,6 +140,9 @@ static dc_status matrix_kron_nearest(const char *fn, dc_linalg *l, const dc_tens
   DC__TRY(read_real(fn, l, "b", b, DC__MAT_OUT, ma.dtype, &mb));
   DC__TRY(dc__mat_check_dtype(fn, "x", mx.dtype, "a", ma.dtype));
   DC__TRY(check_product(fn, "x", &mx, &ma, &mb));
+  DC__TRY(dc__check_apart(l, fn, "a", &ma, "x", &mx));
+  DC__TRY(dc__check_apart(l, fn, "b", &mb, "x", &mx));
+  DC__TRY(dc__check_apart(l, fn, "a", &ma, "b", &mb));
   return dc__kron_nearest(l, fn, &mx, &ma, &mb, residual);
 }
 
@@ -176,8 +183,8 @@ static dc_status matrix_batch_matmul(const char *fn, dc_linalg *l, const dc_tens
   if (!isfinite(alpha) || !isfinite(beta)) {
     return dc__fail(DC_E_INVALID, "%s: alpha = %g and beta = %g, must be finite", fn, alpha, beta);
   }
-  DC__TRY(dc__check_apart(l, fn, &mo, "a", &ma));
-  DC__TRY(dc__check_apart(l, fn, &mo, "b", &mb));
+  DC__TRY(dc__check_apart(l, fn, "out", &mo, "a", &ma));
+  DC__TRY(dc__check_apart(l, fn, "out", &mo, "b", &mb));
   return dc__batch_matmul(l, fn, &ma, &mb, alpha, beta, &mo);
 }
 
@@ -247,8 +254,8 @@ static dc_status matmul_bounded(const char *fn, dc_linalg *l, const dc_matrix_so
     return dc__fail(DC_E_DTYPE, "%s: out is %s, must be %s", fn, dc_dtype_name(so.mat.dtype), dc_dtype_name(wanted));
   }
   if (!so.in_file) {
-    DC__TRY(sa.in_file ? DC_OK : dc__check_apart(l, fn, &so.mat, "a", &sa.mat));
-    DC__TRY(sb.in_file ? DC_OK : dc__check_apart(l, fn, &so.mat, "b", &sb.mat));
+    DC__TRY(sa.in_file ? DC_OK : dc__check_apart(l, fn, "out", &so.mat, "a", &sa.mat));
+    DC__TRY(sb.in_file ? DC_OK : dc__check_apart(l, fn, "out", &so.mat, "b", &sb.mat));
   }
   return dc__matmul_bounded(l, fn, &sa, &sb, &so, budget_bytes, needed);
 }

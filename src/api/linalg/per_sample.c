@@ -7,10 +7,22 @@ void dc_sample_layer_init(dc_sample_layer *layer, size_t struct_size) {
   dc__init_sized(layer, struct_size, sizeof *layer);
 }
 
-/* Reads the output for a weight or a bias. A NULL tensor is not wanted, and *data is NULL. */
+/* Checks that an output of `count` elements lies apart from the tensors that the call reads. */
+static dc_status per_sample_check_apart(const char *fn, const dc_linalg *l, const dc__per_sample *s, const char *arg,
+                                        const void *data, int64_t count, dc__mat *out) {
+  const dc__mat x = dc__elements(s->x, s->x_dtype, s->x_count);
+  const dc__mat delta = dc__elements(s->delta, s->dtype, s->delta_count);
+  *out = dc__elements(data, s->dtype, count);
+  DC__TRY(dc__check_apart(l, fn, arg, out, "x", &x));
+  return dc__check_apart(l, fn, arg, out, "delta", &delta);
+}
+
+/* Reads the output for a weight or a bias. A NULL tensor is not wanted, and its data is NULL. */
 static dc_status per_sample_read_part(const char *fn, const dc_linalg *l, const char *arg, const dc__per_sample *s,
-                                      const dc_tensor *tensor, bool bias, bool per_sample, void **data) {
-  *data = NULL;
+                                      const dc_tensor *tensor, bool bias, bool per_sample, dc__mat *out) {
+  void *data;
+  int64_t count = 1;
+  *out = dc__elements(NULL, s->dtype, 0);
   if (tensor == NULL) {
     return DC_OK;
   }
@@ -19,7 +31,20 @@ static dc_status per_sample_read_part(const char *fn, const dc_linalg *l, const 
   }
   int64_t shape[8];
   int32_t ndim = dc__per_sample_shape(s, bias, per_sample, shape);
-  return dc__read_vector(l, fn, arg, tensor, s->dtype, shape, ndim, data);
+  DC__TRY(dc__read_vector(l, fn, arg, tensor, s->dtype, shape, ndim, &data));
+  for (int32_t i = 0; i < ndim; i++) {
+    count *= shape[i];
+  }
+  return per_sample_check_apart(fn, l, s, arg, data, count, out);
+}
+
+/* Both outputs, which must lie apart from each other too. */
+static dc_status per_sample_read_parts(const char *fn, const dc_linalg *l, const dc__per_sample *s,
+                                       const dc_tensor *weight, const dc_tensor *bias, bool per_sample, dc__mat *w,
+                                       dc__mat *b) {
+  DC__TRY(per_sample_read_part(fn, l, "weight", s, weight, false, per_sample, w));
+  DC__TRY(per_sample_read_part(fn, l, "bias", s, bias, true, per_sample, b));
+  return dc__check_apart(l, fn, "weight", w, "bias", b);
 }
 
 static dc_status per_sample_check_flag(const char *fn, const char *arg, int32_t value) {
@@ -30,12 +55,10 @@ static dc_status per_sample_check_flag(const char *fn, const char *arg, int32_t 
 static dc_status per_sample_grads(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
                                   const dc_tensor *delta, dc_tensor *weight, dc_tensor *bias) {
   dc__per_sample s;
-  void *w;
-  void *b;
+  dc__mat w, b;
   DC__TRY(dc__per_sample_read(l, fn, layer, x, delta, &s));
-  DC__TRY(per_sample_read_part(fn, l, "weight", &s, weight, false, true, &w));
-  DC__TRY(per_sample_read_part(fn, l, "bias", &s, bias, true, true, &b));
-  return dc__per_sample_grads(l, &s, w, b);
+  DC__TRY(per_sample_read_parts(fn, l, &s, weight, bias, true, &w, &b));
+  return dc__per_sample_grads(l, &s, w.data, b.data);
 }
 
 dc_status dc_per_sample_grads(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,
@@ -48,6 +71,7 @@ dc_status dc_per_sample_grads(dc_linalg *linalg, const dc_sample_layer *layer, c
 static dc_status per_sample_norms(const char *fn, dc_linalg *l, const dc_sample_layer *layer, const dc_tensor *x,
                                   const dc_tensor *delta, int32_t parts, int32_t accumulate, dc_tensor *squares) {
   dc__per_sample s;
+  dc__mat out;
   void *data;
   DC__TRY(dc__per_sample_read(l, fn, layer, x, delta, &s));
   DC__TRY(per_sample_check_flag(fn, "accumulate", accumulate));
@@ -57,6 +81,7 @@ static dc_status per_sample_norms(const char *fn, dc_linalg *l, const dc_sample_
                     all);
   }
   DC__TRY(dc__read_vector(l, fn, "squares", squares, s.dtype, &s.samples, 1, &data));
+  DC__TRY(per_sample_check_apart(fn, l, &s, "squares", data, s.samples, &out));
   return dc__per_sample_norms(l, &s, parts, accumulate == 1, data);
 }
 
@@ -79,6 +104,10 @@ static dc_status per_sample_clip(const char *fn, dc_linalg *l, const dc_tensor *
   if (!(max_norm > 0)) {
     return dc__fail(DC_E_INVALID, "%s: max_norm = %g, must be > 0", fn, max_norm);
   }
+  if (to != from.data) {
+    const dc__mat in = dc__elements(from.data, from.dtype, count), out = dc__elements(to, from.dtype, count);
+    DC__TRY(dc__check_apart(l, fn, "factors", &out, "squares", &in));
+  }
   return dc__clip_factors(l, from.dtype, count, from.data, max_norm, to);
 }
 
@@ -92,17 +121,18 @@ static dc_status per_sample_sum(const char *fn, dc_linalg *l, const dc_sample_la
                                 const dc_tensor *delta, const dc_tensor *factors, int32_t accumulate, dc_tensor *weight,
                                 dc_tensor *bias) {
   dc__per_sample s;
-  void *w;
-  void *b;
+  dc__mat w, b;
   void *f = NULL;
   DC__TRY(dc__per_sample_read(l, fn, layer, x, delta, &s));
   DC__TRY(per_sample_check_flag(fn, "accumulate", accumulate));
-  DC__TRY(per_sample_read_part(fn, l, "weight", &s, weight, false, false, &w));
-  DC__TRY(per_sample_read_part(fn, l, "bias", &s, bias, true, false, &b));
+  DC__TRY(per_sample_read_parts(fn, l, &s, weight, bias, false, &w, &b));
   if (factors != NULL) {
     DC__TRY(dc__read_vector(l, fn, "factors", factors, s.dtype, &s.samples, 1, &f));
+    const dc__mat row = dc__elements(f, s.dtype, s.samples);
+    DC__TRY(dc__check_apart(l, fn, "weight", &w, "factors", &row));
+    DC__TRY(dc__check_apart(l, fn, "bias", &b, "factors", &row));
   }
-  return dc__per_sample_sum(l, &s, f, accumulate == 1, w, b);
+  return dc__per_sample_sum(l, &s, f, accumulate == 1, w.data, b.data);
 }
 
 dc_status dc_clipped_grad_sum(dc_linalg *linalg, const dc_sample_layer *layer, const dc_tensor *x,

@@ -182,10 +182,9 @@ static dc_status read_layer(dc__per_sample *s, const dc_sample_layer *layer) {
 /* Reads the layer's constants and the tensors, whatever their types. */
 static dc_status read_tensors(const dc_sample_layer *layer, const dc_tensor *x, const dc_tensor *delta,
                               dc_tensor *input, dc_tensor *gradient, dc__per_sample *s) {
-  int64_t count;
   DC__TRY(read_layer(s, layer));
-  DC__TRY(dc__tensor_read(s->fn, "x", x, false, input, &count));
-  DC__TRY(dc__tensor_read(s->fn, "delta", delta, false, gradient, &count));
+  DC__TRY(dc__tensor_read(s->fn, "x", x, false, input, &s->x_count));
+  DC__TRY(dc__tensor_read(s->fn, "delta", delta, false, gradient, &s->delta_count));
   s->x = input->data;
   s->delta = gradient->data;
   s->x_dtype = input->dtype;

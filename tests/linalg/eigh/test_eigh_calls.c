@@ -107,6 +107,39 @@ static void test_14_one_bad_matrix(void **state) {
   }
 }
 
+/* Results go to memory of their own; in a query, where nothing is written, tensors may share memory. */
+static void test_outputs_over_inputs(void **state) {
+  (void)state;
+  enum { SMALL = 2, COUNT = 3 };
+  double x[4 * COUNT * SMALL * SMALL] = {0}, before[4 * COUNT * SMALL * SMALL], *y = x + COUNT * SMALL * SMALL,
+                               *z = y + COUNT * SMALL * SMALL;
+  for (int64_t i = 0; i < COUNT * SMALL * SMALL; i++) {
+    x[i] = i % 4 == 0 || i % 4 == 3 ? 2 : 1;
+  }
+  memcpy(before, x, sizeof x);
+  dc_tensor a = batch(x, DC_FLOAT64, COUNT, SMALL, SMALL), last = batch(y - 1, DC_FLOAT64, COUNT, SMALL, SMALL),
+            b = batch(y, DC_FLOAT64, COUNT, SMALL, SMALL), c = batch(z, DC_FLOAT64, COUNT, SMALL, SMALL),
+            values = matrix(z, DC_FLOAT64, COUNT, SMALL), over = matrix(x, DC_FLOAT64, COUNT, SMALL);
+  dc_iteration_options newton = DC_ITERATION_OPTIONS_INIT;
+  newton.eps_rel = 1e-3;
+  FAILS(dc_eigh(linalg, &a, NULL, &over, &b, NULL, 0), DC_E_INVALID, "values, which is written, overlaps a");
+  FAILS(dc_eigh(linalg, &a, NULL, &values, &a, NULL, 0), DC_E_INVALID, "vectors, which is written, overlaps a");
+  FAILS(dc_eigh(linalg, &a, NULL, &values, &c, NULL, 0), DC_E_INVALID, "vectors, which is written, overlaps values");
+  FAILS(dc_matrix_power(linalg, &a, 2, NULL, &a, NULL, 0), DC_E_INVALID, "out, which is written, overlaps a");
+  FAILS(dc_matrix_power(linalg, &a, 2, NULL, &last, NULL, 0), DC_E_INVALID, "out, which is written, overlaps a");
+  FAILS(dc_matrix_inverse_root(linalg, &a, 4, NULL, NULL, &a, NULL, 0), DC_E_INVALID, "overlaps a");
+  FAILS(dc_matrix_inverse_root(linalg, &a, 4, NULL, &a, &b, NULL, 0), DC_E_INVALID, "basis, which is written");
+  FAILS(dc_matrix_inverse_root(linalg, &a, 4, NULL, &b, &b, NULL, 0), DC_E_INVALID, "overlaps basis");
+  FAILS(dc_matrix_inverse_root_newton(linalg, &a, 4, &newton, &a, NULL, 0), DC_E_INVALID, "overlaps a");
+  FAILS(dc_orthogonalize(linalg, &a, 0, 0, &a), DC_E_INVALID, "out, which is written, overlaps a");
+  assert_memory_equal(x, before, sizeof x);
+  OK(dc_linalg_begin_query(linalg));
+  OK(dc_matrix_inverse_root(linalg, &a, 4, NULL, &a, &a, NULL, 0));
+  int64_t bytes;
+  OK(dc_linalg_end_query(linalg, &bytes));
+  OK(dc_matrix_inverse_root(linalg, &a, 4, NULL, &b, &c, NULL, 0)); /* neighbours do not overlap */
+}
+
 /* Sizes beyond any memory are an error, whatever the data is; the data is not read. */
 static void test_15_huge(void **state) {
   (void)state;
@@ -124,10 +157,13 @@ static void test_15_huge(void **state) {
     OK(dc_linalg_end_query(plain, &bytes));
     assert_true(bytes / 24 >= (int64_t)sizes[i] * sizes[i]);
   }
-  dc_tensor t = matrix(&a, DC_FLOAT64, INT64_C(1) << 27, INT64_C(1) << 27);
-  dc_status status = dc_matrix_power(linalg, &t, 1, NULL, &t, NULL, 0);
+  const int64_t still[2] = {0, 0};
+  dc_tensor t = matrix(&a, DC_FLOAT64, INT64_C(1) << 27, INT64_C(1) << 27), out = t;
+  t.strides = still;
+  out.data = &a + 1;
+  dc_status status = dc_matrix_power(linalg, &t, 1, NULL, &out, NULL, 0);
   assert_true(status == DC_E_UNSUPPORTED || status == DC_E_NO_MEMORY);
-  FAILS(dc_matrix_power(plain, &t, 1, NULL, &t, NULL, 0), DC_E_NO_MEMORY, "dc_matrix_power");
+  FAILS(dc_matrix_power(plain, &t, 1, NULL, &out, NULL, 0), DC_E_NO_MEMORY, "dc_matrix_power");
   t = matrix(&a, DC_FLOAT64, INT64_C(1) << 40, INT64_C(1) << 40);
   FAILS(dc_matrix_power(linalg, &t, 1, NULL, &t, NULL, 0), DC_E_SHAPE, "2^56");
   dc_linalg_destroy(plain);
@@ -273,7 +309,7 @@ int main(void) {
       cmocka_unit_test(test_11_not_finite), cmocka_unit_test(test_14_one_bad_matrix),
       cmocka_unit_test(test_15_huge),       cmocka_unit_test(test_52_threads),
       cmocka_unit_test(test_53_bits),       cmocka_unit_test(test_54_workspace),
-      cmocka_unit_test(test_options),
+      cmocka_unit_test(test_options),       cmocka_unit_test(test_outputs_over_inputs),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

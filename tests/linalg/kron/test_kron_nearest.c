@@ -56,6 +56,12 @@ static void test_25_nearest(void **state) {
   blocks[11] = NAN;
   FAILS(dc_kron_nearest(linalg, &tx, &tba, &tbb, &residual), DC_E_NOT_FINITE, "[1, 3]");
   FAILS(dc_kron_nearest(linalg, &tx, &tba, &tfb, &residual), DC_E_SHAPE, "x is 8 by 8");
+  dc_tensor over = tba;
+  over.data = tx.data;
+  FAILS(dc_kron_nearest(linalg, &tx, &over, &tbb, &residual), DC_E_INVALID, "a, which is written, overlaps x");
+  over = tbb;
+  over.data = tba.data;
+  FAILS(dc_kron_nearest(linalg, &tx, &tba, &over, &residual), DC_E_INVALID, "a, which is written, overlaps b");
   free(a);
   free(b);
 }

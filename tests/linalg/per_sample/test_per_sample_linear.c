@@ -27,7 +27,29 @@ static void test_31_nothing_negative(void **state) {
   }
 }
 
+static void test_outputs_over_inputs(void **state) {
+  (void)state;
+  double x[40] = {0};
+  dc_sample_layer layer = {.struct_size = sizeof layer, .kind = DC_SAMPLE_LINEAR};
+  dc_tensor in = matrix(x, DC_FLOAT64, 3, 2), out = matrix(x + 6, DC_FLOAT64, 3, 2), w = batch(x, DC_FLOAT64, 3, 2, 2),
+            b = matrix(x + 4, DC_FLOAT64, 3, 2), n = vector(x + 11, DC_FLOAT64, 3),
+            sum = matrix(x + 12, DC_FLOAT64, 2, 2), n2 = vector(x + 11, DC_FLOAT64, 2);
+  FAILS(dc_per_sample_grads(linalg, &layer, &in, &out, &w, NULL), DC_E_INVALID, "weight, which is written, overlaps x");
+  FAILS(dc_per_sample_grads(linalg, &layer, &in, &out, NULL, &b), DC_E_INVALID, "bias, which is written, overlaps x");
+  FAILS(dc_per_sample_norms(linalg, &layer, &in, &out, 3, 1, &n), DC_E_INVALID,
+        "squares, which is written, overlaps d");
+  FAILS(dc_clipped_grad_sum(linalg, &layer, &in, &out, NULL, 0, NULL, &n2), DC_E_INVALID, "bias, which is written");
+  n.data = x + 15;
+  FAILS(dc_clipped_grad_sum(linalg, &layer, &in, &out, &n, 0, &sum, NULL), DC_E_INVALID, "overlaps factors");
+  dc_tensor shifted = vector(x + 14, DC_FLOAT64, 3);
+  FAILS(dc_clip_factors(linalg, &n, 1, &shifted), DC_E_INVALID, "factors, which is written, overlaps squares");
+  OK(dc_clip_factors(linalg, &n, 1, &n));
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_31_nothing_negative)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_31_nothing_negative),
+      cmocka_unit_test(test_outputs_over_inputs),
+  };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }
