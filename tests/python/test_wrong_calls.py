@@ -19,6 +19,7 @@ EYE = np.eye(4, dtype=np.float32)
 LINEAR = linalg.SampleLayer("linear")
 X = np.zeros((1, 2, 64), np.float32)
 FROZEN = np.eye(4, dtype=np.float32)
+ONES = np.ones(4, np.float32)
 FROZEN.flags.writeable = False
 
 
@@ -150,6 +151,17 @@ def step(*arguments, **named):
     ("grad_scale = nan, must be finite", lambda: step([FEW.copy()], [FEW], grad_scale=NAN)),
     ("state is a str, must be bytes", lambda: arrays.AdamW().load("x")),
     ("name = None, must be a str", lambda: arrays.AdamW().state(0, None)),
+    ("set_lr: lr = 'x', must be a number", lambda: arrays.AdamW().set_lr(0, "x")),
+    ("set_lr: group = '0', must be an integer", lambda: arrays.AdamW().set_lr("0", 0.1)),
+    ("set_group: group = None, must be an integer", lambda: arrays.AdamW().set_group(None)),
+    ("add_param: offset = 'x', must be an integer", lambda: arrays.AdamW().add_param((4,), offset="x")),
+    ("add_param: count = 1.5, must be an integer", lambda: arrays.AdamW().add_param((4,), count=1.5)),
+    ("add_param: group = 'x', must be an integer", lambda: arrays.AdamW().add_param((4,), group="x")),
+    ("grad_scale = 'x', must be a number", lambda: step([FEW.copy()], [FEW], grad_scale="x")),
+    ("state: index = 'x', must be an integer", lambda: arrays.AdamW().state("x", "step")),
+    ("add_layer: bias = 'x', must be an integer", lambda: arrays.KFAC().add_layer(LINEAR, 0, "x")),
+    ("loss_scale = 'x', must be a number", lambda: arrays.KFAC().accumulate(0, EYE, EYE, "x")),
+    ("grads[0] overlaps weights[0], which are written", lambda: step([ONES], [ONES])),
 ])
 def test_of_optimizers(text, call):
     refused(text, call)
@@ -174,6 +186,14 @@ def test_of_optimizers(text, call):
     ("threads = '2', must be a number", lambda: linalg.Handle(threads="2")),
     ("device = 'cpu', must be a Device", lambda: linalg.Handle(device="cpu")),
     ("memory is read-only", lambda: linalg.Handle().set_workspace(FROZEN)),
+    ("power = 'x', must be a number", lambda: linalg.matrix_power(EYE, "x")),
+    ("alpha = 'x', must be a number", lambda: linalg.matmul(EYE, EYE, alpha="x")),
+    ("damping = 'x', must be a number", lambda: linalg.kron_solve(EYE, FEW, EYE, FEW, "x", EYE)),
+    ("max_norm = 'x', must be a number", lambda: linalg.clip_factors(FEW, "x")),
+    ("descending = 'False', must be True or False", lambda: linalg.eigh(EYE, descending="False")),
+    ("plain = 'no', must be True or False", lambda: linalg.Handle(plain="no")),
+    ("accumulate = 2, must be True or False", lambda: linalg.clipped_grad_sum(LINEAR, EYE, EYE, accumulate=2)),
+    ("want_bias = '', must be True or False", lambda: linalg.per_sample_norms(LINEAR, EYE, EYE, want_bias="")),
     ("accumulate = True, but there is no weight", lambda: linalg.clipped_grad_sum(LINEAR, EYE, EYE, accumulate=True)),
     ("no bias to which it could add; want_bias=False",
      lambda: linalg.clipped_grad_sum(LINEAR, EYE, EYE, weight=EYE.copy(), accumulate=True)),

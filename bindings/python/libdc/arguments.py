@@ -46,6 +46,32 @@ def check_size(name: str, value: Any, maximum: int = (1 << 63) - 1, minimum: int
     return int(number)
 
 
+def c_int(name: str, value: Any) -> int:
+    """Any integer of 32 bits: which ones are allowed is the library's to say."""
+    return check_size(name, value, (1 << 31) - 1, -(1 << 31))
+
+
+def c_int64(name: str, value: Any) -> int:
+    """The same of 64 bits."""
+    return check_size(name, value, minimum=-(1 << 63))
+
+
+def c_double(name: str, value: Any) -> float:
+    """Any number, likewise."""
+    try:
+        return float(ffi.new("double *", value)[0])
+    except (TypeError, OverflowError):
+        raise TypeError(f"{name} = {value!r}, must be a number") from None
+
+
+def flag(name: str, value: Any) -> bool:
+    """A switch. Any object has a truth, and that of "False" is True."""
+    given = value.item() if hasattr(value, "item") else value
+    if not isinstance(given, int) or given not in (0, 1):
+        raise TypeError(f"{name} = {value!r}, must be True or False")
+    return bool(given)
+
+
 def int64_array(name: str, values: Any) -> Tuple[Any, int]:
     """(int64_t[], count) of a sequence of integers. The array of an empty sequence has one element."""
     try:

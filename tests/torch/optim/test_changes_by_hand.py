@@ -232,6 +232,12 @@ def test_autograd_notices_results_that_overwrite() -> None:
     linalg.matmul(torch.eye(2), torch.ones(2, 2), out=saved)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+    for name, arguments, named in (
+            ("a", (weight, saved), {}), ("b", (saved, 2 * weight), {}), ("out", (saved, saved), {"out": weight})):
+        with pytest.raises(RuntimeError, match=rf"{name} requires grad, .* no derivative: give it {name}\.detach\(\)"):
+            linalg.matmul(*arguments, **named)
+    with torch.no_grad():
+        assert not linalg.matmul(weight, torch.eye(2)).requires_grad
     with torch.inference_mode():
         out = torch.empty(2, 2)
         assert torch.equal(linalg.matmul(torch.eye(2), torch.ones(2, 2), out=out), torch.ones(2, 2))

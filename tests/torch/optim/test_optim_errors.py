@@ -90,6 +90,20 @@ def test_what_is_no_number_is_refused_by_name(kind: str, name: str, value: Any) 
         getattr(optim, kind)([torch.nn.Parameter(torch.ones(2, 2))], **{name: value})
 
 
+@pytest.mark.parametrize("kind, name", [
+    ("AdamW", "amsgrad"), ("AdamW", "maximize"), ("AdamW", "check_finite"), ("SGD", "nesterov"), ("SGD", "maximize"),
+    ("SGD", "check_finite")])  # fmt: skip
+@pytest.mark.parametrize("value", ["False", None, 2, 0.0])
+def test_what_is_no_switch_is_refused_by_name(kind: str, name: str, value: Any) -> None:
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    momentum: Dict[str, Any] = {"momentum": 0.9} if kind == "SGD" else {}
+    text = re.escape(f"{kind}: {name} = {value!r}, must be True or False")
+    with pytest.raises(TypeError, match=text):
+        getattr(optim, kind)([weight], **{**momentum, name: value})
+    for allowed in (True, 1, torch.tensor(True)):
+        getattr(optim, kind)([weight], **{**momentum, name: allowed})
+
+
 @pytest.mark.parametrize("step", [math.nan, -1.0, 0.5, 1e20])
 def test_impossible_steps_are_refused(step: float) -> None:
     parameter = torch.nn.Parameter(torch.ones(3))

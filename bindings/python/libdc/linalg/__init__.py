@@ -1,7 +1,8 @@
 """Second-order operators on arrays of any library: NumPy, PyTorch, or any with DLPack or the buffer protocol.
 
-Results have the first array's kind: NumPy arrays for NumPy, tensors for PyTorch, libdc.Tensor otherwise, unless `out`
-is given. Chapter 13 of dc_api.h says what each function computes and which errors it has."""
+Results have the first array's kind: NumPy arrays for NumPy, tensors for PyTorch, libdc.Tensor otherwise, unless
+`out` is given. They have no graph, so a tensor that requires grad is refused unless torch.no_grad() is on.
+Chapter 13 of dc_api.h says what each function computes and which errors it has."""
 
 from .devices import device_count, device_memory, get_optimal_device, is_cuda_available, zeros
 from .handle import Handle, default

@@ -10,7 +10,7 @@ from typing import Any, Optional, Sequence, Tuple
 
 from .._handle import OwnedHandle
 from .._lib import ffi, gc_handle, lib, new_struct, text
-from ..arguments import assign, handle_arg, int64_array
+from ..arguments import assign, flag, handle_arg, int64_array
 from ..device import Device
 from ..errors import check
 from ..tensors import HOST, Buffer, Tensor, View, _count, output
@@ -24,7 +24,7 @@ class Handle(OwnedHandle):
     def __init__(self, threads: int = 0, plain: bool = False, device: Optional[Device] = None) -> None:
         options = new_struct("dc_linalg_options")
         assign(options, "threads", threads, "threads")
-        options.plain = bool(plain)
+        options.plain = flag("plain", plain)
         self.device = device or Device("cpu")
         out = ffi.new("dc_linalg **")
         check(lib.dc_linalg_create(handle_arg("device", self.device, Device), options, out))
@@ -82,6 +82,9 @@ class Array:
             raise TypeError(f"{name} is None, must be an array")
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(array, torch.Tensor):
+            if torch.is_grad_enabled() and array.requires_grad:
+                raise RuntimeError(f"{name} requires grad, and this call has no derivative: give it {name}.detach(), "
+                                   "or make the call under torch.no_grad()")
             if writable and not array.is_inference():
                 torch.autograd.graph.increment_version(array)  # tells autograd that saved values are overwritten
             array = array.detach()  # DLPack refuses tensors that require gradients

@@ -7,6 +7,7 @@ import sys
 from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 from .._lib import ffi, lib, new_struct
+from ..arguments import c_double
 from ..errors import Error, check
 from ..tensors import HOST
 from ..types import DType, Status
@@ -42,7 +43,8 @@ def kron_solve(a_vectors: Any, a_values: Any, b_vectors: Any, b_values: Any, dam
     arrays = [Array(array, name, handle) for name, array in bases.items()]
     given = Array(x, "x", handle)
     result = output_array(out, x, given.shape, given.dtype, handle)
-    check(lib.dc_kron_solve(handle_ptr(handle), *(array.c for array in arrays), damping, given.c, result.c))
+    check(lib.dc_kron_solve(handle_ptr(handle), *(array.c for array in arrays), c_double("damping", damping),
+                            given.c, result.c))
     return result.array
 
 
@@ -69,7 +71,8 @@ def matmul(a: Any, b: Any, *, alpha: float = 1, beta: float = 0, out: Any = None
     batch = left.shape[:-2] or right.shape[:-2]
     dtype = DType.of(out_dtype) or left.dtype
     result = output_array(out, a, (*batch, *left.shape[-2:-1], *right.shape[-1:]), dtype, handle)
-    check(lib.dc_batch_matmul(handle_ptr(handle), left.c, right.c, alpha, beta, result.c))
+    check(lib.dc_batch_matmul(handle_ptr(handle), left.c, right.c, c_double("alpha", alpha), c_double("beta", beta),
+                              result.c))
     return result.array
 
 

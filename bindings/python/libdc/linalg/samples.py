@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 from .._lib import ffi, lib, new_struct
-from ..arguments import choice
+from ..arguments import c_double, choice, flag
 from ..errors import check
 from .handle import Array, Handle, handle_ptr, output_array
 
@@ -64,7 +64,7 @@ def per_sample_grads(layer: SampleLayer, x: Any, delta: Any, *, weight: Any = No
     want_weight, want_bias: whether to compute each; want_bias None: if the layer has one."""
     inputs, deltas = Array(x, "x", handle), Array(delta, "delta", handle)
     shapes = [(deltas.shape[0], *shape) for shape in layer.shapes(inputs.shape, deltas.shape)]
-    wanted = (want_weight, layer.has_bias if want_bias is None else want_bias)
+    wanted = _wanted(layer, want_weight, want_bias)
     parts = [output_array(given, delta, shape, deltas.dtype, handle, name) if want else None
              for given, shape, want, name in zip((weight, bias), shapes, wanted, ("weight", "bias"))]
     check(lib.dc_per_sample_grads(handle_ptr(handle), layer.c(), inputs.c, deltas.c, *_pointers(parts)))
@@ -76,7 +76,8 @@ def per_sample_norms(layer: SampleLayer, x: Any, delta: Any, *, want_weight: boo
     """The squared norms of each sample's gradients. add_to: an array to which they are added."""
     inputs, deltas = Array(x, "x", handle), Array(delta, "delta", handle)
     squares = output_array(add_to, delta, deltas.shape[:1], deltas.dtype, handle, "add_to")
-    parts = int(want_weight) + 2 * int(layer.has_bias if want_bias is None else want_bias)
+    with_weight, with_bias = _wanted(layer, want_weight, want_bias)
+    parts = int(with_weight) + 2 * int(with_bias)
     check(lib.dc_per_sample_norms(handle_ptr(handle), layer.c(), inputs.c, deltas.c, parts, add_to is not None,
                                   squares.c))
     return squares.array
@@ -86,7 +87,7 @@ def clip_factors(squares: Any, max_norm: float, *, out: Any = None, handle: Opti
     """min(1, max_norm / (norm + 1e-6)), and 0 for a norm that is not finite."""
     given = Array(squares, "squares", handle)
     factors = output_array(out, squares, given.shape, given.dtype, handle)
-    check(lib.dc_clip_factors(handle_ptr(handle), given.c, max_norm, factors.c))
+    check(lib.dc_clip_factors(handle_ptr(handle), given.c, c_double("max_norm", max_norm), factors.c))
     return factors.array
 
 
@@ -97,7 +98,7 @@ def clipped_grad_sum(layer: SampleLayer, x: Any, delta: Any, factors: Any = None
     are wanted must then be given."""
     inputs, deltas = Array(x, "x", handle), Array(delta, "delta", handle)
     scales = None if factors is None else Array(factors, "factors", handle)
-    wanted = (want_weight, layer.has_bias if want_bias is None else want_bias)
+    wanted, accumulate = _wanted(layer, want_weight, want_bias), flag("accumulate", accumulate)
     for name, given, want in zip(("weight", "bias"), (weight, bias), wanted):
         if accumulate and want and given is None:
             raise ValueError(f"accumulate = {accumulate!r}, but there is no {name} to which it could add; "
@@ -108,6 +109,11 @@ def clipped_grad_sum(layer: SampleLayer, x: Any, delta: Any, factors: Any = None
     check(lib.dc_clipped_grad_sum(handle_ptr(handle), layer.c(), inputs.c, deltas.c, scales.c if scales else ffi.NULL,
                                   accumulate, *_pointers(parts)))
     return _arrays(parts)
+
+
+def _wanted(layer: SampleLayer, want_weight: bool, want_bias: Optional[bool]) -> Tuple[bool, bool]:
+    """Whether the weight's part is wanted, and the bias'."""
+    return flag("want_weight", want_weight), layer.has_bias if want_bias is None else flag("want_bias", want_bias)
 
 
 def _pointers(parts: Sequence[Optional[Array]]) -> Tuple[Any, ...]:

@@ -6,7 +6,7 @@ import enum
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 from .._lib import ffi, lib, new_struct
-from ..arguments import assign, check_size, choice
+from ..arguments import assign, c_double, c_int, choice, flag
 from ..errors import check
 from ..types import DType, Status
 from .handle import Array, Handle, handle_ptr, output_array
@@ -96,7 +96,7 @@ def eigh(a: Any, *, descending: bool = False, symmetry: str = "check", precision
     and its result is NaN (zeros in a libdc.Tensor on a CUDA device). This holds for the functions below that have info,
     if no out is given."""
     given = Array(a, "a", handle)
-    options = _options(symmetry=symmetry, precision=precision, descending=int(descending))
+    options = _options(symmetry=symmetry, precision=precision, descending=int(flag("descending", descending)))
     values = output_array(None, a, given.shape[:-1], given.dtype, handle, with_nan=info is not None)
     q = output_array(None, a, given.shape, given.dtype, handle, with_nan=info is not None) if vectors else None
     infos = _InfoArray(given)
@@ -114,14 +114,10 @@ def matrix_power(a: Any, power: float, *, eps_abs: float = 0, eps_rel: float = 0
                        rank_rtol=rank_rtol)
     result = output_array(out, a, given.shape, given.dtype, handle, with_nan=info is not None)
     infos = _InfoArray(given)
-    status = lib.dc_matrix_power(handle_ptr(handle), given.c, power, options, result.c, infos.c, infos.size)
+    status = lib.dc_matrix_power(handle_ptr(handle), given.c, c_double("power", power), options, result.c, infos.c,
+                                 infos.size)
     infos.raise_for_status(status, info)
     return result.array
-
-
-def _c_int(name: str, value: Any) -> int:
-    """Any 32-bit integer: the library decides which are allowed."""
-    return check_size(name, value, (1 << 31) - 1, -(1 << 31))
 
 
 def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, rank_rtol: float = 0,
@@ -135,7 +131,7 @@ def inverse_root(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float = 0, r
                        rank_rtol=rank_rtol, tolerance=tolerance)
     result = output_array(out, a, given.shape, given.dtype, handle, with_nan=info is not None)
     infos = _InfoArray(given)
-    status = lib.dc_matrix_inverse_root(handle_ptr(handle), given.c, _c_int("root", root), options,
+    status = lib.dc_matrix_inverse_root(handle_ptr(handle), given.c, c_int("root", root), options,
                                         kept.c if kept else ffi.NULL, result.c, infos.c, infos.size)
     infos.raise_for_status(status, info)
     return result.array
@@ -153,7 +149,7 @@ def inverse_root_newton(a: Any, root: int, *, eps_abs: float = 0, eps_rel: float
     options.symmetry, options.precision = choice("symmetry", symmetry, _SYMMETRY), DType.of(precision)
     result = output_array(out, a, given.shape, given.dtype, handle, with_nan=info is not None)
     infos = _InfoArray(given, IterationInfo)
-    status = lib.dc_matrix_inverse_root_newton(handle_ptr(handle), given.c, _c_int("root", root), options, result.c,
+    status = lib.dc_matrix_inverse_root_newton(handle_ptr(handle), given.c, c_int("root", root), options, result.c,
                                                infos.c, infos.size)
     infos.raise_for_status(status, info)
     return result.array
@@ -166,5 +162,5 @@ def orthogonalize(a: Any, *, polynomial: str = "express", steps: int = 0, out: A
     given = Array(a, "a", handle)
     result = output_array(out, a, given.shape, given.dtype, handle)
     c_polynomial = choice("polynomial", polynomial, _POLYNOMIALS)
-    check(lib.dc_orthogonalize(handle_ptr(handle), given.c, c_polynomial, _c_int("steps", steps), result.c))
+    check(lib.dc_orthogonalize(handle_ptr(handle), given.c, c_polynomial, c_int("steps", steps), result.c))
     return result.array

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
+from libdc.arguments import flag
 from torch import Tensor
 
 from . import arrays
@@ -15,6 +16,9 @@ class Elementwise(NativeOptimizer):
     """An optimizer that runs on the CPU, or on one CUDA device."""
 
     _devices = ("cpu", "cuda")
+
+    def _flags(self, group: Dict[str, Any], *names: str) -> Dict[str, bool]:
+        return {name: flag(f"{self._name()}: {name}", group[name]) for name in names}
 
 
 class AdamW(Elementwise):
@@ -33,8 +37,7 @@ class AdamW(Elementwise):
 
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
         return {**betas_of(group), "eps": float(group["eps"]), "weight_decay": float(group["weight_decay"]),
-                "amsgrad": bool(group["amsgrad"]), "maximize": bool(group["maximize"]),
-                "check_finite": bool(group["check_finite"])}
+                **self._flags(group, "amsgrad", "maximize", "check_finite")}
 
 
 class SGD(Elementwise):
@@ -59,8 +62,8 @@ class SGD(Elementwise):
         return {"step": int(has_momentum), **state}
 
     def _options(self, group: Dict[str, Any]) -> Dict[str, Any]:
-        if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
+        flags = self._flags(group, "nesterov", "maximize", "check_finite")
+        if flags["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         return {"momentum": float(group["momentum"]), "dampening": group["dampening"],
-                "weight_decay": float(group["weight_decay"]), "nesterov": bool(group["nesterov"]),
-                "maximize": bool(group["maximize"]), "check_finite": bool(group["check_finite"])}
+                "weight_decay": float(group["weight_decay"]), **flags}

@@ -6,7 +6,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence
 
 from ..._handle import OwnedHandle
 from ..._lib import ffi, gc_handle, lib, new_struct, text
-from ...arguments import assign, c_string, counted, int64_array
+from ...arguments import assign, c_double, c_int, c_int64, c_string, counted, int64_array
 from ...device import Stream, handle_of
 from ...errors import check
 from ...linalg.handle import Handle, default, handle_ptr
@@ -111,19 +111,21 @@ class Optimizer(OwnedHandle):
 
     def set_group(self, group: int, **options: Any) -> None:
         """Sets all options of a group. An index equal to the number of groups adds a group."""
-        check(self._set_group(group, self._options_struct(options)))
+        check(self._set_group(c_int("set_group: group", group), self._options_struct(options)))
 
     def set_lr(self, group: int, lr: float) -> None:
-        check(lib.dc_optimizer_set_lr(self._handle, group, lr))
+        check(lib.dc_optimizer_set_lr(self._handle, c_int("set_lr: group", group), c_double("set_lr: lr", lr)))
 
     def add_param(self, shape: Sequence[int], offset: int = 0, count: Optional[int] = None, dtype: Any = DType.FLOAT32,
                   group: int = 0) -> int:
         """Adds a parameter, of which this rank has the elements [offset, offset + count) in flattened order; count
         None: all from offset on. Returns its index."""
         lengths, index = int64_array("add_param: shape", shape), ffi.new("int64_t *")
+        offset = c_int64("add_param: offset", offset)
         if count is None:
             count = min(_count(shape), 1 << 60) - offset  # the library refuses longer shapes
-        check(lib.dc_optimizer_add_param(self._handle, group, *lengths, offset, count, DType.of(dtype), index))
+        check(lib.dc_optimizer_add_param(self._handle, c_int("add_param: group", group), *lengths, offset,
+                                         c_int64("add_param: count", count), DType.of(dtype), index))
         self.params.append(count)
         return int(index[0])
 
@@ -134,14 +136,14 @@ class Optimizer(OwnedHandle):
         if len(weights) != len(grads):
             raise ValueError(f"step: {counted(len(weights), 'weight')} and {counted(len(grads), 'gradient')}, must be "
                              "as many")
+        scale = c_double("step: grad_scale", grad_scale)
         c_weights, c_grads = (new_struct("dc_tensor", len(weights)) for _ in range(2))
         keep = []
         for i, (weight, grad) in enumerate(zip(weights, grads)):
             keep.append(fill(c_weights[i], weight, True, f"step: weights[{i}]", (self.place,)))
             if grad is not None:
                 keep.append(fill(c_grads[i], grad, False, f"step: grads[{i}]", (self.place,)))
-        check(lib.dc_optimizer_step(self._handle, c_weights, c_grads, ffi.sizeof("dc_tensor"), len(weights),
-                                    grad_scale))
+        check(lib.dc_optimizer_step(self._handle, c_weights, c_grads, ffi.sizeof("dc_tensor"), len(weights), scale))
         if self._stream is not None:
             self._stream.pin(keep, self._scaling)  # set_loss_scale() may replace these before the step reads them
 
@@ -188,7 +190,8 @@ class Optimizer(OwnedHandle):
         names: List[str] = []
         name = ffi.new("char const **")
         while True:
-            check(lib.dc_optimizer_get_state_name(self._handle, index, len(names), name))
+            check(lib.dc_optimizer_get_state_name(self._handle, c_int64("state_names: index", index), len(names),
+                                                  name))
             if name[0] == ffi.NULL:
                 return names
             names.append(text(name[0]))
@@ -198,7 +201,7 @@ class Optimizer(OwnedHandle):
         the counters "step", "failures" and "rooted", which are in host memory (not those of AdamW, SGD, and Muon
         without comm)."""
         view = output()
-        check(lib.dc_optimizer_get_state(self._handle, index, c_string("name", name), view))
+        check(lib.dc_optimizer_get_state(self._handle, c_int64("state: index", index), c_string("name", name), view))
         counts = view.dtype == DType.INT64 and self._counts_on_host
         return result(view, self._handle, HOST if counts else self.place)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Optional
 
 from ..._lib import ffi, lib
-from ...arguments import choice, handle_arg
+from ...arguments import c_double, c_int64, choice, handle_arg
 from ...comm import Comm
 from ...errors import check
 from ...linalg.handle import Array, Handle
@@ -53,15 +53,18 @@ class KFAC(Optimizer):
     def add_layer(self, layer: SampleLayer, weight: int, bias: Optional[int] = None,
                   approximation: str = "expand") -> int:
         """Adds a layer of kind "linear" or "conv", with the indices of its parameters. Returns the layer's index."""
-        if bias is not None and bias < 0:
+        bias_index = -1 if bias is None else c_int64("add_layer: bias", bias)
+        if bias is not None and bias_index < 0:
             raise ValueError(f"add_layer: bias = {bias}, must be a parameter's index, or None")
         index, constants = ffi.new("int64_t *"), layer.c()
         number = choice("approximation", approximation, _APPROXIMATIONS)
-        check(lib.dc_kfac_add_layer(self._handle, constants, number, weight, -1 if bias is None else bias, index))
+        check(lib.dc_kfac_add_layer(self._handle, constants, number, c_int64("add_layer: weight", weight),
+                                    bias_index, index))
         return int(index[0])
 
     def accumulate(self, layer: int, x: Any, delta: Any, loss_scale: float) -> None:
         """Adds a batch's inputs and output gradients to the sums from which the next step updates the layer's factors.
         Both are arrays on the handle's device."""
         inputs, deltas = Array(x, "x", self._linalg), Array(delta, "delta", self._linalg)
-        check(lib.dc_kfac_accumulate(self._handle, layer, inputs.c, deltas.c, loss_scale))
+        check(lib.dc_kfac_accumulate(self._handle, c_int64("accumulate: layer", layer), inputs.c, deltas.c,
+                                     c_double("accumulate: loss_scale", loss_scale)))
