@@ -70,6 +70,13 @@ def test_schedulers_give_a_momentum_before_the_first_step() -> None:
     optimizers = optim.SGD(a, lr=0.01), torch.optim.SGD(b, lr=0.01)
     schedules = [torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20) for o in optimizers]
     for step in range(20):
+        if step == 10:  # goes on in other objects
+            saved = [(o.state_dict(), s.state_dict()) for o, s in zip(optimizers, schedules)]
+            optimizers = optim.SGD(a, lr=0.01), torch.optim.SGD(b, lr=0.01)
+            schedules = [torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20) for o in optimizers]
+            for optimizer, schedule, (state, scheduled) in zip(optimizers, schedules, saved):
+                optimizer.load_state_dict(state)
+                schedule.load_state_dict(scheduled)
         for params, optimizer, schedule in zip((a, b), optimizers, schedules):
             give(params, step)
             optimizer.step()
@@ -180,7 +187,10 @@ def test_48_state_dict_through_a_file() -> None:
     with torch.no_grad():
         for p, q in zip(a, b):
             q.copy_(p)
-    two = optim.AdamW(b, lr=1, amsgrad=True)
+    two = optim.AdamW(b, lr=1)  # all options are those of the state, as with torch.optim
+    with pytest.raises(ValueError, match="the state of parameter 0 lacks 'max_exp_avg_sq'"):
+        two.load_state_dict({**one.state_dict(), "state": {0: {"step": 1, "exp_avg": a[0], "exp_avg_sq": a[0]}}})
+    assert not two.param_groups[0]["amsgrad"] and not two.state
     two.load_state_dict(torch.load(file))
     third = copy.deepcopy(two)  # of the optimizer, with its parameters
     for optimizer in (one, two, third):
@@ -241,13 +251,14 @@ def test_48_a_missing_piece_of_state_is_refused() -> None:
 
 
 def test_48_a_group_that_does_not_fit_is_refused_with_the_state() -> None:
-    a = parameters()
-    one, two = optim.SGD(a, lr=1e-2), optim.SGD(parameters(), lr=1e-2, momentum=0.9)
-    give(a, 0)
-    one.step()
-    with pytest.raises(ValueError, match="momentum"):
+    a, b = parameters(), parameters()
+    one, two = optim.SGD(a, lr=1e-2), optim.SGD(b, lr=1e-2, momentum=0.9)
+    for params, optimizer in ((a, one), (b, two)):
+        give(params, 0)
+        optimizer.step()
+    with pytest.raises(ValueError, match="whether there is momentum must stay as it is"):
         two.load_state_dict(one.state_dict())
-    assert two.param_groups[0]["momentum"] == 0.9 and not two.state
+    assert two.param_groups[0]["momentum"] == 0.9 and len(two.state[b[0]]) == 2
 
 
 def test_48_16_bit_state_keeps_its_precision() -> None:

@@ -16,6 +16,7 @@ class Elementwise(NativeOptimizer):
     """An optimizer that runs on the CPU, or on one CUDA device."""
 
     _devices = ("cpu", "cuda")
+    _is_remade = True
 
     def _flags(self, group: Dict[str, Any], *names: str) -> Dict[str, bool]:
         return {name: flag(f"{self._name()}: {name}", group[name]) for name in names}

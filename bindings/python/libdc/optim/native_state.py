@@ -21,6 +21,7 @@ class NativeState(torch.optim.Optimizer):
 
     _owned_state: Optional[Pattern[str]] = None  # names of state of a block or a layer, which one rank has
     _optional_state: Sequence[str] = ("master",)  # pieces of state that torch.optim's namesake does not have
+    _is_remade = False  # loading a state into one that has none makes the library's optimizer anew
     _native: Optional[arrays.Optimizer]
     _parts: List[ParamShard]
     _state_ids: Optional[List[int]]  # of `state` as last compared
@@ -118,24 +119,35 @@ class NativeState(torch.optim.Optimizer):
         for group in state["param_groups"]:  # torch.optim's states lack libdc's options
             for name, value in getattr(self, "defaults", state.get("defaults", {})).items():
                 group.setdefault(name, value)
-        if "_native" in self.__dict__:  # raises before the groups and the old state are lost
-            self._match_state(state["state"], state["param_groups"])
-            self._use_current_stream()
-            for index, group in enumerate(state["param_groups"]):
-                self._sync_group(index, group)
+        before = dict(self.__dict__)
+        if "_native" in before:  # raises before the groups and the old state are lost
+            try:
+                if self._is_remade and all(part.pieces is None for part in self._parts):
+                    self._make_native(state["param_groups"])
+                self._match_state(state["state"], state["param_groups"])
+                self._use_current_stream()
+                for index, group in enumerate(state["param_groups"]):
+                    self._sync_group(index, group)
+            except Exception:
+                self.__dict__.update(before)
+                raise
         super().__setstate__(state)
         given = self.state
-        if "_native" not in self.__dict__:
-            self._reset_native()
-            self._find_device()
-            for index, group in enumerate(self.param_groups):
-                self._sync_group(index)
-                for param in group["params"]:
-                    self._add_param(param, index)
+        if "_native" not in before:
+            self._make_native(self.param_groups)
         self.state = type(given)(dict)
         for index in range(len(self._parts)):
             self._clear(index)
         self._load_state(given)
+
+    def _make_native(self, groups: List[Dict[str, Any]]) -> None:
+        """Makes the library's optimizer anew, for groups whose options decide on the pieces of its state."""
+        self._reset_native()
+        self._find_device()
+        for index, group in enumerate(groups):
+            self._sync_group(index, group)
+            for param in group["params"]:
+                self._add_param(param, index)
 
     def _clear(self, index: int) -> None:
         """Resets a parameter's state to that before its first step."""
