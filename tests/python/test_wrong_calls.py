@@ -191,6 +191,8 @@ def test_of_optimizers(text, call):
     ("damping = 'x', must be a number", lambda: linalg.kron_solve(EYE, FEW, EYE, FEW, "x", EYE)),
     ("max_norm = 'x', must be a number", lambda: linalg.clip_factors(FEW, "x")),
     ("descending = 'False', must be True or False", lambda: linalg.eigh(EYE, descending="False")),
+    ("vectors = 'no', must be True or False", lambda: linalg.eigh(EYE, vectors="no")),
+    ("max_bytes = 'x', must be an integer", lambda: linalg.kron(EYE, EYE, max_bytes="x")),
     ("plain = 'no', must be True or False", lambda: linalg.Handle(plain="no")),
     ("accumulate = 2, must be True or False", lambda: linalg.clipped_grad_sum(LINEAR, EYE, EYE, accumulate=2)),
     ("want_bias = '', must be True or False", lambda: linalg.per_sample_norms(LINEAR, EYE, EYE, want_bias="")),

@@ -148,6 +148,21 @@ def test_a_parameter_twice_in_a_group_is_refused() -> None:
     assert len(optimizer.param_groups) == 1
 
 
+def test_parameters_in_the_same_memory_are_refused() -> None:
+    """Tied by `.data`: threads would lose one's step. Neighbours in a buffer, and views between others', are apart."""
+    flat = torch.arange(8.0)
+    a, b, c = (torch.nn.Parameter(flat[begin:end]) for begin, end in ((4, 8), (0, 4), (3, 5)))
+    odd, even = torch.nn.Parameter(flat.view(4, 2)[:, 1]), torch.nn.Parameter(flat.view(4, 2)[:, 0])
+    for params in ([a, b], [odd, even]):
+        optim.SGD(params)
+    with pytest.raises(ValueError, match="SGD: parameters 1 and 2 overlap in memory: to tie modules, give them one"):
+        optim.SGD([a, b, c])
+    optimizer, twin = optim.AdamW([a]), torch.nn.Parameter(a.data)
+    with pytest.raises(ValueError, match="AdamW: parameters 0 and 1 overlap in memory"):
+        optimizer.add_param_group({"params": [twin]})
+    assert len(optimizer.param_groups) == 1
+
+
 def test_state_of_a_new_optimizer_counts() -> None:
     param = filled(1.0)
     optimizer = optim.AdamW([param], lr=0.25)

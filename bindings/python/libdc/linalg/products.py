@@ -7,7 +7,7 @@ import sys
 from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 from .._lib import ffi, lib, new_struct
-from ..arguments import c_double
+from ..arguments import c_double, check_size
 from ..errors import Error, check
 from ..tensors import HOST
 from ..types import DType, Status
@@ -21,7 +21,7 @@ def kron(a: Any, b: Any, *, out: Any = None, max_bytes: Optional[int] = None, ha
     nbytes = left.dtype.itemsize
     for length in shape:
         nbytes *= length
-    if max_bytes is not None and nbytes > max_bytes:
+    if max_bytes is not None and nbytes > check_size("max_bytes", max_bytes):
         raise Error(Status.E_NO_MEMORY, f"kron: the product has {nbytes} bytes, max_bytes = {max_bytes} allows less")
     result = output_array(out, a, shape, left.dtype, handle)
     check(lib.dc_kron(handle_ptr(handle), left.c, right.c, result.c))

@@ -98,7 +98,8 @@ def eigh(a: Any, *, descending: bool = False, symmetry: str = "check", precision
     given = Array(a, "a", handle)
     options = _options(symmetry=symmetry, precision=precision, descending=int(flag("descending", descending)))
     values = output_array(None, a, given.shape[:-1], given.dtype, handle, with_nan=info is not None)
-    q = output_array(None, a, given.shape, given.dtype, handle, with_nan=info is not None) if vectors else None
+    wanted = flag("vectors", vectors)
+    q = output_array(None, a, given.shape, given.dtype, handle, with_nan=info is not None) if wanted else None
     infos = _InfoArray(given)
     status = lib.dc_eigh(handle_ptr(handle), given.c, options, values.c, q.c if q else ffi.NULL, infos.c, infos.size)
     infos.raise_for_status(status, info)

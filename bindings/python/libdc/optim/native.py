@@ -104,10 +104,21 @@ class NativeOptimizer(NativeState):
             if numbers.setdefault(id(param), index) != index:
                 raise ValueError(f"{self._name()}: parameters {numbers[id(param)]} and {index} are one tensor, which "
                                  "would have two states: give it once")
+        self._check_apart(params)
         self._try_group(self.param_groups[group])
         self._sync_group(group)
         for param in params:
             self._add_param(param, group)
+
+    def _check_apart(self, params: List[Tensor]) -> None:
+        """Refuses parameters in the same memory: threads would step them at once, and lose one's step."""
+        everything = [*(part.param for part in self._parts), *params]
+        spans = sorted((param.data_ptr(), param.data_ptr() + param.numel() * param.element_size(), index)
+                       for index, param in enumerate(everything) if param.numel() > 0 and param.is_contiguous())
+        for (_, end, one), (begin, _, other) in zip(spans, spans[1:]):
+            if begin < end:
+                raise ValueError(f"{self._name()}: parameters {min(one, other)} and {max(one, other)} overlap in "
+                                 "memory: to tie modules, give them one Parameter")
 
     def _try_group(self, group: Dict[str, Any]) -> None:
         """Adds a group's parameters to a trial optimizer, which is then dropped. After an error the real one would keep
