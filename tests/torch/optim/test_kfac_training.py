@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import re
+import warnings
 from typing import List
 
 import libdc
@@ -332,3 +334,22 @@ def test_a_scaler_must_be_told() -> None:
     scaler.scale(F.cross_entropy(model(x), y)).backward()
     with pytest.raises(RuntimeError, match="KFAC: a GradScaler makes the step, .* give it as grad_scaler="):
         scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("fisher, why", [("empirical", "forwards of the module itself in training mode"),
+                                         ("sampled", "accumulate\\(\\) gives them")])  # fmt: skip
+def test_a_layer_without_batches_warns_once(fisher: str, why: str) -> None:
+    """MultiheadAttention reads its out_proj's weight without a call of the module."""
+    torch.manual_seed(0)
+    model = torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    optimizer, x = KFAC(model, skip=["linear"], fisher=fisher), torch.randn(2, 3, 4)
+    assert optimizer.layers == ["self_attn.out_proj"]
+    told = []
+    for _ in range(2):
+        model(x).square().mean().backward()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+        told.append([str(warning.message) for warning in caught])
+    assert len(told[0]) == 1 and not told[1]
+    assert re.match(f"KFAC: self_attn.out_proj has had no batches .*{why}", told[0][0])

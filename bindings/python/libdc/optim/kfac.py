@@ -6,6 +6,7 @@ import collections
 import copy
 import math
 import re
+import warnings
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -62,6 +63,7 @@ class _Layer:
         self.spatial = len(module.kernel_size) if isinstance(module, _CONVOLUTIONS) else 0
         self.group = self.part = 0  # part: index of the weight in _parts
         self.uses: "weakref.WeakSet[_Use]" = weakref.WeakSet()  # that a backward may reach
+        self.is_watched = True  # warns once of a step without factors
         self.tasks: Dict[bool, int] = {}  # the last backward to reach a use; True: in a reentrant checkpoint
 
 
@@ -293,6 +295,18 @@ class KFAC(NativeOptimizer):
         for layer in self._hooked:  # a frozen weight has its layer's factors, if the bias is trained
             if self._parts[layer.part].pieces is None and layer.bias is not None and layer.bias in self.state:
                 self._show_state(layer.part, self._views(layer.part))
+            self._watch(layer, grads[layer.part] is not None)
+
+    def _watch(self, layer: _Layer, has_grad: bool) -> None:
+        """counts: of the layer's owner."""
+        state = self.state.get(layer.weight, {}) if layer.is_watched and has_grad else {}
+        if "counts" in state and int(state["step"]) > 0:
+            layer.is_watched = False
+            if int(state["counts"][0]) == 0:
+                why = "accumulate() gives them" if self._choices.fisher == "sampled" else \
+                    "they come from forwards of the module itself in training mode"
+                warnings.warn(f"KFAC: {layer.name} has had no batches for its factors, so its gradients are taken as "
+                              f"they are: {why}. skip= leaves modules to SGD", stacklevel=2)
 
 
 class _Forward:
