@@ -168,6 +168,12 @@ def _common_moves(pair: Pair, dtype: torch.dtype, n: int, root: int, waits: bool
     torch.testing.assert_close(got, [parts[pair.rank] for parts in everyone], rtol=0, atol=0)
 
 
+def _to_first() -> Any:
+    opts = dist.GatherOptions()
+    opts.rootRank = 0
+    return opts
+
+
 def strided(pair: Pair) -> None:
     """Tensors that are not contiguous."""
     make = lambda: values(pair.rng, (6, 4), torch.float32).t()
@@ -175,6 +181,14 @@ def strided(pair: Pair) -> None:
                  lambda a: a)
     pair.compare("broadcast of a transpose", lambda: [make()], lambda g, a: dist.broadcast(a[0], group=g, group_src=0),
                  lambda a: a)
+    for n in (3, 40000):  # of which gather sends a copy
+        whole = torch.zeros(pair.size, n)
+        dist.gather((torch.arange(2.0 * n) + pair.rank)[::2], list(whole) if pair.rank == 0 else None,
+                    group=pair.groups[1], group_dst=0)
+        flat = torch.zeros(pair.size * n)
+        pair.groups[1].gather_single(flat, (torch.arange(2.0 * n) + pair.rank)[::2], _to_first()).wait()
+        want = torch.arange(0, 2.0 * n, 2) + torch.arange(float(pair.size))[:, None]
+        assert pair.rank or torch.equal(whole, want) and torch.equal(flat, want.view(-1))
     if pair.size > 1:
         whole = torch.zeros(4, 12)
         view, rank = whole[:, ::2], pair.rank

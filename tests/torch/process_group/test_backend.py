@@ -118,6 +118,11 @@ def test_one_rank(alone: LibdcProcessGroup) -> None:
     for op in (dist.ReduceOp.AVG, dist._make_nccl_premul_sum(torch.tensor([0.5]))):
         with pytest.raises(ValueError, match="all_reduce: .* of torch.float8_e4m3fn: must be of float16, bfloat16"):
             dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn), op)
+    for dtype in (torch.float8_e4m3fn, torch.uint32):
+        with pytest.raises(ValueError, match=f"all_reduce: MAX of {dtype}: PyTorch has none on CPUs, must be"):
+            dist.all_reduce(torch.ones(2).to(dtype), dist.ReduceOp.MAX)
+    with pytest.raises(ValueError, match="broadcast: a tensor is quantized .torch.quint8., whose scale would not go"):
+        dist.broadcast(torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8), 0)
     alone.shutdown()
     with pytest.raises(dist.DistError, match="closed"):
         dist.all_reduce(tensor)

@@ -115,8 +115,7 @@ class _Channel:
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         if root == self.rendezvous.rank:
-            data = tensor.contiguous()  # keeps the memory until it is sent: flat_view() has only its address
-            self.move(flat_view(data), root)
+            self.move(flat_view(tensor.contiguous()), root)
         else:
             with contiguous_output(tensor, keep=False) as data:
                 self.move(flat_view(data), root)

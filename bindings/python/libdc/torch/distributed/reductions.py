@@ -59,6 +59,16 @@ class Reduction:
             raise ValueError(f"{name}: {_name(self.op)} of {dtype}: must be of float16, bfloat16, float32, float64 or "
                              "complex numbers")
         self.native_op = libdc.ReduceOp.MEAN if self.op == _Op.AVG else libdc.ReduceOp.SUM
+        if not self.native:
+            self._check_computable()
+
+    def _check_computable(self) -> None:
+        """Refuses what PyTorch cannot compute on a CPU, before any rank has sent something."""
+        try:
+            self.combine(torch.empty(2, 1, dtype=self.dtype, device="cpu"))
+        except (NotImplementedError, RuntimeError):
+            raise ValueError(f"{self.name}: {_name(self.op)} of {self.dtype}: PyTorch has none on CPUs, must be of "
+                             "another type: convert the tensor, as to int64 or float32") from None
 
     def combine(self, rows: torch.Tensor) -> torch.Tensor:
         return _COMBINE[self.op](rows)

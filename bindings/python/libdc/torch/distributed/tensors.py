@@ -62,6 +62,9 @@ def check(name: str, *tensors: torch.Tensor) -> None:
         check_device(name, tensor)
         if tensor.layout is not torch.strided:
             raise ValueError(f"{name}: a tensor's layout is {tensor.layout}, must be torch.strided")
+        if tensor.is_quantized:
+            raise ValueError(f"{name}: a tensor is quantized ({tensor.dtype}), whose scale would not go along: give "
+                             "int_repr(), and the scale as a tensor of its own")
         if tensor.is_conj() or tensor.is_neg():
             raise ValueError(f"{name}: a tensor is a lazy conjugate or negative, must have its values in memory: "
                              "resolve_conj() or resolve_neg() gives them")
@@ -88,13 +91,12 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def flat_view(tensor: torch.Tensor) -> libdc.Tensor:
-    """A contiguous tensor as a flat libdc.Tensor; as bytes if libdc lacks its type. The caller keeps the tensor
-    alive."""
+    """A contiguous tensor as a flat libdc.Tensor, which keeps it alive; as bytes if libdc lacks its type."""
     dtype = _NATIVE_DTYPES.get(tensor.dtype)
     count = tensor.numel()
     if dtype is None:
-        return libdc.Tensor(tensor.data_ptr(), (count * tensor.element_size(),), libdc.DType.INT8)
-    return libdc.Tensor(tensor.data_ptr(), (count,), dtype)
+        return libdc.Tensor(tensor.data_ptr(), (count * tensor.element_size(),), libdc.DType.INT8, tensor)
+    return libdc.Tensor(tensor.data_ptr(), (count,), dtype, tensor)
 
 
 def flat_count(dtype: torch.dtype, numel: int) -> int:
