@@ -26,6 +26,7 @@ class Statistics(nn.Module):
         self.register_buffer("turns", torch.zeros(2, dtype=torch.complex64))
         self.register_buffer("strided", torch.zeros(2, 3).t())
         self.register_buffer("empty", torch.zeros(0))
+        self.register_buffer("spaced", torch.zeros(2)[::2])  # one element, of stride 2
         self.register_buffer("passing", torch.zeros(1), persistent=False)
         self.register_buffer("mask", torch.zeros(2, dtype=torch.bool))
         self.norm.register_buffer("same", self.mask)
@@ -44,7 +45,7 @@ def trained(comm: Any, stage: int) -> nn.Module:
     dct.shard(model, stage, comm=comm)
     model(torch.arange(8.0).view(2, 4) * (comm.rank + 1)).sum().backward()
     model.norm.num_batches_tracked += comm.rank
-    for name in ("narrow", "wide", "turns", "strided"):
+    for name in ("narrow", "wide", "turns", "strided", "spaced"):
         getattr(model, name).fill_(comm.rank + 1.5)
     model.mask.fill_(comm.rank == 0)
     return model

@@ -14,7 +14,7 @@ from ..compile import tracing
 from ..patches.distributed_checkpoint import patch_if_imported
 from .eager import ModuleState
 from .managed_modules import MODULE_STATE
-from .part import plain_tensor
+from .part import as_bytes, plain_tensor
 from .policy import Casts
 from .root import Root
 from .sharded_param import ShardedParam
@@ -204,7 +204,7 @@ def _in_place(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    return plain_tensor(tensor).reshape(-1).view(torch.uint8)
+    return as_bytes(plain_tensor(tensor))
 
 
 def _make_load_from_state_dict(base: Type[nn.Module]) -> Callable[..., None]:

@@ -18,7 +18,7 @@ from ..ops import eager_calls
 from . import input_backwards
 from .local_shard import LocalShard
 from .meta_init import Uninitialized
-from .part import plain_tensor
+from .part import as_bytes, plain_tensor
 from .sharded_param import ShardedParam
 
 
@@ -103,10 +103,11 @@ class ParamGroup:
         if self.all_ranks.size == 1 or tensor.numel() == 0:
             return
         with torch.no_grad():
-            flat = tensor.detach().contiguous().view(-1).view(torch.int8)  # any type is sent as bytes
+            values = tensor.detach().contiguous()
+            flat = as_bytes(values)  # any type is sent as bytes
             self.comm_for(flat.device, True).broadcast(flat, source, stream=devices.current_stream(flat.device))
-            if flat.data_ptr() != tensor.data_ptr():
-                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+            if values.data_ptr() != tensor.data_ptr():
+                tensor.copy_(values)
 
     def all_gather_bytes(self, mine: bytes, all_ranks: bool = False) -> List[bytes]:
         """Every rank's text, in ASCII. Collective. all_ranks: as in comm_for()."""

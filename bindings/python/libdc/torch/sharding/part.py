@@ -146,6 +146,13 @@ def plain_tensor(tensor: Tensor) -> Tensor:
         return torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """A contiguous tensor's memory as a flat tensor of bytes. A single element may have any stride, but PyTorch wants
+    1 for a view of another type."""
+    flat = tensor.reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.int8)
+
+
 def tensors_in(values: Sequence[Any]) -> Any:
     """The tensors among a call's arguments, including those in lists."""
     for value in values:
