@@ -84,7 +84,9 @@ def ddp_uneven_batches(group: Any) -> List[float]:
 
     net, rank = DistributedDataParallel(model(), process_group=group), dist.get_rank(group)
     with Join([net]):
-        return train(net, rank, 2 + rank)
+        losses = train(net, rank, 2 + rank)
+    with Join([net], divide_by_initial_world_size=False):  # by those that are left, whose number is a work's result
+        return losses + train(net, rank, 2 + rank)
 
 
 def pipeline(group: Any) -> List[float]:

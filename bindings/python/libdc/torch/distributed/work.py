@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import datetime
+import functools
 import os
 import threading
 import weakref
@@ -139,6 +140,22 @@ class Work(dist.Work):
         if done:
             self._future.set_result(None)  # type: ignore[union-attr]
         return self._chained
+
+
+def _keep_works_of_reducers() -> None:
+    """Of DDP's works in join(), its reducer in C++ holds the half of C++ alone, which has none of the methods above."""
+    inner: Any = _c10d.Reducer._set_forward_pass_work_handle
+    held: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+
+    @functools.wraps(inner)
+    def set_work(self: Any, work: Any, *args: Any, **kwargs: Any) -> None:
+        held[self] = work
+        inner(self, work, *args, **kwargs)
+
+    _c10d.Reducer._set_forward_pass_work_handle = set_work
+
+
+_keep_works_of_reducers()
 
 
 def check_process(process: int) -> None:
