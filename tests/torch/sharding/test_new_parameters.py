@@ -174,5 +174,13 @@ def test_known_parameters_stay() -> None:
         model(*data(0, comm.rank)).backward()
         assert bits(dct.full_state_dict(sharded(comm))) == before
         nn.Sequential(model).append(nn.Linear(2, 2))  # around it
+        weight = model.head._parameters["weight"]
+        model.head._parameters["weight"] = nn.Parameter(torch.zeros(37, 13))  # without a hook
+        for forward in (lambda: model(*data(0, comm.rank)), lambda: model.head(torch.ones(1, 13))):
+            with pytest.raises(RuntimeError, match="emb.weight is not the parameter that shard.. found, but another"):
+                forward()
+        other = {"head.weight": nn.Parameter(torch.zeros(37, 13))}
+        model.head._parameters["weight"] = weight
+        assert torch.func.functional_call(model, other, data(0, comm.rank), tie_weights=False).isfinite()
 
     on(2, rank)

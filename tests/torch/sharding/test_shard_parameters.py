@@ -303,6 +303,9 @@ def test_what_cannot_be_sharded_says_so() -> None:
         with pytest.raises(RuntimeError, match="cannot be moved or cast"):
             model.to(torch.bfloat16)
         assert model.to("cpu").float() is model
+        whole = sharded(comm, 0).scale  # at stage 0 a parameter is PyTorch's own
+        for other in (pickle.loads(pickle.dumps(whole)), copy.deepcopy(whole)):
+            assert isinstance(other, nn.Parameter) and entry_of(other) is None and torch.equal(other, whole)
 
     on(1, rank)
 
@@ -336,9 +339,10 @@ def test_the_only_cpu_has_numbers(stage: int) -> None:
         assert [id(p.grad) for p in model.parameters()] == [id(g) for g in tensors[6:12]]
         model(torch.eye(3)).sum().backward()
         assert all(torch.equal(p.grad, 2 * grad) for p, grad in zip(model.parameters(), once))
-        for change in (lambda tensor: tensor + 1, torch.Tensor.share_memory_):  # the second in place: the last one
+        for change in (lambda tensor: tensor + 1, torch.Tensor.share_memory_):  # the second in place
             with pytest.raises(RuntimeError, match="cannot be moved or cast"):
                 model._apply(change)
+        assert [plain_tensor(tensor).data_ptr() for tensor in tensors] == before
 
     on(1, rank)
 

@@ -255,10 +255,11 @@ _numbers = itertools.count()
 class ModuleState:
     """A module's own parameters, and the weights that are gathered for its running forward."""
 
-    __slots__ = ("root", "number", "entries", "gathered")
+    __slots__ = ("root", "number", "entries", "given", "gathered")
 
-    def __init__(self, root: Root) -> None:
-        self.root = root
+    def __init__(self, root: Root, given: Dict[str, bool]) -> None:
+        """given: of functional_call(), the names of parameters that others stand for just now."""
+        self.root, self.given = root, given
         self.number = next(_numbers)  # by which the root knows the module
         self.entries: Dict[str, ShardedParam] = {}
         self.gathered: Optional[Dict[str, Tensor]] = None  # None: its forward does not run
@@ -317,7 +318,12 @@ class ModuleState:
         """The value of the module's attribute `name`, whose parameter is `param`."""
         entry = self.entries.get(name)
         if entry is None or entry.param_ref() is not param:
-            return param  # replaced by functional_call, or permanently
+            if self.root.depth > 0 and isinstance(param, nn.Parameter) and name not in self.given:
+                raise RuntimeError(f"{name if entry is None else entry.names[0]} is not the parameter that shard() "
+                                   "found, but another one, as of an assignment to module._parameters, and no rank "
+                                   "would average its gradient: replace parameters before shard(), or write values "
+                                   "into the one that is there (copy_(), load_state_dict())")
+            return param  # replaced by functional_call()
         root = self.root
         grads = _is_grad_enabled()
         tracked = grads and entry.requires_grad

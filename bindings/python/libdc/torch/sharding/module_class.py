@@ -36,11 +36,10 @@ _lock = threading.Lock()  # guards the classes, since ranks that are threads sha
 
 def convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Parameter, ShardedParam],
             is_root: bool) -> None:
-    state = ModuleState(root)
-    for name in names:
-        state.entries[name] = entries[module._parameters[name]]
-    module.__dict__[MODULE_STATE] = state
-    tracing.annotate_module(module, root, [(name, entry.id) for name, entry in state.entries.items()])
+    own = {name: entries[module._parameters[name]] for name in names}
+    tracing.annotate_module(module, root, [(name, entry.id) for name, entry in own.items()])
+    state = module.__dict__[MODULE_STATE] = ModuleState(root, module.__dict__["_dc_given"])
+    state.entries.update(own)
     casts = root.policies.casts.get(module, Casts())
     with _lock:
         base = type(module).__mro__[1] if type(module) in _classes.values() else type(module)
@@ -159,7 +158,8 @@ def _refuse_moves(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
         if param is None or state is None or name not in state.entries:
             continue
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            address, result = param.data_ptr(), fn(param)
+            copied = plain_tensor(param).clone()  # share_memory_() moves what it is called with
+            address, result = copied.data_ptr(), fn(copied)
             same = result.data_ptr() == address and result.dtype == param.dtype
         if not same:
             raise RuntimeError(f"{state.entries[name].names[0]}: a sharded model cannot be moved or cast; do it before "

@@ -124,6 +124,10 @@ class ReplicatedParameter(ManagedParameter):
         """A copy of the whole parameter."""
         return plain_tensor(self).clone()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As a parameter that belongs to no model."""
+        return nn.Parameter(plain_tensor(self), self.requires_grad).__reduce_ex__(protocol)
+
     @property
     @untraced
     def grad(self) -> Any:
