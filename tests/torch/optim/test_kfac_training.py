@@ -334,6 +334,17 @@ def test_a_scaler_must_be_told() -> None:
     scaler.scale(F.cross_entropy(model(x), y)).backward()
     with pytest.raises(RuntimeError, match="KFAC: a GradScaler makes the step, .* give it as grad_scaler="):
         scaler.step(optimizer)
+    optimizer = KFAC(model, fisher="sampled", **BARE)
+    for scale in (scaler.scale, lambda loss: loss):  # in the second turn all is right without grad_scaler
+        logits = model(x)
+        optimizer.accumulate(scale(sampled_cross_entropy(logits)), retain_graph=True)
+        scaler.scale(F.cross_entropy(logits, y)).backward()
+        if scale == scaler.scale:
+            with pytest.raises(RuntimeError, match="KFAC: a GradScaler makes the step, .* give it as grad_scaler="):
+                scaler.step(optimizer)
+            scaler.update()
+            optimizer = KFAC(model, fisher="sampled", **BARE)
+    scaler.step(optimizer)
 
 
 @pytest.mark.parametrize("fisher, why", [("empirical", "forwards of the module itself in training mode"),

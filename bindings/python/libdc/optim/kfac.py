@@ -8,7 +8,7 @@ import math
 import re
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import libdc
 import torch
@@ -126,6 +126,7 @@ class KFAC(NativeOptimizer):
         patterns = _patterns(skip)
         self.loss_scale = 1.0  # a further factor of the loss: 1 / k for k micro-batches
         self._scaler = grad_scaler
+        self._factors: Set[float] = set()  # of losses of accumulate() without it
         self._comm = _ranks(model, comm)
         self._has_batches = False  # whether the library got some since the last step
         self._recorded: List[Tuple[_Use, Any]] = []  # "sampled": uses, with their output's gradient edge
@@ -247,7 +248,8 @@ class KFAC(NativeOptimizer):
         if self._choices.fisher != "sampled":
             raise RuntimeError('KFAC.accumulate: fisher = "empirical", must be "sampled"')
         scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
-        if scale != 1.0 and not _is_product(loss, scale):
+        self._factors.update(_factors_of(loss) if self._scaler is None else ())
+        if scale != 1.0 and scale not in _factors_of(loss):
             raise RuntimeError("KFAC.accumulate: the optimizer has a grad_scaler, whose scale it takes out of the "
                                "loss's gradients: give it grad_scaler.scale(loss) itself")
         recorded, self._recorded = self._recorded, []
@@ -278,8 +280,10 @@ class KFAC(NativeOptimizer):
                 raise
 
     def _step_native(self, grads: List[Optional[Tensor]]) -> None:
-        is_scaled = getattr(self, "found_inf", None) is not None
-        if is_scaled and self._scaler is None and self._choices.fisher == "empirical":
+        is_scaled, scale = getattr(self, "found_inf", None) is not None, getattr(self, "grad_scale", None)
+        factors, self._factors = self._factors, set()
+        if is_scaled and self._scaler is None and (
+                self._choices.fisher == "empirical" or scale is not None and factors and float(scale) in factors):
             raise RuntimeError("KFAC: a GradScaler makes the step, whose scale is in the factors: give it as "
                                "grad_scaler=")
         self._recorded.clear()  # forwards that no loss used
@@ -377,13 +381,12 @@ def _input(module: nn.Module, x: Tensor) -> Tensor:
     return x
 
 
-def _is_product(loss: Tensor, factor: float) -> bool:
-    """Whether a loss is a product with this factor, as GradScaler.scale() makes it."""
+def _factors_of(loss: Tensor) -> List[float]:
+    """The number that a loss is a product with, as GradScaler.scale() makes it."""
     node: Any = loss.grad_fn
     if type(node).__name__ != "MulBackward0":
-        return False
-    return any(saved is not None and saved.numel() == 1 and float(saved) == factor
-               for saved in (node._saved_self, node._saved_other))
+        return []
+    return [float(saved) for saved in (node._saved_self, node._saved_other) if saved is not None and saved.numel() == 1]
 
 
 def _in_graph(output: Tensor) -> Tensor:
