@@ -21,8 +21,9 @@ def refuse_call(func: Any, args: Any, kwargs: Dict[str, Any]) -> NoReturn:
     name = getattr(func, "__name__", func)
     compiled = name == "untyped_storage"  # Dynamo calls it
     raise RuntimeError(f"{name}: this is {part}, and the function needs the whole: read the weight in the model's "
-                       "forward or in `with libdc.torch.gathered(model):`, or take full_tensor(), which every rank "
-                       "must call; to_local() is this rank's elements as a plain tensor"
+                       "forward, or in that of a module with parameters of its own, or in `with libdc.torch.gathered("
+                       "model):`, or take full_tensor(), which every rank must call; to_local() is this rank's "
+                       "elements as a plain tensor"
                        + ("; under torch.compile, use parameters outside of the compiled function" if compiled else ""))
 
 
