@@ -8,23 +8,21 @@ import math
 import re
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import libdc
 import torch
 import torch.nn.functional as F
-from libdc.linalg import SampleLayer
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from ..torch.default_comm import resolve_comm
-from ..torch.sharding.model import full_shape
 from ..torch.sharding.parameter import entry_of
 from . import arrays
+from .kfac_layers import Layer, Use, base_in_graph, is_supported, padded_input, sample_layer, split_batches
 from .native import NativeOptimizer
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def sampled_cross_entropy(logits: Tensor, generator: Optional[torch.Generator] = None) -> Tensor:
@@ -40,41 +38,6 @@ def sampled_mse_loss(output: Tensor, generator: Optional[torch.Generator] = None
     deviation = math.sqrt(output[0].numel() / 2)
     noise = torch.randn(output.shape, generator=generator, dtype=output.dtype, device=output.device)
     return F.mse_loss(output, output.detach() + deviation * noise)
-
-
-class _Use:
-    """One forward of a layer. It lives as long as its autograd graph."""
-
-    __slots__ = ("layer", "x", "version", "shape", "reached", "__weakref__")
-
-    def __init__(self, layer: "_Layer", x: Tensor, shape: torch.Size) -> None:
-        self.layer, self.version, self.shape = layer, x._version, shape  # shape: of the output
-        self.x: Optional[Tensor] = x.detach()  # None: a backward reached this use, and a step followed
-        self.reached = False
-
-
-class _Layer:
-    """A layer of the library, of one or more modules that share its weight."""
-
-    def __init__(self, index: int, name: str, module: nn.Module) -> None:
-        self.index, self.name = index, name
-        self.weight: Tensor = module._parameters["weight"]  # type: ignore[assignment]
-        self.bias = module._parameters.get("bias")
-        self.spatial = len(module.kernel_size) if isinstance(module, _CONVOLUTIONS) else 0
-        self.group = self.part = 0  # part: index of the weight in _parts
-        self.uses: "weakref.WeakSet[_Use]" = weakref.WeakSet()  # that a backward may reach
-        self.is_watched = True  # warns once of a step without factors
-        self.tasks: Dict[bool, int] = {}  # the last backward to reach a use; True: in a reentrant checkpoint
-
-
-def _constants(module: nn.Module) -> SampleLayer:
-    if not isinstance(module, _CONVOLUTIONS):
-        return SampleLayer("linear")
-    # 'same' pads less in front; for other padding modes the input is padded already
-    front = [(d * (k - 1)) // 2 if module.padding == "same" else 0 for d, k in zip(module.dilation, module.kernel_size)]
-    padding = front if isinstance(module.padding, str) else list(module.padding)
-    return SampleLayer("conv", kernel=module.kernel_size, stride=module.stride, dilation=module.dilation,
-                       padding=padding if module.padding_mode == "zeros" else [0] * len(padding), groups=module.groups)
 
 
 class Choices(NamedTuple):
@@ -129,14 +92,14 @@ class KFAC(NativeOptimizer):
         self._factors: Set[float] = set()  # of losses of accumulate() without it
         self._comm = _ranks(model, comm)
         self._has_batches = False  # whether the library got some since the last step
-        self._recorded: List[Tuple[_Use, Any]] = []  # "sampled": uses, with their output's gradient edge
+        self._recorded: List[Tuple[Use, Any]] = []  # "sampled": uses, with their output's gradient edge
         # "empirical": by running backward, the uses that wait for its end, with their output gradients.
-        self._waiting: Dict[int, List[Tuple[_Use, Tensor]]] = {}
+        self._waiting: Dict[int, List[Tuple[Use, Tensor]]] = {}
         super().__init__(model.parameters() if params is None else params,
                          dict(lr=lr, momentum=momentum, weight_decay=weight_decay, damping=damping, decay=decay,
                               kl_clip=kl_clip, factor_frequency=factor_frequency, refresh_frequency=refresh_frequency,
                               inverse=inverse, nesterov=nesterov, tolerated_failures=tolerated_failures))
-        self._hooked: List[_Layer] = []
+        self._hooked: List[Layer] = []
         self.layers: List[str] = []  # names of the modules that are preconditioned
         self._hook_layers(model, patterns)
 
@@ -168,15 +131,15 @@ class KFAC(NativeOptimizer):
         for module in model.modules():
             for param in module._parameters.values():
                 owners.setdefault(id(param), []).append(module)
-        layers: Dict[Tuple[int, int], _Layer] = {}
+        layers: Dict[Tuple[int, int], Layer] = {}
         for name, module in model.named_modules():
-            if _skipped(name, module, skip) or not _is_supported(module, indices, owners):
+            if _skipped(name, module, skip) or not is_supported(module, indices, owners):
                 continue
             weight, bias = module._parameters["weight"], module._parameters.get("bias")
             layer = layers.get((id(weight), id(bias)))
             if layer is None:
                 index = self._add_layer(module, indices[id(weight)], None if bias is None else indices[id(bias)])
-                layer = layers[id(weight), id(bias)] = _Layer(index, name, module)
+                layer = layers[id(weight), id(bias)] = Layer(index, name, module)
                 layer.group, layer.part = groups[id(weight)], indices[id(weight)]
                 self.layers.append(name)
                 self._hooked.append(layer)
@@ -185,9 +148,9 @@ class KFAC(NativeOptimizer):
 
     def _add_layer(self, module: nn.Module, weight: int, bias: Optional[int]) -> int:
         assert isinstance(self._native, arrays.KFAC)
-        return self._native.add_layer(_constants(module), weight, bias, self._choices.approximation)
+        return self._native.add_layer(sample_layer(module), weight, bias, self._choices.approximation)
 
-    def _needs_factors(self, layer: _Layer) -> bool:
+    def _needs_factors(self, layer: Layer) -> bool:
         """Whether the next step updates the layer's factors."""
         if not (layer.weight.requires_grad or (layer.bias is not None and layer.bias.requires_grad)):
             return False
@@ -195,11 +158,11 @@ class KFAC(NativeOptimizer):
         frequency = max(1, int(self.param_groups[layer.group]["factor_frequency"]))  # the step refuses frequencies < 1
         return max(steps, default=0) % frequency == 0
 
-    def _after_forward(self, layer: _Layer, module: nn.Module, x: Tensor, output: Tensor) -> None:
+    def _after_forward(self, layer: Layer, module: nn.Module, x: Tensor, output: Tensor) -> None:
         """Records a forward whose factors the next step needs."""
         if not (torch.is_grad_enabled() and module.training and output.requires_grad and self._needs_factors(layer)):
             return
-        use, output = _Use(layer, _input(module, x), output.shape), _in_graph(output)
+        use, output = Use(layer, padded_input(module, x), output.shape), base_in_graph(output)
         if self._choices.fisher == "sampled":
             self._recorded.append((use, get_gradient_edge(output)))
         elif (task := _graph_task()) != -1:  # a checkpoint recomputes it, in a nested backward
@@ -208,12 +171,12 @@ class KFAC(NativeOptimizer):
             layer.uses.add(use)
             output.register_hook(lambda delta: self._on_output_grad(use, delta))
 
-    def _on_recomputed_grad(self, use: _Use, delta: Tensor, task: int) -> None:
+    def _on_recomputed_grad(self, use: Use, delta: Tensor, task: int) -> None:
         """task: the outer backward."""
         self._refuse_mixed(use.layer, task, True)
         self._add_batch(use, delta, 1)
 
-    def _refuse_mixed(self, layer: _Layer, task: int, recomputed: bool) -> None:
+    def _refuse_mixed(self, layer: Layer, task: int, recomputed: bool) -> None:
         """Refuses a backward that reaches uses in and outside a reentrant checkpoint, or several in them. Their number
         is not known until all such checkpoints have run."""
         if task in (layer.tasks.get(True), layer.tasks.get(not recomputed)):
@@ -221,7 +184,7 @@ class KFAC(NativeOptimizer):
                                "reentrant checkpoint: take use_reentrant=False")
         layer.tasks[recomputed] = task
 
-    def _on_output_grad(self, use: _Use, delta: Tensor) -> None:
+    def _on_output_grad(self, use: Use, delta: Tensor) -> None:
         """Adds a use that a backward reaches. If the backward may reach several uses of the layer, they wait for its
         end."""
         task = _graph_task()
@@ -236,7 +199,7 @@ class KFAC(NativeOptimizer):
                 lambda: self._add_batches(self._waiting.pop(task, [])))
         waiting.append((use, delta))
 
-    def _add_batches(self, pairs: List[Tuple[_Use, Tensor]]) -> None:
+    def _add_batches(self, pairs: List[Tuple[Use, Tensor]]) -> None:
         uses = collections.Counter(use.layer.index for use, _ in pairs)
         for use, delta in pairs:
             self._add_batch(use, delta, uses[use.layer.index])
@@ -258,7 +221,7 @@ class KFAC(NativeOptimizer):
         deltas = torch.autograd.grad(loss, [edge for _, edge in recorded], retain_graph=retain_graph, allow_unused=True)
         self._add_batches([(use, delta) for (use, _), delta in zip(recorded, deltas) if delta is not None])
 
-    def _add_batch(self, use: _Use, delta: Tensor, uses: int) -> None:
+    def _add_batch(self, use: Use, delta: Tensor, uses: int) -> None:
         """Adds a batch to the library. Several uses of a weight for one sample count as positions do: gradients are
         summed, not averaged."""
         if use.x is None:
@@ -267,7 +230,7 @@ class KFAC(NativeOptimizer):
         use.reached = True
         if use.x._version != use.version:
             raise RuntimeError(f"KFAC: the input of {use.layer.name} was changed in place after its forward")
-        x, delta = _batches(use.layer, use.x, delta.detach().reshape(use.shape), self._choices.loss_terms)
+        x, delta = split_batches(use.layer, use.x, delta.detach().reshape(use.shape), self._choices.loss_terms)
         scale = self.loss_scale * (1.0 if self._scaler is None else float(self._scaler.get_scale()))
         terms = x.shape[0] if self._choices.reduction == "mean" else 1
         assert isinstance(self._native, arrays.KFAC)
@@ -301,7 +264,7 @@ class KFAC(NativeOptimizer):
                 self._show_state(layer.part, self._views(layer.part))
             self._watch(layer, grads[layer.part] is not None)
 
-    def _watch(self, layer: _Layer, has_grad: bool) -> None:
+    def _watch(self, layer: Layer, has_grad: bool) -> None:
         """counts: of the layer's owner."""
         state = self.state.get(layer.weight, {}) if layer.is_watched and has_grad else {}
         if "counts" in state and int(state["step"]) > 0:
@@ -316,7 +279,7 @@ class KFAC(NativeOptimizer):
 class _Forward:
     """A module's forward hook. It does not keep the optimizer alive."""
 
-    def __init__(self, optimizer: KFAC, layer: _Layer) -> None:
+    def __init__(self, optimizer: KFAC, layer: Layer) -> None:
         self.optimizer: Callable[[], Optional[KFAC]] = weakref.ref(optimizer)
         self.layer = layer
 
@@ -358,50 +321,9 @@ def _skipped(name: str, module: nn.Module, skip: Iterable["re.Pattern[str]"]) ->
     return any(pattern.search(name) or pattern.search(type(module).__name__) for pattern in skip)
 
 
-def _is_supported(module: nn.Module, indices: Dict[int, int], owners: Dict[int, List[nn.Module]]) -> bool:
-    """Whether the module is a layer whose parameters are all in the optimizer, and shared only with modules of equal
-    constants."""
-    if not isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or module._parameters.get("weight") is None:
-        return False
-    params = [param for param in module._parameters.values() if param is not None]
-    if len(params) != (1 if module._parameters.get("bias") is None else 2) or any(id(p) not in indices for p in params):
-        return False
-    if any(math.prod(full_shape(p)) == 0 for p in params):
-        return False
-    mine = _constants(module), [id(p) for p in module._parameters.values()]
-    return all(isinstance(other, (nn.Linear, *_CONVOLUTIONS)) and
-               (_constants(other), [id(p) for p in other._parameters.values()]) == mine
-               for param in params for other in owners[id(param)])
-
-
-def _input(module: nn.Module, x: Tensor) -> Tensor:
-    """The layer's input, padded if the module pads it with other values than zeros."""
-    if isinstance(module, _CONVOLUTIONS) and module.padding_mode != "zeros":
-        return F.pad(x.detach(), module._reversed_padding_repeated_twice, module.padding_mode)
-    return x
-
-
 def _factors_of(loss: Tensor) -> List[float]:
     """The number that a loss is a product with, as GradScaler.scale() makes it."""
     node: Any = loss.grad_fn
     if type(node).__name__ != "MulBackward0":
         return []
     return [float(saved) for saved in (node._saved_self, node._saved_other) if saved is not None and saved.numel() == 1]
-
-
-def _in_graph(output: Tensor) -> Tensor:
-    """The output, or its base if it is a view of all of it. Changing a view in place removes its node from the graph.
-    For inputs of three dimensions, for example, a Linear's output is a view of a product of two dimensions."""
-    base = output._base
-    whole = (base is not None and base.grad_fn is not None and base.numel() == output.numel()
-             and base.is_contiguous() and output.is_contiguous())
-    return base if whole else output  # type: ignore[return-value]
-
-
-def _batches(layer: _Layer, x: Tensor, delta: Tensor, loss_terms: str) -> Tuple[Tensor, Tensor]:
-    """x and delta with the samples (or positions, if each has a loss term) in the first dimension."""
-    if x.dim() == (layer.spatial + 1 if layer.spatial else 1):
-        x, delta = x[None], delta[None]
-    if loss_terms == "positions" and not layer.spatial:
-        x, delta = x.flatten(0, -2), delta.flatten(0, -2)
-    return x.contiguous(), delta.contiguous()
