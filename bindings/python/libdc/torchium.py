@@ -94,9 +94,9 @@ def get_optimal_device() -> torch.device:
 
 
 def cuda_memory_info() -> Dict[str, Any]:
-    """The memory of get_optimal_device() in bytes, with all keys on every machine. free_memory is what the driver or the
-    system reports. The allocated memory of a CUDA device is that of this call, since these functions compute on the
-    host."""
+    """The memory of get_optimal_device() in bytes, with all keys on every machine. free_memory is what the driver or
+    the system reports. The allocated memory of a CUDA device is that of this call, since these functions compute on
+    the host."""
     device = get_optimal_device()
     if device.type == "cpu":
         memory = _linalg.device_memory()

@@ -84,8 +84,8 @@ class Launcher:
             self.selector.register(pipe, selectors.EVENT_READ, process)
 
     def _reserve_port(self, wanted: int) -> Tuple[str, int]:
-        """This machine's loopback address, and the wanted port. 0: reserves a free one, so that no other program gets it.
-        Ranks may still listen on it, since this socket never does."""
+        """This machine's loopback address, and the wanted port. 0: reserves a free one, so that no other program gets
+        it. Ranks may still listen on it, since this socket never does."""
         for family, host in (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"):
             with contextlib.suppress(OSError):  # a container may have one of the two alone
                 held = socket.socket(family)
