@@ -338,7 +338,7 @@ static dc_status tcp_run_collective(dc__tcp_plan *p) {
 }
 
 void dc__tcp_leave(const dc__tcp *self) {
-  const struct dc__tcp_header leave = {.seq = DC__TCP_SEQ_LEAVE};
+  const struct dc__tcp_header leave = {.seq = DC__TCP_SEQ_LEAVE, .bytes = self->seq};
   for (int32_t r = 0; r < self->head.world; r++) {
     if (self->fds[r] >= 0) {
       (void)dc__tcp_write(self->fds[r], &leave, sizeof leave);

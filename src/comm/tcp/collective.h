@@ -38,7 +38,7 @@ typedef struct dc__tcp_transfer {
   uint32_t peer_crc;               /* the peer's sent_crc, which arrived after the data */
   struct dc__tcp_header {
     uint64_t seq;          /* from 1, or DC__TCP_SEQ_LEAVE */
-    uint64_t bytes;        /* of data behind it, without the checksum */
+    uint64_t bytes;        /* of data behind it, without the checksum; of a rank that leaves: its last seq */
     uint64_t has_checksum; /* DC__TCP_CHECKSUM: the data's CRC-32C comes last; 0: there is none */
     uint64_t kind;         /* 0: a whole call */
     dc__signature call;

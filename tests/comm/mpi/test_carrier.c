@@ -2,9 +2,10 @@
  * be used. This program is both the test and, started by mpirun with the name of a role, a rank. */
 #include "comm/mpi/mpi.h"
 #include "comm_failing.h"
+#include "mpi_calls.h"
 #include "mpi_launchers.h"
 
-enum { RANKS = 2 };
+enum { RANKS = 2, OVERLAY_RANKS = DC__TCP_MAX_MESH + 2 };
 
 /* ---- the ranks ---- */
 
@@ -15,7 +16,7 @@ static int all_reduce_works(dc_comm *comm) {
   float value = 1 + (float)dc_comm_rank(comm);
   dc_tensor tensor = flat(&value, &count, DC_FLOAT32);
   CHECK_OK(dc_comm_all_reduce(comm, &tensor, DC_SUM, NULL));
-  CHECK(value == RANKS * (RANKS + 1) / 2);
+  CHECK(value == (float)(dc_comm_size(comm) * (dc_comm_size(comm) + 1) / 2));
   return 0;
 }
 
@@ -58,10 +59,60 @@ static int waits_elsewhere(dc_comm *comm) {
   return 0;
 }
 
+static int64_t arrival_ns;
+
+static int late_test(const dc__mpi_library *mpi, dc__mpi_handle *request, int *done) {
+  *done = 0;
+  return dc__now_ns() < arrival_ns ? 0 : real_calls->test(mpi, request, done);
+}
+
+/* Rank 1 sends its message and leaves, and the message comes last. */
+static int leaves_before_its_message_arrives(dc_comm *comm) {
+  dc_comm *copy = NULL;
+  CHECK_OK(dc_comm_dup(comm, &copy));
+  CHECK(all_reduce_works(copy) == 0);
+  replace_calls();
+  if (dc_comm_rank(comm) == 0) {
+    arrival_ns = dc__now_ns() + 500 * MS;
+    calls.test = late_test;
+  }
+  CHECK_OK(dc_comm_barrier(copy));
+  calls.test = real_calls->test;
+  dc_comm_destroy(copy);
+  return all_reduce_works(comm);
+}
+
+/* In an overlay there are no connections between most ranks. One rank is late, but comes. */
+static int comes_late_to_many(dc_comm *comm) {
+  sleep_ms(dc_comm_rank(comm) == OVERLAY_RANKS / 2 ? 1500 : 0);
+  return all_reduce_works(comm);
+}
+
+/* As leaves(), after the others have asked once. */
+static int leaves_many(dc_comm *comm) {
+  dc_comm *copy = NULL;
+  CHECK_OK(dc_comm_dup(comm, &copy));
+  if (dc_comm_rank(comm) == OVERLAY_RANKS / 2) {
+    sleep_ms(1500);
+  } else {
+    CHECK(dc_comm_barrier(copy) == DC_E_PEER_DEAD);
+    CHECK_SAYS("rank 33 destroyed its communicator while rank ");
+  }
+  dc_comm_destroy(copy);
+  await_failure(comm);
+  return 0;
+}
+
 static const struct {
   const char *name;
   int (*run)(dc_comm *comm);
-} roles[] = {{"late", does_not_come}, {"left", leaves}, {"deadlock", waits_elsewhere}};
+  int32_t ranks;
+} roles[] = {{"late", does_not_come, RANKS},
+             {"left", leaves, RANKS},
+             {"deadlock", waits_elsewhere, RANKS},
+             {"overtaken", leaves_before_its_message_arrives, RANKS},
+             {"many", comes_late_to_many, OVERLAY_RANKS},
+             {"many-left", leaves_many, OVERLAY_RANKS}};
 
 /* Fails in a communicator of its own. A message that nothing received there must not come to the next one. */
 static int run_rank(const char *name) {
@@ -88,7 +139,7 @@ static void test_a_rank_that_does_not_come(void **state) {
   for (size_t i = 0; i < DC__COUNT(launchers) * DC__COUNT(roles); i++) {
     const launcher *l = &launchers[i / DC__COUNT(roles)];
     const char *role = roles[i % DC__COUNT(roles)].name;
-    const int status = is_there(l) ? launch_ranks(l, RANKS, role, false, output) : 0;
+    const int status = is_there(l) ? launch_ranks(l, roles[i % DC__COUNT(roles)].ranks, role, false, output) : 0;
     if (status != 0) {
       fail_msg("%s, %s: status %d, said: %s", l->program, role, status, output);
     }

@@ -6,7 +6,7 @@
 #include "comm/tcp/hmac/hmac.h"
 
 enum {
-  DC__TCP_PROTOCOL = 10, /* raise it when a message changes */
+  DC__TCP_PROTOCOL = 11, /* raise it when a message changes */
   DC__TCP_NAME = 88,     /* of the group, zero-padded */
   DC__TCP_TEXT = 512,
   DC__TCP_RUN = 16, /* random bytes of one rendezvous, which differ from an earlier one's */

@@ -92,7 +92,7 @@ dc_status dc__tcp_fail_deadlock(dc__tcp *self, const char *op_text) {
 
 /* Checks the missing ranks without a connection, over which they would have announced that they left. */
 static dc_status deadlock_check_left(const dc__tcp *self, const dc__rank_set *missing, const char *op_text) {
-  for (int32_t r = 0; self->group->overlay && r < self->head.world; r++) {
+  for (int32_t r = 0; self->group->overlay && self->carrier == NULL && r < self->head.world; r++) {
     if (dc__rank_set_has(missing, r) && self->fds[r] < 0 && self->replies[r].state == DC__TCP_LEFT) {
       return dc__tcp_fail_left(self->group, r, op_text);
     }
