@@ -12,7 +12,8 @@
 enum {
   SPINS = 200,            /* tests without a pause */
   YIELDS = 2000,          /* tests that yield the processor; then they sleep */
-  LONGEST_NS = 200000,    /* the longest sleep */
+  LONGEST_NS = 200000,    /* the longest sleep, unless */
+  SHARE = 1000,           /* a late rank's message is waited for: then a sleep may take this share of the wait so far */
   CHECK_NS = 5000000,     /* between checks of the control communicator */
   VERDICT_NS = 2000000000 /* how long an error of MPI waits for the control communicator to report its cause */
 };
@@ -75,10 +76,16 @@ static dc_status test_all(dc__mpi_wait *wait, int32_t *left) {
   return DC_OK;
 }
 
-static void pause_before_test(int64_t tests) {
+/* Data moves only while MPI is called, and a message that comes late does not. */
+static int64_t longest_sleep(const dc__mpi_wait *wait, int64_t begun) {
+  const int64_t share = wait->check != NULL ? (dc__now_ns() - begun) / SHARE : 0;
+  return share < LONGEST_NS ? LONGEST_NS : share < CHECK_NS ? share : CHECK_NS;
+}
+
+static void pause_before_test(const dc__mpi_wait *wait, int64_t tests, int64_t begun) {
   if (tests >= YIELDS) {
-    int64_t ns = (tests - YIELDS) * 1000;
-    nanosleep(&(struct timespec){0, ns < LONGEST_NS ? ns : LONGEST_NS}, NULL);
+    const int64_t ns = (tests - YIELDS) * 1000, longest = longest_sleep(wait, begun);
+    nanosleep(&(struct timespec){0, ns < longest ? ns : longest}, NULL);
   } else if (tests >= SPINS) {
     sched_yield();
   }
@@ -151,7 +158,7 @@ dc_status dc__mpi_wait_requests(dc__mpi_wait *wait) {
       DC__TRY(wait->check != NULL ? wait->check(wait->arg) : check_deadline(wait, begun, &failed));
       checked = dc__now_ns();
     }
-    pause_before_test(tests);
+    pause_before_test(wait, tests, begun);
   }
 }
 
