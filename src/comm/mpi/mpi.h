@@ -34,6 +34,12 @@ typedef struct dc__mpi_group {
   dc__mpi_handle parent; /* the MPI communicator that is copied */
 } dc__mpi_group;
 
+/* Of the comparison of calls. */
+typedef struct dc__mpi_message {
+  uint64_t run; /* of the communicator: another one's may have the same handle of MPI later */
+  unsigned char data[DC__TCP_SWAP_BYTES];
+} dc__mpi_message;
+
 typedef struct dc__mpi {
   struct dc_comm head;
   const dc__mpi_library *mpi;
@@ -48,8 +54,7 @@ typedef struct dc__mpi {
   int64_t max_bytes;       /* of a tensor that MPI moves in place: its offsets are ints; larger ones are packed */
   bool abandoned;          /* MPI may still use all this memory */
   dc__tcp_carrier carrier; /* of the control communicator, whose mutex guards what follows */
-  unsigned char sent[DC__TCP_SWAP_BYTES], received[DC__TCP_SWAP_BYTES];
-  int tag;                /* of these messages */
+  dc__mpi_message sent, received;
   bool message_abandoned; /* as `abandoned`, of the comparison's messages */
 } dc__mpi;
 

@@ -82,6 +82,39 @@ static int leaves_before_its_message_arrives(dc_comm *comm) {
   return all_reduce_works(comm);
 }
 
+static int64_t tested;
+
+static int counted_test(const dc__mpi_library *mpi, dc__mpi_handle *request, int *done) {
+  tested++;
+  return real_calls->test(mpi, request, done);
+}
+
+/* In each group a message is left behind. MPICH gives the next one the same context. */
+static int leaves_messages(dc_comm *comm) {
+  for (int i = 0; i < 500; i++) {
+    dc_comm *other = open_comm(limit);
+    CHECK(other != NULL);
+    if (dc_comm_rank(comm) == 1) {
+      sleep_ms(2);
+      dc_comm_abort(other, "for a test");
+    }
+    CHECK(dc_comm_barrier(other) == DC_E_ABORTED);
+    dc_comm_destroy(other);
+  }
+  return all_reduce_works(comm);
+}
+
+/* A rank that waits long seldom looks. With pauses of 0.2 ms it would look about 12000 times. */
+static int waits_long(dc_comm *comm) {
+  replace_calls();
+  calls.test = counted_test;
+  sleep_ms(dc_comm_rank(comm) == 1 ? 3000 : 0);
+  CHECK_OK(dc_comm_barrier(comm));
+  calls.test = real_calls->test;
+  CHECK(tested < 8000);
+  return 0;
+}
+
 /* In an overlay there are no connections between most ranks. One rank is late, but comes. */
 static int comes_late_to_many(dc_comm *comm) {
   sleep_ms(dc_comm_rank(comm) == OVERLAY_RANKS / 2 ? 1500 : 0);
@@ -111,6 +144,8 @@ static const struct {
              {"left", leaves, RANKS},
              {"deadlock", waits_elsewhere, RANKS},
              {"overtaken", leaves_before_its_message_arrives, RANKS},
+             {"stale", leaves_messages, RANKS},
+             {"long", waits_long, RANKS},
              {"many", comes_late_to_many, OVERLAY_RANKS},
              {"many-left", leaves_many, OVERLAY_RANKS}};
 
