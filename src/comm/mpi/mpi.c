@@ -83,8 +83,17 @@ static void mpi_set_parent(dc_comm *comm, dc_comm *parent) {
   dc__comm_set_parent(((dc__mpi *)comm)->control, parent);
 }
 
+/* Two levels call it before any collective here, and MPI ends the process if it is called after its end. */
 static bool mpi_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
-  dc_comm *control = ((dc__mpi *)comm)->control;
+  dc__mpi *self = (dc__mpi *)comm;
+  dc_comm *control = self->control;
+  char name[DC__COLL_TEXT];
+  dc__coll_describe_op(name, coll->tag.op, coll->tag.id);
+  const dc_status status = dc__mpi_check_usable(self->mpi, name);
+  if (status != DC_OK) {
+    dc__mpi_fail(self, status);
+    return false;
+  }
   dc__mpi_progress_begin();
   bool same = control->ops->agree(control, coll, word);
   dc__mpi_progress_end();

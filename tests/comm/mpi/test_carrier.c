@@ -82,6 +82,17 @@ static int leaves_before_its_message_arrives(dc_comm *comm) {
   return all_reduce_works(comm);
 }
 
+/* As two levels do before a collective of theirs. */
+static int agrees_after_the_end(dc_comm *comm) {
+  const dc__coll barrier = {.kind = DC__COLL_BARRIER};
+  CHECK(comm->ops->agree(comm, &barrier, 0));
+  atomic_fetch_add(&dc__mpi_runtime_state.abandoned, 1);
+  CHECK(!comm->ops->agree(comm, &barrier, 0) && dc_comm_check(comm) == DC_E_STATE);
+  CHECK_SAYS("an earlier collective over MPI was given up");
+  atomic_fetch_sub(&dc__mpi_runtime_state.abandoned, 1);
+  return 0;
+}
+
 static int64_t tested;
 
 static int counted_test(const dc__mpi_library *mpi, dc__mpi_handle *request, int *done) {
@@ -145,6 +156,7 @@ static const struct {
              {"deadlock", waits_elsewhere, RANKS},
              {"overtaken", leaves_before_its_message_arrives, RANKS},
              {"stale", leaves_messages, RANKS},
+             {"end", agrees_after_the_end, RANKS},
              {"long", waits_long, RANKS},
              {"many", comes_late_to_many, OVERLAY_RANKS},
              {"many-left", leaves_many, OVERLAY_RANKS}};
