@@ -336,10 +336,8 @@ static void free_resources(dc_context *ctx) {
     *arenas[i] = NULL;
   }
   dc__free(ctx->items);
-  dc__free(ctx->scratch);
   ctx->items = NULL;
-  ctx->scratch = NULL;
-  ctx->item_capacity = ctx->scratch_capacity = 0;
+  ctx->item_capacity = 0;
   dc__replicas_disconnect(ctx);
   dc__comm_release(ctx->replica_comm);
   dc__comm_release_exclusive(ctx->reduce_comm); /* the caller's own if it cannot be copied */

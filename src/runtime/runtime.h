@@ -195,8 +195,6 @@ struct dc_context {
 
   dc__coll_item *items; /* scratch of a fused gather */
   int64_t item_capacity;
-  void **scratch; /* no longer used */
-  int64_t scratch_capacity;
 };
 
 /* ---- context.c ---- */
