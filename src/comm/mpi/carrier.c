@@ -65,6 +65,7 @@ static dc_status mpi_swap(void *context, const dc__tcp_swap *swap) {
     }
     end_request(&receive);
     end_request(&send);
+    self->unmatched = true;
     self->message_abandoned = receive.count + send.count > 0;
     return dc__failure_raise(&failure);
   }

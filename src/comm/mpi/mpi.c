@@ -6,13 +6,16 @@
 /* ---- destruction ---- */
 
 /* Whether MPI_Comm_free may be called. It is collective, and may wait for a lost rank. Nor may it be called if MPI
- * itself has failed, or may still use a communicator. After other failures all ranks are alive. */
+ * itself has failed, or may still use a communicator. After a failure a message of the comparison may be on its way to
+ * a rank that does not receive it. MPI would give it to the next communicator with the handle of the freed one. Only
+ * where ranks have found that their calls differ, all messages were received. */
 static bool can_free_mpi_comms(const dc__mpi *self) {
   dc__tcp_group *control = ((dc__tcp *)self->control)->group;
   pthread_mutex_lock(&control->mutex);
   const dc_status failure = control->failure.status;
   pthread_mutex_unlock(&control->mutex);
-  return dc__mpi_is_usable(self->mpi) && failure != DC_E_TIMEOUT && failure != DC_E_PEER_DEAD && failure != DC_E_SYSTEM;
+  const bool compared = failure == DC_E_MISMATCH && atomic_load(&control->calls_differed) && !self->unmatched;
+  return dc__mpi_is_usable(self->mpi) && (failure == DC_OK || compared);
 }
 
 static void release_mpi_group(dc__mpi_group *group, const dc__mpi_library *mpi, bool can_free) {

@@ -55,6 +55,7 @@ typedef struct dc__mpi {
   bool abandoned;          /* MPI may still use all this memory */
   dc__tcp_carrier carrier; /* of the control communicator, whose mutex guards what follows */
   dc__mpi_message sent, received;
+  bool unmatched;         /* a comparison ended early: its messages may not be received */
   bool message_abandoned; /* as `abandoned`, of the comparison's messages */
 } dc__mpi;
 

@@ -293,6 +293,7 @@ static dc_status relay_calls(dc__tcp_plan *p) {
 
 /* If calls differ, all ranks send theirs in full, so that all find the same error. */
 static dc_status find_difference(dc__tcp_plan *p) {
+  atomic_store(&p->self->group->calls_differed, true);
   p->has_data = false;
   if (p->self->group->overlay) {
     DC__TRY(relay_calls(p));

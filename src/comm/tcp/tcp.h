@@ -148,6 +148,7 @@ typedef struct dc__tcp_group {
   int64_t vote_deadline;     /* end of the wait for votes */
   dc__failure failure;
   atomic_int failed;
+  atomic_bool calls_differed; /* a comparison has ended on all ranks and found it */
 } dc__tcp_group;
 
 /* An exchange of messages with two ranks, which may be one. */
