@@ -172,11 +172,6 @@ static dc_status read_pair(const char *fn, const dc_tensor *weight, const dc_ten
     return dc__fail(DC_E_DTYPE, "%s: grads[%" PRId64 "] is %s, must be float32, float16 or bfloat16", fn, i,
                     dc_dtype_name(g.dtype));
   }
-  const uintptr_t weight_at = (uintptr_t)w.data, grad_at = (uintptr_t)g.data;
-  if (g.dtype != DC_DTYPE_NONE && p->count > 0 && weight_at < grad_at + (uintptr_t)p->count * dc_dtype_size(g.dtype) &&
-      grad_at < weight_at + (uintptr_t)p->count * dc_dtype_size(w.dtype)) {
-    return dc__fail(DC_E_INVALID, "%s: grads[%" PRId64 "] overlaps weights[%" PRId64 "], which are written", fn, i, i);
-  }
   io->weight = w.data;
   io->grad = g.data;
   io->grad_dtype = g.dtype;
