@@ -2,7 +2,7 @@
  * communicate, so other ranks must not notice. It changes nothing, so later values are the same. */
 #include "program.h"
 
-enum { NOBODY = 999 }; /* the id of no graph and no parameter */
+enum { UNKNOWN_ID = 999 }; /* the id of no graph and no parameter */
 
 static uint64_t own_pick(program *p, uint64_t below) {
   uint64_t *shared = p->state;
@@ -17,20 +17,20 @@ static uint64_t own_pick(program *p, uint64_t below) {
 static void unknown_ids(program *p, param *a) {
   dc_tensor out = DC_TENSOR_INIT;
   dc_buffer *buffer = NULL;
-  const int64_t ids[2] = {a->id, NOBODY};
-  REFUSED(p, dc_allgather_param(p->ctx, NULL, NOBODY, a->id, DC_DTYPE_NONE, &out), DC_E_NOT_FOUND);
-  REFUSED(p, dc_reduce_grad(p->ctx, NULL, GRAPH, NOBODY), DC_E_NOT_FOUND);
-  REFUSED(p, dc_end_backward(p->ctx, NOBODY, 0), DC_E_NOT_FOUND);
-  REFUSED(p, dc_unregister_graph(p->ctx, NOBODY), DC_E_NOT_FOUND);
-  REFUSED(p, dc_unregister_param(p->ctx, NOBODY), DC_E_NOT_FOUND);
-  REFUSED(p, dc_set_persistent(p->ctx, NOBODY), DC_E_NOT_FOUND);
+  const int64_t ids[2] = {a->id, UNKNOWN_ID};
+  REFUSED(p, dc_allgather_param(p->ctx, NULL, UNKNOWN_ID, a->id, DC_DTYPE_NONE, &out), DC_E_NOT_FOUND);
+  REFUSED(p, dc_reduce_grad(p->ctx, NULL, GRAPH, UNKNOWN_ID), DC_E_NOT_FOUND);
+  REFUSED(p, dc_end_backward(p->ctx, UNKNOWN_ID, 0), DC_E_NOT_FOUND);
+  REFUSED(p, dc_unregister_graph(p->ctx, UNKNOWN_ID), DC_E_NOT_FOUND);
+  REFUSED(p, dc_unregister_param(p->ctx, UNKNOWN_ID), DC_E_NOT_FOUND);
+  REFUSED(p, dc_set_persistent(p->ctx, UNKNOWN_ID), DC_E_NOT_FOUND);
   REFUSED(p, dc_context_params_updated(p->ctx, ids, 2), DC_E_NOT_FOUND);
   REFUSED(p, dc_context_accumulate_grads(p->ctx, ids, 2), DC_E_NOT_FOUND);
-  REFUSED(p, dc_take_param(p->ctx, NOBODY, a->id, DC_DTYPE_NONE, &buffer), DC_E_NOT_FOUND);
+  REFUSED(p, dc_take_param(p->ctx, UNKNOWN_ID, a->id, DC_DTYPE_NONE, &buffer), DC_E_NOT_FOUND);
   if (p->stage == 3) {
     REFUSED(p, dc_prefetch_params_fused(p->ctx, GRAPH, ids, NULL, 2), DC_E_NOT_FOUND); /* none of them starts */
-    REFUSED(p, dc_wait_offload(p->ctx, NULL, GRAPH, NOBODY, &out), DC_E_NOT_FOUND);
-    REFUSED(p, dc_reload_tensor(p->ctx, NULL, GRAPH, NOBODY, &out), DC_E_STATE);
+    REFUSED(p, dc_wait_offload(p->ctx, NULL, GRAPH, UNKNOWN_ID, &out), DC_E_NOT_FOUND);
+    REFUSED(p, dc_reload_tensor(p->ctx, NULL, GRAPH, UNKNOWN_ID, &out), DC_E_STATE);
   }
 }
 
@@ -90,7 +90,7 @@ static void wrong_numbers(program *p, param *a) {
   dc_trace_event event;
   int64_t count;
   int32_t freed;
-  const int64_t twice[2] = {a->id, a->id}, unknown[2] = {a->id, NOBODY};
+  const int64_t twice[2] = {a->id, a->id}, unknown[2] = {a->id, UNKNOWN_ID};
   REFUSED(p, dc_end_backward(p->ctx, GRAPH, 2), DC_E_INVALID);
   REFUSED(p, dc_start_backward(p->ctx, -1), DC_E_INVALID);
   REFUSED(p, dc_enable_profiling(p->ctx, 7), DC_E_INVALID);
@@ -158,12 +158,12 @@ static void wrong_registrations(program *p, param *a) {
   float memory[4] = {0};
   dc_tensor t = flat(memory, &three, DC_FLOAT32), ints = flat(memory, &three, DC_INT32);
   REFUSED(p, dc_register_param(p->ctx, a->id, &three, 1, NULL, &t, 0), DC_E_EXISTS);
-  REFUSED(p, dc_register_param(p->ctx, NOBODY, negative, 1, NULL, &t, 0), DC_E_SHAPE);
-  REFUSED(p, dc_register_param(p->ctx, NOBODY, &three, 1, NULL, &t, 1), DC_E_SHAPE);
-  REFUSED(p, dc_register_param(p->ctx, NOBODY, &three, 1, NULL, &ints, 0), DC_E_DTYPE);
-  REFUSED(p, dc_register_z3_param(p->ctx, NOBODY, &three, 1, &t, NULL, 2, DC_DTYPE_NONE), DC_E_INVALID);
-  REFUSED(p, dc_register_z3_param(p->ctx, NOBODY, &three, 1, NULL, NULL, 0, DC_DTYPE_NONE), DC_E_INVALID);
-  REFUSED(p, dc_register_z3_param(p->ctx, NOBODY, &three, 1, &t, NULL, 0, DC_INT8), DC_E_DTYPE);
+  REFUSED(p, dc_register_param(p->ctx, UNKNOWN_ID, negative, 1, NULL, &t, 0), DC_E_SHAPE);
+  REFUSED(p, dc_register_param(p->ctx, UNKNOWN_ID, &three, 1, NULL, &t, 1), DC_E_SHAPE);
+  REFUSED(p, dc_register_param(p->ctx, UNKNOWN_ID, &three, 1, NULL, &ints, 0), DC_E_DTYPE);
+  REFUSED(p, dc_register_z3_param(p->ctx, UNKNOWN_ID, &three, 1, &t, NULL, 2, DC_DTYPE_NONE), DC_E_INVALID);
+  REFUSED(p, dc_register_z3_param(p->ctx, UNKNOWN_ID, &three, 1, NULL, NULL, 0, DC_DTYPE_NONE), DC_E_INVALID);
+  REFUSED(p, dc_register_z3_param(p->ctx, UNKNOWN_ID, &three, 1, &t, NULL, 0, DC_INT8), DC_E_DTYPE);
   if (p->stage == 3 && !a->pending) {
     int64_t longer = a->chunk + 1;
     void *ptr = ground_new((size_t)longer * sizeof(float));
