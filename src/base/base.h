@@ -217,6 +217,12 @@ dc_status dc__owner_check(const char *function, const char *what, const dc__owne
  * left. */
 int dc__above_streams(int fd);
 
+/* ---- text (utf8.c) ---- */
+
+/* Bytes of the character at text, of which `left` bytes may be read, with its number in *code. 0: it is not UTF-8.
+ * Reads no further than a byte that does not belong to the character, such as a terminating zero. left >= 1. */
+size_t dc__utf8_decode(const char *text, size_t left, uint32_t *code);
+
 /* ---- time (clock.c) ---- */
 
 int64_t dc__now_ns(void); /* monotonic */

@@ -3,6 +3,7 @@
  * `libdc doctor` read the files. */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -48,36 +49,18 @@ DC__PRINTF(2, 3) static void dump_printf(dump_file *f, const char *format, ...) 
   f->used += n > 0 && n < MAX_LINE ? (size_t)n : 0;
 }
 
-/* Bytes of the character at text, which is not empty; 0: UTF-8 has no such character. */
-static int utf8_length(const char *text) {
-  const unsigned char *at = (const unsigned char *)text;
-  const int length = at[0] < 0x80                     ? 1
-                     : at[0] >= 0xc2 && at[0] <= 0xdf ? 2
-                     : at[0] >= 0xe0 && at[0] <= 0xef ? 3
-                     : at[0] >= 0xf0 && at[0] <= 0xf4 ? 4
-                                                      : 0;
-  for (int i = 1; i < length; i++) {
-    if ((at[i] & 0xc0) != 0x80) {
-      return 0;
-    }
-  }
-  const bool is_none = (at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xed && at[1] > 0x9f) ||
-                       (at[0] == 0xf0 && at[1] < 0x90) || (at[0] == 0xf4 && at[1] > 0x8f);
-  return is_none ? 0 : length;
-}
-
 /* Names are the caller's bytes, and an error's text may end within a character. JSON is UTF-8 alone. */
 static void dump_string(dump_file *f, const char *text) {
   dump_printf(f, "\"");
-  for (int length = 0; *text != '\0'; text += length > 0 ? length : 1) {
-    const unsigned char c = (unsigned char)*text;
-    length = utf8_length(text);
+  for (size_t length = 0; *text != '\0'; text += length > 0 ? length : 1) {
+    uint32_t code = 0;
+    length = dc__utf8_decode(text, 4, &code);
     if (length == 0) {
       dump_printf(f, "\\ufffd");
-    } else if (c == '"' || c == '\\' || c < 0x20) {
-      dump_printf(f, "\\u%04x", c);
+    } else if (code == '"' || code == '\\' || code < 0x20) {
+      dump_printf(f, "\\u%04" PRIx32, code);
     } else {
-      dump_printf(f, "%.*s", length, text);
+      dump_printf(f, "%.*s", (int)length, text);
     }
   }
   dump_printf(f, "\"");
