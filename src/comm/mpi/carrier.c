@@ -30,8 +30,9 @@ static dc_status start_receive(dc__mpi *self, const dc__tcp_swap *swap, dc__mpi_
   return DC_OK;
 }
 
-/* A message as short as this is sent at once, whether the other rank receives it or not. A rank that fails may leave
- * messages of others behind, which MPI gives to a later communicator in the place of this one. They are dropped. */
+/* A message as short as this is sent at once, whether the other rank receives it or not. A message of another
+ * communicator is dropped: a rank may have freed one to which another rank still sent (can_free_mpi_comms() keeps the
+ * others). */
 static dc_status send_and_receive(dc__mpi *self, const dc__tcp_swap *swap, dc__mpi_wait *receive, dc__mpi_wait *send) {
   DC__TRY(start_receive(self, swap, receive));
   DC__TRY(dc__mpi_check_result(send, "MPI_Isend",

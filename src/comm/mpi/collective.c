@@ -282,7 +282,6 @@ static dc_status mpi_broadcast(const dc__mpi_round *r) {
 static dc_status mpi_run_collective(dc__mpi *self, const dc__coll *coll, dc__mpi_wait *wait) {
   dc__mpi_round r = {.self = self, .coll = coll, .wait = wait};
   DC__TRY(dc__comm_check(self->control));
-  DC__TRY(dc__mpi_check_usable(self->mpi, wait->what));
   DC__TRY(plan_rounds(&r));
   (void)self->head.ops->agree(&self->head, coll, 0);
   DC__TRY(dc__comm_check(self->control));

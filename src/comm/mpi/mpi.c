@@ -90,11 +90,10 @@ static void mpi_set_parent(dc_comm *comm, dc_comm *parent) {
 static bool mpi_agree(dc_comm *comm, const dc__coll *coll, uint64_t word) {
   dc__mpi *self = (dc__mpi *)comm;
   dc_comm *control = self->control;
-  char name[DC__COLL_TEXT];
-  dc__coll_describe_op(name, coll->tag.op, coll->tag.id);
-  const dc_status status = dc__mpi_check_usable(self->mpi, name);
-  if (status != DC_OK) {
-    dc__mpi_fail(self, status);
+  if (!dc__mpi_is_usable(self->mpi)) {
+    char name[DC__COLL_TEXT];
+    dc__coll_describe_op(name, coll->tag.op, coll->tag.id);
+    dc__mpi_fail(self, dc__mpi_check_usable(self->mpi, name));
     return false;
   }
   dc__mpi_progress_begin();

@@ -103,7 +103,7 @@ static int counted_test(const dc__mpi_library *mpi, dc__mpi_handle *request, int
   return real_calls->test(mpi, request, done);
 }
 
-/* In each group a message is left behind. MPICH gives the next one the same context. */
+/* In each group a message is left behind, which must not come to the next one. */
 static int leaves_messages(dc_comm *comm) {
   for (int i = 0; i < 50; i++) {
     dc_comm *other = open_comm(limit);
