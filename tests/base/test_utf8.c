@@ -34,21 +34,22 @@ static void test_all_characters(void **state) {
 }
 
 static void test_other_bytes(void **state) {
-  static const char *const texts[] = {"\x80",
-                                      "\xbf",
-                                      "\xc0\x80",
-                                      "\xc1\xbf",
-                                      "\xe0\x80\x80",
-                                      "\xe0\x9f\xbf",
-                                      "\xf0\x80\x80\x80",
-                                      "\xf0\x8f\xbf\xbf",
-                                      "\xf4\x90\x80\x80",
-                                      "\xf5\x80\x80\x80",
-                                      "\xff",
-                                      "\xc3",
-                                      "\xe2\x82",
-                                      "\xc3"
-                                      "A"};
+  static const char *const texts[] = {
+      "\x80",
+      "\xbf",
+      "\xc0\x80",
+      "\xc1\xbf",
+      "\xe0\x80\x80",
+      "\xe0\x9f\xbf",
+      "\xf0\x80\x80\x80",
+      "\xf0\x8f\xbf\xbf",
+      "\xf4\x90\x80\x80",
+      "\xf5\x80\x80\x80",
+      "\xff",
+      "\xc3",
+      "\xe2\x82",
+      "\xc3\x41",
+  };
   uint32_t code;
   (void)state;
   for (size_t i = 0; i < DC__COUNT(texts); i++) {

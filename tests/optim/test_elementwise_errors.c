@@ -113,6 +113,12 @@ static void test_bad_steps(void **state) {
   a.grads[1].dtype = DC_FLOAT64;
   FAILS(step(&a), DC_E_DTYPE, "grads[1] is float64");
   a.grads[1] = grad;
+  a.grads[1].data = (float *)a.weights[1].data + 3;
+  FAILS(step(&a), DC_E_INVALID, "grads[1] overlaps weights[1], which are written");
+  a.grads[1].dtype = DC_BFLOAT16;
+  a.grads[1].data = (char *)a.weights[1].data - 6;
+  FAILS(step(&a), DC_E_INVALID, "grads[1] overlaps weights[1], which are written");
+  a.grads[1] = grad;
   a.grads[1].struct_size = 3;
   FAILS(step(&a), DC_E_INVALID, "struct_size = 3");
   assert_true(a.weight[0][0] == before);

@@ -155,8 +155,14 @@ static dc_status optimizer_read_part(const char *fn, const char *arg, const dc_t
                         fn, arg, index, numel, DC__PLURAL_S(numel), p->count);
 }
 
+static bool tensors_overlap(const dc_tensor *a, const dc_tensor *b, int64_t count) {
+  const uintptr_t at_a = (uintptr_t)a->data, at_b = (uintptr_t)b->data;
+  return at_a < at_b + (uintptr_t)count * dc_dtype_size(b->dtype) &&
+         at_b < at_a + (uintptr_t)count * dc_dtype_size(a->dtype);
+}
+
 static dc_status read_pair(const char *fn, const dc_tensor *weight, const dc_tensor *grad, int64_t i,
-                           const dc__optim_param *p, dc__optim_io *io) {
+                           const dc__optim_param *p, bool counting, dc__optim_io *io) {
   dc_tensor w;
   dc_tensor g = DC_TENSOR_INIT;
   DC__TRY(optimizer_read_part(fn, "weights", weight, i, p, &w));
@@ -171,6 +177,9 @@ static dc_status read_pair(const char *fn, const dc_tensor *weight, const dc_ten
   if (g.dtype != DC_DTYPE_NONE && g.dtype != DC_FLOAT32 && g.dtype != DC_FLOAT16 && g.dtype != DC_BFLOAT16) {
     return dc__fail(DC_E_DTYPE, "%s: grads[%" PRId64 "] is %s, must be float32, float16 or bfloat16", fn, i,
                     dc_dtype_name(g.dtype));
+  }
+  if (g.dtype != DC_DTYPE_NONE && !counting && tensors_overlap(&w, &g, p->count)) {
+    return dc__fail(DC_E_INVALID, "%s: grads[%" PRId64 "] overlaps weights[%" PRId64 "], which are written", fn, i, i);
   }
   io->weight = w.data;
   io->grad = g.data;
@@ -189,9 +198,10 @@ static dc_status read_step(dc_optimizer *o, const char *fn, const dc_tensor *wei
   if (!isfinite(grad_scale)) {
     return dc__fail(DC_E_INVALID, "%s: grad_scale = %g, must be finite", fn, grad_scale);
   }
+  const bool counting = dc__device_is_counting(o->linalg->device);
   for (int64_t i = 0; i < count; i++) {
     DC__TRY(read_pair(fn, dc__tensors_at(weights, tensor_size, i), dc__tensors_at(grads, tensor_size, i), i,
-                      &o->params[i], &o->io[i]));
+                      &o->params[i], counting, &o->io[i]));
   }
   return DC_OK;
 }
