@@ -6,7 +6,7 @@
 #include "comm/mpi/mpi.h"
 #include "comm/signature.h"
 
-enum { TAG = 1, END_TESTS = 1000 };
+enum { END_TESTS = 1000 };
 
 /* Ends a request, if there is one, that is done soon: its message was sent, or its receive was cancelled. Otherwise MPI
  * may still use its memory. */
@@ -25,7 +25,7 @@ static void end_request(dc__mpi_wait *wait) {
 static dc_status start_receive(dc__mpi *self, const dc__tcp_swap *swap, dc__mpi_wait *receive) {
   DC__TRY(dc__mpi_check_result(receive, "MPI_Irecv",
                                self->mpi->calls->irecv(self->mpi, &self->received, sizeof self->received, swap->from,
-                                                       TAG, self->comm, &receive->requests[0])));
+                                                       DC__MPI_TAG_CALL, self->comm, &receive->requests[0])));
   receive->count = 1;
   return DC_OK;
 }
@@ -36,8 +36,8 @@ static dc_status start_receive(dc__mpi *self, const dc__tcp_swap *swap, dc__mpi_
 static dc_status send_and_receive(dc__mpi *self, const dc__tcp_swap *swap, dc__mpi_wait *receive, dc__mpi_wait *send) {
   DC__TRY(start_receive(self, swap, receive));
   DC__TRY(dc__mpi_check_result(send, "MPI_Isend",
-                               self->mpi->calls->isend(self->mpi, &self->sent, sizeof self->sent, swap->to, TAG,
-                                                       self->comm, &send->requests[0])));
+                               self->mpi->calls->isend(self->mpi, &self->sent, sizeof self->sent, swap->to,
+                                                       DC__MPI_TAG_CALL, self->comm, &send->requests[0])));
   send->count = 1;
   DC__TRY(dc__mpi_wait_requests(receive));
   while (self->received.run != self->sent.run) {

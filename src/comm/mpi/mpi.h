@@ -34,6 +34,9 @@ typedef struct dc__mpi_group {
   dc__mpi_handle parent; /* the MPI communicator that is copied */
 } dc__mpi_group;
 
+/* Of messages; 0 is that of a probe which finds none. */
+enum { DC__MPI_TAG_CALL = 1, DC__MPI_TAG_DATA = 2 };
+
 /* Of the comparison of calls. */
 typedef struct dc__mpi_message {
   uint64_t run; /* of the communicator: another one's may have the same handle of MPI later */
@@ -92,7 +95,7 @@ dc_status dc__mpi_meet(const dc_comm_options *options, dc_comm **control);
 
 /* ---- wait.c ---- */
 
-enum { DC__MPI_REQUESTS = DC__COMM_GROUP };
+enum { DC__MPI_REQUESTS = 2 * DC__COMM_GROUP };
 
 typedef struct dc__mpi_wait {
   const dc__mpi_library *mpi;

@@ -40,12 +40,9 @@ static void keep_class_and_reason(char *text) {
   }
 }
 
-dc_status dc__mpi_check_result(const dc__mpi_wait *wait, const char *call, int error) {
+static dc_status fail_call(const dc__mpi_wait *wait, const char *call, int error) {
   char text[8192] = "";
   int length = 0;
-  if (error == 0) {
-    return DC_OK;
-  }
   int64_t until = dc__now_ns() + VERDICT_NS;
   while (wait->control != NULL && wait->control->world > 1 && dc__now_ns() < until) {
     DC__TRY(check_control(wait));
@@ -55,6 +52,10 @@ dc_status dc__mpi_check_result(const dc__mpi_wait *wait, const char *call, int e
   keep_class_and_reason(text);
   return dc__fail(DC_E_SYSTEM, "MPI on rank %" PRId32 ": %s: %s: %.300s (%d)", wait->rank, wait->what, call, text,
                   error);
+}
+
+dc_status dc__mpi_check_result(const dc__mpi_wait *wait, const char *call, int error) {
+  return error == 0 ? DC_OK : fail_call(wait, call, error);
 }
 
 /* Sets *left to the number of requests that are not done. */

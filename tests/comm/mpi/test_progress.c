@@ -8,7 +8,7 @@
 
 #include <fcntl.h>
 
-enum { RANKS = 4, TRIES = 2000, TRY_MS = 10 };
+enum { RANKS = 6, BLOCK = 2, TRIES = 2000, TRY_MS = 10 };
 
 static const char *path;
 static atomic_int waits_elsewhere, saw_file;
@@ -70,7 +70,7 @@ static int reaching_gather(const dc__mpi_library *mpi, void *recv, const int *co
 
 /* A column's parts are within MPI's limit together, but lie farther apart in the tensor. */
 static int gather_beyond_what_mpi_reaches(dc_comm *comm) {
-  enum { MOST = 200000 }; /* stands for INT_MAX */
+  enum { MOST = 300000 }; /* stands for INT_MAX */
   const int64_t per = 20000, total = per * RANKS;
   float *part = calloc((size_t)per, sizeof *part), *whole = calloc((size_t)total, sizeof *whole);
   const dc_tensor from = flat(part, &per, DC_FLOAT32);
@@ -105,14 +105,12 @@ static int gather_in_two_levels(dc_comm *comm) {
 }
 
 static int run_rank(char **argv) {
+  static const char *const nodes[RANKS / BLOCK] = {"a", "b", "c"};
   dc_comm *comm = NULL;
   const char *number = getenv("PMI_RANK") != NULL ? getenv("PMI_RANK") : getenv("OMPI_COMM_WORLD_RANK");
   const bool levels = strcmp(argv[1], "levels") == 0;
-  const dc_comm_options options = {.struct_size = sizeof options,
-                                   .timeout_ns = 60000 * MS,
-                                   .node = !levels                    ? NULL
-                                           : atoi(number) < RANKS / 2 ? "a"
-                                                                      : "b"};
+  const dc_comm_options options = {
+      .struct_size = sizeof options, .timeout_ns = 60000 * MS, .node = levels ? nodes[atoi(number) / BLOCK] : NULL};
   path = argv[2];
   CHECK_OK(dc_comm_create_mpi(&options, &comm));
   replace_calls();
