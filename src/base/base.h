@@ -32,6 +32,8 @@ static inline int64_t dc__ceil_div(int64_t count, int64_t divisor) {
 /* Sets this thread's last error and returns status, so that a check reads
  *   return dc__fail(DC_E_SHAPE, "dc_reduce_grad: a has %" PRId64 " elements, must have %" PRId64, …); */
 dc_status dc__fail(dc_status status, const char *format, ...) DC__PRINTF(2, 3);
+/* As snprintf(), for a part of an error's text that has fractions: they have a point in every locale. */
+void dc__print(char *text, size_t cap, const char *format, ...) DC__PRINTF(3, 4);
 /* The plural ending of a noun: 1 element, 2 elements. */
 #define DC__PLURAL_S(count) ((count) == 1 ? "" : "s")
 

@@ -1,5 +1,6 @@
 /* Statuses, their names, and the thread's last error. */
 #include <inttypes.h>
+#include <locale.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -80,11 +81,29 @@ dc_status dc_last_error_copy(char *buf, int64_t cap, int64_t *needed) {
   return DC_OK;
 }
 
+/* The program's locale may have a decimal comma, but programs and logs look for one form of a text. */
+static void print_in_c_locale(char *text, size_t cap, const char *format, va_list args) {
+  locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0); /* 0: no memory, then the program's stays */
+  locale_t own = uselocale(plain);
+  vsnprintf(text, cap, format, args);
+  uselocale(own);
+  if (plain != (locale_t)0) {
+    freelocale(plain);
+  }
+}
+
+void dc__print(char *text, size_t cap, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  print_in_c_locale(text, cap, format, args);
+  va_end(args);
+}
+
 dc_status dc__fail(dc_status status, const char *format, ...) {
   char text[sizeof last_error]; /* the arguments may point into last_error */
   va_list args;
   va_start(args, format);
-  vsnprintf(text, sizeof text, format, args);
+  print_in_c_locale(text, sizeof text, format, args);
   va_end(args);
   memcpy(last_error, text, sizeof text);
   return status;

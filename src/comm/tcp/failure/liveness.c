@@ -176,8 +176,8 @@ void dc__tcp_describe_silence(dc__tcp_group *group, int32_t r, char *text, size_
   int64_t silence_ns = silence_of(group, r);
   if (is_connected(group, r) && dc__tcp_is_silent(group, r)) {
     dc__tcp_host_text(group, r, host);
-    snprintf(text + length, cap - length,
-             ", but its machine, %s, does: the process is alive but has been late for %.1f s", host,
-             (double)silence_ns / 1e9);
+    dc__print(text + length, cap - length,
+              ", but its machine, %s, does: the process is alive but has been late for %.1f s", host,
+              (double)silence_ns / 1e9);
   }
 }
