@@ -56,7 +56,7 @@ static int little_address_space(void) {
   dc_comm *comm;
   CHECK(limit_to(RLIMIT_AS, 512 * MIB) == 0);
   CHECK(make_group(1024 * MIB, &comm) == DC_E_NO_MEMORY && comm == NULL);
-  CHECK_SAYS("mapping 1073741824 bytes: ");
+  CHECK_SAYS("mapping 1073741824 bytes: the process's limit for addresses (ulimit -v) is 536870912 bytes");
   CHECK_SAYS("options.heap_bytes");
   CHECK_OK(make_group(8 * MIB, &comm));
   dc_comm_destroy(comm);

@@ -49,6 +49,20 @@ dc_status dc__shm_file_create(const char *label, size_t bytes, int *fd) {
   return DC_OK;
 }
 
+/* A mapping takes addresses, not memory, and this limit is what makes them scarce. Callers of a launcher's group choose
+ * no heap_bytes, but they can raise the limit. */
+static dc_status fail_to_map(const char *call, size_t bytes, int error) {
+  struct rlimit limit;
+  if (error != ENOMEM || getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return dc__fail(DC_E_NO_MEMORY, "%s: mapping %zu bytes: %s (options.heap_bytes limits it)", call, bytes,
+                    strerror(error));
+  }
+  return dc__fail(DC_E_NO_MEMORY,
+                  "%s: mapping %zu bytes: the process's limit for addresses (ulimit -v) is %zu bytes, and a rank maps "
+                  "every rank's heap (options.heap_bytes sets its size; 0: the machine's memory)",
+                  call, bytes, (size_t)limit.rlim_cur);
+}
+
 dc_status dc__shm_file_map(const char *call, int fd, size_t offset, size_t bytes, bool fill, void **base) {
   if (fill) {
     DC__TRY(check_limit(call, offset + bytes));
@@ -58,8 +72,7 @@ dc_status dc__shm_file_map(const char *call, int fd, size_t offset, size_t bytes
   }
   void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, (off_t)offset);
   if (map == MAP_FAILED) {
-    return dc__fail(DC_E_NO_MEMORY, "%s: mapping %zu bytes: %s (options.heap_bytes limits it)", call, bytes,
-                    strerror(errno));
+    return fail_to_map(call, bytes, errno);
   }
   *base = map;
   return DC_OK;
