@@ -291,6 +291,13 @@ static void test_27_nothing_given(void **state) {
   const int64_t eight = 8;
   dc_tensor small = {.struct_size = sizeof small, .data = bits, .shape = &eight, .ndim = 1, .dtype = DC_UINT8};
   REFUSED(DC_E_SHAPE, "mask", dc_layer_get_dropout_mask(r.layer, &r.call, DC_DROPOUT_OUTPUT, &small, NULL));
+  const int64_t others[2][4] = {{19, 2, 48}, {2, 19, 3, 19}}; /* as many elements in another order */
+  small.shape = others[0], small.ndim = 3;
+  REFUSED(DC_E_SHAPE, "mask is [19, 2, 48], must be [2, 19, 48]",
+          dc_layer_get_dropout_mask(r.layer, &r.call, DC_DROPOUT_OUTPUT, &small, NULL));
+  small.shape = others[1], small.ndim = 4;
+  REFUSED(DC_E_SHAPE, "mask is [2, 19, 3, 19], must be [2, 3, 19, 19]",
+          dc_layer_get_dropout_mask(r.layer, &r.call, DC_DROPOUT_ATTENTION, &small, NULL));
   REFUSED(DC_E_INVALID, "site", dc_layer_get_dropout_mask(r.layer, &r.call, 4, &small, NULL));
   REFUSED(DC_E_INVALID, "mask", dc_layer_get_dropout_mask(r.layer, &r.call, 1, NULL, NULL));
   assert_untouched(&r);

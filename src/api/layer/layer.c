@@ -99,8 +99,7 @@ static void reader_add_span(layer_reader *r, const char *name, const void *data,
 static dc_status check_overlaps(const layer_reader *r) {
   for (int32_t i = 0; i < r->count; i++) {
     for (int32_t j = 0; j < r->count; j++) {
-      const layer_span *a = &r->spans[i];
-      const layer_span *b = &r->spans[j];
+      const layer_span *a = &r->spans[i], *b = &r->spans[j];
       if (i != j && a->written && a->begin < b->end && b->begin < a->end) {
         return dc__fail(DC_E_INVALID, "%s: %s, which is written, overlaps %s", r->fn, a->name, b->name);
       }
@@ -143,8 +142,7 @@ static const char *shape_text(char text[4 * 24], int32_t ndim, const int64_t *sh
 }
 
 /* Checks the shape, as the same elements in another one would be misread. Dimensions of 1 do not count. */
-static dc_status check_shape(const layer_reader *r, const char *name, const dc_tensor *t, int32_t ndim,
-                             const int64_t *shape) {
+static dc_status check_shape(const char *fn, const char *name, const dc_tensor *t, int32_t ndim, const int64_t *shape) {
   int32_t j = 0;
   for (int32_t i = 0; i < t->ndim; i++) {
     while (j < ndim && shape[j] == 1) {
@@ -152,7 +150,7 @@ static dc_status check_shape(const layer_reader *r, const char *name, const dc_t
     }
     if (t->shape[i] != 1 && (j == ndim || t->shape[i] != shape[j++])) {
       char is[4 * 24] = "", must[4 * 24] = "";
-      return dc__fail(DC_E_SHAPE, "%s: %s is [%s], must be [%s]", r->fn, name, shape_text(is, t->ndim, t->shape),
+      return dc__fail(DC_E_SHAPE, "%s: %s is [%s], must be [%s]", fn, name, shape_text(is, t->ndim, t->shape),
                       shape_text(must, ndim, shape));
     }
   }
@@ -167,12 +165,11 @@ static dc_status read_tokens(layer_reader *r, const char *name, const dc_tensor 
   if (tensor == NULL || size->tokens == 0) {
     return DC_OK;
   }
-  const bool rows = size->cu_seqlens != NULL || tensor->ndim == 2;
-  if (!rows) {
-    return check_shape(r, name, tensor, 3, (int64_t[]){size->batch, size->max_seqlen, h});
+  if (size->cu_seqlens == NULL && tensor->ndim != 2) {
+    return check_shape(r->fn, name, tensor, 3, (int64_t[]){size->batch, size->max_seqlen, h});
   }
   const bool has_rows = tensor->ndim > 0 && tensor->shape[tensor->ndim - 1] == h;
-  return has_rows ? DC_OK : check_shape(r, name, tensor, 2, (int64_t[]){size->tokens, h});
+  return has_rows ? DC_OK : check_shape(r->fn, name, tensor, 2, (int64_t[]){size->tokens, h});
 }
 
 static dc_status reader_read_block(layer_reader *r, const char *name, void *data, int64_t bytes, int64_t needed,
@@ -229,7 +226,7 @@ static dc_status read_weights(layer_reader *r, const char *argument, const tenso
     const bool wanted = !gradients || known.dtype != DC_DTYPE_NONE;
     DC__TRY(read_tensor(r, name, wanted ? tensor : NULL, gradients, numel, dtype, gradients, &data[i]));
     if (data[i] != NULL) {
-      DC__TRY(check_shape(r, name, tensor, columns > 0 ? 2 : 1, (int64_t[]){rows, columns}));
+      DC__TRY(check_shape(r->fn, name, tensor, columns > 0 ? 2 : 1, (int64_t[]){rows, columns}));
       r->spans[r->count - 1].name = WEIGHTS[i]; /* a static string, unlike `name` */
     }
   }
@@ -380,15 +377,17 @@ dc_status dc_layer_get_dropout_mask(const dc_layer *layer, const dc_layer_call *
   if (t.dtype != DC_UINT8 && t.dtype != DC_BOOL) {
     return dc__fail(DC_E_DTYPE, "%s: mask is %s, must be uint8 or bool", __func__, dc_dtype_name(t.dtype));
   }
-  bool attention = site == DC_DROPOUT_ATTENTION;
-  int64_t needed = attention ? size.tokens * layer->config.heads : size.tokens; /* rows */
-  int64_t width = attention ? size.max_seqlen : layer->config.hidden_size;
-  if (numel != needed * width) {
+  const bool attention = site == DC_DROPOUT_ATTENTION;
+  const int64_t heads = layer->config.heads, hidden = layer->config.hidden_size, seq = size.max_seqlen;
+  const int64_t width = attention ? heads * seq : hidden; /* elements of a token */
+  if (numel != size.tokens * width) {
     return dc__fail(DC_E_SHAPE, "%s: mask has %" PRId64 " element%s, must have %" PRId64 " times %" PRId64, __func__,
-                    numel, DC__PLURAL_S(numel), needed, width);
+                    numel, DC__PLURAL_S(numel), size.tokens, width);
   }
   void *host = t.data;
   if (numel > 0) {
+    DC__TRY(check_shape(__func__, "mask", &t, attention ? 4 : 3,
+                        (int64_t[]){size.batch, attention ? heads : seq, attention ? seq : hidden, seq}));
     DC__TRY(dc__layer_host_buffer_alloc(layer, (size_t)numel, &host));
     dc__layer_export_mask(layer, &size, c.offset, site, host);
     DC__TRY(dc__layer_host_buffer_flush(layer, (size_t)numel, t.data, host));

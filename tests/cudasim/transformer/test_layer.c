@@ -334,6 +334,8 @@ static void test_dropout_masks(void **state) {
   for (int i = 0; i < 2; i++) {
     open_layer(&s[i], i == 0 ? "cpu" : "cuda", &c);
     dc_tensor mask = tensor(s[i].device, DC_UINT8, BATCH * 2 * LONGEST, LONGEST);
+    mask.shape = (const int64_t[]){BATCH, 2, LONGEST, LONGEST};
+    mask.ndim = 4;
     assert_int_equal(dc_layer_get_dropout_mask(s[i].layer, &s[i].call, DC_DROPOUT_ATTENTION, &mask, NULL), DC_OK);
     copy(s[i].device, found[i], mask.data, sizeof found[i]);
   }
