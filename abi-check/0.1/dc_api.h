@@ -2607,7 +2607,7 @@ DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, 
                                         int64_t offset, int64_t count, int32_t dtype, int64_t *index);
 /** Makes a step: changes weights and state, in one pass over all parameters.
  *  weights      [in,out] one tensor a parameter, this rank's part of it in any shape of its count and dtype; changed
- *               in place
+ *               in place. No two overlap
  *  grads        [in] the gradients, as weights; float32, float16 or bfloat16, each its own choice. None overlaps its
  *               weights. A tensor without a type (DC_TENSOR_INIT) leaves its parameter and its state alone; on every
  *               rank, if there is a communicator

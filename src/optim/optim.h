@@ -30,6 +30,12 @@ typedef struct dc__optim_io {
   int64_t first;      /* its first chunk in the step (param_update_cpu.c) */
 } dc__optim_io;
 
+/* Where the weights of one parameter are. */
+typedef struct dc__optim_place {
+  uintptr_t begin, end;
+  int64_t index;
+} dc__optim_place;
+
 typedef struct dc__optim_group {
   double lr;
   double *device_lr; /* the learning rate in device memory, if kernels count the steps */
@@ -47,7 +53,10 @@ struct dc_optimizer {
   dc__optim_param *params;
   dc__optim_io *io; /* [params], of the step in progress */
   int64_t count, capacity, io_capacity;
-  int64_t prepared; /* parameters with state */
+  dc__optim_place *places; /* [params], to compare them */
+  int64_t place_capacity;
+  bool weights_apart; /* whether the weights in io were compared, and no two overlap */
+  int64_t prepared;   /* parameters with state */
   dc__optim_group *groups;
   int64_t group_count, group_capacity;
   dc__update_status *device_state; /* in device memory; NULL on the CPU */

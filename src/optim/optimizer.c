@@ -24,6 +24,7 @@ void dc__optim_destroy(dc_optimizer *o) {
   }
   dc__free(o->params);
   dc__free(o->io);
+  dc__free(o->places);
   dc__free(o->groups);
   if (o->arena != NULL) {
     dc__arena_release(o->arena);
@@ -161,7 +162,8 @@ dc_status dc__optim_set_lr(dc_optimizer *o, const char *fn, int32_t group, doubl
 
 static bool grow_params(dc_optimizer *o) {
   return dc__array_reserve((void **)&o->params, &o->capacity, o->count + 1, sizeof *o->params) &&
-         dc__array_reserve((void **)&o->io, &o->io_capacity, o->count + 1, sizeof *o->io);
+         dc__array_reserve((void **)&o->io, &o->io_capacity, o->count + 1, sizeof *o->io) &&
+         dc__array_reserve((void **)&o->places, &o->place_capacity, o->count + 1, sizeof *o->places);
 }
 
 dc_status dc__optim_add_param(dc_optimizer *o, const char *fn, int32_t group, const int64_t *shape, int32_t ndim,

@@ -119,6 +119,11 @@ static void test_bad_steps(void **state) {
   a.grads[1].data = (char *)a.weights[1].data - 6;
   FAILS(step(&a), DC_E_INVALID, "grads[1] overlaps weights[1], which are written");
   a.grads[1] = grad;
+  for (int i = 0; i < 2; i++) { /* the second time, too */
+    a.weights[1].data = (float *)a.weights[0].data + 5;
+    FAILS(step(&a), DC_E_INVALID, "weights[0] overlaps weights[1]: each must have its own memory");
+  }
+  a.weights[1] = weight;
   a.grads[1].struct_size = 3;
   FAILS(step(&a), DC_E_INVALID, "struct_size = 3");
   assert_true(a.weight[0][0] == before);
@@ -127,12 +132,36 @@ static void test_bad_steps(void **state) {
   dc_optimizer_destroy(o);
 }
 
+/* Their addresses may change from step to step. */
+static void test_weights_that_overlap_later(void **state) {
+  (void)state;
+  make_adamw(&a, NULL);
+  add(&a, 0, 6, 0, 6);
+  add(&a, 0, 4, 0, 0);
+  add(&a, 0, 4, 0, 4);
+  const dc_tensor weights[3] = {a.weights[0], a.weights[1], a.weights[2]};
+  a.weights[1].data = (float *)a.weights[0].data + 1; /* no elements overlap none */
+  OK(step(&a));
+  a.weights[0].data = (float *)weights[2].data - 5;
+  FAILS(step(&a), DC_E_INVALID, "weights[0] overlaps weights[2]");
+  a.weights[0] = weights[0];
+  OK(step(&a));
+  add(&a, 0, 2, 0, 2);
+  a.weights[3].data = (float *)a.weights[2].data + 3;
+  FAILS(step(&a), DC_E_INVALID, "weights[2] overlaps weights[3]");
+  a.weights[3].data = (float *)a.weights[2].data + 4;
+  OK(step(&a));
+  assert_int_equal(steps_of(a.optimizer), 3);
+  dc_optimizer_destroy(a.optimizer);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_43_bad_adamw),
       cmocka_unit_test(test_43_bad_sgd),
       cmocka_unit_test(test_43_bad_groups_and_params),
       cmocka_unit_test(test_bad_steps),
+      cmocka_unit_test(test_weights_that_overlap_later),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* The size of the struct in the version that introduced it; frozen from then on. */
 enum { OPTIMIZER_STATS_SIZE_0_1 = 104 };
@@ -187,6 +188,36 @@ static dc_status read_pair(const char *fn, const dc_tensor *weight, const dc_ten
   return DC_OK;
 }
 
+static int by_begin(const void *a, const void *b) {
+  const uintptr_t of_a = ((const dc__optim_place *)a)->begin, of_b = ((const dc__optim_place *)b)->begin;
+  return (of_a > of_b) - (of_a < of_b);
+}
+
+/* Refuses weights in the same memory: threads would write them at once. Sorted by address, those that overlap any
+ * overlap a neighbour. */
+static dc_status check_weights_apart(dc_optimizer *o, const char *fn) {
+  dc__optim_place *places = o->places;
+  int64_t used = 0;
+  for (int64_t i = 0; i < o->count; i++) {
+    const uintptr_t begin = (uintptr_t)o->io[i].weight;
+    if (o->params[i].count > 0) {
+      const uintptr_t end = begin + (uintptr_t)o->params[i].count * dc_dtype_size(o->params[i].dtype);
+      places[used++] = (dc__optim_place){.begin = begin, .end = end, .index = i};
+    }
+  }
+  qsort(places, (size_t)used, sizeof *places, by_begin);
+  for (int64_t k = 1; k < used; k++) {
+    if (places[k].begin < places[k - 1].end) {
+      const int64_t one = places[k - 1].index, other = places[k].index;
+      return dc__fail(DC_E_INVALID,
+                      "%s: weights[%" PRId64 "] overlaps weights[%" PRId64 "]: each must have its own memory", fn,
+                      one < other ? one : other, one < other ? other : one);
+    }
+  }
+  o->weights_apart = true;
+  return DC_OK;
+}
+
 static dc_status read_step(dc_optimizer *o, const char *fn, const dc_tensor *weights, const dc_tensor *grads,
                            size_t tensor_size, int64_t count, double grad_scale) {
   if (count != o->count) {
@@ -200,10 +231,12 @@ static dc_status read_step(dc_optimizer *o, const char *fn, const dc_tensor *wei
   }
   const bool counting = dc__device_is_counting(o->linalg->device);
   for (int64_t i = 0; i < count; i++) {
+    const void *before = o->io[i].weight;
     DC__TRY(read_pair(fn, dc__tensors_at(weights, tensor_size, i), dc__tensors_at(grads, tensor_size, i), i,
                       &o->params[i], counting, &o->io[i]));
+    o->weights_apart = o->weights_apart && o->io[i].weight == before; /* else compared once more */
   }
-  return DC_OK;
+  return o->weights_apart || counting ? DC_OK : check_weights_apart(o, fn);
 }
 
 dc_status dc_optimizer_step(dc_optimizer *optimizer, dc_tensor *weights, const dc_tensor *grads, size_t tensor_size,
