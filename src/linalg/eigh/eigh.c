@@ -8,7 +8,9 @@
 
 #include "linalg/eigh/eigh.h"
 
-enum { MAX_LAPACK_ROWS = 32766 }; /* 2 n n + 6 n + 1 must fit LAPACK's 32-bit integers */
+/* LAPACK's integers have 32 bits. Of the workspaces of its eigensolvers that of syevd, 2 n n + 6 n + 1, fits them up to
+ * this order, which the header promises for all. That of stedc, n n + 4 n + 1, would fit up to 46338. */
+enum { MAX_LAPACK_ROWS = 32766 };
 
 /* A batch with its memory. Each matrix in progress has a slot. */
 typedef struct spectral_batch {
