@@ -182,6 +182,8 @@ def test_of_optimizers(text, call):
     ("b is float64, must be float32", lambda: linalg.matmul(EYE, np.eye(4))),
     ("b is a str, must have", lambda: linalg.matmul(EYE, "b")),
     ("a_shape = (-2, 2), must be rows and columns", lambda: linalg.kron_nearest(EYE, (-2, 2), (2, 2))),
+    ("a_shape = 3, must be rows and columns, two", lambda: linalg.kron_nearest(EYE, 3, (2, 2))),
+    ("b_shape = (2.0, 2), must be rows and columns", lambda: linalg.kron_nearest(EYE, (2, 2), (2.0, 2))),
     ("budget_bytes = -1, must be >= 1", lambda: linalg.matmul_bounded(EYE, EYE, -1)),
     ("threads = '2', must be a number", lambda: linalg.Handle(threads="2")),
     ("device = 'cpu', must be a Device", lambda: linalg.Handle(device="cpu")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
@@ -48,14 +49,22 @@ def kron_solve(a_vectors: Any, a_values: Any, b_vectors: Any, b_values: Any, dam
     return result.array
 
 
+def _matrix_shape(name: str, value: Any) -> Tuple[int, ...]:
+    try:
+        shape = tuple(operator.index(length) for length in value)
+    except TypeError:
+        raise TypeError(f"{name} = {value!r}, must be rows and columns, two integers") from None
+    if len(shape) != 2 or min(shape) < 1:
+        raise ValueError(f"{name} = {value!r}, must be rows and columns, 1 or more of each")
+    return shape
+
+
 def kron_nearest(x: Any, a_shape: Sequence[int], b_shape: Sequence[int], *,
                  handle: Optional[Handle] = None) -> Tuple[Any, Any, float]:
     """(a, b, residual): the Kronecker product nearest to x, and |x - kron(a, b)| / |x|."""
     given = Array(x, "x", handle)
-    for name, shape in (("a_shape", a_shape), ("b_shape", b_shape)):
-        if len(shape) != 2 or min(shape) < 1:
-            raise ValueError(f"{name} = {shape!r}, must be rows and columns, 1 or more of each")
-    a, b = (output_array(None, x, tuple(shape), given.dtype, handle) for shape in (a_shape, b_shape))
+    shapes = _matrix_shape("a_shape", a_shape), _matrix_shape("b_shape", b_shape)
+    a, b = (output_array(None, x, shape, given.dtype, handle) for shape in shapes)
     residual = ffi.new("double *")
     check(lib.dc_kron_nearest(handle_ptr(handle), given.c, a.c, b.c, residual))
     return a.array, b.array, float(residual[0])
