@@ -314,39 +314,6 @@ def test_a_loaded_state_has_no_batch_of_a_step_that_a_scaler_left_out() -> None:
     assert all(torch.equal(p, q) for p, q in zip(*results))
 
 
-def test_a_scaler_must_be_told() -> None:
-    """Else its scale was in the factors, twice, without a word."""
-    model, scaler = mlp(), torch.amp.GradScaler("cpu", init_scale=1024.0)
-    optimizer = KFAC(model, fisher="sampled", grad_scaler=scaler, **BARE)
-    x, y = data()
-    logits = model(x)
-    loss = sampled_cross_entropy(logits, torch.Generator().manual_seed(6))
-    head = torch.autograd.grad(loss, logits, retain_graph=True)[0] * len(x)
-    for wrong in (loss, 2 * loss, loss / 1024):
-        with pytest.raises(RuntimeError, match=r"KFAC.accumulate: .* give it grad_scaler.scale\(loss\) itself"):
-            optimizer.accumulate(wrong, retain_graph=True)
-    optimizer.accumulate(scaler.scale(loss), retain_graph=True)
-    scaler.scale(F.cross_entropy(logits, y)).backward()
-    scaler.step(optimizer)
-    close(factors(optimizer, model[4])[1], head.T @ head / len(x))
-    optimizer = KFAC(model, **BARE)
-    scaler.update()
-    scaler.scale(F.cross_entropy(model(x), y)).backward()
-    with pytest.raises(RuntimeError, match="KFAC: a GradScaler makes the step, .* give it as grad_scaler="):
-        scaler.step(optimizer)
-    optimizer = KFAC(model, fisher="sampled", **BARE)
-    for scale in (scaler.scale, lambda loss: loss):  # in the second turn all is right without grad_scaler
-        logits = model(x)
-        optimizer.accumulate(scale(sampled_cross_entropy(logits)), retain_graph=True)
-        scaler.scale(F.cross_entropy(logits, y)).backward()
-        if scale == scaler.scale:
-            with pytest.raises(RuntimeError, match="KFAC: a GradScaler makes the step, .* give it as grad_scaler="):
-                scaler.step(optimizer)
-            scaler.update()
-            optimizer = KFAC(model, fisher="sampled", **BARE)
-    scaler.step(optimizer)
-
-
 @pytest.mark.parametrize("fisher, why", [("empirical", "forwards of the module itself in training mode"),
                                          ("sampled", "accumulate\\(\\) gives them")])  # fmt: skip
 def test_a_layer_without_batches_warns_once(fisher: str, why: str) -> None:

@@ -245,10 +245,12 @@ class KFAC(NativeOptimizer):
     def _step_native(self, grads: List[Optional[Tensor]]) -> None:
         is_scaled, scale = getattr(self, "found_inf", None) is not None, getattr(self, "grad_scale", None)
         factors, self._factors = self._factors, set()
-        if is_scaled and self._scaler is None and (
-                self._choices.fisher == "empirical" or scale is not None and factors and float(scale) in factors):
-            raise RuntimeError("KFAC: a GradScaler makes the step, whose scale is in the factors: give it as "
-                               "grad_scaler=")
+        if is_scaled and self._scaler is None:
+            # After unscale_() the scale is not known here, but no other factor belongs into a loss of accumulate().
+            factors = factors - {1.0, self.loss_scale} if scale is None else factors & {float(scale)}
+            if self._choices.fisher == "empirical" or factors:
+                raise RuntimeError("KFAC: a GradScaler makes the step, whose scale is in the factors: give it as "
+                                   "grad_scaler=")
         self._recorded.clear()  # forwards that no loss used
         self._waiting.clear()  # of backwards that failed
         for layer in self._hooked:
@@ -322,8 +324,14 @@ def _skipped(name: str, module: nn.Module, skip: Iterable["re.Pattern[str]"]) ->
 
 
 def _factors_of(loss: Tensor) -> List[float]:
-    """The number that a loss is a product with, as GradScaler.scale() makes it."""
+    """The constants that a loss is a product with, as GradScaler.scale() makes it; it may then have been divided."""
+    factors: List[float] = []
     node: Any = loss.grad_fn
-    if type(node).__name__ != "MulBackward0":
-        return []
-    return [float(saved) for saved in (node._saved_self, node._saved_other) if saved is not None and saved.numel() == 1]
+    while type(node).__name__ in ("MulBackward0", "DivBackward0"):
+        inner = [function for function, _ in node.next_functions if function is not None]
+        constants = [saved for saved in (node._saved_self, node._saved_other) if saved is not None]
+        if len(inner) != 1 or len(constants) != 1 or constants[0].numel() != 1:
+            break
+        factors += [float(constants[0])] if type(node).__name__ == "MulBackward0" else []
+        node = inner[0]
+    return factors
