@@ -167,6 +167,31 @@ def test_saved_states() -> None:
         pickle.dumps(a)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("momentum, other", [(0.9, 0.0), (0.0, 0.9)])
+def test_a_state_brings_its_momentum(momentum: float, other: float, ranks: int) -> None:
+    """As with torch.optim, into an optimizer without a state. One with a state keeps what it has."""
+    models = [[mlp() for _ in range(3)] for _ in range(ranks)]
+
+    def rank(comm: libdc.Comm) -> None:
+        one, two, three = models[comm.rank]
+        a, b, c = (KFAC(model, lr=0.01, momentum=m, comm=comm)
+                   for model, m in ((one, momentum), (two, other), (three, other)))
+        train(one, a)
+        two.load_state_dict(one.state_dict())
+        b.load_state_dict(copy.deepcopy(a.state_dict()))
+        assert b.param_groups[0]["momentum"] == momentum
+        for _ in range(2):
+            train(one, a)
+            train(two, b)
+        assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters()))
+        train(three, c)
+        with pytest.raises(ValueError, match="momentum_buffer"):
+            c.load_state_dict(a.state_dict())
+
+    libdc.run.threads(ranks, rank, timeout=60)
+
+
 @pytest.mark.parametrize("fisher", ["empirical", "sampled"])
 def test_a_loaded_state_has_no_part_of_a_step_that_was_left(fisher: str) -> None:
     results = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Tuple
 
 from libdc.arguments import flag
 from torch import Tensor
@@ -16,7 +16,9 @@ class Elementwise(NativeOptimizer):
     """An optimizer that runs on the CPU, or on one CUDA device."""
 
     _devices = ("cpu", "cuda")
-    _is_remade = True
+
+    def _is_remade(self, groups: List[Dict[str, Any]]) -> bool:
+        return True
 
     def _flags(self, group: Dict[str, Any], *names: str) -> Dict[str, bool]:
         return {name: flag(f"{self._name()}: {name}", group[name]) for name in names}

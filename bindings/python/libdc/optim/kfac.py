@@ -19,7 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 from ..torch.default_comm import resolve_comm
 from ..torch.sharding.parameter import entry_of
 from . import arrays
-from .kfac_layers import Layer, Use, base_in_graph, is_supported, padded_input, sample_layer, split_batches
+from .kfac_layers import Layer, Use, base_in_graph, is_supported, padded_input, split_batches
 from .native import NativeOptimizer
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -122,6 +122,15 @@ class KFAC(NativeOptimizer):
             self._native.load(self._native.save())
             self._has_batches = False
 
+    def _is_remade(self, groups: List[Dict[str, Any]]) -> bool:
+        """With a communicator that is collective, so it is done only where it must."""
+        return [group["momentum"] > 0 for group in groups] != [group["momentum"] > 0 for group in self.param_groups]
+
+    def _make_native(self, groups: List[Dict[str, Any]]) -> None:
+        super()._make_native(groups)
+        for layer in self._hooked:
+            self._add_layer(layer)
+
     # ---- layers ----
 
     def _hook_layers(self, model: nn.Module, skip: List["re.Pattern[str]"]) -> None:
@@ -138,17 +147,18 @@ class KFAC(NativeOptimizer):
             weight, bias = module._parameters["weight"], module._parameters.get("bias")
             layer = layers.get((id(weight), id(bias)))
             if layer is None:
-                index = self._add_layer(module, indices[id(weight)], None if bias is None else indices[id(bias)])
-                layer = layers[id(weight), id(bias)] = Layer(index, name, module)
+                layer = layers[id(weight), id(bias)] = Layer(name, module)
                 layer.group, layer.part = groups[id(weight)], indices[id(weight)]
+                layer.bias_part = None if bias is None else indices[id(bias)]
+                self._add_layer(layer)
                 self.layers.append(name)
                 self._hooked.append(layer)
             # This hook runs before others, which may replace the layer's output.
             module.register_forward_hook(_Forward(self, layer), prepend=True, with_kwargs=True)
 
-    def _add_layer(self, module: nn.Module, weight: int, bias: Optional[int]) -> int:
+    def _add_layer(self, layer: Layer) -> None:
         assert isinstance(self._native, arrays.KFAC)
-        return self._native.add_layer(sample_layer(module), weight, bias, self._choices.approximation)
+        layer.index = self._native.add_layer(layer.constants, layer.part, layer.bias_part, self._choices.approximation)
 
     def _needs_factors(self, layer: Layer) -> bool:
         """Whether the next step updates the layer's factors."""

@@ -31,12 +31,13 @@ class Use:
 class Layer:
     """A layer of the library, of one or more modules that share its weight."""
 
-    def __init__(self, index: int, name: str, module: nn.Module) -> None:
-        self.index, self.name = index, name
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name, self.constants = name, sample_layer(module)
         self.weight: Tensor = module._parameters["weight"]  # type: ignore[assignment]
         self.bias = module._parameters.get("bias")
         self.spatial = len(module.kernel_size) if isinstance(module, _CONVOLUTIONS) else 0
-        self.group = self.part = 0  # part: index of the weight in _parts
+        self.index = self.group = self.part = 0  # index: the library's; part: index of the weight in _parts
+        self.bias_part: Optional[int] = None
         self.uses: "weakref.WeakSet[Use]" = weakref.WeakSet()  # that a backward may reach
         self.is_watched = True  # warns once of a step without factors
         self.tasks: Dict[bool, int] = {}  # the last backward to reach a use; True: in a reentrant checkpoint

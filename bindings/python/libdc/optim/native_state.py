@@ -21,7 +21,6 @@ class NativeState(torch.optim.Optimizer):
 
     _owned_state: Optional[Pattern[str]] = None  # names of state of a block or a layer, which one rank has
     _optional_state: Sequence[str] = ("master",)  # pieces of state that torch.optim's namesake does not have
-    _is_remade = False  # loading a state into one that has none makes the library's optimizer anew
     _native: Optional[arrays.Optimizer]
     _parts: List[ParamShard]
     _state_ids: Optional[List[int]]  # of `state` as last compared
@@ -122,7 +121,7 @@ class NativeState(torch.optim.Optimizer):
         before = dict(self.__dict__)
         if "_native" in before:  # raises before the groups and the old state are lost
             try:
-                if self._is_remade and all(part.pieces is None for part in self._parts):
+                if all(part.pieces is None for part in self._parts) and self._is_remade(state["param_groups"]):
                     self._make_native(state["param_groups"])
                 self._match_state(state["state"], state["param_groups"])
                 self._use_current_stream()
@@ -140,8 +139,13 @@ class NativeState(torch.optim.Optimizer):
             self._clear(index)
         self._load_state(given)
 
+    def _is_remade(self, groups: List[Dict[str, Any]]) -> bool:
+        """Whether loading these groups into an optimizer without a state makes the library's anew, because their
+        options decide on the pieces of its state."""
+        return False
+
     def _make_native(self, groups: List[Dict[str, Any]]) -> None:
-        """Makes the library's optimizer anew, for groups whose options decide on the pieces of its state."""
+        """Makes the library's optimizer anew, for these groups."""
         self._reset_native()
         self._find_device()
         for index, group in enumerate(groups):
