@@ -19,7 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 from ..torch.default_comm import resolve_comm
 from ..torch.sharding.parameter import entry_of
 from . import arrays
-from .kfac_layers import Layer, Use, base_in_graph, is_supported, padded_input, split_batches
+from .kfac_layers import Layer, Use, base_in_graph, has_own_forward, is_supported, padded_input, split_batches
 from .native import NativeOptimizer
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
@@ -143,6 +143,10 @@ class KFAC(NativeOptimizer):
         layers: Dict[Tuple[int, int], Layer] = {}
         for name, module in model.named_modules():
             if _skipped(name, module, skip) or not is_supported(module, indices, owners):
+                continue
+            if has_own_forward(module):
+                warnings.warn(f"KFAC: {name or 'the model'} is a {type(module).__name__} with a forward of its own, so "
+                              "its parameters take SGD's step. skip= says so without a warning", stacklevel=3)
                 continue
             weight, bias = module._parameters["weight"], module._parameters.get("bias")
             layer = layers.get((id(weight), id(bias)))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from libdc.linalg import SampleLayer
 from torch import Tensor, nn
 
+from ..torch.sharding.managed_modules import MODULE_STATE
 from ..torch.sharding.model import full_shape
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -54,6 +55,15 @@ def sample_layer(module: nn.Module) -> SampleLayer:
                        padding=padding if module.padding_mode == "zeros" else [0] * len(padding), groups=module.groups)
 
 
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether a layer computes something else than torch.nn's class: its factors would be those of other products than
+    the weight's."""
+    given = type(module).__mro__[1] if MODULE_STATE in module.__dict__ else type(module)  # of before shard()
+    known = next(known for known in (nn.Linear, *_CONVOLUTIONS) if isinstance(module, known))
+    return any(name in module.__dict__ or getattr(given, name, None) is not getattr(known, name, None)
+               for name in ("forward", "_conv_forward"))
+
+
 def is_supported(module: nn.Module, indices: Dict[int, int], owners: Dict[int, List[nn.Module]]) -> bool:
     """Whether the module is a layer whose parameters are all in the optimizer, and shared only with modules of equal
     constants."""
@@ -65,7 +75,7 @@ def is_supported(module: nn.Module, indices: Dict[int, int], owners: Dict[int, L
     if any(math.prod(full_shape(p)) == 0 for p in params):
         return False
     mine = sample_layer(module), [id(p) for p in module._parameters.values()]
-    return all(isinstance(other, (nn.Linear, *_CONVOLUTIONS)) and
+    return all(isinstance(other, (nn.Linear, *_CONVOLUTIONS)) and (other is module or not has_own_forward(other)) and
                (sample_layer(other), [id(p) for p in other._parameters.values()]) == mine
                for param in params for other in owners[id(param)])
 
