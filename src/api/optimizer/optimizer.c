@@ -45,7 +45,7 @@ dc_status dc__check_number(const char *fn, const char *field, double *value, con
   }
   char most[32] = "finite";
   if (!isinf(rule->high)) {
-    (void)snprintf(most, sizeof most, "%s %g", rule->closed ? "<=" : "<", rule->high);
+    dc__print(most, sizeof most, "%s %g", rule->closed ? "<=" : "<", rule->high);
   }
   if (rule->fallback == 0) {
     return dc__fail(DC_E_INVALID, "%s: options.%s = %g, must be >= 0 and %s", fn, field, x, most);
