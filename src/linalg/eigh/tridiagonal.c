@@ -206,7 +206,9 @@ static bool rational_root(const dc__tridiagonal_form *w, int32_t root) {
   t->epsilon = fmax(job->r->options.eps_abs, job->r->options.eps_rel * fmax(t->largest, 0));
   double shifts[DC__TRIDIAGONAL_SHIFTS], weights[DC__TRIDIAGONAL_SHIFTS];
   dc__quadrature_partial_fractions(&job->l->rules[root - 1], low / high, shifts, weights);
-  double scale = pow(high, 1 - 1 / (double)root) * exp2(-t->exponent / (double)root);
+  double unit_root = exp2(-t->exponent / (double)root);
+  bool is_tiny = unit_root < 1 / FAR; /* inverses drop tiny entries, so the result is scaled afterwards */
+  double scale = pow(high, 1 - 1 / (double)root) * (is_tiny ? 1 : unit_root);
   for (int64_t k = 0; k < DC__TRIDIAGONAL_SHIFTS; k++) {
     shifts[k] *= high;
     weights[k] *= scale;
@@ -215,6 +217,9 @@ static bool rational_root(const dc__tridiagonal_form *w, int32_t root) {
     w->d[i] += epsilon;
   }
   dc__tridiagonal_shifted_inverses(w->f, w->d, w->off, n, shifts, weights, w->rest);
+  for (int64_t i = 0; i < n * n && is_tiny; i++) {
+    ((double *)w->f)[i] *= unit_root;
+  }
   if (pow(high / low, 1 / (double)root) <= NEAR && allows_float32(job)) {
     cast_result(w);
   }

@@ -89,8 +89,12 @@ static void test_spectra(void **state) {
   for (int kind = 0; kind < 6; kind++) {
     double values[N];
     for (int64_t i = 0; i < N; i++) {
-      const double all[] = {1,     (double)(1 + i / 8),     i == 0 ? 1e6 : 1, i < 5 ? 1 : 1e-6,
-                            1e200, 1e-200 * (double)(1 + i)};
+      const double all[] = {1,
+                            (double)(1 + i / 8),
+                            i == 0 ? 1e6 : 1,
+                            i < 5 ? 1 : 1e-6,
+                            1e300 / (double)(1 + i),
+                            1e-200 * (double)(1 + i)};
       values[i] = all[kind];
     }
     for (int32_t root = 1; root <= 8; root++) {
