@@ -8,6 +8,11 @@
 
 enum { MAX_SWEEPS = 64 }; /* QL steps for one eigenvalue; 2 or 3 are usual */
 
+/* Couplings below this are none, as in LAPACK's steqr: it is the root of the least normal number. The largest entry is
+ * near 1. Each row of a matrix of low rank multiplies the rest by the rounding, and subnormal numbers do not converge.
+ */
+static const double NEGLIGIBLE = 0x1p-511;
+
 /* Replaces row `row` of the lower triangle by its Householder vector v. Returns |v|^2 / 2, or 0 for no reflection. */
 static double householder_row(double *a, int64_t n, int64_t row, double *off) {
   double *v = a + row * n;
@@ -129,7 +134,7 @@ bool dc__tridiagonal_ql(int64_t n, double *rows, int64_t width, double *d, doubl
   for (int64_t l = 0; l < n; l++) {
     for (int32_t sweep = 0;; sweep++) {
       int64_t m = l;
-      while (m < n - 1 && fabs(off[m]) > DBL_EPSILON * (fabs(d[m]) + fabs(d[m + 1]))) {
+      while (m < n - 1 && fabs(off[m]) > fmax(DBL_EPSILON * (fabs(d[m]) + fabs(d[m + 1])), NEGLIGIBLE)) {
         m++;
       }
       if (m == l) {

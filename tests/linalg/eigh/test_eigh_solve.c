@@ -108,11 +108,33 @@ static void test_plain_agrees(void **state) {
   dc_linalg_destroy(plain);
 }
 
+/* Householder vectors of a matrix of rank one leave rests that fall to subnormal numbers. */
+static void test_plain_of_rank_one(void **state) {
+  (void)state;
+  enum { MOST = 128 };
+  static double a[MOST * MOST], v[MOST * MOST];
+  double w[MOST];
+  dc_linalg *plain = open_linalg(2, 1);
+  for (int64_t n = 2; n <= MOST; n += 2) {
+    for (int64_t i = 0; i < n * n; i++) {
+      a[i] = 1;
+    }
+    dc_tensor ta = matrix(a, DC_FLOAT64, n, n), tv = matrix(v, DC_FLOAT64, n, n), tw = vector(w, DC_FLOAT64, n);
+    OK(dc_eigh(plain, &ta, NULL, &tw, &tv, NULL, 0));
+    for (int64_t i = 0; i < n; i++) {
+      assert_true(fabs(w[i] - (i < n - 1 ? 0 : (double)n)) < 1e-12);
+      assert_true(fabs(fabs(v[i * n + n - 1]) - 1 / sqrt((double)n)) < 1e-13);
+    }
+  }
+  dc_linalg_destroy(plain);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_16_retried_in_float64),
       cmocka_unit_test(test_16_plain_at_last),
       cmocka_unit_test(test_plain_agrees),
+      cmocka_unit_test(test_plain_of_rank_one),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }
