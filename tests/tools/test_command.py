@@ -37,6 +37,8 @@ def test_help_names_every_command_and_option(dc: Run) -> None:
         assert len(max(help.splitlines(), key=len)) <= 120
         assert dc("help", command).stdout == help
     assert dc("help").stdout == text
+    assert re.search(r"^  plan MODEL .*^  sim MODEL .*^  bench --machine FILE ", text, re.M | re.S)
+    assert "(threads|processes)" in dc("bench", "--help").stdout
     assert dc("-V").stdout == dc("--version").stdout == f"libdc {libdc.__version__}\n"
 
 

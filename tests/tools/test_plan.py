@@ -1,4 +1,4 @@
-"""libdc plan layer: its figures are the library's, the seed's table stands beside them, and both outputs are one."""
+"""libdc plan layer: its figures are the library's, with the tutorial's table beside them; both outputs agree."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def test_18_figures_are_the_librarys(dc: Run, line: List[str], dtype: str, more:
                 assert most[inventory] == found.micro_batch
 
 
-def test_the_seeds_table(dc: Run) -> None:
+def test_the_tutorials_table(dc: Run) -> None:
     """Six of its seven rows are what DeepSpeed's formula gives with one size of the rest; the first is not."""
-    seed = json.loads(dc("plan", "layer", "--json").stdout)["seed"]
+    tutorial = json.loads(dc("plan", "layer", "--json").stdout)["tutorial"]
     rows = [(row["seq"], "".join("1" if on else "0" for on in flags_of(row).values()), row["ran"], row["agrees"])
-            for row in seed["rows"]]
+            for row in tutorial["rows"]]
     assert rows == [(128, "000", 80, False), (128, "100", 112, True), (128, "110", 128, True), (128, "111", 0, True),
                     (512, "000", 12, True), (512, "010", 16, True), (512, "111", 0, True)]
-    assert seed["counted_bytes"] + seed["rest_bytes"] == 32 << 30
-    for row in seed["rows"]:
+    assert tutorial["counted_bytes"] + tutorial["rest_bytes"] == 32 << 30
+    for row in tutorial["rows"]:
         config = LayerConfig(1024, 16, dtype="float16", num_hidden_layers=24, **flags_of(row))
         for inventory, most in row["largest"].items():
-            assert most == plan(config, row["seq"], 32 << 30, other_bytes=seed["rest_bytes"], other_parameters=33916732,
-                                inventory=inventory).micro_batch
+            assert most == plan(config, row["seq"], 32 << 30, other_bytes=tutorial["rest_bytes"],
+                                other_parameters=33916732, inventory=inventory).micro_batch
         assert row["largest"]["libdc"] > row["largest"]["deepspeed"] >= row["tried"]
 
 
@@ -74,4 +74,4 @@ def test_texts(dc: Run) -> None:
     assert numbers == [[most[kind] for most in row["largest"].values() for kind in ("libdc", "deepspeed")]
                        for row in told["rows"]]
     alone = dc("plan", "layer", "--layers", "2", "--memory", "80").stdout
-    assert alone.startswith("layers: 2 layers") and "seed" not in alone
+    assert alone.startswith("layers: 2 layers") and "tutorial" not in alone

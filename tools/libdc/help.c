@@ -21,9 +21,22 @@ static const char *const examples[] = {
     "libdc plan layer --model bert-large",
 };
 
+/* Commands of the Python package, which installs a `libdc` of its own in front of this one. */
+static const char *const package_commands[][2] = {
+    {"plan MODEL", "memory, bytes and time of a training step; libdc plan MODEL --help"},
+    {"sim MODEL", "how that step scales; libdc sim --help"},
+    {"bench --machine FILE", "measures this machine for the two"},
+};
+
 /* "--ranks N" */
 static void format_option(const option *o, char *text, size_t bytes) {
   snprintf(text, bytes, "%s%s%s", o->name, o->argument == NULL ? "" : " ", o->argument == NULL ? "" : o->argument);
+}
+
+/* An option's help, with the values that are allowed. */
+static void format_option_help(const option *o, char *text, size_t bytes) {
+  snprintf(text, bytes, "%s%s%s%s", o->help, o->values == NULL ? "" : " (", o->values == NULL ? "" : o->values,
+           o->values == NULL ? "" : ")");
 }
 
 /* " FOLDER", " [COMMAND]", or nothing */
@@ -39,6 +52,10 @@ static void print_overview(void) {
   printf("libdc: %s\n\nusage: libdc COMMAND [OPTION...]\n\ncommands:\n", summary);
   for (int i = 0; i < command_count; i++) {
     printf("  %-12s %s\n", commands[i].name, commands[i].summary);
+  }
+  puts("\nThe Python package adds, for a config.json of Hugging Face or a JSON of layers:");
+  for (size_t i = 0; i < COUNT(package_commands); i++) {
+    printf("  %-22s %s\n", package_commands[i][0], package_commands[i][1]);
   }
   puts("\nlibdc COMMAND --help tells more; libdc --version (or -V) names the version.\n\nexit codes:");
   for (size_t i = 0; i < COUNT(exit_codes); i++) {
@@ -56,9 +73,10 @@ void print_help(const command *c) {
   printf("libdc %s: %s\n\nusage: libdc %s [OPTION...]%s\n\n%s\noptions:\n", c->name, c->summary, c->name, operand,
          c->text);
   for (int i = 0; i < MAX_OPTIONS && c->options[i].name != NULL; i++) {
-    char text[64];
+    char text[64], help[160];
     format_option(&c->options[i], text, sizeof text);
-    printf("  %-22s %s\n", text, c->options[i].help);
+    format_option_help(&c->options[i], help, sizeof help);
+    printf("  %-22s %s\n", text, help);
   }
   printf("  %-22s %s\n", "--help", "prints this");
 }
@@ -108,9 +126,10 @@ static void print_man_command(const command *c) {
   fputs(".\n.PP\n", stdout);
   print_roff(c->text);
   for (int i = 0; i < MAX_OPTIONS && c->options[i].name != NULL; i++) {
-    char text[64];
+    char text[64], help[160];
     format_option(&c->options[i], text, sizeof text);
-    print_roff_pair(text, c->options[i].help);
+    format_option_help(&c->options[i], help, sizeof help);
+    print_roff_pair(text, help);
   }
   print_roff_pair("--help", "prints this");
 }
@@ -126,6 +145,10 @@ int run_man(const args *a) {
   fputs(".SH COMMANDS\n", stdout);
   for (int i = 0; i < command_count; i++) {
     print_man_command(&commands[i]);
+  }
+  fputs(".SH COMMANDS OF THE PYTHON PACKAGE\n", stdout);
+  for (size_t i = 0; i < COUNT(package_commands); i++) {
+    print_roff_pair(package_commands[i][0], package_commands[i][1]);
   }
   fputs(".SH EXIT STATUS\n", stdout);
   for (size_t i = 0; i < COUNT(exit_codes); i++) {

@@ -55,7 +55,9 @@ const command commands[] = {
      .text =
          "layer: the largest micro-batch of a stack of transformer layers, for each of the layer's memory flags, with\n"
          "libdc's layer and with DeepSpeed's by its own inventory; for BERT-large also beside the table of\n"
-         "DeepSpeed's tutorial, with where and why they differ. Model states are counted by stage and optimizer.\n",
+         "DeepSpeed's tutorial, with where and why they differ. Model states are counted by stage and optimizer.\n"
+         "\n"
+         "Other models are planned by the Python package: libdc plan MODEL, for instance a config.json.\n",
      .run = run_plan,
      .options =
          {ONE_OF("--model", "NAME", "bert-base|bert-large", "bert-large without it; the next four replace its sizes"),

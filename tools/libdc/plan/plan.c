@@ -145,14 +145,14 @@ int run_plan(const args *a) {
   t = (plan_table){.states = DC_LAYER_PLAN_INIT};
   int64_t seq[PLAN_COLUMNS];
   int seqs;
-  seed_table seed;
+  tutorial_table tutorial;
   if (!read_table(a, &t, seq, &seqs) || !count_table(&t, seq, seqs)) {
     return EXIT_USAGE;
   }
   bool known = strcmp(t.m.name, "bert-large") == 0;
-  if (known && !plan_seed(&t.m, &seed)) {
+  if (known && !plan_tutorial(&t.m, &tutorial)) {
     return EXIT_USAGE;
   }
-  (has_option(a, "--json") ? plan_json : plan_print)(&t, known ? &seed : NULL);
+  (has_option(a, "--json") ? plan_json : plan_print)(&t, known ? &tutorial : NULL);
   return EXIT_OK;
 }

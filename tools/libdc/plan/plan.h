@@ -1,7 +1,7 @@
 /* libdc plan: queries and results.
  *
  *   plan.c       reads the command line and counts
- *   plan_seed.c  the same under the conditions of the seed's table
+ *   plan_tutorial.c  the same under the conditions of the tutorial's table
  *   plan_print.c  prints it, as text or JSON */
 #ifndef DC_TOOL_PLAN_H
 #define DC_TOOL_PLAN_H
@@ -43,8 +43,8 @@ typedef struct plan_table {
   int count;
 } plan_table;
 
-/* A limit of the seed's table: so many samples ran with these flags, and more needed others. */
-typedef struct seed_row {
+/* A limit of the tutorial's table: so many samples ran with these flags, and more needed others. */
+typedef struct tutorial_row {
   int64_t seq;
   int32_t flags;
   int64_t ran;   /* 0: the table has no limit */
@@ -55,23 +55,23 @@ typedef struct seed_row {
   int64_t next;       /* where not: the next one that was tried, and its bytes, */
   int64_t next_bytes; /* which are fewer than those of */
   int more;           /* this row, which ran; -1: none */
-} seed_row;
+} tutorial_row;
 
-enum { SEED_ROWS = 7 };
+enum { TUTORIAL_ROWS = 7 };
 
-typedef struct seed_table {
-  seed_row rows[SEED_ROWS];
+typedef struct tutorial_table {
+  tutorial_row rows[TUTORIAL_ROWS];
   int largest;        /* the row that took most */
   int64_t ran_bytes;  /* what was counted of it */
   int64_t rest_bytes; /* of the card, then */
-} seed_table;
+} tutorial_table;
 
 /* False: the reason has been printed. */
 bool plan_one(const plan_query *q, const model *m, int32_t flags, int64_t seq, int32_t kind, dc_layer_plan *plan);
-bool plan_seed(const model *m, seed_table *seed);
+bool plan_tutorial(const model *m, tutorial_table *tutorial);
 
-/* seed: NULL for a model that it does not have. */
-void plan_print(const plan_table *t, const seed_table *seed);
-void plan_json(const plan_table *t, const seed_table *seed);
+/* tutorial: NULL for a model that it does not have. */
+void plan_print(const plan_table *t, const tutorial_table *tutorial);
+void plan_json(const plan_table *t, const tutorial_table *tutorial);
 
 #endif

@@ -59,10 +59,10 @@ static void print_rows(const plan_table *t) {
       "and no dropout mask, so attn changes nothing there.");
 }
 
-static void print_difference(const seed_table *s, const seed_row *row) {
+static void print_difference(const tutorial_table *s, const tutorial_row *row) {
   printf("S = %" PRId64 ", %s: ", row->seq, row->flags == 0 ? "no flag" : flag_names(row->flags));
   if (row->more >= 0) {
-    const seed_row *more = &s->rows[row->more];
+    const tutorial_row *more = &s->rows[row->more];
     printf("the next batch that was tried, %" PRId64 ", counts %.2f GB, less than %" PRId64
            " samples with %s,\n"
            "which ran: memory was not the limit. The row is advice, or another set-up.\n",
@@ -72,38 +72,38 @@ static void print_difference(const seed_table *s, const seed_row *row) {
   }
 }
 
-static void print_seed(const seed_table *s) {
-  const seed_row *largest = &s->rows[s->largest];
-  printf("\nThe seed's table: BERT-large on a V100 of 32 GB, float16. Of what ran there, %" PRId64
+static void print_tutorial(const tutorial_table *s) {
+  const tutorial_row *largest = &s->rows[s->largest];
+  printf("\nDeepSpeed's tutorial: BERT-large on a V100 of 32 GB, float16. Of what ran there, %" PRId64
          " samples of S = %" PRId64
          " with %s\ncount most by DeepSpeed's formula, %.2f GB. So %.2f GB of the card were "
          "taken by what is not counted; then fit:\n\n  %4s %-15s%10s%11s%11s%8s\n",
          largest->ran, largest->seq, flag_names(largest->flags), gigabytes(s->ran_bytes), gigabytes(s->rest_bytes), "S",
-         "flags", "seed", "DeepSpeed", "and tried", "libdc");
-  for (int i = 0; i < SEED_ROWS; i++) {
-    const seed_row *row = &s->rows[i];
-    char seed[24];
-    snprintf(seed, sizeof seed,
+         "flags", "tutorial", "DeepSpeed", "and tried", "libdc");
+  for (int i = 0; i < TUTORIAL_ROWS; i++) {
+    const tutorial_row *row = &s->rows[i];
+    char tutorial[24];
+    snprintf(tutorial, sizeof tutorial,
              row->ran > 0     ? "%" PRId64
              : row->up_to > 0 ? "<= %" PRId64
                               : "more",
              row->ran > 0 ? row->ran : row->up_to);
     printf("  %4" PRId64 " %-15s%10s%11" PRId64 "%11" PRId64 "%8" PRId64 "  %s\n", row->seq, flag_names(row->flags),
-           seed, row->max_batch[DEEPSPEED], row->tried, row->max_batch[LIBDC], row->agrees ? "agrees" : "differs");
+           tutorial, row->max_batch[DEEPSPEED], row->tried, row->max_batch[LIBDC], row->agrees ? "agrees" : "differs");
   }
   puts("\n\"and tried\" is the largest batch in DeepSpeed's figures that fits by the formula.");
-  for (int i = 0; i < SEED_ROWS; i++) {
+  for (int i = 0; i < TUTORIAL_ROWS; i++) {
     if (!s->rows[i].agrees) {
       print_difference(s, &s->rows[i]);
     }
   }
 }
 
-void plan_print(const plan_table *t, const seed_table *seed) {
+void plan_print(const plan_table *t, const tutorial_table *tutorial) {
   print_states(t);
   print_rows(t);
-  if (seed != NULL) {
-    print_seed(seed);
+  if (tutorial != NULL) {
+    print_tutorial(tutorial);
   }
 }
 
@@ -165,13 +165,13 @@ static void json_rows(json *j, const plan_table *t) {
   json_close(j, ']');
 }
 
-static void json_seed(json *j, const seed_table *s) {
-  json_open(j, "seed", '{');
+static void json_tutorial(json *j, const tutorial_table *s) {
+  json_open(j, "tutorial", '{');
   json_int(j, "counted_bytes", s->ran_bytes);
   json_int(j, "rest_bytes", s->rest_bytes);
   json_open(j, "rows", '[');
-  for (int i = 0; i < SEED_ROWS; i++) {
-    const seed_row *row = &s->rows[i];
+  for (int i = 0; i < TUTORIAL_ROWS; i++) {
+    const tutorial_row *row = &s->rows[i];
     json_open(j, NULL, '{');
     json_flags(j, row->seq, row->flags);
     json_int(j, "ran", row->ran);
@@ -185,13 +185,13 @@ static void json_seed(json *j, const seed_table *s) {
   json_close(j, '}');
 }
 
-void plan_json(const plan_table *t, const seed_table *seed) {
+void plan_json(const plan_table *t, const tutorial_table *tutorial) {
   json j = {.file = stdout};
   json_open(&j, NULL, '{');
   json_states(&j, t);
   json_rows(&j, t);
-  if (seed != NULL) {
-    json_seed(&j, seed);
+  if (tutorial != NULL) {
+    json_tutorial(&j, tutorial);
   }
   json_close(&j, '}');
 }

@@ -16,7 +16,7 @@ import sys
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from .checks import real, run_command
-from .machine import load
+from .machine import load, names
 from .model import read
 from .options import Options
 from .step import Plan, run
@@ -33,6 +33,11 @@ class Faults(NamedTuple):
     checkpoint_s: float = 30.0
     restart_s: float = 600.0
     deviation: float = 0.01  # standard deviation of a rank's time for a step, over its mean
+
+
+_FAULT_HELP = {"mtbf_hours": "from one failure of a rank to its next, in the mean",
+               "checkpoint_s": "a checkpoint takes", "restart_s": "a restart takes",
+               "deviation": "of a rank's time for a step, over its mean"}
 
 
 class Scale(NamedTuple):
@@ -144,16 +149,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="libdc sim", description="How a step scales, by a model: see docs/planner.md")
     add = parser.add_argument
     add("model", help="a JSON of layers, or Hugging Face's config.json")
-    add("--machine", default="h100")
+    add("--machine", default="h100", help=f"a file, or one of {', '.join(names())}")
     add("--ranks", default="8,64,512,4096,65536", help="numbers of ranks, 1 to 65536")
     add("--stage", type=int, default=3, choices=range(4))
     add("--tokens", type=int, help="of a sample, for a config.json: 1024, or its positions, if not given")
-    add("--micro-batch", type=int, default=1)
-    add("--accumulate", type=int, default=1)
-    add("--recompute", action="store_true")
+    add("--micro-batch", type=int, default=1, help="samples")
+    add("--accumulate", type=int, default=1, help="micro-batches of a step")
+    add("--recompute", action="store_true", help="keep the layers' inputs alone")
     for name, value in Faults()._asdict().items():
-        add(f"--{name.replace('_', '-')}", type=float, default=value)
-    add("--seed", type=int, default=1)
+        add(f"--{name.replace('_', '-')}", type=float, default=value, help=f"{_FAULT_HELP[name]} (%(default)s)")
+    add("--seed", type=int, default=1, help="of the failures that are drawn")
     add("--json", action="store_true")
     return parser
 

@@ -41,7 +41,8 @@ def _make_parser() -> Parser:
                         "the end, which serves machines with a common folder (default: LIBDC_SECRET or _FILE)")
     parser.add_argument("--interface", metavar="NAME|CIDR", help="where the ranks listen, for instance eth1 or "
                         "10.1.0.0/16 (default: LIBDC_INTERFACE, or all)")
-    parser.add_argument("--ports", metavar="FIRST-LAST", help="ports of all listeners but the rendezvous (any)")
+    parser.add_argument("--ports", metavar="FIRST-LAST", help="ports of all listeners but the rendezvous "
+                        "(default: LIBDC_PORTS, or any)")
     parser.add_argument("--tls", action="store_true", help="encrypt what goes between machines: TLS 1.3 by OpenSSL 3; "
                         "on all launchers or on none (default: LIBDC_TLS=1)")
     parser.add_argument("--grace", default="10", help="seconds from SIGTERM to SIGKILL (default 10)")

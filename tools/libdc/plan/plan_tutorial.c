@@ -1,9 +1,9 @@
-/* The seed's table, "which memory optimization flags need to be turned on when running BERT-Large on NVIDIA V100 GPU
- * with 32GB of memory", against DeepSpeed's own formula. The table says what ran on a card; the formula counts bytes.
- * The memory beside the counted bytes on that card is taken from the row that needs most. */
+/* A table of DeepSpeed's tutorial, "which memory optimization flags need to be turned on when running BERT-Large on
+ * NVIDIA V100 GPU with 32GB of memory", against DeepSpeed's own formula. The table says what ran on a card; the formula
+ * counts bytes. The memory beside the counted bytes on that card is taken from the row that needs most. */
 #include "plan.h"
 
-static const seed_row table[SEED_ROWS] = {
+static const tutorial_row table[TUTORIAL_ROWS] = {
     {.seq = 128, .flags = 0, .ran = 80},
     {.seq = 128, .flags = FLAG_INVERTIBLE, .ran = 112},
     {.seq = 128, .flags = FLAG_INVERTIBLE | FLAG_ATTENTION, .ran = 128},
@@ -34,10 +34,10 @@ static int64_t largest_tried_batch(int64_t seq, int64_t max_batch, int64_t *next
 }
 
 /* float16, Adam's two moments as LAMB has them, data parallel: nothing is sharded. */
-static const plan_query seed_device = {.memory = INT64_C(32) << 30, .ranks = 1, .moments = 2, .dtype = DC_FLOAT16};
+static const plan_query tutorial_device = {.memory = INT64_C(32) << 30, .ranks = 1, .moments = 2, .dtype = DC_FLOAT16};
 
-static bool seed_bytes(const model *m, const seed_row *row, int64_t batch, int64_t *bytes) {
-  plan_query q = seed_device;
+static bool tutorial_bytes(const model *m, const tutorial_row *row, int64_t batch, int64_t *bytes) {
+  plan_query q = tutorial_device;
   dc_layer_plan plan = DC_LAYER_PLAN_INIT;
   q.batch = batch;
   if (!plan_one(&q, m, row->flags, row->seq, DC_LAYER_INVENTORY_DEEPSPEED, &plan)) {
@@ -49,7 +49,7 @@ static bool seed_bytes(const model *m, const seed_row *row, int64_t batch, int64
 
 /* Where the formula lets in more than the table: a row that needs more, and ran, shows that memory was not the limit.
  */
-static bool compare_row(const model *m, seed_table *s, seed_row *row) {
+static bool compare_row(const model *m, tutorial_table *s, tutorial_row *row) {
   int64_t after;
   row->more = -1;
   row->tried = largest_tried_batch(row->seq, row->max_batch[DC_LAYER_INVENTORY_DEEPSPEED], &after);
@@ -60,12 +60,12 @@ static bool compare_row(const model *m, seed_table *s, seed_row *row) {
     return true;
   }
   (void)largest_tried_batch(row->seq, row->ran, &row->next);
-  if (!seed_bytes(m, row, row->next, &row->next_bytes)) {
+  if (!tutorial_bytes(m, row, row->next, &row->next_bytes)) {
     return false;
   }
-  for (int i = 0; i < SEED_ROWS; i++) {
+  for (int i = 0; i < TUTORIAL_ROWS; i++) {
     int64_t bytes = 0;
-    if (s->rows[i].ran > 0 && !seed_bytes(m, &s->rows[i], s->rows[i].ran, &bytes)) {
+    if (s->rows[i].ran > 0 && !tutorial_bytes(m, &s->rows[i], s->rows[i].ran, &bytes)) {
       return false;
     }
     row->more = row->more < 0 && bytes > row->next_bytes ? i : row->more;
@@ -73,12 +73,12 @@ static bool compare_row(const model *m, seed_table *s, seed_row *row) {
   return true;
 }
 
-bool plan_seed(const model *m, seed_table *s) {
-  *s = (seed_table){.largest = 0};
-  for (int i = 0; i < SEED_ROWS; i++) {
+bool plan_tutorial(const model *m, tutorial_table *s) {
+  *s = (tutorial_table){.largest = 0};
+  for (int i = 0; i < TUTORIAL_ROWS; i++) {
     int64_t bytes = 0;
     s->rows[i] = table[i];
-    if (table[i].ran > 0 && !seed_bytes(m, &table[i], table[i].ran, &bytes)) {
+    if (table[i].ran > 0 && !tutorial_bytes(m, &table[i], table[i].ran, &bytes)) {
       return false;
     }
     if (bytes > s->ran_bytes) {
@@ -86,10 +86,10 @@ bool plan_seed(const model *m, seed_table *s) {
       s->largest = i;
     }
   }
-  plan_query q = seed_device;
-  s->rest_bytes = q.other = seed_device.memory - s->ran_bytes;
-  for (int i = 0; i < SEED_ROWS; i++) {
-    seed_row *row = &s->rows[i];
+  plan_query q = tutorial_device;
+  s->rest_bytes = q.other = tutorial_device.memory - s->ran_bytes;
+  for (int i = 0; i < TUTORIAL_ROWS; i++) {
+    tutorial_row *row = &s->rows[i];
     for (int32_t kind = 0; kind < KINDS; kind++) {
       dc_layer_plan plan = DC_LAYER_PLAN_INIT;
       if (!plan_one(&q, m, row->flags, row->seq, kind, &plan)) {
