@@ -11,8 +11,8 @@
  *                                                              15  The counting device
  *
  * The walk of a ZeRO-3 parameter: register its shard (7) and a graph that uses it (8); all-gather, wait, use,
- * release (9); reduce the gradient into the shard's gradient buffer (9), end the backward (9); update the shard
- * and say so (10).
+ * release (9); begin a backward (10), reduce the gradient into the shard's gradient buffer, end the backward (9);
+ * update the shard and say so (7, dc_context_params_updated).
  *
  * Rules that hold for every declaration below
  *   - A function that can fail returns dc_status: 0 is success, negative is an error, and dc_last_error() has a
@@ -34,8 +34,9 @@
  *     effect. That does not hold once other memory lies there: do not rely on it.
  *   - The library never prints, aborts, installs signal handlers or keeps global state. Its one fork handler, installed
  *     by the first socket, closes the copies of sockets in a child. Of the environment it reads LIBDC_CPU, which bounds
- *     the instructions it uses (dc_device_open()), for MPI LIBDC_MPI_LIB, and the variables of launchers
- *     (dc_launch_get(), dc_comm_create_mpi()). libdc_cuda.so reads LIBDC_CUDA_LIB_DIR, a folder of NVIDIA's libraries.
+ *     the instructions it uses (dc_device_open()), for MPI LIBDC_MPI_LIB, the variables of launchers
+ *     (dc_launch_get(), dc_comm_create_mpi()), and NCCL_COMM_BLOCKING, which NCCL obeys. libdc_cuda.so reads
+ *     LIBDC_CUDA_LIB_DIR, a folder of NVIDIA's libraries.
  *     It never frees the caller's memory, and the caller never calls free() on the library's.
  *   - Thread classes: [any] from any thread at any time; [handle] one thread at a time for one handle (calls on
  *     one context are serialised by the library itself, so autograd threads may call).

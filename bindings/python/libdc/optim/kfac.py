@@ -64,7 +64,8 @@ class KFAC(NativeOptimizer):
     loss_terms         the terms of the loss: "samples", one for each index of the first dimension, or "positions", one
                        for each row of a linear layer's input (a language model's tokens)
     approximation      for layers that are used at many positions of a sample: "expand" or "reduce"
-    reduction          how the loss reduces its terms: "mean" or "sum"; set loss_scale if it has another factor
+    reduction          how the loss reduces its terms: "mean" or "sum", whose steps are as many times longer as there
+                       are terms; set loss_scale if it has another factor
     grad_scaler        a torch.amp.GradScaler: its scale is divided out, and batches that overflow are left out
     skip               patterns (re.search) of names and classes of modules to leave to SGD
     comm               the ranks; None: those over which the model is sharded, else one rank
