@@ -236,12 +236,33 @@ int64_t dc__replicas_wire_bytes(const dc_context *ctx, int32_t stage, const dc__
          (gathered - own) * (int64_t)dc_dtype_size(param->grad_dtype);
 }
 
+/* A part's error has the part's own numbers, so its ranks go before it. Where the part took the error of all ranks, the
+ * numbers are theirs. */
+static dc_status name_part(const dc_context *ctx, const dc_comm *part, dc_status status) {
+  dc__failure failure = {DC_OK, ""}, of_all = {DC_OK, ""};
+  dc__failure_keep(&failure, status);
+  dc__failure_keep(&of_all, dc__comm_check(ctx->reduce_comm));
+  if (of_all.status != DC_OK && strcmp(failure.text, of_all.text) == 0) {
+    return dc__failure_raise(&failure);
+  }
+  const bool is_group = part == ctx->gather_comm;
+  const int32_t step = is_group ? 1 : ctx->world, first = ctx->reduce_comm->rank - part->rank * step;
+  return dc__fail(failure.status, "ranks %" PRId32 "%s%" PRId32 "%s, numbered from 0: %s", first,
+                  is_group ? " to " : ", ", first + (is_group ? part->world - 1 : step), is_group ? "" : ", ...",
+                  failure.text);
+}
+
+static dc_status check_part(const dc_context *ctx, dc_comm *part) {
+  const dc_status status = dc__comm_check(part);
+  return status == DC_OK || part == ctx->reduce_comm ? status : name_part(ctx, part, status);
+}
+
 /* Keeps a cause rather than DC_E_ABORTED: another rank may have aborted one communicator since another one failed. */
 dc_status dc__replicas_check(dc_context *ctx) {
   dc_comm *const comms[] = {ctx->gather_comm, ctx->reduce_comm, ctx->replica_comm};
   dc__failure failure = {DC_OK, ""};
   for (size_t i = 0; i < DC__COUNT(comms); i++) {
-    const dc_status status = dc__comm_check(comms[i]);
+    const dc_status status = check_part(ctx, comms[i]);
     if (failure.status == DC_E_ABORTED && status != DC_OK && status != DC_E_ABORTED) {
       failure.status = DC_OK;
     }

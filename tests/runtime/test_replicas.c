@@ -290,6 +290,34 @@ static void test_an_abort_ends_another_groups_wait(void **state) {
   }
 }
 
+/* Rank 2 gathers in its group, which rank 3 does not join. */
+static int one_rank_is_late(dc_comm *comm, void *arg) {
+  uint64_t hashes[4];
+  const setting s = {.stage = 3, .replicas = 2, .hashes = hashes};
+  trainer t = {.s = &s, .comm = comm};
+  dc_tensor full = DC_TENSOR_INIT;
+  (void)arg;
+  CHECK(open_trainer(&t) == 0);
+  if (dc_comm_rank(comm) == 2) {
+    CHECK_OK(dc_allgather_param(t.context, NULL, 1, 0, DC_DTYPE_NONE, &full));
+    const dc_status status = dc_wait_allgather(t.context, NULL, 1, 0);
+    atomic_store(&ends, 1); /* before the text is compared, so that the others end */
+    CHECK(status == DC_E_TIMEOUT);
+    CHECK_SAYS("ranks 2 to 3, numbered from 0: rank 0 waited 2.0 s at allgather_param of parameter 0");
+  }
+  while (atomic_load(&ends) == 0) {
+    sleep_ms(1);
+  }
+  close_trainer(&t);
+  return 0;
+}
+
+static void test_an_error_in_a_group_names_its_ranks(void **state) {
+  (void)state;
+  atomic_store(&ends, 0);
+  assert_int_equal(on_threads(4, 2000 * MS, one_rank_is_late, NULL), 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_the_bits_of_plain_zero),
@@ -301,6 +329,7 @@ int main(void) {
       cmocka_unit_test(test_a_rank_without_memory),
       cmocka_unit_test(test_a_failure_reaches_all),
       cmocka_unit_test(test_an_abort_ends_another_groups_wait),
+      cmocka_unit_test(test_an_error_in_a_group_names_its_ranks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
