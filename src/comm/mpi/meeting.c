@@ -63,6 +63,17 @@ static bool find_first_address(char host[INET6_ADDRSTRLEN]) {
   return found;
 }
 
+/* A container may have ::1 alone. */
+static bool has_four_loopback(void) {
+  const struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const bool has = fd < 0 || bind(fd, (const struct sockaddr *)&own, sizeof own) == 0 || errno != EADDRNOTAVAIL;
+  if (fd >= 0) {
+    close(fd);
+  }
+  return has;
+}
+
 /* Finds rank 0's address for the others. *at is where to listen; NULL: at all addresses. */
 static dc_status find_host(const dc_comm_options *options, bool one_machine, char host[INET6_ADDRSTRLEN],
                            unsigned char bytes[16], const unsigned char **at) {
@@ -76,7 +87,7 @@ static dc_status find_host(const dc_comm_options *options, bool one_machine, cha
     return DC_OK;
   }
   if (one_machine) {
-    snprintf(host, INET6_ADDRSTRLEN, "127.0.0.1");
+    snprintf(host, INET6_ADDRSTRLEN, has_four_loopback() ? "127.0.0.1" : "::1");
     return DC_OK;
   }
   return find_sending_address(host) || find_first_address(host)
