@@ -247,6 +247,24 @@ def test_two_writers_of_one_name(tmp_path: Path) -> None:
     on(2, run)
 
 
+@pytest.mark.parametrize("left", (False, True))
+def test_ranks_that_do_not_share_a_folder(left: bool, tmp_path: Path) -> None:
+    """left: a killed save's part is on the second machine's disk, and must not be taken for rank 0's."""
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    if left:
+        (folders[1] / ".step.part").write_bytes(bytes(1000))
+
+    def run(comm: Any) -> None:
+        finds = f"rank 1 finds {'another' if left else 'no file'} at .*/b/.step.part, and rank 0 has made .*/a/.step.pa"
+        with pytest.raises((FileNotFoundError, RuntimeError), match=finds):
+            dct.save_checkpoint(sharded(comm), folders[comm.rank] / "step")
+
+    on(2, run)
+    assert not any(os.listdir(folder) for folder in folders)
+
+
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     def run(net: Any) -> None:
         (tmp_path / ".folder.part").mkdir()
@@ -265,6 +283,16 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
                     call(net, wrong)
         with pytest.raises(TypeError, match="save_checkpoint: extra has the name 1, must be a str"):
             dct.save_checkpoint(net, tmp_path / "new", extra={1: 2})
+        wrongs = {"optimizer": (3, {}), "weights": ("no", None)}, {"optimizer": (3,), "strict": ("no",), "prefix": (3,)}
+        for call, options in zip((dct.save_checkpoint, dct.load_checkpoint), wrongs):
+            for name, value in ((name, value) for name, values in options.items() for value in values):
+                with pytest.raises(TypeError, match=f"^{call.__name__}: {name} = {value!r}, must be "):
+                    call(net, tmp_path / "new", **{name: value})
+        for wrong, what in ((net.state_dict()["head.weight"], "part 0 of 1 of .*full_tensor"),
+                            (torch.eye(3).to_sparse(), "a tensor of torch.sparse_coo, must be a whole tensor"),
+                            (torch.ones(2, device="meta"), "a tensor of the device meta, must be a whole tensor")):
+            with pytest.raises(ValueError, match=rf"^save_checkpoint: extra\['x'\] is {what}"):
+                dct.save_checkpoint(net, tmp_path / "new", extra={"x": wrong})
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)  # as a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
         try:

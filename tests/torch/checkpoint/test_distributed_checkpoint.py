@@ -16,6 +16,7 @@ from libdc.torch.sharding.checkpointable import boxes_of
 from models import data, make, trainable
 from sharded import on, one_thread, sharded  # noqa: F401
 from torch import nn
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 PROGRAM = """
@@ -49,6 +50,8 @@ def show(net, optimizer):
 
 """
 SAVE = PROGRAM + """
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 net, optimizer = build(3)
 for number in range(2):
     step(net, optimizer, number)
@@ -65,14 +68,21 @@ for offload in (False, True):
 if rank == 0:
     torch.save(full, PATH + ".full")
 show(net, optimizer)
+try:
+    dcp.save(model, storage_writer=HuggingFaceStorageWriter(PATH + ".hf", save_distributed=True))
+except dcp.api.CheckpointException as error:
+    assert "boxes of the whole, and the writer keeps one box of a tensor" in str(error), error
+else:
+    raise AssertionError("boxes were dropped")
 group = dist.new_group(backend="libdc")
-for kind in libdc.optim.Muon, libdc.optim.Shampoo:
+for kind, stager in (libdc.optim.Muon, None), (libdc.optim.Shampoo, BlockingAsyncStager()):
     net, optimizer = build(3, kind)
     for number in range(2):
         step(net, optimizer, number)
     show(net, optimizer)
     model, state = get_state_dict(net, optimizer)
-    done = dcp.async_save({"model": model, "optim": state}, checkpoint_id=PATH + kind.__name__, process_group=group)
+    done = dcp.async_save({"model": model, "optim": state}, checkpoint_id=PATH + kind.__name__, process_group=group,
+                          async_stager=stager)
     step(net, optimizer, 2)  # what is saved was copied
     done.result()
 dist.barrier()
@@ -205,6 +215,8 @@ def test_parts_that_an_open_block_has_written_whole_are_not_saved(stage: int, tm
                 net.weight.fill_(7)
             with pytest.raises(dcp.api.CheckpointException, match="weight was written in an open gathered"):
                 save("written")
+            with pytest.raises(RuntimeError, match="weight was written in an open gathered"):
+                BlockingAsyncStager().stage({"model": net.state_dict()})
         save("behind")
 
     on(1, rank)

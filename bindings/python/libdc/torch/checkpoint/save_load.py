@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..sharding.buffers import check_buffer_rule, synced_buffers
 from ..sharding.parameter import entry_of
-from ..sharding.part import plain_tensor
+from ..sharding.part import part_of, plain_tensor
 from ..sharding.root import Root
 from ..sharding.sharded_param import ShardedParam
 from . import model_weights, safetensors_file, state_dict, writer
@@ -50,7 +50,7 @@ def save_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     roots = roots_on_same_ranks("save_checkpoint", model)
     root = roots[0]
     name = run_on_all_ranks(root, lambda: _path_text("save_checkpoint", path))
-    run_on_all_ranks(root, lambda: _check_arguments(extra or {}, buffers))
+    run_on_all_ranks(root, lambda: _check_save(optimizer, extra or {}, buffers, weights))
     own: Optional[Dict[str, Any]] = None
     if weights:
         for each in roots:
@@ -68,11 +68,37 @@ def _path_text(call: str, path: Any) -> str:
     return text
 
 
-def _check_arguments(extra: Mapping[str, Any], buffers: str) -> None:
+def _check_save(optimizer: Any, extra: Mapping[str, Any], buffers: str, weights: Any) -> None:
+    _check_optimizer("save_checkpoint", optimizer)
+    _check_bool("save_checkpoint", "weights", weights)
     check_buffer_rule("save_checkpoint", buffers)
     for name in extra:
         if not isinstance(name, str):  # JSON would convert it to str
             raise TypeError(f"save_checkpoint: extra has the name {name!r}, must be a str")
+    for name, value in extra.items():
+        part = part_of(value)
+        if isinstance(value, Tensor) and (part is not None or value.is_meta or value.layout is not torch.strided):
+            what = part or f"a tensor of {'the device meta' if value.is_meta else value.layout}"
+            raise ValueError(f"save_checkpoint: extra[{name!r}] is {what}, must be a whole tensor in strided memory"
+                             + (": take its full_tensor(), on every rank" if part is not None else ""))
+
+
+def _check_load(optimizer: Any, strict: Any, prefix: Any) -> None:
+    _check_optimizer("load_checkpoint", optimizer)
+    _check_bool("load_checkpoint", "strict", strict)
+    if not isinstance(prefix, str):
+        raise TypeError(f"load_checkpoint: prefix = {prefix!r}, must be a str")
+
+
+def _check_optimizer(call: str, optimizer: Any) -> None:
+    """Frameworks' and others' wrappers are no torch.optim.Optimizer, but have its attributes."""
+    if optimizer is not None and not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
+        raise TypeError(f"{call}: optimizer = {optimizer!r}, must be a torch.optim.Optimizer or None")
+
+
+def _check_bool(call: str, name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{call}: {name} = {value!r}, must be True or False")
 
 
 def _save(model: nn.Module, root: Root, path: str, optimizer: Optional[torch.optim.Optimizer],
@@ -116,6 +142,7 @@ def load_checkpoint(model: nn.Module, path: Path, optimizer: Optional[torch.opti
     Modules load their weights, as parts, by load_state_dict(), with their hooks and their extra state. A model that was
     on the meta device has no values to protect, so each rank reads into its part directly."""
     root = roots_on_same_ranks("load_checkpoint", model)[0]
+    run_on_all_ranks(root, lambda: _check_load(optimizer, strict, prefix))
     files = run_on_all_ranks(root, lambda: _open(_path_text("load_checkpoint", path)))
     parts: Dict[str, safetensors_file.ReadRange] = {}
 

@@ -28,6 +28,7 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
     first = root.group.comm.rank == 0
     folder, name = os.path.split(os.path.abspath(path))
     part = os.path.join(folder, f".{name}.part")
+    token = os.urandom(8)  # by which the others know rank 0's file, until the header replaces it
     lock = -1
 
     def begin() -> None:
@@ -36,13 +37,11 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
         lock = _create(path, part)
         with _named(path):
             safetensors_file.reserve(lock, layout.nbytes)
+            safetensors_file.write_bytes(lock, 0, token)
+            os.fsync(lock)  # other machines read it
 
     def fill() -> List[Any]:
-        try:
-            fd = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise FileNotFoundError(f"save_checkpoint: rank {root.group.comm.rank} does not see {part}, which rank 0 "
-                                    "made: path must be in a file system that all ranks share") from None
+        fd = _open(root, part, *json.loads(told))
         try:
             sums = []
             with _named(path):
@@ -68,6 +67,7 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
 
     try:
         run_on_all_ranks(root, begin if first else lambda: None, in_replica=True)
+        told = root.group.all_gather_bytes(json.dumps([part, token.hex()]).encode())[0]
         mine = run_on_all_ranks(root, fill, in_replica=True)
         every = [json.loads(text) for text in root.group.all_gather_bytes(json.dumps(mine).encode())]
         run_on_all_ranks(root, lambda: end(_sums(layout, every)) if first else None, in_replica=True)
@@ -80,6 +80,19 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
     finally:
         if lock >= 0:
             os.close(lock)
+
+
+def _open(root: Root, part: str, made: str, token: str) -> int:
+    """Opens rank 0's file, which is `made` there and begins with the token."""
+    fd = -1
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+        if os.pread(fd, len(token) // 2, 0).hex() == token:
+            return fd
+        os.close(fd)  # a killed save's, on a disk of this machine's own
+    raise FileNotFoundError(f"save_checkpoint: rank {root.group.comm.rank} finds {'no file' if fd < 0 else 'another'} "
+                            f"at {part}, and rank 0 has made {made}: path must be the same on every rank, in a file "
+                            "system that all ranks share")
 
 
 @contextlib.contextmanager

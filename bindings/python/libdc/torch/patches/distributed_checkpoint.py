@@ -1,9 +1,10 @@
 """Patches get_state_dict() and similar functions of torch.distributed.checkpoint. With full_state_dict=True, parts
 become whole tensors, and a rank also gets the blocks and layers that others own. Copies that async_save() makes are
-parts again."""
+parts again. Writers that would drop boxes of a part are refused."""
 
 from __future__ import annotations
 
+import collections
 import functools
 import importlib
 import sys
@@ -19,6 +20,8 @@ from ..sharding.root import Root
 
 _MODULE = "torch.distributed.checkpoint.state_dict"
 _STAGER = "torch.distributed.checkpoint._state_dict_stager"
+_STAGING = "torch.distributed.checkpoint.staging"
+_HUGGING_FACE = "torch.distributed.checkpoint.hf_storage"
 
 
 def _roots_in(values: Any) -> Iterator[Root]:
@@ -161,6 +164,53 @@ def _make_offload_tensor(inner: Callable[..., Any]) -> Callable[..., Any]:
     return offload_tensor
 
 
+def _map_parts(values: Any, copies: Any, convert: Callable[[Any, Any], Any]) -> Any:
+    """A state dictionary with convert(part, copy) in place of each part, and with the copies of all else."""
+    if isinstance(values, dict):
+        return {key: _map_parts(value, copies[key], convert) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return type(values)(_map_parts(value, copy, convert) for value, copy in zip(values, copies))
+    return copies if part_of(values) is None else convert(values, copies)
+
+
+def _make_create_cpu(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def create_cpu_state_dict(state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Host memory for a state's tensors, that of parts as parts."""
+        plain = _map_parts(state_dict, state_dict, lambda _, value: plain_tensor(value))
+        made = inner(plain, *args, **kwargs)
+        return _map_parts(state_dict, made, lambda value, memory: LocalShard.of(value._part, memory))
+
+    create_cpu_state_dict.knows_parts = True  # type: ignore[attr-defined]
+    return create_cpu_state_dict
+
+
+def _make_copy_state(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def copy_state_dict(state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        _map_parts(state_dict, state_dict, lambda value, _: check_has_values(value))
+        return inner(state_dict, *args, **kwargs)
+
+    copy_state_dict.knows_parts = True  # type: ignore[attr-defined]
+    return copy_state_dict
+
+
+def _make_write_data(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def write_data(self: Any, plan: Any, planner: Any) -> Any:
+        """PyTorch keeps one box of a tensor in a rank's file, under the tensor's name, and would drop the others."""
+        boxes = collections.Counter(item.index.fqn for item in plan.items)
+        name, count = max(boxes.items(), key=lambda item: item[1], default=("", 0))
+        if count > 1:
+            raise ValueError(f"{type(self).__name__}: a rank's part of {name} is {count} boxes of the whole, and the "
+                             "writer keeps one box of a tensor in a rank's file: use libdc.torch.save_checkpoint(), "
+                             "whose file Hugging Face's readers read, or write the state of full_state_dict=True")
+        return inner(self, plan, planner)
+
+    write_data.knows_parts = True  # type: ignore[attr-defined]
+    return write_data
+
+
 def prepare_owned_states(optimizer: torch.optim.Optimizer) -> None:
     """Imports and patches torch.distributed.checkpoint's module if the optimizer's ranks own pieces of its state.
     Otherwise it is patched at the first state_dict(), but the module's functions ask for such pieces earlier."""
@@ -173,12 +223,17 @@ def prepare_owned_states(optimizer: torch.optim.Optimizer) -> None:
 def patch_if_imported() -> None:
     """Patches the module if it is imported, since the import is slow and few programs need it. Called before the states
     are made with which the module works."""
-    module, stager = sys.modules.get(_MODULE), getattr(sys.modules.get(_STAGER), "StateDictStager", None)
+    module, staging = sys.modules.get(_MODULE), sys.modules.get(_STAGING)
+    stager = getattr(sys.modules.get(_STAGER), "StateDictStager", None)
+    writer = getattr(sys.modules.get(_HUGGING_FACE), "HuggingFaceStorageWriter", None)
     for holder, name, make in ((module, "_maybe_full_or_cpu_state_dict", _make_full_or_cpu),
                                (module, "_get_optim_state_dict", _make_get_optim),
                                (module, "_init_optim_state", _make_init_optim),
                                (module, "_load_optim_state_dict", _make_load_optim),
-                               (stager, "_offload_tensor", _make_offload_tensor)):
+                               (stager, "_offload_tensor", _make_offload_tensor),
+                               (staging, "_create_cpu_state_dict", _make_create_cpu),
+                               (staging, "_copy_state_dict", _make_copy_state),
+                               (writer, "write_data", _make_write_data)):
         function = getattr(holder, name, None)
         if function is not None and not hasattr(function, "knows_parts"):
             setattr(holder, name, make(function))
