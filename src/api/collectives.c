@@ -95,9 +95,8 @@ static dc_status check_summable(const char *fn, const char *argument, const dc_t
 }
 
 static bool tensors_overlap(const void *a, int64_t a_count, const void *b, int64_t b_count, int32_t dtype) {
-  uintptr_t a_end = (uintptr_t)a + (size_t)a_count * dc_dtype_size(dtype);
-  uintptr_t b_end = (uintptr_t)b + (size_t)b_count * dc_dtype_size(dtype);
-  return a_count > 0 && b_count > 0 && (uintptr_t)a < b_end && (uintptr_t)b < a_end;
+  const size_t size = dc_dtype_size(dtype);
+  return dc__ranges_overlap(a, (size_t)a_count * size, b, (size_t)b_count * size);
 }
 
 /* ---- all-gather and reduce-scatter ---- */

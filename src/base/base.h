@@ -22,6 +22,11 @@ static inline int64_t dc__ceil_div(int64_t count, int64_t divisor) {
   return count / divisor + (count % divisor != 0);
 }
 
+/* Whether two ranges of memory have a byte in common. */
+static inline bool dc__ranges_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+  return a_bytes > 0 && b_bytes > 0 && (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
+}
+
 /* Looks up one function of a table in an open library. If the library lacks it, `missing` becomes its name. */
 #define DC__DLSYM(library, table, name, missing)    \
   *(void **)&(table)->name = dlsym(library, #name); \

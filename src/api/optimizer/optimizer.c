@@ -156,12 +156,6 @@ static dc_status optimizer_read_part(const char *fn, const char *arg, const dc_t
                         fn, arg, index, numel, DC__PLURAL_S(numel), p->count);
 }
 
-static bool tensors_overlap(const dc_tensor *a, const dc_tensor *b, int64_t count) {
-  const uintptr_t at_a = (uintptr_t)a->data, at_b = (uintptr_t)b->data;
-  return at_a < at_b + (uintptr_t)count * dc_dtype_size(b->dtype) &&
-         at_b < at_a + (uintptr_t)count * dc_dtype_size(a->dtype);
-}
-
 static dc_status read_pair(const char *fn, const dc_tensor *weight, const dc_tensor *grad, int64_t i,
                            const dc__optim_param *p, bool counting, dc__optim_io *io) {
   dc_tensor w;
@@ -179,7 +173,9 @@ static dc_status read_pair(const char *fn, const dc_tensor *weight, const dc_ten
     return dc__fail(DC_E_DTYPE, "%s: grads[%" PRId64 "] is %s, must be float32, float16 or bfloat16", fn, i,
                     dc_dtype_name(g.dtype));
   }
-  if (g.dtype != DC_DTYPE_NONE && !counting && tensors_overlap(&w, &g, p->count)) {
+  const size_t count = (size_t)p->count;
+  if (g.dtype != DC_DTYPE_NONE && !counting &&
+      dc__ranges_overlap(w.data, count * dc_dtype_size(w.dtype), g.data, count * dc_dtype_size(g.dtype))) {
     return dc__fail(DC_E_INVALID, "%s: grads[%" PRId64 "] overlaps weights[%" PRId64 "], which are written", fn, i, i);
   }
   io->weight = w.data;
