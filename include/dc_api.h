@@ -2616,7 +2616,7 @@ DC_API dc_status dc_optimizer_add_param(dc_optimizer *optimizer, int32_t group, 
  *  count        of tensors in each: the number of parameters
  *  grad_scale   finite; gradients are multiplied by it on the way (1 = as they are): for loss scales and clipping
  *  On an error nothing has changed, on any rank; but after one of communication or memory under way, the step's result
- *  is undefined. Allocates nothing from the second step on.
+ *  is undefined. Allocates nothing from the second step on, unless weights have moved.
  *  Returns DC_OK; DC_E_NOT_FINITE (a gradient, times grad_scale, or with Muon, Shampoo and SOAP one of 2^50 and more:
  *  names the parameter, and the rank; AdamW and SGD only with check_finite), DC_E_SHAPE, DC_E_DTYPE, DC_E_INVALID,
  *  DC_E_NOT_CONVERGED (a root, see tolerated_failures), DC_E_MISMATCH (a rank added other parameters, gave other
