@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from libdc.linalg import SampleLayer
 from torch import Tensor, nn
 
-from ..torch.sharding.managed_modules import MODULE_STATE
 from ..torch.sharding.model import full_shape
+from ..torch.sharding.module_class import class_before_shard
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -58,7 +58,7 @@ def sample_layer(module: nn.Module) -> SampleLayer:
 def has_own_forward(module: nn.Module) -> bool:
     """Whether a layer computes something else than torch.nn's class: its factors would be those of other products than
     the weight's."""
-    given = type(module).__mro__[1] if MODULE_STATE in module.__dict__ else type(module)  # of before shard()
+    given = class_before_shard(module)
     known = next(known for known in (nn.Linear, *_CONVOLUTIONS) if isinstance(module, known))
     return any(name in module.__dict__ or getattr(given, name, None) is not getattr(known, name, None)
                for name in ("forward", "_conv_forward"))

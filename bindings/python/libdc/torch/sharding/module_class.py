@@ -34,6 +34,11 @@ _classes: Dict[_ClassKey, Type[nn.Module]] = {}
 _lock = threading.Lock()  # guards the classes, since ranks that are threads shard concurrently
 
 
+def class_before_shard(module: nn.Module) -> Type[nn.Module]:
+    kind = type(module)
+    return kind.__mro__[1] if kind in list(_classes.values()) else kind
+
+
 def convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Parameter, ShardedParam],
             is_root: bool) -> None:
     own = {name: entries[module._parameters[name]] for name in names}
@@ -42,7 +47,7 @@ def convert(module: nn.Module, names: List[str], root: Root, entries: Dict[nn.Pa
     state.entries.update(own)
     casts = root.policies.casts.get(module, Casts())
     with _lock:
-        base = type(module).__mro__[1] if type(module) in _classes.values() else type(module)
+        base = class_before_shard(module)
         module.__class__ = _get_class(_ClassKey(base, tuple(names), is_root, has_forward_hooks(module), casts))
 
 
@@ -250,7 +255,7 @@ _copying = threading.local()
 def _unmanaged(module: nn.Module) -> Tuple[Type[nn.Module], Dict[str, Any]]:
     """The class and the attributes that a module had before shard()."""
     own = {key: value for key, value in module.__dict__.items() if key != MODULE_STATE and not key.startswith("_dc_")}
-    return type(module).__mro__[1], own
+    return class_before_shard(module), own
 
 
 def _copy_model(self: nn.Module, memo: Dict[int, Any]) -> nn.Module:
