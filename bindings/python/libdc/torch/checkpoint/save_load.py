@@ -13,6 +13,7 @@ import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
+from libdc.arguments import flag
 from torch import Tensor, nn
 
 from ..sharding.buffers import check_buffer_rule, synced_buffers
@@ -70,7 +71,7 @@ def _path_text(call: str, path: Any) -> str:
 
 def _check_save(optimizer: Any, extra: Mapping[str, Any], buffers: str, weights: Any) -> None:
     _check_optimizer("save_checkpoint", optimizer)
-    _check_bool("save_checkpoint", "weights", weights)
+    flag("save_checkpoint: weights", weights)
     check_buffer_rule("save_checkpoint", buffers)
     for name in extra:
         if not isinstance(name, str):  # JSON would convert it to str
@@ -85,7 +86,7 @@ def _check_save(optimizer: Any, extra: Mapping[str, Any], buffers: str, weights:
 
 def _check_load(optimizer: Any, strict: Any, prefix: Any) -> None:
     _check_optimizer("load_checkpoint", optimizer)
-    _check_bool("load_checkpoint", "strict", strict)
+    flag("load_checkpoint: strict", strict)
     if not isinstance(prefix, str):
         raise TypeError(f"load_checkpoint: prefix = {prefix!r}, must be a str")
 
@@ -94,11 +95,6 @@ def _check_optimizer(call: str, optimizer: Any) -> None:
     """Frameworks' and others' wrappers are no torch.optim.Optimizer, but have its attributes."""
     if optimizer is not None and not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
         raise TypeError(f"{call}: optimizer = {optimizer!r}, must be a torch.optim.Optimizer or None")
-
-
-def _check_bool(call: str, name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{call}: {name} = {value!r}, must be True or False")
 
 
 def _save(model: nn.Module, root: Root, path: str, optimizer: Optional[torch.optim.Optimizer],

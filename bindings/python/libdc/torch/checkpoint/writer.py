@@ -84,15 +84,16 @@ def write(root: Root, path: str, layout: Layout, pieces: List[WriteItem]) -> Non
 
 def _open(root: Root, part: str, made: str, token: str) -> int:
     """Opens rank 0's file, which is `made` there and begins with the token."""
-    fd = -1
-    with contextlib.suppress(FileNotFoundError):
+    found = "no file"
+    with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as on_exit:
         fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+        on_exit.callback(os.close, fd)
         if os.pread(fd, len(token) // 2, 0).hex() == token:
+            on_exit.pop_all()
             return fd
-        os.close(fd)  # a killed save's, on a disk of this machine's own
-    raise FileNotFoundError(f"save_checkpoint: rank {root.group.comm.rank} finds {'no file' if fd < 0 else 'another'} "
-                            f"at {part}, and rank 0 has made {made}: path must be the same on every rank, in a file "
-                            "system that all ranks share")
+        found = "another"  # a killed save's, on a disk of this machine's own
+    raise FileNotFoundError(f"save_checkpoint: rank {root.group.comm.rank} finds {found} at {part}, and rank 0 has "
+                            f"made {made}: path must be the same on every rank, in a file system that all ranks share")
 
 
 @contextlib.contextmanager

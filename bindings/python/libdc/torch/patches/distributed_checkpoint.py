@@ -169,7 +169,8 @@ def _map_parts(values: Any, copies: Any, convert: Callable[[Any, Any], Any]) -> 
     if isinstance(values, dict):
         return {key: _map_parts(value, copies[key], convert) for key, value in values.items()}
     if isinstance(values, (list, tuple)):
-        return type(values)(_map_parts(value, copy, convert) for value, copy in zip(values, copies))
+        made = [_map_parts(value, copy, convert) for value, copy in zip(values, copies)]
+        return tuple(made) if isinstance(values, tuple) else made  # as PyTorch's copies: no named tuples
     return copies if part_of(values) is None else convert(values, copies)
 
 
